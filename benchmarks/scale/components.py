@@ -92,7 +92,7 @@ def measure_recording(trials: int, pickled_measurement: bytes, folder: Path) -> 
             wall_ms = 1e3 * (time.perf_counter() - window_started_s) / WINDOW
             cpu_ms = 1e3 * (time.process_time() - window_started_cpu_s) / WINDOW
             list_started_s = time.process_time()
-            store._children.list_all(lambda count: None)
+            store.children.list_all(lambda count: None)
             row = {"trials": number + 1, "cpu_ms": cpu_ms, "wall_ms": wall_ms}
             row |= {"list_s": time.process_time() - list_started_s}
             row |= {"bytes": Path("mlflow.db").stat().st_size / (number + 1), "memory_mib": memory_mib()}

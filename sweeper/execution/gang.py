@@ -111,11 +111,6 @@ class Gang:
         return list(dict.fromkeys(str(location["node_id"]) for location in self.locations))
 
     @property
-    def ranks_per_node(self) -> int:
-        """The greatest common divisor of the ranks on each node: so many consecutive ranks always share a node."""
-        return math.gcd(*Counter(location["address"] for location in self.locations).values())
-
-    @property
     def misplacement(self) -> str:
         """How the ranks of a gang that has started differ from the plan; empty if they are placed as planned."""
         counts = Counter(str(location["node_id"]) for location in self.locations).values()
@@ -123,12 +118,6 @@ class Gang:
             return ""
         placed = " + ".join(map(str, sorted(counts, reverse=True)))
         return f"Ray placed {placed} ranks on {len(counts)} nodes, and {self.planned_ranks_per_node} a node are planned"
-
-    @property
-    def rendezvous(self) -> str:
-        """host:port where rank 0 listens: on the loopback interface where all ranks share a node."""
-        address = "127.0.0.1" if self.ranks_per_node == len(self.workers) else self.locations[0]["address"]
-        return f"{address}:{self.locations[0]['port']}"
 
     @property
     def location(self) -> dict[str, Scalar]:
@@ -146,14 +135,16 @@ class Gang:
             devices[address].append(str(location["gpus"]))
         first_ranks = {address: addresses.index(address) for address in nodes}
         node_ranks = {address: number for number, address in enumerate(nodes)}
-        ranks_per_node, rendezvous = self.ranks_per_node, self.rendezvous  # each goes through all ranks
+        # So many consecutive ranks always share a node.
+        ranks_per_node = math.gcd(*Counter(addresses).values())
+        host = "127.0.0.1" if ranks_per_node == len(addresses) else addresses[0]
         return [
             Rank(
                 rank=number,
                 world_size=len(addresses),
                 device=device,
                 ranks_per_node=ranks_per_node,
-                rendezvous=rendezvous,
+                rendezvous=f"{host}:{self.locations[0]['port']}",
                 sequence_number=sequence_number,
                 local_rank=number - first_ranks[address],
                 node_rank=node_ranks[address],

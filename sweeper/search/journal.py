@@ -19,7 +19,7 @@ import optuna
 from optuna.distributions import json_to_distribution
 from optuna.storages import JournalStorage
 from optuna.storages.journal import BaseJournalBackend
-from optuna.trial import FrozenTrial, TrialState
+from optuna.trial import TrialState
 
 from workloads.api.errors import UserInputError
 
@@ -44,11 +44,6 @@ class StoredTrial:
     params: Mapping[str, Any]
     value: float | None
     user_attrs: Mapping[str, Any]
-
-    @staticmethod
-    def from_optuna(trial: FrozenTrial) -> StoredTrial:
-        values = trial.values or [None]
-        return StoredTrial(trial.number, trial.state, trial.params, values[0], trial.user_attrs)
 
 
 class FoldedJournal:
@@ -178,8 +173,11 @@ class Journal:
     @property
     def trials(self) -> list[StoredTrial]:
         """All trials by number. They must not be changed."""
-        trials, ended = self.study.get_trials(deepcopy=False), self._file.ended
-        return [ended.get(trial.number) or StoredTrial.from_optuna(trial) for trial in trials]
+        return [
+            self._file.ended.get(trial.number)
+            or StoredTrial(trial.number, trial.state, trial.params, (trial.values or [None])[0], trial.user_attrs)
+            for trial in self.study.get_trials(deepcopy=False)
+        ]
 
     def forget_ended(self) -> None:
         """Free what only the loading of a study needs. `trials` has no parameters of ended trials any more."""

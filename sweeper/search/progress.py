@@ -133,27 +133,19 @@ class SweepProgress:
         self.counts[record.status] += 1
         self._trial_s += record.ended_at_s - record.started_at_s
         self._failures.add(record)
-        if self._improves(record):
-            self._trials_since_best = 0
-            return True
-        self._trials_since_best += record.status is not TrialStatus.CANCELLED
-        return False
-
-    def _improves(self, record: TrialRecord) -> bool:
-        """Return whether a trial is the new best one or joins the front, after making it so."""
-        losses = self._criteria.ranked_losses(record)
-        if losses is None:
-            return False
-        if not self._criteria.has_front:
+        losses, is_better = self._criteria.ranked_losses(record), False
+        if losses is not None and not self._criteria.has_front:
             is_better = self.best is None or losses < self._losses_of(self.best)
             self.best = record if is_better else self.best
-            return is_better
-        if any(dominates(self._losses_of(other), losses) for other in self.front):
-            return False
-        kept = [other for other in self.front if not dominates(losses, self._losses_of(other))]
-        self.front = sorted([*kept, record], key=self._losses_of)
-        self.best = self.front[0]
-        return True
+        elif losses is not None and not any(dominates(self._losses_of(other), losses) for other in self.front):
+            kept = [other for other in self.front if not dominates(losses, self._losses_of(other))]
+            self.front = sorted([*kept, record], key=self._losses_of)
+            self.best, is_better = self.front[0], True
+        if is_better:
+            self._trials_since_best = 0
+        elif record.status is not TrialStatus.CANCELLED:
+            self._trials_since_best += 1
+        return is_better
 
     def _losses_of(self, record: TrialRecord) -> tuple[float, ...]:
         losses = self._criteria.ranked_losses(record)

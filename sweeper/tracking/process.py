@@ -94,15 +94,15 @@ class RecordingProcess:
         """Do what a message asks for and return the answer."""
         if "open" in message:
             store = self._store = Store(**message["open"], on_page=lambda count: self._answer({"listed": count}))
-            written = {"written_before": store.written_before, "written": store.written_trials}
+            written = {"written_before": store.written_before, "written": store.children.written_trials}
             return {"opened": {"experiment_id": store.experiment_id, **written, "results": store.stored_results}}
         assert self._store is not None
         if self._last_attempt_failed:
             self._last_attempt_failed = False
             if "record" in message:
-                self._store.doubt(TrialRecord.from_json(message["record"]).number)
+                self._store.children.doubt(TrialRecord.from_json(message["record"]).number)
             elif "step" in message:
-                self._store.doubt(message["step"]["number"])
+                self._store.children.doubt(message["step"]["number"])
         if "record" in message:
             record = TrialRecord.from_json(message["record"])
             self._store.write_trial(record)

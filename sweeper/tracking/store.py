@@ -39,6 +39,7 @@ RUN_STATUS = {
     TrialStatus.INFEASIBLE: "FAILED",
     TrialStatus.FAILED: "FAILED",
 }
+NOTHING: Mapping[str, Any] = {}
 MAX_EXPERIMENT_TAG_LENGTH = 5000  # a longer one would be refused
 
 
@@ -49,6 +50,7 @@ class Store:
         experiment_id, parent_id: MLflow's ids of the experiment and of the sweep's parent run.
         stored_results: the arguments of `finish_results` for what a finished sweep has; empty if it lacks something.
         written_before: so many first trials were all written when the sweep was last closed.
+        children: the runs of the trials.
     """
 
     def __init__(
@@ -79,20 +81,11 @@ class Store:
         self.written_before = 0
         self.stored_results: dict[str, str] = {}
         self.parent_id = self._open_parent(parent)
-        self._children = ChildRuns(self._client, self.experiment_id, study_id, self.parent_id)
+        self.children = ChildRuns(self._client, self.experiment_id, study_id, self.parent_id)
         if self.written_before and self.written_before == parent.get("trials"):
-            self._children.expect(self.written_before)
+            self.children.expect(self.written_before)
         else:
-            self._children.list_all(on_page)
-
-    @property
-    def written_trials(self) -> list[int]:
-        """The numbers of trials that were written completely when the store was opened, beside those."""
-        return self._children.written_trials
-
-    def doubt(self, number: int) -> None:
-        """Look up the run of a trial whose writing has failed: a server that went away may have executed the call."""
-        self._children.doubt(number)
+            self.children.list_all(on_page)
 
     def write_trial(self, record: TrialRecord) -> None:
         """Write one trial. Repeating it changes nothing, whether all or a part of it was written."""
@@ -101,12 +94,7 @@ class Store:
         run_id = self._child_id(record.number, name, record.started_at_s)
         metrics = {**record.metrics, "trial_time_s": record.ended_at_s - record.started_at_s}
         tags = {name: value for name, value in self._trial_tags(record).items() if value not in ("", None)}
-        self._client.log_batch(
-            run_id,
-            metrics=[Metric(_legal_name(name), value, end_ms, 0) for name, value in metrics.items()],
-            params=[Param(_legal_name(name), exact_value(value)) for name, value in record.all_params.items()],
-            tags=[RunTag(name, str(value)[:5000]) for name, value in tags.items()],
-        )
+        self._log(run_id, end_ms, metrics, {name: str(value)[:5000] for name, value in tags.items()}, record.all_params)
         self._client.log_text(run_id, record.to_json(), "trial.json")
         if record.detail:
             self._client.log_text(run_id, record.detail, "last_lines.txt")
@@ -114,15 +102,13 @@ class Store:
             self._client.log_artifact(run_id, path)
         self._client.set_terminated(run_id, RUN_STATUS.get(record.status, "KILLED"), end_ms)
         is_cancelled = record.status is TrialStatus.CANCELLED
-        if record.retry and not is_cancelled and (earlier := self._children.find(record.retry.trial)):
+        if record.retry and not is_cancelled and (earlier := self.children.find(record.retry.trial)):
             self._client.set_tag(earlier.info.run_id, mlflow_store.RETRIED_AS, str(record.number))
 
     def write_step(self, number: int, name: str, step: int, at_s: float, metrics: Mapping[str, float]) -> None:
         """Write a step of a running trial as a point of the metrics `steps/…`. `at_s` is a time in epoch seconds."""
-        run_id = self._child_id(number, name, at_s)
-        at_ms = int(at_s * 1e3)
-        points = [Metric(_legal_name(f"steps/{key}"), value, at_ms, step) for key, value in metrics.items()]
-        self._client.log_batch(run_id, metrics=points)
+        points = {f"steps/{key}": value for key, value in metrics.items()}
+        self._log(self._child_id(number, name, at_s), int(at_s * 1e3), points, step=step)
 
     def write_front(self, numbers: Sequence[int]) -> None:
         """Mark the runs of these trials, and no others: those that are on the front of several objectives.
@@ -130,15 +116,14 @@ class Store:
         The metric beside the tag is a column by which MLflow's list can be sorted and filtered.
         """
         now_ms = int(time.time() * 1e3)
-        tagged = self._children.find_with_tag(mlflow_store.FRONT, "yes")
+        tagged = self.children.find_with_tag(mlflow_store.FRONT, "yes")
         for number, run in tagged.items():
             if number not in numbers:
                 self._client.log_metric(run.info.run_id, mlflow_store.FRONT, 0, now_ms)
                 self._client.delete_tag(run.info.run_id, mlflow_store.FRONT)
         for number in numbers:
-            if number not in tagged and (run := self._children.find(number)):
-                metric, tag = Metric(mlflow_store.FRONT, 1, now_ms, 0), RunTag(mlflow_store.FRONT, "yes")
-                self._client.log_batch(run.info.run_id, metrics=[metric], tags=[tag])
+            if number not in tagged and (run := self.children.find(number)):
+                self._log(run.info.run_id, now_ms, {mlflow_store.FRONT: 1}, {mlflow_store.FRONT: "yes"})
 
     def close(
         self,
@@ -164,14 +149,10 @@ class Store:
         """
         now_ms = int(time.time() * 1e3)
         self._client.set_tag(self.parent_id, mlflow_store.RESULTS, json.dumps({"begun": digest}))
-        for run in filter(None, map(self._children.find, abandoned)):
+        for run in filter(None, map(self.children.find, abandoned)):
             self._client.set_tag(run.info.run_id, mlflow_store.OUTCOME, TrialStatus.CANCELLED.value)
             self._client.set_terminated(run.info.run_id, "KILLED", now_ms)
-        self._client.log_batch(
-            self.parent_id,
-            metrics=[Metric(_legal_name(name), value, now_ms, 0) for name, value in metrics.items()],
-            tags=[RunTag(name, value) for name, value in tags.items()],
-        )
+        self._log(self.parent_id, now_ms, metrics, tags)
         for path, text in artifacts.items():
             self._client.log_text(self.parent_id, text, path)
         for path in plots:
@@ -192,10 +173,8 @@ class Store:
         trials_key = mlflow_view.share_key(self._study_id)
         devices = mlflow_view.build_devices_state(view)
         devices_key = mlflow_view.share_key(devices["searchFilter"])
-        for key, state in {
-            trials_key: mlflow_view.build_trials_state(view, self._study_id),
-            devices_key: devices,
-        }.items():
+        trials = mlflow_view.build_trials_state(view, self._study_id)
+        for key, state in ((trials_key, trials), (devices_key, devices)):
             value = mlflow_view.encode(state)
             if len(value) <= MAX_EXPERIMENT_TAG_LENGTH:
                 self._client.set_experiment_tag(self.experiment_id, mlflow_view.TAG_PREFIX + key, value)
@@ -217,7 +196,7 @@ class Store:
         now_ms = int(time.time() * 1e3)
         ranked = {trial.number: trial for trial in ranking}
         # What runs of trials got before the sweep was extended, and does not hold any more, is removed.
-        for number, run in self._children.find_with_metric(mlflow_view.PLACE).items():
+        for number, run in self.children.find_with_metric(mlflow_view.PLACE).items():
             run_id, tags = run.info.run_id, ranked[number].tags if number in ranked else {}
             if number not in ranked:
                 self._client.log_metric(run_id, mlflow_view.PLACE, math.nan, now_ms)
@@ -230,15 +209,10 @@ class Store:
         if ranking and ranking[0].metrics:  # the parent run has the result of the finals too
             self._client.set_tag(self.parent_id, mlflow_view.INTERVAL, ranking[0].interval)
         for place, trial in enumerate(ranking, start=1):
-            metrics = {mlflow_view.PLACE: place, **trial.metrics}
             tags = ({mlflow_view.INTERVAL: trial.interval} if trial.interval else {}) | dict(trial.tags)
-            run = self._children.find(trial.number)
+            run = self.children.find(trial.number)
             assert run is not None  # its record is written
-            self._client.log_batch(
-                run.info.run_id,
-                metrics=[Metric(_legal_name(name), value, now_ms, 0) for name, value in metrics.items()],
-                tags=[RunTag(name, value) for name, value in tags.items()],
-            )
+            self._log(run.info.run_id, now_ms, {mlflow_view.PLACE: place, **trial.metrics}, tags)
             on_place(place)
 
     def _open_experiment(self, name: str) -> str:
@@ -281,21 +255,38 @@ class Store:
             tags[mlflow_store.STARTED_AT] = started_at
             run = self._client.create_run(self.experiment_id, run_name=self._sweep, tags=identifying)
             run_id = str(run.info.run_id)
-        self._client.log_batch(
-            run_id,
-            params=[Param(_legal_name(name), exact_value(value)) for name, value in parent["params"].items()],
-            tags=[RunTag(name, value) for name, value in tags.items()],
-        )
+        self._log(run_id, tags=tags, params=parent["params"])
         for path, text in artifacts.items():
             self._client.log_text(run_id, text, path)
         return run_id
+
+    def _log(
+        self,
+        run_id: str,
+        at_ms: int = 0,
+        metrics: Mapping[str, float] = NOTHING,
+        tags: Mapping[str, str] = NOTHING,
+        params: Mapping[str, Any] = NOTHING,
+        step: int = 0,
+    ) -> None:
+        """Write values of a run. In names of metrics and parameters, MLflow does not allow all characters."""
+
+        def legal(name: str) -> str:
+            return re.sub(r"[^\w\-. :/]", "_", name)
+
+        self._client.log_batch(
+            run_id,
+            metrics=[Metric(legal(name), value, at_ms, step) for name, value in metrics.items()],
+            params=[Param(legal(name), exact_value(value)) for name, value in params.items()],
+            tags=[RunTag(name, value) for name, value in tags.items()],
+        )
 
     def _child_id(self, number: int, name: str, started_at_s: float) -> str:
         """Return the id of a trial's run, after creating it if needed. With the first one, the sweep is running."""
         if not self._is_marked_running:
             self._client.update_run(self.parent_id, status="RUNNING")
             self._is_marked_running = True
-        return str(self._children.find_or_create(number, name, started_at_s).info.run_id)
+        return str(self.children.find_or_create(number, name, started_at_s).info.run_id)
 
     def _trial_tags(self, record: TrialRecord) -> dict[str, Any]:
         """Return the tags of a trial's run; those that are None or empty are not written."""
@@ -336,8 +327,3 @@ def _machine_tags(record: TrialRecord) -> dict[str, Any]:
         "energy": " or ".join(dict.fromkeys(energy["missing"] or energy["source"] for energy in energies)),
         "tainted": "yes" if any(info.get("tainted") for info in ranks) else "",
     }
-
-
-def _legal_name(name: str) -> str:
-    """Return the name with each character that MLflow does not allow replaced by an underscore."""
-    return re.sub(r"[^\w\-. :/]", "_", name)

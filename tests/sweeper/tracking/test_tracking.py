@@ -63,7 +63,7 @@ def test_writing_a_trial_twice_changes_nothing(uri: str, workspace: Workspace) -
     for _ in range(2):
         store.write_trial(record(0))
     reopened = open_store(uri)
-    assert reopened.written_trials == [0] and reopened.parent_id == store.parent_id
+    assert reopened.children.written_trials == [0] and reopened.parent_id == store.parent_id
     reopened.write_trial(record(0))
     (run,) = workspace.runs("trial")
     assert run.data.metrics["score"] == 1.5 and run.info.status == "FINISHED"
@@ -107,7 +107,7 @@ def test_a_half_written_run_is_completed(uri: str, workspace: Workspace) -> None
         tags={"sweeper.study": "study", "sweeper.kind": "trial", "sweeper.trial": "3"},
     )
     reopened = open_store(uri)
-    assert reopened.written_trials == []
+    assert reopened.children.written_trials == []
     reopened.write_trial(record(3))
     (run,) = workspace.runs("trial")
     assert (run.info.status, run.data.tags["outcome"], run.data.metrics["score"]) == ("FINISHED", "complete", 1.5)
@@ -118,11 +118,11 @@ def test_of_two_runs_of_one_trial_one_is_deleted(uri: str, workspace: Workspace)
     store = open_store(uri)
     for _ in range(2):
         store.write_trial(record(5))
-        store._children._runs.clear()
+        store.children._runs.clear()
     assert len(workspace.runs("trial")) == 2
-    store.doubt(5)
+    store.children.doubt(5)
     store.write_trial(record(5))
-    assert len(workspace.runs("trial")) == 1 and store.written_trials == [5]
+    assert len(workspace.runs("trial")) == 1 and store.children.written_trials == [5]
 
 
 def count_searches(store: Store, monkeypatch: pytest.MonkeyPatch) -> list[str]:
@@ -148,7 +148,7 @@ def test_a_finished_sweep_is_opened_without_a_listing_and_stays_finished(
     store.close("FINISHED", {}, {}, {}, [], written=3)
     pages = list[int]()
     reopened = open_store(uri, parent=parent, on_page=pages.append)
-    assert (reopened.written_before, reopened.written_trials, pages) == (3, [], [])
+    assert (reopened.written_before, reopened.children.written_trials, pages) == (3, [], [])
     (run,) = workspace.runs("sweep")
     assert run.info.status == "FINISHED"
     filters = count_searches(reopened, monkeypatch)
@@ -165,7 +165,7 @@ def test_a_sweep_that_was_not_closed_with_all_of_its_trials_is_listed(uri: str, 
         store.write_trial(record(number))
     store.close("KILLED", {}, {}, {}, [], written=written)
     reopened = open_store(uri, parent={**PARENT, "trials": 3})
-    assert sorted(reopened.written_trials) == [0, 1, 2]
+    assert sorted(reopened.children.written_trials) == [0, 1, 2]
 
 
 def test_results_are_complete_once_the_report_is_there(uri: str) -> None:
@@ -197,7 +197,7 @@ def test_an_error_costs_one_lookup(uri: str, workspace: Workspace, monkeypatch: 
     monkeypatch.setattr(store._client, "create_run", created_without_an_answer)
     with pytest.raises(MlflowException):
         store.write_trial(record(7))
-    store.doubt(7)
+    store.children.doubt(7)
     store.write_trial(record(7))
     assert len(workspace.runs("trial")) == 1 and len(filters) == 1
 
@@ -210,7 +210,7 @@ def test_characters_that_mlflow_does_not_allow_in_a_metrics_name_are_replaced(ur
 def test_sweeps_of_the_same_name_in_one_store_are_kept_apart(uri: str) -> None:
     first, second = open_store(uri, study_id="study-1"), open_store(uri, study_id="study-2")
     first.write_trial(record(0))
-    assert open_store(uri, study_id="study-2").written_trials == []
+    assert open_store(uri, study_id="study-2").children.written_trials == []
     assert first.parent_id != second.parent_id
 
 
