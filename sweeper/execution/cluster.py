@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from sweeper.config.hardware import Node, Target
 from sweeper.execution import code_probe, head, ray_internals
 from sweeper.execution.node_description import build_node, count_gpus, describe_local_node
 from sweeper.execution.ray_environment import find_address
-from sweeper.execution.shipping import PARTS, NodeCode, SweepCode, build_runtime_env
+from sweeper.execution.shipping import PARTS, SweepCode, build_runtime_env
 from workloads.api.errors import UserInputError
 
 NODE_REPLY_TIMEOUT_S = 60.0
@@ -68,8 +69,8 @@ def discover_nodes(
     except (OSError, ValueError, RuntimeError) as error:
         cause = "start one with `ray start --head`" if address == "auto" else summarize_ray_error(error)
         raise UserInputError(f"cluster.address={address}: no Ray cluster answers ({cause})") from error
-    global _node_code
-    _node_code = NodeCode(code or SweepCode())
+    global _code
+    _code = code or SweepCode()
     nodes, missing, problems = _query_nodes(variables)
     if missing:
         _send_code(address, missing)
@@ -81,7 +82,7 @@ def discover_nodes(
     return nodes
 
 
-_node_code = NodeCode(SweepCode())  # of the connected cluster
+_code = SweepCode()  # of the connected cluster
 
 
 def _query_nodes(variables: Collection[str]) -> tuple[list[Node], dict[str, set[str]], list[str]]:
@@ -93,13 +94,13 @@ def _query_nodes(variables: Collection[str]) -> tuple[list[Node], dict[str, set[
     for entry, reply in [(entry, _request_description(entry, variables)) for entry in entries]:
         address = entry["NodeManagerAddress"]
         try:
-            code, description = ray.get(reply, timeout=NODE_REPLY_TIMEOUT_S)
+            found, description = ray.get(reply, timeout=NODE_REPLY_TIMEOUT_S)
         except (RayError, GetTimeoutError) as error:  # a node may be lost at this moment
             problems.append(f"cluster: node {address} does not run tasks ({summarize_ray_error(error)})")
             continue
-        if problem := _node_code.find_version_problem(code):
+        if problem := _code.find_version_problem(found):
             problems.append(f"cluster: node {address} {problem}")
-        elif parts := _node_code.find_missing(code):
+        elif parts := _code.find_missing(found):
             missing[address] = missing.get(address, set()) | parts
         else:
             nodes.append(build_node(entry, description))
@@ -112,7 +113,7 @@ def _request_description(entry: dict[str, Any], variables: Collection[str] = ())
     on_node = NodeAffinitySchedulingStrategy(node_id=entry["NodeID"], soft=False)
     ray.cloudpickle.register_pickle_by_value(code_probe)
     task = ray.remote(code_probe.probe).options(num_cpus=0, scheduling_strategy=on_node)
-    return task.remote(*_node_code.request, count_gpus(entry), variables)
+    return task.remote(*_code.request, count_gpus(entry), variables)
 
 
 def _send_code(address: str, missing: Mapping[str, set[str]]) -> None:
@@ -121,13 +122,13 @@ def _send_code(address: str, missing: Mapping[str, set[str]]) -> None:
     Raises:
         UserInputError: Ray cannot send them.
     """
-    global _node_code
+    global _code
     parts = set().union(*missing.values())
     names = " and ".join(name for part, name in PARTS.items() if part in parts)
     print(f"sweeper: cluster: {', '.join(missing)} lack {names}; Ray sends this machine's", file=sys.stderr)
-    _node_code = _node_code.with_sent(parts)
+    _code = replace(_code, sent=frozenset(parts))
     with tempfile.TemporaryDirectory(prefix="sweeper-code-") as scratch:
-        runtime_env = build_runtime_env(_node_code.needed, parts, Path(scratch))
+        runtime_env = build_runtime_env(_code, parts, Path(scratch))
         stop()
         try:
             init_ray(address=address, runtime_env=runtime_env)
@@ -172,26 +173,6 @@ def probe_authentication(address: str, auth_mode: str) -> bool:
         return False
 
 
-def list_nodes() -> list[dict[str, Any]] | None:
-    """Return Ray's entries of all nodes, also of those that are lost; None while the head is away.
-
-    Asking an absent head, as one that restarts, would block.
-
-    Raises:
-        ClusterError: the head has removed the driver's node from the cluster, as after its link was down for longer
-            than the head's health checks allow. No result of a task or an actor arrives in this process any more,
-            and Ray reports no error, so the caller ends the sweep.
-    """
-    if head.is_away():
-        return None
-    entries: list[dict[str, Any]] = ray.nodes()
-    own_id = ray.get_runtime_context().get_node_id()
-    if not any(entry["Alive"] and entry["NodeID"] == own_id for entry in entries):
-        address = next((entry["NodeManagerAddress"] for entry in entries if entry["NodeID"] == own_id), "here")
-        raise ClusterError(f"the cluster's head took the driver's node {address} for lost; start Ray on it again")
-    return entries
-
-
 class NodeDiscovery:
     """Polls the connected cluster for nodes that are up, without waiting for any of them."""
 
@@ -201,15 +182,20 @@ class NodeDiscovery:
     def poll(self, known: set[str]) -> tuple[list[Node], set[str]]:
         """Return the nodes that are up, not in `known` and described by now, and the ids of all nodes that are up.
 
-        A node whose description is pending or failed is tried again on the next call. While the head is away nothing
-        changes, and trials run without it.
+        A node whose description is pending or failed is tried again on the next call. While the head is away, as one
+        that restarts, asking it would block: nothing changes, and trials run without it.
 
         Raises:
-            ClusterError: as `list_nodes`.
+            ClusterError: the head has removed the driver's node from the cluster, as after its link was down for longer
+                than the head's health checks allow. No result of a task or an actor arrives in this process any more,
+                and Ray reports no error, so the caller ends the sweep.
         """
-        entries = list_nodes()
-        if entries is None:
+        if head.is_away():
             return [], known
+        entries, own_id = ray.nodes(), ray.get_runtime_context().get_node_id()
+        if not any(entry["Alive"] and entry["NodeID"] == own_id for entry in entries):
+            address = next((entry["NodeManagerAddress"] for entry in entries if entry["NodeID"] == own_id), "here")
+            raise ClusterError(f"the cluster's head took the driver's node {address} for lost; start Ray on it again")
         up = {entry["NodeID"]: entry for entry in entries if entry["Alive"]}
         self._descriptions = {node_id: ref for node_id, ref in self._descriptions.items() if node_id in up}
         self._descriptions |= {
@@ -222,8 +208,8 @@ class NodeDiscovery:
             if ray.wait([ref], timeout=0)[0]:
                 del self._descriptions[node_id]
                 with contextlib.suppress(RayError):
-                    code, description = ray.get(ref)
-                    problem = _node_code.find_problem(code)
+                    found, description = ray.get(ref)
+                    problem = _code.find_problem(found)
                     nodes.append(build_node(up[node_id], None if problem else description, problem))
         return nodes, set(up)
 

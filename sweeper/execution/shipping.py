@@ -13,7 +13,7 @@ import subprocess
 from collections import Counter
 from collections.abc import Iterable
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from importlib.metadata import EntryPoint
 from pathlib import Path
@@ -35,11 +35,12 @@ LIMIT_BYTES = 512 * 2**20
 
 @dataclass(frozen=True)
 class SweepCode:
-    """The code that a sweep needs on its nodes."""
+    """The code that a sweep needs on its nodes, and the parts of it that Ray sends to all of them."""
 
     entry_point: EntryPoint | None = None  # of a workload that is not ours
     directory: str = ""  # where a command runs
     files: tuple[str, ...] = ()  # those below it that the command names
+    sent: frozenset[str] = frozenset()
 
     @classmethod
     def of_sweep(cls, resolved: ResolvedConfig) -> SweepCode:
@@ -63,33 +64,21 @@ class SweepCode:
     def local(self) -> Code:
         return read_code(*self.question)
 
-
-@dataclass(frozen=True)
-class NodeCode:
-    """What the nodes of a cluster need, and the parts of it that Ray sends to all of them."""
-
-    needed: SweepCode
-    sent: frozenset[str] = frozenset()
-
-    def with_sent(self, parts: Iterable[str]) -> NodeCode:
-        return replace(self, sent=self.sent | set(parts))
-
     @property
     def request(self) -> tuple[Question, str | None]:
         """The first arguments of `code_probe.probe`."""
-        return self.needed.question, None if "sweeper" in self.sent else self.needed.local["sweeper"]
+        return self.question, None if "sweeper" in self.sent else self.local["sweeper"]
 
     def find_version_problem(self, code: Code) -> str:
         """Return why a node with this code cannot take part; empty if it can."""
-        ours = self.needed.local["version"]
+        ours = self.local["version"]
         if code["version"] in ("", ours):
             return ""
         return f"has gpu-sweeper {code['version']}, this sweep runs {ours}; install {ours} there"
 
     def find_missing(self, code: Code) -> set[str]:
         """Return the parts that a node lacks or has otherwise, and that are not sent."""
-        ours = self.needed.local
-        return {part for part in PARTS if ours[part] and code[part] != ours[part]} - self.sent
+        return {part for part in PARTS if self.local[part] and code[part] != self.local[part]} - self.sent
 
     def find_problem(self, code: Code) -> str:
         """Return why a node that joins cannot take part; empty if it can."""

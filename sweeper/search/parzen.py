@@ -184,8 +184,15 @@ class Density:
         self._points = np.vstack([points, np.where(self._is_range, 0.5, -1.0)])
         self._centers = self._points[:, self._is_range]
         narrowest = 1 / min(MAX_NARROWNESS, count + 2)
-        gaps = [_gaps(column) for column in points[:, self._is_range].T]
-        widths = np.clip(np.array(gaps).T.reshape(count, -1), narrowest, 1.0)
+        # The larger distance of each position to its neighbours; the ends are neighbours of a single one.
+        gaps = np.empty((count, self._centers.shape[1]))
+        for place, column in enumerate(points[:, self._is_range].T):
+            order = np.argsort(column, kind="stable")
+            distances = np.diff(np.concatenate([[0.0], column[order], [1.0]]))
+            if count > 1:
+                distances[0] = distances[-1] = 0.0
+            gaps[order, place] = np.maximum(distances[:-1], distances[1:])
+        widths = np.clip(gaps, narrowest, 1.0)
         self._widths = np.vstack([widths, np.ones(self._centers.shape[1])])
         self._lowest, self._highest = (
             np.interp((end - self._centers) / self._widths, DEVIATIONS, NORMAL) for end in (0.0, 1.0)
@@ -224,14 +231,3 @@ class Density:
         # Single precision from e^-50 up: of double precision down to e^-5000, exp takes ten times as long.
         relative = np.maximum(kernels - highest[:, None], -50.0).astype(np.float32)
         return np.asarray(highest + np.log(np.exp(relative).sum(axis=1, dtype=np.float64)))
-
-
-def _gaps(column: Floats) -> Floats:
-    """Return the larger distance of each position to its neighbours; the ends are neighbours of a single one."""
-    order = np.argsort(column, kind="stable")
-    distances = np.diff(np.concatenate([[0.0], column[order], [1.0]]))
-    if len(column) > 1:
-        distances[0] = distances[-1] = 0.0
-    gaps = np.empty(len(column))
-    gaps[order] = np.maximum(distances[:-1], distances[1:])
-    return gaps

@@ -15,7 +15,7 @@ import pytest
 
 from sweeper.execution import shipping
 from sweeper.execution.code_probe import read_code
-from sweeper.execution.shipping import NodeCode, SweepCode, check_size
+from sweeper.execution.shipping import SweepCode, check_size
 from sweeper.execution.worker import SHIPPED_DIRECTORY, localize
 from tests.conftest import REPOSITORY, CommandResult, Workspace, wait_for
 from tests.support.ray_cluster import BareNode, Cluster
@@ -81,18 +81,18 @@ def write_workload(folder: Path) -> None:
 
 
 def test_a_node_with_the_same_code_needs_nothing_and_one_with_another_gets_ours() -> None:
-    node_code = NodeCode(SweepCode())
-    ours = read_code(*SweepCode().question)
+    needed = SweepCode()
+    ours = read_code(*needed.question)
     other = {**ours, "sweeper": "0123"}
-    assert ours["sweeper"] and not node_code.find_missing(ours) and not node_code.find_problem(ours)
-    assert node_code.find_missing(other) == {"sweeper"} and "lacks gpu-sweeper" in node_code.find_problem(other)
-    assert not node_code.with_sent({"sweeper"}).find_problem(other)
+    assert ours["sweeper"] and not needed.find_missing(ours) and not needed.find_problem(ours)
+    assert needed.find_missing(other) == {"sweeper"} and "lacks gpu-sweeper" in needed.find_problem(other)
+    assert not SweepCode(sent=frozenset({"sweeper"})).find_problem(other)
 
 
 def test_a_node_with_another_version_is_refused_even_where_ours_is_sent() -> None:
     ours = read_code(*SweepCode().question)
-    node_code = NodeCode(SweepCode()).with_sent({"sweeper"})
-    problem = node_code.find_problem({**ours, "version": "0.1.0", "sweeper": "0123"})
+    needed = SweepCode(sent=frozenset({"sweeper"}))
+    problem = needed.find_problem({**ours, "version": "0.1.0", "sweeper": "0123"})
     assert problem == f"has gpu-sweeper 0.1.0, this sweep runs {ours['version']}; install {ours['version']} there"
 
 
