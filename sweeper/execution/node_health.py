@@ -9,12 +9,10 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
-from sweeper.common.trials import BAD, LOST_NODE, Remeasurement, TrialRecord, TrialResult, TrialStatus
-from sweeper.config.space import point_key
-from workloads.api.contract import Scalar
+from sweeper.common.trials import BAD, Remeasurement, TrialStatus
 
 JUDGED_STATUSES = (*BAD, TrialStatus.COMPLETE, TrialStatus.PRUNED)
 RECENT_TRIALS = 50  # of a node: the present state of a node shows in its last trials
@@ -35,21 +33,6 @@ class NodeObservation:
     ended_at_s: float
     value: float | None = None  # the objective, if the trial has one
     remeasurement: Remeasurement | None = None
-
-
-def observe(
-    source: TrialRecord | TrialResult,
-    params: Mapping[str, Scalar],
-    remeasurement: Remeasurement | None,
-    value: float | None = None,
-) -> NodeObservation:
-    """Return the observation of a record, or of an attempt without one because the trial is tried again.
-
-    It counts for the node whose worker is gone, else for all nodes of its gang.
-    """
-    nodes = str(source.where.get(LOST_NODE) or source.where.get("node_ids") or "").split()
-    times_s = source.started_at_s, source.ended_at_s
-    return NodeObservation(tuple(nodes), point_key(params), source.status, *times_s, value, remeasurement)
 
 
 # ── failures ──

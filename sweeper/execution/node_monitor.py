@@ -7,9 +7,10 @@ from collections import Counter, deque
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
-from sweeper.common.trials import BAD, Remeasurement, Trial, TrialRecord, TrialResult, TrialStatus
+from sweeper.common.trials import BAD, LOST_NODE, Remeasurement, Trial, TrialRecord, TrialResult, TrialStatus
 from sweeper.config.hardware import Node, Target
 from sweeper.config.schema import Config
+from sweeper.config.space import Value, point_key
 from sweeper.execution import cluster
 from sweeper.execution.gang_launcher import GangResources
 from sweeper.execution.node_health import (
@@ -18,7 +19,6 @@ from sweeper.execution.node_health import (
     NodeObservation,
     find_failing_nodes,
     find_last_round,
-    observe,
 )
 
 POLL_INTERVAL_S = 10.0
@@ -32,18 +32,14 @@ class NodeMonitor:
     On a local cluster nothing ever changes. Nodes that join are used beside the others where more trials can run at
     once, so not on CPUs, in the finals, or with cluster.max_concurrent_trials: there they only take the places of lost
     ones. On CPUs no node is drained, and a trial's cores stay those of the plan.
-
-    Attributes:
-        target: the nodes in use, of all that have been in the cluster during the sweep.
-        drained: why a node is drained, by Ray's node id.
     """
 
     def __init__(
         self, target: Target, config: Config, resources: GangResources, records: Mapping[int, TrialRecord]
     ) -> None:
         """Start with the planned target and the records of earlier runs of the sweep."""
-        self.target = target
-        self.drained: dict[str, str] = {}
+        self.target = target  # the nodes in use, of all that have been in the cluster during the sweep
+        self.drained: dict[str, str] = {}  # why a node is, by Ray's node id
         self._config = config
         self._resources, self._records = resources, records
         self._known_target = target  # with every node that was ever up
@@ -94,7 +90,7 @@ class NodeMonitor:
 
     def add_attempt(self, trial: Trial, result: TrialResult) -> None:
         """Take note of an attempt that was lost and is repeated."""
-        self._add_observation(observe(result, trial.params, trial.remeasurement))
+        self._observe(result, trial.params, trial.remeasurement)
 
     def poll_changes(self, *, may_join: bool) -> list[str]:
         """Update `target`, with nodes that `may_join` now. Return a line for each change since the last call.
@@ -113,19 +109,29 @@ class NodeMonitor:
     def _observe_record(self, record: TrialRecord) -> None:
         is_complete = record.status is TrialStatus.COMPLETE
         value = record.metrics.get(self._config.workload.objective) if is_complete else None
-        self._add_observation(observe(record, record.params, record.remeasurement, value))
+        self._observe(record, record.params, record.remeasurement, value)
 
-    def _add_observation(self, observation: NodeObservation) -> None:
-        if not observation.nodes:
+    def _observe(
+        self,
+        source: TrialRecord | TrialResult,
+        params: Mapping[str, Value],
+        remeasurement: Remeasurement | None,
+        value: float | None = None,
+    ) -> None:
+        """Add what a node did: the one whose worker is gone, else each node of the gang."""
+        nodes = tuple(str(source.where.get(LOST_NODE) or source.where.get("node_ids") or "").split())
+        if not nodes:
             return
+        times_s = source.started_at_s, source.ended_at_s
+        observation = NodeObservation(nodes, point_key(params), source.status, *times_s, value, remeasurement)
         self._observations.append(observation)
-        if observation.value is not None:
-            self._measured_trials.update(observation.nodes)
-        if observation.remeasurement and not observation.remeasurement.group:
+        if value is not None:
+            self._measured_trials.update(nodes)
+        if remeasurement and not remeasurement.group:
             self._comparisons.append(observation)
             self._has_new_comparison = True
-        if observation.status in BAD:
-            self._suspects |= {*observation.nodes}
+        if source.status in BAD:
+            self._suspects |= {*nodes}
 
     def _poll_nodes(self, may_join: bool) -> list[str]:
         """Remove lost nodes from the target and add those that joined. Returns a line for each kind of change."""

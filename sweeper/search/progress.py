@@ -24,9 +24,6 @@ class RepeatedFailures:
 
     `limit` failures of one kind stop the sweep, None: no number does. Failures on one node of several do not: that
     node may be faulty, and is drained for it.
-
-    Attributes:
-        stop_reason: why the sweep stops; empty while it goes on. A success of a trial in flight lets it go on again.
     """
 
     def __init__(self, limit: int | None, nodes: int = 1) -> None:
@@ -34,7 +31,7 @@ class RepeatedFailures:
         self._counts: Counter[tuple[TrialStatus, str]] = Counter()
         self._places: dict[tuple[TrialStatus, str], set[str]] = {}  # the nodes on which each kind happened
         self._any_success = False
-        self.stop_reason = ""
+        self.stop_reason = ""  # empty while the sweep goes on; a success of a trial in flight lets it go on again
 
     def add(self, record: TrialRecord) -> None:
         """Count a trial that has ended."""
@@ -65,13 +62,7 @@ class DeviceUse:
 
 
 class SweepProgress:
-    """The trials that have ended, summarized as they end so that reading the summary costs nothing.
-
-    Attributes:
-        counts: how many trials have ended with each status.
-        best: the best complete trial, of several objectives by the leading one; None before the first.
-        front: with several objectives, the trials that no other dominates, the best by the leading one first.
-    """
+    """The trials that have ended, summarized as they end so that reading the summary costs nothing."""
 
     def __init__(
         self,
@@ -90,8 +81,8 @@ class SweepProgress:
         self._failures = RepeatedFailures(None)
         self._records: list[TrialRecord] = []
         self.counts: Counter[TrialStatus] = Counter()
-        self.best: TrialRecord | None = None
-        self.front: list[TrialRecord] = []
+        self.best: TrialRecord | None = None  # of several objectives by the leading one
+        self.front: list[TrialRecord] = []  # of several objectives, the best by the leading one first
         self._trials_since_best = 0
         repeated = list(repeated)
         self._trial_s = sum(record.ended_at_s - record.started_at_s for record in repeated)

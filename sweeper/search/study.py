@@ -60,15 +60,6 @@ class Study:
 
     Trials of earlier runs may run again on request. The earlier attempt stays in the journal. It is replaced once the
     retry has ended in any way but cancelled: from then on no count, ranking or sampler sees it.
-
-    Attributes:
-        id: identifies the study. Names of sweeps are not unique.
-        trial_count: the number of trials in the journal, remeasurements included.
-        records: the records of all trials that have ended, by number.
-        unfinished: trials of the search that a killed driver created. `ask` returns them first.
-        abandoned: numbers of remeasurements that such a driver created. They are not run again.
-        replaced: numbers of trials that a retry has replaced.
-        retried: numbers of trials that this run tries again; each is replaced when its retry has ended.
     """
 
     def __init__(
@@ -96,16 +87,16 @@ class Study:
         self._settings = settings
         self.distributions = {name: to_distribution(dimension) for name, dimension in space.dimensions.items()}
         self._journal = Journal(path, *settings.criteria.directions)
-        self.id = check_identity(self._journal.study, identity)
+        self.id = check_identity(self._journal.study, identity)  # names of sweeps are not unique
         self._sampling = SamplingStudy(settings.sampler, settings.pruner, settings.criteria, self.distributions)
-        self.trial_count = 0
+        self.trial_count = 0  # in the journal, remeasurements included
         self._search_trial_count = 0  # of these, trials that are no remeasurement
         self._known_keys: set[str] = set()  # of points that are not proposed again
-        self.records: dict[int, TrialRecord] = {}
-        self.unfinished: list[Trial] = []
-        self.abandoned: list[int] = []
-        self.replaced: set[int] = set()
-        self.retried: set[int] = set()
+        self.records: dict[int, TrialRecord] = {}  # of all trials that have ended
+        self.unfinished: list[Trial] = []  # those of the search that a killed driver created
+        self.abandoned: list[int] = []  # remeasurements that such a driver created, which are not run again
+        self.replaced: set[int] = set()  # by a retry
+        self.retried: set[int] = set()  # what this run tries again; each is replaced when its retry has ended
         self._retried_statuses = retry
         self._retry_marks: dict[str | Remeasurement, Retry] = {}  # by the key of the point, or the round of the finals
         self._retry_points: list[Parameters] = []  # those that have no new trial yet

@@ -34,11 +34,6 @@ class TrackingClient:
     """Sends trials and their steps to the recording process. The driver waits for it in `close` only.
 
     Nothing is lost: what is not written when the driver ends is in the study, and the sweep's next run writes it.
-
-    Attributes:
-        experiment_id: MLflow's id of the experiment; None until the process has opened the store.
-        view_key: the key of the sweep's view in MLflow's pages, once its results are there; empty where there is none.
-        last_error: why the process's last attempt failed; empty after one that succeeded.
     """
 
     def __init__(self, store_arguments: dict[str, Any], folder: Path, directory: Path, lock_fd: int) -> None:
@@ -59,9 +54,9 @@ class TrackingClient:
         self._progress_count = 0  # of the process's answers that are no errors
         self._stored_digest = ""  # of the results that the store has
         self._mutex = threading.RLock()
-        self.experiment_id: str | None = None
-        self.view_key = ""
-        self.last_error = ""
+        self.experiment_id: str | None = None  # None until the process has opened the store
+        self.view_key = ""  # of the sweep's view in MLflow's pages, once its results are there
+        self.last_error = ""  # of the process's last attempt
         self._is_refused = False  # by the last error
         self._start()
 
@@ -115,9 +110,8 @@ class TrackingClient:
     def close(self, results: dict[str, Any], view: SweepView, patience_s: float) -> bool:
         """Write what is pending, end the parent run with `results`, the arguments of `Store.close`, and write the view.
 
-        Returns:
-            Whether everything is written. It gives up after `patience_s` seconds without progress, at most
-            REFUSAL_PATIENCE_S where the server refuses. A process that is still starting has START_PATIENCE_S.
+        Return whether everything is written. It gives up after `patience_s` seconds without progress, at most
+        REFUSAL_PATIENCE_S where the server refuses. A process that is still starting has START_PATIENCE_S.
         """
         with self._mutex:
             self._closing_message = {"close": results, "view": asdict(view)}

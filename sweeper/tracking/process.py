@@ -83,7 +83,9 @@ class RecordingProcess:
                     break
                 except Exception as error:  # of whatever kind: repeating a message loses nothing
                     print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
-                    self._answer({"error": describe_error(error), "is_refused": is_refusal(error)})
+                    # Repeating the message does not help a user that the server refuses.
+                    is_refused = isinstance(error, MlflowException) and error.get_http_status_code() in (401, 403)
+                    self._answer({"error": describe_error(error), "is_refused": is_refused})
                     self._last_attempt_failed = True
                 if self._driver_gone.wait(RETRY_S):
                     return
@@ -163,11 +165,6 @@ def describe_error(error: Exception) -> str:
         if "OperationalError)" in line:
             return line.split("OperationalError)", 1)[1].strip()[:300]
     return (text.splitlines() or [type(error).__name__])[0][:300]
-
-
-def is_refusal(error: Exception) -> bool:
-    """Return whether a server has answered that it does not do this for this user, as repeating will not change."""
-    return isinstance(error, MlflowException) and error.get_http_status_code() in (401, 403)
 
 
 def main() -> None:

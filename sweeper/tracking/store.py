@@ -44,14 +44,7 @@ MAX_EXPERIMENT_TAG_LENGTH = 5000  # a longer one would be refused
 
 
 class Store:
-    """The runs of one sweep in an MLflow store.
-
-    Attributes:
-        experiment_id, parent_id: MLflow's ids of the experiment and of the sweep's parent run.
-        stored_results: the arguments of `finish_results` for what a finished sweep has; empty if it lacks something.
-        written_before: so many first trials were all written when the sweep was last closed.
-        children: the runs of the trials.
-    """
+    """The runs of one sweep in an MLflow store."""
 
     def __init__(
         self,
@@ -78,7 +71,8 @@ class Store:
         self._client = MlflowClient(tracking_uri=uri)
         self.experiment_id = self._open_experiment(experiment)
         self._is_marked_running = True
-        self.written_before = 0
+        self.written_before = 0  # so many first trials were all written when the sweep was last closed
+        # The arguments of `finish_results` for what a finished sweep has; empty if it lacks something.
         self.stored_results: dict[str, str] = {}
         self.parent_id = self._open_parent(parent)
         self.children = ChildRuns(self._client, self.experiment_id, study_id, self.parent_id)
@@ -139,9 +133,7 @@ class Store:
         """End the parent run with the results of the sweep.
 
         Args:
-            status: MLflow's final state of the parent run.
-            artifacts: texts by file name.
-            plots: paths of image files.
+            artifacts, plots: texts by file name, and paths of image files.
             abandoned: numbers of trials that have no record and will not run again. Those that reported steps have a
                 run, which ends as cancelled.
             written: so many first trials have ended and are written; None if one of them has not ended.
