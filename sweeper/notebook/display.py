@@ -18,7 +18,6 @@ class EventDisplay:
     """The state of a sweep as its events tell it, printed as lines to standard error."""
 
     def note(self, text: str) -> None:
-        """Show a line."""
         print(text, file=sys.stderr, flush=True)
 
     def event(self, event: dict[str, Any]) -> None:
@@ -87,15 +86,11 @@ class NoDisplay(EventDisplay):
         pass
 
 
-def is_notebook() -> bool:
-    """Return whether a notebook's kernel runs this process."""
-    ipython = sys.modules.get("IPython")
-    shell = ipython.get_ipython() if ipython else None
-    return shell is not None and shell.__class__.__name__ == "ZMQInteractiveShell"
-
-
 def make_display(setting: str) -> EventDisplay:
     """Return the display for a value of the key `progress`."""
     if setting == "never":
         return NoDisplay()
-    return NotebookDisplay() if is_notebook() else EventDisplay()
+    ipython = sys.modules.get("IPython")
+    shell = ipython.get_ipython() if ipython else None
+    is_notebook = shell is not None and shell.__class__.__name__ == "ZMQInteractiveShell"
+    return NotebookDisplay() if is_notebook else EventDisplay()

@@ -57,14 +57,13 @@ def trial_rows(
 ) -> Rows:
     """Return the varying parameters of each trial, then the objective, then the other metrics.
 
-    Args:
-        others: further objectives, which follow the leading one; then the trials of `front` are marked.
+    With `others`, further objectives that follow the leading one, the trials of `front` are marked.
     """
     names = varying_parameters(records)
     bounds = [f"{objective}_ci_low", f"{objective}_ci_high"]
     hidden = hidden_metrics([record.metrics for record in records], objective)
-    metrics = [objective, *(row.name for row in ROWS if row.label and row.name not in (objective, *bounds, *hidden))]
-    metrics = [objective, *others, *(metric for metric in metrics if metric not in (objective, *others))]
+    left_out = {objective, *others, *bounds, *hidden}
+    metrics = [objective, *others, *(row.name for row in ROWS if row.label and row.name not in left_out)]
     metrics = [metric for metric in metrics if any(metric in record.metrics for record in records)]
     if any(missing_reason(r.metrics, objective) or bounds[0] in r.metrics for r in records):
         metrics[1 + len(others) : 1 + len(others)] = bounds
@@ -99,24 +98,19 @@ def front_rows(front: Front, metrics: Sequence[str]) -> Rows:
     trials = [*(point.trial for point in front.certified), *front.measured_once]
     names = varying_parameters(trials)
     columns = [get_metric(metric) for metric in metrics]
-    labels = [column.heading for column in columns]
     cells = []
     for trial, point in zip_longest(trials, front.certified):
         values = [point.values[name] if point else measured_interval(trial, name) for name in metrics]
         scaled = [value.scaled(column.factor) for value, column in zip(values, columns, strict=True)]
-        known = ["", MEASURED_ONCE, ""]
+        row = [str(trial.number), *(short_value(trial.params[name]) for name in names)]
+        row += [format_number(value.value) for value in scaled]
         if point:
-            known = [f"{100 * point.share:.0f}", point.verdict, ", ".join(map(str, point.same_as))]
-        cells.append(
-            [
-                *(str(trial.number), *(short_value(trial.params[name]) for name in names)),
-                *(format_number(value.value) for value in scaled),
-                *known,
-                *(format_interval(value.low, value.high) for value in scaled),
-            ]
-        )
-    heading = ["trial", *names, *labels, *FRONT_COLUMNS]
-    return Rows([*heading, *(f"95% {label}" for label in labels)], cells, len(heading))
+            row += [f"{100 * point.share:.0f}", point.verdict, ", ".join(map(str, point.same_as))]
+        else:
+            row += ["", MEASURED_ONCE, ""]
+        cells.append([*row, *(format_interval(value.low, value.high) for value in scaled)])
+    heading = ["trial", *names, *(column.heading for column in columns), *FRONT_COLUMNS]
+    return Rows([*heading, *(f"95% {column.heading}" for column in columns)], cells, len(heading))
 
 
 def finalist_rows(finalists: Sequence[FinalistResult], objective: str) -> Rows:
@@ -127,15 +121,10 @@ def finalist_rows(finalists: Sequence[FinalistResult], objective: str) -> Rows:
     heading = ["trial", *(["limits"] if has_exceeded else []), *names, column.heading]
     cells = []
     for place, finalist in enumerate(finalists):
-        cells.append(
-            [
-                str(finalist.trial.number),
-                *(["; ".join(finalist.exceeded) or "kept"] if has_exceeded else []),
-                *(short_value(finalist.trial.params[name]) for name in names),
-                *(format_number(value * column.factor) for value in finalist.value.bounds),
-                *(f"{100 * value:.2f}" if place else "" for value in finalist.behind.bounds),
-            ]
-        )
+        row = [str(finalist.trial.number), *(["; ".join(finalist.exceeded) or "kept"] if has_exceeded else [])]
+        row += [short_value(finalist.trial.params[name]) for name in names]
+        row += [format_number(value * column.factor) for value in finalist.value.bounds]
+        cells.append([*row, *(f"{100 * value:.2f}" if place else "" for value in finalist.behind.bounds)])
     return Rows([*heading, "95% from", "to", "behind %", "from", "to"], cells, len(heading))
 
 
@@ -158,17 +147,13 @@ def trials_csv(records: Iterable[TrialRecord], columns: Mapping[int, Mapping[str
                 **({"retry_of": record.retry.trial} if record.retry else {}),
                 "outcome": record.status.value,
                 **(columns or {}).get(record.number, {}),
-                **{f"param.{name}": _keep_nan(value) for name, value in record.all_params.items()},
+                # NaN is a value, and not an empty cell.
+                **{f"param.{name}": v if v == v else str(v) for name, v in record.all_params.items()},
                 **record.metrics,
                 "reason": record.reason,
             }
         )
     return csv_of(rows)
-
-
-def _keep_nan(value: object) -> object:
-    """Return a parameter's value for a table of text, in which NaN is a value and not an empty cell."""
-    return value if value == value else str(value)
 
 
 def csv_of(rows: Sequence[Mapping[str, Any]]) -> str:

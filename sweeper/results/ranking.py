@@ -33,24 +33,16 @@ SPEED_UNITS = {row.name: row.unit or row.name for row in sorted(ROWS, key=lambda
 
 @dataclass(frozen=True)
 class BestResult:
-    """The best trial of a platform (a device and how many of them) for one kind of work.
+    """The best trial of a platform (a device and how many of them) for one kind of work."""
 
-    Attributes:
-        work: the identity of the work: results that differ in it are neither ranked nor divided.
-        speed_metric: the metric that the trials are ranked by, one of `SPEED_UNITS`; `speed` is its best value.
-        trial: the row of the best trial.
-        trials: the rows that the best trial was chosen from.
-        rounds: rounds of the finals that the values are the mean of; 0 if they are of a single trial.
-    """
-
-    work: dict[str, str]
+    work: dict[str, str]  # the identity of the work: results that differ in it are neither ranked nor divided
     device: str
     devices: int
-    speed_metric: str
+    speed_metric: str  # the metric that the trials are ranked by, one of `SPEED_UNITS`; `speed` is its best value
     speed: Interval
-    trial: pd.Series
-    trials: pd.DataFrame
-    rounds: int = 0
+    trial: pd.Series  # the row of the best trial
+    trials: pd.DataFrame  # the rows that the best trial was chosen from
+    rounds: int = 0  # rounds of the finals that the values are the mean of; 0 if they are of a single trial
 
     @property
     def platform(self) -> str:
@@ -66,18 +58,14 @@ class BestResult:
 
     @property
     def rank_noun(self) -> str:
-        """What a rank runs on: a GPU, or a process on a CPU."""
         return "process" if self.is_cpu else "GPU"
 
     @property
     def metrics(self) -> dict[str, float]:
-        """The metrics that the best trial has, by name."""
-        names = [str(column) for column in self.trial.index if str(column).startswith("metric.")]
-        values = {name.removeprefix("metric."): float(self.trial[name]) for name in names}
-        return {name: value for name, value in values.items() if not math.isnan(value)}
+        names = [name for name in map(str, self.trial.index) if name.startswith("metric.")]
+        return {name.removeprefix("metric."): float(self.trial[name]) for name in names if pd.notna(self.trial[name])}
 
     def get_metric(self, name: str) -> float:
-        """Return a metric of the best trial, NaN if it has none of this name."""
         return float(self.trial.get(f"metric.{name}", math.nan))
 
     def get_first_metric(self, names: Sequence[str]) -> float:
@@ -231,13 +219,11 @@ def split_by_work(trials: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame]]:
     complete = set(select_complete(trials).index)
     kinds = [dict(work) for work, rows in rows_by_work.items() if complete & set(trials.index[rows])]
     for kind in kinds:
-        positions = [
-            position
-            for work, rows in rows_by_work.items()
+        positions = []
+        for work, rows in rows_by_work.items():
             # Of this kind, or none of the kinds and contradicts this one in nothing.
-            if dict(work) == kind or (dict(work) not in kinds and all(kind.get(name) == value for name, value in work))
-            for position in rows
-        ]
+            if dict(work) == kind or (dict(work) not in kinds and set(work) <= kind.items()):
+                positions += rows
         distinct = [name for name in kind if len({other.get(name) for other in kinds}) > 1]
         label = " ".join(kind[name] if name in MAIN_WORK_NAMES else f"{name}={kind[name]}" for name in distinct)
         yield label, trials.iloc[sorted(positions)]

@@ -57,14 +57,10 @@ class Run:
 
 @dataclass(frozen=True)
 class Gate:
-    """When runs count as slower.
+    """When runs count as slower."""
 
-    Attributes:
-        threshold: the fraction of the speed that may be lost.
-        between_runs: the standard deviation of equal runs, as a fraction, while they are too few to measure it.
-    """
-
-    threshold: float = 0.02
+    threshold: float = 0.02  # the fraction of the speed that may be lost
+    # The standard deviation of equal runs, as a fraction, while they are too few to measure it.
     between_runs: float = 0.02
 
     def __post_init__(self) -> None:
@@ -86,16 +82,11 @@ class Gate:
 
 @dataclass(frozen=True)
 class Spread:
-    """The standard deviation between runs, of the logarithms.
-
-    Attributes:
-        errors: the mean variance of the runs' own errors, of the earlier ones and of the new ones.
-        degrees_of_freedom: of its measurement; infinite where it is assumed.
-    """
+    """The standard deviation between runs, of the logarithms."""
 
     value: float
-    errors: tuple[float, float]
-    degrees_of_freedom: float = math.inf
+    errors: Sequence[float]  # the mean variance of the runs' own errors, of the earlier ones and of the new ones
+    degrees_of_freedom: float = math.inf  # of its measurement; infinite where it is assumed
 
     @property
     def is_assumed(self) -> bool:
@@ -118,52 +109,13 @@ class Spread:
 
 @dataclass(frozen=True)
 class Comparison:
-    """New runs against earlier ones.
-
-    Attributes:
-        ratio: of the new level to the earlier one, with the 95% interval that includes the spread between runs.
-        more_new, more_earlier: how many more runs of each a verdict needs; 0 with a verdict.
-    """
+    """New runs against earlier ones."""
 
     verdict: Verdict
-    ratio: Interval
+    ratio: Interval  # of the new level to the earlier one, with the 95% interval that includes the spread between runs
     spread: Spread
-    more_new: int = 0
+    more_new: int = 0  # how many more runs a verdict needs; 0 with a verdict
     more_earlier: int = 0
-
-
-@dataclass(frozen=True)
-class Sample:
-    """What two groups of runs, the earlier and the new ones, show of the spread between runs.
-
-    Attributes:
-        counts: of runs.
-        errors: the mean variance of the runs' own errors; NaN where a run has no interval.
-        squares: the sum of the squared distances from the means of the groups.
-    """
-
-    counts: tuple[int, int]
-    errors: tuple[float, float]
-    squares: float
-
-    @property
-    def degrees_of_freedom(self) -> int:
-        return sum(self.counts) - 2
-
-    @property
-    def known_errors(self) -> tuple[float, float]:
-        """The errors, zero where they are unknown: a measured spread includes them."""
-        earlier, new = (0.0 if math.isnan(error) else error for error in self.errors)
-        return earlier, new
-
-    def estimate_spread(self, assumed: float) -> Spread:
-        """Return the spread between runs: measured from enough runs or from some that contradict the assumed one."""
-        freedom = self.degrees_of_freedom
-        total = assumed**2 + max(self.known_errors)
-        if freedom < MEASURED_FROM and (not freedom or self.squares <= total * _chi_squared_limit(freedom)):
-            return Spread(assumed, self.errors)
-        inside = sum((count - 1) * error for count, error in zip(self.counts, self.known_errors, strict=True))
-        return Spread(math.sqrt(max(0.0, (self.squares - inside) / freedom)), self.known_errors, freedom)
 
 
 @cache
@@ -191,19 +143,21 @@ def compare_runs(earlier: Sequence[Run], new: Sequence[Run], gate: Gate) -> Comp
     logarithms = [np.array([run.logarithm for run in group]) for group in (earlier, new)]
     errors = [float(np.mean([run.variance for run in group])) for group in (earlier, new)]
     squares = sum(float(((values - values.mean()) ** 2).sum()) for values in logarithms)
-    sample = Sample((len(earlier), len(new)), (errors[0], errors[1]), squares)
+    counts = (len(earlier), len(new))
+    # A measured spread includes the errors that are unknown.
+    known_errors = [0.0 if math.isnan(error) else error for error in errors]
+    spread = _estimate_spread(counts, errors, known_errors, squares, gate.between_runs)
     change = float(logarithms[1].mean()) - float(logarithms[0].mean())
-    spread = sample.estimate_spread(gate.between_runs)
-    error = spread.error_of_difference(*sample.counts)
+    error = spread.error_of_difference(*counts)
     half_width = spread.quantile(0.025) * error
     ratio = Interval(*(math.exp(change + x) for x in (0, -half_width, half_width)))
     # An unknown error decides nothing: no comparison with NaN holds.
     if change < -gate.tolerated and change < -error * spread.quantile(FALSE_ALARM):
         return Comparison(Verdict.SLOWER, ratio, spread)
-    miss = LAST_MISS if spread.decides(*sample.counts, gate) else EARLY_MISS
+    miss = LAST_MISS if spread.decides(*counts, gate) else EARLY_MISS
     if change >= -gate.tolerated and change - error * spread.quantile(miss) >= -gate.detected:
         return Comparison(Verdict.NOT_SLOWER, ratio, spread)
-    more_earlier, more_new = count_more_runs(sample, gate)
+    more_earlier, more_new = _count_more_runs(counts, replace(spread, errors=known_errors), gate)
     return Comparison(Verdict.CANNOT_BE_TOLD, ratio, spread, more_new, more_earlier)
 
 
@@ -213,28 +167,38 @@ def find_worst(comparisons: Sequence[Comparison]) -> Comparison | None:
     return min(comparisons, key=lambda c: (order.index(c.verdict), -c.more_new - c.more_earlier), default=None)
 
 
-def count_more_runs(sample: Sample, gate: Gate) -> tuple[int, int]:
+def _estimate_spread(
+    counts: tuple[int, int], errors: Sequence[float], known_errors: Sequence[float], squares: float, assumed: float
+) -> Spread:
+    """Return the spread between runs: measured from enough runs or from some that contradict the assumed one.
+
+    `squares` is the sum of the squared distances of the logarithms from the means of their groups.
+    """
+    freedom = sum(counts) - 2
+    total = assumed**2 + max(known_errors)
+    if freedom < MEASURED_FROM and (not freedom or squares <= total * _chi_squared_limit(freedom)):
+        return Spread(assumed, errors)
+    inside = sum((count - 1) * error for count, error in zip(counts, known_errors, strict=True))
+    return Spread(math.sqrt(max(0.0, (squares - inside) / freedom)), known_errors, freedom)
+
+
+def _count_more_runs(counts: tuple[int, int], spread: Spread, gate: Gate) -> tuple[int, int]:
     """Return how many more earlier and new runs to make before the next look.
 
     They are as many as a verdict needs by the present spread. While that is assumed they are at most as many as it
     takes to measure it. New ones alone are preferred, since what the earlier runs measured is seldom at hand.
     """
-    spread = replace(sample.estimate_spread(gate.between_runs), errors=sample.known_errors)
-    more_earlier, more_new = _plan(sample.counts, spread, gate)
-    missing = MEASURED_FROM - sample.degrees_of_freedom
-    if spread.is_assumed and more_earlier + more_new > missing:
-        more_new = math.ceil(missing * more_new / (more_earlier + more_new))
-        more_earlier = missing - more_new
-    return more_earlier, more_new
-
-
-def _plan(counts: tuple[int, int], spread: Spread, gate: Gate) -> tuple[int, int]:
-    """Return the fewest more runs, earlier and new ones, with which this spread decides."""
     earlier, new = counts
     alone = ((0, more) for more in range(1, MOST_NEW_RUNS + 1))
     of_both = ((max(count - earlier, 0), max(count - new, 0)) for count in range(min(counts) + 1, MOST_RUNS))
     for more_earlier, more_new in chain(alone, of_both):
         freedom = spread.degrees_of_freedom + more_earlier + more_new  # infinite where the spread is assumed
         if replace(spread, degrees_of_freedom=freedom).decides(earlier + more_earlier, new + more_new, gate):
-            return more_earlier, more_new
-    return MOST_RUNS, MOST_RUNS
+            break
+    else:
+        more_earlier, more_new = MOST_RUNS, MOST_RUNS
+    missing = MEASURED_FROM - (earlier + new - 2)
+    if spread.is_assumed and more_earlier + more_new > missing:
+        more_new = math.ceil(missing * more_new / (more_earlier + more_new))
+        more_earlier = missing - more_new
+    return more_earlier, more_new
