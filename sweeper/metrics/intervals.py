@@ -71,17 +71,11 @@ class Interval:
 
 @dataclass(frozen=True)
 class Correlation:
-    """How much successive steps are alike.
+    """How much successive steps are alike."""
 
-    Attributes:
-        time_steps: the integrated autocorrelation time, 1 for independent steps.
-        degrees_of_freedom: of its estimate; infinite for independent steps.
-        is_too_short: there are too few steps to estimate it.
-    """
-
-    time_steps: float = 1.0
-    degrees_of_freedom: float = math.inf
-    is_too_short: bool = False
+    time_steps: float = 1.0  # the integrated autocorrelation time, 1 for independent steps
+    degrees_of_freedom: float = math.inf  # of its estimate; infinite for independent steps
+    is_too_short: bool = False  # there are too few steps to estimate it
 
 
 def interval_of_steps(times: np.ndarray, statistic: str, correlation: Correlation | None = None) -> Interval | None:

@@ -107,20 +107,13 @@ def plan_layouts(*words: str, **values: Any) -> Answer:
 
 @dataclass
 class Outcome:
-    """How the process ended.
-
-    Attributes:
-        end: the event `end` of `progress=json`; None if the sweep did not get there.
-        errors: what else it wrote to standard error.
-        output: what it wrote to standard output.
-        is_interrupted: a Ctrl-C was passed on to it.
-    """
+    """How the process ended."""
 
     code: int = 0
-    end: dict[str, Any] | None = None
-    errors: list[str] = field(default_factory=list)
-    output: list[str] = field(default_factory=list)
-    is_interrupted: bool = False
+    end: dict[str, Any] | None = None  # the event `end` of `progress=json`; None if the sweep did not get there
+    errors: list[str] = field(default_factory=list)  # what else it wrote to standard error
+    output: list[str] = field(default_factory=list)  # what it wrote to standard output
+    is_interrupted: bool = False  # a Ctrl-C was passed on to it
 
 
 def _read_result(outcome: Outcome) -> SweepResult:

@@ -25,35 +25,23 @@ SHOWN_OF_FRONT = 8  # in a block
 
 @dataclass(frozen=True)
 class ProgressState:
-    """The state of a sweep at one moment.
-
-    Attributes:
-        trials: the budget; None without a limit.
-        waiting: trials that a worker holds to start when the running one has ended.
-        remaining_s: estimated seconds until the budget is used up; None while unknown.
-        objectives: their metrics, the leading one first.
-        describe_workers: returns a line for each of the first N gangs.
-        tracking_error: why results are not in MLflow; empty if they are.
-        is_starting: no worker is up yet.
-        finals: finished and planned trials of the finals.
-        front: with several objectives, the trials on it, the best by the leading one first.
-    """
+    """The state of a sweep at one moment."""
 
     counts: Mapping[TrialStatus, int]
-    trials: int | None
+    trials: int | None  # the budget; None without a limit
     running: int
-    waiting: int
+    waiting: int  # trials that a worker holds to start when the running one has ended
     elapsed_s: float
-    remaining_s: float | None
+    remaining_s: float | None  # estimated time until the budget is used up; None while unknown
     best: TrialRecord | None
-    objectives: Sequence[str]
-    describe_workers: Callable[[int], list[str]] = lambda _: []
+    objectives: Sequence[str]  # the metrics of the objectives, the leading one first
+    describe_workers: Callable[[int], list[str]] = lambda _: []  # returns a line for each of the first N gangs
     gangs: int = 0
-    tracking_error: str = ""
-    is_starting: bool = False
+    tracking_error: str = ""  # why results are not in MLflow; empty if they are
+    is_starting: bool = False  # no worker is up yet
     is_stopping: bool = False
-    finals: tuple[int, int] | None = None
-    front: Sequence[TrialRecord] = ()
+    finals: tuple[int, int] | None = None  # finished and planned trials of the finals
+    front: Sequence[TrialRecord] = ()  # with several objectives, the trials on it, the best by the leading one first
 
     @property
     def ended(self) -> int:

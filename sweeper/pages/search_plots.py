@@ -36,17 +36,11 @@ IMPORTANCES = "Parameter importances (Kelley's epsilon squared)"
 
 @dataclass(frozen=True)
 class SearchResult:
-    """The ranked trials of one search.
+    """The ranked trials of one search."""
 
-    Attributes:
-        study: an Optuna study of the trials in memory, for Optuna's plots.
-        parameters: a column for each parameter that varies, as text, as MLflow stores them.
-        label: the objective and its unit.
-    """
-
-    study: optuna.Study
-    parameters: pd.DataFrame
-    label: str
+    study: optuna.Study  # an Optuna study of the trials in memory, for Optuna's plots
+    parameters: pd.DataFrame  # a column for each parameter that varies, as text, as MLflow stores them
+    label: str  # the objective and its unit
 
     @property
     def minimize(self) -> bool:

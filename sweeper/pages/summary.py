@@ -45,24 +45,15 @@ class Recording:
 
 @dataclass(frozen=True)
 class Summary:
-    """The summary of a sweep.
-
-    Attributes:
-        command: runs or resumes the sweep.
-        extend_command: extends it.
-        retry_command: runs its failed trials again; empty if there are none.
-        certify_command: measures the front of several objectives again; empty if that was done or is to be done.
-        drained: a line for each node that was drained.
-        stopped: why the sweep ended before its budget was used up, if it did.
-    """
+    """The summary of a sweep."""
 
     results: Results
-    command: str
-    extend_command: str
-    retry_command: str = ""
-    certify_command: str = ""
-    drained: Sequence[str] = ()
-    stopped: str = ""
+    command: str  # runs or resumes the sweep
+    extend_command: str  # extends it
+    retry_command: str = ""  # runs its failed trials again; empty if there are none
+    certify_command: str = ""  # measures the front of several objectives again; empty if that was done or is to be done
+    drained: Sequence[str] = ()  # a line for each node that was drained
+    stopped: str = ""  # why the sweep ended before its budget was used up, if it did
 
     @property
     def title(self) -> str:

@@ -28,28 +28,17 @@ MIN_TRIALS_OF_PLOTS = 20  # a table shows fewer better
 
 @dataclass(frozen=True)
 class Results:
-    """A sweep's trials, ranked.
-
-    Attributes:
-        counts: how many trials of the search ended with each status.
-        records: the trials of the search.
-        remeasured: the trials of the finals and node comparisons.
-        earlier_attempts: trials that a retry has replaced; nothing counts them.
-        best: the ranked trials of the search, the best first.
-        finalists: likewise, of one objective.
-        front: of several objectives; None with one, or without a ranked trial.
-        gpus: GPUs that were measured side by side, the slowest first.
-    """
+    """A sweep's trials, ranked."""
 
     plan: SweepPlan
-    counts: Mapping[TrialStatus, int]
-    records: Sequence[TrialRecord]
-    remeasured: Sequence[TrialRecord]
-    earlier_attempts: Sequence[TrialRecord]
-    best: Sequence[TrialRecord]
-    finalists: Sequence[FinalistResult]
-    gpus: list[per_gpu.GpuResult]
-    front: Front | None = None
+    counts: Mapping[TrialStatus, int]  # how many trials of the search ended with each status
+    records: Sequence[TrialRecord]  # the trials of the search
+    remeasured: Sequence[TrialRecord]  # the trials of the finals and node comparisons
+    earlier_attempts: Sequence[TrialRecord]  # trials that a retry has replaced; nothing counts them
+    best: Sequence[TrialRecord]  # the ranked trials of the search, the best first
+    finalists: Sequence[FinalistResult]  # likewise, of one objective
+    gpus: list[per_gpu.GpuResult]  # GPUs that were measured side by side, the slowest first
+    front: Front | None = None  # of several objectives; None with one, or without a ranked trial
 
     @staticmethod
     def collect(plan: SweepPlan, study: Study, progress: SweepProgress) -> Results:

@@ -24,68 +24,45 @@ FILE = "sweep.json"
 
 @dataclass(frozen=True)
 class SweepEnd:
-    """How the last run of a sweep ended.
+    """How the last run of a sweep ended."""
 
-    Attributes:
-        is_over: the budget was used up and no finals were left.
-        reason: why the loop ended before the budget, such as failures for one reason; empty if it did not.
-        winner: number of the trial that won; None if no trial was complete.
-        value, low, high: its objective and the bounds of its 95% interval; None where it has none.
-        rounds: rounds of the finals that the value is the mean of; 0 for the value of a single trial.
-        front: with several objectives, the numbers of the trials on their front; None from an earlier version.
-    """
-
-    is_over: bool
-    reason: str
-    winner: int | None
-    value: float | None
-    low: float | None
+    is_over: bool  # the budget was used up and no finals were left
+    reason: str  # why the loop ended before the budget, such as failures for one reason; empty if it did not
+    winner: int | None  # number of the trial that won; None if no trial was complete
+    value: float | None  # its objective
+    low: float | None  # the bounds of its 95% interval; None where it has none
     high: float | None
-    rounds: int
+    rounds: int  # rounds of the finals that the value is the mean of; 0 for the value of a single trial
     at_s: float
+    # With several objectives, the numbers of the trials on their front; None where an earlier version ended the sweep.
     front: Sequence[int] | None = None
 
 
 @dataclass(frozen=True)
 class SweepDescription:
-    """A sweep in plain values, secrets masked. Times are in seconds since 1970.
-
-    Attributes:
-        study: the id of its study, which its runs in MLflow have as a tag.
-        arguments: the command line that runs or resumes it.
-        settings: those of the workload's section; None if it has none.
-        constants: the parameters that every trial has.
-        space: the parameters as text.
-        hardware, device: the name of the hardware, and the device's own name.
-        gpus, ranks_per_node: ranks of a trial, and how many of them share a node.
-        nodes: of the sweep.
-        software: versions of the driver's packages by name.
-        git: commit of the checkout that ran.
-        budget_trials: trials of its budget, at most those of its space; None without a limit, or of an earlier version.
-        started_at_s: of its last run.
-        end: how that ended; None while it runs, and after it was killed.
-    """
+    """A sweep in plain values, secrets masked. Times are in seconds since 1970."""
 
     name: str
-    study: str
-    arguments: Sequence[str]
+    study: str  # the id of its study, which its runs in MLflow have as a tag
+    arguments: Sequence[str]  # the command line that runs or resumes it
     python: str
     host: str
     config: Mapping[str, Any]
-    settings: Mapping[str, Any] | None
-    constants: Mapping[str, Any]
-    space: Mapping[str, Any]
-    hardware: str
-    device: str
-    gpus: int
+    settings: Mapping[str, Any] | None  # those of the workload's section; None if it has none
+    constants: Mapping[str, Any]  # the parameters that every trial has
+    space: Mapping[str, Any]  # the parameters as text
+    hardware: str  # its name in the catalogue
+    device: str  # the device's own name
+    gpus: int  # ranks of a trial
     ranks_per_node: int
-    nodes: int
+    nodes: int  # of the sweep
     tracking_uri: str
-    software: Mapping[str, str]
-    git: Mapping[str, Any]
+    software: Mapping[str, str]  # versions of the driver's packages by name
+    git: Mapping[str, Any]  # commit of the checkout that ran
+    # Trials of its budget, at most those of its space; None without a limit, or of an earlier version.
     budget_trials: int | None = None
-    started_at_s: float = field(default_factory=time.time)
-    end: SweepEnd | None = None
+    started_at_s: float = field(default_factory=time.time)  # of its last run
+    end: SweepEnd | None = None  # how that ended; None while it runs, and after it was killed
 
     @property
     def workload(self) -> str:
