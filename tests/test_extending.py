@@ -58,7 +58,7 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A copy of the packages with one more metric, rule, GPU, planner row and workload."""
     tree = tmp_path_factory.mktemp("tree")
     for name in ("sweeper", "workloads", "conf", "benchmarks"):
-        ignored = shutil.ignore_patterns("__pycache__", "results")
+        ignored = shutil.ignore_patterns("__pycache__", *(["results"] if name == "benchmarks" else []))
         shutil.copytree(REPOSITORY / name, tree / name, symlinks=True, ignore=ignored)
     add_line(tree / "workloads/api/metrics.py", METRIC, before=")\nMETRICS = ")
     add_line(tree / "workloads/layouts/rules.py", RULE, after="\nRULES = (\n")
