@@ -12,10 +12,7 @@ TIE = "a tie"  # how the verdict begins if the finals cannot tell the first two 
 
 
 def format_number(value: float) -> str:
-    """Return a measured number with thousands separators and no decimals from 1000 on, else with four digits.
-
-    NaN, a value that is not known, is empty.
-    """
+    """Return a number with thousands separators from 1000 on, else with four digits; NaN, not known, is empty."""
     if math.isnan(value):
         return ""
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
@@ -32,10 +29,7 @@ def format_percent(share: float) -> str:
 
 
 def short_value(value: object) -> str:
-    """Return a parameter's value for names and tables: a whole number in full, others with six significant digits.
-
-    Control characters of a text are escapes.
-    """
+    """Return a parameter's value for names and tables: whole numbers in full, others with six digits; one line."""
     if isinstance(value, float) and not _is_whole(value):
         return f"{value:.6g}"
     return one_line(exact_value(value))
@@ -103,10 +97,7 @@ def shorten(text: str, length: int) -> str:
 
 
 def spreadsheet_cell(value: object) -> object:
-    """Return a value for a CSV file. A spreadsheet would take a text that begins like a formula for one: it gets a '.
-
-    As OWASP's page on CSV injection advises. Numbers stay, also those that are texts.
-    """
+    """Return a value for a CSV file. A text that begins like a formula, and is not a number, gets a ' (OWASP)."""
     if isinstance(value, str) and _FORMULA.match(value) and not _NUMBER.fullmatch(value):
         return f"'{value}"
     return value

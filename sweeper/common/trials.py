@@ -46,51 +46,34 @@ SHARED_FIELDS = ("fixed", "work")  # of records: as a rule equal for all trials 
 
 @dataclass(frozen=True)
 class TrialResult:
-    """The result that the cluster returned for one trial.
-
-    Attributes:
-        reason: one line; empty for a complete trial.
-        detail: the last lines of the worker's output.
-        measurements: one for each rank, of complete trials only.
-        files: of a trial without measurements: further results by file name.
-        where: node, process and log of rank 0, and Ray's ids of all nodes.
-        reusable: whether the workers may run another trial: they succeeded, or refused before they tried.
-    """
+    """The result that the cluster returned for one trial."""
 
     status: TrialStatus
     started_at_s: float
     ended_at_s: float
-    reason: str = ""
-    detail: str = ""
-    measurements: tuple[Measurement, ...] = ()
-    files: Mapping[str, bytes] = field(default_factory=dict)
-    where: Mapping[str, Scalar] = field(default_factory=dict)
-    reusable: bool = False
+    reason: str = ""  # one line; empty for a complete trial
+    detail: str = ""  # the last lines of the worker's output
+    measurements: tuple[Measurement, ...] = ()  # of each rank, if complete
+    files: Mapping[str, bytes] = field(default_factory=dict)  # further results by name, of a trial without measurements
+    where: Mapping[str, Scalar] = field(default_factory=dict)  # node, process and log of rank 0; Ray's ids of all nodes
+    reusable: bool = False  # the workers may run another trial: they succeeded, or refused before they tried
 
 
 @dataclass(frozen=True)
 class Remeasurement:
-    """Marks a trial that measures the parameters of `trial` again, in a round, beside all trials of `group`.
-
-    With an empty group it compares nodes (`sweeper/execution/node_health.py`).
-    """
+    """Marks a trial that measures the parameters of `trial` again, in a round."""
 
     trial: int
     round: int
-    group: tuple[int, ...]
+    group: tuple[int, ...]  # all trials of the round; empty where it compares nodes (`execution/node_health.py`)
 
 
 @dataclass(frozen=True)
 class Retry:
-    """Marks a trial that runs an earlier one again on request.
+    """Marks a trial that runs an earlier one again on request."""
 
-    Attributes:
-        trial: the number of the earlier attempt.
-        changed: what has changed since that attempt, a phrase each.
-    """
-
-    trial: int
-    changed: tuple[str, ...] = ()
+    trial: int  # the number of the earlier attempt
+    changed: tuple[str, ...] = ()  # since that attempt, a phrase each
 
     @staticmethod
     def from_dict(fields: Mapping[str, Any]) -> Retry:
@@ -112,39 +95,28 @@ class Trial:
 
 @dataclass(frozen=True)
 class TrialRecord:
-    """A finished trial as it is stored: in the study, and from there in MLflow.
-
-    Attributes:
-        reason: as in its result; of a complete trial, why it has no speed to rank.
-        elapsed_s: the sweep's seconds of searching when the trial ended, over all its runs.
-        files: paths of further results of the ranks.
-        fixed: parameters that the sweep does not search: constants, defaults and settings.
-        work: the identity of what was computed (`sweeper/preflight/work.py`).
-        remeasurement: set for trials of the finals and node comparisons, which do not belong to the search.
-        retry: set for a trial that runs an earlier one again.
-    """
+    """A finished trial as it is stored: in the study, and from there in MLflow."""
 
     number: int
     params: Mapping[str, Scalar]
     status: TrialStatus
-    reason: str
+    reason: str  # as in its result; of a complete trial, why it has no speed to rank
     detail: str
     metrics: Mapping[str, float]
     measurements: list[dict[str, Any]]
     where: Mapping[str, Scalar]
     started_at_s: float
     ended_at_s: float
-    elapsed_s: float
+    elapsed_s: float  # the sweep's seconds of searching when the trial ended, over all its runs
     attempts: int = 1
-    files: list[str] = field(default_factory=list)
-    fixed: Mapping[str, Scalar] = field(default_factory=dict)
-    work: Mapping[str, str] = field(default_factory=dict)
-    remeasurement: Remeasurement | None = None
+    files: list[str] = field(default_factory=list)  # paths of further results of the ranks
+    fixed: Mapping[str, Scalar] = field(default_factory=dict)  # not searched: constants, defaults and settings
+    work: Mapping[str, str] = field(default_factory=dict)  # what was computed (`sweeper/preflight/work.py`)
+    remeasurement: Remeasurement | None = None  # of the finals and node comparisons, which are not part of the search
     retry: Retry | None = None
 
     @property
     def all_params(self) -> dict[str, Scalar]:
-        """Every parameter of the trial, the fixed ones first."""
         return {**self.fixed, **self.params}
 
     @property
@@ -165,10 +137,7 @@ class TrialRecord:
 
     @staticmethod
     def from_fields(fields: dict[str, Any], earlier: TrialRecord | None = None) -> TrialRecord:
-        """Return the record of the plain values that its JSON holds.
-
-        It shares the `SHARED_FIELDS` of an earlier record that are equal: a quarter less memory.
-        """
+        """Return the record of plain values. It shares equal `SHARED_FIELDS` with an earlier one: 25% less memory."""
         shared = {name: getattr(earlier, name) for name in SHARED_FIELDS} if earlier else {}
         fields = fields | {name: value for name, value in shared.items() if value == fields.get(name)}
         remeasurement = fields["remeasurement"]
@@ -192,10 +161,7 @@ def rank_file_name(rank: int, name: str) -> str:
 
 
 def run_name(number: int, params: Mapping[str, object], remeasurement: Remeasurement | None) -> str:
-    """Return the name of a trial's MLflow run, of at most 250 characters.
-
-    `0012 m=4096 n=512`, or `0040 round 1 of 0003 m=4096 n=512` where it measures trial 3 again.
-    """
+    """Return the name of a trial's MLflow run: `0012 m=4096 n=512`, or `0040 round 1 of 0003 m=4096 n=512`."""
     parts = [f"{number:04d}"]
     if remeasurement:
         parts.append(f"round {remeasurement.round} of {remeasurement.trial:04d}")

@@ -45,26 +45,20 @@ def catalogue() -> dict[str, Hardware]:
     for path in [path for folder in (CONF, *_config_dirs) for path in sorted((folder / "hardware").glob("*.yaml"))]:
         if path.stem in files:  # as in Hydra, a user's file does not replace one of this project
             continue
-        files[path.stem] = values = _read(path, files)
-        prefix = f"{path.name if path.is_relative_to(CONF) else path}: "
-        entry = build(Hardware, values, prefix)
+        try:
+            values = yaml.load(path.read_text(), Loader=LOADER)
+        except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+            raise UserInputError(f"{path}: cannot be read ({first_line(error)})") from error
+        if not isinstance(values, dict):
+            raise UserInputError(f"{path}: must be a mapping: key: value")
+        merged: dict[str, Any] = {}
+        for base in values.pop("defaults", ()):
+            merged |= files.get(str(base), {})
+        files[path.stem] = merged = merged | {str(key): value for key, value in values.items()}
+        entry = build(Hardware, merged, f"{path.name if path.is_relative_to(CONF) else path}: ")
         if entry.kind == "gpu" and entry.name != "auto":
             entries.setdefault(entry.name, entry)
     return entries
-
-
-def _read(path: Path, files: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    """Return the keys of a file over those of the files that its defaults list names."""
-    try:
-        values = yaml.load(path.read_text(), Loader=LOADER)
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise UserInputError(f"{path}: cannot be read ({first_line(error)})") from error
-    if not isinstance(values, dict):
-        raise UserInputError(f"{path}: must be a mapping: key: value")
-    merged: dict[str, Any] = {}
-    for base in values.pop("defaults", ()):
-        merged |= files.get(str(base), {})
-    return merged | {str(key): value for key, value in values.items()}
 
 
 @cache

@@ -106,10 +106,6 @@ class Search:
 
     Attributes:
         sampler: what chooses the parameters of the next trial; set by search=NAME.
-        pruner: what ends poor trials early: the median rule, or asynchronous successive halving.
-        min_steps: the first step at which a pruner ends a trial.
-        reduction_factor: of asha: from one rung to the next, and the number of trials of which one goes on.
-        warm_start: a sweep of `dir`, or the path of a sweep's folder, whose best points are tried first.
     """
 
     sampler: Literal["tpe", "gp", "nsga2", "cmaes", "qmc", "random", "grid"]
@@ -122,13 +118,7 @@ class Search:
 
 @dataclass(frozen=True)
 class Budget:
-    """Limits of a sweep; it ends at the first one that is reached.
-
-    Attributes:
-        gpu_hours: GPUs of the trials times their hours.
-        cost: of these at `price_per_hour`, in its currency.
-        same_failures: failures for one reason, with no success in between, that stop the sweep.
-    """
+    """Limits of a sweep; it ends at the first one that is reached."""
 
     trials: int | None = field(default=None, metadata={"min": 1})
     time_s: float | None = field(default=None, metadata={"min": 0.001})
@@ -172,12 +162,7 @@ class ProjectionSection:
 
 @dataclass(frozen=True)
 class Config:
-    """A composed configuration, each value of the right type.
-
-    Attributes:
-        objective: short for workload.objective; two or three metrics make a Pareto front.
-        limits: bounds on metrics by name: an upper one where less is better, else a lower one.
-    """
+    """A composed configuration, each value of the right type."""
 
     workload: WorkloadSection
     space: dict[str, Any]
@@ -192,8 +177,8 @@ class Config:
     topology: TopologySection = TopologySection()
     projection: ProjectionSection = ProjectionSection()
     command: dict[str, Any] | None = None
-    objective: Any = None
-    limits: dict[str, Any] = field(default_factory=dict)
+    objective: Any = None  # short for workload.objective
+    limits: dict[str, Any] = field(default_factory=dict)  # upper bounds where less is better, else lower ones
     name: str | None = None
     exclusive: Literal["gpu", "node"] | None = None
     gpus: int | Literal["all"] = field(default=1, metadata={"min": 1})

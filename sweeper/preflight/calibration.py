@@ -96,28 +96,27 @@ def device_key(hardware: Hardware) -> str:
     return f"{hardware.name}_{part}" if part else hardware.name
 
 
-def find_calibration(choice: str, folder: Path, hardware: str) -> CalibrationFile | None:
-    """Return the measured rates of a kind of GPU; None if there are none.
+def find_calibration(choice: str, folder: Path, hardware: str, *, is_gpu: bool = True) -> CalibrationFile | None:
+    """Return the measured rates of a device; None if there are none, or for a CPU, whose estimates only order points.
 
     `choice`: `auto` for the file in the folder of the sweeps, if it is there, `none`, or the path of a file or folder.
 
     Raises UserInputError if the path that is given has no such file, or the file is not valid.
     """
-    path = calibration_path(choice, folder, hardware)
-    if path is None or (choice == AUTO and not path.exists()):
-        return None
-    calibration = read_calibration(path)
-    if calibration.hardware != hardware:
-        raise UserInputError(f"calibration={choice}: {path} was measured on {calibration.hardware}, not on {hardware}")
-    return CalibrationFile(path, calibration)
-
-
-def calibration_path(choice: str, folder: Path, hardware: str) -> Path | None:
-    """Return the file with the rates of a kind of GPU, whether it is there or not; None with `none`."""
     if choice == NONE:
         return None
     place = folder / FOLDER if choice == AUTO else Path(choice).expanduser()
-    return place if place.suffix in (".yaml", ".yml") else place / f"{hardware}.yaml"
+    path = place if place.suffix in (".yaml", ".yml") else place / f"{hardware}.yaml"
+    if choice == AUTO and not path.exists():
+        return None
+    if not is_gpu and not path.exists():
+        raise UserInputError(f"calibration={choice}: there is no {path}")
+    if not is_gpu:
+        return None
+    rates = read_calibration(path)
+    if rates.hardware != hardware:
+        raise UserInputError(f"calibration={choice}: {path} was measured on {rates.hardware}, not on {hardware}")
+    return CalibrationFile(path, rates)
 
 
 def read_calibration(path: Path) -> Calibration:

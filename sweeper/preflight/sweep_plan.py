@@ -19,14 +19,7 @@ from sweeper.config.space import Interval, Parameters, Space
 from sweeper.config.space_checks import WarmStart
 from sweeper.metrics.criteria import Criteria
 from sweeper.preflight import ceilings, corrections, cost_model
-from sweeper.preflight.calibration import (
-    AUTO,
-    CalibrationFile,
-    calibrate_device,
-    calibration_path,
-    device_key,
-    find_calibration,
-)
+from sweeper.preflight.calibration import CalibrationFile, calibrate_device, device_key, find_calibration
 from sweeper.preflight.clusters import build_machine, choose_topology
 from sweeper.preflight.cost_model import CostEstimates
 from sweeper.preflight.devices import describe_problems, select_devices
@@ -147,7 +140,8 @@ def plan_sweep(
     config, directory = resolved.config, Path(resolved.config.dir).expanduser().resolve()
     achieved_tflops = _achieved_tflops(directory, target, gpus)
     _check_measurable(resolved, target, gpus, bool(achieved_tflops))
-    calibration = _find_calibration(config, directory, target)
+    rates_of = device_key(target.hardware)
+    calibration = find_calibration(config.calibration, directory, rates_of, is_gpu=target.is_gpu)
     gpus_per_node = max(1, *(node.gpus for node in target.nodes))
     topology = choose_topology(config.topology, target.hardware, gpus_per_node, calibration)
     machine = build_machine(target, gpus, topology, achieved_tflops)
@@ -254,17 +248,6 @@ def _find_reasons(metric: str, resolved: ResolvedConfig, target: Target, gpus: i
     is_of_several = get_metric(metric).needs is Need.RANKS or (metric != base and find_source(base))
     if gpus == 1 and is_of_several:
         yield "it compares the ranks of a trial, which has one; set gpus="
-
-
-def _find_calibration(config: Config, directory: Path, target: Target) -> CalibrationFile | None:
-    """Return the measured rates of the devices. Estimates for a CPU give the order of points alone."""
-    choice, key = config.calibration, device_key(target.hardware)
-    if target.is_gpu:
-        return find_calibration(choice, directory, key)
-    path = calibration_path(choice, directory, key)
-    if path and choice != AUTO and not path.exists():
-        raise UserInputError(f"calibration={choice}: there is no {path}")
-    return None
 
 
 def _check_projection(resolved: ResolvedConfig, estimates: CostEstimates | None, target: Target, gpus: int) -> None:

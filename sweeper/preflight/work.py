@@ -30,10 +30,9 @@ class WorkIdentifier:
         return {name: value for name, value in self._recorded(point).items() if name not in point}
 
     def identify(self, point: Parameters, measurements: Iterable[Measurement] = ()) -> dict[str, str]:
-        """Return the identity of a trial's work, value by name.
+        """Return the identity of a trial's work, value by name, as `Workload.work` and `Workload.ways` declare.
 
-        A parameter belongs to it as `Workload.work` and `Workload.ways` declare. Environment variables say how the work
-        is done, and never which. A complete trial adds the data type and the statistic of its measurement.
+        Environment variables say how the work is done, and never which.
         """
         identity = {"workload": self.workload.name, "benchmark_version": self.workload.benchmark_version}
         for name, value in self._recorded(point).items():
