@@ -11,7 +11,6 @@ belong to.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, partial
 
@@ -19,6 +18,7 @@ import torch
 from torch import Tensor
 
 from workloads.api.contract import Infeasible
+from workloads.instruments.device import compiled_on_gpu
 from workloads.instruments.timing import time_in_turns
 from workloads.llama.attention_kernels import CPU_KERNEL, CUDA_KERNELS, ROCM_KERNELS, Gradients, Kernel
 from workloads.models.model import Model
@@ -65,7 +65,13 @@ def fastest_kernel(shape: AttentionShape, device: torch.device, candidates: tupl
     """
     if device.type == "cpu" and candidates is None:
         return CPU_KERNEL
-    inputs = _draw_inputs(shape, device)
+    length = min(max(shape.length, MIN_LENGTH), TIMED_TOKENS)
+
+    def draw(heads: int) -> Tensor:
+        size = (max(1, TIMED_TOKENS // length), length, heads, shape.head_size)
+        return torch.randn(*size, dtype=shape.dtype, device=device).transpose(1, 2)
+
+    inputs = [draw(heads) for heads in (shape.heads, shape.kv_heads, shape.kv_heads, shape.heads)]
     kernels, reasons = [], []
     for kernel in candidates or gpu_kernels():
         if reason := _unusable_reason(kernel, inputs):
@@ -82,18 +88,6 @@ def fastest_kernel(shape: AttentionShape, device: torch.device, candidates: tupl
     runs = [partial(_run, kernel, inputs) for kernel in kernels]
     times = time_in_turns(runs, device, warmup=1, repeats=3, cold_cache=False)
     return kernels[times.index(min(times, key=min))]
-
-
-def _draw_inputs(shape: AttentionShape, device: torch.device) -> list[Tensor]:
-    """Return q, k, v and d_out."""
-    length = min(max(shape.length, MIN_LENGTH), TIMED_TOKENS)
-    batch = max(1, TIMED_TOKENS // length)
-
-    def draw(heads: int) -> Tensor:
-        size = (batch, length, heads, shape.head_size)
-        return torch.randn(*size, dtype=shape.dtype, device=device).transpose(1, 2)
-
-    return [draw(heads) for heads in (shape.heads, shape.kv_heads, shape.kv_heads, shape.heads)]
 
 
 def _run(kernel: Kernel, inputs: list[Tensor]) -> tuple[Tensor, Tensor, Gradients]:
@@ -154,9 +148,6 @@ def measure_error(inputs: list[Tensor], out: Tensor, lse: Tensor, gradients: Gra
     return max(error if error == error else math.inf for error in errors)
 
 
-# ── attention over groups of keys ──
-
-
 def attend(
     kernel: Kernel, q: Tensor, k: Tensor, v: Tensor, past_kv: tuple[Tensor, Tensor] | None
 ) -> tuple[Tensor, ...]:
@@ -167,22 +158,12 @@ def attend(
     return merge_attention(out, lse, *kernel.forward(q, *past_kv, False))
 
 
+@compiled_on_gpu
 def merge_attention(out: Tensor, lse: Tensor, past_out: Tensor, past_lse: Tensor) -> tuple[Tensor, Tensor]:
     """Return out, in its data type, and lse over two groups of keys from those over each group."""
-    merge = _merge_attention if out.device.type == "cpu" else _compile_merge_attention()
-    return merge(out, lse, past_out, past_lse)
-
-
-def _merge_attention(out: Tensor, lse: Tensor, past_out: Tensor, past_lse: Tensor) -> tuple[Tensor, Tensor]:
     merged_lse = torch.logaddexp(lse, past_lse)
     weight, past_weight = (lse - merged_lse).exp()[..., None], (past_lse - merged_lse).exp()[..., None]
     return (out * weight + past_out * past_weight).to(out.dtype), merged_lse
-
-
-@cache
-def _compile_merge_attention() -> Callable[..., tuple[Tensor, Tensor]]:
-    """Compile at the first use: `torch.compile` imports 2000 modules in 2 s, which a CPU does not need."""
-    return torch.compile(_merge_attention, dynamic=False)
 
 
 def attend_backward(

@@ -37,17 +37,12 @@ class Kernel(NamedTuple):
     backward: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, bool], Gradients]
 
 
-# ── kernels of PyTorch ──
-
-
-def _cudnn_forward(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> tuple[Tensor, Tensor]:
+def _cudnn_fwd(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> tuple[Tensor, Tensor]:
     out, lse, *_ = aten._scaled_dot_product_cudnn_attention(q, k, v, None, True, 0.0, causal)
     return out, lse.squeeze(-1)
 
 
-def _cudnn_backward(
-    d_out: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, causal: bool
-) -> Gradients:
+def _cudnn_bwd(d_out: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, causal: bool) -> Gradients:
     random = (torch.zeros((), dtype=torch.int64, device=q.device),) * 2
     sizes, no_bias_or_packing = (q.shape[2], k.shape[2]), (None, None, None)
     return aten._scaled_dot_product_cudnn_attention_backward(
@@ -55,14 +50,12 @@ def _cudnn_backward(
     )
 
 
-def _flash_forward(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> tuple[Tensor, Tensor]:
+def _flash_fwd(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> tuple[Tensor, Tensor]:
     out, lse, *_ = aten._scaled_dot_product_flash_attention(q, k, v, 0.0, causal)
     return out, lse
 
 
-def _flash_backward(
-    d_out: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, causal: bool
-) -> Gradients:
+def _flash_bwd(d_out: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, causal: bool) -> Gradients:
     # On ROCm both libraries return and take seed and offset as int64 scalars (prepare_philox_arguments of
     # mha_all_aot.hip).
     size, dtype = ((), torch.int64) if torch.version.hip else ((2,), torch.uint64)
@@ -75,16 +68,14 @@ def _flash_backward(
 # The memory-efficient kernel has no grouped-query attention: keys and values are repeated for each query head.
 
 
-def _efficient_forward(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> tuple[Tensor, Tensor]:
+def _efficient_fwd(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> tuple[Tensor, Tensor]:
     group_size = q.shape[1] // k.shape[1]
     k, v = k.repeat_interleave(group_size, 1), v.repeat_interleave(group_size, 1)
     out, lse, *_ = aten._scaled_dot_product_efficient_attention(q, k, v, None, True, 0.0, causal)
     return out, lse[..., : q.shape[2]]
 
 
-def _efficient_backward(
-    d_out: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, causal: bool
-) -> Gradients:
+def _efficient_bwd(d_out: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, causal: bool) -> Gradients:
     # CUTLASS's kernel reads the lse in whole blocks of 32 queries. AOTriton's views it as [batch * heads, queries], so
     # that it takes the compact one that its forward pass returns (attention_backward.cu): padding it fails for lengths
     # that are not multiples of 32.
@@ -100,22 +91,19 @@ def _efficient_backward(
     return dq, dk.unflatten(1, groups).sum(2), dv.unflatten(1, groups).sum(2)
 
 
-def _cpu_forward(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> tuple[Tensor, Tensor]:
+def _cpu_fwd(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> tuple[Tensor, Tensor]:
     return aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, causal)
 
 
-def _cpu_backward(d_out: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, causal: bool) -> Gradients:
+def _cpu_bwd(d_out: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, causal: bool) -> Gradients:
     return aten._scaled_dot_product_flash_attention_for_cpu_backward(d_out, q, k, v, out, lse, 0.0, causal)
 
 
 @contextmanager
 def rocm_attention_library(name: str) -> Iterator[None]:
-    """Let PyTorch's attention on ROCm run by `aotriton` or `ck` until the block ends.
+    """Let PyTorch's attention on ROCm run by `aotriton` or `ck` until the block ends. Raises RuntimeError without CK.
 
     The choice is one of the process, and TORCH_ROCM_FA_PREFER_CK sets it too: both are therefore set by name.
-
-    Raises:
-        RuntimeError: this PyTorch has no CK, or CK does not support the GPU.
     """
     # A PyTorch without this function takes AOTriton, with a warning alone, for a CK that it lacks (flash_api.h).
     is_available = getattr(torch.backends.cuda, "is_ck_sdpa_available", lambda: False)
@@ -142,7 +130,7 @@ def _run_by(library: str, function: Callable[..., Any]) -> Callable[..., Any]:
 # [batch, heads, queries], and they sum the gradients of grouped heads.
 
 
-def _by_tokens(*tensors: Tensor) -> tuple[Tensor, ...]:
+def _by_tokens(*tensors: Tensor) -> Any:
     """Return views with heads and tokens exchanged."""
     return tuple(tensor.transpose(1, 2) for tensor in tensors)
 
@@ -152,20 +140,17 @@ def _by_tokens(*tensors: Tensor) -> tuple[Tensor, ...]:
 # kernel, for the whole process: then the two could not be timed in turns.
 
 
-def _flash4_forward(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> tuple[Tensor, Tensor]:
+def _flash4_fwd(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> tuple[Tensor, Tensor]:
     from flash_attn.cute.interface import _flash_attn_fwd
 
     out, lse, *_ = _flash_attn_fwd(*_by_tokens(q, k, v), causal=causal, return_lse=True)
     return out.transpose(1, 2), lse
 
 
-def _flash4_backward(
-    d_out: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, causal: bool
-) -> Gradients:
+def _flash4_bwd(d_out: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, causal: bool) -> Gradients:
     from flash_attn.cute.interface import _flash_attn_bwd
 
-    dq, dk, dv, *_ = _flash_attn_bwd(*_by_tokens(q, k, v, out, d_out), lse, causal=causal)
-    return dq.transpose(1, 2), dk.transpose(1, 2), dv.transpose(1, 2)
+    return _by_tokens(*_flash_attn_bwd(*_by_tokens(q, k, v, out, d_out), lse, causal=causal)[:3])
 
 
 def _rocm_arguments(q: Tensor, causal: bool) -> dict[str, Any]:
@@ -174,7 +159,7 @@ def _rocm_arguments(q: Tensor, causal: bool) -> dict[str, Any]:
     return {"dropout_p": 0.0, "softmax_scale": q.shape[-1] ** -0.5, "causal": causal, "alibi_slopes": None} | window
 
 
-def _aiter_forward(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> tuple[Tensor, Tensor]:
+def _aiter_fwd(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> tuple[Tensor, Tensor]:
     from aiter.ops.mha import _flash_attn_forward
 
     arguments = _rocm_arguments(q, causal) | {"return_lse": True, "return_softmax": False, "sink_size": 0}
@@ -186,9 +171,7 @@ def _aiter_forward(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> tuple[Tenso
     return out.transpose(1, 2), lse
 
 
-def _aiter_backward(
-    d_out: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, causal: bool
-) -> Gradients:
+def _aiter_bwd(d_out: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, causal: bool) -> Gradients:
     from aiter.ops.mha import _flash_attn_backward
 
     # The kernels in assembly add up dq in any order: they are left out where the result has to be deterministic.
@@ -196,11 +179,10 @@ def _aiter_backward(
     arguments = _rocm_arguments(q, causal) | {"dbias": None, "bias": None, "deterministic": False}
     arguments |= dict(zip(("dq", "dk", "dv"), gradients, strict=True))
     _flash_attn_backward(*_by_tokens(d_out, q, k, v, out), lse, **arguments)
-    dq, dk, dv = _by_tokens(*gradients)
-    return dq, dk, dv
+    return _by_tokens(*gradients)
 
 
-def _flash_attn_package_forward(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> tuple[Tensor, Tensor]:
+def _package_fwd(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> tuple[Tensor, Tensor]:
     from flash_attn.flash_attn_interface import _flash_attn_forward
 
     arguments = _rocm_arguments(q, causal) | {"softcap": 0.0, "return_softmax": False}
@@ -208,40 +190,30 @@ def _flash_attn_package_forward(q: Tensor, k: Tensor, v: Tensor, causal: bool) -
     return out.transpose(1, 2), lse
 
 
-def _flash_attn_package_backward(
-    d_out: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, causal: bool
-) -> Gradients:
+def _package_bwd(d_out: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, causal: bool) -> Gradients:
     from flash_attn.flash_attn_interface import _flash_attn_backward
 
     gradients = [torch.empty_like(x) for x in _by_tokens(q, k, v)]
     arguments = _rocm_arguments(q, causal) | {"softcap": 0.0, "deterministic": False}
     _flash_attn_backward(*_by_tokens(d_out, q, k, v, out), lse, *gradients, **arguments)
-    dq, dk, dv = _by_tokens(*gradients)
-    return dq, dk, dv
+    return _by_tokens(*gradients)
 
 
 # ── all kernels ──
 
 WITH_FP32 = (*HALF_PRECISION, torch.float32)
-CPU_KERNEL = Kernel("cpu", WITH_FP32, _cpu_forward, _cpu_backward)
+CPU_KERNEL = Kernel("cpu", WITH_FP32, _cpu_fwd, _cpu_bwd)
 CUDA_KERNELS = (
-    Kernel("cudnn", HALF_PRECISION, _cudnn_forward, _cudnn_backward),
-    Kernel("flash", HALF_PRECISION, _flash_forward, _flash_backward),
-    Kernel("flash4", HALF_PRECISION, _flash4_forward, _flash4_backward),
-    Kernel("efficient", WITH_FP32, _efficient_forward, _efficient_backward),
+    Kernel("cudnn", HALF_PRECISION, _cudnn_fwd, _cudnn_bwd),
+    Kernel("flash", HALF_PRECISION, _flash_fwd, _flash_bwd),
+    Kernel("flash4", HALF_PRECISION, _flash4_fwd, _flash4_bwd),
+    Kernel("efficient", WITH_FP32, _efficient_fwd, _efficient_bwd),
 )
 ROCM_KERNELS = (
-    *(
-        Kernel(library, HALF_PRECISION, _run_by(library, _flash_forward), _run_by(library, _flash_backward))
-        for library in ("aotriton", "ck")
-    ),
-    Kernel("aiter", HALF_PRECISION, _aiter_forward, _aiter_backward),
-    Kernel("flash_attn", HALF_PRECISION, _flash_attn_package_forward, _flash_attn_package_backward),
-    Kernel(
-        "aotriton_efficient",
-        WITH_FP32,
-        _run_by("aotriton", _efficient_forward),
-        _run_by("aotriton", _efficient_backward),
-    ),
+    Kernel("aotriton", HALF_PRECISION, _run_by("aotriton", _flash_fwd), _run_by("aotriton", _flash_bwd)),
+    Kernel("ck", HALF_PRECISION, _run_by("ck", _flash_fwd), _run_by("ck", _flash_bwd)),
+    Kernel("aiter", HALF_PRECISION, _aiter_fwd, _aiter_bwd),
+    Kernel("flash_attn", HALF_PRECISION, _package_fwd, _package_bwd),
+    Kernel("aotriton_efficient", WITH_FP32, _run_by("aotriton", _efficient_fwd), _run_by("aotriton", _efficient_bwd)),
 )
 KERNELS = {kernel.name: kernel for kernel in (CPU_KERNEL, *CUDA_KERNELS, *ROCM_KERNELS)}

@@ -44,11 +44,8 @@ def hf_names(name: str) -> list[str]:
 def open_reader(folder: Path, shape: Model) -> Callable[[str], torch.Tensor]:
     """Return a function from a parameter's name in `workloads.llama.model.Llama` to its tensor in the checkpoint.
 
-    A tensor is read from its file at each call, on the CPU and in the checkpoint's data type.
-
-    Raises:
-        ValueError: the folder has no checkpoint, or one of another shape; the message lists the differences. The
-            returned function raises it for a tensor that the checkpoint lacks.
+    A tensor is read from its file at each call, on the CPU and in the checkpoint's data type. Both raise ValueError:
+    for a folder without a checkpoint of this shape, and for a tensor that the checkpoint lacks.
     """
     files = sorted(folder.glob("*.safetensors"))
     if not files or not (folder / "config.json").exists():
@@ -56,7 +53,10 @@ def open_reader(folder: Path, shape: Model) -> Callable[[str], torch.Tensor]:
             f"checkpoint={folder} has no *.safetensors files with a config.json; "
             "set it to a folder that `save_pretrained` of transformers has written"
         )
-    actual = _read_config(folder)
+    actual: dict[str, Any] = json.loads((folder / "config.json").read_text())
+    if rope := dict(actual.get("rope_parameters") or {}):  # transformers 5; version 4 has the two keys
+        actual["rope_theta"] = rope.pop("rope_theta", actual.get("rope_theta"))
+        actual["rope_scaling"] = None if rope.get("rope_type") == "default" else rope
     differences = [
         f"{key} is {actual[key]}, the model's is {expected}"
         for key, expected in build_config(shape).items()
@@ -75,55 +75,36 @@ def open_reader(folder: Path, shape: Model) -> Callable[[str], torch.Tensor]:
     return read
 
 
-def _read_config(folder: Path) -> dict[str, Any]:
-    """Return config.json with the keys of transformers 4, which has two for rotary embeddings where 5 has one."""
-    values: dict[str, Any] = json.loads((folder / "config.json").read_text())
-    if rope := dict(values.get("rope_parameters") or {}):
-        values["rope_theta"] = rope.pop("rope_theta", values.get("rope_theta"))
-        values["rope_scaling"] = None if rope.get("rope_type") == "default" else rope
-    return values
-
-
 def save(folder: Path, shape: Model, weights: Mapping[str, torch.Tensor]) -> None:
     """Write a checkpoint that `transformers` reads, in shards of about 4 GB.
 
     `weights` have their names in `workloads.llama.model.Llama`. The first one's data type goes into config.json.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    tensors = _split_parameters(shape, weights)
+    kv_size = shape.kv_heads * shape.head_size
+    part_rows = {"qkv": [shape.heads * shape.head_size, kv_size, kv_size], "gate_up": [shape.intermediate_size] * 2}
+    shards: list[dict[str, torch.Tensor]] = [{}]
+    shard_bytes = total_bytes = 0
+    for name, weight in weights.items():
+        parts = [weight]
+        if len(names := hf_names(name)) > 1:
+            parts = list(weight.split(part_rows[name.split(".")[2]]))
+        for hf_name, part in zip(names, parts, strict=True):
+            if shard_bytes + part.nbytes > SHARD_BYTES and shards[-1]:
+                shards.append({})
+                shard_bytes = 0
+            shards[-1][hf_name] = part.contiguous()
+            shard_bytes += part.nbytes
+            total_bytes += part.nbytes
     weight_map: dict[str, str] = {}
-    shards = _group_into_shards(tensors)
     for number, shard in enumerate(shards, 1):
         file = f"model-{number:05d}-of-{len(shards):05d}.safetensors"
         save_file(shard, folder / file, metadata={"format": "pt"})
         weight_map |= dict.fromkeys(shard, file)
-    total_bytes = sum(tensor.nbytes for tensor in tensors.values())
     index = {"metadata": {"total_size": total_bytes}, "weight_map": weight_map}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=1))
-    dtype = str(next(iter(tensors.values())).dtype).removeprefix("torch.")
+    dtype = str(next(iter(weights.values())).dtype).removeprefix("torch.")
     (folder / "config.json").write_text(json.dumps(build_config(shape) | {"torch_dtype": dtype}, indent=1))
-
-
-def _split_parameters(shape: Model, weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Return the tensors by Hugging Face's names."""
-    kv_size = shape.kv_heads * shape.head_size
-    part_rows = {"qkv": [shape.heads * shape.head_size, kv_size, kv_size], "gate_up": [shape.intermediate_size] * 2}
-    tensors: dict[str, torch.Tensor] = {}
-    for name, weight in weights.items():
-        names = hf_names(name)
-        inner_name = name.split(".", 2)[2] if name.startswith("blocks.") else name
-        parts = weight.split(part_rows[inner_name.split(".")[0]]) if len(names) > 1 else [weight]
-        tensors |= {hf_name: part.contiguous() for hf_name, part in zip(names, parts, strict=True)}
-    return tensors
-
-
-def _group_into_shards(tensors: Mapping[str, torch.Tensor]) -> list[dict[str, torch.Tensor]]:
-    shards: list[dict[str, torch.Tensor]] = [{}]
-    for name, tensor in tensors.items():
-        if sum(t.nbytes for t in shards[-1].values()) + tensor.nbytes > SHARD_BYTES and shards[-1]:
-            shards.append({})
-        shards[-1][name] = tensor
-    return shards
 
 
 def build_config(shape: Model) -> dict[str, Any]:

@@ -33,7 +33,13 @@ def load_sequences(
     if path.suffix in TOKEN_ID_TYPES:
         ids = np.memmap(path, TOKEN_ID_TYPES[path.suffix], "r")[:needed].astype(np.int64)
     elif tokenizer is not None:
-        ids = _encode(path, tokenizer)[:needed]
+        try:
+            from tokenizers import Tokenizer
+        except ModuleNotFoundError as error:
+            raise ValueError(f"tokenizer={tokenizer} needs the package tokenizers: pip install tokenizers") from error
+        if not Path(tokenizer).is_file():
+            raise ValueError(f"tokenizer={tokenizer}: there is no such file; it must be the path of a tokenizer.json")
+        ids = np.array(Tokenizer.from_file(tokenizer).encode(path.read_text()).ids, dtype=np.int64)[:needed]
     else:
         with path.open("rb") as file:
             ids = np.frombuffer(file.read(needed), dtype=np.uint8).astype(np.int64)
@@ -45,16 +51,6 @@ def load_sequences(
             f"but the model's vocabulary has {vocabulary} tokens"
         )
     return torch.from_numpy(ids.reshape(count, length))
-
-
-def _encode(path: Path, tokenizer: str) -> np.ndarray:
-    try:
-        from tokenizers import Tokenizer
-    except ModuleNotFoundError as error:
-        raise ValueError(f"tokenizer={tokenizer} needs the package tokenizers: pip install tokenizers") from error
-    if not Path(tokenizer).is_file():
-        raise ValueError(f"tokenizer={tokenizer}: there is no such file; it must be the path of a tokenizer.json")
-    return np.array(Tokenizer.from_file(tokenizer).encode(path.read_text()).ids, dtype=np.int64)
 
 
 def synthetic_tokens(vocabulary: int, count: int, length: int, seed: int) -> torch.Tensor:

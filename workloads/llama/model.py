@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from functools import cache
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from workloads.instruments.device import compiled_on_gpu
 from workloads.llama.pytorch_attention import causal_attention
 from workloads.models.model import Model
 
@@ -167,22 +167,11 @@ class _ChunkedLoss(torch.autograd.Function):
         return d_hidden * d_loss, d_weight * d_loss, None, None
 
 
-def _eager_loss_and_gradient(logits: Tensor, targets: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
+@compiled_on_gpu
+def _loss_and_gradient(logits: Tensor, targets: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
     """Return the summed loss of a chunk times `scale`, and its gradient with respect to the logits in their dtype."""
     log_sum = torch.logsumexp(logits.float(), dim=-1, keepdim=True)
     probabilities = torch.exp(logits.float() - log_sum)
     one_hot = torch.arange(logits.shape[-1], device=logits.device)[None, :] == targets[:, None]
     loss = (log_sum - logits.gather(1, targets[:, None]).float()).sum() * scale
     return loss, ((probabilities - one_hot.float()) * scale).to(logits.dtype)
-
-
-@cache
-def _compile_loss_and_gradient() -> Callable[..., tuple[Tensor, Tensor]]:
-    """Compile at the first use, on a GPU: importing PyTorch's compiler takes 2 s."""
-    return torch.compile(_eager_loss_and_gradient, dynamic=False)
-
-
-def _loss_and_gradient(logits: Tensor, targets: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
-    if logits.device.type == "cpu":
-        return _eager_loss_and_gradient(logits, targets, scale)
-    return _compile_loss_and_gradient()(logits, targets, scale)

@@ -119,7 +119,7 @@ def test_flash_attention_4_has_its_two_functions() -> None:
     """Where it is installed, which is on Linux with CUDA 13. It is pinned to one version."""
     assert re.search(r'"flash-attn-4\[cu13\]==[\w.]+;', (REPOSITORY / "pyproject.toml").read_text())
     interface = pytest.importorskip("flash_attn.cute.interface")
-    remedy = "Adapt _flash4_forward and _flash4_backward in workloads/llama/attention_kernels.py."
+    remedy = "Adapt _flash4_fwd and _flash4_bwd in workloads/llama/attention_kernels.py."
     with canary("flash_attn.cute.interface", remedy):
         forward = inspect.signature(interface._flash_attn_fwd).parameters
         backward = inspect.signature(interface._flash_attn_bwd).parameters
