@@ -5,6 +5,8 @@ earlier kernel has found, those of granularity `block` find the scales of the bl
 (`workloads.llama.fp8_quantize`).
 """
 
+# mypy: disallow-untyped-defs=False
+
 from __future__ import annotations
 
 import triton
@@ -12,7 +14,7 @@ import triton.language as tl
 
 
 @triton.jit
-def scale_of(amax):  # type: ignore[no-untyped-def]
+def scale_of(amax):
     """`workloads.llama.fp8_quantize.scale_of`: scales from the largest magnitudes, on the bits of fp32."""
     bits = amax.to(tl.int32, bitcast=True)
     exponent = tl.maximum(((bits + 0x1FFFFF) >> 23) - 8, 1)
@@ -24,7 +26,7 @@ def scale_of(amax):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def amax_kernel(x, partial, numel, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+def amax_kernel(x, partial, numel, BLOCK: tl.constexpr):
     peak = tl.zeros([BLOCK], tl.float32)
     for start in range(tl.program_id(0) * BLOCK, numel, tl.num_programs(0) * BLOCK):
         at = start + tl.arange(0, BLOCK)
@@ -33,7 +35,7 @@ def amax_kernel(x, partial, numel, BLOCK: tl.constexpr):  # type: ignore[no-unty
 
 
 @triton.jit
-def swiglu_amax_kernel(gate, up, partial, numel, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+def swiglu_amax_kernel(gate, up, partial, numel, BLOCK: tl.constexpr):
     peak = tl.zeros([BLOCK], tl.float32)
     for start in range(tl.program_id(0) * BLOCK, numel, tl.num_programs(0) * BLOCK):
         at = start + tl.arange(0, BLOCK)
@@ -44,7 +46,7 @@ def swiglu_amax_kernel(gate, up, partial, numel, BLOCK: tl.constexpr):  # type: 
 
 
 @triton.jit
-def swiglu_derivatives(g, u, d):  # type: ignore[no-untyped-def]
+def swiglu_derivatives(g, u, d):
     """Return the output, and the gradients of gate and up."""
     sigmoid = tl.sigmoid(g)
     silu = g * sigmoid
@@ -52,9 +54,7 @@ def swiglu_derivatives(g, u, d):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def swiglu_backward_amax_kernel(  # type: ignore[no-untyped-def]
-    gate, up, d_hidden, hidden_partial, d_partial, numel, BLOCK: tl.constexpr
-):
+def swiglu_backward_amax_kernel(gate, up, d_hidden, hidden_partial, d_partial, numel, BLOCK: tl.constexpr):
     hidden_peak = tl.zeros([BLOCK], tl.float32)
     d_peak = tl.zeros([BLOCK], tl.float32)
     for start in range(tl.program_id(0) * BLOCK, numel, tl.num_programs(0) * BLOCK):
@@ -70,7 +70,7 @@ def swiglu_backward_amax_kernel(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def scale_kernel(partial, scale, COUNT: tl.constexpr):  # type: ignore[no-untyped-def]
+def scale_kernel(partial, scale, COUNT: tl.constexpr):
     tl.store(scale, scale_of(tl.max(tl.load(partial + tl.arange(0, COUNT)), 0)))
 
 
@@ -78,7 +78,7 @@ def scale_kernel(partial, scale, COUNT: tl.constexpr):  # type: ignore[no-untype
 
 
 @triton.jit
-def cast_tensor_kernel(  # type: ignore[no-untyped-def]
+def cast_tensor_kernel(
     x,
     scale,
     row_factors,
@@ -113,9 +113,7 @@ def cast_tensor_kernel(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def norm_tensor_kernel(  # type: ignore[no-untyped-def]
-    x, addend, weight, scale, total, rows, features, eps, ADD: tl.constexpr, BLOCK: tl.constexpr
-):
+def norm_tensor_kernel(x, addend, weight, scale, total, rows, features, eps, ADD: tl.constexpr, BLOCK: tl.constexpr):
     t = tl.program_id(0).to(tl.int64)
     n = tl.arange(0, BLOCK)
     inside = n < features
@@ -131,7 +129,7 @@ def norm_tensor_kernel(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def swiglu_tensor_kernel(gate, up, scale, rows, numel, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+def swiglu_tensor_kernel(gate, up, scale, rows, numel, BLOCK: tl.constexpr):
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     g = tl.load(gate + at, mask=at < numel, other=0.0).to(tl.float32)
     u = tl.load(up + at, mask=at < numel, other=0.0).to(tl.float32)
@@ -140,7 +138,7 @@ def swiglu_tensor_kernel(gate, up, scale, rows, numel, BLOCK: tl.constexpr):  # 
 
 
 @triton.jit
-def swiglu_backward_tensor_kernel(  # type: ignore[no-untyped-def]
+def swiglu_backward_tensor_kernel(
     gate,
     up,
     d_hidden,
@@ -184,7 +182,7 @@ def swiglu_backward_tensor_kernel(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def store_rows(value, rows, scales, t, n, has_token, has_feature, tokens, features, block):  # type: ignore[no-untyped-def]
+def store_rows(value, rows, scales, t, n, has_token, has_feature, tokens, features, block):
     """Write a tile [tokens, 128 features] to rows[tokens, features] at t and n, which are the block's features."""
     scale = scale_of(tl.max(tl.abs(value), 1))
     tl.store(scales + block.to(tl.int64) * tokens + t, scale, mask=has_token)
@@ -193,7 +191,7 @@ def store_rows(value, rows, scales, t, n, has_token, has_feature, tokens, featur
 
 
 @triton.jit
-def store_columns(value, columns, scales, t, n, has_token, has_feature, tokens, features, block):  # type: ignore[no-untyped-def]
+def store_columns(value, columns, scales, t, n, has_token, has_feature, tokens, features, block):
     """Write a tile [128 tokens, features] to columns[features, tokens] at n and t, which are the block's tokens."""
     scale = scale_of(tl.max(tl.abs(value), 0))
     tl.store(scales + block.to(tl.int64) * features + n, scale, mask=has_feature)
@@ -202,7 +200,7 @@ def store_columns(value, columns, scales, t, n, has_token, has_feature, tokens, 
 
 
 @triton.jit
-def cast_block_kernel(  # type: ignore[no-untyped-def]
+def cast_block_kernel(
     x,
     row_factors,
     column_factors,
@@ -237,7 +235,7 @@ def cast_block_kernel(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def cast_weight_block_kernel(  # type: ignore[no-untyped-def]
+def cast_weight_block_kernel(
     weight,
     rows,
     row_scales,
@@ -267,7 +265,7 @@ def cast_weight_block_kernel(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def norm_block_kernel(  # type: ignore[no-untyped-def]
+def norm_block_kernel(
     x,
     addend,
     weight,
@@ -302,7 +300,7 @@ def norm_block_kernel(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def swiglu_block_kernel(  # type: ignore[no-untyped-def]
+def swiglu_block_kernel(
     gate, up, rows, scales, tokens, features, BLOCK_TOKENS: tl.constexpr, BLOCK_FEATURES: tl.constexpr
 ):
     tiles = tl.cdiv(features, BLOCK_FEATURES)
@@ -316,7 +314,7 @@ def swiglu_block_kernel(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def swiglu_backward_block_kernel(  # type: ignore[no-untyped-def]
+def swiglu_backward_block_kernel(
     gate,
     up,
     d_hidden,
@@ -355,7 +353,7 @@ def swiglu_backward_block_kernel(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def norm_backward_kernel(  # type: ignore[no-untyped-def]
+def norm_backward_kernel(
     x, weight, d_out, d_residual, d_x, d_weight, factors, tokens, features, eps, BLOCK: tl.constexpr
 ):
     n = tl.arange(0, BLOCK)

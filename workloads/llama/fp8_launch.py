@@ -87,10 +87,8 @@ class TritonCasts(Casts):
         block = triton.next_power_of_2(features)
         kernels.norm_backward_kernel[(programs,)](*tensors, tokens, features, eps, BLOCK=block, num_warps=4)
         factors = (row_factors, weight)
-        if scale is None:
-            (columns,) = _cast_blocks(x, False, True, factors)
-        else:
-            (columns,) = _cast_tensor(x, scale, False, True, factors)
+        cast = _cast_blocks(x, False, True, factors) if scale is None else _cast_tensor(x, scale, False, True, factors)
+        (columns,) = cast
         return d_x, d_weight.sum(0).to(weight.dtype), columns
 
     def swiglu(self, gate: Tensor, up: Tensor) -> Fp8Matrix:
@@ -112,14 +110,11 @@ class TritonCasts(Casts):
         inputs = (gate, up, d_hidden)
         if self.granularity == "tensor":
             partials = _allocate_partial_maxima(device), _allocate_partial_maxima(device)
-            kernels.swiglu_backward_amax_kernel[(REDUCING_PROGRAMS,)](
-                *inputs, *partials, gate.numel(), BLOCK=FLAT_BLOCK
-            )
+            numel = gate.numel()
+            kernels.swiglu_backward_amax_kernel[(REDUCING_PROGRAMS,)](*inputs, *partials, numel, BLOCK=FLAT_BLOCK)
             hidden_scale, d_scale = (_find_scale(partial) for partial in partials)
-            hidden, columns = (
-                _allocate_tensor(features, tokens, hidden_scale),
-                _allocate_tensor(2 * features, tokens, d_scale),
-            )
+            hidden = _allocate_tensor(features, tokens, hidden_scale)
+            columns = _allocate_tensor(2 * features, tokens, d_scale)
             rows, tile = _allocate_tensor(tokens, 2 * features, d_scale), SWIGLU_BACKWARD_TENSOR_TILE
             targets = (hidden_scale, d_scale, hidden.data, rows.data, columns.data)
             grid = _grid(tokens, features, tile)
@@ -129,10 +124,8 @@ class TritonCasts(Casts):
         # multiple of 128.
         hidden, columns = (_allocate_blocks(width, tokens, device) for width in (features, 2 * features))
         rows = _allocate_blocks(tokens, 2 * features, device)
-        for is_rows, d, tile in (
-            (True, rows, SWIGLU_BACKWARD_ROWS_TILE),
-            (False, columns, SWIGLU_BACKWARD_COLUMNS_TILE),
-        ):
+        by_rows, by_columns = (rows, SWIGLU_BACKWARD_ROWS_TILE), (columns, SWIGLU_BACKWARD_COLUMNS_TILE)
+        for is_rows, (d, tile) in ((True, by_rows), (False, by_columns)):
             grid = _grid(tokens, features, tile)
             kernels.swiglu_backward_block_kernel[grid](*inputs, *hidden, *d, tokens, features, ROWS=is_rows, **tile)
         return hidden, rows, columns
@@ -140,9 +133,6 @@ class TritonCasts(Casts):
 
 def _grid(tokens: int, features: int, tile: dict[str, int]) -> tuple[int]:
     return (triton.cdiv(tokens, tile["BLOCK_TOKENS"]) * triton.cdiv(features, tile["BLOCK_FEATURES"]),)
-
-
-# ── granularity `tensor` ──
 
 
 def _allocate_partial_maxima(device: torch.device) -> Tensor:
@@ -171,9 +161,6 @@ def _cast_tensor(
     options = {"NORM": factors is not None, "ROWS": rows, "COLUMNS": columns}
     kernels.cast_tensor_kernel[_grid(tokens, features, tile)](*arguments, **options, **tile)
     return [matrix for matrix in (by_rows, by_columns) if matrix is not None]
-
-
-# ── granularity `block` ──
 
 
 def _allocate_blocks(rows: int, summed: int, device: torch.device) -> Fp8Matrix:

@@ -51,10 +51,8 @@ def _repeat_kv_heads(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
 def fused_attention(shape: AttentionShape, device: torch.device) -> Iterator[str]:
     """Let `causal_attention` use fused kernels alone, and yield the name of the one that it takes for a shape.
 
-    Code compiled within the context keeps the choice. On a CPU nothing changes, and the name is empty.
-
-    Raises:
-        Infeasible: no fused kernel supports the shape.
+    Code compiled within the context keeps the choice. On a CPU nothing changes, and the name is empty. Raises
+    Infeasible if no fused kernel supports the shape.
     """
     if device.type == "cpu":
         yield ""
@@ -67,22 +65,18 @@ def fused_attention(shape: AttentionShape, device: torch.device) -> Iterator[str
 
 @contextmanager
 def fastest_attention(shape: AttentionShape, device: torch.device) -> Iterator[str]:
-    """As `fused_attention`, with FlashAttention 4 in the place of PyTorch's own where it is the fastest of all kernels.
-
-    Raises:
-        Infeasible: no fused kernel supports the shape.
-    """
+    """As `fused_attention`, with FlashAttention 4 in the place of PyTorch's own where it is the fastest kernel."""
     flash4_is_fastest = False
     if device.type != "cpu" and can_replace_flash():
         with suppress(Infeasible):  # `choose_backend` raises it with PyTorch's reasons
             flash4_is_fastest = fastest_kernel(shape, device).name == "flash4"
-    if not flash4_is_fastest:
+    if flash4_is_fastest:
+        with flash4_as_flash(), sdpa_kernel(SDPBackend.FLASH_ATTENTION):
+            choose_backend(*_draw_inputs(shape, device))
+            yield "flash4"
+    else:
         with fused_attention(shape, device) as name:
             yield name
-        return
-    with flash4_as_flash(), sdpa_kernel(SDPBackend.FLASH_ATTENTION):
-        choose_backend(*_draw_inputs(shape, device))
-        yield "flash4"
 
 
 def choose_rocm_library(shape: AttentionShape, device: torch.device) -> str:
@@ -105,8 +99,7 @@ def _draw_inputs(shape: AttentionShape, device: torch.device) -> tuple[Tensor, T
 def choose_backend(q: Tensor, k: Tensor, v: Tensor) -> SDPBackend:
     """Return the kernel that scaled_dot_product_attention takes for these tensors, of those that are enabled.
 
-    Raises:
-        Infeasible: it would take none of them; the message has PyTorch's reasons.
+    Raises Infeasible with PyTorch's reasons if it would take none of them.
     """
     with warnings.catch_warnings(record=True) as reasons:
         warnings.simplefilter("always")
@@ -120,9 +113,6 @@ def choose_backend(q: Tensor, k: Tensor, v: Tensor) -> SDPBackend:
             ) from error
 
 
-# ── FlashAttention 4 in the place of PyTorch's flash kernel ──
-
-
 def can_replace_flash() -> bool:
     """Return whether this PyTorch has the switch that replaces its flash kernel."""
     return not torch.version.hip and hasattr(attention, "activate_flash_attention_impl")
@@ -132,8 +122,7 @@ def can_replace_flash() -> bool:
 def flash4_as_flash() -> Iterator[None]:
     """Let PyTorch's flash kernel be FlashAttention 4 until the block ends, by the public switch of torch 2.11.
 
-    Raises:
-        Infeasible: this PyTorch lacks the switch, or the package is not installed.
+    Raises Infeasible if this PyTorch lacks the switch, or the package is not installed.
     """
     if not can_replace_flash():
         raise Infeasible(f"kernel=flash4 needs torch 2.11 or later for CUDA, this is {torch.__version__}")
@@ -147,9 +136,6 @@ def flash4_as_flash() -> Iterator[None]:
         yield
     finally:
         attention.restore_flash_attention_impl()
-
-
-# ── packed documents ──
 
 
 def document_offsets(lengths: Tensor) -> Tensor:
@@ -187,10 +173,8 @@ def _load_varlen() -> Callable[..., Tensor]:
     grouped: dict[str, Any] = {"enable_gqa": True} if "enable_gqa" in inspect.signature(varlen_attn).parameters else {}
 
     def attend_varlen(q: Tensor, k: Tensor, v: Tensor, offsets: Tensor, longest: int) -> Tensor:
-        packed_q, packed_k, packed_v = (tensor.transpose(1, 2).flatten(0, 1) for tensor in (q, k, v))
-        out: Any = varlen_attn(
-            packed_q, packed_k, packed_v, offsets, offsets, longest, longest, window_size=(-1, 0), **grouped
-        )
+        query, key, value = (tensor.transpose(1, 2).flatten(0, 1) for tensor in (q, k, v))
+        out: Any = varlen_attn(query, key, value, offsets, offsets, longest, longest, window_size=(-1, 0), **grouped)
         attn_out: Tensor = out.unflatten(0, (q.shape[0], q.shape[2])).transpose(1, 2)
         return attn_out
 
