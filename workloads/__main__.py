@@ -25,10 +25,7 @@ PRESETS = Path(__file__).resolve().parents[1] / "sweeper" / "conf" / "workload"
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Run the workload with the `key=value` parameters of the command line. Exits with 2 for invalid input.
-
-    Parameters that cannot work on this device are invalid input, too.
-    """
+    """Run the workload with the `key=value` parameters of the command line. Exits with 2 for invalid input."""
     parser = argparse.ArgumentParser(
         prog="python -m workloads",
         description=__doc__,
@@ -74,11 +71,7 @@ def format_measurement(measurement: Measurement) -> str:
 
 
 def _parse_parameters(workload: str, pairs: Sequence[str]) -> dict[str, Scalar]:
-    """Return the parameters with values of the annotated types.
-
-    Raises:
-        ValueError: the workload or a key is unknown, a key is missing, or the values are invalid together.
-    """
+    """Return the parameters with values of the annotated types. Raises ValueError if they are invalid."""
     if workload not in names():
         raise ValueError(f"unknown workload {workload!r}. {suggest(workload, names())}")
     parameters_class = load(workload).Parameters

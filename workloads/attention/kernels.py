@@ -83,8 +83,7 @@ def selected(kernel: str) -> Iterator[None]:
 def build_calls(parameters: AttentionParameters, inputs: Inputs) -> AttentionCalls:
     """Return the calls of a kernel within its `selected` block, after one forward pass.
 
-    Raises:
-        Infeasible: the kernel does not support the inputs; the message has PyTorch's reasons.
+    Raises Infeasible with PyTorch's reasons if the kernel does not support the inputs.
     """
     if not rules.KERNELS[parameters.kernel].backend:  # a package's own functions, which need no autograd graph
         kernel, causal = KERNELS[parameters.kernel], parameters.causal

@@ -31,8 +31,6 @@ BUS_FACTORS: dict[Collective, Callable[[int], float]] = {
 
 @dataclass(frozen=True)
 class Group:
-    """The ranks that communicate."""
-
     handle: dist.ProcessGroup | None  # None for all ranks
     first: int  # the lowest rank
     size: int
@@ -52,7 +50,6 @@ class Operation:
 
     @property
     def size_bytes(self) -> int:
-        """The size as nccl-tests counts it: that of the larger buffer."""
         return max(self.source.nbytes, self.result.nbytes)
 
     def check(self, position: int) -> None:
@@ -69,9 +66,7 @@ class Operation:
 
 
 def measure(parameters: CollectivesParameters, rank: Rank) -> Measurement:
-    """Time the collective of a buffer.
-
-    `bus_gb_s` is the bandwidth of each device's link in each direction, as nccl-tests defines it.
+    """Time the collective of a buffer. `bus_gb_s` is the bandwidth of each device's link in each direction.
 
     Raises:
         Infeasible: a group has a single rank, or groups do not divide the gang.
@@ -106,10 +101,10 @@ def measure(parameters: CollectivesParameters, rank: Rank) -> Measurement:
 
 
 def time_calls(call: Callable[[], object], device: torch.device, warmup: int, repeats: int) -> tuple[float, ...]:
-    """Return the seconds of each call.
+    """Return the seconds of each call. All ranks have to call equally often.
 
-    All ranks have to call equally often. On a CPU `time_steps` measures again what other processes disturbed, which
-    each rank decides alone: the others would wait for it, or take its extra call for their next one.
+    On a CPU `time_steps` measures again what other processes disturbed, which each rank decides alone: the others would
+    wait for it, or take its extra call for their next one.
     """
     if device.type != "cpu":
         return time_steps(call, device, warmup=warmup, repeats=repeats, cold_cache=False)

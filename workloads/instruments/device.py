@@ -48,10 +48,7 @@ def architecture(device: torch.device) -> str:
 
 
 def compiled_on_gpu(function: Function) -> Function:
-    """Compile a function of tensors at its first use on a GPU.
-
-    `torch.compile` imports 2000 modules in 2 s, which a CPU does not need.
-    """
+    """Compile a function at its first use on a GPU: `torch.compile` imports 2000 modules in 2 s."""
     compiled = cache(lambda: torch.compile(function, dynamic=False))
 
     @wraps(function)
@@ -88,10 +85,7 @@ def machine_info(device: torch.device) -> dict[str, Scalar]:
 
 
 def flush_mib(device: torch.device) -> int:
-    """Return the MiB that a flush of the device's caches reads and writes.
-
-    A GPU that is not in the table counts with its L2.
-    """
+    """Return the MiB that a flush of a device's caches reads and writes. A GPU not in the table counts with its L2."""
     if device.type == "cpu":
         return LEAST_FLUSH_MIB
     l2_mib = torch.cuda.get_device_properties(device).L2_cache_size // MIB
@@ -102,8 +96,7 @@ class Flush:
     """Evicts a step's data from a device's caches when it is called.
 
     On a GPU it reads and writes every byte of a buffer: whether writes alone displace lines of a cache that belongs to
-    the memory is not documented. A processor's caches allocate a line for a write, so that it only writes, twice as
-    fast.
+    the memory is not documented. A processor's caches allocate a line for a write, so it only writes, twice as fast.
     """
 
     def __init__(self, device: torch.device) -> None:

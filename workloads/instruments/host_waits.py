@@ -62,10 +62,7 @@ def time_undisturbed(steps: Sequence[Callable[[], float]], repeats: int, threads
     """Return the times of `repeats` turns of `steps`, each of which returns its own time in seconds.
 
     Disturbed turns are measured again, for at most EXTRA_S; after that the least disturbed ones are returned. A step
-    computes with `threads` threads.
-
-    Raises:
-        HostBusy: threads waited most of the time in these, too.
+    computes with `threads` threads. Raises HostBusy if threads waited most of the time in these, too.
     """
     waits = ThreadWaits()
     try:
@@ -100,8 +97,7 @@ def _undisturbed(turns: Sequence[Turn]) -> list[Turn]:
 def select_turns(turns: Sequence[Turn], repeats: int, threads: int) -> list[Turn]:
     """Return the first undisturbed turns, or the least disturbed ones where there are too few.
 
-    Raises:
-        HostBusy: the least disturbed ones do not describe the machine.
+    Raises HostBusy if these do not describe the machine.
     """
     undisturbed = _undisturbed(turns)
     if len(undisturbed) >= repeats:

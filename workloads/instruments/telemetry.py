@@ -29,9 +29,8 @@ _OPEN_DRIVERS = ExitStack()  # the drivers stay open until the process ends
 class GpuReadings:
     """The readings taken during one measurement.
 
-    Attributes:
-        reasons: the reasons for a lower clock that were in force, if the GPU reports them (`reasons_known`).
-        started_s, ended_s: the window whose energy is returned, as `time.perf_counter` counts.
+    `reasons` for a lower clock that were in force, if the GPU reports them (`reasons_known`). The energy is that of the
+    window from `started_s` to `ended_s`, as `time.perf_counter` counts.
     """
 
     clocks_mhz: list[float] = field(default_factory=list)
@@ -70,10 +69,7 @@ class GpuReadings:
             self.reasons |= {name for name, count in reading.slowdowns.items() if count > before.get(name, count)}
 
     def metrics(self) -> dict[str, float]:
-        """Return the median clock in MHz and the highest power in W and temperature in °C, each if it was read.
-
-        A measurement that is shorter than the driver's mean of the power has no power.
-        """
+        """Return the median clock in MHz and the highest power in W and temperature in °C, each if it was read."""
         metrics = {}
         if self.clocks_mhz:
             metrics["sm_clock_mhz"] = float(statistics.median(self.clocks_mhz))

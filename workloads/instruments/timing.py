@@ -67,10 +67,7 @@ def time_in_turns(
 
     On a GPU every reading is enclosed in two device events, whose own cost is subtracted, and the host runs ahead of
     the device, so that its launch time is hidden: by the flush before each call, or by a wait before the first one. On
-    a CPU, calls during which other processes held a core are measured again.
-
-    Raises:
-        HostBusy: on a CPU, other processes held the cores nearly all the time.
+    a CPU, calls during which other processes held a core are measured again; HostBusy is raised if nearly all were.
     """
     assert calls == 1 or not cold_cache
     flush = Flush(device) if cold_cache else None
@@ -94,7 +91,6 @@ Pair = tuple[torch.cuda.Event, torch.cuda.Event]
 
 
 def _queue_reading(step: Callable[[], object], flush: Flush | None, calls: int = 1) -> Pair:
-    """Queue a reading of some calls and return the events that enclose it."""
     if flush is not None:
         flush()
     elif calls > 1:  # for each reading: all calls of a series would not fit into the GPU's queue

@@ -1,8 +1,7 @@
 """Uses of what PyTorch does not document, except for its attention kernels (`workloads.llama.attention_kernels`).
 
-PyTorch is pinned to the minor versions in which these uses were tried (pyproject.toml).
-`tests/workloads/test_torch_internals.py` has a test for each of them, whose message says what to do when a later
-version breaks it.
+PyTorch is pinned to the minor versions in which these uses were tried (pyproject.toml). Each use has a test in
+`tests/workloads/instruments/test_torch_internals.py` that says what to do when a later version breaks it.
 """
 
 from __future__ import annotations
@@ -16,10 +15,7 @@ from torch.nn.attention import SDPBackend
 
 
 def choose_sdpa_backend(q: Tensor, k: Tensor, v: Tensor) -> SDPBackend:
-    """Return the kernel that causal scaled_dot_product_attention takes; no public function says it.
-
-    Raises RuntimeError if it would take none of those that are enabled.
-    """
+    """Return the kernel that causal scaled_dot_product_attention takes. Raises RuntimeError if it takes none."""
     return SDPBackend(torch._fused_sdp_choice(q, k, v, None, 0.0, True, enable_gqa=True))
 
 

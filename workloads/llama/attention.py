@@ -58,10 +58,7 @@ def fastest_kernel(shape: AttentionShape, device: torch.device, candidates: tupl
 
     The candidates, by default all of the GPU, are timed on random data in turns, and the minimum of three repeats
     counts. One that fails, or whose results are wrong, is excluded and its reason is printed. A single one that is left
-    is returned untimed, and so is the one kernel of a CPU.
-
-    Raises:
-        Infeasible: no fused kernel works for this shape on this device.
+    is returned untimed, and so is the one kernel of a CPU. Raises Infeasible if no fused kernel works for this shape.
     """
     if device.type == "cpu" and candidates is None:
         return CPU_KERNEL
@@ -116,11 +113,9 @@ def _unusable_reason(kernel: Kernel, inputs: list[Tensor]) -> str:
 def measure_error(inputs: list[Tensor], out: Tensor, lse: Tensor, gradients: Gradients) -> float:
     """Return the largest error of a kernel's results over causal attention, relative to their norm; inf for a NaN.
 
-    `inputs` are q, k, v and the gradient of the output.
-
     Compared are the last tokens of the first sequence, for the last head of keys and the queries that share it. Their
     queries attend to all keys, and their keys are attended by them alone, so that output, lse and all gradients follow
-    without the scores of the other tokens (Dao 2023, algorithm 2).
+    without the scores of the other tokens (Dao 2023, algorithm 2). `inputs` are q, k, v and the output's gradient.
     """
     q, k, v, d_out = inputs
     group, tokens = q.shape[1] // k.shape[1], min(CHECKED_TOKENS, q.shape[2])

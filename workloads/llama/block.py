@@ -91,10 +91,7 @@ class BlockMath:
         self._add_kv_gradients = compile_if_enabled(add_kv_gradients)
 
     def cast_weights(self, weights: NamedTensors, *, forward: bool = True, backward: bool = True) -> NamedTensors:
-        """Return a block's weights as both passes take them, for all chunks of a layer.
-
-        They are for the forward pass, or one that recomputes activations, for the backward pass, or for both.
-        """
+        """Return a block's weights as the forward pass, or a recomputation, and the backward pass take them."""
         return weights
 
     # ── forward ──
@@ -104,8 +101,8 @@ class BlockMath:
     ) -> tuple[Tensor, Activations]:
         """Return the block's output [tokens, hidden_size] for one chunk, and all of its activations.
 
-        `rope` is `rope_table` at the positions of the chunk, [2, length, head_size / 2]. `past_kv` has the keys and
-        values of the earlier pieces of the sequences; None for whole sequences.
+        `rope` is `rope_table` at the chunk's positions. `past_kv` has the keys and values of the earlier pieces of the
+        sequences; None for whole sequences.
         """
         activations = self._compute_missing(weights, {"x": x}, rope, past_kv)
         hidden = self._swiglu(activations["gate"], activations["up"])

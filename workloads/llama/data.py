@@ -13,12 +13,10 @@ TOKEN_ID_TYPES = {".u16": np.uint16, ".bin": np.uint16, ".u32": np.uint32}
 def load_sequences(
     data: str | None, tokenizer: str | None, *, count: int, length: int, vocabulary: int, seed: int
 ) -> torch.Tensor:
-    """Return tokens [count, length], int64.
+    """Return tokens [count, length], int64, from the beginning of the file `data`; synthetic ones without it.
 
-    Args:
-        data: the path of a file that is read from its beginning; None for synthetic tokens. Files that end in .bin or
-            .u16 hold little-endian token ids of two bytes, .u32 of four. Any other file is text.
-        tokenizer: the path of a tokenizer.json that encodes the text; None for one token per byte.
+    Files that end in .bin or .u16 hold little-endian token ids of two bytes, .u32 of four. Any other file is text,
+    which the tokenizer.json `tokenizer` encodes; without one each byte is a token.
 
     Raises:
         ValueError: the file does not exist, has too few tokens, or has ids outside the vocabulary; or the tokenizer

@@ -27,21 +27,19 @@ ROWS, COLUMNS, SCALE = " rows", " columns", " scale"
 
 
 def build_block_math(shape: Model, kernel: Kernel, recipe: str, *, compiled: bool) -> BlockMath:
-    """Return the mathematics of a block with its products in a recipe; empty: in the data type of the weights.
-
-    Raises:
-        KeyError: the recipe has no such mathematics.
-    """
+    """Return the mathematics of a block with its products in a recipe; empty: in the data type of the weights."""
     if recipe:
         return Fp8BlockMath(shape, kernel, recipe, compiled=compiled)
     return BlockMath(shape, kernel, compiled=compiled)
 
 
 class Fp8BlockMath(BlockMath):
-    """`BlockMath` with fp8 operands in every matrix product. Both passes take what `cast_weights` returns."""
+    """`BlockMath` with fp8 operands in every matrix product, which Triton's kernels cast if `compiled`.
+
+    Both passes take what `cast_weights` returns.
+    """
 
     def __init__(self, shape: Model, kernel: Kernel, recipe: str, *, compiled: bool) -> None:
-        """Cast by Triton's kernels if `compiled`."""
         super().__init__(shape, kernel, compiled=compiled)
         granularity = GRANULARITIES[recipe]
         self.recipe, self.scales = recipe, SCALES[granularity]

@@ -61,10 +61,8 @@ def halve(matrix: Fp8Matrix) -> tuple[Fp8Matrix, Fp8Matrix]:
 def multiply(a: Fp8Matrix, b: Fp8Matrix, bias: Tensor | None = None, *, fast: bool = False) -> Tensor:
     """Return a @ bᵀ, both [rows, summed] with scales of one granularity, in bf16. `b` may be a weight.
 
-    Args:
-        bias: added to every row, in bf16.
-        fast: sum in the matrix units' own accumulators, which have fewer bits than fp32. Without effect on blocks,
-            whose sums are added in fp32.
+    The bias is added to every row, in bf16. `fast` sums in the matrix units' own accumulators, which have fewer bits
+    than fp32. It is without effect on blocks, whose sums are added in fp32.
     """
     is_tensorwise, on_cpu = a.scale.dim() == 0, a.data.device.type == "cpu"
     if is_tensorwise and on_cpu:
@@ -143,10 +141,7 @@ class Casts:
     def add_and_norm(
         self, x: Tensor, addend: Tensor | None, weight: Tensor, eps: float, scale: Tensor | None
     ) -> tuple[Tensor, Fp8Matrix]:
-        """Return x + addend in their data type, or x without an addend, and the norm of that by rows.
-
-        `scale` is what `norm_scale` returns for the weight.
-        """
+        """Return x + addend in their data type, or x without an addend, and the norm of that by rows."""
         total = x if addend is None else x + addend
         return total, self._quantize(_norm(total, weight, eps), scale)
 

@@ -19,12 +19,11 @@ Attention = Callable[..., Tensor]
 class Block(nn.Module):
     """One transformer block: x + attention(norm(x)), then x + mlp(norm(x)).
 
-    Layers that read the same input are one matrix, as in `Model.linear`. Under tensor parallelism the
-    block has a part of the heads and of the intermediate size, and `output` and `down` give partial sums.
+    Layers that read the same input are one matrix, as in `Model.linear`. Under tensor parallelism the block has a part
+    of the heads and of the intermediate size, and `output` and `down` give partial sums.
 
-    Attributes:
-        attention: the attention function, (q, k, v) to the output [batch, heads, length, head_size]. With
-            `document_offsets` (`workloads.llama.pytorch_attention`) these are its fourth argument.
+    `attention` maps (q, k, v) to the output [batch, heads, length, head_size]. With `document_offsets`
+    (`workloads.llama.pytorch_attention`) these are its fourth argument.
     """
 
     def __init__(self, shape: Model) -> None:
@@ -86,13 +85,12 @@ def apply_rotary_emb(x: Tensor, rope: Tensor) -> Tensor:
 
 
 class Llama(nn.Module):
-    """The decoder with its loss, from tokens to the mean next-token loss.
+    """The decoder with its loss, from tokens to the mean next-token loss; `layers` are by default those of the shape.
 
-    The logits of at most `chunk_tokens` tokens exist at a time.
+    The logits of at most `chunk_tokens` tokens exist at a time. `initialize` sets the weights.
     """
 
     def __init__(self, shape: Model, *, layers: int | None = None, chunk_tokens: int = 4096) -> None:
-        """Build the model with `layers` blocks, by default those of the shape. `initialize` sets the weights."""
         super().__init__()
         self.shape, self.chunk_tokens = shape, chunk_tokens
         self.embedding = nn.Embedding(shape.vocabulary, shape.hidden_size)
@@ -134,8 +132,7 @@ def loss_and_gradients(
 ) -> tuple[Tensor, Tensor]:
     """Return `next_token_loss` times `share` in fp32, and its gradient with respect to `hidden`.
 
-    The gradient with respect to `weight` is added to `d_weight`. Both are computed chunk by chunk, so that no logits
-    are saved for a backward pass.
+    The gradient with respect to `weight` is added to `d_weight`. Both are computed chunk by chunk: no logits are saved.
     """
     loss = torch.zeros((), device=hidden.device, dtype=torch.float32)
     d_hidden = torch.empty_like(hidden)

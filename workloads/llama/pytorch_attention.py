@@ -1,8 +1,4 @@
-"""Attention by PyTorch's public functions: scaled_dot_product_attention, and attention within packed documents.
-
-PyTorch chooses the kernel of scaled_dot_product_attention itself; on a GPU it chooses among fused kernels alone, among
-them FlashAttention 4 in the place of PyTorch's own flash kernel.
-"""
+"""Attention by PyTorch's public functions: scaled_dot_product_attention, and attention within packed documents."""
 
 from __future__ import annotations
 
@@ -139,20 +135,12 @@ def flash4_as_flash() -> Iterator[None]:
 
 
 def document_offsets(lengths: Tensor) -> Tensor:
-    """Return where documents start among all tokens, and the number of tokens, [documents + 1] int32.
-
-    lengths: of the documents of each sequence, [sequences, documents per sequence]
-    """
+    """Return where documents of lengths [sequences, documents] start among all tokens, and the number of tokens."""
     return functional.pad(lengths.flatten().cumsum(0), (1, 0)).to(torch.int32)
 
 
 class DocumentAttention:
-    """PyTorch's variable-length attention on a GPU, which computes no masked pair, and a masked reference on a CPU.
-
-    Attributes:
-        document_tokens: the mean length of documents.
-        name: of the function that computes it.
-    """
+    """PyTorch's variable-length attention on a GPU, which computes no masked pair, and a masked reference on a CPU."""
 
     def __init__(self, sequence_length: int, document_tokens: int, device: torch.device) -> None:
         self.document_tokens = document_tokens

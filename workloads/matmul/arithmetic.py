@@ -22,8 +22,7 @@ REDUCING = {dtype: f"allow_{dtype}_reduced_precision_reduction" for dtype in ("b
 def arithmetic(parameters: MatmulParameters, architecture: str) -> Iterator[None]:
     """Set PyTorch's arithmetic switches for one trial and restore them: the next trial may need others.
 
-    Raises:
-        Infeasible: this build of PyTorch does not have the library.
+    Raises Infeasible if this build of PyTorch does not have the library.
     """
     settings, backend = torch.backends.cuda.matmul, parameters.backend
     reduced = rules.executed_accumulation(parameters, architecture) == "reduced"

@@ -37,8 +37,6 @@ TF32_TOLERANCE_ELSEWHERE = 1e-3
 def measure(parameters: MatmulParameters, rank: Rank) -> Measurement:
     """Time C = A·B on random operands; the output is rewritten and the time of every repeat is kept.
 
-    A product needs 2·m·n·k floating-point operations.
-
     Raises:
         Infeasible: the device or this build of PyTorch does not support the combination of parameters.
         ArithmeticError: the result is wrong.

@@ -22,12 +22,11 @@ MAX_THREADS = 128
 
 
 def device_name(device: torch.device) -> str:
-    """Return tinygrad's name of a GPU.
+    """Return tinygrad's name of a GPU. Raises Infeasible if tinygrad is not installed.
 
     The generated kernels run on the driver's ordinary interface (CUDA, HIP): tinygrad's own drivers would take the GPU
     away from PyTorch. Its HIP device loads libamdhip64 as PyTorch's build for ROCm does, and both see the GPUs of
-    HIP_VISIBLE_DEVICES, so that index 0 is the worker's GPU (tinygrad 0.14, runtime/ops_hip.py; read, not run). Raises
-    Infeasible if tinygrad is not installed.
+    HIP_VISIBLE_DEVICES, so that index 0 is the worker's GPU (tinygrad 0.14, runtime/ops_hip.py; read, not run).
     """
     if importlib.util.find_spec("tinygrad") is None:
         raise Infeasible("backend=tinygrad: tinygrad is not installed; run pip install 'gpu-sweeper[tinygrad]'")
@@ -39,10 +38,9 @@ def build_gemm(
 ) -> tuple[Callable[[], Any], Callable[[Any], torch.Tensor]]:
     """Return a function that computes C = A·B with tinygrad, and one that converts its result to a PyTorch tensor.
 
-    The first function writes C into the same memory at each call. tinygrad has its own context on the GPU, so it gets
-    copies of a[m, k] and b[k, n] in the same memory layout, and its work is in no stream of PyTorch: a call waits for
-    PyTorch's queue before it starts, and for its own end. That wait and the launch, some tens of microseconds, are part
-    of its time.
+    The first writes C into the same memory at each call. tinygrad has its own context on the GPU, so it gets copies of
+    a[m, k] and b[k, n] in the same memory layout, and its work is in no stream of PyTorch: a call waits for PyTorch's
+    queue before it starts, and for its own end. That wait and the launch, some tens of microseconds, count.
     """
     from tinygrad import Context, Device, TinyJit, dtypes
     from tinygrad.engine.worker import terminate_worker_pool
@@ -78,7 +76,6 @@ def build_gemm(
 
 
 def _copy(matrix: torch.Tensor, tinygrad_device: str) -> Any:
-    """Return a tinygrad copy of the matrix with the same memory layout."""
     from tinygrad import Tensor, dtypes
 
     tinygrad_dtypes = {torch.float32: dtypes.float32, torch.float16: dtypes.float16, torch.bfloat16: dtypes.bfloat16}

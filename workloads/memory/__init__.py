@@ -43,8 +43,7 @@ class Memory(Workload):
     def run(self, parameters: MemoryParameters, rank: Rank) -> Measurement:
         """Time the operation on a buffer of ones, with the last-level cache flushed before each call on a GPU.
 
-        Raises:
-            ArithmeticError: the result is wrong.
+        Raises ArithmeticError if the result is wrong.
         """
         import torch
 

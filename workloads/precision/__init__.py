@@ -157,12 +157,7 @@ def unsupported_layer_rate_reason(recipe: str, architecture: str) -> str:
 
 
 class PrecisionWorkload(Workload):
-    """One of the four.
-
-    Attributes:
-        recipes: whose support its plan describes, with a note as the last line.
-        module: measures it.
-    """
+    """One of the four: `module` measures it, its plan describes the support of `recipes` and ends with `note`."""
 
     recipes: ClassVar[Any]
     note: ClassVar[str]

@@ -33,11 +33,9 @@ class ScaleLayout(NamedTuple):
 
     @property
     def is_tiled(self) -> bool:
-        """Return whether scales have to be reordered into tiles."""
         return self.tile != (1, 1)
 
     def numel(self, rows: int, blocks: int) -> int:
-        """Return the number of scales in memory, padding included."""
         row_tile, block_tile = self.tile
         return row_tile * math.ceil(rows / row_tile) * block_tile * math.ceil(blocks / block_tile)
 
@@ -101,8 +99,7 @@ def convert(recipe: str, matrix: torch.Tensor, role: str, architecture: str) -> 
 def native_gemm(recipe: str, a: Any, b: Any) -> Callable[[], torch.Tensor]:
     """Return a function that computes C[m, n] = A[m, k] · B[n, k]ᵀ of `convert` on the matrix units, with C in bf16.
 
-    Raises:
-        Infeasible: this build of PyTorch takes block scales in an order that torchao does not write.
+    Raises Infeasible if this build of PyTorch takes block scales in an order that torchao does not write.
     """
     from torch.nn import functional
     from torch.nn.functional import ScalingType, SwizzleType

@@ -81,7 +81,6 @@ def _is_converted(module: nn.Module, name: str) -> bool:
 
 
 def _layer_converter(recipe: str, emulate: bool) -> Callable[[nn.Linear], nn.Module]:
-    """Return the function that makes a layer of fp8_blockwise, nvfp4 or mxfp8 of a linear one."""
     if recipe == "fp8_blockwise":
         from torchao.prototype.blockwise_fp8_training.linear import Float8BlockwiseLinear
 
@@ -205,7 +204,6 @@ def _linear_layers(module: nn.Module) -> list[nn.Linear]:
 
 
 def _training_step(module: Callable[..., torch.Tensor], x: torch.Tensor, d_out: torch.Tensor) -> Callable[[], None]:
-    """Return a step that computes the gradients of the weights and of x."""
     x = x.detach().requires_grad_()
 
     def step() -> None:

@@ -80,7 +80,6 @@ def measure(parameters: TrainingParameters, rank: Rank) -> Measurement:
 
 
 def _build_block_training(parameters: TrainingParameters, device: torch.device) -> _Training:
-    """Build the training of one block: forward and backward."""
     shape, length = MODELS[parameters.model], parameters.sequence_length
     generator = torch.Generator(device=device).manual_seed(parameters.seed)
     rope = rope_table(shape, length, device)
@@ -108,7 +107,6 @@ def _build_block_training(parameters: TrainingParameters, device: torch.device) 
 
 
 def _build_model_training(parameters: TrainingParameters, device: torch.device) -> _Training:
-    """Build the training of the whole model with AdamW. Every block is compiled by itself."""
     shape, length = MODELS[parameters.model], parameters.sequence_length
     rope = rope_table(shape, length, device)
     with device:
