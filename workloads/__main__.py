@@ -10,6 +10,7 @@ import json
 import re
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import MISSING, asdict, fields
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
@@ -26,16 +27,13 @@ PRESETS = Path(__file__).resolve().parents[1] / "sweeper" / "conf" / "workload"
 
 def main(arguments: Sequence[str]) -> None:
     """Run the workload with the `key=value` parameters of the command line. Exits with 2 for invalid input."""
-    parser = argparse.ArgumentParser(
-        prog="python -m workloads",
-        description=__doc__,
-        epilog=describe_workloads(),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    described = describe_workloads()
+    formatter = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser("python -m workloads", None, __doc__, described, formatter_class=formatter)
     parser.add_argument("workload", help="the name of a workload, see below")
     parser.add_argument("parameters", nargs="*", metavar="key=value", default=[], help="the workload's parameters")
     if not arguments:
-        parser.error(f"no workload is given\n\n{describe_workloads()}")
+        parser.error(f"no workload is given\n\n{described}")
     args = parser.parse_args(arguments)
     try:
         parameters = _parse_parameters(args.workload, args.parameters)
@@ -45,10 +43,9 @@ def main(arguments: Sequence[str]) -> None:
 
     rank = Rank(device="cuda" if torch.cuda.is_available() else "cpu")
     try:
-        measurement = run_trial(args.workload, parameters, rank)
+        print(format_measurement(run_trial(args.workload, parameters, rank)))
     except Infeasible as error:
         parser.exit(USAGE_ERROR, f"{parser.prog}: {args.workload} cannot run with these parameters: {error}\n")
-    print(format_measurement(measurement))
 
 
 def describe_workloads(presets: Path = PRESETS) -> str:
@@ -97,12 +94,9 @@ def _parse_value(text: str, annotation: Any) -> Scalar:
     options = get_args(annotation) or (annotation,)
     if bool in options and text in ("true", "false"):
         return text == "true"
-    for option in (int, float):
-        if option in options:
-            try:
-                return option(text)
-            except ValueError:
-                continue
+    for option in (kind for kind in (int, float) if kind in options):
+        with suppress(ValueError):
+            return option(text)
     return text
 
 

@@ -6,7 +6,7 @@ import math
 import statistics
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -29,24 +29,21 @@ BUS_FACTORS: dict[Collective, Callable[[int], float]] = {
 }
 
 
-@dataclass(frozen=True)
-class Group:
+class Group(NamedTuple):
     handle: dist.ProcessGroup | None  # None for all ranks
     first: int  # the lowest rank
     size: int
     position: int  # of this rank among them
 
 
-@dataclass(frozen=True)
-class Operation:
+class Operation(NamedTuple):
     """A collective with its buffers, which are the same one where the operation is in place."""
 
     source: torch.Tensor
     result: torch.Tensor
     call: Callable[[], object]
-    expected: tuple[
-        float, ...
-    ]  # of each equal part of the result, where each rank's source holds its position plus one
+    # Of each equal part of the result, where each rank's source holds its position plus one.
+    expected: tuple[float, ...]
 
     @property
     def size_bytes(self) -> int:
@@ -79,21 +76,20 @@ def measure(parameters: CollectivesParameters, rank: Rank) -> Measurement:
         raise Infeasible(f"groups of {size} ranks do not divide the gang of {rank.world_size}")
     device, dtype = devices.device_of(rank), DTYPES[parameters.dtype]
     with process_group(rank, device):
-        group = _form_group(size, rank)
+        group = Group(None, 0, size, rank.rank)
+        if size < rank.world_size:  # groups of neighbouring ranks, all of which every rank makes, as PyTorch asks for
+            handles = {start: dist.new_group(range(start, start + size)) for start in range(0, rank.world_size, size)}
+            first = rank.rank // size * size
+            group = Group(handles[first], first, size, rank.rank - first)
         operation = build_operation(parameters.collective, parameters.kib, dtype, device, group)
         operation.check(group.position)
         with monitor_gpu(device) as readings:
             times_s = time_calls(operation.call, device, parameters.warmup, parameters.repeats)
     moved = BUS_FACTORS[parameters.collective](size) * operation.size_bytes
     return Measurement(
-        executed={
-            "collective": parameters.collective,
-            "kib": operation.size_bytes // 1024,
-            "ranks": parameters.ranks and group.size,
-            "dtype": next(name for name, torch_dtype in DTYPES.items() if torch_dtype == operation.result.dtype),
-            "warmup": parameters.warmup,
-            "repeats": len(times_s),
-        },
+        executed=vars(parameters)
+        | {"kib": operation.size_bytes // 1024, "ranks": parameters.ranks and group.size, "repeats": len(times_s)}
+        | {"dtype": next(name for name, torch_dtype in DTYPES.items() if torch_dtype == operation.result.dtype)},
         step_times_s=times_s,
         metrics=readings.metrics() | {"bus_gb_s": moved / statistics.median(times_s) / 1e9},
         machine_info=devices.machine_info(device) | readings.machine_info(),
@@ -114,15 +110,6 @@ def time_calls(call: Callable[[], object], device: torch.device, warmup: int, re
         call()
         times_s.append(time.perf_counter() - start_s)
     return tuple(times_s[warmup:])
-
-
-def _form_group(size: int, rank: Rank) -> Group:
-    """Return the group of neighbouring ranks that this rank is in. Every rank makes all groups, as PyTorch asks for."""
-    first = rank.rank // size * size
-    if size == rank.world_size:
-        return Group(None, 0, size, rank.rank)
-    handles = {start: dist.new_group(range(start, start + size)) for start in range(0, rank.world_size, size)}
-    return Group(handles[first], first, size, rank.rank - first)
 
 
 def build_operation(name: Collective, kib: int, dtype: torch.dtype, device: torch.device, group: Group) -> Operation:

@@ -11,8 +11,9 @@ import os
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from contextlib import closing, suppress
 from pathlib import Path
+from typing import NamedTuple
 
 MAX_WAITED = 0.05  # share of an undisturbed turn's time that threads wait, summed over threads
 MAX_OVER_FASTEST = 3.0  # an undisturbed turn takes at most so many times the fastest: what Linux does not count
@@ -25,8 +26,7 @@ class HostBusy(Exception):
     """Other processes held the cores for so long that nothing could be measured."""
 
 
-@dataclass(frozen=True)
-class Turn:
+class Turn(NamedTuple):
     """One call of each step."""
 
     times_s: tuple[float, ...]  # of each call
@@ -51,10 +51,8 @@ class ThreadWaits:
         """Return the seconds that threads have waited since they started; 0 where the system does not count them."""
         waited_ns = 0
         for file in self._files:
-            try:
+            with suppress(OSError, IndexError):  # the thread has ended, or the kernel counts nothing
                 waited_ns += int(os.pread(file.fileno(), 100, 0).split()[1])
-            except (OSError, IndexError):  # the thread has ended, or the kernel counts nothing
-                continue
         return waited_ns / 1e9
 
 
@@ -64,8 +62,7 @@ def time_undisturbed(steps: Sequence[Callable[[], float]], repeats: int, threads
     Disturbed turns are measured again, for at most EXTRA_S; after that the least disturbed ones are returned. A step
     computes with `threads` threads. Raises HostBusy if threads waited most of the time in these, too.
     """
-    waits = ThreadWaits()
-    try:
+    with closing(ThreadWaits()) as waits:
         turns = [_time_turn(steps, waits, threads) for _ in range(repeats)]
         deadline_s = time.monotonic() + EXTRA_S
         while len(_undisturbed(turns)) < repeats and time.monotonic() < deadline_s:
@@ -73,8 +70,6 @@ def time_undisturbed(steps: Sequence[Callable[[], float]], repeats: int, threads
             for step in steps:
                 step()  # the pause has cooled the cache
             turns.append(_time_turn(steps, waits, threads))
-    finally:
-        waits.close()
     return [turn.times_s for turn in select_turns(turns, repeats, threads)]
 
 

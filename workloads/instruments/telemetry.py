@@ -58,12 +58,10 @@ class GpuReadings:
     def add(self, reading: GpuReading, before: Mapping[str, int], at_s: float) -> None:
         """Add a reading of a time. `before` has the counters of slowdowns from before the measurement."""
         self.energy_samples.append(EnergySample(at_s, reading.energy_j, reading.power_w))
-        if reading.clock_mhz:
-            self.clocks_mhz.append(reading.clock_mhz)
-        if reading.power_w:
-            self.powers_w.append(reading.power_w)
-        if reading.temperature_c:
-            self.temperatures_c.append(reading.temperature_c)
+        values = (self.clocks_mhz, reading.clock_mhz), (self.powers_w, reading.power_w)
+        for read, value in (*values, (self.temperatures_c, reading.temperature_c)):
+            if value:
+                read.append(value)
         if reading.slowdowns is not None:
             self.reasons_known = True
             self.reasons |= {name for name, count in reading.slowdowns.items() if count > before.get(name, count)}

@@ -71,11 +71,19 @@ def time_in_turns(
     """
     assert calls == 1 or not cold_cache
     flush = Flush(device) if cold_cache else None
+
+    def wall_time_s(step: Callable[[], object]) -> float:
+        if flush is not None:
+            flush()
+        start = time.perf_counter()
+        step()
+        return time.perf_counter() - start
+
     for _ in range(warmup):
         for step in steps:
             step()
     if device.type == "cpu":
-        timed = [partial(_wall_time_s, step, flush) for step in steps]
+        timed = [partial(wall_time_s, step) for step in steps]
         return tuple(zip(*time_undisturbed(timed, repeats, torch.get_num_threads()), strict=True))
     cost_s = event_cost_s(device)
     if flush is None and calls == 1:
@@ -131,16 +139,8 @@ def calls_in_reading(step: Callable[[], object], device: torch.device) -> int:
 
 
 def event_metrics(device: torch.device) -> dict[str, float]:
-    """Return what was subtracted from every reading as a metric; empty for a CPU, whose clock costs nothing to read."""
+    """Return what was subtracted from every reading; empty for a CPU, whose clock costs nothing to read."""
     return {} if device.type == "cpu" else {"event_cost_us": 1e6 * event_cost_s(device)}
-
-
-def _wall_time_s(step: Callable[[], object], flush: Flush | None) -> float:
-    if flush is not None:
-        flush()
-    start = time.perf_counter()
-    step()
-    return time.perf_counter() - start
 
 
 def sustained_times(
@@ -183,7 +183,7 @@ def _windows(steps: Sequence[Callable[[], object]], device: torch.device, count:
             for step in islice(turns, count):
                 step()
             yield (time.perf_counter() - start) / count
-    queued: deque[tuple[torch.cuda.Event, torch.cuda.Event]] = deque()
+    queued: deque[Pair] = deque()
     last = torch.cuda.Event(enable_timing=True)
     last.record()
     while True:
