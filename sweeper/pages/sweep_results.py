@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from sweeper.common.trials import BAD, TrialRecord, TrialStatus
-from sweeper.metrics.intervals import Interval
 from sweeper.pages import per_gpu, trial_tables
 from sweeper.preflight import ceilings, corrections, cost_model
 from sweeper.preflight.corrections import Correction, MeasuredFactors, place_of
@@ -122,15 +121,18 @@ class Results:
         """Return the sweep's metrics: `best_…` of the search's best trial, `final_…` of the winner of the finals."""
         metrics = {f"best_{name}": value for name, value in self.best[0].metrics.items()} if self.best else {}
         metrics |= self.prediction_quality()
+        final = None
         if self.front:
             metrics["front_trials"] = float(len(self.front.numbers))
         for point in self._certified:
             metrics["front_rounds"] = float(point.rounds)
-            if point.trial is self.winner:
-                metrics |= _final_metrics(self.objective, point.values[self.objective])
+            final = point.values[self.objective] if point.trial is self.winner else final
         if first := self.first_finalist:
-            metrics |= _final_metrics(self.objective, first.value)
+            final = first.value
             metrics |= {"final_trial": float(first.trial.number), "final_rounds": float(first.rounds)}
+        if final:
+            ends = ("", "_ci_low", "_ci_high")
+            metrics |= {f"final_{self.objective}{end}": value for end, value in zip(ends, final.bounds, strict=True)}
         return metrics
 
     def prediction_quality(self) -> dict[str, float]:
@@ -157,10 +159,8 @@ class Results:
         projection = cost_model.project(plan.resolved, plan.space, plan.estimates, point, nodes, per_node)
         if projection is None:
             return {}
-        return {
-            f"projected_{self.objective}": json.dumps(projection.by_devices),
-            "projection_assumes": projection.assumptions,
-        }
+        projected = {f"projected_{self.objective}": json.dumps(projection.by_devices)}
+        return projected | {"projection_assumes": projection.assumptions}
 
     def draw_plots(self, study: Study) -> list[Path]:
         """Draw the plots into the sweep's folder and return their paths; none for a small search."""
@@ -202,7 +202,7 @@ class Results:
 
     def export(self) -> dict[str, Any]:
         """Return the results for programs (`progress=json`)."""
-        winner, certified = self.winner, self._certified
+        winner = self.winner
         return {
             "sweep": self.plan.name,
             "folder": str(self.plan.folder),
@@ -211,10 +211,5 @@ class Results:
             "best": {"params": dict(winner.params), "metrics": dict(winner.metrics)} if winner else None,
             "finals": [finalist.to_dict() for finalist in self.finalists],
             **({"front": self.front.numbers} if self.front else {}),
-            **({"certified": [point.to_dict() for point in certified]} if certified else {}),
+            **({"certified": [point.to_dict() for point in self._certified]} if self._certified else {}),
         }
-
-
-def _final_metrics(objective: str, value: Interval) -> dict[str, float]:
-    name = f"final_{objective}"
-    return {name: value.value, f"{name}_ci_low": value.low, f"{name}_ci_high": value.high}

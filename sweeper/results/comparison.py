@@ -32,9 +32,9 @@ def describe_more_runs(comparison: Comparison) -> str:
     """Return how many more runs a verdict needs; empty with a verdict."""
     if comparison.verdict is not Verdict.CANNOT_BE_TOLD:
         return ""
-    parts = [count(comparison.more_new, "more run")] if comparison.more_new else []
-    parts += [f"{comparison.more_earlier} more of the earlier work"] if comparison.more_earlier else []
-    return f"{' and '.join(parts)} needed"
+    new = count(comparison.more_new, "more run") if comparison.more_new else ""
+    earlier = f"{comparison.more_earlier} more of the earlier work" if comparison.more_earlier else ""
+    return f"{' and '.join(filter(None, [new, earlier]))} needed"
 
 
 def measure_ratio(before: Interval, after: Interval) -> Interval | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -38,15 +38,11 @@ class Winner:
 
 
 class JournalTail:
-    """Reads a journal from its start, and later what was appended since. It never writes.
-
-    `created` is the number of trials that were created so far.
-    """
+    """Reads a journal from its start, and later what was appended since. It never writes."""
 
     def __init__(self, path: Path) -> None:
-        self._path = path
-        self._position = 0
-        self.created = 0
+        self._path, self._position = path, 0
+        self.created = 0  # trials so far
 
     def read(self) -> list[TrialRecord]:
         """Return the records of the trials that have ended since the last call. An incomplete last line is left.
@@ -119,7 +115,15 @@ class StoredSweep:
     @property
     def current_records(self) -> list[TrialRecord]:
         """The records that no retry has replaced."""
-        return _without_replaced(self.records.values())
+        every = self.records.values()
+        replaced = {r.retry.trial for r in every if r.retry and r.status is not TrialStatus.CANCELLED}
+        return [record for record in every if record.number not in replaced]
+
+    @property
+    def ranked(self) -> list[TrialRecord]:
+        """The complete trials of the search, the best first."""
+        assert self.description is not None
+        return self.description.criteria.rank(r for r in self.current_records if not r.remeasurement)
 
     @property
     def changed_at_s(self) -> float:
@@ -144,8 +148,8 @@ class StoredSweep:
         if self.front is not None:
             return front_value(self.front, self.front.leader, criteria) if self.front.leader else None
         if end is None:
-            ranked = rank_searched(self.records, self.description)
-            return measured_value(ranked[0], criteria) if ranked else None
+            best = next(iter(self.ranked), None)
+            return measured_value(best, criteria) if best else None
         if end.winner is None or end.value is None:
             return None
         low, high = (math.nan if bound is None else bound for bound in (end.low, end.high))
@@ -157,8 +161,8 @@ class StoredSweep:
         description = self.description
         if description is None or not description.criteria.has_front:
             return None
-        ranked, top = rank_searched(self.records, description), int(description.config["finals"]["top"])
-        return measure_front(ranked, self.current_records, description.criteria, top)
+        top = int(description.config["finals"]["top"])
+        return measure_front(self.ranked, self.current_records, description.criteria, top)
 
     @property
     def front_size(self) -> int:
@@ -178,18 +182,6 @@ class StoredSweep:
             last = f"0 to {max(self.records)}" if self.records else "none"
             raise UserInputError(f"trial={number}: {self.name} has no such trial. Available: {last}")
         return self.records[number]
-
-
-def rank_searched(records: Mapping[int, TrialRecord], description: SweepDescription) -> list[TrialRecord]:
-    """Return the complete trials of the search, the best first; without those that a retry has replaced."""
-    current = _without_replaced(records.values())
-    return description.criteria.rank(record for record in current if not record.remeasurement)
-
-
-def _without_replaced(records: Collection[TrialRecord]) -> list[TrialRecord]:
-    """Return the trials that no retry has replaced."""
-    replaced = {r.retry.trial for r in records if r.retry and r.status is not TrialStatus.CANCELLED}
-    return [record for record in records if record.number not in replaced]
 
 
 def measured_value(record: TrialRecord, criteria: Criteria) -> Winner:
@@ -248,7 +240,7 @@ def read_warm_start(config: Config) -> WarmStart | None:
     sweep = StoredSweep(folder) if "/" in name else find_sweep(folder, name, option=key)
     if sweep.description is None:
         raise UserInputError(f"{key}{name}: this is no folder of a sweep (it has no sweep.json)")
-    ranked = rank_searched(sweep.records, sweep.description)
+    ranked = sweep.ranked
     if not ranked:
         raise UserInputError(f"{key}{name}: no trial of it is complete")
     better = ranked[: max(POINTS, len(ranked) // 2)]
