@@ -78,7 +78,6 @@ class Criteria:
 
     @property
     def objective(self) -> str:
-        """The leading objective's metric."""
         return self.objectives[0].metric
 
     @property
@@ -100,7 +99,6 @@ class Criteria:
 
     @property
     def required_metrics(self) -> tuple[str, ...]:
-        """The metrics that a complete trial must have."""
         return tuple(dict.fromkeys([*self.metrics, *(limit.metric for limit in self.limits)]))
 
     def values(self, record: TrialRecord) -> tuple[float, ...] | None:
@@ -110,7 +108,6 @@ class Criteria:
         return tuple(record.metrics[name] for name in self.metrics)
 
     def losses(self, values: Iterable[float]) -> tuple[float, ...]:
-        """Return the values of the objectives with the signs by which less is better."""
         return tuple(objective.loss(value) for objective, value in zip(self.objectives, values, strict=True))
 
     def excess(self, record: TrialRecord) -> dict[str, float]:
@@ -133,7 +130,6 @@ class Criteria:
         return [record for layer, record in self._layered(records) if layer == 0]
 
     def _layered(self, records: Iterable[TrialRecord]) -> list[tuple[int, TrialRecord]]:
-        """Return the trials that have a rank with their layers, the best first."""
         ranked = [(losses, record) for record in records if (losses := self.ranked_losses(record)) is not None]
         # With one objective only the order is requested.
         layers = find_layers([losses for losses, _ in ranked]) if self.has_front else [0] * len(ranked)

@@ -115,7 +115,6 @@ def _flops_metrics(
 
 
 def tflops_of(flops_per_step: float, times_s: Sequence[float], statistic: str) -> float:
-    """Return the TFLOP/s of one rank."""
     return flops_per_step / 1e12 / float(STATISTICS[statistic](times_s))
 
 

@@ -21,7 +21,6 @@ class EventDisplay:
         print(text, file=sys.stderr, flush=True)
 
     def event(self, event: dict[str, Any]) -> None:
-        """Take an event of `progress=json`."""
         if event["event"] == "note":
             self.note(str(event["text"]))
         elif event["event"] == "trial":
@@ -32,7 +31,6 @@ class EventDisplay:
             self.note(self.describe(event))
 
     def describe(self, event: dict[str, Any]) -> str:
-        """Return the state after a trial in one line."""
         line = f"[{format_duration(event['elapsed_s'])}] {format_ended(event['ended'], event['budget_trials'])}"
         if "remeasured_trial" in event:
             return f"{line}; finals: round {event['round']} of trial {event['remeasured_trial']}"

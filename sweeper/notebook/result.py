@@ -155,7 +155,6 @@ class SweepResult:
         return self.summary.strip() or repr(self)
 
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
-        """Show the summary in a notebook."""
         printer.text(str(self))
 
 

@@ -64,7 +64,6 @@ def run(
 
 
 def _value_of(words: list[str], key: str) -> str:
-    """Return the last value of a key among overrides; empty if none sets it."""
     return next((word.partition("=")[2] for word in reversed(words) if word.startswith(f"{key}=")), "")
 
 
@@ -107,8 +106,6 @@ def plan_layouts(*words: str, **values: Any) -> Answer:
 
 @dataclass
 class Outcome:
-    """How the process ended."""
-
     code: int = 0
     end: dict[str, Any] | None = None  # the event `end` of `progress=json`; None if the sweep did not get there
     errors: list[str] = field(default_factory=list)  # what else it wrote to standard error

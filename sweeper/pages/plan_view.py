@@ -157,7 +157,6 @@ def _show_estimates(plan: SweepPlan, estimates: CostEstimates, console: Console)
 
 
 def _show_candidates(estimates: CostEstimates, console: Console) -> None:
-    """Print the most promising points, and how many points each rule excludes."""
     headings = {estimates.objective: f"estimated {estimates.objective}", "memory_gib": "GiB"}
     shown = [name for name in headings if any(name in candidate.estimate.metrics for candidate in estimates.valid)]
     rows = []
@@ -176,7 +175,6 @@ def _show_candidates(estimates: CostEstimates, console: Console) -> None:
 
 
 def _show_projection(projection: Projection, config: Config, console: Console) -> None:
-    """Print the objective on more and more nodes, with what the projection assumes."""
     price, objective = config.price_per_hour, config.workload.objective  # the price is of one device
     (fewest, base), *_ = projection.by_devices.items()
     rows = []

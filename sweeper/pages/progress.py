@@ -25,8 +25,6 @@ SHOWN_OF_FRONT = 8  # in a block
 
 @dataclass(frozen=True)
 class ProgressState:
-    """The state of a sweep at one moment."""
-
     counts: Mapping[TrialStatus, int]
     trials: int | None  # the budget; None without a limit
     running: int

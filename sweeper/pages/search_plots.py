@@ -36,8 +36,6 @@ IMPORTANCES = "Parameter importances (Kelley's epsilon squared)"
 
 @dataclass(frozen=True)
 class SearchResult:
-    """The ranked trials of one search."""
-
     study: optuna.Study  # an Optuna study of the trials in memory, for Optuna's plots
     parameters: pd.DataFrame  # a column for each parameter that varies, as text, as MLflow stores them
     label: str  # the objective and its unit

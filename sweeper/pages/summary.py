@@ -45,8 +45,6 @@ class Recording:
 
 @dataclass(frozen=True)
 class Summary:
-    """The summary of a sweep."""
-
     results: Results
     command: str  # runs or resumes the sweep
     extend_command: str  # extends it
@@ -82,28 +80,31 @@ class Summary:
         return "\n\n".join([*paragraphs, *(f"drained: {node}" for node in self.drained), f"`{self.command}`"])
 
     def verdict(self) -> str:
-        """Return the winner of the finals or the trials that tie; empty without finals."""
-        if self.results.front:
-            return self._describe_front(self.results.front)
-        if not self.results.finalists:
+        """Return the winner of the finals or the trials that tie, of a front its trials; empty without finals.
+
+        A front comes with how sure it is, or with the setting by which the next run measures it again.
+        """
+        results = self.results
+        if results.front:
+            return self._describe_front(results.front)
+        if not results.finalists:
             return ""
-        leader, *others = self.results.finalists
+        leader, *others = results.finalists
         if leader.exceeded:
-            finalists = count(len(self.results.finalists), "finalist")
+            finalists = count(len(results.finalists), "finalist")
             return f"no winner: {finalists} beyond a limit by the median of {leader.rounds} rounds"
         if not others:
             return f"no verdict: only trial {leader.trial.number} was measured again"
-        value = f"{format_number(leader.value.value)} {get_metric(self.results.objective).unit}".strip()
-        interval = f"95% {format_number(leader.value.low)} to {format_number(leader.value.high)}"
+        value = f"{format_number(leader.value.value)} {get_metric(results.objective).unit}".strip()
         method = f"mean of {leader.rounds} rounds in turns with the others"
+        measured = f"{value} (95% {format_number(leader.value.low)} to {format_number(leader.value.high)}; {method})"
         tied = [finalist.trial.number for finalist in others if finalist.tied]
         if not tied:
-            return f"trial {leader.trial.number} wins: {value} ({interval}; {method})"
+            return f"trial {leader.trial.number} wins: {measured}"
         numbers = ", ".join(map(str, [leader.trial.number, *tied]))
-        return f"{TIE}: trials {numbers} cannot be told apart; {value} ({interval}; {method})"
+        return f"{TIE}: trials {numbers} cannot be told apart; {measured}"
 
     def _describe_front(self, front: Front) -> str:
-        """Return the trials of the front and how sure they are, or the setting by which the next run measures them."""
         certified = front.certified
         text = f"front of {count(len(front.numbers), 'trial')}: {', '.join(map(str, front.numbers))}"
         if certified:
@@ -114,10 +115,10 @@ class Summary:
                 text += f"; {what} {', '.join(map(str, found))}" if found else ""
             return text
         text += "; not certified: each was measured once"
-        finals = self.results.plan.config.finals
+        finals, best = self.results.plan.config.finals, self.results.best
         if finals.top:  # this run was to measure them
             return text
-        points = select_finalists(self.results.best, self.results.plan.criteria, DEFAULT_FINALISTS)
+        points = select_finalists(best, self.results.plan.criteria, DEFAULT_FINALISTS)
         seconds = finals.rounds * sum(trial.ended_at_s - trial.started_at_s for trial in points)
         again = f"measures {len(points)} in {finals.rounds} rounds, about {format_duration(seconds)}"
         return f"{text}; finals.top={DEFAULT_FINALISTS} {again}"
@@ -171,7 +172,6 @@ class Summary:
 
     @cached_property
     def _unranked(self) -> list[TrialRecord]:
-        """The complete trials that have no speed to rank."""
         objective = self.results.objective
         return [r for r in self.results.records if r.status is TrialStatus.COMPLETE and objective not in r.metrics]
 
@@ -181,9 +181,11 @@ class Summary:
         if failed := [r for r in finals if r.status not in (TrialStatus.COMPLETE, TrialStatus.CANCELLED)]:
             last = failed[-1]
             assert last.remeasurement is not None
+            example = (
+                f"trial {last.number} (remeasuring {last.remeasurement.trial}), {last.status.value}: {last.reason}"
+            )
             lines.append(
-                f"finals   {len(failed)} of {count(len(finals), 'trial')} did not complete; example: trial "
-                f"{last.number} (remeasuring {last.remeasurement.trial}), {last.status.value}: {last.reason}"
+                f"finals   {len(failed)} of {count(len(finals), 'trial')} did not complete; example: {example}"
             )
         if quality := results.prediction_quality():
             error = quality["predicted_error"]
@@ -209,9 +211,8 @@ class Summary:
                 elif last.where.get("log"):
                     lines.append(f"         log {last.where['node']}:{last.where['log']}")
         if number := len(results.earlier_attempts):
-            lines.append(
-                f"retried  {count(number, 'trial')}; the earlier attempts are kept in trials.csv and in MLflow"
-            )
+            kept = "the earlier attempts are kept in trials.csv and in MLflow"
+            lines.append(f"retried  {count(number, 'trial')}; {kept}")
         return lines
 
     def _locations(self, recording: Recording) -> list[str]:

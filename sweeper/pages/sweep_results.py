@@ -27,8 +27,6 @@ MIN_TRIALS_OF_PLOTS = 20  # a table shows fewer better
 
 @dataclass(frozen=True)
 class Results:
-    """A sweep's trials, ranked."""
-
     plan: SweepPlan
     counts: Mapping[TrialStatus, int]  # how many trials of the search ended with each status
     records: Sequence[TrialRecord]  # the trials of the search
@@ -88,7 +86,6 @@ class Results:
         return self.finalists[0] if self.finalists and not self.finalists[0].exceeded else None
 
     def text_files(self) -> dict[str, str]:
-        """Return the contents of the result files by name."""
         columns: dict[int, dict[str, object]] = {number: {"front": "yes"} for number in self.front_numbers}
         for point in self._certified:
             columns.setdefault(point.trial.number, {})["front_share"] = point.share

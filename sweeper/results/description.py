@@ -24,8 +24,6 @@ FILE = "sweep.json"
 
 @dataclass(frozen=True)
 class SweepEnd:
-    """How the last run of a sweep ended."""
-
     is_over: bool  # the budget was used up and no finals were left
     reason: str  # why the loop ended before the budget, such as failures for one reason; empty if it did not
     winner: int | None  # number of the trial that won; None if no trial was complete

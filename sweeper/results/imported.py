@@ -78,7 +78,6 @@ class Imported:
 
 
 def list_results(runs: pd.DataFrame) -> list[Imported]:
-    """Return the imported results that worked."""
     results = (Imported(run) for run in cast("list[dict[str, Any]]", runs.to_dict("records")))
     return [result for result in results if result.run.get("tag.outcome") == "complete"]
 

@@ -144,7 +144,6 @@ class Stored:
 
     @cached_property
     def best_results(self) -> list[BestResult]:
-        """The best result of each device at each kind of work."""
         return find_best_results(self.trials)
 
     def cut_to_budget(self, gpu_hours: float) -> Stored:

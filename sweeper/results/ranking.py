@@ -236,7 +236,6 @@ def describe_differences(work: Mapping[str, str], other: Mapping[str, str]) -> l
 
 
 def describe_closest(work: Mapping[str, str], others: Sequence[Mapping[str, str]]) -> str:
-    """Return in what a kind of work differs from the most similar one of several."""
     closest = min((describe_differences(work, other) for other in others), key=len)
     return "; ".join(closest)
 

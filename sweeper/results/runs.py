@@ -37,8 +37,6 @@ MOST_RUNS = 500
 
 
 class Verdict(StrEnum):
-    """Whether new runs are slower than earlier ones."""
-
     NOT_SLOWER = "not slower"
     SLOWER = "slower"
     CANNOT_BE_TOLD = "cannot be told"
@@ -71,7 +69,6 @@ class Gate:
 
     @property
     def tolerated(self) -> float:
-        """The threshold as a logarithm."""
         return -math.log1p(-self.threshold)
 
     @property
@@ -109,8 +106,6 @@ class Spread:
 
 @dataclass(frozen=True)
 class Comparison:
-    """New runs against earlier ones."""
-
     verdict: Verdict
     ratio: Interval  # of the new level to the earlier one, with the 95% interval that includes the spread between runs
     spread: Spread

@@ -73,8 +73,6 @@ class JournalTail:
 
 @dataclass(frozen=True)
 class StoredSweep:
-    """A sweep on disk."""
-
     folder: Path
 
     @property
@@ -121,7 +119,6 @@ class StoredSweep:
 
     @property
     def ranked(self) -> list[TrialRecord]:
-        """The complete trials of the search, the best first."""
         assert self.description is not None
         return self.description.criteria.rank(r for r in self.current_records if not r.remeasurement)
 
