@@ -199,7 +199,7 @@ def drive(
     started_s = time.process_time()
     with suppress(LastMarkReached):
         running._run_trials(running._plan.resources.gangs, running._has_trials, running._study.ask)
-    running._lock.close()
+    running._opened.lock.close()
     return {
         "nodes": nodes,
         "gpus": gpus,

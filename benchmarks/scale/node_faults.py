@@ -66,7 +66,7 @@ def simulate(case: Case, pickled_measurement: bytes, folder: Path) -> dict[str, 
     with suppress(SimulationEnded):
         running._run_trials(plan.resources.gangs, running._has_trials, running._study.ask)
     cpu_s = time.process_time() - started_s - simulation.own_s - timer.own_s
-    running._lock.close()
+    running._opened.lock.close()
     trials, rounds = running._progress.finished_trials, len(timer.calls["wait"])
     idle_s = sorted(timer.calls["wait"])[rounds // 10]
     return {

@@ -22,7 +22,7 @@ from sweeper.cli.sources import (
     locate_text,
 )
 from sweeper.config.space import ALLOWED_FORMS
-from workloads.api.errors import describe_os_error, first_line, nearest, suggest
+from workloads.api.errors import UserInputError, describe_os_error, first_line, nearest, suggest
 
 # Hydra's messages, and what is shown instead. Groups of the expression stand for \1, \2, …
 RULES = (
@@ -73,8 +73,20 @@ SYNONYMS = {
 }
 
 
+class UnknownKey(UserInputError):
+    """A key that no configuration has."""
+
+    def __init__(self, key: str, suggestion: str) -> None:
+        super().__init__(f"{key}: unknown key. {suggestion}")
+        self.key = key
+
+
 def explain(error: Exception, arguments: Arguments) -> str:
-    """Return the error of a composition in one or two lines that name the key or the file and line."""
+    """Return the error of a composition in one or two lines that name the key or the file and line.
+
+    Raises:
+        UnknownKey: the error is that one.
+    """
     if isinstance(error, yaml.YAMLError):
         return _explain_yaml(error)
     if isinstance(error, UnicodeDecodeError):
@@ -97,7 +109,7 @@ def explain(error: Exception, arguments: Arguments) -> str:
     if match := UNKNOWN_KEY.search(text):
         inner = str(getattr(error.__cause__, "full_key", ""))
         key = inner if inner.startswith(f"{match[1]}.") else match[1]  # within a mapping
-        return f"{key}: unknown key. {_suggest_key(key, arguments)}"
+        raise UnknownKey(key, _suggest_key(key, arguments)) from error
     for pattern, replacement in RULES:
         if match := re.search(pattern, text):
             return match.expand(replacement)

@@ -14,6 +14,7 @@ from typing import Any
 
 from sweeper.cli.exits import COMPLETE, INTERRUPTED, SOME_FAILED
 from sweeper.commands.best.files import FOLDER, build_files
+from sweeper.commands.sweep.opening import OpenedSweep
 from sweeper.common.clock import PhaseClock
 from sweeper.common.format import exact_value, format_interval, format_phases
 from sweeper.common.trials import BAD, TrialStatus, narrowest_retry
@@ -24,14 +25,12 @@ from sweeper.pages.progress import Progress
 from sweeper.pages.summary import Recording, Summary
 from sweeper.pages.sweep_results import Results
 from sweeper.preflight.sweep_plan import SweepPlan
-from sweeper.results.description import SweepDescription, SweepEnd
+from sweeper.results.description import SweepEnd
 from sweeper.results.stored import Winner, front_value, measured_value
 from sweeper.search.finals import DEFAULT_FINALISTS, FinalistResult
 from sweeper.search.front import FrontPoint, measured_interval
 from sweeper.search.progress import SweepProgress
-from sweeper.search.study import Study
 from sweeper.tracking import mlflow_store, mlflow_view
-from sweeper.tracking.client import TrackingClient
 from sweeper.tracking.mlflow_view import RANKED_TRIALS, RankedTrial, SweepView
 from sweeper.tracking.provenance import compute_digest
 from workloads.api import secrets
@@ -52,37 +51,36 @@ class FinishedRun:
     """One run of a sweep whose loop has ended."""
 
     plan: SweepPlan
-    study: Study
-    progress: SweepProgress
-    arguments: Sequence[str]  # the command line that resumes the sweep
-    description: SweepDescription
+    opened: OpenedSweep
     drained: Sequence[str]  # a line for each node that was drained
     clock: PhaseClock
     error: str  # why the loop ended before the budget; empty if it did not
     is_interrupted: bool  # a person or a batch system stopped it
     is_over: bool  # the budget is used up and no finals are left
 
-    def close(self, tracking: TrackingClient, display: Progress) -> int:
+    def close(self, display: Progress) -> int:
         """Store the results, end the parent run and print the summary. Returns the exit code."""
-        results = Results.collect(self.plan, self.study, self.progress)
+        study, progress, tracking = self.opened.study, self.opened.progress, self.opened.tracking
+        arguments = self.opened.arguments
+        results = Results.collect(self.plan, study, progress)
         if self.is_over:
             results.keep_ceilings()
             results.keep_correction()
         self._keep_winner(results, display)
         stopped = self.error
-        if stopped and stopped == self.progress.stop_reason:  # its trials failed
+        if stopped and stopped == progress.stop_reason:  # its trials failed
             advice = "remove the cause and retry; with budget.same_failures=null no sweep stops for this"
             stopped = f"{stopped}\n         {advice}"
         summary = Summary(
             results,
-            shlex.join(secrets.masked_arguments(self.arguments)),
-            extend_command(self.arguments, self.progress),
-            retry_command=retry_command(self.arguments, results),
-            certify_command=certify_command(self.arguments, results),
+            self.opened.command,
+            extend_command(arguments, progress),
+            retry_command=retry_command(arguments, results),
+            certify_command=certify_command(arguments, results),
             drained=self.drained,
             stopped=stopped,
         )
-        is_written = self._write(tracking, display, results, summary)
+        is_written = self._write(display, results, summary)
         recording = Recording(
             uri=self.plan.config.tracking.uri,
             runs_page=mlflow_view.runs_page(tracking.experiment_id, self.plan.name, tracking.view_key),
@@ -90,7 +88,7 @@ class FinishedRun:
             error=tracking.last_error,
             is_complete=is_written,
         )
-        summary.print(recording, is_over=self.is_over, is_exhausted=self.study.exhausted)
+        summary.print(recording, is_over=self.is_over, is_exhausted=study.exhausted)
         has_complete = bool(results.counts.get(TrialStatus.COMPLETE))
         is_complete = has_complete and is_written and not (results.has_failures or self.error)
         code = INTERRUPTED if self.is_interrupted else COMPLETE if is_complete else SOME_FAILED
@@ -114,7 +112,7 @@ class FinishedRun:
             value = front_value(results.front, winner, criteria) if results.front else measured_value(winner, criteria)
         if winner is not None:
             try:
-                build_files(self.description, winner, value, self.plan.folder / FOLDER).write()
+                build_files(self.opened.description, winner, value, self.plan.folder / FOLDER).write()
             except Exception as error:  # a file is never worth losing a table
                 display.note(f"no {FOLDER}/: {type(error).__name__}: {error}")
         end = SweepEnd(
@@ -128,20 +126,35 @@ class FinishedRun:
             at_s=time.time(),
             front=tuple(results.front_numbers),
         )
-        self.description.with_end(end).write(self.plan.folder)
+        self.opened.description.with_end(end).write(self.plan.folder)
 
-    def _write(self, tracking: TrackingClient, display: Progress, results: Results, summary: Summary) -> bool:
+    def _write(self, display: Progress, results: Results, summary: Summary) -> bool:
         """Write the result files and end the parent run. Returns whether everything is written.
 
         A finished sweep that is run again has all of that, and its plots and its report take minutes for 100,000
         trials: the digest tells whether anything would differ.
         """
-        message, view = self._closing_message(results, summary), build_view(results)
+        study, tracking = self.opened.study, self.opened.tracking
+        message: dict[str, Any] = {  # of `Store.close`, without the files, which follow from the trials
+            "status": "KILLED" if self.is_interrupted else "FAILED" if self.error else "FINISHED",
+            "metrics": results.metrics(),
+            "tags": {
+                mlflow_store.DESCRIPTION: summary.markdown(),
+                "outcome": trial_tables.format_counts(results.counts),
+                "winner": summary.verdict(),
+                mlflow_store.LIMITS: json.dumps({limit.metric: limit.bound for limit in self.plan.criteria.limits}),
+                **results.projection_tags(),
+                **({"drained": "\n".join(self.drained)} if self.drained else {}),
+            },
+            "abandoned": study.abandoned,
+            "written": study.trial_count if study.all_ended else None,
+        }
+        view = build_view(results)
         front = results.front_numbers if self.plan.criteria.has_front else None
         digest = compute_digest(
             {"closing": message, "view": asdict(view), **({} if front is None else {"front": front})}
         )
-        ran_nothing = self.is_over and not self.progress.finished_in_this_run
+        ran_nothing = self.is_over and not self.opened.progress.finished_in_this_run
         if ran_nothing and results.has_files() and tracking.has_results(digest):
             display.note("finished before: nothing is left to run, and its results are written")
             return True
@@ -150,7 +163,7 @@ class FinishedRun:
             (self.plan.folder / name).write_text(text)
         plots: list[str] = []
         try:
-            plots = [] if self.is_interrupted else [str(path) for path in results.draw_plots(self.study)]
+            plots = [] if self.is_interrupted else [str(path) for path in results.draw_plots(study)]
         except Exception as error:  # a plot is never worth losing a table
             display.note(f"no plots: {type(error).__name__}: {error}")
         # A full disk or a locked file does not come back by a restart, as a server does.
@@ -163,26 +176,7 @@ class FinishedRun:
             display.note(f"writing {tracking.pending} results to MLflow; press Ctrl-C to leave them to the next start")
         if front is not None:
             tracking.log_front(front)
-        files = {"artifacts": texts, "plots": plots}
-        return tracking.close({**message, **files, "digest": digest}, view, patience_s)
-
-    def _closing_message(self, results: Results, summary: Summary) -> dict[str, Any]:
-        """Return the arguments of `Store.close`, without the files, which follow from the trials."""
-        tags = {
-            mlflow_store.DESCRIPTION: summary.markdown(),
-            "outcome": trial_tables.format_counts(results.counts),
-            "winner": summary.verdict(),
-            mlflow_store.LIMITS: json.dumps({limit.metric: limit.bound for limit in self.plan.criteria.limits}),
-            **results.projection_tags(),
-            **({"drained": "\n".join(self.drained)} if self.drained else {}),
-        }
-        return {
-            "status": "KILLED" if self.is_interrupted else "FAILED" if self.error else "FINISHED",
-            "metrics": results.metrics(),
-            "tags": tags,
-            "abandoned": self.study.abandoned,
-            "written": self.study.trial_count if self.study.all_ended else None,
-        }
+        return tracking.close({**message, "artifacts": texts, "plots": plots, "digest": digest}, view, patience_s)
 
 
 def extend_command(arguments: Sequence[str], progress: SweepProgress) -> str:
@@ -220,7 +214,7 @@ def _change_command(arguments: Sequence[str], changes: Mapping[str, str | None])
 
 
 def is_attended() -> bool:
-    """Return whether a person waits for the command, on a terminal and not in a batch job."""
+    """Return whether a person waits for the command, not a batch job."""
     return sys.stdout.isatty() and "SLURM_JOB_ID" not in os.environ
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shlex
 import sys
 import time
 from collections import Counter, deque
@@ -31,7 +30,6 @@ from sweeper.preflight.work import WorkIdentifier
 from sweeper.search.finals import pending_remeasurements
 from sweeper.search.front import select_finalists
 from sweeper.search.neighbours import describe_stall
-from workloads.api import secrets
 from workloads.api.errors import describe_os_error
 from workloads.api.metrics import find_source
 
@@ -43,14 +41,10 @@ class Sweep:
 
     def __init__(self, plan: SweepPlan, arguments: Sequence[str]) -> None:
         self._plan, self._config = plan, plan.config
-        self._arguments = arguments
-        self._command = shlex.join(secrets.masked_arguments(arguments))
         self._clock = PhaseClock()
-        self._stop = StopRequests(self._command)
-        opened = open_sweep(plan, arguments)
-        self._lock, self._study, self._tracking = opened.lock, opened.study, opened.tracking
-        self._progress, self._retry_note = opened.progress, opened.retry_note
-        self._description = opened.description
+        self._opened = opened = open_sweep(plan, arguments)
+        self._study, self._progress, self._tracking = opened.study, opened.progress, opened.tracking
+        self._stop = StopRequests(opened.command)
         self._display = make_progress(plan.config.progress)
         self._factors = MeasuredFactors(plan.estimates.metrics_of if plan.estimates else lambda _: {})
         for record in self._study.current_records:
@@ -70,8 +64,7 @@ class Sweep:
         self._gang_resources = GangResources(resources.gpus, resources.whole_nodes, resources.host_gib)
         self._nodes = NodeMonitor(plan.target, plan.config, self._gang_resources, self._study.records)
         self._duration = DurationNote(plan)
-        self._finals_ended = 0
-        self._finals_planned = 0
+        self._finals_ended = self._finals_planned = 0
 
     # ── the run ──
 
@@ -81,8 +74,8 @@ class Sweep:
         try:
             for line in plan_view.describe_start(self._plan, self._progress.counts, len(self._study.unfinished)):
                 self._display.note(line)
-            if self._retry_note:
-                self._display.note(f"retry    {self._retry_note}")
+            if self._opened.retry_note:
+                self._display.note(f"retry    {self._opened.retry_note}")
             if self._has_trials() and (estimate := plan_view.describe_duration(self._plan)):
                 self._display.note(estimate)
             error = self._run_on_cluster() if self._has_trials() or self._pending_finals() else ""
@@ -90,14 +83,13 @@ class Sweep:
         except BrokenPipeError:
             raise
         except OSError as error:  # the disk is full or gone
-            self._display.note(
-                f"sweeper: {describe_os_error(error)}; finished trials are kept; to resume:\n  {self._command}"
-            )
+            reason = describe_os_error(error)
+            self._display.note(f"sweeper: {reason}; finished trials are kept; to resume:\n  {self._opened.command}")
             return SOME_FAILED
         finally:
             self._stop.restore()
             self._tracking.detach()
-            self._lock.close()
+            self._opened.lock.close()
 
     def _run_on_cluster(self) -> str:
         """Search until the budget is used up. Returns the error that ended it before, or an empty text."""
@@ -128,7 +120,18 @@ class Sweep:
 
     def _run_trials(self, gangs: int, has_more: Callable[[], bool], ask: Callable[[], Trial | None]) -> None:
         """Run the trials that `ask` returns on so many gangs, while `has_more` is true."""
-        self._pool = self._make_pool(gangs)
+        plan = self._plan
+        spec = GangSpec(
+            workload=self._config.workload.name,
+            constants=plan.space.constants,
+            settings=plan.resolved.worker_settings,
+            resources=self._gang_resources,
+            timeout_s=self._config.trial.timeout_s,
+            reports_steps=plan.workload.reports_steps,
+            cpu_shares=plan.resources.gangs,  # a single finalist computes on as many cores as in the search
+            searches_environment=any(map(is_variable, plan.space.dimensions)),
+        )
+        self._pool = gang_pool.GangPool(plan.target, spec, gangs)
         stop_by_s: float | None = None
         while True:
             if self._stop.requested and stop_by_s is None:
@@ -157,20 +160,6 @@ class Sweep:
         self._collect_steps(wait=True)
         # Only the finals need what a gang that is starting holds.
         self._pool.close(START_PATIENCE_S if self._pending_finals() else 0)
-
-    def _make_pool(self, gangs: int) -> gang_pool.GangPool:
-        plan = self._plan
-        spec = GangSpec(
-            workload=self._config.workload.name,
-            constants=plan.space.constants,
-            settings=plan.resolved.worker_settings,
-            resources=self._gang_resources,
-            timeout_s=self._config.trial.timeout_s,
-            reports_steps=plan.workload.reports_steps,
-            cpu_shares=plan.resources.gangs,  # a single finalist computes on as many cores as in the search
-            searches_environment=any(map(is_variable, plan.space.dimensions)),
-        )
-        return gang_pool.GangPool(plan.target, spec, gangs)
 
     def _begin_stopping(self) -> float:
         """Cancel what has not started. Returns when the running trials are cancelled as well."""
@@ -205,8 +194,7 @@ class Sweep:
             f"finals   remeasuring trials {', '.join(map(str, finalists))} in turns, {self._config.finals.rounds} "
             "rounds, in a fresh worker"
         )
-        self._finals_ended = 0
-        self._finals_planned = len(pending)
+        self._finals_ended, self._finals_planned = 0, len(pending)
         self._clock.enter("finals")
 
         def ask() -> Trial:
@@ -277,10 +265,15 @@ class Sweep:
             self._pool.submit(trial)
             return
         record = self._judge.build_record(trial, result, attempts=attempt, elapsed_s=self._progress.elapsed_s)
-        if attempt == 1 and (stall := self._describe_stall(record)):
-            self._display.note(f"trial {trial.number} is measured again: {stall}")
-            self._pool.submit(trial)
-            return
+        objective = self._config.workload.objective
+        # On a CPU other processes use the cores too: of a rate it shows whether the trial was measured properly.
+        can_stall = not (self._plan.target.is_gpu or record.remeasurement or self._stop.requested)
+        if attempt == 1 and can_stall and find_source(objective):
+            stall = describe_stall(record, self._study.records, objective, self._config.workload.direction)
+            if stall:
+                self._display.note(f"trial {trial.number} is measured again: {stall}")
+                self._pool.submit(trial)
+                return
         self._nodes.add_record(record)
         self._study.tell(record)
         self._factors.add(record)
@@ -296,14 +289,6 @@ class Sweep:
             self._display.note(line)
         if reason := self._progress.common_failure_reason():
             self._display.note(f"all trials failed for the same reason: {reason}; press Ctrl-C to stop the sweep")
-
-    def _describe_stall(self, record: TrialRecord) -> str:
-        """Return why a trial on a CPU, whose cores other processes use too, was not measured properly."""
-        objective = self._config.workload.objective
-        is_rate = bool(find_source(objective))
-        if self._plan.target.is_gpu or record.remeasurement or self._stop.requested or not is_rate:
-            return ""
-        return describe_stall(record, self._study.records, objective, self._config.workload.direction)
 
     def _cancel_in_flight(self) -> None:
         """Record running trials as cancelled. Their gangs end after that: without Ray, ending them may not return."""
@@ -352,17 +337,7 @@ class Sweep:
         self._stop.leave_at_once = True
         self._clock.enter("recording")
         error = error or self._progress.stop_reason
-        is_over = not (self._stop.requested or error or self._has_budget() or self._pending_finals())
-        run = FinishedRun(
-            plan=self._plan,
-            study=self._study,
-            progress=self._progress,
-            arguments=self._arguments,
-            description=self._description,
-            drained=self._nodes.describe_drained(),
-            clock=self._clock,
-            error=error,
-            is_interrupted=self._stop.requested,
-            is_over=is_over,
-        )
-        return run.close(self._tracking, self._display)
+        is_interrupted, drained = self._stop.requested, self._nodes.describe_drained()
+        is_over = not (is_interrupted or error or self._has_budget() or self._pending_finals())
+        run = FinishedRun(self._plan, self._opened, drained, self._clock, error, is_interrupted, is_over)
+        return run.close(self._display)

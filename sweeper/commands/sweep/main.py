@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from importlib import import_module
 from pathlib import Path
 
@@ -10,6 +9,7 @@ from sweeper.cli.arguments import parse_arguments
 from sweeper.cli.command import SUBCOMMANDS
 from sweeper.cli.composition import ComposedSweep, compose_sweeps
 from sweeper.cli.exits import COMPLETE, SOME_FAILED, fail
+from sweeper.cli.explanation import UnknownKey
 from sweeper.cli.help_page import describe_versions, render_help
 from sweeper.cli.multirun import SweepQueue, run_queues
 from workloads.api.errors import UserInputError, describe_os_error
@@ -26,31 +26,22 @@ def run(words: list[str], program: list[str]) -> int:
         return COMPLETE
     try:
         sweeps = compose_sweeps(arguments)
-    except UserInputError as error:
-        if (unknown := re.match(r"(\w+): unknown key\.", str(error))) and (owner := _find_owner(unknown[1])):
+    except UnknownKey as error:  # which a subcommand may have
+        modules = [import_module(f"sweeper.commands.{name}.main") for name in SUBCOMMANDS]
+        commands = [module.COMMAND for module in modules if hasattr(module, "COMMAND")]  # function takes a sweep's keys
+        if owner := next(filter(None, (command.owner(error.key) for command in commands)), ""):
             raise UserInputError(f"{error} `{owner}` has it.") from error
         raise
-    if len(sweeps) > 1:
-        return run_queues(_queue(sweeps))
-    return run_sweep(sweeps[0], [*program, *words]) if sweeps else COMPLETE
-
-
-def _find_owner(key: str) -> str:
-    """Return the command of the subcommand that has this setting; empty if none has."""
-    modules = [import_module(f"sweeper.commands.{name}.main") for name in SUBCOMMANDS]
-    commands = [module.COMMAND for module in modules if hasattr(module, "COMMAND")]  # function takes a sweep's keys
-    return next((owner for command in commands if (owner := command.owner(key))), "")
-
-
-def _queue(sweeps: list[ComposedSweep]) -> list[SweepQueue]:
-    """Return the queues that run several sweeps, each in a process: on a cluster one for each kind of hardware."""
+    if len(sweeps) < 2:
+        return run_sweep(sweeps[0], [*program, *words]) if sweeps else COMPLETE
     for sweep in sweeps:  # all of them are checked before one starts
         sweep.resolve()
+    # Each runs in a process: on a cluster there is a queue for each kind of hardware.
     on_cluster = all(sweep.config.cluster.address and not sweep.config.plan for sweep in sweeps)
     lines: dict[str, list[list[str]]] = {}
     for sweep in sweeps:
         lines.setdefault(str(sweep.config.hardware.name) if on_cluster else "", []).append(sweep.command_line)
-    return [SweepQueue(kind if len(lines) > 1 else "", queue) for kind, queue in lines.items()]
+    return run_queues([SweepQueue(kind if len(lines) > 1 else "", queue) for kind, queue in lines.items()])
 
 
 def run_sweep(sweep: ComposedSweep, command: list[str]) -> int:

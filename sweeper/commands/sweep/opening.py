@@ -26,6 +26,7 @@ from workloads.api import secrets
 class OpenedSweep:
     """What a run of a sweep works with."""
 
+    arguments: Sequence[str]  # the command line that resumes the sweep
     lock: IO[str]
     study: Study
     progress: SweepProgress
@@ -33,13 +34,23 @@ class OpenedSweep:
     description: SweepDescription  # what its folder says of it
     retry_note: str  # which trials it runs again; empty without `retry`
 
+    @property
+    def command(self) -> str:
+        return shlex.join(secrets.masked_arguments(self.arguments))
+
 
 def open_sweep(plan: SweepPlan, arguments: Sequence[str]) -> OpenedSweep:
     """Lock the sweep, open its study and start the recording process with all records so far."""
     gathered = provenance.gather(plan.target, arguments)
     sweep_lock = lock.acquire(plan.folder)
     study = _open_study(plan, provenance.comparable_state(gathered, plan.resolved))
-    retry_note = _describe_retry(plan, study)
+    retry_note = ""
+    if retry := plan.config.retry:
+        changes = dict.fromkeys(change for retried in study.retries for change in retried.changed)
+        changed = "; ".join(changes) or "nothing that is recorded"
+        verb = "runs" if len(study.retries) == 1 else "run"
+        runs = f"{count(len(study.retries), 'trial')} {verb} again; changed since: {changed}"
+        retry_note = f"{retry}: {runs if study.retries else 'there is no such trial'}"
     opening = client.opening_message(
         plan,
         study=study.id,
@@ -66,7 +77,7 @@ def open_sweep(plan: SweepPlan, arguments: Sequence[str]) -> OpenedSweep:
         repeated=[record for record in searched if record.number in repeated],
         use=DeviceUse(plan.resources.gpus, len(plan.target.nodes), plan.config.price_per_hour),
     )
-    return OpenedSweep(sweep_lock, study, progress, tracking, description, retry_note)
+    return OpenedSweep(arguments, sweep_lock, study, progress, tracking, description, retry_note)
 
 
 def _open_study(plan: SweepPlan, run_state: dict[str, str]) -> Study:
@@ -91,16 +102,3 @@ def _open_study(plan: SweepPlan, run_state: dict[str, str]) -> Study:
     finally:
         gc.freeze()
         gc.enable()
-
-
-def _describe_retry(plan: SweepPlan, study: Study) -> str:
-    """Return which trials run again and what has changed since they ran."""
-    retry = plan.config.retry
-    if not retry:
-        return ""
-    if not study.retries:
-        return f"{retry}: there is no such trial"
-    changes = dict.fromkeys(change for retry in study.retries for change in retry.changed)
-    changed = "; ".join(changes) or "nothing that is recorded"
-    verb = "runs" if len(study.retries) == 1 else "run"
-    return f"{retry}: {count(len(study.retries), 'trial')} {verb} again; changed since: {changed}"
