@@ -3,61 +3,65 @@
 from __future__ import annotations
 
 import os
+import statistics
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator
 from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
 
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+from rich.console import Console
 
+from sweeper.commands.doctor.checks import Finding, check_relative_rates, check_trial
+from sweeper.common.format import format_number
 from sweeper.common.trials import Trial, TrialResult, TrialStatus
 from sweeper.config.hardware import Node, Target
 from sweeper.execution import cluster, gang_pool
 from sweeper.execution.gang_launcher import GangResources, GangSpec
-from sweeper.metrics import derivation
+from sweeper.metrics.derivation import tflops_of
 from workloads.api import host
 
-GPU_PRODUCT = {"m": 8192, "n": 8192, "k": 8192, "dtype": "bf16", "repeats": 50}
-CPU_PRODUCT = {"m": 512, "n": 512, "k": 512, "dtype": "fp32", "repeats": 20}
-GPU_ALLREDUCE = {"mib": 256}
-CPU_ALLREDUCE = {"mib": 4}
+# On a CPU few readings, and none with a cold cache: its cores take a second to flush the cache before each one.
+PARAMETERS: dict[str, dict[str, dict[str, Any]]] = {
+    "gpu": {"matmul": {"m": 8192, "n": 8192, "k": 8192, "dtype": "bf16", "repeats": 50}, "allreduce": {"mib": 256}},
+    "cpu": {
+        "matmul": {"m": 512, "n": 512, "k": 512, "dtype": "fp32", "statistic": "median_warm", "repeats": 5},
+        "allreduce": {"mib": 4, "repeats": 5},
+    },
+}
 MAX_CPU_RANKS = 2
 TRIAL_TIMEOUT_S = 300
 DEADLINE_S = 360  # for the start of the workers and the trial
 
 
-def count_ranks(target: Target) -> int:
-    """Return how many ranks a trial has: one for each GPU, on CPUs at most `MAX_CPU_RANKS`."""
-    return target.devices if target.hardware.kind == "gpu" else min(MAX_CPU_RANKS, target.devices)
-
-
-def start_cluster(target: Target) -> None:
-    """Start Ray, or connect to it, without what Ray prints about its workers."""
-    with Path(os.devnull).open("w") as nowhere, redirect_stdout(nowhere):
+def exercise(target: Target, console: Console) -> Iterator[Finding]:
+    """Run the matrix product and, with several ranks, the all-reduce; print their rates and yield the findings."""
+    ranks = target.devices if target.hardware.kind == "gpu" else min(MAX_CPU_RANKS, target.devices)
+    with Path(os.devnull).open("w") as nowhere, redirect_stdout(nowhere):  # what Ray prints about its workers
         cluster.start(target)
+    matmul = _run_trial(target, "matmul", ranks)
+    yield from check_trial("the matrix product", matmul)
+    if matmul.status is TrialStatus.COMPLETE:
+        rates = [tflops_of(m.flops_per_step, m.step_times_s, m.statistic) for m in matmul.measurements]
+        mean, slowest = format_number(statistics.mean(rates)), format_number(min(rates))
+        console.print(f"matmul     {len(rates)} at once: mean {mean} TFLOP/s, slowest {slowest} TFLOP/s")
+        vendor = next((gpu.vendor for node in target.nodes for gpu in node.gpu_identities), "")
+        yield from check_relative_rates(matmul.measurements, rates, vendor)
+    if ranks < 2:
+        return
+    allreduce = _run_trial(target, "allreduce", ranks)
+    yield from check_trial(f"the all-reduce over {ranks} ranks", allreduce)
+    if allreduce.status is TrialStatus.COMPLETE:
+        rate = format_number(allreduce.measurements[0].metrics["bus_gb_s"])
+        console.print(f"all-reduce {ranks} ranks: {rate} GB/s per device in each direction")
 
 
-def run_matmul(target: Target) -> TrialResult:
-    """Run the same matrix product on every device at once."""
-    return _run_trial(target, "matmul", GPU_PRODUCT if target.hardware.kind == "gpu" else CPU_PRODUCT)
-
-
-def run_allreduce(target: Target) -> TrialResult:
-    """Run an all-reduce over all devices. It needs at least two ranks."""
-    return _run_trial(target, "allreduce", GPU_ALLREDUCE if target.hardware.kind == "gpu" else CPU_ALLREDUCE)
-
-
-def compute_tflops(result: TrialResult) -> list[float]:
-    """Return the rate of each rank of a complete matmul trial, in TFLOP/s."""
-    return [derivation.tflops_of(m.flops_per_step, m.step_times_s, m.statistic) for m in result.measurements]
-
-
-def _run_trial(target: Target, workload: str, parameters: Mapping[str, Any]) -> TrialResult:
+def _run_trial(target: Target, workload: str, ranks: int) -> TrialResult:
     """Run one trial over all ranks. A trial that cannot start has the status failed or timed out."""
-    resources = GangResources(count_ranks(target))
-    spec = GangSpec(workload, dict(parameters), settings=None, resources=resources, timeout_s=TRIAL_TIMEOUT_S)
+    parameters = PARAMETERS[target.hardware.kind][workload]
+    spec = GangSpec(workload, parameters, settings=None, resources=GangResources(ranks), timeout_s=TRIAL_TIMEOUT_S)
     pool = gang_pool.GangPool(target, spec, count=1)
     try:
         submitted = False
@@ -84,7 +88,6 @@ def read_node_state(node: Node, folder: str) -> dict[str, Any]:
     if node.id is None:
         return host.read_node_state(folder)
     on_node = NodeAffinitySchedulingStrategy(node_id=node.id, soft=False)
-    state: dict[str, Any] = ray.get(
-        ray.remote(read_node_state).options(num_cpus=0, scheduling_strategy=on_node).remote(folder)
-    )
+    task = ray.remote(host.read_node_state).options(num_cpus=0, scheduling_strategy=on_node)
+    state: dict[str, Any] = ray.get(task.remote(folder))
     return state

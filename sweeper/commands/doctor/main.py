@@ -15,25 +15,14 @@ numbers and addresses are masked. Read it before you send it to anybody.
 
 from __future__ import annotations
 
-import statistics
-from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from rich.console import Console
 
 from sweeper.cli.command import Cluster, Subcommand, Tracking, switch, word
-from sweeper.commands.doctor.checks import (
-    Finding,
-    check_gpu_setup,
-    check_nodes,
-    check_relative_rates,
-    check_store,
-    check_trial,
-)
-from sweeper.common.format import format_number
-from sweeper.common.trials import TrialStatus
-from sweeper.config.hardware import Node, Target, hardware_of
+from sweeper.commands.doctor.checks import check_gpu_setup, check_nodes, check_store
+from sweeper.config.hardware import Node, hardware_of
 from sweeper.config.schema import Hardware
 from sweeper.execution import ray_environment
 from sweeper.preflight.devices import describe_inventory, select_target
@@ -83,7 +72,7 @@ def record_machine(request: RecordRequest) -> int:
 def examine(request: DoctorRequest) -> int:
     """Print the inventory, the measured rates and the findings. Returns the exit code."""
     ray_environment.prepare(request.cluster.address, request.cluster.insecure)  # before Ray is imported
-    from sweeper.commands.doctor.exercise import read_node_state
+    from sweeper.commands.doctor.exercise import exercise, read_node_state
     from sweeper.execution import cluster
 
     console = Console(highlight=False, soft_wrap=True, markup=False)
@@ -92,51 +81,15 @@ def examine(request: DoctorRequest) -> int:
     node_states = [read_node_state(node, request.dir) for node in nodes]
     findings = [*check_gpu_setup(nodes), *check_nodes(node_states), *check_store(request.tracking.uri)]
     if not request.quick:
-        for hardware in _list_hardware(nodes):
-            findings += _exercise(select_target(hardware, nodes, 1), console)
+        kinds = {hardware_of(node).name: hardware_of(node) for node in nodes if node.gpus}
+        for hardware in kinds.values() or [Hardware(name="cpu", kind="cpu")]:
+            findings += exercise(select_target(hardware, nodes, 1), console)
     cluster.stop()
-    _print_findings(findings, console)
-    return int(any(finding.affects_results for finding in findings))
-
-
-def _list_hardware(nodes: Iterable[Node]) -> Sequence[Hardware]:
-    """Return the kinds of GPUs that the nodes have, or the CPU if there are none."""
-    kinds = {hardware_of(node).name: hardware_of(node) for node in nodes if node.gpus}
-    return list(kinds.values()) or [Hardware(name="cpu", kind="cpu")]
-
-
-def _vendor_of(target: Target) -> str:
-    """Return the vendor of the target's GPUs; empty for a CPU."""
-    return next((gpu.vendor for node in target.nodes for gpu in node.gpu_identities), "")
-
-
-def _exercise(target: Target, console: Console) -> Iterator[Finding]:
-    """Run the matrix product and, with several ranks, the all-reduce; print their rates and yield the findings."""
-    from sweeper.commands.doctor import exercise
-
-    exercise.start_cluster(target)
-    matmul = exercise.run_matmul(target)
-    yield from check_trial("the matrix product", matmul)
-    if matmul.status is TrialStatus.COMPLETE:
-        rates = exercise.compute_tflops(matmul)
-        mean, slowest = format_number(statistics.mean(rates)), format_number(min(rates))
-        console.print(f"matmul     {len(rates)} at once: mean {mean} TFLOP/s, slowest {slowest} TFLOP/s")
-        yield from check_relative_rates(matmul, _vendor_of(target))
-    ranks = exercise.count_ranks(target)
-    if ranks < 2:
-        return
-    allreduce = exercise.run_allreduce(target)
-    yield from check_trial(f"the all-reduce over {ranks} ranks", allreduce)
-    if allreduce.status is TrialStatus.COMPLETE:
-        rate = format_number(allreduce.measurements[0].metrics["bus_gb_s"])
-        console.print(f"all-reduce {ranks} ranks: {rate} GB/s per device in each direction")
-
-
-def _print_findings(findings: Sequence[Finding], console: Console) -> None:
     for finding in findings:
         sign = "!" if finding.affects_results else "-"
         console.print(f"{sign} {finding.location}: {finding.problem}\n  {finding.remedy}")
     console.print(f"{len(findings)} problem{'' if len(findings) == 1 else 's'} found")
+    return int(any(finding.affects_results for finding in findings))
 
 
 COMMAND = Subcommand("doctor", __doc__, {"": (DoctorRequest, examine), "record": (RecordRequest, record_machine)})

@@ -17,7 +17,7 @@ import re
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from enum import Enum
 from functools import wraps
@@ -44,37 +44,11 @@ def write_record(path: Path, nodes: Sequence[Node] | UserInputError) -> dict[str
     Args:
         nodes: Ray's view of the machine, or why it has none.
     """
-    record: dict[str, Any] = mask_identifiers(read_machine(nodes))
-    path.write_text(json.dumps(record, indent=1) + "\n")
-    return record
-
-
-def read_machine(nodes: Sequence[Node] | UserInputError) -> dict[str, Any]:
-    """Return what this machine reports, with its identifiers."""
-    gpus, calls = _read_gpus()
-    return {
-        "format": FORMAT,
-        "versions": {"python": platform.python_version()} | {name: host.version_of(name) for name in PACKAGES},
-        "system": platform.platform(),
-        "kernel": host.read_kernel(),
-        "cpu": {"name": host.cpu_name(), "cores": os.cpu_count(), "memory_gib": host.memory_bytes() / 2**30},
-        "has_kfd": Path("/dev/kfd").exists(),
-        "visible_devices": {name: os.environ[name] for name in VISIBLE_DEVICES if name in os.environ},
-        "gpus": gpus,
-        "driver_calls": calls,
-        "torch": _read_torch(),
-        "ray": {"error": str(nodes)} if isinstance(nodes, UserInputError) else [asdict(node) for node in nodes],
-    }
-
-
-def _read_gpus() -> tuple[list[dict[str, Any]], dict[str, list[dict[str, Any]]]]:
-    """Return each GPU as `workloads.api.gpus` describes it, and the calls of the drivers' modules behind that."""
     import pynvml
 
     calls: dict[str, list[dict[str, Any]]] = {}
-    modules = {"nvml": pynvml, "amdsmi": amd.load_amdsmi()}
     with contextlib.ExitStack() as stack:
-        for prefix, module in modules.items():
+        for prefix, module in {"nvml": pynvml, "amdsmi": amd.load_amdsmi()}.items():
             if module is not None:
                 calls[prefix] = stack.enter_context(record_calls(module, prefix))
         gpus = stack.enter_context(open_gpus())
@@ -83,7 +57,22 @@ def _read_gpus() -> tuple[list[dict[str, Any]], dict[str, list[dict[str, Any]]]]
             if gpu.identity.responds:
                 gpu.process_ids()
                 gpu.read()
-    return described, calls
+    machine = {
+        "format": FORMAT,
+        "versions": {"python": platform.python_version()} | {name: host.version_of(name) for name in PACKAGES},
+        "system": platform.platform(),
+        "kernel": host.read_kernel(),
+        "cpu": {"name": host.cpu_name(), "cores": os.cpu_count(), "memory_gib": host.memory_bytes() / 2**30},
+        "has_kfd": Path("/dev/kfd").exists(),
+        "visible_devices": {name: os.environ[name] for name in VISIBLE_DEVICES if name in os.environ},
+        "gpus": described,
+        "driver_calls": calls,
+        "torch": _read_torch(),
+        "ray": {"error": str(nodes)} if isinstance(nodes, UserInputError) else [asdict(node) for node in nodes],
+    }
+    record: dict[str, Any] = _Mask().mask(masked(machine))
+    path.write_text(json.dumps(record, indent=1) + "\n")
+    return record
 
 
 @contextlib.contextmanager
@@ -91,7 +80,8 @@ def record_calls(module: ModuleType, prefix: str) -> Iterator[list[dict[str, Any
     """Replace the module's functions called `prefix…` by ones that note arguments and results, until the block ends."""
     calls: list[dict[str, Any]] = []
     handles: list[Any] = []
-    functions = {name: value for name, value in vars(module).items() if name.startswith(prefix) and _is_function(value)}
+    named = {name: value for name, value in vars(module).items() if name.startswith(prefix)}
+    functions = {name: value for name, value in named.items() if callable(value) and not isinstance(value, type)}
     for name, function in functions.items():
         setattr(module, name, _recorded(name, function, calls, handles))
     try:
@@ -99,10 +89,6 @@ def record_calls(module: ModuleType, prefix: str) -> Iterator[list[dict[str, Any
     finally:
         for name, function in functions.items():
             setattr(module, name, function)
-
-
-def _is_function(value: Any) -> bool:
-    return callable(value) and not isinstance(value, type)
 
 
 def _recorded(name: str, function: Callable[..., Any], calls: list[dict[str, Any]], handles: list[Any]) -> Any:
@@ -165,53 +151,40 @@ _OCTET = r"(?:25[0-5]|2[0-4]\d|1?\d?\d)"
 _IPV4 = re.compile(rf"(?<![\w.]){_OCTET}(?:\.{_OCTET}){{3}}(?![\w.])")
 
 
-class _Placeholders:
-    """Equal identifiers get equal placeholders: the partitions of a GPU share a serial number."""
+def mask_text(text: str) -> str:
+    """Return a text, such as a log, without secrets and without what identifies this machine."""
+    return _Mask().mask_text(mask(text))
+
+
+class _Mask:
+    """Replaces what identifies this machine; equal identifiers get equal placeholders, as a GPU's partitions have."""
 
     def __init__(self) -> None:
         self._numbers: dict[str, int] = {}
+        host = socket.gethostname()
+        names = {str(Path.home()): "<home>", host: "<host>", host.partition(".")[0]: "<host>"}
+        with contextlib.suppress(KeyError, OSError):  # a user without an entry in the password file
+            names[getpass.getuser()] = "<user>"
+        self._names = {name: names[name] for name in sorted(names, key=len, reverse=True) if len(name) >= SHORTEST_NAME}
 
-    def replace(self, identifier: str) -> str:
+    def mask(self, value: Any) -> Any:
+        """Return a JSON value without identifiers."""
+        if isinstance(value, dict):
+            return {key: self._mask_item(key, inner) for key, inner in value.items()}
+        if isinstance(value, list | tuple):
+            return [self.mask(inner) for inner in value]
+        return self.mask_text(value) if isinstance(value, str) else value
+
+    def _mask_item(self, key: str, value: Any) -> Any:
+        is_identifier = isinstance(value, str) and value and _KEY.search(key)
+        return self._placeholder(value) if is_identifier else self.mask(value)
+
+    def mask_text(self, text: str) -> str:
+        for name, placeholder in self._names.items():
+            text = re.sub(rf"(?<![\w-]){re.escape(name)}(?![\w-])", placeholder, text)
+        for pattern in (_UUID, _IPV4):
+            text = pattern.sub(lambda match: self._placeholder(match[0]), text)
+        return text
+
+    def _placeholder(self, identifier: str) -> str:
         return f"masked-{self._numbers.setdefault(identifier, len(self._numbers) + 1)}"
-
-
-def mask_identifiers(value: Any) -> Any:
-    """Return a JSON value without secrets and without what identifies this machine."""
-    placeholders = _Placeholders()
-    return _mask(masked(value), placeholders, _own_names())
-
-
-def mask_text(text: str) -> str:
-    """Return a text, such as a log, without secrets and without what identifies this machine."""
-    return _mask_text(mask(text), _Placeholders(), _own_names())
-
-
-def _mask(value: Any, placeholders: _Placeholders, names: Mapping[str, str]) -> Any:
-    if isinstance(value, dict):
-        return {
-            key: placeholders.replace(inner)
-            if isinstance(inner, str) and inner and _KEY.search(key)
-            else _mask(inner, placeholders, names)
-            for key, inner in value.items()
-        }
-    if isinstance(value, list | tuple):
-        return [_mask(inner, placeholders, names) for inner in value]
-    return _mask_text(value, placeholders, names) if isinstance(value, str) else value
-
-
-def _mask_text(text: str, placeholders: _Placeholders, names: Mapping[str, str]) -> str:
-    for name, placeholder in names.items():
-        text = re.sub(rf"(?<![\w-]){re.escape(name)}(?![\w-])", placeholder, text)
-    for pattern in (_UUID, _IPV4):
-        text = pattern.sub(lambda match: placeholders.replace(match[0]), text)
-    return text
-
-
-def _own_names() -> dict[str, str]:
-    """Return the names of this machine, its user and the user's home with their placeholders, the longest first."""
-    host = socket.gethostname()
-    names = {str(Path.home()): "<home>", host: "<host>", host.partition(".")[0]: "<host>"}
-    with contextlib.suppress(KeyError, OSError):  # a user without an entry in the password file
-        names[getpass.getuser()] = "<user>"
-    long_enough = {name: placeholder for name, placeholder in names.items() if len(name) >= SHORTEST_NAME}
-    return dict(sorted(long_enough.items(), key=lambda item: -len(item[0])))
