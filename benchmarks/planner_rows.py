@@ -12,8 +12,8 @@ from typing import Literal
 
 from sweeper.preflight.clusters import build_cluster
 from workloads.api.errors import UserInputError
-from workloads.estimator.cluster import Cluster
-from workloads.estimator.precisions import PRECISIONS
+from workloads.hardware.cluster import Cluster
+from workloads.hardware.precisions import PRECISIONS
 from workloads.layouts.layout import AttentionKernel, Checkpointing, Job, Layout, Sharding, State
 from workloads.layouts.trainers import SYNONYMS, TRAINERS
 from workloads.models.flops import model_flops_per_token

@@ -17,7 +17,7 @@ import yaml
 from sweeper.config.schema import Hardware
 from sweeper.config.validation import build
 from workloads.api.errors import UserInputError, first_line
-from workloads.estimator.cluster import AttentionRates, Device
+from workloads.hardware.cluster import AttentionRates, Device
 
 FOLDER = "calibration"
 AUTO, NONE = "auto", "none"
@@ -34,7 +34,7 @@ class Figure:
 
 @dataclass(frozen=True)
 class Attention:
-    """As `workloads.estimator.cluster.AttentionRates`."""
+    """As `workloads.hardware.cluster.AttentionRates`."""
 
     forward_share: float = field(metadata={"min": 0.001, "max": 2})
     backward_share: float = field(metadata={"min": 0.001, "max": 2})

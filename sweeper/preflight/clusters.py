@@ -21,7 +21,8 @@ from sweeper.preflight.calibration import CalibrationFile, calibrate_device
 from workloads.api import host
 from workloads.api.contract import Machine
 from workloads.api.errors import UserInputError, first_line, suggest
-from workloads.estimator.cluster import (
+from workloads.estimator.search import USABLE_MEMORY
+from workloads.hardware.cluster import (
     UNKNOWN_CLUSTER,
     Cluster,
     Device,
@@ -31,7 +32,6 @@ from workloads.estimator.cluster import (
     measured_tflops,
     power_headroom,
 )
-from workloads.estimator.search import USABLE_MEMORY
 
 AUTO = "auto"
 NODE_GPUS = 8  # of a node, where no topology is given

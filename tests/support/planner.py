@@ -9,7 +9,7 @@ from sweeper.config.hardware import Target
 from sweeper.config.schema import TopologySection
 from sweeper.preflight.clusters import build_machine, choose_topology
 from workloads.api.contract import Machine
-from workloads.estimator.cluster import Cluster, Device, Topology
+from workloads.hardware.cluster import Cluster, Device, Topology
 from workloads.layouts.enumeration import Family
 from workloads.layouts.layout import Job, Layout
 from workloads.models.model import Model

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from sweeper.preflight.clusters import find_topology
-from workloads.estimator.cluster import Cluster, Device
+from workloads.hardware.cluster import Cluster, Device
 from workloads.layouts.layout import Job, Layout
 from workloads.models.hugging_face import load_model
 

@@ -14,7 +14,7 @@ from numbers import Real
 from typing import Any, ClassVar, Literal, Protocol
 
 from workloads.api.metrics import find_source
-from workloads.estimator.cluster import UNKNOWN_CLUSTER, Cluster
+from workloads.hardware.cluster import UNKNOWN_CLUSTER, Cluster
 
 Scalar = str | int | float | bool | None
 STATISTICS = ("median", "mean", "fastest")

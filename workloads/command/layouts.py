@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any, get_args
 
 from workloads.api.contract import Estimate, Machine
 from workloads.command.template import fill, fill_all
-from workloads.estimator.cluster import Cluster
 from workloads.estimator.estimate import bands
 from workloads.estimator.memory import peak_memory_gib
-from workloads.estimator.precisions import PRECISIONS
 from workloads.estimator.step import estimate_step
 from workloads.estimator.words import describe
 from workloads.formats.logs import DTYPES
+from workloads.hardware.cluster import Cluster
+from workloads.hardware.precisions import PRECISIONS
 from workloads.layouts.layout import DEGREES, LAYOUT_FIELDS, Job, Layout, State
 from workloads.layouts.rules import COMMON_RULES, find_violation
 from workloads.layouts.trainers import OWN, find_trainer

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 
-from workloads.estimator.cluster import Cluster, Group
 from workloads.estimator.placed_job import PlacedJob, Weights, divided_weights
+from workloads.hardware.cluster import Cluster, Group
 
 # nccl-tests of large messages: all-gather reaches 350 to 370 of an H100's 450 GB/s, 230 to 235 of an A100's 300.
 LINK_SHARE = 0.78

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from workloads.estimator.cluster import Cluster
+from workloads.hardware.cluster import Cluster
 from workloads.layouts.layout import Job
 
 

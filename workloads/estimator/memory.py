@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from workloads.estimator.cluster import Cluster
 from workloads.estimator.estimate import StageMemory
 from workloads.estimator.pipeline import head_rank, in_flight, peak_ranks, rank_layers
 from workloads.estimator.placed_job import PlacedJob, Weights, block_gpu_weights, divided_weights, rank_weights
+from workloads.hardware.cluster import Cluster
 from workloads.layouts.layout import Job
 
 GIB = 2**30

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from workloads.estimator.cluster import AttentionRates, Device
 from workloads.estimator.placed_job import PlacedJob
-from workloads.estimator.precisions import sustained_flops
+from workloads.hardware.cluster import AttentionRates, Device
+from workloads.hardware.precisions import sustained_flops
 from workloads.layouts.layout import AttentionKernel
 
 # A product takes so long beyond its FLOPs at the sustained rate: 512^3 to 2048^3 on an H200 (timing_h200.md, profiler).

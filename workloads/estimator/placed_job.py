@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from workloads.estimator.cluster import Cluster, Group
 from workloads.estimator.pipeline import RankLayers, head_rank
-from workloads.estimator.precisions import Precision, find_precision
+from workloads.hardware.cluster import Cluster, Group
+from workloads.hardware.precisions import Precision, find_precision
 from workloads.layouts.layout import AttentionKernel, Job
 from workloads.layouts.trainers import Trainer, find_trainer
 

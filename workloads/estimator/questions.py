@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, fields, replace
 
-from workloads.estimator.cluster import Cluster
 from workloads.estimator.estimate import JobEstimate, StepTime
+from workloads.hardware.cluster import Cluster
 from workloads.layouts.layout import Job
 
 SECONDS_PER_DAY = 86_400

@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from itertools import count
 from typing import Any
 
-from workloads.estimator.cluster import Cluster
 from workloads.estimator.estimate import JobEstimate
+from workloads.hardware.cluster import Cluster
 from workloads.layouts.enumeration import Family, list_families
 from workloads.layouts.layout import Job, Layout
 

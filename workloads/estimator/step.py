@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from workloads.estimator import operations
-from workloads.estimator.cluster import Cluster
 from workloads.estimator.communication import (
     all_reduced_s,
     average_s,
@@ -31,6 +30,7 @@ from workloads.estimator.placed_job import (
     optimizer_s,
     rank_weights,
 )
+from workloads.hardware.cluster import Cluster
 from workloads.layouts.layout import Job
 from workloads.layouts.trainers import efficiencies, find_efficiency
 from workloads.models.flops import model_flops_per_token
@@ -124,7 +124,7 @@ def rank_seconds(job: Job, cluster: Cluster) -> list[PassTimes]:
 
 # Of the power cap's, the power that a GPU does not draw while it waits for others or for data: a pipeline of two H200s
 # whose GPUs wait for 21% of the time has 1.10 times the rate that this leaves (benchmarks/results/parallel_h200.md),
-# and products follow the power to 0.55 (tables/device_rates.csv).
+# and products follow the power to 0.55 (hardware/device_rates.csv).
 IDLE_POWER_SHARE = 0.6
 POWER_EXPONENT = 0.55
 

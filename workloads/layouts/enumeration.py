@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
-from workloads.estimator.cluster import Cluster
+from workloads.hardware.cluster import Cluster
 from workloads.layouts.layout import Checkpointing, Job, Layout, Sharding
 from workloads.layouts.rules import Site, find_violation, rules_of
 from workloads.layouts.trainers import OWN

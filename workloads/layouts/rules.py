@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import NamedTuple
 
-from workloads.estimator.cluster import Cluster
-from workloads.estimator.precisions import PRECISIONS
+from workloads.hardware.cluster import Cluster
+from workloads.hardware.precisions import PRECISIONS
 from workloads.layouts.layout import DEGREES, SPLIT_SCHEDULES, V_SCHEDULES, Job
 from workloads.layouts.trainers import OWN, TRAINERS, find_trainer
 

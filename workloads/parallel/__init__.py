@@ -9,8 +9,8 @@ from typing import Literal
 
 from workloads.api.contract import Candidate, Estimate, Machine, Measurement, Rank, Scalar, Workload
 from workloads.estimator.memory import peak_memory_gib
-from workloads.estimator.precisions import find_precision
 from workloads.estimator.step import estimate_step
+from workloads.hardware.precisions import find_precision
 from workloads.layouts.layout import DEGREES, ContextMethod, Job, Layout, Schedule
 from workloads.layouts.rules import Rule, Site, Violation, find_violation
 from workloads.layouts.trainers import OWN

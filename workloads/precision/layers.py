@@ -16,7 +16,7 @@ from torch import nn
 
 from workloads.api.contract import Infeasible, Measurement, Rank
 from workloads.api.recipes import Support, support
-from workloads.estimator.precisions import find_precision
+from workloads.hardware.precisions import find_precision
 from workloads.instruments import device as devices
 from workloads.instruments.timing import time_in_turns
 from workloads.llama.model import swiglu

@@ -45,7 +45,7 @@ from sweeper.preflight.calibration import (
 from sweeper.preflight.clusters import build_device, default_topology
 from sweeper.preflight.devices import select_target
 from workloads.api.errors import UserInputError, suggest
-from workloads.estimator.cluster import Cluster, Device
+from workloads.hardware.cluster import Cluster, Device
 
 
 @dataclass(frozen=True, kw_only=True)

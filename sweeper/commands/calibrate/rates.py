@@ -8,8 +8,8 @@ from dataclasses import replace
 
 from sweeper.preflight.calibration import Attention, Figure
 from workloads.api.recipes import RECIPES
-from workloads.estimator.cluster import Topology, Wiring
 from workloads.estimator.communication import LINK_SHARE, NETWORK_SHARE
+from workloads.hardware.cluster import Topology, Wiring
 from workloads.layouts.layout import AttentionKernel
 
 Row = dict[str, str]

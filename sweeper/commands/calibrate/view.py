@@ -12,11 +12,11 @@ from sweeper.commands.calibrate.rates import PLANNER_KERNELS, Row, bus_gb_s, fig
 from sweeper.common.format import format_number
 from sweeper.pages.terminal import draw, terminal_width
 from sweeper.preflight.calibration import Calibration, Figure
-from workloads.estimator.cluster import Cluster, Device, Topology, measured_tflops
 from workloads.estimator.communication import LINK_SHARE, Group, bandwidth_gb_s
 from workloads.estimator.operations import attention_rates
 from workloads.estimator.placed_job import COPY_SHARE
-from workloads.estimator.precisions import sustained_flops
+from workloads.hardware.cluster import Cluster, Device, Topology, measured_tflops
+from workloads.hardware.precisions import sustained_flops
 
 
 @dataclass(frozen=True)

@@ -17,12 +17,12 @@ from sweeper.preflight.clusters import build_cluster
 from sweeper.preflight.corrections import Correction, Place
 from workloads.api.errors import UserInputError, describe_os_error, nearest
 from workloads.api.registry import load
-from workloads.estimator.cluster import Cluster
-from workloads.estimator.precisions import PRECISIONS
 from workloads.estimator.questions import FAILURES_PER_GPU_DAY, Reliability
 from workloads.estimator.words import layout_words
 from workloads.formats.files import FORMATS, read_layout
 from workloads.formats.names import FileReading
+from workloads.hardware.cluster import Cluster
+from workloads.hardware.precisions import PRECISIONS
 from workloads.layouts.enumeration import divisors
 from workloads.layouts.layout import (
     DEGREES,

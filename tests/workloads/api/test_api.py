@@ -33,7 +33,7 @@ def is_allowed(module: str) -> bool:
     The package workloads has no code.
     """
     standard = module.split(".")[0] in sys.stdlib_module_names
-    return standard or module == "workloads" or f"{module}.".startswith(("workloads.api.", "workloads.estimator."))
+    return standard or module == "workloads" or f"{module}.".startswith(("workloads.api.", "workloads.hardware."))
 
 
 @pytest.mark.parametrize("path", MODULES, ids=lambda path: path.stem)

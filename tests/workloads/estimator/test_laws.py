@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from sweeper.preflight.clusters import known_topologies
 from tests.conftest import examples
 from tests.support.planner_estimates import H100
-from workloads.estimator.cluster import Cluster, Device, Topology
 from workloads.estimator.memory import peak_memory_gib, stage_memories
 from workloads.estimator.placed_job import PlacedJob
 from workloads.estimator.step import estimate_job, step_bound_s
+from workloads.hardware.cluster import Cluster, Device, Topology
 from workloads.layouts.layout import Job, Layout
 from workloads.layouts.rules import find_violation
 from workloads.layouts.trainers import TRAINERS

@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 from sweeper.preflight.clusters import find_topology
 from tests.conftest import examples
 from tests.support.planner_estimates import H100, cluster, job
-from workloads.estimator.cluster import build_topology
 from workloads.estimator.communication import Group, all_gather_s, all_reduce_s, all_to_all_s, bandwidth_gb_s
 from workloads.estimator.operations import attention_s, block_products
 from workloads.estimator.pipeline import rank_layers
 from workloads.estimator.placed_job import PlacedJob, divided_weights, rank_weights
 from workloads.estimator.step import estimate_job
+from workloads.hardware.cluster import build_topology
 from workloads.layouts.layout import Job, Layout
 from workloads.layouts.trainers import nearest_efficiency
 from workloads.models.hugging_face import load_model

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 from tests.conftest import examples
 from tests.support.planner import LLAMA_8B, cluster, flatten, job
-from workloads.estimator.cluster import Cluster
 from workloads.estimator.estimate import JobEstimate, StageMemory, StepTime
 from workloads.estimator.search import USABLE_MEMORY, Estimator, find_layouts
+from workloads.hardware.cluster import Cluster
 from workloads.layouts.enumeration import divisors, list_families
 from workloads.layouts.layout import Job, Layout
 from workloads.layouts.rules import find_violation

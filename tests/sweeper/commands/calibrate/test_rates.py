@@ -11,9 +11,9 @@ from sweeper.commands.calibrate.rates import measured_topology
 from sweeper.preflight.calibration import Calibration, Figure, calibrate_device
 from tests.support.calibrations import attention_rows, collective_rows, product_rows
 from tests.support.planner import H100
-from workloads.estimator.cluster import Cluster, Topology
 from workloads.estimator.communication import Group, all_gather_s, latency_s
 from workloads.estimator.operations import attention_rates
+from workloads.hardware.cluster import Cluster, Topology
 
 ASSUMED = Topology("nodes of 8", 8, "switch", link_gb_s=450, network_gb_s=50)
 

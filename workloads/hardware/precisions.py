@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from workloads.estimator.cluster import Device
+from workloads.hardware.cluster import Device
 
 SUSTAINED_SHARE = 0.7  # of a dense peak, where no rate was measured: an H200 sustains 0.70 in training
 

@@ -108,7 +108,7 @@ UNKNOWN_CLUSTER = Cluster(
 )
 
 
-TABLES = Path(__file__).parent / "tables"
+DEVICE_RATES = Path(__file__).with_name("device_rates.csv")
 NUMBERS: dict[str, type[int] | type[float]] = {
     "gpus_per_domain": int,
     **dict.fromkeys(("link_gb_s", "network_gb_s", "oversubscription", "link_latency_s", "network_latency_s"), float),
@@ -171,5 +171,5 @@ def power_headroom(device: str) -> float:
 
 @cache
 def _device_rates() -> list[dict[str, str]]:
-    with (TABLES / "device_rates.csv").open(newline="") as lines:
+    with DEVICE_RATES.open(newline="") as lines:
         return list(csv.DictReader(lines))

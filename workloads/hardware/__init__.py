@@ -1,0 +1,1 @@
+"""GPUs, topologies and data types, as descriptions and measured rates. Standard library only."""
