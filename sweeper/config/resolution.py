@@ -80,7 +80,15 @@ def resolve(composed: DictConfig, workload: Workload | None = None) -> ResolvedC
     if pruner != "none" and not workload.reports_steps:
         remedy = "give it a parameter report, or use none" if name == "function" else "use none"
         raise UserInputError(f"search.pruner={pruner}: {name} reports no steps while it runs; {remedy}")
-    return ResolvedConfig(config, workload, criteria, _read_projection_nodes(config.projection.nodes))
+    nodes = config.projection.nodes
+    if isinstance(nodes, str):
+        nodes = parse_text("projection.nodes", nodes)
+        nodes = nodes.list if isinstance(nodes, ChoiceSweep) else nodes
+    nodes = [] if nodes is None else nodes if isinstance(nodes, list) else [nodes]
+    if not all(isinstance(count, int) and count > 0 for count in nodes):
+        listed = ",".join(map(str, nodes))
+        raise UserInputError(f"projection.nodes={listed}: must be numbers of nodes: projection.nodes=1,2,4,8")
+    return ResolvedConfig(config, workload, criteria, nodes)
 
 
 def _add_finals(entries: dict[str, Any]) -> dict[str, Any]:
@@ -97,7 +105,6 @@ def _add_finals(entries: dict[str, Any]) -> dict[str, Any]:
 
 
 def _check_rules(config: Config) -> None:
-    """Check rules over the configuration's own values."""
     tracking, budget = config.tracking, config.budget
     texts = {"dir": config.dir, "cluster.address": config.cluster.address, "tracking.uri": tracking.uri}
     for key, text in {**texts, "tracking.experiment": tracking.experiment}.items():
@@ -121,7 +128,6 @@ def _check_rules(config: Config) -> None:
 
 
 def _load_workload(config: Config) -> Workload:
-    """Return the workload, with the settings of its section of the configuration if it has one."""
     workload = registry.load(config.workload.name)
     if workload.Settings is None:
         if config.command is not None:
@@ -161,17 +167,6 @@ def check_program(resolved: ResolvedConfig) -> None:
         return  # a shell's, or known only with its values
     if not (shutil.which(run[0]) or ("/" in run[0] and (directory / run[0]).exists())):
         raise UserInputError(f"command.run: {run[0]}: no such program")
-
-
-def _read_projection_nodes(value: Any) -> list[int]:
-    if isinstance(value, str):
-        value = parse_text("projection.nodes", value)
-        value = value.list if isinstance(value, ChoiceSweep) else value
-    nodes = [] if value is None else value if isinstance(value, list) else [value]
-    if not all(isinstance(count, int) and count > 0 for count in nodes):
-        listed = ",".join(map(str, nodes))
-        raise UserInputError(f"projection.nodes={listed}: must be numbers of nodes: projection.nodes=1,2,4,8")
-    return nodes
 
 
 def _split_objectives(entries: dict[str, Any]) -> dict[str, Any]:

@@ -22,10 +22,7 @@ POINTS = 5  # of a warm start: the first ones gain most, since they differ in wh
 
 
 def check_space(resolved: ResolvedConfig, target: Target) -> tuple[Space, list[str], dict[str, str]]:
-    """Return the space on these devices with their variables, its excluded values, and what has set each variable.
-
-    Raises UserInputError as `read_space` and `apply_defaults`, or where this machine, without a GPU, lacks memory.
-    """
+    """Return the space on these devices with their variables, its excluded values, and what has set each variable."""
     space, excluded = read_space(resolved, target.hardware.kind, target.architecture)
     space, sources = apply_defaults(space, target)
     if resolved.is_local and not target.is_gpu:
@@ -34,18 +31,14 @@ def check_space(resolved: ResolvedConfig, target: Target) -> tuple[Space, list[s
 
 
 def read_space(resolved: ResolvedConfig, kind: str, architecture: str | None) -> tuple[Space, list[str]]:
-    """Return the space for a device of `kind` ("cpu" or "gpu"), and which values of it were excluded, with the reason.
+    """Return the space for a device of `kind` ("cpu" or "gpu"), and its values that the architecture does not support.
 
-    Values are excluded that the architecture does not support.
-
-    Raises UserInputError for an unknown parameter, a value of the wrong type or out of bounds, or a parameter without
-    any supported value.
+    Raises UserInputError for an unknown parameter, a value that is not allowed, or a parameter without a supported one.
     """
     whole_space = spaces.parse(resolved.config.space, kind)
     variables = _read_variables(resolved, whole_space)
-    space = Space(
-        environment.without_variables(whole_space.dimensions), environment.without_variables(whole_space.constants)
-    )
+    constants = environment.without_variables(whole_space.constants)
+    space = Space(environment.without_variables(whole_space.dimensions), constants)
     parameters = resolved.workload.Parameters
     hints, known = get_type_hints(parameters), {field.name: field for field in fields(parameters)}
     for name in (*space.constants, *space.dimensions):
@@ -161,9 +154,7 @@ def reserved_host_gib(resolved: ResolvedConfig, space: Space) -> float:
 
 
 def read_initial_points(resolved: ResolvedConfig, space: Space, kind: str, *, strict: bool) -> list[Parameters]:
-    """Return the points to try first, each with the parameters that vary.
-
-    Points outside of the space are skipped.
+    """Return the points to try first, each with the parameters that vary. Those outside of the space are skipped.
 
     Raises UserInputError for an unknown parameter or a wrong type; if `strict`, also for a point outside of the space.
     """
@@ -185,9 +176,8 @@ def read_initial_points(resolved: ResolvedConfig, space: Space, kind: str, *, st
     if strict and len(inside) < len(points):
         outside = next(point for point in points if point not in space)
         name, value = next((name, value) for name, value in outside.items() if {name: value} not in space)
-        raise UserInputError(
-            f"{key}: {name}={value} is outside of the space; space.{name} is {space.described().get(name)}"
-        )
+        legal = space.described().get(name)
+        raise UserInputError(f"{key}: {name}={value} is outside of the space; space.{name} is {legal}")
     varying = [{name: value for name, value in point.items() if name in space.dimensions} for point in inside]
     return [point for point in varying if point]
 
@@ -213,9 +203,8 @@ class WarmStart:
             if nearest and nearest not in legal:
                 legal.append(nearest)
         if not legal:
-            raise UserInputError(
-                f"search.warm_start={self.sweep}: none of its {len(self.points)} better points is in this space"
-            )
+            reason = f"none of its {len(self.points)} better points is in this space"
+            raise UserInputError(f"search.warm_start={self.sweep}: {reason}")
         return legal[:POINTS]
 
 

@@ -70,9 +70,8 @@ def find_topology(name: str) -> Topology:
     if name.endswith((".yaml", ".yml")):
         return _read_topology(Path(name).expanduser())
     if name not in known_topologies():
-        raise UserInputError(
-            f"unknown topology '{name}': must be a name or a YAML file. {suggest(name, known_topologies())}"
-        )
+        close = suggest(name, known_topologies())
+        raise UserInputError(f"unknown topology '{name}': must be a name or a YAML file. {close}")
     return known_topologies()[name]
 
 
@@ -103,8 +102,6 @@ def choose_topology(
     """Return the topology of a sweep's configuration; keys that are set replace those of a file or of `auto`.
 
     Of `auto` without a measured topology, the nodes of the cluster are the domains.
-
-    Raises UserInputError if a key is missing, or a file is not valid.
     """
     given = {name: value for name, value in asdict(section).items() if value is not None and name in TOPOLOGY_KEYS}
     if section.file is None and section.name != AUTO:
@@ -118,7 +115,6 @@ def choose_topology(
 
 
 def _assumed_topology(hardware: Hardware, calibration: CalibrationFile | None) -> Topology:
-    """Return the measured topology, else the default one."""
     if calibration and calibration.topology_path.exists():
         return _read_topology(calibration.topology_path)
     return default_topology(hardware)
@@ -141,10 +137,7 @@ def default_topology(hardware: Hardware) -> Topology:
 
 
 def build_device(hardware: Hardware) -> Device:
-    """Return the planner's view of a GPU of the catalogue.
-
-    Raises UserInputError if the catalogue has no peaks, memory or bandwidth of it, since none are published.
-    """
+    """Return the planner's view of a GPU. Raises UserInputError if the catalogue lacks peaks, memory or bandwidth."""
     peaks, memory, bandwidth = hardware.dense_peak_tflops, hardware.memory_gib, hardware.bandwidth_tb_s
     figures = {"peaks": peaks, "memory": memory, "bandwidth": bandwidth}
     if missing := [name for name, value in figures.items() if not value]:
@@ -197,14 +190,8 @@ def build_machine(target: Target, world_size: int, topology: Topology, achieved_
         rates = {dtype: slowest or rate for dtype, rate in UNKNOWN_CLUSTER.device.sustained_tflops.items()}
         rates |= achieved_tflops
     device = _device(hardware, architecture, rates, power_headroom(hardware.name) if is_whole else 1.0)
-    return Machine(
-        kind=hardware.kind,
-        architecture=architecture,
-        world_size=world_size,
-        ranks_per_node=ranks_per_node,
-        memory_gib=memory_gib,
-        cluster=Cluster(device, topology, world_size),
-    )
+    cluster = Cluster(device, topology, world_size)
+    return Machine(hardware.kind, architecture, world_size, ranks_per_node, memory_gib, cluster)
 
 
 def on_nodes(machine: Machine, devices: int, gpus_per_node: int) -> Machine:
@@ -223,8 +210,7 @@ def on_nodes(machine: Machine, devices: int, gpus_per_node: int) -> Machine:
 def _among_ranks(topology: Topology, target: Target, world_size: int) -> Topology:
     """Return the topology among the ranks of a trial, whose domains have its ranks of a node, or of several nodes.
 
-    Of GPUs with links in pairs, those among a trial's ranks on a node count alone: of the seven links of an MI300X a
-    group of two has one, a group of eight all.
+    Links in pairs count among the ranks alone: of an MI300X's seven, a group of two has one, a group of eight all.
     """
     spans_nodes = topology.gpus_per_domain > max(node.gpus for node in target.nodes)
     ranks = min(topology.gpus_per_domain, world_size) if spans_nodes else target.ranks_per_node(world_size)

@@ -6,7 +6,7 @@ A node whose GPUs are there and cannot be used is left out: no sweep takes a CPU
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from sweeper.config.catalogue import UNDIVIDED, catalogue, check_partition, devices_per_gpu, divide, partition_of
@@ -121,9 +121,8 @@ def _select_kind(hardware: Hardware, nodes: Sequence[Node]) -> tuple[Hardware, l
     if hardware.name == "auto":
         kinds = {entry.name: entry for entry in map(hardware_of, selected)}
         if len(kinds) > 1:
-            raise UserInputError(
-                f"hardware=auto: the cluster has {describe_inventory(nodes)}; choose hardware={'|'.join(kinds)}"
-            )
+            choose = f"choose hardware={'|'.join(kinds)}"
+            raise UserInputError(f"hardware=auto: the cluster has {describe_inventory(nodes)}; {choose}")
         hardware = replace(next(iter(kinds.values())), partition=hardware.partition)
     else:
         selected = [node for node in selected if has_hardware(node, hardware)]
@@ -132,22 +131,17 @@ def _select_kind(hardware: Hardware, nodes: Sequence[Node]) -> tuple[Hardware, l
     check_partition(hardware)
     modes = sorted(set[str]().union(*(node.partitions for node in selected)))
     if hardware.partition is None and len(modes) > 1:
-        raise UserInputError(
-            f"hardware={hardware.name}: its GPUs are in different partition modes, {' and '.join(modes)}, which do not"
-            f" compare; set hardware.partition={'|'.join(modes)}"
-        )
+        differ = f"its GPUs are in different partition modes, {' and '.join(modes)}, which do not compare"
+        raise UserInputError(f"hardware={hardware.name}: {differ}; set hardware.partition={'|'.join(modes)}")
     selected = [node for node in selected if node.partitions == {hardware.partition or modes[0]}]
     if not selected:
-        raise UserInputError(
-            f"hardware.partition={hardware.partition}: no node has all of its GPUs in it; the cluster has"
-            f" {', '.join(modes)}"
-        )
+        reason = f"no node has all of its GPUs in it; the cluster has {', '.join(modes)}"
+        raise UserInputError(f"hardware.partition={hardware.partition}: {reason}")
     return hardware, selected
 
 
-def describe_inventory(nodes: Iterable[Node]) -> str:
+def describe_inventory(nodes: Sequence[Node]) -> str:
     """Return what a cluster has: `8 x NVIDIA H200 (hardware=h200), 64 CPU cores (hardware=cpu)`."""
-    nodes = list(nodes)
     gpus: Counter[tuple[str, str]] = Counter()
     for node in nodes:
         if node.gpus:
