@@ -38,8 +38,6 @@ TOPOLOGY_FILE = re.compile(r"topology=(.*\.ya?ml)")
 
 @dataclass(frozen=True)
 class Arguments:
-    """The parsed arguments of the console command."""
-
     flags: dict[str, str | bool]  # the given ones, by their long names without dashes; True where a flag has no value
     overrides: tuple[str, ...]  # key=value and group=choice, as typed
 
@@ -49,14 +47,11 @@ class Arguments:
         return str(self.flags["config_dir"]) if "config_dir" in self.flags else None
 
     def format_flags(self) -> list[str]:
-        """Return the flags as Hydra takes them."""
         flags = [(f"--{name.replace('_', '-')}", value) for name, value in self.flags.items()]
         return [flag if value is True else f"{flag}={value}" for flag, value in flags]
 
 
 class _FlagParser(argparse.ArgumentParser):
-    """Raises an error in one line where argparse exits."""
-
     def error(self, message: str) -> NoReturn:
         raise UserInputError(f"{message}; see --help")
 

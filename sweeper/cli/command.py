@@ -138,7 +138,6 @@ class Subcommand:
     default: str = ""  # the verb that may be left out
 
     def main(self, arguments: Sequence[str]) -> NoReturn:
-        """Run the subcommand. Exits with its code, or with 2 for invalid input."""
         exit_with(lambda: self.run(arguments), f"sweeper {self.name}")
 
     def run(self, arguments: Sequence[str]) -> int:
@@ -195,8 +194,6 @@ def request_keys(cls: type[Any]) -> list[Key]:
 
 
 class _Reader:
-    """Reads the arguments of one verb."""
-
     def __init__(self, command: Subcommand, verb: str, cls: type[Any]) -> None:
         self.command, self.verb, self.cls = command, verb, cls
         keys = request_keys(cls)
@@ -307,14 +304,12 @@ def read_value(key: Key, text: str) -> Any:
 
 
 def _name_of(key: Key) -> str:
-    """Return what is typed for it."""
     if "switch" in key.bounds:
         return f"--{key.name.replace('_', '-')}"
     return str(key.bounds["word"]) if "word" in key.bounds else f"{key.name}="
 
 
 def _is_needed(key: Key) -> bool:
-    """Return whether a word must be given."""
     return bool(key.bounds["least"]) if get_origin(key.annotation) is list else key.default is MISSING
 
 

@@ -40,8 +40,6 @@ NULL_BY_DEFAULT = {key.name for key in keys_of(Config) if key.default is None} |
 
 @dataclass(frozen=True)
 class ComposedSweep:
-    """The configuration of one sweep."""
-
     config: DictConfig
     arguments: Arguments  # of a command that runs this sweep alone
     workload: Workload | None = None  # a function, which has no name

@@ -20,8 +20,6 @@ from sweeper.cli.exits import INTERRUPTED, SOME_FAILED
 
 @dataclass
 class SweepQueue:
-    """Sweeps that run one after another."""
-
     name: str  # begins each line of their output; a queue without a name has the terminal
     sweeps: Sequence[Sequence[str]]  # the arguments of each
     codes: list[int] = field(default_factory=list)  # of those that have ended

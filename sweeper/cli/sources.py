@@ -28,8 +28,6 @@ _CHOICE = re.compile(rf"({'|'.join(GROUPS)})=([\w./-]+)")
 
 @dataclass(frozen=True)
 class ConfigFile:
-    """A YAML file of a composed configuration."""
-
     path: Path
     package: str = ""  # the section that Hydra puts its keys into; empty for the root
 
@@ -42,8 +40,8 @@ class ConfigFile:
         return yaml.compose(self._text, yaml.SafeLoader)
 
     def entries(self) -> Iterator[tuple[str, yaml.Node, yaml.Node]]:
-        """Yield each key of the composed configuration that the file sets, with the nodes of its name and value."""
-        yield from _walk(self._root, f"{self.package}." if self.package else "")
+        """Return each key of the composed configuration that the file sets, with the nodes of its name and value."""
+        return _walk(self._root, f"{self.package}." if self.package else "")
 
     def line_of(self, key: str) -> int | None:
         """Return the line of a key of the composed configuration, None if the file does not set it."""
@@ -124,12 +122,10 @@ def chosen_files(arguments: Arguments) -> list[Path]:
 
 
 def config_folders(arguments: Arguments) -> list[Path]:
-    """Return the folders of configurations: ours, and the user's."""
     return [CONF, *([Path(arguments.config_dir).resolve()] if arguments.config_dir else [])]
 
 
 def list_choices(arguments: Arguments, group: str) -> list[str]:
-    """Return the names that a group may be set to."""
     folders = [folder / group for folder in config_folders(arguments)]
     return sorted({path.stem for folder in folders if folder.is_dir() for path in folder.glob("*.yaml")})
 

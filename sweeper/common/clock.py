@@ -29,7 +29,6 @@ class PhaseClock:
 
     @property
     def elapsed_s(self) -> float:
-        """Seconds since the process was started."""
         return time.monotonic() - self._started_s
 
     def enter(self, phase: str) -> None:

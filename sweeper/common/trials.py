@@ -46,8 +46,6 @@ SHARED_FIELDS = ("fixed", "work")  # of records: as a rule equal for all trials 
 
 @dataclass(frozen=True)
 class TrialResult:
-    """The result that the cluster returned for one trial."""
-
     status: TrialStatus
     started_at_s: float
     ended_at_s: float

@@ -78,7 +78,6 @@ class Strategy:
 
 
 def read_strategies() -> dict[str, list[Strategy]]:
-    """Return the rows of the table by the name of their strategy."""
     table: Any = OmegaConf.to_container(OmegaConf.load(CONF / "strategies.yaml"))
     return {name: [build(Strategy, row, f"{name}.") for row in rows] for name, rows in table.items()}
 
@@ -87,10 +86,8 @@ def layout_on(gpus: int, name: str, row: Strategy) -> dict[str, Any]:
     """Return a row's values on this number of GPUs, of which those that tp and pp leave are sharded data parallel."""
     divided = row.space["tp"] * row.space["pp"]
     if gpus % divided:
-        raise UserInputError(
-            f"gpus={gpus}: workload.strategy={name} has tp={row.space['tp']} x pp={row.space['pp']} for {row.model} on "
-            f"{row.vendor}. Allowed: multiples of {divided}"
-        )
+        degrees = f"tp={row.space['tp']} x pp={row.space['pp']} for {row.model} on {row.vendor}"
+        raise UserInputError(f"gpus={gpus}: workload.strategy={name} has {degrees}. Allowed: multiples of {divided}")
     return {**_apply_count(row.space, gpus), "dp_shard": gpus // divided}
 
 

@@ -117,9 +117,8 @@ class Target:
         if requested is not None and requested > limit:
             reason = f" with {host_gib:g} GiB of memory each" if host_gib else ""
             reason = " with exclusive=node" if whole_nodes else reason
-            raise UserInputError(
-                f"cluster.max_concurrent_trials={requested}: at most {limit} fit on {self.devices} {self.unit}{reason}"
-            )
+            most = f"at most {limit} fit on {self.devices} {self.unit}{reason}"
+            raise UserInputError(f"cluster.max_concurrent_trials={requested}: {most}")
         return requested or (limit if self.is_gpu else 1)
 
     def ranks_per_node(self, ranks: int, host_gib: float = 0.0) -> int:
@@ -166,7 +165,6 @@ class Target:
         return replace(self, nodes=(*self.nodes, *filter(self._has_same_devices, nodes)))
 
     def without_nodes(self, ids: Collection[str]) -> Target:
-        """Return the target without the nodes that have these Ray ids."""
         return replace(self, nodes=tuple(node for node in self.nodes if node.id not in ids))
 
     def _has_same_devices(self, node: Node) -> bool:

@@ -31,8 +31,6 @@ CONF = Path(__file__).resolve().parent.parent / "conf"
 
 @dataclass(frozen=True)
 class ResolvedConfig:
-    """A checked configuration with what it names."""
-
     config: Config
     workload: Workload  # with its settings
     criteria: Criteria  # what ranks the trials

@@ -162,8 +162,6 @@ class ProjectionSection:
 
 @dataclass(frozen=True)
 class Config:
-    """A composed configuration, each value of the right type."""
-
     workload: WorkloadSection
     space: dict[str, Any]
     hardware: Hardware

@@ -137,10 +137,8 @@ def _check_cpu_memory(resolved: ResolvedConfig, space: Space) -> None:
         least_gib, value = min((needed_gib(value), value) for value in _possible_values(space, parameter))
         if least_gib > memory_gib:
             fitting = [choice for choice in get_args(hints[parameter.name]) if needed_gib(choice) <= memory_gib]
-            raise UserInputError(
-                f"space.{parameter.name}={value}: needs {least_gib:.1f} GiB, and without a GPU this machine has "
-                f"{memory_gib:.1f} GiB. Fitting: {', '.join(fitting)}"
-            )
+            has = f"without a GPU this machine has {memory_gib:.1f} GiB. Fitting: {', '.join(fitting)}"
+            raise UserInputError(f"space.{parameter.name}={value}: needs {least_gib:.1f} GiB, and {has}")
 
 
 def reserved_host_gib(resolved: ResolvedConfig, space: Space) -> float:

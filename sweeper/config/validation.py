@@ -108,7 +108,6 @@ def convert(annotation: Any, value: Any, key: str) -> Any:
 
 
 def describe_type(annotation: Any) -> str:
-    """Return the annotation in words."""
     if get_origin(annotation) in (Union, types.UnionType):
         options = get_args(annotation)
         return " or ".join("null" if option is type(None) else describe_type(option) for option in options)

@@ -43,8 +43,6 @@ class Attention:
 
 @dataclass(frozen=True)
 class Calibration:
-    """The measured rates of a device."""
-
     hardware: str  # its name in conf/hardware
     device: str  # the driver's name of it
     date: str  # of the measurement
@@ -56,7 +54,6 @@ class Calibration:
     attention: dict[str, Attention] = field(default_factory=dict)  # by the planner's names of kernels
 
     def describe(self) -> str:
-        """Return on what and when these rates were measured."""
         names = [f"products in {' and '.join(self.sustained_tflops)}"] if self.sustained_tflops else []
         names += ["copies"] if self.copy_gb_s else []
         names += [f"attention by {' and '.join(self.attention)}"] if self.attention else []

@@ -55,11 +55,9 @@ class Correction:
 
     def describe(self) -> str:
         place = self.place
-        return (
-            f"step times x {self.factor:.3g}, the median of {self.rows} layouts of {place.trainer} measured on "
-            f"{place.gpus} x {place.device}, {place.gpus_per_node} a node, on {self.date} "
-            f"({self.low:.3g} to {self.high:.3g})"
-        )
+        devices = f"{place.gpus} x {place.device}, {place.gpus_per_node} a node, on {self.date}"
+        measured = f"the median of {self.rows} layouts of {place.trainer} measured on {devices}"
+        return f"step times x {self.factor:.3g}, {measured} ({self.low:.3g} to {self.high:.3g})"
 
 
 def place_of(target: Target, resolved: ResolvedConfig, machine: Machine, calibration: CalibrationFile | None) -> Place:

@@ -35,7 +35,6 @@ class CostEstimates:
         return {point_key(candidate.point): candidate.estimate.metrics for candidate in self.valid}
 
     def metrics_of(self, point: Mapping[str, Value]) -> Mapping[str, float]:
-        """Return the estimated metrics of a point; empty if it has none."""
         return self._metrics_by_point.get(point_key(point), {})
 
 
@@ -51,9 +50,8 @@ def estimate_space(
         return None
     candidates = list(islice(_list_candidates(workload, space, machine), MAX_CANDIDATES + 1))
     if len(candidates) > MAX_CANDIDATES:
-        raise UserInputError(
-            f"space: more than {MAX_CANDIDATES:,} of its {space.size:,.0f} points have to be estimated; fix some"
-        )
+        most = f"more than {MAX_CANDIDATES:,} of its {space.size:,.0f} points"
+        raise UserInputError(f"space: {most} have to be estimated; fix some")
     estimated = {name for candidate in candidates for name in candidate.estimate.metrics}
     # With several objectives the first that has estimates orders the points.
     goal = next((goal for goal in criteria.objectives if goal.metric in estimated), criteria.objectives[0])
@@ -68,10 +66,8 @@ def estimate_space(
     if not valid:
         raise UserInputError(_explain_none_valid(excluded))
     if goal.metric not in valid[0].estimate.metrics:
-        available = ", ".join(valid[0].estimate.metrics)
-        raise UserInputError(
-            f"workload.objective={goal.metric}: {resolved.workload.name} cannot estimate it. Available: {available}"
-        )
+        reason = f"{workload.name} cannot estimate it. Available: {', '.join(valid[0].estimate.metrics)}"
+        raise UserInputError(f"workload.objective={goal.metric}: {reason}")
     if correction:
         for number, candidate in enumerate(valid):
             metrics = corrected(candidate.estimate.metrics, correction.factor)

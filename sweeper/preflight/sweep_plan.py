@@ -46,8 +46,6 @@ class Resources:
 
 @dataclass(frozen=True)
 class SweepPlan:
-    """The checked plan of a sweep."""
-
     resolved: ResolvedConfig
     resources: Resources
     space: Space
@@ -158,9 +156,8 @@ def plan_sweep(
         space = replace(space, only=tuple(candidate.point for candidate in estimates.valid))
     if config.search.sampler == "grid":
         next(space.points())  # raises for a space without a grid
-    initial_points = space_checks.read_initial_points(
-        resolved, space, target.hardware.kind, strict=strict_initial_points
-    )
+    kind = target.hardware.kind
+    initial_points = space_checks.read_initial_points(resolved, space, kind, strict=strict_initial_points)
     identity = _build_identity(resolved, space, resources)
     if warm_start:
         initial_points = [*warm_start.legal_points(space), *initial_points]
@@ -256,10 +253,8 @@ def _check_projection(resolved: ResolvedConfig, estimates: CostEstimates | None,
         raise UserInputError(f"projection.nodes: {resolved.config.workload.name} cannot project to more nodes")
     step = cost_model.nodes_step(gpus, per_node)
     if unfilled := [count for count in nodes if count % step]:
-        raise UserInputError(
-            f"projection.nodes={unfilled[0]}: copies of a trial of {gpus} GPUs fill multiples of {step} nodes of "
-            f"{per_node}, such as projection.nodes={step},{2 * step}"
-        )
+        allowed = f"multiples of {step} nodes of {per_node}, such as projection.nodes={step},{2 * step}"
+        raise UserInputError(f"projection.nodes={unfilled[0]}: copies of a trial of {gpus} GPUs fill {allowed}")
 
 
 def _build_identity(resolved: ResolvedConfig, space: Space, resources: Resources) -> dict[str, Any]:
