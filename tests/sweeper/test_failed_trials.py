@@ -73,9 +73,14 @@ def broken_sweep(tmp_path_factory: pytest.TempPathFactory, empty_store: Path) ->
     program.write_text("echo $2 $SOME_TOKEN; echo config wrong; exit 3\n")
     run = f"command.run=[sh,{program},'{{x}}','token={SECRET}']"
     arguments = ["workload=command", run, "command.log={step_time_s: 'step (.*)'}"]
-    arguments += ["command.warmup=0", "command.steps=1", "space.x=range(0,30)", "search=random", "finals.top=0"]
+    arguments += ["command.warmup=0", "command.steps=1", "space.x=range(0,30)", "search=random"]
     arguments += ["workload.objective=step_time_ms", "workload.direction=minimize", "progress=json"]
-    arguments += ["budget.same_failures=3", f"command.environment.SOME_TOKEN={SECRET}"]
+    arguments += [
+        "finals.top=1",
+        "finals.rounds=2",
+        "budget.same_failures=3",
+        f"command.environment.SOME_TOKEN={SECRET}",
+    ]
     stopped, states = workspace.run(*arguments, "budget.trials=4"), workspace.states()
     program.write_text("echo step 0.1\n")
     retried = workspace.run(*arguments, "budget.trials=5", "retry=failed")
@@ -98,8 +103,8 @@ def test_a_sweep_that_is_broken_everywhere_stops(broken_sweep: BrokenSweep) -> N
 def test_a_retry_of_failed_trials_with_a_larger_budget_continues_the_sweep(broken_sweep: BrokenSweep) -> None:
     workspace, retried = broken_sweep.workspace, broken_sweep.retried
     assert retried.code == 0 and "5 complete" in retried.out and "retried  3 trials" in retried.out, retried.err
-    assert workspace.states() == {"FAIL": 3, "COMPLETE": 5}
-    assert len(workspace.runs("trial")) == 3 + 5 and len(workspace.runs("sweep")) == 1
+    assert workspace.states() == {"FAIL": 3, "COMPLETE": 5 + 2}
+    assert len(workspace.runs("trial")) == 3 + 5 + 2 and len(workspace.runs("sweep")) == 1
     runs = {run.data.tags["sweeper.trial"]: run.data.tags for run in workspace.runs("trial")}
     attempts = [tags for tags in runs.values() if "retried_as" in tags]
     assert {tags["outcome"] for tags in attempts} == {"failed"} and len(attempts) == 3
@@ -108,6 +113,14 @@ def test_a_retry_of_failed_trials_with_a_larger_budget_continues_the_sweep(broke
         assert f"file {broken_sweep.program} was " in runs[tags["retried_as"]]["changed"]
     end = json.loads(retried.err.splitlines()[-1])
     assert end["outcomes"] == {"complete": 5} and {"start", "trials", "recording", "report"} <= end["took_s"].keys()
+
+
+@pytest.mark.long(30)
+@pytest.mark.xdist_group("broken_sweep")
+def test_one_finalist_is_measured_again_where_there_are_others(broken_sweep: BrokenSweep) -> None:
+    """To know its interval. The single complete trial of the sweep above is not."""
+    assert "no verdict: only trial" in broken_sweep.retried.out and "remeasuring" in broken_sweep.retried.err
+    assert "remeasuring" not in broken_sweep.stopped.err
 
 
 @pytest.mark.long(30)

@@ -203,10 +203,3 @@ def test_devices_measured_side_by_side_are_compared(workspace: Workspace) -> Non
     assert len(rows) == 2 and {row["trials"] for row in rows} == {"2"}
     for trial in csv.DictReader((sweep / "trials.csv").open()):
         assert float(trial["tflops_slowest_gpu"]) <= float(trial["tflops_fastest_gpu"])
-
-
-def test_one_finalist_is_measured_again_where_there_are_others(workspace: Workspace) -> None:
-    """To know its interval; `test_failed_trials.py` has a sweep with a single complete trial, which is not."""
-    finals = ["finals.top=1", "finals.rounds=2"]
-    result = workspace.run("workload=probe", "search=random", "budget.trials=2", *finals)
-    assert result.code == 0 and "no verdict: only trial" in result.out and "remeasuring" in result.err
