@@ -85,7 +85,7 @@ class Gang:
     handshakes: list[Any]  # references to the results of `Worker.handshake`, in the order of creation
     pending_handshakes: list[Any]
     environment: Environment = ()
-    locations: list[dict[str, Scalar]] = field(default_factory=list)  # what the handshakes returned, by rank
+    locations: list[dict[str, Any]] = field(default_factory=list)  # what the handshakes returned, by rank
     trials: deque[RunningTrial] = field(default_factory=deque)  # the running one, then the next one
     planned_ranks_per_node: int | None = None  # None where it does not matter
     killed: bool = False
@@ -108,12 +108,12 @@ class Gang:
     @property
     def node_ids(self) -> list[str]:
         """Ray's node ids, in the order of ranks."""
-        return list(dict.fromkeys(str(location["node_id"]) for location in self.locations))
+        return list(dict.fromkeys(location["node_id"] for location in self.locations))
 
     @property
     def misplacement(self) -> str:
         """How the ranks of a gang that has started differ from the plan; empty if they are placed as planned."""
-        counts = Counter(str(location["node_id"]) for location in self.locations).values()
+        counts = Counter(location["node_id"] for location in self.locations).values()
         if self.planned_ranks_per_node is None or {*counts} == {self.planned_ranks_per_node}:
             return ""
         placed = " + ".join(map(str, sorted(counts, reverse=True)))
@@ -128,11 +128,11 @@ class Gang:
 
     def build_ranks(self, device: str, sequence_number: int, timeout_s: float) -> list[Rank]:
         """Build the `Rank` of each worker for one trial."""
-        addresses = [str(location["address"]) for location in self.locations]
+        addresses = [location["address"] for location in self.locations]
         nodes = list(dict.fromkeys(addresses))
         devices = defaultdict[str, list[str]](list)
         for location, address in zip(self.locations, addresses, strict=True):
-            devices[address].append(str(location["gpus"]))
+            devices[address].append(location["gpus"])
         first_ranks = {address: addresses.index(address) for address in nodes}
         node_ranks = {address: number for number, address in enumerate(nodes)}
         # So many consecutive ranks always share a node.
@@ -158,9 +158,9 @@ class Gang:
     def assign_ranks(self) -> None:
         """Order the workers by node and GPU, so that consecutive ranks are close to each other."""
 
-        def place(entry: tuple[dict[str, Scalar], Any]) -> tuple[str, int]:
-            first_gpu = str(entry[0]["gpus"]).split(",")[0]
-            return str(entry[0]["address"]), int(first_gpu) if first_gpu.isdigit() else 0
+        def place(entry: tuple[dict[str, Any], Any]) -> tuple[str, int]:
+            first_gpu = entry[0]["gpus"].split(",")[0]
+            return entry[0]["address"], int(first_gpu) if first_gpu.isdigit() else 0
 
         ordered = sorted(zip(ray.get(self.handshakes), self.workers, strict=True), key=place)
         self.locations = [location for location, _ in ordered]
@@ -172,15 +172,27 @@ class Gang:
             return self.pending_handshakes
         return list(self.trials[0].pending) if self.trials else []
 
-    # ── the result of a trial ──
-
     def collect_result(self, arrived: set[Any]) -> TrialResult | None:
         """Return the running trial's result, or None while it runs. A failure of one rank fails the trial."""
         if not self.trials:
             return None
-        running = self.trials[0]
-        now = time.monotonic()
-        running.failures += self._collect_ranks(running, [ref for ref in running.pending if ref in arrived])
+        running, now = self.trials[0], time.monotonic()
+        for ref in [ref for ref in running.pending if ref in arrived]:
+            rank = running.pending.pop(ref)
+            try:
+                result: RankResult = ray.get(ref)
+                self.clocks.observe(self.locations[rank]["node_id"], result.ended_s)
+            except RayTaskError as error:  # an error of the worker's own code: a trial's exceptions are in its result
+                result = RankResult(rank, reason=summarize_ray_error(error))
+            except RayError as error:
+                result = RankResult(rank, status="lost", reason=f"the worker is gone: {summarize_ray_error(error)}")
+                if isinstance(error, OutOfMemoryError) or LOW_MEMORY in str(error):  # it would run out of memory again
+                    reason = "out of memory: the node was running low on memory and Ray ended the worker"
+                    result = RankResult(rank, status="infeasible", reason=reason)
+            if result.measurement is None:
+                running.failures.append(self._build_failure(running, result))
+            else:
+                running.results.append(result)
         if running.failures:
             # A rank may fail because another is gone: the rank that knows the cause reports soon after.
             running.failure_deadline_s = min(running.failure_deadline_s, now + ROOT_CAUSE_GRACE_S)
@@ -188,68 +200,49 @@ class Gang:
             complete = known or not running.pending or now >= running.failure_deadline_s
             return _merge_failures(running.failures) if complete else None
         if not running.pending:
-            running.results.sort(key=lambda result: result.rank)
-            # From the first rank's start to the last one's end, by the driver's clock.
-            nodes = [(str(self.locations[result.rank]["node_id"]), result) for result in running.results]
-            started_s = min(self.clocks.to_driver(node, result.started_s) for node, result in nodes)
-            ended_s = max(self.clocks.to_driver(node, result.ended_s) for node, result in nodes)
-            ended_at_s = time.time() - (time.monotonic() - ended_s)
-            return TrialResult(
-                TrialStatus.COMPLETE,
-                ended_at_s - (ended_s - started_s),
-                ended_at_s,
-                measurements=tuple(result.measurement for result in running.results if result.measurement),
-                where=self.location,
-                reusable=True,
-            )
+            return self._build_measured(running.results)
         if now - running.started_s > running.kill_after_s:
-            rank = next(iter(running.pending.values()))
             reason = f"took longer than trial.timeout_s={running.timeout_s:g}"
-            return self._build_failure(running, TrialStatus.TIMED_OUT, reason, rank)
+            rank = next(iter(running.pending.values()))
+            return self._build_failure(running, RankResult(rank, status="timed_out", reason=reason))
         return None
 
-    def _collect_ranks(self, running: RunningTrial, refs: Sequence[Any]) -> list[TrialResult]:
-        """Store the measurements among these results. Returns a failure for each rank without one."""
-        failures = []
-        for ref in refs:
-            rank = running.pending.pop(ref)
-            try:
-                result: RankResult = ray.get(ref)
-            except RayTaskError as error:  # an error of the worker's own code: a trial's exceptions are in its result
-                failures.append(self._build_failure(running, TrialStatus.FAILED, summarize_ray_error(error), rank))
-                continue
-            except RayError as error:
-                status, reason = TrialStatus.LOST, f"the worker is gone: {summarize_ray_error(error)}"
-                if isinstance(error, OutOfMemoryError) or LOW_MEMORY in str(error):  # it would run out of memory again
-                    reason = "out of memory: the node was running low on memory and Ray ended the worker"
-                    status = TrialStatus.INFEASIBLE
-                failures.append(self._build_failure(running, status, reason, rank))
-                continue
-            self.clocks.observe(str(self.locations[rank]["node_id"]), result.ended_s)
-            if result.measurement is None:
-                status = TrialStatus(result.status)
-                failure = self._build_failure(running, status, result.reason, rank, result.detail)
-                files = {rank_file_name(rank, name): content for name, content in result.files.items()}
-                # With several ranks, the others may still wait for this one in a collective operation.
-                reusable = result.reusable and len(self.workers) == 1
-                failures.append(replace(failure, files=files, reusable=reusable))
-            else:
-                running.results.append(result)
-        return failures
+    def _build_measured(self, results: list[RankResult]) -> TrialResult:
+        """Build the result from the first rank's start to the last one's end, by the driver's clock."""
+        results.sort(key=lambda result: result.rank)
+        nodes = [(self.locations[result.rank]["node_id"], result) for result in results]
+        started_s = min(self.clocks.to_driver(node, result.started_s) for node, result in nodes)
+        ended_s = max(self.clocks.to_driver(node, result.ended_s) for node, result in nodes)
+        ended_at_s = time.time() - (time.monotonic() - ended_s)
+        return TrialResult(
+            TrialStatus.COMPLETE,
+            ended_at_s - (ended_s - started_s),
+            ended_at_s,
+            measurements=tuple(result.measurement for result in results if result.measurement),
+            where=self.location,
+            reusable=True,
+        )
 
-    def _build_failure(
-        self, running: RunningTrial, status: TrialStatus, reason: str, rank: int, detail: str = ""
-    ) -> TrialResult:
-        """Build the trial's result as one rank reports it, with that rank's last lines."""
+    def _build_failure(self, running: RunningTrial, result: RankResult) -> TrialResult:
+        """Build the trial's result as a rank without a measurement reports it, with that rank's last lines."""
         now = time.time()
-        started_at_s = now - (time.monotonic() - running.started_s)
-        where, location = self.location, self.locations[rank]
-        detail = detail or _read_log_tail(location.get("log"))
+        where, location = self.location, self.locations[result.rank]
+        detail = result.detail or _read_log_tail(location.get("log"))
         if detail and len(self.workers) > 1:
-            detail = f"rank {rank} on {location['node']}:\n{detail}"
-        if status is TrialStatus.LOST:
+            detail = f"rank {result.rank} on {location['node']}:\n{detail}"
+        if result.status == "lost":
             where[LOST_NODE] = location["node_id"]
-        return TrialResult(status, started_at_s, now, reason, detail, where=where)
+        return TrialResult(
+            TrialStatus(result.status),
+            now - (time.monotonic() - running.started_s),
+            now,
+            result.reason,
+            detail,
+            where=where,
+            # With several ranks, the others may still wait for this one in a collective operation.
+            reusable=result.reusable and len(self.workers) == 1,
+            files={rank_file_name(result.rank, name): content for name, content in result.files.items()},
+        )
 
 
 def _merge_failures(failures: Sequence[TrialResult]) -> TrialResult:

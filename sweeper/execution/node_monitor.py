@@ -60,7 +60,7 @@ class NodeMonitor:
         self._nodes_to_measure: list[str] = []
         self._round_state: tuple[int, list[str]] = (0, [])  # the comparisons and the nodes that it was computed for
         for record in sorted(records.values(), key=lambda record: record.ended_at_s):
-            self._observe_record(record)
+            self.add_record(record)
 
     def count_gangs(self, target: Target | None = None) -> int:
         """Return how many trials run at once on `target`, by default on the nodes in use.
@@ -86,7 +86,9 @@ class NodeMonitor:
 
     def add_record(self, record: TrialRecord) -> None:
         self._comparing.pop(record.number, None)
-        self._observe_record(record)
+        is_complete = record.status is TrialStatus.COMPLETE
+        value = record.metrics.get(self._config.workload.objective) if is_complete else None
+        self._observe(record, record.params, record.remeasurement, value)
 
     def add_attempt(self, trial: Trial, result: TrialResult) -> None:
         """Take note of an attempt that was lost and is repeated."""
@@ -105,11 +107,6 @@ class NodeMonitor:
         if self._compares and (self._suspects or self._has_new_comparison):
             lines += self._drain_nodes()
         return lines
-
-    def _observe_record(self, record: TrialRecord) -> None:
-        is_complete = record.status is TrialStatus.COMPLETE
-        value = record.metrics.get(self._config.workload.objective) if is_complete else None
-        self._observe(record, record.params, record.remeasurement, value)
 
     def _observe(
         self,

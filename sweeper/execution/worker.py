@@ -62,8 +62,8 @@ class RankResult:
     """
 
     rank: int
-    started_s: float
-    ended_s: float
+    started_s: float = 0.0
+    ended_s: float = 0.0
     measurement: Measurement | None = None
     status: str = "failed"  # the value of a `TrialStatus`, without a measurement
     reusable: bool = False  # the process is unchanged and can run another trial
@@ -137,7 +137,7 @@ def check_variables(requested: Mapping[str, str | None]) -> dict[str, str | None
 def _describe_error(error: Exception) -> RankResult:
     """Return the result of a rank that an exception ended, without its rank and times."""
     output = output_of(error)
-    result = RankResult(0, 0.0, 0.0, reason=str(error), detail=output.last_lines, files=output.files)
+    result = RankResult(0, reason=str(error), detail=output.last_lines, files=output.files)
     if isinstance(error, Infeasible):
         return replace(result, status="infeasible", reusable=not isinstance(error, OutOfMemory))
     if isinstance(error, Pruned):
@@ -178,7 +178,7 @@ class StepCollector:
     """The actor that gets the steps of running trials, by their sequence numbers, and tells the ranks when to end."""
 
     def __init__(self) -> None:
-        self._reported: dict[tuple[int, int], tuple[float, dict[str, float]]] = {}
+        self._reported: list[tuple[int, int, float, dict[str, float]]] = []
         self._pruned: set[int] = set()
         self._finished: set[int] = set()
         self._last: dict[int, int] = {}
@@ -187,13 +187,12 @@ class StepCollector:
         """Store a finished step; of several ranks the first report counts. Returns whether the trial is pruned."""
         if step > self._last.get(sequence_number, 0):
             self._last[sequence_number] = step
-            self._reported[sequence_number, step] = (time.time(), metrics)
+            self._reported.append((sequence_number, step, time.time(), metrics))
         return sequence_number in self._pruned
 
     def take(self) -> list[tuple[int, int, float, dict[str, float]]]:
         """Return the steps since the last call: sequence number, step, time and metrics."""
-        reports = [(number, step, at_s, metrics) for (number, step), (at_s, metrics) in self._reported.items()]
-        self._reported.clear()
+        reports, self._reported = self._reported, []
         return reports
 
     def prune(self, sequence_number: int) -> None:

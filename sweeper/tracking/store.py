@@ -209,17 +209,18 @@ class Store:
 
     def _open_experiment(self, name: str) -> str:
         """Return the id of the experiment, after creating or restoring it if needed."""
-        if experiment := self._client.get_experiment_by_name(name):
-            if experiment.lifecycle_stage == "deleted":
-                self._client.restore_experiment(experiment.experiment_id)
-            return str(experiment.experiment_id)
-        try:
-            # This kind is shown with run tables and charts, others as a chat application.
-            return str(self._client.create_experiment(name, tags={"mlflow.experimentKind": "custom_model_development"}))
-        except MlflowException:  # another sweep created it first
-            if experiment := self._client.get_experiment_by_name(name):
-                return str(experiment.experiment_id)
-            raise
+        experiment = self._client.get_experiment_by_name(name)
+        if experiment is None:
+            try:
+                # This kind is shown with run tables and charts, others as a chat application.
+                kind = {"mlflow.experimentKind": "custom_model_development"}
+                return str(self._client.create_experiment(name, tags=kind))
+            except MlflowException:  # another sweep created it first
+                if (experiment := self._client.get_experiment_by_name(name)) is None:
+                    raise
+        if experiment.lifecycle_stage == "deleted":
+            self._client.restore_experiment(experiment.experiment_id)
+        return str(experiment.experiment_id)
 
     def _open_parent(self, parent: Mapping[str, Any]) -> str:
         """Return the id of the parent run, after creating it or adding to it what this command has changed."""
