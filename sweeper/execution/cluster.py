@@ -33,9 +33,6 @@ class ClusterError(Exception):
     """The cluster cannot run trials, or no longer can. Finished trials are kept; the message gives the cause."""
 
 
-# ── discovering nodes ───────────────────────────────────────────────────────────────────────────────────────
-
-
 def discover_nodes(
     address: str | None, insecure: bool = False, variables: Collection[str] = (), code: SweepCode | None = None
 ) -> list[Node]:
@@ -148,29 +145,26 @@ def _check_authentication(address: str) -> None:
             f"cluster.address={address}: authentication cannot be checked through ray://;"
             " set cluster.address to HOST:PORT of the head, or set cluster.insecure=true"
         )
-    if probe_authentication(address, "disabled"):
+
+    def accepts(auth_mode: str) -> bool:
+        """Connect as a client with this RAY_AUTH_MODE, in another process, because Ray reads the mode on import."""
+        command = [sys.executable, "-c", ray_internals.PROBE, address]
+        env = {**os.environ, "RAY_AUTH_MODE": auth_mode}
+        try:
+            return subprocess.run(command, env=env, capture_output=True, timeout=30).returncode == 0
+        except subprocess.TimeoutExpired:
+            return False
+
+    if accepts("disabled"):
         raise UserInputError(
             f"cluster.address={address}: accepts unauthenticated connections; start the cluster with"
             " RAY_AUTH_MODE=token (docs/clusters.md), or set cluster.insecure=true"
         )
-    if not probe_authentication(address, "token"):
+    if not accepts("token"):
         raise UserInputError(
             f"cluster.address={address}: no Ray cluster answers, or it requires a different token;"
             " set RAY_AUTH_TOKEN_PATH, or write its token to ~/.ray/auth_token"
         )
-
-
-def probe_authentication(address: str, auth_mode: str) -> bool:
-    """Return whether the cluster accepts a client with this RAY_AUTH_MODE.
-
-    Runs in a separate process, because Ray reads the mode on import.
-    """
-    command = [sys.executable, "-c", ray_internals.PROBE, address]
-    env = {**os.environ, "RAY_AUTH_MODE": auth_mode}
-    try:
-        return subprocess.run(command, env=env, capture_output=True, timeout=30).returncode == 0
-    except subprocess.TimeoutExpired:
-        return False
 
 
 class NodeDiscovery:
@@ -212,9 +206,6 @@ class NodeDiscovery:
                     problem = _code.find_problem(found)
                     nodes.append(build_node(up[node_id], None if problem else description, problem))
         return nodes, set(up)
-
-
-# ── starting and stopping ───────────────────────────────────────────────────────────────────────────────────
 
 
 def start(target: Target) -> None:

@@ -35,7 +35,15 @@ class TrialJudge:
         """Return the record of a finished trial; its files are written."""
         status, reason, derived = result.status, result.reason, dict[str, float]()
         if status is TrialStatus.COMPLETE:
-            derived, reason = self._derive(trial, result)
+            derived = derivation.derive(
+                result.measurements, self.hardware.dense_peak_tflops, self.achieved_tflops, self.hardware.bandwidth_tb_s
+            )
+            derived |= cost_metrics(derived, len(result.measurements), self.prices)
+            derived |= self.predict(trial.params)
+            if reason := next((m.unranked for m in result.measurements if m.unranked), ""):  # it has no speed to rank
+                for name in self.criteria.metrics:
+                    if find_source(name) or not self.criteria.has_front:  # an emulated format has errors and no speed
+                        derived.pop(name, None)
             needed = self.criteria.required_metrics
             missing = [name for name in needed if not math.isfinite(derived.get(name, math.nan))]
             if impossible := derivation.describe_impossible(derived, self.hardware.clock_headroom):
@@ -64,20 +72,6 @@ class TrialJudge:
             remeasurement=trial.remeasurement,
             retry=trial.retry,
         )
-
-    def _derive(self, trial: Trial, result: TrialResult) -> tuple[dict[str, float], str]:
-        """Return the metrics of a complete trial, and why it has no speed to rank, if so."""
-        derived = derivation.derive(
-            result.measurements, self.hardware.dense_peak_tflops, self.achieved_tflops, self.hardware.bandwidth_tb_s
-        )
-        derived |= cost_metrics(derived, len(result.measurements), self.prices)
-        derived |= self.predict(trial.params)
-        unranked = next((m.unranked for m in result.measurements if m.unranked), "")
-        if unranked:
-            for name in self.criteria.metrics:
-                if find_source(name) or not self.criteria.has_front:  # an emulated format has errors and no speed
-                    derived.pop(name, None)
-        return derived, unranked
 
     def _write_files(self, trial: Trial, result: TrialResult) -> list[str]:
         """Write the files of the ranks and the last lines of a failed trial. Returns the paths of the former."""

@@ -35,9 +35,6 @@ class NodeObservation:
     remeasurement: Remeasurement | None = None
 
 
-# ── failures ──
-
-
 def find_failing_nodes(
     observations: Iterable[NodeObservation], nodes: Collection[str], suspects: Iterable[str]
 ) -> dict[str, str]:
@@ -91,9 +88,6 @@ def _count_failures(observations: Iterable[NodeObservation]) -> int:
             counted_until_s = failure.ended_at_s
         points.add(failure.point)
     return count
-
-
-# ── speed ──
 
 
 @dataclass(frozen=True)

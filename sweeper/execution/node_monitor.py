@@ -82,8 +82,6 @@ class NodeMonitor:
             if node.id and self.drained.get(node.id)
         ]
 
-    # ── changes of the nodes in use ──
-
     def add_record(self, record: TrialRecord) -> None:
         self._comparing.pop(record.number, None)
         is_complete = record.status is TrialStatus.COMPLETE
@@ -185,8 +183,6 @@ class NodeMonitor:
             self.target = remaining
             self._places = max(self._places, len(remaining.nodes))
         return bool(fits)
-
-    # ── comparing nodes at equal work ──
 
     def plan_comparisons(
         self, best: TrialRecord | None, ended: int, nodes_with_capacity: Collection[str]

@@ -45,10 +45,8 @@ class TrackingClient:
         self._unwritten: dict[int, TrialRecord] = {}
         self._unsent: deque[int] = deque()  # the numbers of those that this process has not been sent
         self._steps: deque[dict[str, Any]] = deque(maxlen=MAX_WAITING_STEPS)
-        self._closing_message: dict[str, Any] | None = None
-        self._front: list[int] | None = None  # the trials on it; None without one
-        self._sent_front: list[int] | None = None  # to this process
-        self._close_sent = False
+        self._latest: dict[str, dict[str, Any]] = {}  # messages of which the last one counts: the front, the results
+        self._sent: dict[str, dict[str, Any]] = {}  # those of them that this process has been sent
         self._closed = threading.Event()
         self._restarts = 0
         self._progress_count = 0  # of the process's answers that are no errors
@@ -85,7 +83,7 @@ class TrackingClient:
     def log_front(self, numbers: Sequence[int]) -> None:
         """Mark these trials as the front of several objectives, and no others."""
         with self._mutex:
-            self._front = list(numbers)
+            self._latest["front"] = {"front": list(numbers)}
             self._send_waiting()
 
     def restart_if_dead(self) -> None:
@@ -114,7 +112,7 @@ class TrackingClient:
         REFUSAL_PATIENCE_S where the server refuses. A process that is still starting has START_PATIENCE_S.
         """
         with self._mutex:
-            self._closing_message = {"close": results, "view": asdict(view)}
+            self._latest["close"] = {"close": results, "view": asdict(view)}
             self._send_waiting()
         started_s = progress_s = time.monotonic()
         progress = self._progress_count
@@ -142,16 +140,13 @@ class TrackingClient:
             with contextlib.suppress(BrokenPipeError):
                 self._process.stdin.close()
 
-    # ── the process ──
-
     def _start(self) -> None:
         # The package may not be installed but found in the directory from which the driver was started.
         path = [str(Path(__file__).resolve().parent.parent.parent), os.environ.get("PYTHONPATH", "")]
         with self._mutex:
             self.experiment_id = None
             self._unsent = deque(self._unwritten)
-            self._close_sent = False
-            self._sent_front = None
+            self._sent = {}
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "sweeper.tracking.process", str(self._lock_fd)],
                 stdin=subprocess.PIPE,
@@ -198,12 +193,10 @@ class TrackingClient:
         while self._unsent:
             if record := self._unwritten.get(self._unsent.popleft()):  # the store may have had it
                 self._send({"record": record.to_json()})
-        if self._front is not None and self._front != self._sent_front:
-            self._sent_front = self._front
-            self._send({"front": self._front})
-        if self._closing_message is not None and not self._close_sent:
-            self._close_sent = True
-            self._send(self._closing_message)
+        for kind, message in self._latest.items():
+            if self._sent.get(kind) != message:
+                self._sent[kind] = message
+                self._send(message)
 
     def _send(self, message: dict[str, Any]) -> None:
         assert self._process.stdin is not None

@@ -68,9 +68,6 @@ DATABASE_PORTS = {"postgresql": 5432, "mysql": 3306, "mssql": 1433}
 SQLITE_MAGIC = b"SQLite format 3\0"  # the begin of such a file
 
 
-# ── addresses ──
-
-
 def default_uri(directory: Path) -> str:
     """Return the address of the store in a results directory: a SQLite file."""
     return f"sqlite:///{directory.resolve() / 'mlflow.db'}"
@@ -186,9 +183,6 @@ def read_version(uri: str) -> str:
 def artifact_link(experiment_id: str, run_id: str, artifact: str) -> str:
     """Return the link from any page of MLflow's UI to an artifact of a run."""
     return f"#/experiments/{experiment_id}/runs/{run_id}/artifacts/{artifact}"
-
-
-# ── searching ──
 
 
 def tag_filter(tags: Mapping[str, str]) -> str:

@@ -57,7 +57,7 @@ def test_optuna_reads_the_file_as_its_own(tmp_path: Path) -> None:
 
 
 def test_a_journal_is_read_as_optuna_reads_it(tmp_path: Path) -> None:
-    """If this fails with a new Optuna, its journal has changed: compare its `JournalOperation` with `FoldedJournal`."""
+    """If this fails with a new Optuna, its journal has changed: compare its `JournalOperation` with `fold`."""
     path = tmp_path / "study.journal"
     journal = Journal(path, "maximize")
     distributions = {**DISTRIBUTIONS, "dtype": optuna.distributions.CategoricalDistribution(["bf16", "fp8"])}
