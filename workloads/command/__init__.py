@@ -8,16 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, make_dataclass
 from typing import Any, Literal
 
-from workloads.api.contract import (
-    Estimate,
-    Infeasible,
-    Machine,
-    Measurement,
-    Rank,
-    Scalar,
-    Workload,
-    is_file_name,
-)
+from workloads.api.contract import Estimate, Infeasible, Machine, Measurement, Rank, Scalar, Workload, is_file_name
 from workloads.command.layouts import SETTABLE_FIELDS, estimate_layout
 from workloads.command.template import PLACEHOLDERS, fill, find_placeholders
 from workloads.layouts.trainers import TRAINERS
@@ -77,7 +68,18 @@ class CommandSettings:
     def __post_init__(self) -> None:
         if not self.run or not (isinstance(self.run, str) or all(isinstance(word, str) for word in self.run)):
             raise ValueError("run has to be a list of words, or one text for a shell")
-        self._check_log()
+        for name, expression in self.log.items():
+            if not METRIC_NAME.fullmatch(str(name)):
+                raise ValueError(f"log.{name}: a metric's name has letters, digits, '_', '.' and '-' only")
+            try:
+                groups = re.compile(str(expression)).groups
+            except re.error as error:
+                raise ValueError(f"log.{name}: {expression!r} is not a regular expression ({error})") from error
+            if groups != 1:
+                raise ValueError(f"log.{name}: {expression!r} has {groups} groups, it needs exactly one for the value")
+        rates = (*STEP_TIME_UNITS_S, "tokens_per_s")
+        if self.log and not set(rates) & set(self.log):
+            raise ValueError(f"log: has none of {', '.join(rates)}, one of which is needed for a rate")
         for name in map(str, self.files):
             if not is_file_name(name):
                 raise ValueError(
@@ -94,20 +96,6 @@ class CommandSettings:
             raise ValueError(f"layout: needs {missing[0]} as well")
         if "pipeline_batch" in find_placeholders(self._templates) and "micro_batch" not in self.layout:
             raise ValueError("{pipeline_batch}: needs layout.micro_batch")
-
-    def _check_log(self) -> None:
-        for name, expression in self.log.items():
-            if not METRIC_NAME.fullmatch(str(name)):
-                raise ValueError(f"log.{name}: a metric's name has letters, digits, '_', '.' and '-' only")
-            try:
-                groups = re.compile(str(expression)).groups
-            except re.error as error:
-                raise ValueError(f"log.{name}: {expression!r} is not a regular expression ({error})") from error
-            if groups != 1:
-                raise ValueError(f"log.{name}: {expression!r} has {groups} groups, it needs exactly one for the value")
-        rates = (*STEP_TIME_UNITS_S, "tokens_per_s")
-        if self.log and not set(rates) & set(self.log):
-            raise ValueError(f"log: has none of {', '.join(rates)}, one of which is needed for a rate")
 
     @property
     def parameter_names(self) -> list[str]:
@@ -133,13 +121,12 @@ class Command(Workload):
     finals_rounds = 3
     runs_command = True
     work = ("model", "sequence_length", "global_batch", "dtype")
-
-    def __init__(self, settings: CommandSettings | None = None) -> None:
-        self.settings = settings
+    settings: CommandSettings  # of what `with_settings` returns
 
     def with_settings(self, settings: CommandSettings) -> Command:
         """Return the workload of this command. Its parameters are the names in the command's templates."""
-        command = LayoutCommand(settings) if settings.layout else Command(settings)
+        command = LayoutCommand() if settings.layout else Command()
+        command.settings = settings
         parameters = [(name, Any) for name in settings.parameter_names]
         command.Parameters = make_dataclass("CommandParameters", parameters, frozen=True)
         # Programs that train the same model on the same batch do the same work, however they are configured. Without
@@ -147,25 +134,19 @@ class Command(Workload):
         command.ways = ("warmup", "steps", *([*settings.parameter_names, "command"] if settings.model else []))
         return command
 
-    def declared_work(self, parameters: Mapping[str, Any]) -> dict[str, str]:
-        """Return what the settings declare of the work of one point; empty texts where they do not."""
-        assert self.settings is not None
-        values = {name: f"{{{name}}}" for name in PLACEHOLDERS} | dict(parameters)
-        return {name: fill(getattr(self.settings, name), values) for name in self.work}
-
     def recorded_parameters(self, parameters: Any) -> Mapping[str, Scalar]:
         """Return the parameters of the command with the settings that state what it computes."""
-        assert self.settings is not None
         values, settings = vars(parameters), self.settings
         command = settings.run if isinstance(settings.run, str) else shlex.join(settings.run)
         measuring = {"command": command, "warmup": settings.warmup, "steps": settings.steps}
-        return {**measuring, **values, **{name: text for name, text in self.declared_work(values).items() if text}}
+        filled = {name: f"{{{name}}}" for name in PLACEHOLDERS} | values
+        declared = {name: fill(getattr(settings, name), filled) for name in self.work}
+        return {**measuring, **values, **{name: text for name, text in declared.items() if text}}
 
     def preview(self, parameters: Any, machine: Machine) -> str:
         """Return the command line and the files of the first rank, secrets masked."""
         from workloads.command.invocation import build_invocation
 
-        assert self.settings is not None
         nodes = max(1, machine.world_size // machine.ranks_per_node)
         rank = Rank(
             world_size=machine.world_size,
@@ -177,8 +158,7 @@ class Command(Workload):
             invocation = build_invocation(self.settings, vars(parameters), rank, "{output}")
         except Infeasible as error:
             return f"infeasible: {error}"
-        copies = machine.world_size if self.settings.start == "gpu" else nodes
-        unit = "GPUs" if self.settings.start == "gpu" else "nodes"
+        copies, unit = (machine.world_size, "GPUs") if self.settings.start == "gpu" else (nodes, "nodes")
         parts = [f"# on the first of {copies} {unit}"] if copies > 1 else []
         parts += [invocation.describe()]
         parts += [f"\n# {{output}}/{name}\n{invocation.mask(text).rstrip()}" for name, text in invocation.files.items()]
@@ -188,13 +168,11 @@ class Command(Workload):
         """Return a shell script that runs the program, and the command's rendered files."""
         from workloads.command.invocation import program_files
 
-        assert self.settings is not None
         return program_files(self.settings, vars(parameters), rank, folder)
 
     def run(self, parameters: Any, rank: Rank) -> Measurement:
         from workloads.command.run import measure
 
-        assert self.settings is not None
         return measure(self.settings, vars(parameters), rank)
 
 
@@ -206,5 +184,4 @@ class LayoutCommand(Command):
 
     def estimate(self, parameters: Any, machine: Machine) -> Estimate:
         """Check the layout's rules, and estimate the speed and the memory that the trainer has."""
-        assert self.settings is not None
         return estimate_layout(self.settings, vars(parameters), machine)

@@ -7,7 +7,6 @@ import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
-from types import TracebackType
 
 from workloads.api.contract import Energy, Rank
 from workloads.api.gpus import Gpu, open_gpus
@@ -20,12 +19,11 @@ INTERVAL_SHARE = 1e-3
 class EnergyMeter:
     """Reads the GPUs while a program runs. It reads none on a CPU, and none where a gang spans several nodes.
 
-    Of several programs of a node each reads all of the gang's GPUs there, since the first one with steps counts.
+    Each of several programs of a node reads all of the gang's GPUs there, since the first one with steps counts.
     """
 
     def __init__(self, rank: Rank) -> None:
-        self._rank = rank
-        self._drivers = ExitStack()
+        self._rank, self._drivers = rank, ExitStack()
         self._gpus: list[Gpu] = []
         self._samples: list[list[EnergySample]] = []
         self._thread: threading.Thread | None = None
@@ -34,11 +32,10 @@ class EnergyMeter:
 
     def __enter__(self) -> EnergyMeter:
         if self._rank.node_devices and self._rank.nodes == 1:
-            gpus = self._drivers.enter_context(open_gpus())
-            self._gpus = select_gpus(gpus, self._rank.node_devices)
+            self._gpus = select_gpus(self._drivers.enter_context(open_gpus()), self._rank.node_devices)
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: object, traceback: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self._done.set()
         if self._thread:
             self._thread.join()

@@ -32,18 +32,12 @@ OF_EACH_GPU = {"rank": ("RANK", "0"), **OF_EACH_NODE}
 
 @dataclass(frozen=True)
 class Invocation:
-    """A command as one rank runs it.
+    """A command as one rank runs it."""
 
-    Attributes:
-        arguments: the words of the command line; a text is run by a shell.
-        environment: variables in addition to those of this process.
-        files: the texts of the files in {output}, by name.
-    """
-
-    arguments: list[str] | str
-    environment: Mapping[str, str]
+    arguments: list[str] | str  # the words of the command line; a text is run by a shell
+    environment: Mapping[str, str]  # variables in addition to those of this process
     directory: Path
-    files: Mapping[str, str]
+    files: Mapping[str, str]  # the texts of the files in {output}, by name
 
     def mask(self, text: str) -> str:
         """Return the text without secrets: also without those of the command line and of all variables."""
@@ -69,22 +63,22 @@ class Invocation:
 
 
 def build_invocation(
-    settings: CommandSettings, parameters: Mapping[str, Scalar], rank: Rank, output: str
+    settings: CommandSettings,
+    parameters: Mapping[str, Scalar],
+    rank: Rank,
+    output: str,
+    replaced: Mapping[str, str] | None = None,
 ) -> Invocation:
-    """Fill the settings' templates for one rank. `output` is the folder of the files.
+    """Fill the settings' templates for one rank.
+
+    Args:
+        output: the folder of the files.
+        replaced: values of placeholders instead of the rank's.
 
     Raises:
         Infeasible: a parameter has a value for which `options` has no words.
     """
-    return fill_invocation(settings, {**parameters, **placeholder_values(settings, parameters, rank, output)}, rank)
-
-
-def fill_invocation(settings: CommandSettings, values: Mapping[str, Scalar], rank: Rank) -> Invocation:
-    """Fill the settings' templates with these values of their parameters and placeholders.
-
-    Raises:
-        Infeasible: a parameter has a value for which `options` has no words.
-    """
+    values = {**parameters, **placeholder_values(settings, parameters, rank, output), **(replaced or {})}
     if isinstance(settings.run, str):
         arguments: list[str] | str = fill(settings.run, values, shell=True)
     else:
@@ -148,9 +142,7 @@ def program_files(
 ) -> dict[str, str]:
     """Return a shell script that runs the program without this project, and the rendered files. Secrets are masked.
 
-    Args:
-        rank: the first rank of the trial.
-        folder: where the files will lie, which is {output} in their texts.
+    `rank` is the first one of the trial, and `folder` is where the files will lie, which is {output} in their texts.
 
     Raises:
         Infeasible: a parameter has a value for which `options` has no words.
@@ -164,30 +156,26 @@ def program_files(
         start = f"# Start it on each of {rank.nodes} nodes, with NODE_RANK=0 to {last} and MASTER_ADDR."
     # A value that differs is marked in the texts; @ needs no quotes in a shell.
     markers = {name: f"@{variable}@" for name, (variable, _) in differing.items()}
-    values = {**parameters, **placeholder_values(settings, parameters, rank, folder), **markers}
-    invocation = fill_invocation(settings, values, rank)
+    invocation = build_invocation(settings, parameters, rank, folder, markers)
+
+    def replace_markers(text: str) -> str:
+        for variable, default in differing.values():
+            text = text.replace(f"@{variable}@", f"${{{variable}:-{default}}}")
+        return text
+
+    def quote_word(text: str) -> str:
+        if replace_markers(text) == text:
+            return shlex.quote(text)
+        escaped = re.sub(r'([\\"$`])', r"\\\1", text)
+        return f'"{replace_markers(escaped)}"'
+
     variables = {**invocation.environment, **({"RANK": "@RANK@"} if "rank" in differing else {})}
     lines = ["#!/bin/sh", *([start] if start else [])]
     lines += [f"cd {shlex.quote(str(invocation.directory))} || exit 1"]
-    lines += [f"export {name}={_quote_word(value, differing)}" for name, value in sorted(variables.items())]
+    lines += [f"export {name}={quote_word(value)}" for name, value in sorted(variables.items())]
     if isinstance(invocation.arguments, str):
-        lines += [_replace_markers(invocation.arguments, differing)]
+        lines += [replace_markers(invocation.arguments)]
     else:
-        words = (_quote_word(word, differing) for word in invocation.arguments)
-        lines += ["exec " + " \\\n    ".join(words)]
+        lines += ["exec " + " \\\n    ".join(map(quote_word, invocation.arguments))]
     files = {SCRIPT: "\n".join(lines) + "\n", **invocation.files}
     return {name: invocation.mask(text) for name, text in files.items()}
-
-
-def _quote_word(text: str, differing: Mapping[str, tuple[str, str]]) -> str:
-    """Return a value as one word of a shell, in which the variables are replaced."""
-    if _replace_markers(text, differing) == text:
-        return shlex.quote(text)
-    escaped = re.sub(r'([\\"$`])', r"\\\1", text)
-    return f'"{_replace_markers(escaped, differing)}"'
-
-
-def _replace_markers(text: str, differing: Mapping[str, tuple[str, str]]) -> str:
-    for variable, default in differing.values():
-        text = text.replace(f"@{variable}@", f"${{{variable}:-{default}}}")
-    return text

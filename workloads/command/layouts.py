@@ -37,7 +37,10 @@ def estimate_layout(settings: CommandSettings, values: Mapping[str, Any], machin
         job = read_job(settings, values, machine)
     except (KeyError, ValueError, TypeError) as error:
         return Estimate(f"is not a layout: {error}", "the parameters are a layout", description=str(dict(values)))
-    description, cluster = describe(job.layout), build_cluster(machine)
+    description, topology = describe(job.layout), machine.cluster.topology
+    # A node is a domain at least.
+    topology = replace(topology, gpus_per_domain=max(topology.gpus_per_domain, machine.ranks_per_node))
+    cluster = replace(machine.cluster, topology=topology, gpus=machine.world_size)
     if violation := find_violation(job, cluster, COMMON_RULES):
         return Estimate(violation.reason, violation.rule, description=description)
     if job.model.layers % job.layout.pp:
@@ -45,8 +48,7 @@ def estimate_layout(settings: CommandSettings, values: Mapping[str, Any], machin
         return Estimate(reason, "pp divides the layers", description=description)
     memory = {}
     if settings.trainer:
-        memory_gib = peak_memory_gib(job, cluster)
-        memory = {"memory_gib": memory_gib}
+        memory["memory_gib"] = memory_gib = peak_memory_gib(job, cluster)
         least_gib = memory_gib * (1 - bands()["memory"].error_share)
         if machine.memory_gib is not None and least_gib > machine.memory_gib:
             reason = f"needs {least_gib:.1f} GiB of device memory at least, the device has {machine.memory_gib:.1f}"
@@ -55,13 +57,6 @@ def estimate_layout(settings: CommandSettings, values: Mapping[str, Any], machin
     return Estimate(
         metrics={"tokens_per_s": tokens / estimate_step(job, cluster).total_s, **memory}, description=description
     )
-
-
-def build_cluster(machine: Machine) -> Cluster:
-    """Return the planner's cluster of a trial, whose nodes are domains at least."""
-    topology = machine.cluster.topology
-    topology = replace(topology, gpus_per_domain=max(topology.gpus_per_domain, machine.ranks_per_node))
-    return replace(machine.cluster, topology=topology, gpus=machine.world_size)
 
 
 def read_job(settings: CommandSettings, values: Mapping[str, Any], machine: Machine) -> Job:
@@ -73,8 +68,8 @@ def read_job(settings: CommandSettings, values: Mapping[str, Any], machine: Mach
     Raises:
         ValueError: a value is not allowed.
     """
-    trainer, model = find_trainer(settings.trainer or OWN), MODELS[fill(settings.model, values)]
     name, device = settings.trainer or OWN, machine.cluster.device
+    trainer, model = find_trainer(name), MODELS[fill(settings.model, values)]
     given = {"global_batch": int(fill(settings.global_batch, values)), **fill_all(settings.layout, values)}
     if given.get("checkpointing") == "selective":
         # torchtitan 0.2.2 checkpoints every second layer (activation_checkpoint.selective_ac_option), Megatron-LM the
@@ -85,8 +80,7 @@ def read_job(settings: CommandSettings, values: Mapping[str, Any], machine: Mach
             given["checkpointing"] = "core_attention"
     if reason := trainer.find_unsupported(given):
         raise ValueError(reason)
-    of_job = {field: given.pop(field) for field in JOB_FIELDS if field in given}
-    given_state = str(of_job.get("state", "fp32"))
+    compiled, given_state = bool(given.pop("compiled", False)), str(given.pop("state", "fp32"))
     state: Any = DTYPES.get(given_state, given_state)
     layout = Layout(**given)
     for field in COUNTS:
@@ -116,5 +110,5 @@ def read_job(settings: CommandSettings, values: Mapping[str, Any], machine: Mach
         trainer=name,
         precision=precision if is_known else "bf16",
         state=state,
-        compiled=bool(of_job.get("compiled", False)),
+        compiled=compiled,
     )

@@ -11,13 +11,12 @@ import sys
 import time
 import uuid
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
 
 from workloads.api.contract import OutOfMemory, ProgramFailed, TrialTimeout
 from workloads.command import guard
-from workloads.command.guard import terminate_marked
+from workloads.command.invocation import Invocation
 from workloads.formats.logs import LONGEST_LINE
 
 LAST_LINES = 100  # torchrun alone prints forty after the lines of its processes
@@ -34,26 +33,6 @@ COLLECTIVE_FAILED = re.compile(
 ERROR_LINE = re.compile(r"\b\w*(?:Error|Exception): \S|\[Errno \d+\]|Memory access fault by GPU")
 
 
-@dataclass(frozen=True)
-class ProgramSpec:
-    """A command to run.
-
-    Attributes:
-        arguments: the words of the command line; a text is run by a shell.
-        environment: variables in addition to those of this process.
-        output: a folder that is removed once the program has ended.
-        silence_s: the program fails if it prints nothing for so long.
-        timeout_s: the program is terminated after it.
-    """
-
-    arguments: Sequence[str] | str
-    environment: Mapping[str, str]
-    directory: Path
-    output: Path
-    silence_s: float
-    timeout_s: float
-
-
 class Program:
     """A running program and everything that it starts.
 
@@ -63,27 +42,40 @@ class Program:
     Attributes:
         last_lines: the last lines of the output that are not empty.
         log: the end of the output, at most MAX_LOG_BYTES.
-
-    Raises:
-        FileNotFoundError: the program or its directory does not exist.
     """
 
     def __init__(
-        self, spec: ProgramSpec, *, stop_on_line: Callable[[str], bool], should_stop: Callable[[], bool]
+        self,
+        invocation: Invocation,
+        output: Path,
+        silence_s: float,
+        timeout_s: float,
+        *,
+        stop_on_line: Callable[[str], bool],
+        should_stop: Callable[[], bool],
     ) -> None:
+        """Start the program.
+
+        Args:
+            output: a folder that is removed once the program has ended.
+            silence_s: the program fails if it prints nothing for that long.
+            timeout_s: the program is terminated after it.
+
+        Raises:
+            FileNotFoundError: the program or its directory does not exist.
+        """
         self.last_lines: deque[str] = deque(maxlen=LAST_LINES)
         self.log = bytearray()
-        self._spec, self._stop_on_line, self._should_stop = spec, stop_on_line, should_stop
-        self._unfinished_line = b""
+        self._silence_s, self._timeout_s, self._stop_on_line = silence_s, timeout_s, stop_on_line
+        self._should_stop = should_stop
         self._started_s = time.monotonic()
-        self._deadline_s = self._started_s + spec.timeout_s
         self._mark = f"SWEEPER_PROGRAM={uuid.uuid4().hex}"
         name, _, value = self._mark.partition("=")
         self._process = subprocess.Popen(
-            spec.arguments,
-            shell=isinstance(spec.arguments, str),
-            env={**os.environ, **spec.environment, name: value},
-            cwd=spec.directory,
+            invocation.arguments,
+            shell=isinstance(invocation.arguments, str),
+            env={**os.environ, **invocation.environment, name: value},
+            cwd=invocation.directory,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -91,14 +83,13 @@ class Program:
         )
         # If this process were killed, the program would go on and keep its GPUs.
         self._guard = subprocess.Popen(
-            [sys.executable, "-S", guard.__file__, self._mark, str(self._process.pid), str(spec.output)],
+            [sys.executable, "-S", guard.__file__, self._mark, str(self._process.pid), str(output)],
             stdin=subprocess.PIPE,
         )
         self._guard.wait()  # it forks, and its child guards the program
 
     @property
     def elapsed_s(self) -> float:
-        """The seconds since the start."""
         return time.monotonic() - self._started_s
 
     def run(self) -> None:
@@ -114,21 +105,26 @@ class Program:
                 return
             code = self._process.wait()
         finally:
-            self.terminate()
+            guard.terminate_marked(self._mark, self._process.pid, reap=self._process.poll)
+            assert self._guard.stdin is not None
+            self._guard.stdin.close()
         if code and not self._should_stop():
             ending = signal.Signals(-code).name if code < 0 else f"exit code {code}"
-            raise ProgramFailed(f"the program ended with {ending}: {self._error_line()}")
+            # The last line that names an error, or else the last one with a word in it, not a table's rule.
+            error_lines = [line for line in self.last_lines if ERROR_LINE.search(line)]
+            word_lines = [line for line in self.last_lines if re.search(r"\w", line)]
+            reason = (error_lines or word_lines or ["it printed nothing"])[-1].strip()
+            raise ProgramFailed(f"the program ended with {ending}: {reason}")
 
     def _read(self) -> bool:
         """Return whether the program is to be stopped; False where it has ended by itself."""
         assert self._process.stdout is not None
-        silence_s, timeout_s = self._spec.silence_s, self._spec.timeout_s
-        last_output_s, last_poll_s, has_ended = time.monotonic(), 0.0, False
+        last_output_s, last_poll_s, has_ended, unfinished_line = time.monotonic(), 0.0, False, b""
         with selectors.DefaultSelector() as selector:
             selector.register(self._process.stdout, selectors.EVENT_READ)
             while True:
-                if time.monotonic() > self._deadline_s:
-                    raise TrialTimeout(f"took longer than trial.timeout_s={timeout_s:g}")
+                if self.elapsed_s > self._timeout_s:
+                    raise TrialTimeout(f"took longer than trial.timeout_s={self._timeout_s:g}")
                 is_readable = selector.select(POLL_INTERVAL_S)
                 if time.monotonic() - last_poll_s >= POLL_INTERVAL_S:
                     last_poll_s = time.monotonic()
@@ -138,25 +134,20 @@ class Program:
                         break
                     has_ended = self._process.poll() is not None
                 if not is_readable:
-                    if time.monotonic() - last_output_s > silence_s:
-                        raise ProgramFailed(f"printed nothing for {silence_s:g} s, and was terminated")
+                    if time.monotonic() - last_output_s > self._silence_s:
+                        raise ProgramFailed(f"printed nothing for {self._silence_s:g} s, and was terminated")
                     continue
                 last_output_s = time.monotonic()
                 chunk = os.read(self._process.stdout.fileno(), 65536)
                 if not chunk:
                     break
-                if any(self._take_line(line) for line in self._split_lines(chunk)):
+                self.log += chunk
+                del self.log[:-MAX_LOG_BYTES]
+                *lines, unfinished_line = re.split(rb"[\r\n]", unfinished_line + chunk)
+                unfinished_line = unfinished_line[:LONGEST_LINE]
+                if any(self._take_line(line) for line in lines):
                     return True
-        return self._take_line(self._unfinished_line) if self._unfinished_line else False
-
-    def _split_lines(self, chunk: bytes) -> list[bytes]:
-        """Add a chunk of output to the log. Returns the lines that it finishes."""
-        self.log += chunk
-        del self.log[:-MAX_LOG_BYTES]
-        first, *others = re.split(rb"[\r\n]", chunk)
-        *lines, unfinished_line = [self._unfinished_line + first, *others]
-        self._unfinished_line = unfinished_line[:LONGEST_LINE]
-        return lines
+        return bool(unfinished_line) and self._take_line(unfinished_line)
 
     def _take_line(self, line: bytes) -> bool:
         """Return whether the line is a reason to stop."""
@@ -168,15 +159,3 @@ class Program:
         if COLLECTIVE_FAILED.search(text) and not self._should_stop():
             raise ProgramFailed(text.strip()[:300])
         return self._stop_on_line(text)
-
-    def _error_line(self) -> str:
-        """Return the last line that names an error, or else the last one with a word in it, not a table's rule."""
-        error_lines = [line for line in self.last_lines if ERROR_LINE.search(line)]
-        word_lines = [line for line in self.last_lines if re.search(r"\w", line)]
-        return (error_lines or word_lines or ["it printed nothing"])[-1].strip()
-
-    def terminate(self) -> None:
-        """Terminate the program and everything that it started."""
-        terminate_marked(self._mark, self._process.pid, reap=self._process.poll)
-        assert self._guard.stdin is not None
-        self._guard.stdin.close()

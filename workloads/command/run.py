@@ -7,7 +7,8 @@ import re
 import shutil
 import statistics
 import tempfile
-from collections.abc import Callable, Mapping
+from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -27,7 +28,7 @@ from workloads.api.trial import describe_mismatches
 from workloads.command import STEP_TIME_UNITS_S, CommandSettings
 from workloads.command.energy import EnergyMeter
 from workloads.command.invocation import Invocation, build_invocation, placeholder_values
-from workloads.command.process import Program, ProgramSpec
+from workloads.command.process import Program
 from workloads.command.work import SIZES, DeclaredWork, find_contradictions, mark_claims, read_declared_work
 from workloads.formats.logs import STEP_SIZES, LogReader, Step
 from workloads.formats.printed import NUMBERS, PrintedConfig
@@ -53,12 +54,13 @@ def measure(settings: CommandSettings, parameters: Mapping[str, Scalar], rank: R
             started, or printed no step after warm-up. All have the program's output (`ProgramOutput`).
         Pruned: other trials were better at the same step.
     """
-    if settings.start == "node" and rank.ranks_per_node * rank.nodes != rank.world_size:
-        raise Infeasible(
-            f"{rank.world_size} ranks are not spread evenly over {rank.nodes} nodes, as command.start=node requires"
-        )
-    if settings.start == "node" and rank.local_rank:
-        return _empty_measurement(parameters, rank)
+    if settings.start == "node":
+        if rank.ranks_per_node * rank.nodes != rank.world_size:
+            raise Infeasible(
+                f"{rank.world_size} ranks are not spread evenly over {rank.nodes} nodes, as command.start=node requires"
+            )
+        if rank.local_rank:
+            return _empty_measurement(parameters, rank)
     output = Path(tempfile.mkdtemp(prefix="sweeper-command-"))
     try:
         return _measure_program(settings, parameters, rank, output)
@@ -80,19 +82,30 @@ def _measure_program(
     work = read_declared_work(settings, parameters, placeholder_values(settings, parameters, rank, str(output)))
     log = ProgramLog(RegexLogReader(settings.log) if settings.log else LogReader(), settings.warmup)
     meter, reporter = EnergyMeter(rank), rank.reporter
-    spec = ProgramSpec(
-        invocation.arguments,
-        invocation.environment,
-        invocation.directory,
-        output,
-        silence_s=settings.silence_s,
-        timeout_s=rank.timeout_s,
-    )
+
+    def stop_on_line(line: str) -> bool:
+        if step := log.feed(line):
+            meter.mark_step(len(log.steps) - settings.warmup)
+            _check_work(work, log, rank)
+            if reporter and reporter.report(len(log.steps), work.with_rate(step, log.reported_config)):
+                raise Pruned
+        if len(log.steps) < settings.warmup + settings.steps:
+            return False
+        if reporter:
+            reporter.finish()  # before the program is terminated, which other ranks may take for a failure
+        return True
+
+    def should_stop() -> bool:
+        return bool(reporter and reporter.is_finished())
+
     try:
         program = Program(
-            spec,
-            stop_on_line=_stop_on_line(settings, rank, work, log, meter),
-            should_stop=lambda: bool(reporter and reporter.is_finished()),
+            invocation,
+            output,
+            settings.silence_s,
+            rank.timeout_s,
+            stop_on_line=stop_on_line,
+            should_stop=should_stop,
         )
     except (FileNotFoundError, PermissionError, NotADirectoryError) as error:
         failure = ProgramFailed(f"{error.filename}: {error.strerror}")
@@ -102,7 +115,7 @@ def _measure_program(
         with meter:
             program.run()
         _check_work(work, log, rank)
-        if len(log.steps) <= settings.warmup and reporter and reporter.is_finished():
+        if len(log.steps) <= settings.warmup and should_stop():
             measurement = _empty_measurement(parameters, rank)
         else:
             _check_steps(settings, rank, log, program)
@@ -121,32 +134,8 @@ def _measure_program(
 
 def _kept_files(invocation: Invocation, program: Program) -> dict[str, bytes]:
     """Return the files of the trial: the command, its rendered files and its output, secrets masked."""
-    last_lines, log = "\n".join(program.last_lines), program.log.decode(errors="replace")
-    texts = {"last_lines.txt": last_lines, "log.txt": log}
+    texts = {"last_lines.txt": "\n".join(program.last_lines), "log.txt": program.log.decode(errors="replace")}
     return invocation.kept_files() | {name: invocation.mask(text).encode() for name, text in texts.items() if text}
-
-
-def _stop_on_line(
-    settings: CommandSettings, rank: Rank, work: DeclaredWork, log: ProgramLog, meter: EnergyMeter
-) -> Callable[[str], bool]:
-    """Return a function that reads a line of the log and returns whether enough steps were measured."""
-    reporter = rank.reporter
-
-    def stop_on_line(line: str) -> bool:
-        step = log.feed(line)
-        if step:
-            meter.mark_step(len(log.steps) - settings.warmup)
-            _check_work(work, log, rank)
-        rates = work.with_rate(step, log.reported_config) if step else {}
-        if step and reporter and reporter.report(len(log.steps), rates):
-            raise Pruned
-        if len(log.steps) < settings.warmup + settings.steps:
-            return False
-        if reporter:
-            reporter.finish()  # before the program is terminated, which other ranks may take for a failure
-        return True
-
-    return stop_on_line
 
 
 def _check_work(work: DeclaredWork, log: ProgramLog, rank: Rank) -> None:
@@ -182,10 +171,10 @@ def _build_measurement(
     settings: CommandSettings, parameters: Mapping[str, Scalar], rank: Rank, work: DeclaredWork, log: ProgramLog
 ) -> Measurement:
     timed_steps = log.steps[settings.warmup :]
-    samples: dict[str, list[float]] = {}
+    samples: dict[str, list[float]] = defaultdict(list)
     for step in timed_steps:
         for name, value in step.metrics.items():
-            samples.setdefault(name, []).append(value)
+            samples[name].append(value)
     # The last loss, the highest peak, and the median of any other metric.
     metrics = {
         name: values[-1] if name == "loss" else max(values) if name.startswith("peak_") else statistics.median(values)
@@ -233,11 +222,13 @@ class RegexLogReader:
     _count: int = 0
 
     def feed(self, line: str) -> Step | None:
-        """Return the step that the line completes, if it completes one."""
         for name, expression in self.expressions.items():
             match = re.search(expression, line)
-            value = _parse_number(match[1]) if match else None
-            if value is not None and (math.isfinite(value) or name == "loss"):
+            try:
+                value = float((match[1] or "").replace(",", "")) if match else math.nan
+            except ValueError:
+                continue
+            if match and (math.isfinite(value) or name == "loss"):
                 metric = "step_time_s" if name in STEP_TIME_UNITS_S else name
                 self._pending[metric] = value * STEP_TIME_UNITS_S.get(name, 1.0)
         if len(self._pending) < len(self.expressions):
@@ -284,22 +275,10 @@ class ProgramLog:
         match = _BAD_LOSS.search(line)
         loss = float(match[1]) if match else step.metrics.get("loss", 0.0) if step else 0.0
         if not math.isfinite(loss):
-            kind = "nan" if math.isnan(loss) else "infinite"
-            raise ProgramFailed(f"loss is {kind} at step {self._step_number(line, step)}")
+            # The number of the known format, else a printed one, else that of the steps so far.
+            number = step.number if step else len(self.steps) + 1
+            printed = _STEP_NUMBER.search(line)
+            if printed and not (step and isinstance(self.reader, LogReader)):
+                number = int(printed[1])
+            raise ProgramFailed(f"loss is {'nan' if math.isnan(loss) else 'infinite'} at step {number}")
         return step
-
-    def _step_number(self, line: str, step: Step | None) -> int:
-        """Return the number of the line's step: the known format's, else a printed one, else the steps so far."""
-        if step and isinstance(self.reader, LogReader):
-            return step.number
-        if printed := _STEP_NUMBER.search(line):
-            return int(printed[1])
-        return step.number if step else len(self.steps) + 1
-
-
-def _parse_number(text: str | None) -> float | None:
-    """Return the number, which may be infinite or nan; None for other text."""
-    try:
-        return float((text or "").replace(",", ""))
-    except ValueError:
-        return None

@@ -18,17 +18,8 @@ _PLACEHOLDER = re.compile(r"\{\{|\}\}|\{(\w+)\}")
 _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
 # The placeholders that every program has besides its parameters.
 PLACEHOLDERS = (
-    "rank",
-    "world_size",
-    "local_rank",
-    "node_rank",
-    "nodes",
-    "gpus_per_node",
-    "master_address",
-    "master_port",
-    "output",
-    "python",
-    "pipeline_batch",
+    *("rank", "world_size", "local_rank", "node_rank", "nodes", "gpus_per_node"),
+    *("master_address", "master_port", "output", "python", "pipeline_batch"),
 )
 
 Values = Mapping[str, Scalar]

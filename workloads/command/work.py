@@ -41,26 +41,14 @@ ALL_CONVENTIONS = ("causal attention", "full attention", "6 per parameter")
 
 
 @dataclass(frozen=True)
-class Declared:
-    """A declared value, and the key that declares it."""
-
-    value: Scalar
-    key: str
-
-
-@dataclass(frozen=True)
 class DeclaredWork:
-    """The work of a step as the settings and parameters declare it. 0 and empty mean not declared.
-
-    Attributes:
-        sizes: of `SIZES`, those that are declared.
-    """
+    """The work of a step as the settings and parameters declare it. 0 and empty mean not declared."""
 
     global_batch: int
     sequence_length: int
     model: str
     dtype: str
-    sizes: Mapping[str, Declared]
+    sizes: Mapping[str, tuple[Scalar, str]]  # of `SIZES`, those that are declared, each with the key that declares it
 
     def tokens(self, metrics: Mapping[str, float], reported_config: Mapping[str, Scalar]) -> tuple[int, int]:
         """Return the tokens of a step and of a sequence; 0 where they are unknown.
@@ -68,17 +56,14 @@ class DeclaredWork:
         What is not declared is taken from what the program printed, of a step before of its configuration: while a
         batch ramps up, the steps have less than the configuration.
         """
-        global_batch = self.global_batch or int(metrics.get("global_batch", 0))
-        global_batch = global_batch or _positive_int(reported_config.get("global_batch"))
-        length = self.sequence_length or int(metrics.get("sequence_length", 0))
-        length = length or _positive_int(reported_config.get("sequence_length"))
+        global_batch, length = (
+            declared or int(metrics.get(name, 0)) or _positive_int(reported_config.get(name))
+            for name, declared in (("global_batch", self.global_batch), ("sequence_length", self.sequence_length))
+        )
         return global_batch * length, length
 
     def with_rate(self, step: Step, reported_config: Mapping[str, Scalar]) -> dict[str, float]:
-        """Return a step's metrics with its tokens/s, if its tokens and its time are known.
-
-        Where its time is not printed, but its tokens/s are, they are taken.
-        """
+        """Return a step's metrics with its tokens/s: from its tokens and its time, or else as printed."""
         tokens, _ = self.tokens(step.metrics, reported_config)
         metrics, time_s = mark_claims(step.metrics), step.metrics.get("step_time_s", 0.0)
         if time_s > 0:
@@ -96,13 +81,13 @@ class DeclaredWork:
             of_steps: the values on the lines of measured steps, all of which have to be the declared ones.
         """
         differences = []
-        for name, declared in self.sizes.items():
-            others = [value for value in of_steps.get(name, ()) if value != declared.value]
-            if not others and declared.value not in printed.get(name, [declared.value]):
+        for name, (declared, key) in self.sizes.items():
+            others = [value for value in of_steps.get(name, ()) if value != declared]
+            if not others and declared not in printed.get(name, [declared]):
                 others = list(printed[name])
             if others:
-                differences.append(f"{name}={_join(others)}, requested {declared.value} ({declared.key})")
-        return differences + list(self._find_other_model(printed)) + list(self._find_other_dtype(printed))
+                differences.append(f"{name}={_join(others)}, requested {declared} ({key})")
+        return [*differences, *self._find_other_model(printed), *self._find_other_dtype(printed)]
 
     def _find_other_model(self, printed: Mapping[str, Sequence[Printed]]) -> Iterator[str]:
         if not self.model:
@@ -129,11 +114,11 @@ class DeclaredWork:
         is_disabled = "none" in printed.get("mixed_precision", ()) and "fp32" in printed.get("weights_dtype", ())
         if is_disabled and self.dtype not in ("", "fp32", "tf32"):
             yield f"dtype=fp32, since mixed precision is disabled without FSDP, {declared}"
-        formats = printed.get("fp8", ())
-        if self.dtype.lower().startswith(LOW_PRECISION):
-            if formats and not any(
-                _is_same_format(self.dtype.lower(), str(printed_format)) for printed_format in formats
-            ):
+        formats, own = printed.get("fp8", ()), self.dtype.lower()
+        if own.startswith(LOW_PRECISION):
+            # One may name the other's format with or without its scales: fp8 and fp8_rowwise.
+            same = [f for f in map(str, formats) if f == "fp8" or own.startswith(f) or f.startswith(own)]
+            if formats and not same:
                 yield f"fp8={_join(formats)}, {declared}"
             return
         dtype = {"tf32": "fp32"}.get(self.dtype, DTYPES.get(self.dtype, ""))
@@ -157,9 +142,9 @@ def read_declared_work(
         Infeasible: a size is not a whole number, or the model is unknown.
     """
     values = {**parameters, **placeholders}
-    sizes = {name: Declared(parameters[name], f"space.{name}") for name in SIZES if name in parameters}
-    layout = {name: value for name, value in fill_all(settings.layout, values).items() if name in SIZES}
-    sizes |= {name: Declared(value, f"command.layout.{name}") for name, value in layout.items()}
+    sizes = {name: (parameters[name], f"space.{name}") for name in SIZES if name in parameters}
+    layout = fill_all(settings.layout, values)
+    sizes |= {name: (value, f"command.layout.{name}") for name, value in layout.items() if name in SIZES}
     of_step = {}
     for name in ("global_batch", "sequence_length"):
         text = fill(getattr(settings, name), values)
@@ -167,18 +152,13 @@ def read_declared_work(
             raise Infeasible(f"command.{name}={text}: it has to be a whole number")
         of_step[name] = int(text or 0)
         if text:
-            sizes[name] = Declared(int(text), f"command.{name}")
-    sizes["gpus"] = Declared(placeholders["world_size"], "gpus")
+            sizes[name] = (int(text), f"command.{name}")
+    sizes["gpus"] = (placeholders["world_size"], "gpus")
     model = fill(settings.model, values)
     if model and model not in TRAINED_MODELS:
         raise Infeasible(f"command.model={model}: it has to be one of {', '.join(TRAINED_MODELS)}")
-    comparable = {name: entry for name, entry in sizes.items() if _positive_int(entry.value)}  # -1: the program chooses
+    comparable = {name: entry for name, entry in sizes.items() if _positive_int(entry[0])}  # -1: the program chooses
     return DeclaredWork(**of_step, model=model, dtype=fill(settings.dtype, values), sizes=comparable)
-
-
-def _is_same_format(declared: str, printed: str) -> bool:
-    """Return whether one names the other's format, with or without its scales: fp8 and fp8_rowwise."""
-    return declared.startswith(printed) or printed.startswith(declared) or (printed == "fp8" and declared != "none")
 
 
 def _plain(name: Printed) -> str:
@@ -197,17 +177,12 @@ def _positive_int(value: Scalar) -> int:
 def find_contradictions(
     steps: Sequence[Step], work: DeclaredWork, tokens: int, length: int, gpus: int, program: str
 ) -> list[str]:
-    """Return a phrase for each claim that the steps contradict.
+    """Return a phrase for each claim that the measured steps contradict.
 
     The median of a claim is compared with the median of the rates of the steps that print it. It is contradicted where
     it is off by more than `CLAIM_TOLERANCE` and lies outside of the 10th to 90th percentile of these rates. TFLOP/s are
-    compared by each convention that the program may follow, and need a model.
-
-    Args:
-        steps: the measured steps.
-        tokens: of a step.
-        length: tokens of a sequence.
-        program: as in `LogReader.kind`.
+    compared by each convention that the program may follow (`program` is a `LogReader.kind`), and need a model. The
+    phrase names the convention that the claim is nearest to.
     """
     per_step = {"tokens": {"": float(tokens)} if tokens else {}, "flops": {}}
     if tokens and work.model:
@@ -222,9 +197,21 @@ def find_contradictions(
             if name in step.metrics and step.metrics.get("step_time_s", 0.0) > 0
         ]
         shares = {convention: amount / (gpus if is_per_gpu else 1) for convention, amount in per_step[kind].items()}
+        if not pairs or not shares:
+            continue
+        claimed = statistics.median(claim for claim, _ in pairs)
+        rates = {convention: [share / time_s for _, time_s in pairs] for convention, share in shares.items()}
+        derived = {convention: statistics.median(values) for convention, values in rates.items()}
+        convention = min(derived, key=lambda name: abs(claimed / derived[name] - 1))
+        values, error = rates[convention], claimed / derived[convention] - 1
+        low, *_, high = statistics.quantiles(values, n=10, method="inclusive") if len(values) > 1 else values * 2
+        if abs(error) <= CLAIM_TOLERANCE or low - ROUNDING[kind] <= claimed <= high + ROUNDING[kind]:
+            continue
         unit = UNITS[kind] + (" a GPU" if is_per_gpu and gpus > 1 else "")
-        if pairs and shares and (phrase := _describe_contradiction(pairs, shares, unit, ROUNDING[kind])):
-            phrases.append(phrase)
+        counted = f", counting {convention}" if convention else ""
+        give = f"{len(pairs)} measured steps give" if len(pairs) > 1 else "1 measured step gives"
+        rate = _format_rate(derived[convention])
+        phrases.append(f"the program claims {_format_rate(claimed)} {unit}, its {give} {rate}{counted} ({error:+.0%})")
     return phrases
 
 
@@ -238,26 +225,6 @@ def flops_per_token(model: str, length: int) -> Mapping[str, float]:
         "full attention": causal + skipped_half,
         "6 per parameter": 6.0 * shape.parameters,
     }
-
-
-def _describe_contradiction(
-    pairs: Sequence[tuple[float, float]], shares: Mapping[str, float], unit: str, rounding: float
-) -> str:
-    """Return how a claim differs from the steps by the convention that it is nearest to; empty if it does not."""
-    claimed = statistics.median(claim for claim, _ in pairs)
-    derived = {
-        convention: statistics.median(share / time_s for _, time_s in pairs) for convention, share in shares.items()
-    }
-    convention = min(derived, key=lambda name: abs(claimed / derived[name] - 1))
-    rates = [shares[convention] / time_s for _, time_s in pairs]
-    low, *_, high = statistics.quantiles(rates, n=10, method="inclusive") if len(rates) > 1 else rates * 2
-    error = claimed / derived[convention] - 1
-    if abs(error) <= CLAIM_TOLERANCE or low - rounding <= claimed <= high + rounding:
-        return ""
-    counted = f", counting {convention}" if convention else ""
-    steps = f"{len(pairs)} measured steps give" if len(pairs) > 1 else "1 measured step gives"
-    rate = _format_rate(derived[convention])
-    return f"the program claims {_format_rate(claimed)} {unit}, its {steps} {rate}{counted} ({error:+.0%})"
 
 
 def _format_rate(value: float) -> str:

@@ -193,9 +193,7 @@ class Parallel(Workload):
     def scale(self, parameters: ParallelParameters, factor: int) -> ParallelParameters:
         """Return the layout on `factor` times the devices, with as many more copies and as much larger a batch."""
         return replace(
-            parameters,
-            dp_replicate=parameters.dp_replicate * factor,
-            global_batch=parameters.global_batch * factor,
+            parameters, dp_replicate=parameters.dp_replicate * factor, global_batch=parameters.global_batch * factor
         )
 
     def run(self, parameters: ParallelParameters, rank: Rank) -> Measurement:

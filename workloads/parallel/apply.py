@@ -324,10 +324,7 @@ def _block_plan(recipe: str) -> dict[str, ParallelStyle]:
 def fp8_gathers(stage: Stage) -> dict[str, bool]:
     """Return whether a block's weights are cast to fp8 before FSDP gathers them, and inputs before tensor parallel."""
     layer = stage.first_block.qkv
-    return {
-        "fp8_all_gather": gathers_fp8(layer),
-        "fp8_tp_all_gather": input_style(layer) == "Float8ColwiseParallel",
-    }
+    return {"fp8_all_gather": gathers_fp8(layer), "fp8_tp_all_gather": input_style(layer) == "Float8ColwiseParallel"}
 
 
 def _apply_context_parallel(

@@ -259,9 +259,7 @@ class Trainer:
         lengths = [None] * count if document_lengths is None else document_lengths.chunk(count)
         for n, (x, t, d) in enumerate(zip(inputs.chunk(count), targets.chunk(count), lengths, strict=True)):
             set_gradient_sync(
-                self.stages,
-                is_last_microbatch=n == count - 1,
-                reshard_after_forward=self.layout.reshard_after_forward,
+                self.stages, is_last_microbatch=n == count - 1, reshard_after_forward=self.layout.reshard_after_forward
             )
             microbatch_loss = loss_function(self.stages[0](x, d), t) / count
             microbatch_loss.backward()
