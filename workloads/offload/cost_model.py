@@ -112,10 +112,7 @@ class ActivationMemory(NamedTuple):
 def compute_activation_memory(
     placement: Placement, model: ModelSizes, budget: MemoryBudget, rates: DeviceRates
 ) -> ActivationMemory:
-    """Return the memory that is left for saved activations.
-
-    A placement exceeds the budget if even layers that save their input alone do not fit.
-    """
+    """Return what is left; a placement exceeds the budget if even layers that save their input alone do not fit."""
     device = budget.device_gib * GIB / ALLOCATOR_SLACK - count_fixed_device_bytes(placement, model, rates)
     host = budget.host_gib * GIB - count_fixed_host_bytes(placement, model)
     fewest = count_fewest_activation_bytes(placement, model)
@@ -213,20 +210,9 @@ class _Pass:
 
     count: int  # passes of this kind in a step
     h2d_vectors: int  # weights or gradients of a streamed layer that are copied
-    d2h_vectors: int = 0
-    backward: bool = False
-    updates: bool = False  # the optimizer updates each layer, and streamed states are copied in both directions
-
-
-def _list_passes(rounds: int) -> list[_Pass]:
-    """Return the passes of a step. After the first round the accumulated gradients are copied to the device too."""
-    forward = _Pass(rounds, h2d_vectors=1)
-    last_backward = _Pass(1, h2d_vectors=2 if rounds > 1 else 1, d2h_vectors=1, backward=True, updates=True)
-    if rounds == 1:
-        return [forward, last_backward]
-    first_backward = _Pass(1, h2d_vectors=1, d2h_vectors=1, backward=True)
-    middle_backward = _Pass(rounds - 2, h2d_vectors=2, d2h_vectors=1, backward=True)
-    return [forward, last_backward, first_backward, middle_backward]
+    d2h_vectors: int
+    backward: bool
+    updates: bool  # the optimizer updates each layer, and streamed states are copied in both directions
 
 
 def predict_block_times(
@@ -236,14 +222,17 @@ def predict_block_times(
 
     Copies and computation overlap. Each pass over a layer takes as long as the longest of them, since weights are
     copied no further ahead than one layer. Chunks that are saved alike are spread evenly over all layers, so that
-    every layer copies as many activations.
-
-    Args:
-        recompute_s_per_token: mean over layers and chunks.
-        host_bytes: the activations of a round, of all layers, that are saved on the host; its last dimension is that of
-            `recompute_s_per_token`.
+    every layer copies as many activations. `recompute_s_per_token` is the mean over layers and chunks, and `host_bytes`
+    are the activations of a round, of all layers, that are saved on the host; its last dimension is that of the former.
     """
-    layers, weight_bytes = model.shape.layers, model.layer_weight_bytes
+    layers, weight_bytes, rounds = model.shape.layers, model.layer_weight_bytes, placement.accumulation_rounds
+    # After the first round the accumulated gradients are copied to the device too.
+    passes = (
+        _Pass(rounds, 1, 0, backward=False, updates=False),
+        _Pass(1, 2 if rounds > 1 else 1, 1, backward=True, updates=True),  # the last round
+        _Pass(min(1, rounds - 1), 1, 1, backward=True, updates=False),  # the first of several
+        _Pass(max(0, rounds - 2), 2, 1, backward=True, updates=False),
+    )
     # Bytes that are copied of a layer, and the share of the layers that it holds for: streamed, then resident.
     resident, resident_states = placement.resident_layers / layers, placement.resident_state_layers / layers
     vectors = ((weight_bytes, 1 - resident), (0, resident))
@@ -256,9 +245,7 @@ def predict_block_times(
     backward_s = placement.round_tokens * (backward_s_per_token + recompute_s_per_token)
     backward_s = backward_s + placement.chunks_per_round * rates.gradient_sum_s
     times = StepTimes(*(np.zeros_like(activations) for _ in range(3)))
-    for layer_pass, (vector_bytes, share), (state_bytes, state_share) in product(
-        _list_passes(placement.accumulation_rounds), vectors, optimizer_states
-    ):
+    for layer_pass, (vector_bytes, share), (state_bytes, state_share) in product(passes, vectors, optimizer_states):
         count = layers * layer_pass.count * share * state_share
         if count == 0:
             continue

@@ -108,7 +108,13 @@ def _update(
     w, g, m, v, *others = vectors
     scales, masters = (others[:2], others[2:]) if int8_maps else ([], others)
     g32 = g.float()
-    m32, v32 = _read_states([m, v], scales, int8_maps)
+    if int8_maps:
+        from torchao.optim.quant_utils import dequant_with_qmap, quantize_8bit_with_qmap, scale_tensor
+
+        states = zip((m, v), int8_maps, scales, strict=True)
+        m32, v32 = [dequant_with_qmap(state, table, scale) for state, table, scale in states]
+    else:
+        m32, v32 = m.float(), v.float()
     m32 = torch.lerp(g32, m32, beta1)
     v32 = torch.lerp(g32 * g32, v32, beta2)
     w32 = (masters[0] if masters else w).float() * decay - rate * m32 / (torch.sqrt(v32 * correction) + epsilon)
@@ -118,23 +124,10 @@ def _update(
         m.copy_(m32)
         v.copy_(v32)
         return
-    from torchao.optim.quant_utils import quantize_8bit_with_qmap, scale_tensor
-
     for state, scale, table, value in zip((m, v), scales, int8_maps, (m32, v32), strict=True):
         scaled, largest = scale_tensor(value, value.numel() // scale.numel())  # by the largest of each block
         state.copy_(quantize_8bit_with_qmap(scaled, table))
         scale.copy_(largest)
-
-
-def _read_states(states: list[Tensor], scales: list[Tensor], int8_maps: tuple[Tensor, ...]) -> list[Tensor]:
-    """Return momentum and variance in fp32."""
-    if not int8_maps:
-        return [state.float() for state in states]
-    from torchao.optim.quant_utils import dequant_with_qmap
-
-    return [
-        dequant_with_qmap(state, table, scale) for state, table, scale in zip(states, int8_maps, scales, strict=True)
-    ]
 
 
 @cache
@@ -142,10 +135,8 @@ def _load_int8_maps(device: torch.device) -> tuple[Tensor, Tensor]:
     """Return the numbers that the codes of momentum (signed) and variance (not negative) stand for."""
     from torchao.optim.quant_utils import create_dynamic_map
 
-    signed, unsigned = (
-        torch.tensor(create_dynamic_map(signed=is_signed), device=device) for is_signed in (True, False)
-    )
-    return signed, unsigned
+    signed, unsigned = create_dynamic_map(signed=True), create_dynamic_map(signed=False)
+    return torch.tensor(signed, device=device), torch.tensor(unsigned, device=device)
 
 
 @cache

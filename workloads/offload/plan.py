@@ -92,13 +92,11 @@ class Division:
     keys_values_on: Location = "device"
 
     @property
-    def groups_per_round(self) -> int:
-        """Number of groups of `sequences_per_chunk` sequences in a round."""
+    def groups_per_round(self) -> int:  # of `sequences_per_chunk` sequences each
         return self.chunks_per_round // self.segments_per_sequence
 
     @property
-    def chunk_length(self) -> int:
-        """Tokens of one sequence that are in a chunk."""
+    def chunk_length(self) -> int:  # tokens of one sequence
         return self.sequence_length // self.segments_per_sequence
 
     @property
@@ -136,24 +134,19 @@ def list_saved_tensors(saved_activations: SavedActivations, segments_per_sequenc
     The keys and values of a sequence in several segments are not among them: they are saved once for the whole
     sequence under every choice, because its later segments attend to them.
     """
-    names = SAVED_TENSORS[saved_activations]
-    return tuple(name for name in names if segments_per_sequence == 1 or name != "kv")
+    return tuple(name for name in SAVED_TENSORS[saved_activations] if segments_per_sequence == 1 or name != "kv")
 
 
 def count_saved_bytes_per_token(
     shape: Model, saved_activations: SavedActivations, element_bytes: int, segments_per_sequence: int
 ) -> int:
     """Return the bytes that a chunk saves at a layer for each token. The log-sum-exp of attention (lse) is fp32."""
-    attention_size = shape.heads * shape.head_size
     sizes = {
-        "x": shape.hidden_size * element_bytes,
-        "q": attention_size * element_bytes,
+        **dict.fromkeys(("x", "residual"), shape.hidden_size * element_bytes),
+        **dict.fromkeys(("q", "attn_out"), shape.heads * shape.head_size * element_bytes),
+        **dict.fromkeys(("gate", "up"), shape.intermediate_size * element_bytes),
         "kv": count_kv_bytes_per_token(shape, element_bytes),
-        "attn_out": attention_size * element_bytes,
         "lse": shape.heads * 4,
-        "residual": shape.hidden_size * element_bytes,
-        "gate": shape.intermediate_size * element_bytes,
-        "up": shape.intermediate_size * element_bytes,
     }
     return sum(sizes[name] for name in list_saved_tensors(saved_activations, segments_per_sequence))
 

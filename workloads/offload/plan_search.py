@@ -64,14 +64,14 @@ def find_fastest_plan(
     Raises:
         Infeasible: no plan fits; the message has the GiB that are missing.
     """
-    placements = _list_placements(model, sequence_length, sequences_per_step, rates)
-    if prediction := _search(placements, model, [budget], rates)[0]:
+    if prediction := find_fastest_plans(model, sequence_length, sequences_per_step, [budget], rates)[0]:
         return prediction
-    missing_gib = [compute_activation_memory(place, model, budget, rates).missing_gib for _, place in placements]
+    placements = [place for _, place in _list_placements(model, sequence_length, sequences_per_step, rates)]
+    missing_gib = [compute_activation_memory(place, model, budget, rates).missing_gib for place in placements]
     reason = "no plan fits"
     if any(missing_gib):
         gib, n = min((gib, n) for n, gib in enumerate(missing_gib) if gib > 0)
-        placement = placements[n][1]
+        placement = placements[n]
         needed = (
             count_fixed_device_bytes(placement, model, rates),
             count_fixed_host_bytes(placement, model),
@@ -91,15 +91,8 @@ def find_fastest_plans(
     rates: DeviceRates,
 ) -> list[Prediction | None]:
     """Return the same as `find_fastest_plan` for each of many budgets, or None where no plan fits, in less time."""
-    return _search(_list_placements(model, sequence_length, sequences_per_step, rates), model, budgets, rates)
-
-
-def _search(
-    placements: list[tuple[float, Placement]], model: ModelSizes, budgets: Sequence[MemoryBudget], rates: DeviceRates
-) -> list[Prediction | None]:
-    """Return the fastest plan for each budget. `placements` are those of `_list_placements`."""
     best: list[_Candidate | None] = [None] * len(budgets)
-    for bound_s, placement in placements:
+    for bound_s, placement in _list_placements(model, sequence_length, sequences_per_step, rates):
         # The fastest bound comes first: once it is slower than a budget's best plan, so are all that follow.
         open_numbers = [n for n, plan in enumerate(best) if plan is None or bound_s <= plan.times.step_s * (1 + 1e-9)]
         if not open_numbers:
@@ -107,17 +100,13 @@ def _search(
         memories = {n: compute_activation_memory(placement, model, budgets[n], rates) for n in open_numbers}
         enough = {n: memory for n, memory in memories.items() if memory.missing_gib == 0}
         for n, candidate in _choose_saved_activations(placement, enough, model, rates).items():
-            current = best[n]
-            if current is None or _is_better(candidate.times, current.times):
-                best[n] = candidate
+            if current := best[n]:
+                a, b = candidate.times, current.times
+                is_as_fast = abs(a.step_s - b.step_s) <= 1e-9 * b.step_s  # then fewer bytes copied are better
+                if (a.copied_bytes >= b.copied_bytes) if is_as_fast else (a.step_s >= b.step_s):
+                    continue
+            best[n] = candidate
     return [_build_prediction(candidate, model, rates) if candidate else None for candidate in best]
-
-
-def _is_better(a: StepTimes[float], b: StepTimes[float]) -> bool:
-    """Return whether step a is faster, or as fast (within a relative 1e-9) with fewer bytes copied."""
-    if abs(a.step_s - b.step_s) > 1e-9 * b.step_s:
-        return a.step_s < b.step_s
-    return a.copied_bytes < b.copied_bytes
 
 
 def _list_placements(
@@ -126,16 +115,21 @@ def _list_placements(
     """Return all placements with the seconds that a step takes at least, the fastest first.
 
     They are every division of a step into rounds and chunks with every number of resident layers, in steps of a
-    sixteenth of the layers.
+    sixteenth of the layers. A chunk has a multiple of `token_multiple` tokens, at least `min_chunk_tokens` or those of
+    the whole step, and at most MAX_CHUNK_TOKENS. If every shape has more, the smallest ones remain.
     """
+    shapes = [(sequences, 1) for sequences in _list_divisors(sequences_per_step)]
+    shapes += [(1, segments) for segments in _list_divisors(sequence_length)[1:]]
+    tokens = {(sequences, segments): sequences * sequence_length // segments for sequences, segments in shapes}
+    min_tokens = min(rates.min_chunk_tokens, sequence_length * sequences_per_step)
+    shapes = [shape for shape in shapes if tokens[shape] >= min_tokens and tokens[shape] % model.token_multiple == 0]
+    max_tokens = max(MAX_CHUNK_TOKENS, min(tokens[shape] for shape in shapes))
     layers = model.shape.layers
     resident_layers = sorted({*range(0, layers, max(1, layers // 16)), layers})
     resident_states = sorted({0, layers // 2, layers})
     locations: tuple[Location, ...] = ("device", "host")
     bounds = []
-    for sequences, segments in _list_chunk_shapes(
-        sequence_length, sequences_per_step, rates.min_chunk_tokens, model.token_multiple
-    ):
+    for sequences, segments in (shape for shape in shapes if tokens[shape] <= max_tokens):
         groups_per_step = sequences_per_step // sequences
         keys_values_locations = locations if segments > 1 else locations[:1]
         for rounds, *resident, states_on, keys_values_on in product(
@@ -156,23 +150,6 @@ def _list_placements(
             others = predict_embedding_and_head_times(placement, model, rates)
             bounds.append((float(blocks.step_s[0]) + others.step_s, placement))
     return sorted(bounds, key=lambda pair: pair[0])
-
-
-def _list_chunk_shapes(
-    sequence_length: int, sequences_per_step: int, min_chunk_tokens: int, token_multiple: int
-) -> list[tuple[int, int]]:
-    """Return the sequences of a chunk and the segments of a sequence that a plan may have.
-
-    A chunk has a multiple of `token_multiple` tokens, at least `min_chunk_tokens` or those of the whole step, and at
-    most MAX_CHUNK_TOKENS. If every shape has more, the smallest ones remain.
-    """
-    whole = [(sequences, 1) for sequences in _list_divisors(sequences_per_step)]
-    shapes = whole + [(1, segments) for segments in _list_divisors(sequence_length)[1:]]
-    tokens = {(sequences, segments): sequences * sequence_length // segments for sequences, segments in shapes}
-    min_tokens = min(min_chunk_tokens, sequence_length * sequences_per_step)
-    shapes = [shape for shape in shapes if tokens[shape] >= min_tokens and tokens[shape] % token_multiple == 0]
-    max_tokens = max(MAX_CHUNK_TOKENS, min(tokens[shape] for shape in shapes))
-    return [shape for shape in shapes if tokens[shape] <= max_tokens]
 
 
 def _list_divisors(number: int) -> list[int]:
@@ -217,13 +194,12 @@ def _choose_saved_activations(
         ways = np.flatnonzero(step_s[row] <= fastest_s * (1 + 1e-9))
         way = ways[np.argmin(blocks.copied_bytes[row, ways])]
         times = StepTimes(*(float(part[row, way]) + other for part, other in zip(blocks, others, strict=True)))
-        chunks = zip(SAVED_ACTIVATIONS, on_device[row, way].tolist(), counts[way].tolist(), strict=True)
-        by_choice = [
-            choice
-            for saved, kept, count in chunks
-            for choice in ((ActivationPlan(saved, "device"), kept), (ActivationPlan(saved, "host"), count - kept))
-        ]
-        candidates[n] = _Candidate(placement, {choice: count for choice, count in by_choice if count}, times)
+        chunk_counts: ChunkCounts = {}
+        for saved, kept, count in zip(
+            SAVED_ACTIVATIONS, on_device[row, way].tolist(), counts[way].tolist(), strict=True
+        ):
+            chunk_counts |= {ActivationPlan(saved, "device"): kept, ActivationPlan(saved, "host"): count - kept}
+        candidates[n] = _Candidate(placement, {choice: count for choice, count in chunk_counts.items() if count}, times)
     return candidates
 
 
@@ -245,8 +221,19 @@ def _list_divisions(chunks: int) -> NDArray[np.int64]:
 
 def _build_prediction(candidate: _Candidate, model: ModelSizes, rates: DeviceRates) -> Prediction:
     placement, chunk_counts, times = candidate
+    layers, chunks, resident = model.shape.layers, placement.chunks_per_round, placement.resident_layers
+    # What is saved of each chunk of each layer: each choice is spread evenly over all of them.
+    positions = [((n + 0.5) / count, choice) for choice, count in chunk_counts.items() for n in range(count)]
+    choices = [choice for _, choice in sorted(positions)]
+    layer_plans = []
+    for n in range(layers):
+        # Resident layers are spread evenly over all, so that the copies of a streamed layer overlap with the
+        # computation of the resident ones next to it.
+        is_resident = (n + 1) * resident // layers > n * resident // layers
+        weights: Location = "device" if is_resident else "host"
+        states: Location = "device" if n < placement.resident_state_layers else "host"
+        layer_plans.append(LayerPlan(weights, weights, states, tuple(choices[n * chunks : (n + 1) * chunks])))
     division = {item.name: getattr(placement, item.name) for item in fields(Division)}
-    plan = Plan(_build_layer_plans(placement, chunk_counts, model.shape.layers), **division)
     device_bytes = count_fixed_device_bytes(placement, model, rates)
     host_bytes = count_fixed_host_bytes(placement, model)
     for (saved, location), count in chunk_counts.items():
@@ -257,20 +244,4 @@ def _build_prediction(candidate: _Candidate, model: ModelSizes, rates: DeviceRat
             device_bytes += saved_bytes
     on_host = [saved for saved, location in chunk_counts if location == "host"]
     device_bytes += max((count_transfer_bytes(placement, model, saved) for saved in on_host), default=0)
-    return Prediction(plan, times, device_bytes * ALLOCATOR_SLACK, host_bytes)
-
-
-def _build_layer_plans(placement: Placement, chunk_counts: ChunkCounts, layers: int) -> tuple[LayerPlan, ...]:
-    # What is saved of each chunk of each layer: each choice is spread evenly over all of them.
-    positions = [((n + 0.5) / count, choice) for choice, count in chunk_counts.items() for n in range(count)]
-    choices = [choice for _, choice in sorted(positions)]
-    chunks, resident = placement.chunks_per_round, placement.resident_layers
-    plans = []
-    for n in range(layers):
-        # Resident layers are spread evenly over all, so that the copies of a streamed layer overlap with the
-        # computation of the resident ones next to it.
-        is_resident = (n + 1) * resident // layers > n * resident // layers
-        weights: Location = "device" if is_resident else "host"
-        states: Location = "device" if n < placement.resident_state_layers else "host"
-        plans.append(LayerPlan(weights, weights, states, tuple(choices[n * chunks : (n + 1) * chunks])))
-    return tuple(plans)
+    return Prediction(Plan(tuple(layer_plans), **division), times, device_bytes * ALLOCATOR_SLACK, host_bytes)

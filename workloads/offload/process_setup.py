@@ -1,13 +1,10 @@
-"""What a process sets before it uses its GPU: where compiled kernels are kept, and PyTorch's allocator.
-
-The allocator of device memory has a limit, and segments that grow.
-"""
+"""What a process sets before it uses its GPU: where compiled kernels are kept, and PyTorch's allocator."""
 
 from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -18,9 +15,6 @@ from workloads.offload.plan import GIB
 
 # The variables that PyTorch reads its settings from, the first one that is set.
 VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
-
-
-# ── kernels ──
 
 
 def cache_folder(name: str) -> Path | None:
@@ -54,9 +48,6 @@ def keep_compiled_kernels() -> None:
     os.environ.setdefault("FLASH_ATTENTION_CUTE_DSL_CACHE_DIR", str(folder / "flash_attention"))
 
 
-# ── device memory ──
-
-
 def supports_expandable_segments(device: torch.device) -> bool:
     """Return whether segments can grow: on CUDA, and on ROCm from 7.0.
 
@@ -75,11 +66,12 @@ def enable_expandable_segments(device: torch.device) -> None:
     anything else that a process does with its GPU. Later it has no effect, which `describe_segments` shows. The
     environment is as before afterwards: a trial records what it was started with.
     """
-    settings = merge_settings(os.environ)
-    if settings is None or not supports_expandable_segments(device) or torch.cuda.is_initialized():
+    # All settings are in one variable, of which the first one counts: the others' are repeated in it.
+    settings = next((value for name in VARIABLES if (value := os.environ.get(name))), "")
+    if "expandable_segments" in settings or not supports_expandable_segments(device) or torch.cuda.is_initialized():
         return
     original = os.environ.get(VARIABLES[0])
-    os.environ[VARIABLES[0]] = settings
+    os.environ[VARIABLES[0]] = ",".join(filter(None, (settings, "expandable_segments:True")))
     try:
         torch.empty(1, device=device)
     finally:
@@ -87,15 +79,6 @@ def enable_expandable_segments(device: torch.device) -> None:
             del os.environ[VARIABLES[0]]
         else:
             os.environ[VARIABLES[0]] = original
-
-
-def merge_settings(environment: Mapping[str, str]) -> str | None:
-    """Return the environment's settings with segments that grow; None if it says whether they do.
-
-    All settings are in one variable, of which the first one counts: the others' are repeated in it.
-    """
-    settings = next((value for name in VARIABLES if (value := environment.get(name))), "")
-    return None if "expandable_segments" in settings else ",".join(filter(None, (settings, "expandable_segments:True")))
 
 
 def describe_segments(device: torch.device) -> dict[str, Scalar]:

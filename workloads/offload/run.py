@@ -8,8 +8,8 @@ import time
 from collections import Counter
 from collections.abc import Mapping
 from importlib.util import find_spec
+from itertools import pairwise
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
 
@@ -49,7 +49,7 @@ def measure(parameters: OffloadParameters, rank: Rank) -> Measurement:
         Infeasible: no plan fits, or this device cannot train the model; raised before state is allocated.
         ArithmeticError: the loss is not finite.
     """
-    start = _Start()
+    started_s = {"": time.perf_counter()}  # the ends of the parts of the start
     process_setup.keep_compiled_kernels()
     device = devices.device_of(rank)
     process_setup.enable_expandable_segments(device)  # otherwise a small budget is lost to fragmentation
@@ -76,16 +76,19 @@ def measure(parameters: OffloadParameters, rank: Rank) -> Measurement:
     with process_setup.device_memory_limit(device, parameters.device_gib):
         measured = load_or_measure(parameters.model, parameters.sequence_length, device, precision)
         devices.release_memory(device)
-        start.end_part("rates")
+        started_s["rates"] = time.perf_counter()
         budget = MemoryBudget(parameters.device_gib, parameters.host_gib)
         prediction = find_fastest_plan(
             model, parameters.sequence_length, parameters.sequences_per_step, budget, measured.rates
         )
         print("\n".join(describe_plan(prediction)), flush=True)
-        start.end_part("plan")
-        with Arena(_count_arena_bytes(prediction), device) as arena:
-            start.end_part("host memory")
-            return _train(parameters, prediction, measured, arena, device, precision, start)
+        started_s["plan"] = time.perf_counter()
+        # 512 bytes of alignment for each allocation: a chunk has at most eight tensors, and a layer a dozen vectors.
+        chunks_on_host = sum(location == "host" for _, location in prediction.plan.list_activations())
+        alignment_bytes = (8 * chunks_on_host + 16 * (shape.layers + 1)) * ALIGNMENT_BYTES
+        with Arena(math.ceil(prediction.host_bytes) + alignment_bytes, device) as arena:
+            started_s["host memory"] = time.perf_counter()
+            return _train(parameters, prediction, measured, arena, device, precision, started_s)
 
 
 def select_precision(parameters: OffloadParameters, architecture: str) -> Precision:
@@ -107,28 +110,6 @@ def select_precision(parameters: OffloadParameters, architecture: str) -> Precis
     )
 
 
-def _count_arena_bytes(prediction: Prediction) -> int:
-    """Return the plan's host memory, and 512 bytes of alignment for each allocation.
-
-    A chunk has at most eight tensors, and a layer a dozen vectors.
-    """
-    plan = prediction.plan
-    chunks_on_host = sum(location == "host" for _, location in plan.list_activations())
-    return math.ceil(prediction.host_bytes) + (8 * chunks_on_host + 16 * (len(plan.layers) + 1)) * ALIGNMENT_BYTES
-
-
-class _Start:
-    """The seconds of the parts of a trial's start, in their order."""
-
-    def __init__(self) -> None:
-        self._part_began_s = time.perf_counter()
-        self.parts_s: dict[str, float] = {}
-
-    def end_part(self, name: str) -> None:
-        now_s = time.perf_counter()
-        self.parts_s[name], self._part_began_s = now_s - self._part_began_s, now_s
-
-
 def _train(
     parameters: OffloadParameters,
     prediction: Prediction,
@@ -136,7 +117,7 @@ def _train(
     arena: Arena,
     device: torch.device,
     precision: Precision,
-    start: _Start,
+    started_s: dict[str, float],
 ) -> Measurement:
     plan, shape, warmup = prediction.plan, MODELS[parameters.model], parameters.warmup
     optimizer = AdamW(learning_rate=parameters.learning_rate)
@@ -156,43 +137,44 @@ def _train(
     else:
         engine.initialize(parameters.seed)
     activity = node_activity()
-    start.end_part("weights")
+    started_s["weights"] = time.perf_counter()
     with monitor_gpu(device) as readings:
-        run = _run_steps(engine, batches, warmup, readings)
+        times_s, losses, span_times_s = _run_steps(engine, batches, warmup, readings)
     copied_bytes = engine.copy_streams.copied_bytes
     if parameters.save_to:
         checkpoint.save(Path(parameters.save_to), shape, engine.copy_weights())
     files = {"trace.json.gz": record_trace(lambda: engine.step(batches[-1]))} if parameters.profile else {}
-    start.parts_s["first step"] = run.times_s[0] - statistics.median(run.times_s)
-    times, step_s = prediction.times, run.times_s[-1]
+    parts_s = {name: end_s - begin_s for (_, begin_s), (name, end_s) in pairwise(started_s.items())}
+    parts_s["first step"] = times_s[0] - statistics.median(times_s)
+    predicted, step_s = prediction.times, times_s[-1]
     metrics = readings.metrics() | {
-        "loss": run.losses[-1],
-        "first_loss": run.losses[0],
-        "predicted_tokens_per_s": plan.tokens_per_step / times.step_s,
-        "predicted_copy_wait_share": times.copy_wait_s / times.step_s,
-        "copy_wait_share": run.span_times_s.get("copy_wait", 0.0) / step_s,
-        "optimizer_share": run.span_times_s.get("optimizer", 0.0) / step_s,
+        "loss": losses[-1],
+        "first_loss": losses[0],
+        "predicted_tokens_per_s": plan.tokens_per_step / predicted.step_s,
+        "predicted_copy_wait_share": predicted.copy_wait_s / predicted.step_s,
+        "copy_wait_share": span_times_s.get("copy_wait", 0.0) / step_s,
+        "optimizer_share": span_times_s.get("optimizer", 0.0) / step_s,
         "rounds": float(plan.accumulation_rounds),
         "peak_host_gib": arena.used_bytes / GIB,
-        "startup_s": sum(start.parts_s.values()),
+        "startup_s": sum(parts_s.values()),
         "copied_gib_per_step": copied_bytes / len(batches) / GIB,
     }
     if device.type == "cuda":
         metrics["peak_device_gib"] = torch.cuda.max_memory_reserved(device) / GIB
     return Measurement(
-        executed=_executed_parameters(parameters, engine, batches, len(run.times_s) - warmup),
-        step_times_s=tuple(run.times_s[warmup:]),
+        executed=_executed_parameters(parameters, engine, batches, len(times_s) - warmup),
+        step_times_s=tuple(times_s[warmup:]),
         flops_per_step=model_flops_per_token(shape, plan.sequence_length) * plan.tokens_per_step,
         hardware_flops_per_step=_count_hardware_flops(engine),
         tokens_per_step=plan.tokens_per_step,
         matrix_dtype=parameters.dtype,
-        energy=readings.energy(len(run.times_s) - warmup),
+        energy=readings.energy(len(times_s) - warmup),
         metrics=metrics,
         machine_info=devices.machine_info(device)
         | readings.machine_info()
         | {
             "plan": "; ".join(describe_plan(prediction)),
-            "startup": ", ".join(f"{name} {seconds:.1f} s" for name, seconds in start.parts_s.items()),
+            "startup": ", ".join(f"{name} {seconds:.1f} s" for name, seconds in parts_s.items()),
             "attention": measured.attention,
             "rates_age_s": round(max(0.0, time.time() - measured.measured_at)),
         }
@@ -211,10 +193,10 @@ def _executed_parameters(
 
     Budgets, files and the seed are those of the request.
     """
-    requested: dict[str, Scalar] = {name: getattr(parameters, name) for name in parameters.__dataclass_fields__}
     types = engine.describe_types()
     _, *sequences, length = batches.shape
-    return requested | {
+    return {
+        **vars(parameters),
         "model": find_trained_name(engine.shape),
         "sequence_length": length - 1,
         "sequences_per_step": math.prod(sequences),
@@ -229,28 +211,26 @@ def _executed_parameters(
     }
 
 
-class _TrainingRun(NamedTuple):
-    """The steps of a training run, warm-up included, and the time of each kind of work in the last step."""
+def _run_steps(
+    engine: Engine, batches: torch.Tensor, warmup: int, readings: GpuReadings
+) -> tuple[list[float], list[float], Mapping[str, float]]:
+    """Train one step on each batch. Raises ArithmeticError if a loss is not finite.
 
-    times_s: list[float]
-    losses: list[float]
-    span_times_s: Mapping[str, float]
-
-
-def _run_steps(engine: Engine, batches: torch.Tensor, warmup: int, readings: GpuReadings) -> _TrainingRun:
-    """Train one step on each batch. Raises ArithmeticError if a loss is not finite."""
-    run = _TrainingRun([], [], {})
+    Returns the times and losses of all steps, and the time of each kind of work in the last one.
+    """
+    times_s, losses = [], []
+    span_times_s: Mapping[str, float] = {}
     for number, batch in enumerate(batches):
         if number == warmup:
             readings.begin_steps()
         started = time.perf_counter()
-        run.losses.append(float(engine.step(batch)))
+        losses.append(float(engine.step(batch)))
         engine.synchronize()
-        run.times_s.append(time.perf_counter() - started)
-        run = run._replace(span_times_s=engine.copy_streams.take_span_times_s())
-    if not all(math.isfinite(loss) for loss in run.losses):
-        raise ArithmeticError(f"the loss is {run.losses[-1]} after {len(run.losses)} steps")
-    return run
+        times_s.append(time.perf_counter() - started)
+        span_times_s = engine.copy_streams.take_span_times_s()
+    if not all(math.isfinite(loss) for loss in losses):
+        raise ArithmeticError(f"the loss is {losses[-1]} after {len(losses)} steps")
+    return times_s, losses, span_times_s
 
 
 def _count_hardware_flops(engine: Engine) -> float:
