@@ -12,8 +12,7 @@ from workloads.offload.plan import count_training_state_bytes
 
 
 def _count_min_cpu_gib(model: str) -> float:
-    """Return the GiB of bf16 weights and gradients and int8 optimizer states."""
-    return count_training_state_bytes(MODELS[model], 2, 2) / 2**30
+    return count_training_state_bytes(MODELS[model], 2, 2) / 2**30  # bf16 weights and gradients, int8 optimizer states
 
 
 def unsupported_dtype_reason(dtype: str, architecture: str) -> str:

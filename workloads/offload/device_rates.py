@@ -1,6 +1,6 @@
-"""The rates of this device for a model: measured in a few seconds before a plan is chosen, and kept for a day.
+"""The rates of this device for a model, measured in a few seconds before a plan is chosen.
 
-A GPU's rates and attention kernel are kept between trials, processes and sweeps of one machine.
+A GPU's rates and attention kernel are kept for a day, between trials, processes and sweeps of one machine.
 """
 
 from __future__ import annotations
@@ -80,8 +80,13 @@ def keep(folder: Path, key: Mapping[str, object], measure: Callable[[], Measured
     """Return what the folder keeps for a key, if it is less than a day old, or else measure and keep that."""
     digest = hashlib.sha256(repr(sorted(key.items())).encode()).hexdigest()[:32]
     file = folder / f"{digest}.json"
-    if kept := _read(file):
-        return kept
+    try:
+        kept = json.loads(file.read_text())
+        measured = MeasuredDevice(DeviceRates(**kept["rates"]), kept["attention"], float(kept["measured_at"]))
+        if 0 <= time.time() - measured.measured_at < KEPT_FOR_S and measured.attention in KERNELS:
+            return measured
+    except (OSError, ValueError, KeyError, TypeError):  # absent, or not written by this version
+        pass
     measured = measure()
     temporary = file.with_suffix(f".{os.getpid()}")
     try:
@@ -90,15 +95,6 @@ def keep(folder: Path, key: Mapping[str, object], measure: Callable[[], Measured
     except OSError:  # a full disk, say: the next process measures again
         temporary.unlink(missing_ok=True)
     return measured
-
-
-def _read(file: Path) -> MeasuredDevice | None:
-    try:
-        kept = json.loads(file.read_text())
-        measured = MeasuredDevice(DeviceRates(**kept["rates"]), kept["attention"], float(kept["measured_at"]))
-    except (OSError, ValueError, KeyError, TypeError):  # absent, or not written by this version
-        return None
-    return measured if 0 <= time.time() - measured.measured_at < KEPT_FOR_S and measured.attention in KERNELS else None
 
 
 def _identity(device: torch.device) -> dict[str, object]:
@@ -143,7 +139,7 @@ def measure_device_rates(model: str, sequence_length: int, device: torch.device,
     tokens_before_last = sequence_length - length
     kernel = select_attention_kernel(shape, sequence_length, device, dtype)
     block_math = build_block_math(shape, kernel, precision.recipe, compiled=device.type != "cpu")
-    split_s = (0.0, 0.0)
+    split_forward_s = split_backward_s = 0.0
     with torch.no_grad():
         state = _BlockState.draw(block_math, device, dtype)
         passes, saved_bytes = _build_passes(block_math, state, tokens, length, tokens_before_last or None)
@@ -156,7 +152,7 @@ def measure_device_rates(model: str, sequence_length: int, device: torch.device,
         forward_s, *backward_s = _measure_medians_s(passes, device)
         del passes
         if tokens_before_last:
-            split_s = _measure_split(block_math, state, sequence_length, length)
+            split_forward_s, split_backward_s = _measure_split(block_math, state, sequence_length, length)
         del state
         cast_s, sum_s = _measure_weight_passes(block_math, device, precision)
     by_choice = {saved: (s - sum_s) / tokens for saved, s in zip(SAVED_ACTIVATIONS, backward_s, strict=True)}
@@ -173,8 +169,8 @@ def measure_device_rates(model: str, sequence_length: int, device: torch.device,
         min_chunk_tokens=TIMED_CHUNK_TOKENS[device.type],
         weight_cast_s=cast_s,
         gradient_sum_s=sum_s,
-        split_forward_s_per_token=split_s[0],
-        split_backward_s_per_token=split_s[1],
+        split_forward_s_per_token=split_forward_s,
+        split_backward_s_per_token=split_backward_s,
     )
 
 
@@ -226,11 +222,8 @@ def _compare_segments(
 
 
 def _measure_weight_passes(block_math: BlockMath, device: torch.device, precision: Precision) -> tuple[float, float]:
-    """Return the seconds of casting a block's weights for one of its passes, and of adding their gradients.
-
-    Both are 0 without a recipe: products take the weights as they are and add to the gradients themselves.
-    """
-    if not precision.recipe:
+    """Return the seconds of casting a block's weights for one of its passes, and of adding their gradients."""
+    if not precision.recipe:  # products take the weights as they are and add to the gradients themselves
         return 0.0, 0.0
     weights, gradients = (_draw_weights(block_math.shape, device, precision.dtype) for _ in range(2))
 
@@ -238,8 +231,9 @@ def _measure_weight_passes(block_math: BlockMath, device: torch.device, precisio
         for name, gradient in gradients.items():
             gradient += weights[name]
 
-    steps: list[Callable[[], object]] = [lambda: block_math.cast_weights(weights, backward=False), add_gradients]
-    cast_s, sum_s = _measure_medians_s(steps, device)
+    cast_s, sum_s = _measure_medians_s(
+        [lambda: block_math.cast_weights(weights, backward=False), add_gradients], device
+    )
     return cast_s, sum_s
 
 
@@ -283,9 +277,11 @@ def _build_passes(
     earlier = draw(sequences, tokens_before, 2 * shape.kv_heads, shape.head_size) if tokens_before else None
     d_keys_values = None
     if tokens_before is not None:
-        sizes = ((sequences, count, 2 * shape.kv_heads, shape.head_size) for count in (length, tokens_before))
-        d_kv, d_earlier = (torch.zeros(size, device=device) for size in sizes)
-        d_keys_values = d_kv, d_earlier
+        of_each = (2 * shape.kv_heads, shape.head_size)
+        d_keys_values = (
+            torch.zeros(sequences, length, *of_each, device=device),
+            torch.zeros(sequences, tokens_before, *of_each, device=device),
+        )
 
     def forward() -> Activations:
         return block_math.forward(operands, x, rope, earlier)[1]
@@ -332,8 +328,7 @@ def _measure_lm_head(shape: Model, device: torch.device, dtype: torch.dtype) -> 
 
 def _measure_optimizer(device: torch.device, precision: Precision) -> float:
     """Return seconds of AdamW per byte of weights."""
-    # More than any cache holds, and still within a budget of one GiB.
-    numel = 1 << 25 if device.type == "cuda" else 1 << 16
+    numel = 1 << 25 if device.type == "cuda" else 1 << 16  # more than any cache holds, and within a budget of one GiB
     weights, gradients = (torch.zeros(numel, device=device, dtype=precision.dtype) for _ in range(2))
     states = [torch.zeros(size, device=device, dtype=dtype) for size, dtype in precision.list_state_vectors(numel)]
     times_s = _measure_medians_s([lambda: AdamW().apply(1, weights, gradients, *states)], device)
@@ -344,7 +339,7 @@ def _measure_copies(device: torch.device) -> tuple[float, float]:
     """Return seconds per byte of pinned copies to the device and to the host, while both run."""
     if device.type == "cpu":
         size = 1 << 22
-        source, target = torch.zeros(size, dtype=torch.uint8), torch.zeros(size, dtype=torch.uint8)
+        source, target = torch.zeros(2, size, dtype=torch.uint8)
         s_per_byte = _measure_medians_s([lambda: target.copy_(source)], device)[0] / size
         return s_per_byte, s_per_byte
     size = 1 << 27

@@ -19,8 +19,7 @@ from workloads.offload.transfers import Buffer, CopyStreams
 class EmbeddingAndHead:
     """Embedding, last norm and LM head. Weights and gradients stay on the device, optimizer states where the plan says.
 
-    Attributes:
-        sizes: the size of each weight by its name in `workloads.llama.model.Llama`.
+    `sizes` has the size of each weight by its name in `workloads.llama.model.Llama`.
     """
 
     def __init__(
@@ -51,7 +50,6 @@ class EmbeddingAndHead:
         return nn.functional.embedding(tokens.flatten(), self._weights["embedding.weight"])
 
     def embed_backward(self, tokens: Tensor, d_x: Tensor) -> None:
-        """Add the gradient of the embedding."""
         self._gradients["embedding.weight"].index_add_(0, tokens.flatten(), d_x)
 
     def loss(self, x: Tensor, targets: Tensor, share: float) -> tuple[Tensor, Tensor]:
@@ -98,10 +96,8 @@ class EmbeddingAndHead:
                 master.tensor.copy_(value.flatten())
 
     @property
-    def dtype(self) -> torch.dtype:
-        """The data type of its weights and products."""
+    def dtype(self) -> torch.dtype:  # of weights and products
         return self._weights[self._lm_head].dtype
 
-    def copy_weights(self) -> dict[str, Tensor]:
-        """Return copies of all weights on the host."""
+    def copy_weights(self) -> dict[str, Tensor]:  # to the host
         return {name: weight.cpu().clone() for name, weight in self._weights.items()}

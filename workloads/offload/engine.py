@@ -236,7 +236,7 @@ class Engine:
     # ── the optimizer ──
 
     def _fetch_states(self, n: int) -> tuple[Buffer, ...]:
-        """Return the optimizer states of layer n on the device. Queues their copies if they are on the host."""
+        """Return the optimizer states of layer n on the device, to which they are copied from the host."""
         layer = self._layers[n]
         if self.plan.layers[n].optimizer_states == "device":
             return layer.optimizer_states
@@ -303,8 +303,7 @@ class Engine:
         return self._math.recipe or DTYPE_NAMES[self._layers[0].weights.tensor.dtype]
 
     @property
-    def state_format(self) -> str:
-        """The data type of momentum and variance."""
+    def state_format(self) -> str:  # of momentum and variance
         return DTYPE_NAMES[self._layers[0].optimizer_states[0].tensor.dtype]
 
     def describe_types(self) -> dict[str, str]:

@@ -45,8 +45,7 @@ class Arena:
         Raises:
             OutOfMemory: the host has less memory available, or does not pin as much.
         """
-        self.size_bytes = size_bytes
-        self.used_bytes = 0
+        self.size_bytes, self.used_bytes = size_bytes, 0
         if size_bytes > (available := available_memory_bytes()):
             raise OutOfMemory(
                 f"the arena for host_gib needs {size_bytes / 2**30:.1f} GiB of host memory, "
@@ -98,14 +97,10 @@ class Arena:
             self._pinned = False
 
 
-# ── NUMA nodes ──
-
-
 def node_of(device: torch.device) -> int | None:
     """Return the NUMA node of a GPU among the nodes that this process may use; None if unknown, or if there is one."""
-    gpu = find_gpu(device)
+    gpu, nodes = find_gpu(device), _usable_nodes()
     node = gpu.identity.numa_node if gpu else None
-    nodes = _usable_nodes()
     return node if len(nodes) > 1 and node in nodes else None
 
 
@@ -131,15 +126,9 @@ def bind_pages(block: torch.Tensor, node: int) -> str:
     mask = (ctypes.c_ulong * (MAX_NODES // 64))()
     mask[node // 64] = 1 << (node % 64)
     start, size = _whole_pages(block)
-    return _call(
-        MBIND,
-        ctypes.c_void_p(start),
-        ctypes.c_ulong(size),
-        ctypes.c_int(MPOL_PREFERRED),
-        mask,
-        ctypes.c_ulong(MAX_NODES),
-        ctypes.c_uint(MPOL_MF_MOVE),
-    )
+    pages = ctypes.c_void_p(start), ctypes.c_ulong(size)
+    policy = ctypes.c_int(MPOL_PREFERRED), mask, ctypes.c_ulong(MAX_NODES)
+    return _call(MBIND, *pages, *policy, ctypes.c_uint(MPOL_MF_MOVE))
 
 
 def read_nodes(block: torch.Tensor) -> set[int]:

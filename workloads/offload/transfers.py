@@ -103,9 +103,6 @@ class CopyStreams:
         return times_s
 
 
-# ── layers ──
-
-
 @dataclass
 class Slot:
     """One layer's vector on the device."""
@@ -123,19 +120,12 @@ class LayerSlots:
 
     def __init__(
         self,
-        stored: Sequence[Buffer | None],
-        resident: Sequence[bool],
-        shared: Sequence[Buffer],
-        split: Callable[[Tensor], NamedTensors],
+        stored: Sequence[Buffer | None],  # of each layer's vector; None if nothing is stored between two uses
+        resident: Sequence[bool],  # whether that buffer stays on the device and is the layer's slot
+        shared: Sequence[Buffer],  # on the device, for streamed layers
+        split: Callable[[Tensor], NamedTensors],  # returns the parts of a layer's vector by name
         copy_streams: CopyStreams,
     ) -> None:
-        """Build the slots. `split` returns the parts of a layer's vector by name.
-
-        Args:
-            stored: the buffer that stores each layer's vector; None if nothing is stored between two uses.
-            resident: whether that buffer stays on the device and is the layer's slot.
-            shared: the device buffers that streamed layers share.
-        """
         self._stored, self._copy_streams = stored, copy_streams
         self.streamed_layers = [n for n, is_resident in enumerate(resident) if not is_resident]
         self._resident = {
@@ -172,9 +162,6 @@ class LayerSlots:
             slot.layer = -1
 
 
-# ── activations ──
-
-
 @dataclass
 class SavedChunk:
     """The saved activations of one chunk at one layer by name: on the device, or on the host and being copied."""
@@ -205,8 +192,12 @@ class ActivationStack:
             return
         sources = {name: Buffer(tensor.contiguous()) for name, tensor in saved.items()}
         self._copy_streams.release(*sources.values())
-        targets = {name: Buffer(self._allocate_on_host(source.tensor)) for name, source in sources.items()}
+        targets = {}
         for name, source in sources.items():
+            numel, dtype = source.tensor.numel(), source.tensor.dtype
+            free = self._free_host_tensors[numel, dtype]
+            flat = free.pop() if free else self._arena.allocate(numel, dtype)
+            targets[name] = Buffer(flat.view(source.tensor.shape))
             self._copy_streams.copy(targets[name], source, "activations")
         chunk = SavedChunk(on_host=targets, in_flight=sources)
         self._chunks.append(chunk)
@@ -247,8 +238,3 @@ class ActivationStack:
             chunk.in_flight[name] = Buffer(torch.empty_like(stored.tensor, device=self._device))
             self._copy_streams.release(chunk.in_flight[name])
             self._copy_streams.copy(chunk.in_flight[name], stored, "activations")
-
-    def _allocate_on_host(self, template: Tensor) -> Tensor:
-        free = self._free_host_tensors[template.numel(), template.dtype]
-        flat = free.pop() if free else self._arena.allocate(template.numel(), template.dtype)
-        return flat.view(template.shape)
