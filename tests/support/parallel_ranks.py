@@ -90,6 +90,8 @@ def train(call: Call, rank: Rank) -> Trained:
     is_emulated = call.spec.recipe.startswith("fp8") and device.type == "cpu"
     emulation = fp8_over_gloo(exact_sums=call.exact_fp8_sums) if is_emulated else nullcontext()
     with process_group(rank, device), emulation:
+        if call.spec.compiled:
+            torch.compiler.reset()  # what earlier calls compiled counts against the limit of recompilations
         if layout.tp_overlap == "async":
             separate_group_names(call.sequence_number)
         groups = build_groups(layout, device.type)

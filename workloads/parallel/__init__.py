@@ -25,8 +25,6 @@ LAYOUT_PARAMETERS = (
     *("reshard_after_forward", "cp_method", "cuda_graph"),
 )
 TORCH_VERSION = tuple(int(part) for part in version("torch").split(".")[:2])
-
-
 BlockKind = Literal["pytorch", "manual"]
 
 

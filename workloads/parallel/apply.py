@@ -7,8 +7,7 @@
    their own checkpointing.
 5. Compilation: compile whole blocks, with selective checkpointing inside; full checkpointing stays outside of what is
    compiled. In blocks with a manual backward pass only what is between the matrix products is compiled.
-6. FSDP: wrap last, since it takes parameters as they are, sharded or not, and gathers them just before a block runs
-   (`workloads.parallel.apply`).
+6. FSDP: wrap last, since it takes parameters as they are, sharded or not, and gathers them just before a block runs.
 7. Allocate each rank's memory and fill it with weights that do not depend on the layout.
 """
 
@@ -17,7 +16,6 @@ from __future__ import annotations
 import math
 import os
 import warnings
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -78,11 +76,6 @@ def enable_async_tp(group: dist.ProcessGroup) -> dict[str, Any]:
     return {"_micro_pipeline_tp": True}
 
 
-def count_fused_calls(communication: dict[str, float]) -> float:
-    """Return how many fused products and collectives a profiled step has had, of its communication metrics."""
-    return sum(count for name, count in communication.items() if name.startswith("calls_fused_"))
-
-
 def shard_stage(stage: Stage, mesh: DeviceMesh, dtype: torch.dtype, *, reshard_after_forward: bool) -> None:
     """Wrap the units of a stage in FSDP: the embedding, every block, and the last norm with the head.
 
@@ -128,21 +121,10 @@ def precompute_fp8_scales(stage: Stage) -> None:
         precompute_float8_dynamic_scale_for_fsdp(stage)
 
 
-def gathered_dtype(module: nn.Module) -> torch.dtype | None:
-    """Return the data type in which FSDP gathers the module's weights; None without FSDP."""
-    policy = _policy(module)
-    return policy.param_dtype if policy else None
-
-
-def reduction_dtype(module: nn.Module) -> torch.dtype | None:
-    """Return the data type in which FSDP reduces and accumulates the module's gradients; None without FSDP."""
-    policy = _policy(module)
-    return policy.reduce_dtype if policy else None
-
-
-def _policy(module: nn.Module) -> MixedPrecisionPolicy | None:
+def fsdp_dtypes(module: nn.Module) -> MixedPrecisionPolicy:
+    """Return the data types in which FSDP gathers the module's weights and reduces its gradients, None without it."""
     # PyTorch has no public way to read it back (torch 2.11 to 2.13).
-    return fully_shard.state(module)._mp_policy if isinstance(module, FSDPModule) else None  # type: ignore[attr-defined]
+    return fully_shard.state(module)._mp_policy if isinstance(module, FSDPModule) else MixedPrecisionPolicy()  # type: ignore[attr-defined]
 
 
 # A block's inputs and outputs are sharded along the sequence, its inside along heads and intermediate size.
@@ -163,25 +145,16 @@ ENDS_PLAN = {
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """The model to train, apart from its layout.
-
-    Attributes:
-        dtype: of activations, of gathered weights, and of the matrix products of blocks without a recipe.
-        state: of weights, gradients and optimizer states between steps; bf16 stands for `dtype`.
-        block: the backward pass of blocks.
-        recipe: a training recipe of `workloads.precision.layers` for the matrix products of blocks; empty for none.
-        compiled: blocks are compiled.
-        document_tokens: mean length of the documents in a sequence; 0 for one document.
-    """
+    """The model to train, apart from its layout."""
 
     shape: Model
     sequence_length: int
-    dtype: torch.dtype
-    recipe: str = ""
-    compiled: bool = False
-    state: State = "fp32"
-    block: BlockKind = "pytorch"
-    document_tokens: int = 0
+    dtype: torch.dtype  # of activations, of gathered weights, and of the matrix products of blocks without a recipe
+    recipe: str = ""  # of `workloads.precision.layers`, for the matrix products of blocks; empty for none
+    compiled: bool = False  # block by block
+    state: State = "fp32"  # of weights, gradients and optimizer states between steps; bf16 stands for `dtype`
+    block: BlockKind = "pytorch"  # the backward pass of blocks
+    document_tokens: int = 0  # mean length of the documents in a sequence; 0 for one document
 
     @property
     def state_dtype(self) -> torch.dtype:
@@ -190,19 +163,13 @@ class ModelSpec:
 
 @dataclass(frozen=True)
 class Groups:
-    """The process groups of a layout.
+    """The process groups of a layout."""
 
-    Attributes:
-        mesh: has the dimensions pp, dp_replicate, dp_shard_cp (context parallel within each shard group) and tp.
-        cp_group: this rank's context parallel group; None without context parallel.
-    """
-
-    mesh: DeviceMesh
-    cp_group: dist.ProcessGroup | None
+    mesh: DeviceMesh  # pp, dp_replicate, dp_shard_cp (context parallel within each shard group) and tp
+    cp_group: dist.ProcessGroup | None  # this rank's; None without context parallel
 
     @property
-    def tp_mesh(self) -> DeviceMesh | None:
-        """The tensor parallel mesh; None without tensor parallel."""
+    def tp_mesh(self) -> DeviceMesh | None:  # None without tensor parallel
         return self.mesh["tp"] if self.mesh["tp"].size() > 1 else None
 
     @property
@@ -237,7 +204,14 @@ def build_stages(
     if groups.cp_group is not None:
         positions = local_positions(spec.sequence_length, layout.cp, dist.get_rank(groups.cp_group))
         rope = rope[:, positions.to(device)]
-    build_block = _choose_block(spec, layout, device)
+    block_math = None
+    if spec.block == "manual":
+        kernel = fastest_kernel(AttentionShape.of_model(shape, spec.sequence_length, spec.dtype), device)
+        block_math = BlockMath(shape, kernel, compiled=spec.compiled)
+
+    def build_block(layer: int) -> Block:
+        return ManualBackwardBlock(block_math, layout.checkpointing_of(layer)) if block_math else Block(shape)
+
     stages = []
     layers_of_stages = stage_layers(shape.layers, layout.stages)
     for layers in (layers_of_stages[index] for index in layout.list_stages(pp_rank)):
@@ -255,21 +229,14 @@ def build_stages(
     return stages
 
 
-def _choose_block(spec: ModelSpec, layout: Layout, device: torch.device) -> Callable[[int], Block]:
-    """Return a function that builds a block of the model by its number."""
-    shape = spec.shape
-    if spec.block == "pytorch":
-        return lambda _: Block(shape)
-    kernel = fastest_kernel(AttentionShape.of_model(shape, spec.sequence_length, spec.dtype), device)
-    block_math = BlockMath(shape, kernel, compiled=spec.compiled)
-    return lambda block: ManualBackwardBlock(block_math, layout.checkpointing_of(block))
-
-
 def _apply_layout(stage: Stage, spec: ModelSpec, layout: Layout, groups: Groups, device: torch.device) -> Stage:
     """Apply steps 2 to 6 of this module's order to a stage on the meta device."""
     rope, stage.rope = stage.rope, torch.empty(0)  # it is not part of what is sharded and moved
     if groups.cp_group is not None:
-        _apply_context_parallel(stage, spec, layout, groups.cp_group, device)
+        part_length = spec.sequence_length // (2 * layout.cp)
+        kernel = fastest_kernel(AttentionShape.of_model(spec.shape, part_length, spec.dtype, layout.tp), device)
+        for block in stage.blocks.values():
+            block.attention = ContextAttention(kernel, groups.cp_group, layout.cp_method)  # type: ignore[assignment]
     if spec.document_tokens:
         for block in stage.blocks.values():
             block.attention = DocumentAttention(spec.sequence_length, spec.document_tokens, device)  # type: ignore[assignment]
@@ -284,22 +251,18 @@ def _apply_layout(stage: Stage, spec: ModelSpec, layout: Layout, groups: Groups,
         if checkpointing != "none" and not isinstance(block, ManualBackwardBlock):
             stage.blocks[name] = CheckpointedBlock(block, checkpointing)  # type: ignore[arg-type]
     if spec.compiled and spec.block == "pytorch":
-        _compile_blocks(stage, layout, groups)
+        options = None
+        if layout.tp_overlap == "async" and groups.tp_mesh is not None:
+            options = enable_async_tp(groups.tp_mesh.get_group())
+        for block in stage.blocks.values():
+            is_inside = isinstance(block, CheckpointedBlock) and block.checkpointing == "full"
+            compiled: Any = block.block if is_inside else block
+            # ContextAttention is not compiled: a graph ends before it.
+            compiled.compile(dynamic=False, fullgraph=layout.cp == 1, options=options)
     if layout.uses_fsdp(spec.state):
         shard_stage(stage, groups.fsdp_mesh, spec.dtype, reshard_after_forward=layout.reshard_after_forward)
     stage.rope = rope
     return stage
-
-
-def _compile_blocks(stage: Stage, layout: Layout, groups: Groups) -> None:
-    fullgraph = layout.cp == 1  # ContextAttention is not compiled: a graph ends before it
-    options = None
-    if layout.tp_overlap == "async" and groups.tp_mesh is not None:
-        options = enable_async_tp(groups.tp_mesh.get_group())
-    for block in stage.blocks.values():
-        is_inside = isinstance(block, CheckpointedBlock) and block.checkpointing == "full"
-        compiled = block.block if is_inside else block
-        compiled.compile(dynamic=False, fullgraph=fullgraph, options=options)  # type: ignore[union-attr]
 
 
 def _block_plan(recipe: str) -> dict[str, ParallelStyle]:
@@ -325,15 +288,6 @@ def fp8_gathers(stage: Stage) -> dict[str, bool]:
     """Return whether a block's weights are cast to fp8 before FSDP gathers them, and inputs before tensor parallel."""
     layer = stage.first_block.qkv
     return {"fp8_all_gather": gathers_fp8(layer), "fp8_tp_all_gather": input_style(layer) == "Float8ColwiseParallel"}
-
-
-def _apply_context_parallel(
-    stage: Stage, spec: ModelSpec, layout: Layout, cp_group: dist.ProcessGroup, device: torch.device
-) -> None:
-    part_length = spec.sequence_length // (2 * layout.cp)
-    kernel = fastest_kernel(AttentionShape.of_model(spec.shape, part_length, spec.dtype, layout.tp), device)
-    for block in stage.blocks.values():
-        block.attention = ContextAttention(kernel, cp_group, layout.cp_method)  # type: ignore[assignment]
 
 
 def _initialize_parameters(stage: Stage, shape: Model, tp: int, initialize: Initializer) -> None:

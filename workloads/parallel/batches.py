@@ -16,23 +16,16 @@ from workloads.parallel.apply import Groups
 
 @dataclass(frozen=True)
 class Batch:
-    """Sequences of a step.
+    """Sequences of a step."""
 
-    Attributes:
-        tokens: [sequences, length + 1] int64: inputs and, one token later, their targets.
-        document_lengths: of each sequence's documents in their order, [sequences, documents] int64; None where a
-            sequence is one document.
-    """
-
-    tokens: Tensor
+    tokens: Tensor  # [sequences, length + 1] int64: inputs and, one token later, their targets
+    # Of each sequence's documents in their order, [sequences, documents] int64; None where a sequence is one document.
     document_lengths: Tensor | None = None
 
     def select(self, sequences: range) -> Batch:
-        """Return some of the sequences."""
         return self._map(lambda tensor: tensor[sequences.start : sequences.stop])
 
     def pin_memory(self) -> Batch:
-        """Return the batch in memory from which it is copied to a GPU without waiting."""
         return self._map(Tensor.pin_memory)
 
     def to(self, device: torch.device) -> Batch:
@@ -61,15 +54,15 @@ class TokenSource:
 
         Each sequence has a generator of its own, so that a rank draws its own part alone.
         """
-        tokens, lengths = zip(*(self._draw_sequence(step, sequence) for sequence in sequences), strict=True)
+        tokens, lengths = [], []
+        for sequence in sequences:
+            random = np.random.default_rng([self.seed, step, sequence])
+            # The logarithm is uniform, so id n has the share ln((n + 2) / (n + 1)) / ln(vocabulary + 1).
+            drawn = np.exp(random.random(self.length + 1) * np.log(self.vocabulary + 1)).astype(np.int64) - 1
+            tokens.append(drawn)
+            lengths.append(random.permutation(document_lengths(self.length, self.document_tokens)))
         packed = torch.from_numpy(np.stack(lengths)) if self.document_tokens else None
         return Batch(torch.from_numpy(np.stack(tokens)), packed)
-
-    def _draw_sequence(self, step: int, sequence: int) -> tuple[np.ndarray, np.ndarray]:
-        random = np.random.default_rng([self.seed, step, sequence])
-        # The logarithm is uniform, so id n has the share ln((n + 2) / (n + 1)) / ln(vocabulary + 1).
-        tokens = np.exp(random.random(self.length + 1) * np.log(self.vocabulary + 1)).astype(np.int64) - 1
-        return tokens, random.permutation(document_lengths(self.length, self.document_tokens))
 
 
 def local_sequences(layout: Layout, groups: Groups) -> range:

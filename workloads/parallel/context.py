@@ -24,22 +24,14 @@ from workloads.llama.attention import attend, attend_backward, merge_attention
 from workloads.llama.attention_kernels import Kernel
 
 
-class _Visible(NamedTuple):
-    """What a rank computes with another rank's keys: the queries and keys, as slices of both parts, and the mask."""
-
-    queries: slice
-    keys: slice
-    causal: bool
-
-
-def _select_visible(length: int, rank: int, source: int) -> _Visible:
-    """Return which of a rank's queries see which keys of `source`, both with `length` tokens."""
+def _select_visible(length: int, rank: int, source: int) -> tuple[slice, slice, bool]:
+    """Return which of a rank's queries see which keys of `source`, both with `length` tokens, and if causally."""
     whole = slice(0, length)
     if source == rank:
-        return _Visible(whole, whole, True)
+        return whole, whole, True
     if source < rank:
-        return _Visible(whole, slice(0, length // 2), False)
-    return _Visible(slice(length // 2, length), whole, False)
+        return whole, slice(0, length // 2), False
+    return slice(length // 2, length), whole, False
 
 
 class _Hop:
@@ -175,17 +167,13 @@ _FUNCTIONS: dict[ContextMethod, type[torch.autograd.Function]] = {
 
 
 class _Part(NamedTuple):
-    """One of a rank's two parts of the sequence.
-
-    q, k, v are of the part's own tokens, `earlier` has the keys and values of all tokens before it; None if there are
-    none. `positions` is where the part stands in the sequence.
-    """
+    """One of a rank's two parts of the sequence, with its own tokens' queries, keys and values."""
 
     q: Tensor
     k: Tensor
     v: Tensor
-    earlier: tuple[Tensor, Tensor] | None
-    positions: slice
+    earlier: tuple[Tensor, Tensor] | None  # the keys and values of all tokens before it
+    positions: slice  # where it stands in the sequence
 
 
 def _split(q: Tensor, keys_values: Tensor, group: dist.ProcessGroup) -> Iterator[_Part]:
@@ -199,19 +187,13 @@ def _split(q: Tensor, keys_values: Tensor, group: dist.ProcessGroup) -> Iterator
         yield _Part(q_part, k[:, :, positions], v[:, :, positions], earlier, positions)
 
 
-def _sequence_order(ranks: int) -> list[int]:
-    """Return the indices that put gathered parts, two of each rank, into the order of the sequence."""
-    gathered = [part for rank in range(ranks) for part in (rank, 2 * ranks - 1 - rank)]
-    return [gathered.index(part) for part in range(2 * ranks)]
-
-
 def _all_gather_sequence(local: Tensor, group: dist.ProcessGroup) -> Tensor:
     """Return all tokens of the sequence in order, of each rank's tokens [batch, heads, length, head_size]."""
     ranks = dist.get_world_size(group)
     gathered = [torch.empty_like(local, memory_format=torch.contiguous_format) for _ in range(ranks)]
     dist.all_gather(gathered, local.contiguous(), group=group)
-    parts = [part for rank_tokens in gathered for part in rank_tokens.chunk(2, dim=2)]
-    return torch.cat([parts[index] for index in _sequence_order(ranks)], dim=2)
+    fronts, backs = zip(*(rank_tokens.chunk(2, dim=2) for rank_tokens in gathered), strict=True)
+    return torch.cat([*fronts, *reversed(backs)], dim=2)
 
 
 def _reduce_scatter_sequence(full: Tensor, group: dist.ProcessGroup) -> Tensor:

@@ -7,7 +7,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, field
 from functools import partial
 
 import torch
@@ -30,11 +29,9 @@ from workloads.parallel.apply import (
     ModelSpec,
     build_groups,
     build_stages,
-    count_fused_calls,
     count_local_parameters,
     fp8_gathers,
-    gathered_dtype,
-    reduction_dtype,
+    fsdp_dtypes,
     separate_group_names,
 )
 from workloads.parallel.batches import Batch, TokenSource, local_sequences
@@ -82,10 +79,7 @@ def profile_communication(device: torch.device, metrics: dict[str, float]) -> It
 
 
 def compute_shares(kernels: Iterable[tuple[str, Interval]]) -> dict[str, float]:
-    """Return shares of the time from a device's first kernel to its last.
-
-    kernels: names and intervals, in any unit of time
-    """
+    """Return shares of the time from a device's first kernel to its last. Intervals are in any unit of time."""
     kernels = list(kernels)
     communication = merge_intervals(interval for name, interval in kernels if is_communication(name))
     computation = merge_intervals(interval for name, interval in kernels if not is_communication(name))
@@ -120,10 +114,9 @@ def total_length(intervals: Iterable[Interval]) -> float:
 class GarbageCollector:
     """Collects Python's garbage every `freq` steps; 0 leaves it to Python.
 
-    A collection at a random time on one rank makes all the others wait.
-
-    As torchtitan's `GarbageCollection` (tools/utils.py), the collections are of the second generation. Beyond it, what
-    exists before the first step is frozen: no collection traverses the model and the imported modules.
+    A collection at a random time on one rank makes all the others wait. As in torchtitan's `GarbageCollection`
+    (tools/utils.py), the collections are of the second generation. Beyond it, what exists before the first step is
+    frozen: no collection traverses the model and the imported modules.
     """
 
     def __init__(self, freq: int) -> None:
@@ -178,7 +171,17 @@ def measure(parameters: ParallelParameters, rank: Rank) -> Measurement:
         raise Infeasible(violation.reason)
     if reason := unsupported_layer_rate_reason(parameters.dtype, devices.architecture(device)):
         raise Infeasible(f"dtype={parameters.dtype} is {reason}")
-    layout, spec = parameters.layout, _model_spec(parameters)
+    layout = parameters.layout
+    spec = ModelSpec(
+        MODELS[parameters.model],
+        parameters.sequence_length,
+        torch.float32 if parameters.dtype == "fp32" else torch.bfloat16,
+        recipe="" if parameters.dtype in ("bf16", "fp32") else parameters.dtype,
+        compiled=parameters.compile,
+        state=parameters.state,
+        block=parameters.block,
+        document_tokens=parameters.document_tokens,
+    )
     if spec.recipe:
         require_torchao()
     devices.release_memory(device)
@@ -210,8 +213,10 @@ def _train(
     source = TokenSource(shape.vocabulary, length, parameters.seed, parameters.document_tokens)
     sequences = local_sequences(layout, groups)
     with monitor_gpu(device) as watch, schedule_garbage_collection(parameters.gc_freq) as collector:
-        run = _run_steps(parameters, trainer, partial(source.draw, sequences=sequences), collector, watch, device)
-    metrics = watch.metrics() | run.communication | {"loss": run.losses[-1], "first_loss": run.losses[0]}
+        times_s, losses, communication, executed = _run_steps(
+            parameters, trainer, partial(source.draw, sequences=sequences), collector, watch, device
+        )
+    metrics = watch.metrics() | communication | {"loss": losses[-1], "first_loss": losses[0]}
     if trainer.gradient_norm is not None:
         metrics["gradient_norm"] = float(trainer.gradient_norm)
     if device.type == "cuda":
@@ -223,8 +228,8 @@ def _train(
     recomputed = dict.fromkeys(RECOMPUTED[parameters.checkpointing], layout.count_checkpointed(shape.layers))
     hardware_flops = hardware_flops_per_token(shape, attended, recomputed)
     return Measurement(
-        executed=_executed_parameters(parameters, groups, trainer) | run.executed,
-        step_times_s=tuple(run.times_s[parameters.warmup :]),
+        executed=_executed_parameters(parameters, groups, trainer) | executed,
+        step_times_s=tuple(times_s[parameters.warmup :]),
         flops_per_step=model_flops_per_token(shape, attended) * tokens_per_step * share,
         hardware_flops_per_step=hardware_flops * tokens_per_step * share,
         tokens_per_step=0 if rank.rank else tokens_per_step,  # rank 0 reports those of all ranks
@@ -244,29 +249,6 @@ def _train(
     )
 
 
-def _model_spec(parameters: ParallelParameters) -> ModelSpec:
-    return ModelSpec(
-        MODELS[parameters.model],
-        parameters.sequence_length,
-        torch.float32 if parameters.dtype == "fp32" else torch.bfloat16,
-        recipe="" if parameters.dtype in ("bf16", "fp32") else parameters.dtype,
-        compiled=parameters.compile,
-        state=parameters.state,
-        block=parameters.block,
-        document_tokens=parameters.document_tokens,
-    )
-
-
-@dataclass(frozen=True)
-class _TrainingRun:
-    """The steps of a training run, warm-up included, and the communication metrics of the last warm-up step."""
-
-    times_s: list[float] = field(default_factory=list)
-    losses: list[float] = field(default_factory=list)
-    communication: dict[str, float] = field(default_factory=dict)
-    executed: dict[str, Scalar] = field(default_factory=dict)
-
-
 def _run_steps(
     parameters: ParallelParameters,
     trainer: Trainer,
@@ -274,12 +256,15 @@ def _run_steps(
     collector: GarbageCollector,
     readings: GpuReadings,
     device: torch.device,
-) -> _TrainingRun:
+) -> tuple[list[float], list[float], dict[str, float], dict[str, Scalar]]:
     """Train on new tokens in each step, and profile the last warm-up step.
 
     Tokens are drawn between steps, as a data loader's processes prepare them; their copy to the device is timed.
+
+    Returns the times and losses of all steps, the communication metrics, and the parameters as executed.
     """
-    run = _TrainingRun()
+    times_s, losses = [], []
+    communication: dict[str, float] = {}
     for step in range(parameters.warmup + parameters.steps):
         batch = draw_batch(step)
         if device.type == "cuda":
@@ -290,18 +275,20 @@ def _run_steps(
         started = time.perf_counter()
         collector.start_step(step)
         is_profiled = step == parameters.warmup - 1
-        with profile_communication(device, run.communication) if is_profiled else nullcontext():
-            run.losses.append(float(trainer.step(batch)))
+        with profile_communication(device, communication) if is_profiled else nullcontext():
+            losses.append(float(trainer.step(batch)))
             if device.type == "cuda":
                 torch.cuda.synchronize(device)
-        run.times_s.append(time.perf_counter() - started)
-    run.executed["sequence_length"] = batch.tokens.shape[1] - 1
-    run.executed["steps"] = len(run.times_s) - parameters.warmup
-    run.executed["gc_freq"] = collector.executed_freq
-    run.executed["schedule"] = trainer.executed_schedule
-    run.executed["cuda_graph"] = trainer.executed_cuda_graph
-    run.executed["async_tp"] = count_fused_calls(run.communication) > 0
-    return run
+        times_s.append(time.perf_counter() - started)
+    executed: dict[str, Scalar] = {
+        "sequence_length": batch.tokens.shape[1] - 1,
+        "steps": len(times_s) - parameters.warmup,
+        "gc_freq": collector.executed_freq,
+        "schedule": trainer.executed_schedule,
+        "cuda_graph": trainer.executed_cuda_graph,
+        "async_tp": any(name.startswith("calls_fused_") for name in communication),
+    }
+    return times_s, losses, communication, executed
 
 
 def _peak_gib(local_bytes: int, device: torch.device) -> float:
@@ -315,12 +302,12 @@ def _executed_parameters(parameters: ParallelParameters, groups: Groups, trainer
     """Return the parameters, as far as possible read back from the model that ran."""
     stages, block = trainer.stages, trainer.stages[0].first_block
     mesh, cp = groups.mesh, dist.get_world_size(groups.cp_group) if groups.cp_group is not None else 1
-    requested: dict[str, Scalar] = {name: getattr(parameters, name) for name in parameters.__dataclass_fields__}
-    product_dtype = read_recipe(block.qkv) or DTYPE_NAMES[gathered_dtype(stages[0]) or block.qkv.weight.dtype]
+    product_dtype = read_recipe(block.qkv) or DTYPE_NAMES[fsdp_dtypes(stages[0]).param_dtype or block.qkv.weight.dtype]
     # Of weights, optimizer states and the reduction of gradients; several if they differ.
-    reductions = {dtype for stage in stages if (dtype := reduction_dtype(stage))}
+    reductions = {dtype for stage in stages if (dtype := fsdp_dtypes(stage).reduce_dtype)}
     state_dtypes = sorted(DTYPE_NAMES[dtype] for dtype in trainer.state_dtypes() | reductions)
     executed: dict[str, Scalar] = {
+        **vars(parameters),
         "dp_replicate": mesh["dp_replicate"].size(),
         "dp_shard": mesh["dp_shard_cp"].size() // cp,
         "tp": mesh["tp"].size(),
@@ -338,7 +325,7 @@ def _executed_parameters(parameters: ParallelParameters, groups: Groups, trainer
     kinds = {number: getattr(block, "checkpointing", "none") for number, block in blocks.items()}
     if kinds != {number: parameters.layout.checkpointing_of(number) for number in blocks}:
         executed["checkpointing"] = ", ".join(sorted(set(kinds.values())))
-    return requested | executed
+    return executed
 
 
 def _attention_kernel(stage: Stage, sdpa_kernel: str) -> str:

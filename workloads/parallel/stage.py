@@ -111,15 +111,12 @@ class _ManualBackward(torch.autograd.Function):
 
 
 class Head(nn.Module):
-    """The last norm, and the matrix that gives the logits: one module, so that FSDP gathers both before the norm.
-
-    Attributes:
-        lm_head: None if the embedding is the matrix.
-    """
+    """The last norm, and the matrix that gives the logits: one module, so that FSDP gathers both before the norm."""
 
     def __init__(self, shape: Model) -> None:
         super().__init__()
         self.norm = nn.RMSNorm(shape.hidden_size, eps=shape.norm_eps)
+        # None if the embedding is the matrix.
         self.lm_head = None if shape.tied else nn.Linear(*shape.linear("lm_head"), bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -159,8 +156,7 @@ class Stage(nn.Module):
         return getattr(block, "block", block)
 
     @property
-    def lm_head_weight(self) -> Tensor:
-        """The head's weight, of the last stage."""
+    def lm_head_weight(self) -> Tensor:  # of the last stage
         assert self.head is not None
         return (self.head.lm_head or self.embedding).weight  # type: ignore[union-attr]
 
@@ -207,12 +203,8 @@ def initial_deviation(name: str, size: tuple[int, ...], is_tied: bool) -> float:
     """Return the standard deviation of a matrix's initial values, as torchtitan's llama3 has it.
 
     That of a block's last products falls with the block's number, so that the sum of all blocks stays bounded and
-    training is stable without a warm-up of the learning rate.
-
-    Args:
-        name: of the parameter in `workloads.llama.model.Llama`.
-        size: [outputs, inputs] of a matrix, [vocabulary, hidden size] of the embedding.
-        is_tied: whether the embedding is the head too; then it has the head's.
+    training is stable without a warm-up of the learning rate. Where the embedding is the head too, it has the head's.
+    `size` is [outputs, inputs] of a matrix, [vocabulary, hidden size] of the embedding.
     """
     if name in ("embedding.weight", "lm_head.weight"):
         return size[1] ** -0.5 if name == "lm_head.weight" or is_tied else 1.0

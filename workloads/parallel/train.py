@@ -24,8 +24,8 @@ from workloads.parallel.stage import Stage
 MAX_NORM = 1.0  # torchtitan's training.max_norm and Megatron's --clip-grad
 
 
-def clip_gradients(parameters: Sequence[nn.Parameter], pp_mesh: DeviceMesh, max_norm: float = MAX_NORM) -> Tensor:
-    """Scale the gradients of this rank's stages to a global norm of at most `max_norm`. Returns the norm before.
+def clip_gradients(parameters: Sequence[nn.Parameter], pp_mesh: DeviceMesh) -> Tensor:
+    """Scale the gradients of this rank's stages to a global norm of at most MAX_NORM. Returns the norm before.
 
     PyTorch's norm of distributed tensors covers the ranks that share a stage. Those of the stages are summed here, as
     in torchtitan/distributed/utils.py, clip_grad_norm_.
@@ -38,22 +38,18 @@ def clip_gradients(parameters: Sequence[nn.Parameter], pp_mesh: DeviceMesh, max_
         square = norm.square()
         dist.all_reduce(square, group=pp_mesh.get_group())
         norm = square.sqrt()
-    torch.nn.utils.clip_grads_with_norm_(parameters, max_norm, norm)
+    torch.nn.utils.clip_grads_with_norm_(parameters, MAX_NORM, norm)
     return norm
 
 
-def vocab_parallel_loss(hidden: Tensor, weight: Tensor, targets: Tensor, group: dist.ProcessGroup) -> Tensor:
-    """Return the mean next-token loss, the same on all ranks, in chunks, so that the full logits never exist.
+class VocabParallelLoss(torch.autograd.Function):
+    """The mean next-token loss, the same on all ranks, in chunks, so that the full logits never exist.
 
     hidden: [tokens, hidden_size], the same on all ranks; its gradient is this rank's part of a sum
     weight: [rows, hidden_size], this rank's rows of the head
+
+    Computes the gradients in the forward pass, as `workloads.llama.model.loss_and_gradients` does.
     """
-    loss: Tensor = _VocabParallelLoss.apply(hidden, weight, targets, group)
-    return loss
-
-
-class _VocabParallelLoss(torch.autograd.Function):
-    """Computes the gradients in the forward pass, as `workloads.llama.model.loss_and_gradients` does."""
 
     @staticmethod
     def forward(ctx, hidden: Tensor, weight: Tensor, targets: Tensor, group: dist.ProcessGroup) -> Tensor:  # type: ignore[no-untyped-def]
@@ -93,22 +89,6 @@ SCHEDULES: dict[Schedule, Any] = {
     "dualpipev": pipelining.ScheduleDualPipeV,
 }
 NAMES = {schedule: name for name, schedule in SCHEDULES.items()}
-
-
-def build_schedule(
-    stages: list[Stage],
-    layout: Layout,
-    mesh: DeviceMesh,
-    device: torch.device,
-    loss_function: Callable[[Tensor, Tensor], Tensor],
-) -> Any:
-    """Return the layout's schedule over this rank's stages, with `mesh` that of the pipeline."""
-    pipeline_stages = [
-        pipelining.PipelineStage(stage, index, layout.stages, device, group=mesh.get_group())
-        for stage, index in zip(stages, layout.list_stages(mesh.get_local_rank()), strict=True)
-    ]
-    one_or_more = pipeline_stages[0] if layout.schedule == "1f1b" else pipeline_stages
-    return SCHEDULES[layout.schedule](one_or_more, layout.microbatches, loss_fn=loss_function)
 
 
 Passes = Callable[..., Tensor]  # of a step's tensors, to its loss; adds to the gradients of parameters
@@ -155,18 +135,15 @@ class GraphedPasses:
         with torch.cuda.stream(stream):
             for _ in range(self.RUNS_BEFORE):
                 self._passes(*self._inputs)
-                self._clear_gradients()
+                # Dropped, so that the recorded passes allocate the gradients in the graph's own memory.
+                for parameter in self._parameters:
+                    parameter.grad = None
         torch.cuda.current_stream().wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             self._loss = self._passes(*self._inputs)
         self._gradients = [parameter.grad for parameter in self._parameters]
         return graph
-
-    def _clear_gradients(self) -> None:
-        """Drop the gradients, so that the recorded passes allocate them in the graph's own memory."""
-        for parameter in self._parameters:
-            parameter.grad = None
 
 
 class Trainer:
@@ -195,7 +172,14 @@ class Trainer:
         )
         self._schedule: Any = None
         if layout.pp > 1:
-            self._schedule = build_schedule(stages, layout, groups.mesh["pp"], device, self._build_loss(stages[-1]))
+            mesh = groups.mesh["pp"]
+            pipeline_stages = [
+                pipelining.PipelineStage(stage, index, layout.stages, device, group=mesh.get_group())
+                for stage, index in zip(stages, layout.list_stages(mesh.get_local_rank()), strict=True)
+            ]
+            one_or_more = pipeline_stages[0] if layout.schedule == "1f1b" else pipeline_stages
+            loss_function = self._build_loss(stages[-1])
+            self._schedule = SCHEDULES[layout.schedule](one_or_more, layout.microbatches, loss_fn=loss_function)
         self._run_passes: Any = self._run_pipeline if self._schedule else self._run_microbatches
         if layout.cuda_graph:
             self._run_passes = GraphedPasses(self._run_microbatches, self._parameters)
@@ -233,24 +217,18 @@ class Trainer:
     def compute_gradients(self, batch: Batch) -> Tensor:
         """Run the forward and backward passes of this rank's sequences. Returns the mean loss of all ranks."""
         batch = batch.to(self._device)
-        inputs, targets = self._split_targets(batch.tokens)
-        loss = self._run_passes(inputs, targets, batch.document_lengths)
+        inputs, targets = batch.tokens[:, :-1], batch.tokens[:, 1:]
+        if self._groups.cp_group is not None:  # this rank's part of each sequence
+            positions = local_positions(inputs.shape[1], self.layout.cp, dist.get_rank(self._groups.cp_group))
+            positions = positions.to(self._device)
+            inputs, targets = inputs[:, positions], targets[:, positions]
+        loss = self._run_passes(inputs.contiguous(), targets.contiguous(), batch.document_lengths)
         if loss is None:  # only the last pipeline ranks have one
             sum_and_count = torch.tensor([0.0, 0.0], device=self._device)
         else:
             sum_and_count = torch.stack([loss, loss.new_ones(())])
         dist.all_reduce(sum_and_count)
         return sum_and_count[0] / sum_and_count[1]
-
-    def _split_targets(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        """Return inputs and targets [sequences, length], of this rank's part of each sequence."""
-        layout = self.layout
-        inputs, targets = tokens[:, :-1], tokens[:, 1:]
-        if self._groups.cp_group is not None:
-            positions = local_positions(inputs.shape[1], layout.cp, dist.get_rank(self._groups.cp_group))
-            positions = positions.to(self._device)
-            inputs, targets = inputs[:, positions], targets[:, positions]
-        return inputs.contiguous(), targets.contiguous()
 
     def _run_microbatches(self, inputs: Tensor, targets: Tensor, document_lengths: Tensor | None) -> Tensor:
         """Run the micro-batches one after the other, without a pipeline. Returns their mean loss."""
@@ -289,6 +267,8 @@ class Trainer:
             assert isinstance(weight, DTensor)
             full = DTensor.from_local(hidden, mesh, [Shard(1)], run_check=False).redistribute(mesh, [Replicate()])
             hidden = full.to_local(grad_placements=[Partial()])
-            return vocab_parallel_loss(hidden.flatten(0, 1), weight.to_local(), targets.flatten(), mesh.get_group())
+            rows = weight.to_local()
+            loss: Tensor = VocabParallelLoss.apply(hidden.flatten(0, 1), rows, targets.flatten(), mesh.get_group())
+            return loss
 
         return loss_function

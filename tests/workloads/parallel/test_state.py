@@ -18,7 +18,7 @@ from workloads.api.contract import Infeasible, Rank
 from workloads.api.trial import run_trial
 from workloads.instruments.distributed import process_group
 from workloads.layouts.layout import Layout, State
-from workloads.parallel.apply import ModelSpec, build_groups, build_stages, gather_gradients, reduction_dtype
+from workloads.parallel.apply import ModelSpec, build_groups, build_stages, fsdp_dtypes, gather_gradients
 from workloads.parallel.batches import Batch
 from workloads.parallel.stage import build_initializer
 from workloads.parallel.train import Trainer
@@ -43,7 +43,7 @@ def test_gradients_of_bf16_products_are_accumulated_in_fp32_beside_fp32_weights(
             name = "blocks.0.down.weight"
             gradients[dtype, state, reshard] = gather_gradients(stages, SHAPE, 1)[name].clone()
             trainer.update()
-            dtypes[dtype, state, reshard] = trainer.state_dtypes() | ({reduction_dtype(stages[0])} - {None})
+            dtypes[dtype, state, reshard] = trainer.state_dtypes() | ({fsdp_dtypes(stages[0]).reduce_dtype} - {None})
     exact = gradients[CASES[0]]
     errors = {case: float((gradient - exact).norm() / exact.norm()) for case, gradient in gradients.items()}
     assert all(dtypes[case] == {torch.float32 if case[1] == "fp32" else torch.bfloat16} for case in CASES)
