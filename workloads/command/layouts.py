@@ -13,7 +13,6 @@ from workloads.estimator.memory import peak_memory_gib
 from workloads.estimator.step import estimate_step
 from workloads.estimator.words import describe
 from workloads.formats.logs import DTYPES
-from workloads.hardware.cluster import Cluster
 from workloads.hardware.precisions import PRECISIONS
 from workloads.layouts.layout import DEGREES, LAYOUT_FIELDS, Job, Layout, State
 from workloads.layouts.rules import COMMON_RULES, find_violation
