@@ -2,7 +2,7 @@
 
 The rules are those of PyTorch 2.11 to 2.13 (aten/src/ATen/native/transformers/cuda/sdp_utils.cpp,
 torch/nn/attention/_fa4.py) and of the packages' own lists of GPUs. What else a kernel refuses of a shape PyTorch says
-before anything is timed, see `workloads.attention.kernels`.
+before anything is timed, see `workloads.attention.run`.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gzip
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import torch
@@ -37,11 +37,5 @@ def annotate(name: str) -> Iterator[None]:
     if not _tracing:
         yield
         return
-    with record_function(name):
-        if torch.cuda.is_available():
-            torch.cuda.nvtx.range_push(name)
-        try:
-            yield
-        finally:
-            if torch.cuda.is_available():
-                torch.cuda.nvtx.range_pop()
+    with record_function(name), torch.cuda.nvtx.range(name) if torch.cuda.is_available() else nullcontext():
+        yield

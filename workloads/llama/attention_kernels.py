@@ -125,8 +125,7 @@ def _run_by(library: str, function: Callable[..., Any]) -> Callable[..., Any]:
     return run
 
 
-# ── kernels of packages ──
-# They take [batch, tokens, heads, head_size] with any strides but 1 in the last dimension. Their lse is
+# Kernels of packages take [batch, tokens, heads, head_size] with any strides but 1 in the last dimension. Their lse is
 # [batch, heads, queries], and they sum the gradients of grouped heads.
 
 
@@ -198,8 +197,6 @@ def _package_bwd(d_out: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, ls
     _flash_attn_backward(*_by_tokens(d_out, q, k, v, out), lse, *gradients, **arguments)
     return _by_tokens(*gradients)
 
-
-# ── all kernels ──
 
 WITH_FP32 = (*HALF_PRECISION, torch.float32)
 CPU_KERNEL = Kernel("cpu", WITH_FP32, _cpu_fwd, _cpu_bwd)

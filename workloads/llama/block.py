@@ -94,8 +94,6 @@ class BlockMath:
         """Return a block's weights as the forward pass, or a recomputation, and the backward pass take them."""
         return weights
 
-    # ── forward ──
-
     def forward(
         self, weights: NamedTensors, x: Tensor, rope: Tensor, past_kv: KeysValues | None
     ) -> tuple[Tensor, Activations]:
@@ -143,8 +141,6 @@ class BlockMath:
         """Return the output of the first GEMM [tokens, features] as rotated queries, and keys and values."""
         heads = self.shape.heads + 2 * self.shape.kv_heads
         return self._rotate(qkv.view(-1, rope.shape[1], heads, self.shape.head_size), rope)
-
-    # ── backward ──
 
     def backward(
         self,

@@ -64,14 +64,12 @@ class Fp8BlockMath(BlockMath):
                 operands[name + SCALE] = scale
         return operands
 
-    # ── forward ──
-
     def forward(
         self, weights: NamedTensors, x: Tensor, rope: Tensor, past_kv: KeysValues | None
     ) -> tuple[Tensor, Activations]:
         activations = self._compute_missing(weights, {"x": x}, rope, past_kv)
         hidden = self._casts.swiglu(activations["gate"], activations["up"])
-        out = multiply(hidden, _rows(weights, "down.weight"), fast=True)
+        out = multiply(hidden, _operand(weights, "down.weight", ROWS), fast=True)
         return out.add_(activations["residual"]), activations
 
     def _compute_missing(
@@ -81,11 +79,11 @@ class Fp8BlockMath(BlockMath):
         normed: Fp8Matrix | None = None
         if "residual" not in activations:
             (attn_out,) = self._casts.cast(activations["attn_out"], rows=True)
-            branch = multiply(attn_out, _rows(weights, "output.weight"), fast=True)
+            branch = multiply(attn_out, _operand(weights, "output.weight", ROWS), fast=True)
             activations["residual"], normed = self._add_and_norm(weights, "mlp_norm.weight", activations["x"], branch)
         if missing := [name for name in ("gate", "up") if name not in activations]:
             normed = normed or self._add_and_norm(weights, "mlp_norm.weight", activations["residual"])[1]
-            halves = dict(zip(("gate", "up"), halve(_rows(weights, "gate_up.weight")), strict=True))
+            halves = dict(zip(("gate", "up"), halve(_operand(weights, "gate_up.weight", ROWS)), strict=True))
             activations |= {name: multiply(normed, halves[name], fast=True) for name in missing}
         return activations
 
@@ -96,10 +94,8 @@ class Fp8BlockMath(BlockMath):
 
     def _project_qkv(self, weights: NamedTensors, x: Tensor, rope: Tensor) -> tuple[Tensor, Tensor]:
         _, normed = self._add_and_norm(weights, "attention_norm.weight", x)
-        qkv = multiply(normed, _rows(weights, "qkv.weight"), weights.get("qkv.bias"), fast=True)
+        qkv = multiply(normed, _operand(weights, "qkv.weight", ROWS), weights.get("qkv.bias"), fast=True)
         return self._split_rotated(qkv, rope)
-
-    # ── backward ──
 
     def backward(
         self,
@@ -117,7 +113,7 @@ class Fp8BlockMath(BlockMath):
         (attn_out,) = self._casts.cast(activations["attn_out"], columns=True)
         # The gradient of a weight [out, in] is the product of the transposes of its output's gradient and its input.
         accumulate(gradients, "output.weight", multiply(columns, attn_out))
-        d_attn_out = multiply(rows, _columns(weights, "output.weight"))
+        d_attn_out = multiply(rows, _operand(weights, "output.weight", COLUMNS))
         del rows, columns, attn_out
         dq, dk, dv = self._attention_backward(activations, d_attn_out, past_kv, kv_gradients)
         del d_attn_out
@@ -127,7 +123,7 @@ class Fp8BlockMath(BlockMath):
             accumulate(gradients, "qkv.bias", d_qkv.sum(0))
         rows, columns = self._casts.cast(d_qkv, rows=True, columns=True)
         del d_qkv
-        d_normed = multiply(rows, _columns(weights, "qkv.weight"))
+        d_normed = multiply(rows, _operand(weights, "qkv.weight", COLUMNS))
         d_x, normed = self._norm_backward(
             weights, gradients, "attention_norm.weight", activations["x"], d_normed, d_residual
         )
@@ -138,14 +134,14 @@ class Fp8BlockMath(BlockMath):
         self, weights: NamedTensors, gradients: NamedTensors, activations: Activations, d_out: Tensor
     ) -> Tensor:
         rows, columns = self._casts.cast(d_out, rows=True, columns=True)
-        d_hidden = multiply(rows, _columns(weights, "down.weight"))
+        d_hidden = multiply(rows, _operand(weights, "down.weight", COLUMNS))
         hidden, d_rows, d_columns = self._casts.swiglu_backward(
             activations.pop("gate"), activations.pop("up"), d_hidden
         )
         del d_hidden
         accumulate(gradients, "down.weight", multiply(columns, hidden))
         del hidden, rows, columns
-        d_normed = multiply(d_rows, _columns(weights, "gate_up.weight"))
+        d_normed = multiply(d_rows, _operand(weights, "gate_up.weight", COLUMNS))
         del d_rows
         d_residual, normed = self._norm_backward(
             weights, gradients, "mlp_norm.weight", activations.pop("residual"), d_normed, d_out
@@ -164,11 +160,6 @@ class Fp8BlockMath(BlockMath):
         return d_x, normed
 
 
-def _rows(weights: NamedTensors, name: str) -> Fp8Matrix:
-    """Return a weight [out, in], for products that sum over the inputs."""
-    return Fp8Matrix(weights[name + ROWS], weights[name + ROWS + SCALE])
-
-
-def _columns(weights: NamedTensors, name: str) -> Fp8Matrix:
-    """Return a weight's transpose [in, out], for products that sum over the outputs."""
-    return Fp8Matrix(weights[name + COLUMNS], weights[name + COLUMNS + SCALE])
+def _operand(weights: NamedTensors, name: str, part: str) -> Fp8Matrix:
+    """Return a weight [out, in] for products that sum over the inputs, or its transpose for those over the outputs."""
+    return Fp8Matrix(weights[name + part], weights[name + part + SCALE])

@@ -22,9 +22,6 @@ def scale_of(amax):
     return tl.where(bits >= 0x7F800000, float("nan"), value)
 
 
-# ── tensor: scales ──
-
-
 @triton.jit
 def amax_kernel(x, partial, numel, BLOCK: tl.constexpr):
     peak = tl.zeros([BLOCK], tl.float32)
@@ -72,9 +69,6 @@ def swiglu_backward_amax_kernel(gate, up, d_hidden, hidden_partial, d_partial, n
 @triton.jit
 def scale_kernel(partial, scale, COUNT: tl.constexpr):
     tl.store(scale, scale_of(tl.max(tl.load(partial + tl.arange(0, COUNT)), 0)))
-
-
-# ── tensor: casts ──
 
 
 @triton.jit
@@ -177,8 +171,8 @@ def swiglu_backward_tensor_kernel(
     tl.store(hidden_columns + at, tl.trans(hidden.to(dtype)), mask=inside)
 
 
-# ── block: casts ──
-# A program writes whole blocks: 128 features of a token by rows, 128 tokens of a feature by columns (transposed).
+# Casts of granularity `block`: a program writes whole blocks, 128 features of a token by rows, 128 tokens of a feature
+# by columns (transposed).
 
 
 @triton.jit
@@ -347,9 +341,6 @@ def swiglu_backward_block_kernel(
         store_columns(value, hidden, hidden_scales, t, n, has_token, has_feature, tokens, features, token_tile)
         store_columns(d_gate, d, d_scales, t, n, has_token, has_feature, tokens, width, token_tile)
         store_columns(d_up, d, d_scales, t, n + features, has_token, has_feature, tokens, width, token_tile)
-
-
-# ── the gradients of the RMS norm ──
 
 
 @triton.jit

@@ -40,10 +40,7 @@ class Block(nn.Module):
     def forward(self, x: Tensor, rope: Tensor, *document_offsets: Tensor) -> Tensor:
         """Return the block's output for x[batch, length, hidden_size] and `rope_table` at its positions."""
         x = x + self.output(self._attend(self.qkv(self.attention_norm(x)), rope, *document_offsets))
-        return x + self.down(self._swiglu(self.mlp_norm(x)))
-
-    def _swiglu(self, x: Tensor) -> Tensor:
-        return swiglu(*self.gate_up(x).chunk(2, dim=-1))
+        return x + self.down(swiglu(*self.gate_up(self.mlp_norm(x)).chunk(2, dim=-1)))
 
     def _attend(self, qkv: Tensor, rope: Tensor, *document_offsets: Tensor) -> Tensor:
         shape, (batch, length, _) = self.shape, qkv.shape

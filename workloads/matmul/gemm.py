@@ -1,4 +1,4 @@
-"""Time one matrix product and check its result."""
+"""Time one matrix product by a library with its arithmetic switches set, and check its result."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from workloads.api.recipes import RECIPES, unsupported_rate_reason, unsupported_
 from workloads.instruments import device as devices
 from workloads.instruments.runs import measure_calls
 from workloads.matmul import MatmulParameters, rules, tunable
-from workloads.matmul.arithmetic import arithmetic, executed_accumulation, executed_backend, library
 from workloads.matmul.operands import Operands, make_operands, take_rows
 from workloads.precision.formats import rocm_of_build
 
@@ -32,6 +31,13 @@ TOLERANCE = {"fp32": 1e-4, "fp16": 2e-3, "bf16": 1e-2, "fp8": 2e-2, "fp4": 1e-2}
 # by bf16 there (ROCm/hipBLASLt#1806), which is not native.
 TF32_TOLERANCE = {"gfx942": 2e-3}
 TF32_TOLERANCE_ELSEWHERE = 1e-3
+
+# The names of a backend's library in PyTorch, and those of the library that runs, by PyTorch's name of it.
+SELECTED = ("cublas", "cublaslt", "ck")
+CUDA_LIBRARIES = {"Cublas": "cublas", "Cublaslt": "cublaslt"}
+ROCM_LIBRARIES = {"Cublas": "hipblas", "Cublaslt": "hipblaslt", "Ck": "ck"}
+# The switches that round partial sums, by data type.
+REDUCING = {dtype: f"allow_{dtype}_reduced_precision_reduction" for dtype in ("bf16", "fp16")}
 
 
 def measure(parameters: MatmulParameters, rank: Rank) -> Measurement:
@@ -130,6 +136,62 @@ def _tuned(parameters: MatmulParameters, operands: Operands) -> Iterator[tunable
     rotating_mib = devices.flush_mib(operands.a.device) if parameters.statistic.endswith("_cold") else 0
     with tunable.tuned(operands.multiply, f"{parameters.dtype} {parameters.shape()}", rotating_mib) as tuning:
         yield tuning
+
+
+@contextmanager
+def arithmetic(parameters: MatmulParameters, architecture: str) -> Iterator[None]:
+    """Set PyTorch's arithmetic switches for one trial and restore them: the next trial may need others.
+
+    Raises Infeasible if this build of PyTorch does not have the library.
+    """
+    settings, backend = torch.backends.cuda.matmul, parameters.backend
+    reduced = rules.executed_accumulation(parameters, architecture) == "reduced"
+    # fp32 is never executed as tf32, which is another type with another peak.
+    switches = {"allow_tf32": parameters.dtype == "tf32"} | dict.fromkeys(REDUCING.values(), reduced)
+    before = {name: getattr(settings, name) for name in switches}
+    library_before = torch.backends.cuda.preferred_blas_library()
+    if backend == "torch" and architecture.startswith("gfx") and rules.sums_into_fp32_output(parameters):
+        backend = "cublas"  # hipblasGemmEx: otherwise PyTorch may take either library, see rules.UNPROMISED
+    try:
+        for name, value in switches.items():
+            setattr(settings, name, value)
+        if backend in SELECTED:
+            try:
+                torch.backends.cuda.preferred_blas_library(backend)
+            except RuntimeError as error:  # a build without CK, for example
+                raise Infeasible(f"backend={parameters.backend}: {str(error).splitlines()[0]}") from error
+        yield
+    finally:
+        for name, value in before.items():
+            setattr(settings, name, value)
+        torch.backends.cuda.preferred_blas_library(library_before)
+
+
+def executed_accumulation(parameters: MatmulParameters, architecture: str) -> str:
+    """Return what products sum in now: PyTorch's setting for 16-bit types on NVIDIA GPUs, else the rule's."""
+    switch = REDUCING.get(parameters.dtype)
+    if switch is None or not architecture.startswith("sm") or parameters.backend not in rules.LIBRARY_BACKENDS:
+        return rules.executed_accumulation(parameters, architecture)
+    return "reduced" if getattr(torch.backends.cuda.matmul, switch) else "fp32"
+
+
+def executed_backend(parameters: MatmulParameters) -> str:
+    """Return the library that PyTorch has selected, which may refuse one on some GPUs; else the requested backend."""
+    name = _preferred()
+    return CUDA_LIBRARIES.get(name, name.lower()) if parameters.backend in SELECTED else parameters.backend
+
+
+def library(parameters: MatmulParameters, architecture: str) -> dict[str, str]:
+    """Return the library that runs the product as `machine_info` has it; empty where none is selected."""
+    scaled = parameters.dtype not in ("fp32", "tf32", "fp16", "bf16")
+    if architecture.startswith("cpu") or scaled or parameters.backend not in ("torch", *SELECTED):
+        return {}
+    names = ROCM_LIBRARIES if architecture.startswith("gfx") else CUDA_LIBRARIES
+    return {"library": names.get(_preferred(), _preferred())}
+
+
+def _preferred() -> str:
+    return str(torch.backends.cuda.preferred_blas_library()).rpartition(".")[2]
 
 
 def tolerance(matrix_dtype: str, architecture: str) -> float:

@@ -14,9 +14,8 @@ from tests.support.amd_device import amd_device
 from workloads.api.contract import Infeasible, ParameterMismatch, Rank
 from workloads.api.trial import run_trial
 from workloads.attention import Attention, AttentionParameters, rules, run
-from workloads.attention.kernels import build_calls, draw_inputs, selected
 from workloads.attention.rules import KernelName, unsupported_kernel_reason
-from workloads.attention.run import TOLERANCE, exact_results, largest_error
+from workloads.attention.run import TOLERANCE, build_calls, draw_inputs, exact_results, largest_error, selected
 
 SMALL = AttentionParameters(
     sequence_length=48, heads=4, kv_heads=2, head_size=16, dtype="fp32", statistic="median_warm", warmup=1, repeats=2

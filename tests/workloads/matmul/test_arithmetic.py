@@ -7,7 +7,7 @@ import torch
 
 from workloads.api.contract import Infeasible
 from workloads.matmul import MatmulParameters
-from workloads.matmul.arithmetic import arithmetic, executed_accumulation, executed_backend, library
+from workloads.matmul.gemm import arithmetic, executed_accumulation, executed_backend, library
 
 MI300X = "gfx942:sramecc+:xnack-"
 
