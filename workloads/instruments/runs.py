@@ -13,7 +13,7 @@ from workloads.api.contract import Energy, Measurement
 from workloads.api.gpus.energy import SHORTEST_S
 from workloads.instruments.device import MIB, flush_mib, machine_info
 from workloads.instruments.telemetry import GpuReadings, find_gpu, monitor_gpu
-from workloads.instruments.timing import calls_in_reading, event_metrics, sustained_times, time_steps
+from workloads.instruments.timing import Step, calls_in_reading, event_metrics, sustained_times, time_steps
 
 # Seconds to wait for a GPU that the machine slowed down (heat, power brake) before each further measurement.
 PAUSES_S = (5.0, 15.0)
@@ -22,11 +22,7 @@ NO_RUN = "a single call is too short for the energy counter: set space.sustained
 
 
 def measure_calls(
-    step: Callable[[], object],
-    copy: Callable[[], Callable[[], object]],
-    step_bytes: int,
-    device: torch.device,
-    parameters: Any,
+    step: Step, copy: Callable[[], Step], step_bytes: int, device: torch.device, parameters: Any
 ) -> Measurement:
     """Time a step, and run it back to back with `copy()`s of it over other memory, together more than the cache holds.
 
@@ -60,7 +56,7 @@ def measure_calls(
 
 
 def time_untainted(
-    step: Callable[[], object], device: torch.device, *, warmup: int, repeats: int, cold_cache: bool, calls: int = 1
+    step: Step, device: torch.device, *, warmup: int, repeats: int, cold_cache: bool, calls: int = 1
 ) -> tuple[tuple[float, ...], GpuReadings]:
     """Time the step; repeat it after each of PAUSES_S while the machine slows the GPU down."""
     for pause_s in (*PAUSES_S, None):
@@ -73,7 +69,7 @@ def time_untainted(
 
 
 def run_sustained(
-    steps: Sequence[Callable[[], object]], device: torch.device, step_time_s: float, seconds: float
+    steps: Sequence[Step], device: torch.device, step_time_s: float, seconds: float
 ) -> tuple[tuple[float, ...], Energy | None, dict[str, float]]:
     """Run calls of the same work in turns; `step_time_s` is the approximate time of one.
 
@@ -83,15 +79,14 @@ def run_sustained(
     """
     with monitor_gpu(device) as readings:
         loaded_s = time.perf_counter()
-        times_s = sustained_times(
-            steps, device, step_time_s=step_time_s, seconds=seconds, on_settled=readings.begin_steps
-        )
+        begin = readings.begin_steps
+        times_s = sustained_times(steps, device, step_time_s=step_time_s, seconds=seconds, on_settled=begin)
     steps_in_window = (readings.ended_s - readings.started_s) / statistics.mean(times_s)  # the device never waits
     metrics = readings.metrics() | {"settling_s": readings.started_s - loaded_s}
     return times_s, readings.energy(steps_in_window), metrics
 
 
-def measure_energy(step: Callable[[], object], device: torch.device, step_time_s: float) -> Energy | None:
+def measure_energy(step: Step, device: torch.device, step_time_s: float) -> Energy | None:
     """Run a call back to back for as long as the device's counter needs, which changes every 20 to 100 ms.
 
     On a CPU, and where no driver reads the GPU, nothing runs.

@@ -22,6 +22,9 @@ from workloads.instruments.device import Flush
 from workloads.instruments.host_waits import time_undisturbed
 from workloads.instruments.torch_internals import delay_gpu
 
+Step = Callable[[], object]
+Pair = tuple[torch.cuda.Event, torch.cuda.Event]
+
 # A sustained run is timed in windows of WINDOW_S. Its clocks have settled when two readings in a row, each the mean of
 # SETTLING_WINDOWS windows, differ by less than SETTLED_WITHIN; LONGEST_SETTLING_S limits the wait for that. On a CPU
 # other processes may keep it from settling at all.
@@ -45,20 +48,14 @@ RESOLUTION_S = 0.5e-6  # of an event (CUDA's cudaEventElapsedTime): no reading i
 
 
 def time_steps(
-    step: Callable[[], object], device: torch.device, *, warmup: int, repeats: int, cold_cache: bool, calls: int = 1
+    step: Step, device: torch.device, *, warmup: int, repeats: int, cold_cache: bool, calls: int = 1
 ) -> tuple[float, ...]:
     """Return the seconds of `step` in each of `repeats` readings, after `warmup` calls that are not timed."""
     return time_in_turns([step], device, warmup=warmup, repeats=repeats, cold_cache=cold_cache, calls=calls)[0]
 
 
 def time_in_turns(
-    steps: Sequence[Callable[[], object]],
-    device: torch.device,
-    *,
-    warmup: int,
-    repeats: int,
-    cold_cache: bool = True,
-    calls: int = 1,
+    steps: Sequence[Step], device: torch.device, *, warmup: int, repeats: int, cold_cache: bool = True, calls: int = 1
 ) -> tuple[tuple[float, ...], ...]:
     """Return the seconds of each call of each of `steps`, which take turns, so that a change of clocks affects all.
 
@@ -72,7 +69,7 @@ def time_in_turns(
     assert calls == 1 or not cold_cache
     flush = Flush(device) if cold_cache else None
 
-    def wall_time_s(step: Callable[[], object]) -> float:
+    def wall_time_s(step: Step) -> float:
         if flush is not None:
             flush()
         start = time.perf_counter()
@@ -95,10 +92,7 @@ def time_in_turns(
     )
 
 
-Pair = tuple[torch.cuda.Event, torch.cuda.Event]
-
-
-def _queue_reading(step: Callable[[], object], flush: Flush | None, calls: int = 1) -> Pair:
+def _queue_reading(step: Step, flush: Flush | None, calls: int = 1) -> Pair:
     if flush is not None:
         flush()
     elif calls > 1:  # for each reading: all calls of a series would not fit into the GPU's queue
@@ -127,7 +121,7 @@ def event_cost_s(device: torch.device) -> float:
     return statistics.median(_net_time_s(start, end, 0.0) for start, end in pairs)
 
 
-def calls_in_reading(step: Callable[[], object], device: torch.device) -> int:
+def calls_in_reading(step: Step, device: torch.device) -> int:
     """Return how many calls of a step with a warm cache one reading spans: 1 for long ones, and on a CPU.
 
     The ranks of a gang would disagree, so that this is for steps without communication.
@@ -144,12 +138,7 @@ def event_metrics(device: torch.device) -> dict[str, float]:
 
 
 def sustained_times(
-    steps: Sequence[Callable[[], object]],
-    device: torch.device,
-    *,
-    step_time_s: float,
-    seconds: float,
-    on_settled: Callable[[], object] = lambda: None,
+    steps: Sequence[Step], device: torch.device, *, step_time_s: float, seconds: float, on_settled: Step = lambda: None
 ) -> tuple[float, ...]:
     """Return the mean seconds a step in each window of a back-to-back run of `seconds` after the clocks have settled.
 
@@ -174,7 +163,7 @@ def sustained_times(
     return tuple(times_s)
 
 
-def _windows(steps: Sequence[Callable[[], object]], device: torch.device, count: int) -> Iterator[float]:
+def _windows(steps: Sequence[Step], device: torch.device, count: int) -> Iterator[float]:
     """Yield the mean seconds a step of consecutive windows of `count` steps, without end."""
     turns = cycle(steps)
     if device.type == "cpu":

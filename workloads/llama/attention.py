@@ -29,6 +29,7 @@ TIMED_TOKENS = 8192
 # Gradients of scores vanish for a single token, and with two the rounding of bf16 comes to 0.03 of them; 0.004 with 16.
 MIN_LENGTH = 16
 CHECKED_TOKENS = 128
+Pair = tuple[Tensor, Tensor]  # keys and values
 
 
 @dataclass(frozen=True)
@@ -143,9 +144,7 @@ def measure_error(inputs: list[Tensor], out: Tensor, lse: Tensor, gradients: Gra
     return max(error if error == error else math.inf for error in errors)
 
 
-def attend(
-    kernel: Kernel, q: Tensor, k: Tensor, v: Tensor, past_kv: tuple[Tensor, Tensor] | None
-) -> tuple[Tensor, ...]:
+def attend(kernel: Kernel, q: Tensor, k: Tensor, v: Tensor, past_kv: Pair | None) -> tuple[Tensor, ...]:
     """Return out and lse of queries that attend to all of `past_kv` and causally to their own keys and values."""
     out, lse = kernel.forward(q, k, v, True)
     if past_kv is None:
@@ -162,15 +161,8 @@ def merge_attention(out: Tensor, lse: Tensor, past_out: Tensor, past_lse: Tensor
 
 
 def attend_backward(
-    kernel: Kernel,
-    d_out: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    out: Tensor,
-    lse: Tensor,
-    past_kv: tuple[Tensor, Tensor] | None,
-) -> tuple[Gradients, tuple[Tensor, Tensor] | None]:
+    kernel: Kernel, d_out: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, past_kv: Pair | None
+) -> tuple[Gradients, Pair | None]:
     """Return (dq, dk, dv), and the gradients of `past_kv` or None.
 
     `out` and `lse` are those of `attend`, over all keys. With them the backward pass of each group of keys gives its

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from workloads.llama.attention import attend, attend_backward
-from workloads.llama.attention_kernels import Kernel
+from workloads.llama.attention import Pair, attend, attend_backward
+from workloads.llama.attention_kernels import Gradients, Kernel
 from workloads.llama.model import apply_rotary_emb, swiglu
 from workloads.models.model import Model
 
@@ -57,9 +57,7 @@ class BlockMath:
         def norm(x: Tensor, weight: Tensor) -> Tensor:
             return functional.rms_norm(x, (hidden_size,), weight, eps)
 
-        def norm_backward(
-            x: Tensor, weight: Tensor, d_out: Tensor, d_residual: Tensor
-        ) -> tuple[Tensor, Tensor, Tensor]:
+        def norm_backward(x: Tensor, weight: Tensor, d_out: Tensor, d_residual: Tensor) -> Gradients:
             normed, vjp = torch.func.vjp(norm, x, weight)  # type: ignore[misc]
             d_x, d_weight = vjp(d_out)
             return normed, d_x + d_residual, d_weight
@@ -150,7 +148,7 @@ class BlockMath:
         rope: Tensor,
         d_out: Tensor,
         past_kv: KeysValues | None = None,
-        kv_gradients: tuple[Tensor, Tensor] | None = None,
+        kv_gradients: Pair | None = None,
     ) -> Tensor:
         """Return the gradient of x and add those of the weights to `gradients`.
 
@@ -200,12 +198,8 @@ class BlockMath:
         return d_residual
 
     def _attention_backward(
-        self,
-        activations: Activations,
-        d_attn_out: Tensor,
-        past_kv: KeysValues | None,
-        kv_gradients: tuple[Tensor, Tensor] | None,
-    ) -> tuple[Tensor, Tensor, Tensor]:
+        self, activations: Activations, d_attn_out: Tensor, past_kv: KeysValues | None, kv_gradients: Pair | None
+    ) -> Gradients:
         """Return the gradients of queries, keys and values."""
         q, kv, attn_out, lse = (activations.pop(name) for name in ("q", "kv", "attn_out", "lse"))
         out, d_out = attn_out.view(q.shape).transpose(1, 2), d_attn_out.view(q.shape).transpose(1, 2)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from workloads.llama.attention import Pair
 from workloads.llama.attention_kernels import Kernel
 from workloads.llama.block import Activations, BlockMath, KeysValues, NamedTensors, accumulate
 from workloads.llama.fp8_quantize import Casts, Fp8Matrix, Granularity, halve, multiply
@@ -105,7 +106,7 @@ class Fp8BlockMath(BlockMath):
         rope: Tensor,
         d_out: Tensor,
         past_kv: KeysValues | None = None,
-        kv_gradients: tuple[Tensor, Tensor] | None = None,
+        kv_gradients: Pair | None = None,
     ) -> Tensor:
         self._compute_missing(weights, activations, rope, past_kv)
         d_residual = self._mlp_backward(weights, gradients, activations, d_out)

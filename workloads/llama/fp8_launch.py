@@ -38,10 +38,10 @@ class TritonCasts(Casts):
 
     def cast(self, x: Tensor, *, rows: bool = False, columns: bool = False) -> list[Fp8Matrix]:
         if self.granularity == "block":
-            return _cast_blocks(x, rows, columns)
+            return _cast(x, rows, columns)
         partial = _allocate_partial_maxima(x.device)
         kernels.amax_kernel[(REDUCING_PROGRAMS,)](x, partial, x.numel(), BLOCK=FLAT_BLOCK)
-        return _cast_tensor(x, _find_scale(partial), rows, columns)
+        return _cast(x, rows, columns, _find_scale(partial))
 
     def cast_weight(self, weight: Tensor, *, rows: bool = False, columns: bool = False) -> list[Fp8Matrix]:
         if self.granularity == "tensor":
@@ -62,14 +62,12 @@ class TritonCasts(Casts):
         tokens, features = x.shape
         total = x if addend is None else torch.empty_like(x)
         inputs, has_addend = (x, x if addend is None else addend, weight), addend is not None
-        size = triton.next_power_of_2(features)
+        size, rows = triton.next_power_of_2(features), _allocate(tokens, features, x.device, scale)
         if scale is None:
-            rows = _allocate_blocks(tokens, features, x.device)
             kernels.norm_block_kernel[(tokens,)](
                 *inputs, total, *rows, tokens, features, eps, ADD=has_addend, SIZE=size, BLOCK=BLOCK, num_warps=4
             )
         else:
-            rows = _allocate_tensor(tokens, features, scale)
             kernels.norm_tensor_kernel[(tokens,)](
                 *inputs, scale, total, rows.data, features, eps, ADD=has_addend, BLOCK=size, num_warps=4
             )
@@ -86,21 +84,19 @@ class TritonCasts(Casts):
         tensors = (x, weight, d_out, d_residual, d_x, d_weight, row_factors)
         block = triton.next_power_of_2(features)
         kernels.norm_backward_kernel[(programs,)](*tensors, tokens, features, eps, BLOCK=block, num_warps=4)
-        factors = (row_factors, weight)
-        cast = _cast_blocks(x, False, True, factors) if scale is None else _cast_tensor(x, scale, False, True, factors)
-        (columns,) = cast
+        (columns,) = _cast(x, False, True, scale, (row_factors, weight))
         return d_x, d_weight.sum(0).to(weight.dtype), columns
 
     def swiglu(self, gate: Tensor, up: Tensor) -> Fp8Matrix:
         (tokens, features), numel = gate.shape, gate.numel()
         if self.granularity == "block":
-            rows, tile = _allocate_blocks(tokens, features, gate.device), SWIGLU_TILE
+            rows, tile = _allocate(tokens, features, gate.device), SWIGLU_TILE
             grid = _grid(tokens, features, tile)
             kernels.swiglu_block_kernel[grid](gate, up, *rows, tokens, features, **tile)
             return rows
         partial = _allocate_partial_maxima(gate.device)
         kernels.swiglu_amax_kernel[(REDUCING_PROGRAMS,)](gate, up, partial, numel, BLOCK=FLAT_BLOCK)
-        rows = _allocate_tensor(tokens, features, _find_scale(partial))
+        rows = _allocate(tokens, features, gate.device, _find_scale(partial))
         grid = (triton.cdiv(numel, FLAT_BLOCK),)
         kernels.swiglu_tensor_kernel[grid](gate, up, rows.scale, rows.data, numel, BLOCK=FLAT_BLOCK)
         return rows
@@ -113,17 +109,17 @@ class TritonCasts(Casts):
             numel = gate.numel()
             kernels.swiglu_backward_amax_kernel[(REDUCING_PROGRAMS,)](*inputs, *partials, numel, BLOCK=FLAT_BLOCK)
             hidden_scale, d_scale = (_find_scale(partial) for partial in partials)
-            hidden = _allocate_tensor(features, tokens, hidden_scale)
-            columns = _allocate_tensor(2 * features, tokens, d_scale)
-            rows, tile = _allocate_tensor(tokens, 2 * features, d_scale), SWIGLU_BACKWARD_TENSOR_TILE
+            hidden = _allocate(features, tokens, device, hidden_scale)
+            columns = _allocate(2 * features, tokens, device, d_scale)
+            rows, tile = _allocate(tokens, 2 * features, device, d_scale), SWIGLU_BACKWARD_TENSOR_TILE
             targets = (hidden_scale, d_scale, hidden.data, rows.data, columns.data)
             grid = _grid(tokens, features, tile)
             kernels.swiglu_backward_tensor_kernel[grid](*inputs, *targets, tokens, features, **tile)
             return hidden, rows, columns
         # Two kernels, since a tile of 128 x 128 with three results does not fit into registers. `features` is a
         # multiple of 128.
-        hidden, columns = (_allocate_blocks(width, tokens, device) for width in (features, 2 * features))
-        rows = _allocate_blocks(tokens, 2 * features, device)
+        hidden, columns = (_allocate(width, tokens, device) for width in (features, 2 * features))
+        rows = _allocate(tokens, 2 * features, device)
         by_rows, by_columns = (rows, SWIGLU_BACKWARD_ROWS_TILE), (columns, SWIGLU_BACKWARD_COLUMNS_TILE)
         for is_rows, (d, tile) in ((True, by_rows), (False, by_columns)):
             grid = _grid(tokens, features, tile)
@@ -145,28 +141,12 @@ def _find_scale(partial_maxima: Tensor) -> Tensor:
     return scale
 
 
-def _allocate_tensor(rows: int, summed: int, scale: Tensor) -> Fp8Matrix:
-    return Fp8Matrix(torch.empty(rows, summed, dtype=FP8, device=scale.device), scale)
-
-
-def _cast_tensor(
-    x: Tensor, scale: Tensor, rows: bool, columns: bool, factors: tuple[Tensor, Tensor] | None = None
-) -> list[Fp8Matrix]:
-    """Return x with this scale; with factors x times that of its row times that of its column."""
-    tile, (tokens, features) = CAST_TENSOR_TILE, x.shape
-    by_rows = _allocate_tensor(tokens, features, scale) if rows else None
-    by_columns = _allocate_tensor(features, tokens, scale) if columns else None
-    targets = [matrix.data if matrix else x for matrix in (by_rows, by_columns)]
-    arguments = (x, scale, *(factors or (scale, scale)), *targets, tokens, features)
-    options = {"NORM": factors is not None, "ROWS": rows, "COLUMNS": columns}
-    kernels.cast_tensor_kernel[_grid(tokens, features, tile)](*arguments, **options, **tile)
-    return [matrix for matrix in (by_rows, by_columns) if matrix is not None]
-
-
-def _allocate_blocks(rows: int, summed: int, device: torch.device) -> Fp8Matrix:
-    """Return a matrix with scales of 1 x 128, not initialized."""
+def _allocate(rows: int, summed: int, device: torch.device, scale: Tensor | None = None) -> Fp8Matrix:
+    """Return a matrix, not initialized, with this scale or with those of blocks of 1 x 128."""
     data = torch.empty(rows, summed, dtype=FP8, device=device)
-    return Fp8Matrix(data, torch.empty(triton.cdiv(summed, BLOCK), rows, dtype=torch.float32, device=device))
+    if scale is None:
+        scale = torch.empty(triton.cdiv(summed, BLOCK), rows, dtype=torch.float32, device=device)
+    return Fp8Matrix(data, scale)
 
 
 def _allocate_weight(rows: int, summed: int, device: torch.device) -> Fp8Matrix:
@@ -176,15 +156,24 @@ def _allocate_weight(rows: int, summed: int, device: torch.device) -> Fp8Matrix:
     return Fp8Matrix(data, torch.ones(rows // BLOCK, padded, dtype=torch.float32, device=device))
 
 
-def _cast_blocks(x: Tensor, rows: bool, columns: bool, factors: tuple[Tensor, Tensor] | None = None) -> list[Fp8Matrix]:
-    """Return x with its scales; with factors x times that of its row times that of its column."""
-    tile = CAST_BOTH_TILE if rows and columns else CAST_ROWS_TILE if rows else CAST_COLUMNS_TILE
+def _cast(
+    x: Tensor, rows: bool, columns: bool, scale: Tensor | None = None, factors: tuple[Tensor, Tensor] | None = None
+) -> list[Fp8Matrix]:
+    """Return x with this scale or with those of its blocks.
+
+    With factors it is x times that of its row times that of its column.
+    """
     tokens, features = x.shape
-    by_rows = _allocate_blocks(tokens, features, x.device) if rows else None
-    by_columns = _allocate_blocks(features, tokens, x.device) if columns else None
-    targets = (*(by_rows or (x, x)), *(by_columns or (x, x)))
+    by_rows = _allocate(tokens, features, x.device, scale) if rows else None
+    by_columns = _allocate(features, tokens, x.device, scale) if columns else None
     options = {"NORM": factors is not None, "ROWS": rows, "COLUMNS": columns}
-    kernels.cast_block_kernel[_grid(tokens, features, tile)](
-        x, *(factors or (x, x)), *targets, tokens, features, **options, **tile
-    )
+    if scale is None:
+        tile = CAST_BOTH_TILE if rows and columns else CAST_ROWS_TILE if rows else CAST_COLUMNS_TILE
+        targets = (*(factors or (x, x)), *(by_rows or (x, x)), *(by_columns or (x, x)))
+        kernels.cast_block_kernel[_grid(tokens, features, tile)](x, *targets, tokens, features, **options, **tile)
+    else:
+        tile = CAST_TENSOR_TILE
+        data = [matrix.data if matrix else x for matrix in (by_rows, by_columns)]
+        inputs = (x, scale, *(factors or (scale, scale)))
+        kernels.cast_tensor_kernel[_grid(tokens, features, tile)](*inputs, *data, tokens, features, **options, **tile)
     return [matrix for matrix in (by_rows, by_columns) if matrix is not None]

@@ -16,6 +16,7 @@ step. There are two granularities of scales, for two recipes of `workloads.api.r
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Literal, NamedTuple
 
 import torch
@@ -149,11 +150,7 @@ class Casts:
         self, x: Tensor, weight: Tensor, d_out: Tensor, d_residual: Tensor, eps: float, scale: Tensor | None
     ) -> tuple[Tensor, Tensor, Fp8Matrix]:
         """Return the gradient of x plus `d_residual`, that of weight, and the norm of x by columns."""
-
-        def of_norm(x: Tensor, weight: Tensor) -> Tensor:
-            return _norm(x, weight, eps)
-
-        _, vjp = torch.func.vjp(of_norm, x.float(), weight.float())  # type: ignore[misc]
+        _, vjp = torch.func.vjp(partial(_norm, eps=eps), x.float(), weight.float())  # type: ignore[misc]
         d_x, d_weight = vjp(d_out.float())
         d_x, d_weight = (d_x + d_residual.float()).to(x.dtype), d_weight.to(weight.dtype)
         return d_x, d_weight, self._quantize(_norm(x, weight, eps).t(), scale)
