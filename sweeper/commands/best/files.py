@@ -7,7 +7,7 @@ import math
 import re
 import shlex
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from sweeper.cli.arguments import parse_arguments
 from sweeper.cli.sources import HEADER
 from sweeper.common.format import format_interval, format_number, format_point
 from sweeper.common.trials import TrialRecord, TrialStatus
-from sweeper.config.environment import PREFIX, SECTION, is_variable, process_values, without_variables
+from sweeper.config.environment import PREFIX, SECTION, is_variable, only_variables, process_values, without_variables
 from sweeper.config.space import Parameters, Value
 from sweeper.results.description import SweepDescription
 from sweeper.results.stored import Winner
@@ -69,16 +69,34 @@ def build_files(description: SweepDescription, record: TrialRecord, value: Winne
     """Return the files of a trial.
 
     Args:
-        description: of its sweep.
-        record: of the trial.
         value: its objective; None of a trial that has none.
         folder: where the files will lie.
     """
     title = _describe(description, record, value)
-    line = command_line(description, record)
+    line = shlex.join(command_words(description, record))
     program, notes = _program_files(description, record, folder / PROGRAM)
     others, refusals = _other_trainers(description, record)
-    result = _build_result(description, record, value, line)
+    figure = None
+    if value is not None:
+        bounds = {} if math.isnan(value.low) else {"low": value.low, "high": value.high}
+        figure = {"value": value.value, **bounds, "rounds": value.rounds}
+    result = {
+        "sweep": description.name,
+        "trial": record.number,
+        "outcome": record.status.value,
+        "objective": description.objective,
+        "direction": description.direction,
+        "result": figure,
+        **({"other_objectives": dict(value.others)} if value is not None and value.others else {}),
+        "parameters": record.all_params,
+        "device": description.device,
+        "gpus": description.gpus,
+        "nodes": description.nodes,
+        "software": description.software,
+        "git": description.git,
+        "process": record.measurements[0].get("machine_info", {}) if record.measurements else {},
+        "command": line,
+    }
     is_function = description.workload == "function"  # which no file of a configuration can name
     files = {
         LINE: f"#!/bin/sh\n# {title}\n{script_line(description, record)}\n",
@@ -93,7 +111,6 @@ def build_files(description: SweepDescription, record: TrialRecord, value: Winne
 
 
 def _describe(description: SweepDescription, record: TrialRecord, value: Winner | None) -> str:
-    """Return the trial with its figure in one line."""
     trial = f"trial {record.number} of {description.name}: {format_point(record.params)}"
     if value is None:
         return f"{trial}; {record.status.value}{f', {record.reason}' if record.reason else ''}".replace("\n", " ")
@@ -143,32 +160,6 @@ def _other_trainers(description: SweepDescription, record: TrialRecord) -> tuple
     return files, notes
 
 
-def _build_result(
-    description: SweepDescription, record: TrialRecord, value: Winner | None, line: str
-) -> dict[str, Any]:
-    measured = record.measurements[0].get("machine_info", {}) if record.measurements else {}
-    bounds = {} if value is None or math.isnan(value.low) else {"low": value.low, "high": value.high}
-    figure = None if value is None else {"value": value.value, **bounds, "rounds": value.rounds}
-    others = {"other_objectives": dict(value.others)} if value is not None and value.others else {}
-    return {
-        "sweep": description.name,
-        "trial": record.number,
-        "outcome": record.status.value,
-        "objective": description.objective,
-        "direction": description.direction,
-        "result": figure,
-        **others,
-        "parameters": record.all_params,
-        "device": description.device,
-        "gpus": description.gpus,
-        "nodes": description.nodes,
-        "software": description.software,
-        "git": description.git,
-        "process": measured,
-        "command": line,
-    }
-
-
 # What a single trial has no use for, or the trial's own parameters replace. A word that ends in a dot is a section.
 REPLACED = (
     *("space.", "search", "search.", "budget.", "finals.", "projection.", "workload.strategy"),
@@ -188,7 +179,11 @@ def command_words(description: SweepDescription, record: TrialRecord) -> list[st
     """Return the command that runs the trial alone: the sweep's own, with the trial's parameters as constants."""
     program, words = _split_program(description.arguments)
     arguments = parse_arguments(words)
-    kept = [word for word in arguments.overrides if not _is_replaced(word)]
+    kept = []
+    for word in arguments.overrides:
+        key = word.lstrip("+~").partition("=")[0]
+        if not any(key.startswith(name) if name.endswith(".") else key == name for name in REPLACED):
+            kept.append(word)
     flags = [f"--config-dir={arguments.config_dir}"] if arguments.config_dir else []
     values = trial_parameters(description, record)
     return [
@@ -197,11 +192,6 @@ def command_words(description: SweepDescription, record: TrialRecord) -> list[st
         *(f"space.{name}={override_value(name, value)}" for name, value in values.items()),
         *("search=grid", "finals.top=0"),
     ]
-
-
-def command_line(description: SweepDescription, record: TrialRecord) -> str:
-    """Return the command as a person types it in a shell."""
-    return shlex.join(command_words(description, record))
 
 
 def script_line(description: SweepDescription, record: TrialRecord) -> str:
@@ -223,14 +213,13 @@ def overrides_file(description: SweepDescription, record: TrialRecord, comment: 
     _internal/defaults_list.py), so a file of the first group cannot choose those of later ones.
 
     Args:
-        description: of the sweep.
-        record: of the trial.
         comment: which trial it is.
         folder: where `workload/` will lie.
     """
     program, _ = _split_program(description.arguments)
     words = [*program, f"--config-dir={folder}", "workload=best", f"hardware={description.hardware}", "search=grid"]
-    config = description.config
+    config, parameters = description.config, trial_parameters(description, record)
+    variables = {name.removeprefix(PREFIX): _entry(value) for name, value in only_variables(parameters).items()}
     values: dict[str, Any] = {
         "workload": {**config["workload"], "strategy": None},
         "gpus": description.gpus,
@@ -239,7 +228,10 @@ def overrides_file(description: SweepDescription, record: TrialRecord, comment: 
         "finals": {"top": 0, "rounds": config["finals"]["rounds"]},
         **({"exclusive": config["exclusive"]} if config["exclusive"] else {}),
         **({"command": _escaped(description.settings)} if description.settings is not None else {}),
-        "space": dict(_sections(trial_parameters(description, record))),
+        "space": {
+            **({SECTION: variables} if variables else {}),
+            **{name: _entry(value) for name, value in without_variables(parameters).items()},
+        },
     }
     text = yaml.safe_dump(values, sort_keys=False, allow_unicode=True, width=120)
     return f"{HEADER}\n# {comment}\n# {shlex.join(words)}\n{text}"
@@ -266,29 +258,20 @@ def _in_quotes(text: str, mark: str) -> str:
     return f"{mark}{escaped}{mark}"
 
 
-def _entry(value: Value) -> Value:
+def _entry(value: Value) -> Any:
     """Return a parameter's value as an entry of a space in YAML."""
-    if not isinstance(value, str):
-        return value
-    text = _in_quotes(value, "'") if any(mark in value for mark in LISTS) else value
-    return text.replace("${", "\\${")
+    if isinstance(value, str) and any(mark in value for mark in LISTS):
+        value = _in_quotes(value, "'")
+    return _escaped(value)
 
 
 def _escaped(settings: Any) -> Any:
-    """Return settings with their texts escaped: OmegaConf would replace ${…}, which a shell is to see."""
+    """Return values with their texts escaped: OmegaConf would replace ${…}, which a shell is to see."""
     if isinstance(settings, Mapping):
         return {key: _escaped(value) for key, value in settings.items()}
     if isinstance(settings, (list, tuple)):
         return [_escaped(value) for value in settings]
     return settings.replace("${", "\\${") if isinstance(settings, str) else settings
-
-
-def _sections(values: Mapping[str, Value]) -> Iterator[tuple[str, Any]]:
-    """Yield the entries of a space, the environment variables as its section."""
-    variables = {name.removeprefix(PREFIX): _entry(value) for name, value in values.items() if is_variable(name)}
-    if variables:
-        yield SECTION, variables
-    yield from ((name, _entry(value)) for name, value in values.items() if not is_variable(name))
 
 
 def _split_program(arguments: Any) -> tuple[list[str], list[str]]:
@@ -299,8 +282,3 @@ def _split_program(arguments: Any) -> tuple[list[str], list[str]]:
     size = 3 if words[1:2] == ["-m"] else 1
     size += 2 if words[size : size + 1] == ["function"] else 0
     return words[:size], words[size:]
-
-
-def _is_replaced(word: str) -> bool:
-    key = word.lstrip("+~").partition("=")[0]
-    return any(key.startswith(name) if name.endswith(".") else key == name for name in REPLACED)

@@ -25,11 +25,9 @@ from pathlib import Path
 from sweeper.cli.command import Subcommand, word
 from sweeper.commands.best.files import FOLDER, LINE, OVERRIDES, RESULT, TrialFiles, build_files
 from sweeper.common.format import count
-from sweeper.common.trials import TrialRecord
-from sweeper.metrics.criteria import Criteria
 from sweeper.pages.terminal import draw, open_console
 from sweeper.pages.trial_tables import front_rows
-from sweeper.results.stored import StoredSweep, Winner, find_sweep, front_value, measured_value
+from sweeper.results.stored import StoredSweep, find_sweep, front_value, measured_value
 from sweeper.search.front import Front
 from workloads.api.errors import UserInputError
 
@@ -57,7 +55,15 @@ def run(request: BestRequest) -> int:
     if request.trial is None and sweep.front is not None:
         show_front(sweep, sweep.front)
         return 0
-    print("\n".join(describe(write_trial(sweep, request.trial))))
+    files = write_trial(sweep, request.trial)
+    process = files.result["process"]
+    software = files.result["software"] | {name: process[name] for name in VERSIONS if process.get(name)}
+    print(f"# {files.title}\n{files.line}\n")
+    print(f"software {', '.join(f'{name} {version}' for name, version in software.items())}")
+    for name in sorted(files.files, key=lambda name: (name not in (LINE, OVERRIDES, RESULT), name)):
+        print(f"file     {files.folder / name}")
+    for note in files.notes:
+        print(f"note     {note}")
     return 0
 
 
@@ -84,49 +90,21 @@ def write_trial(sweep: StoredSweep, number: int | None) -> TrialFiles:
     description = sweep.description
     if description is None:
         raise UserInputError(f"{sweep.name}: an earlier version ran it and kept no sweep.json; run its command again")
-    winner = sweep.winner
+    winner, value = sweep.winner, None
     if number is None:
         if winner is None:
             raise UserInputError(f"{sweep.name}: no trial is complete; choose one with trial=N")
-        files = build_files(description, sweep.read_trial(winner.trial), winner, sweep.folder / FOLDER)
+        record, value, folder = sweep.read_trial(winner.trial), winner, sweep.folder / FOLDER
     else:
-        record = sweep.read_trial(number)
-        value = _value_of(sweep, record, description.criteria)
-        files = build_files(description, record, value, sweep.folder / "files" / f"{number:04d}" / "run")
+        record, criteria = sweep.read_trial(number), description.criteria
+        folder = sweep.folder / "files" / f"{number:04d}" / "run"
+        if criteria.values(record) is not None and sweep.front is not None:
+            value = front_value(sweep.front, record, criteria)
+        elif criteria.values(record) is not None:
+            value = winner if winner and winner.trial == number else measured_value(record, criteria)
+    files = build_files(description, record, value, folder)
     files.write()
     return files
-
-
-def _value_of(sweep: StoredSweep, record: TrialRecord, criteria: Criteria) -> Winner | None:
-    """Return the objectives of a trial, of the finals if they measured it; None of a trial that lacks one."""
-    if criteria.values(record) is None:
-        return None
-    if sweep.front is not None:
-        return front_value(sweep.front, record, criteria)
-    winner = sweep.winner
-    return winner if winner is not None and winner.trial == record.number else measured_value(record, criteria)
-
-
-def describe(files: TrialFiles) -> list[str]:
-    """Return the lines that are printed."""
-    software = {**files.result["software"], **_versions(files.result["process"])}
-    return [
-        f"# {files.title}",
-        files.line,
-        "",
-        f"software {', '.join(f'{name} {version}' for name, version in software.items())}",
-        *(f"file     {files.folder / name}" for name in sorted(files.files, key=_order)),
-        *(f"note     {note}" for note in files.notes),
-    ]
-
-
-def _versions(process: dict[str, object]) -> dict[str, object]:
-    """Return what the measured process read of its software."""
-    return {name: value for name in VERSIONS if (value := process.get(name))}
-
-
-def _order(name: str) -> tuple[bool, str]:
-    return name not in (LINE, OVERRIDES, RESULT), name
 
 
 COMMAND = Subcommand("best", __doc__, {"": (BestRequest, run)})

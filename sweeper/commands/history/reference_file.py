@@ -7,10 +7,12 @@ import math
 import tempfile
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
 from sweeper.config.validation import build
+from sweeper.metrics.intervals import Interval
 from sweeper.results.runs import Run, run_of_interval
 from workloads.api.errors import UserInputError, describe_os_error
 
@@ -39,15 +41,14 @@ class Identity:
     @property
     def details(self) -> dict[str, str]:
         """All of it as flat text, by name."""
-        return {
-            **self.work,
-            "device": self.device,
-            "number of devices": str(self.devices),
-            "metric": self.metric,
-            "unit": self.unit,
-            "direction": self.direction,
-            "basis": self.basis,
-        }
+        devices = {"device": self.device, "number of devices": str(self.devices)}
+        metric = {"metric": self.metric, "unit": self.unit, "direction": self.direction, "basis": self.basis}
+        return {**self.work, **devices, **metric}
+
+    @property
+    def hardware(self) -> str:
+        """The device and how many of them."""
+        return f"{self.devices} x {self.device}" if self.devices > 1 else self.device
 
 
 @dataclass(frozen=True)
@@ -73,14 +74,24 @@ class RecordedRun:
     commit: str = ""
     starts_level: bool = False
 
+    @property
+    def interval(self) -> Interval:
+        low, high = (math.nan if bound is None else bound for bound in (self.low, self.high))
+        return Interval(self.value, low, high)
+
     def is_same(self, other: RecordedRun) -> bool:
         """Return whether both are the same sweep: names are used again, with another start."""
         return (self.sweep, self.date) == (other.sweep, other.date)
 
+    def list_changes(self, before: RecordedRun) -> list[str]:
+        """Return the versions that differ from those of an earlier run: `torch 2.11 to 2.12`."""
+        names = {**before.versions, **self.versions}
+        versions = {name: (before.versions.get(name, "none"), self.versions.get(name, "none")) for name in names}
+        return [f"{name} {old} to {new}" for name, (old, new) in versions.items() if old != new]
+
     def to_run(self, identity: Identity) -> Run:
         """Return the run as it is compared."""
-        low, high = (math.nan if bound is None else bound for bound in (self.low, self.high))
-        return run_of_interval(self.value, low, high, less_is_better=identity.direction == "minimize")
+        return run_of_interval(*self.interval.bounds, less_is_better=identity.direction == "minimize")
 
 
 @dataclass(frozen=True)
@@ -96,6 +107,13 @@ class Series:
         starts = [place for place, run in enumerate(self.runs) if run.starts_level]
         return self.runs[starts[-1] if starts else 0 :]
 
+    @property
+    def changes(self) -> list[list[str]]:
+        """What changed before each run: the versions, and whether a new level starts."""
+        versions = [[], *(after.list_changes(before) for before, after in pairwise(self.runs))]
+        levels = [["a new level"] if run.starts_level else [] for run in self.runs]
+        return [[*changed, *level] for changed, level in zip(versions, levels, strict=True)]
+
 
 @dataclass(frozen=True)
 class History:
@@ -104,11 +122,9 @@ class History:
     series: tuple[Series, ...] = ()
 
     def find(self, identity: Identity) -> Series | None:
-        """Return the series of this identity."""
         return next((series for series in self.series if series.identity == identity), None)
 
     def append(self, identity: Identity, run: RecordedRun) -> History:
-        """Return the history with one more run."""
         known = self.find(identity)
         if known is None:
             return History((*self.series, Series(identity, (run,))))

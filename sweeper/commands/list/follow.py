@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import platform
 import time
-from collections.abc import Iterable
 
 from sweeper.common.trials import TrialRecord
 from sweeper.config.schema import Budget
@@ -24,27 +23,22 @@ class Follower:
     def __init__(self, sweep: StoredSweep, description: SweepDescription) -> None:
         self._tail = JournalTail(sweep.folder / JOURNAL)
         self._description = description
-        self._records: list[TrialRecord] = []
+        self._records = self._tail.read()
         budget = Budget(**description.config["budget"])
-        self._progress = SweepProgress(description.criteria, budget, self._search(self._read()))
-        self._earlier = len(self._records)
-
-    def _read(self) -> list[TrialRecord]:
-        records = self._tail.read()
-        self._records += records
-        return records
-
-    @staticmethod
-    def _search(records: Iterable[TrialRecord]) -> list[TrialRecord]:
-        """Return those of the search. An attempt that a retry replaces is counted until the sweep ends."""
-        return [record for record in records if not record.remeasurement]
+        # An attempt that a retry replaces is counted until the sweep ends.
+        searched = [record for record in self._records if not record.remeasurement]
+        self._progress = SweepProgress(description.criteria, budget, searched)
 
     def poll(self) -> list[tuple[TrialRecord, bool]]:
         """Return the trials that have ended since the last call, and whether each is the best so far."""
-        return [(record, not record.remeasurement and self._progress.add(record)) for record in self._read()]
+        records = self._tail.read()
+        self._records += records
+        return [(record, not record.remeasurement and self._progress.add(record)) for record in records]
 
     def state(self) -> ProgressState:
         """Return the state as a display shows it."""
+        groups = [record.remeasurement.group for record in self._records if record.remeasurement]
+        last = next((group for group in reversed(groups) if group), None)
         return ProgressState(
             counts=self._progress.counts,
             trials=self._description.budget_trials,
@@ -53,18 +47,12 @@ class Follower:
             elapsed_s=time.time() - self._description.started_at_s,
             remaining_s=None,
             best=self._progress.best,
-            finals=self._finals(),
+            finals=(groups.count(last), len(last) * int(self._description.config["finals"]["rounds"]))
+            if last
+            else None,
             front=self._progress.front,
             objectives=self._description.criteria.metrics,
         )
-
-    def _finals(self) -> tuple[int, int] | None:
-        """Return the finished and planned trials of the finals, once one of them has ended."""
-        groups = [record.remeasurement.group for record in self._records if record.remeasurement]
-        last = next((group for group in reversed(groups) if group), None)
-        if last is None:
-            return None
-        return groups.count(last), len(last) * int(self._description.config["finals"]["rounds"])
 
 
 def follow(sweep: StoredSweep) -> int:
@@ -107,8 +95,8 @@ def _is_driven(sweep: StoredSweep, host: str) -> bool:
         return driver != ""
     try:
         os.kill(int(driver), 0)
+    except PermissionError:  # another user's
+        return True
     except ProcessLookupError:
         return False
-    except PermissionError:
-        return True
     return True

@@ -19,8 +19,7 @@ import fcntl
 import shutil
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -74,32 +73,10 @@ class DeleteRequest(ListRequest):
 
 def show_sweeps(request: ListRequest) -> int:
     """Print the table of a directory. Returns the exit code."""
-    if not Path(request.dir).is_dir():
+    directory = Path(request.dir)
+    if not directory.is_dir():
         raise UserInputError(f"dir={request.dir}: there is no such directory")
-    return show(find_sweeps(Path(request.dir)), Path(request.dir))
-
-
-def follow_sweep(request: FollowRequest) -> int:
-    """Show the progress of a sweep. Returns the exit code."""
-    return follow(find_sweep(Path(request.dir), request.name))
-
-
-def delete_sweep(request: DeleteRequest) -> int:
-    """Delete a sweep after asking. Returns the exit code."""
-    sweep = find_sweep(Path(request.dir), request.name)
-    if sweep.is_running:
-        raise UserInputError(f"{sweep.name}: process {sweep.driver} is running it; stop that first")
-    size = format_amount(sweep.size_bytes, SIZES)
-    question = f"delete {sweep.name} ({count(len(sweep.records), 'trial')}, {size}) and its runs in MLflow?"
-    if not request.yes and not _confirm(question):
-        print("nothing is deleted")
-        return 0
-    print("\n".join(delete(sweep, request.tracking.uri)))
-    return 0
-
-
-def show(sweeps: Sequence[StoredSweep], directory: Path) -> int:
-    """Print the table. Returns the exit code."""
+    sweeps = find_sweeps(directory)
     if not sweeps:
         print(f"no sweep in {directory.resolve()}; `python -m sweeper` runs one")
         return 0
@@ -108,41 +85,30 @@ def show(sweeps: Sequence[StoredSweep], directory: Path) -> int:
     return 0
 
 
-def describe_row(sweep: StoredSweep) -> list[str]:
-    """Return the cells of a sweep; of one with a damaged file what is known without it."""
-    try:
-        return _describe_read(sweep)
-    except UserInputError as error:
-        age = format_amount(time.time() - sweep.changed_at_s, AGES_S)
-        return [sweep.name, "damaged", str(error), format_amount(sweep.size_bytes, SIZES), age]
+def follow_sweep(request: FollowRequest) -> int:
+    """Show the progress of a sweep. Returns the exit code."""
+    return follow(find_sweep(Path(request.dir), request.name))
 
 
-def _describe_read(sweep: StoredSweep) -> list[str]:
-    description = sweep.description
-    best = f"front of {count(sweep.front_size, 'trial')}" if sweep.front_size else ""
-    if description and not best and (winner := sweep.winner):
-        unit = get_metric(description.objective).unit or description.objective
-        best = f"{format_number(winner.value)} {unit}, trial {winner.trial}"
-    started_s = description.started_at_s if description else sweep.changed_at_s
-    age, size = format_amount(time.time() - started_s, AGES_S), format_amount(sweep.size_bytes, SIZES)
-    return [sweep.name, sweep.state, best, size, age]
-
-
-def format_amount(value: float, units: Sequence[tuple[str, float]]) -> str:
-    """Return a duration or a size with two digits, in the largest of its units that it fills."""
-    name, factor = next(((name, factor) for name, factor in units if value >= factor), units[-1])
-    return f"{value / factor:.2g} {name}" if value < 10 * factor else f"{value / factor:.0f} {name}"
-
-
-def _confirm(question: str) -> bool:
-    """Ask on the terminal.
+def delete_sweep(request: DeleteRequest) -> int:
+    """Delete a sweep after asking. Returns the exit code.
 
     Raises:
-        UserInputError: there is none.
+        UserInputError: the sweep runs, or there is no terminal to ask on.
     """
-    if not sys.stdin.isatty():
-        raise UserInputError(f"{question} There is no terminal to ask on: set --yes")
-    return input(f"{question} [y/N] ").strip().lower() in ("y", "yes")
+    sweep = find_sweep(Path(request.dir), request.name)
+    if sweep.is_running:
+        raise UserInputError(f"{sweep.name}: process {sweep.driver} is running it; stop that first")
+    if not request.yes:
+        size = format_amount(sweep.size_bytes, SIZES)
+        question = f"delete {sweep.name} ({count(len(sweep.records), 'trial')}, {size}) and its runs in MLflow?"
+        if not sys.stdin.isatty():
+            raise UserInputError(f"{question} There is no terminal to ask on: set --yes")
+        if input(f"{question} [y/N] ").strip().lower() not in ("y", "yes"):
+            print("nothing is deleted")
+            return 0
+    print("\n".join(delete(sweep, request.tracking.uri)))
+    return 0
 
 
 VERBS: Verbs = {
@@ -152,6 +118,27 @@ VERBS: Verbs = {
 }
 COMMAND = Subcommand("list", __doc__, VERBS)
 main = COMMAND.main
+
+
+def describe_row(sweep: StoredSweep) -> list[str]:
+    """Return the cells of a sweep; of one with a damaged file what is known without it."""
+    size, started_s = format_amount(sweep.size_bytes, SIZES), sweep.changed_at_s
+    try:
+        state, best = str(sweep.state), f"front of {count(sweep.front_size, 'trial')}" if sweep.front_size else ""
+        if description := sweep.description:
+            started_s = description.started_at_s
+            if not best and (winner := sweep.winner):
+                unit = get_metric(description.objective).unit or description.objective
+                best = f"{format_number(winner.value)} {unit}, trial {winner.trial}"
+    except UserInputError as error:
+        state, best, started_s = "damaged", str(error), sweep.changed_at_s
+    return [sweep.name, state, best, size, format_amount(time.time() - started_s, AGES_S)]
+
+
+def format_amount(value: float, units: Sequence[tuple[str, float]]) -> str:
+    """Return a duration or a size with two digits, in the largest of its units that it fills."""
+    name, factor = next(((name, factor) for name, factor in units if value >= factor), units[-1])
+    return f"{value / factor:.2g} {name}" if value < 10 * factor else f"{value / factor:.0f} {name}"
 
 
 def delete(sweep: StoredSweep, uri: str | None = None) -> list[str]:
@@ -164,21 +151,14 @@ def delete(sweep: StoredSweep, uri: str | None = None) -> list[str]:
     Raises:
         UserInputError: the sweep runs, or its store cannot be reached. Then nothing is deleted.
     """
-    with _locked(sweep):
-        lines = [_delete_runs(sweep, uri)]
-        shutil.rmtree(sweep.folder)
-    return [*lines, f"{sweep.name} is deleted"]
-
-
-@contextmanager
-def _locked(sweep: StoredSweep) -> Iterator[None]:
-    """Hold the lock of a sweep, so that no driver starts it."""
-    with (sweep.folder / "lock").open("a") as lock:
+    with (sweep.folder / "lock").open("a") as lock:  # held, so that no driver starts it
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             raise UserInputError(f"{sweep.name}: process {sweep.driver} is running it") from error
-        yield
+        lines = [_delete_runs(sweep, uri), f"{sweep.name} is deleted"]
+        shutil.rmtree(sweep.folder)
+    return lines
 
 
 def _delete_runs(sweep: StoredSweep, uri: str | None) -> str:
