@@ -38,10 +38,9 @@ class TrialFiles:
     """What runs one trial again.
 
     Attributes:
-        folder: where the files lie, or will.
         title: which trial it is, with its figure.
         line: our command, for a shell.
-        files: texts by their path below the folder.
+        files: texts by their path below the folder, where they lie or will.
         notes: what has to be known before one of them runs.
         result: the trial, its figure and its software, in plain values.
     """

@@ -169,11 +169,9 @@ def draw_history(request: PlotRequest) -> int:
     path = Path(request.out) if request.out else request.path.with_suffix(".html")
     if path.suffix not in IMAGES:
         raise UserInputError(f"out={path}: unknown format. {suggest(path.suffix, IMAGES)}")
-    known = reference_file.read(request.path)
+    known, file = reference_file.read(request.path), f"file={request.path}"
     if not known.series:
-        raise UserInputError(
-            f"file={request.path}: the history is empty: `python -m sweeper history append` adds a run"
-        )
+        raise UserInputError(f"{file}: the history is empty: `python -m sweeper history append` adds a run")
     if path.suffix == ".html":
         _write(str(path), picture.build_page(known, request.path.name), "out")
     else:

@@ -25,7 +25,6 @@ class Identity:
     """What runs have in common that are compared.
 
     Attributes:
-        work: the identity of the work.
         basis: what the values are: the mean of rounds of finals, or the best single trial of a search, which is
             higher by chance.
     """
@@ -56,7 +55,6 @@ class RecordedRun:
     """One run of the history.
 
     Attributes:
-        sweep: the name of the sweep.
         date: when it started, in UTC.
         low, high: the bounds of its 95% interval; None without one.
         point: the parameters that were the fastest.

@@ -15,7 +15,6 @@ from sweeper.config.catalogue import catalogue, find_hardware
 from sweeper.config.schema import Hardware
 from sweeper.metrics import derivation
 from workloads.api.contract import MIN_STEP_TIME_S, Measurement
-from workloads.api.errors import UserInputError, suggest
 from workloads.models.flops import model_flops_per_token
 from workloads.models.model import TRAINED_MODELS
 
@@ -52,10 +51,8 @@ class ImportedResult:
 
     Attributes:
         params: the configuration, with `model`, `dtype` and `sequence_length` where the file names them.
-        step_times_s, tokens_per_step: what the metrics are derived from.
         devices: number of devices; None means unknown.
         device: name of one device; empty means unknown.
-        feasible: the configuration worked.
         metrics: what the tool measured beside its speed, such as memory.
         contradictions: messages about values of the file that contradict each other.
         notes: what a reader of the figures should know and no contradiction is.
@@ -95,16 +92,6 @@ def as_device_count(value: object) -> int | None:
     return devices if devices and devices <= MAX_DEVICES else None
 
 
-def check_device(name: str) -> None:
-    """Check a device that the command names.
-
-    Raises:
-        UserInputError: it is neither in the catalogue nor a driver's name of a GPU that is.
-    """
-    if get_hardware(name) is None:
-        raise UserInputError(f"device={name}: unknown device. {suggest(name, catalogue())}")
-
-
 def get_hardware(device: str) -> Hardware | None:
     """Return the catalogue's entry for its own name or a driver's name of a GPU; None if it has none."""
     return catalogue().get(device) or (find_hardware(device) if device else None)
@@ -131,9 +118,7 @@ def derive_metrics(result: ImportedResult) -> dict[str, float]:
     """Return what `sweeper.metrics.derivation` derives from the tokens and step times; empty without step times."""
     times_s = drop_warmup(result.step_times_s)
     derived = _derive(result, times_s, "median")
-    if derived:
-        derived["warmup_steps"] = float(len(result.step_times_s) - len(times_s))
-    return derived
+    return derived and {**derived, "warmup_steps": float(len(result.step_times_s) - len(times_s))}
 
 
 def _derive(result: ImportedResult, times_s: tuple[float, ...], statistic: str) -> dict[str, float]:
@@ -184,24 +169,21 @@ def find_disagreements(result: ImportedResult) -> list[str]:
         if derived.get(name) and (claims.flops == OUR_FLOPS or name not in FLOPS_CLAIMS)
     }
     contradicted = {name: ratio for name, ratio in ratios.items() if abs(ratio - 1) > CLAIM_TOLERANCE}
-    total = contradicted.get("tokens_per_s")
-    per_gpu = contradicted.get("tokens_per_s_per_gpu")
+    total, per_gpu = contradicted.get("tokens_per_s"), contradicted.get("tokens_per_s_per_gpu")
     if total is not None and per_gpu is not None and abs(per_gpu - total) <= CLAIM_TOLERANCE * total:
         del contradicted["tokens_per_s_per_gpu"]
-    messages = []
-    for name, ratio in contradicted.items():
-        explanation = _suggest_sequence_length(result, ratio) if name.startswith("tokens_per_s") else ""
-        messages.append(
-            f"claimed {name} {format_number(claims.values[name])}, but the {claims.statistic} of the same steps gives "
-            f"{format_number(derived[name])}{explanation}"
-        )
-    return messages
+    return [
+        f"claimed {name} {format_number(claims.values[name])}, but the {claims.statistic} of the same steps gives "
+        f"{format_number(derived[name])}{_suggest_sequence_length(result, name, ratio)}"
+        for name, ratio in contradicted.items()
+    ]
 
 
-def _suggest_sequence_length(result: ImportedResult, ratio: float) -> str:
-    """Return the sequence length that would explain a claim which is off by about a power of two."""
+def _suggest_sequence_length(result: ImportedResult, name: str, ratio: float) -> str:
+    """Return the sequence length that would explain a claimed rate which is off by about a power of two."""
     length = result.params.get("sequence_length")
-    if not isinstance(length, (int, float)) or not 1 / MAX_LENGTH_FACTOR < ratio < MAX_LENGTH_FACTOR:
+    is_rate = name.startswith("tokens_per_s") and 1 / MAX_LENGTH_FACTOR < ratio < MAX_LENGTH_FACTOR
+    if not is_rate or not isinstance(length, (int, float)):
         return ""
     power = 2.0 ** round(math.log2(ratio))
     if power == 1 or abs(ratio / power - 1) > POWER_OF_TWO_TOLERANCE:

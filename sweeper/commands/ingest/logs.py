@@ -99,13 +99,26 @@ def read_log(path: Path) -> Iterator[ImportedResult]:
     reader = LogReader()
     runs = [run for run in _read_runs(path, reader) if run.timed_steps]
     usable = [run for run in runs if not run.is_warmup]
+    times = count(reader.unnumbered_steps, "step time")
     if not usable:
-        raise UserInputError(f"{path}: {_explain_refusal(reader, bool(runs))}")
-    notes = []
-    if reader.unnumbered_steps and usable:
-        notes.append(f"left out: {count(reader.unnumbered_steps, 'step time')} without a step's number")
+        reason = f"is a log of {reader.kind}, but no line has the time of a step"
+        if runs:
+            reason = f"is a log of {reader.kind} with the time of one step, the first of the run: it is warm-up"
+        elif reader.unnumbered_steps:
+            reason = (
+                f"has {times} without the numbers of the steps: which are warm-up is not known. The log of the rank "
+                "that prints iterations has them"
+            )
+        elif reader.has_progress_bar:
+            reason = "has a progress bar, whose time of a step is a mean since the start, and no line for each step"
+        raise UserInputError(f"{path}: {reason}")
+    notes = [f"left out: {times} without a step's number"] if reader.unnumbered_steps else []
+    several_starts = len({run.start for run in usable}) > 1
+    differing = [name for name in STEP_SIZES if len({run.get_size(name) for run in usable}) > 1]
     for run in usable:
-        result = _build_result(path.stem + _distinguish(run, usable), run, reader.kind, notes)
+        parts = [path.stem, *([f"start {run.start + 1}"] if several_starts else [])]
+        parts += [f"{name}={run.get_size(name)}" for name in differing]
+        result = _build_result(", ".join(parts), run, reader.kind, notes)
         if run.start == 0:  # the beginning of the log may have a configuration with more of its layout
             with path.open("rb") as file:
                 text = file.read(CONFIGURATION_BYTES).decode(errors="replace")
@@ -135,31 +148,6 @@ def _read_runs(path: Path, reader: LogReader) -> list[Run]:
     return list(runs.values())
 
 
-def _explain_refusal(reader: LogReader, has_times: bool) -> str:
-    """Return why no step of a log can be used."""
-    if has_times:
-        return f"is a log of {reader.kind} with the time of one step, the first of the run: it is warm-up"
-    if reader.unnumbered_steps:
-        return (
-            f"has {count(reader.unnumbered_steps, 'step time')} without the numbers of the steps: which are warm-up is "
-            "not known. The log of the rank that prints iterations has them"
-        )
-    if reader.has_progress_bar:
-        return "has a progress bar, whose time of a step is a mean since the start, and no line for each step"
-    return f"is a log of {reader.kind}, but no line has the time of a step"
-
-
-def _distinguish(run: Run, runs: Sequence[Run]) -> str:
-    """Return in what a run differs from the others of its log."""
-    parts = []
-    if len({other.start for other in runs}) > 1:
-        parts.append(f"start {run.start + 1}")
-    for name in STEP_SIZES:
-        if len({other.get_size(name) for other in runs}) > 1:
-            parts.append(f"{name}={run.get_size(name)}")
-    return "".join(f", {part}" for part in parts)
-
-
 def _build_result(name: str, run: Run, program: str, notes: Sequence[str]) -> ImportedResult:
     batch, length = run.get_size("global_batch"), run.get_size("sequence_length")
     sizes = {"sequence_length": length, "global_batch": batch}
@@ -168,10 +156,17 @@ def _build_result(name: str, run: Run, program: str, notes: Sequence[str]) -> Im
     claims = {name: statistics.median(values) for name, values in _list_values(run.steady_steps, CLAIMS).items()}
     memory = {name: max(values) for name, values in _list_values(run.steps, MEMORY).items()}
     losses = [step.metrics["loss"] for step in run.steps if "loss" in step.metrics]
+    steps, notes = run.timed_steps, list(notes)
+    if len(steps) == 1:
+        notes.append(f"one timed step, number {steps[0].number}: whether it is warm-up is unknown")
+    if run.config.get("batch_rampup"):
+        notes.append(f"the batch ramps up: {run.config['batch_rampup']}")
+    if skipped := sum(step.metrics.get("skipped_iterations", 0) for step in steps):
+        notes.append(f"{skipped:.0f} iterations skipped the optimizer, and are shorter than others")
     return ImportedResult(
         name=name,
         params={name: value for name, value in {**layout, **sizes, **names}.items() if value not in (None, "")},
-        step_times_s=tuple(step.metrics["step_time_s"] for step in run.timed_steps),
+        step_times_s=tuple(step.metrics["step_time_s"] for step in steps),
         tokens_per_step=(batch or 0) * (length or 0),
         devices=run.count_devices(),
         device=run.device,
@@ -179,7 +174,7 @@ def _build_result(name: str, run: Run, program: str, notes: Sequence[str]) -> Im
         metrics=dict(run.memory) | memory,  # the most of any step and rank
         machine_info={"program": program, "loss": f"{losses[-1]:g}" if losses else ""},
         contradictions=tuple(_find_contradictions(run, claims)),
-        notes=(*notes, *_find_notes(run)),
+        notes=tuple(notes),
     )
 
 
@@ -198,7 +193,14 @@ def _find_contradictions(run: Run, claims: Mapping[str, float]) -> Iterator[str]
     if gpus and is_whole and math.prod(degrees.values()) != gpus:
         layout = " x ".join(f"{name} {degree}" for name, degree in degrees.items())
         yield f"the parallel degrees {layout} do not give {gpus} GPUs"
-    yield from _find_changing_work(run.steady_steps)
+    for name, unit in (("tokens_per_s_per_gpu", "tokens"), ("tflops_per_gpu", "TFLOP")):
+        rates = [(step.metrics.get(name, 0.0), step.metrics["step_time_s"]) for step in run.steady_steps]
+        work = [rate * time_s for rate, time_s in rates if rate >= MIN_PRECISE_CLAIM]
+        if work and max(work) > (1 + CLAIM_TOLERANCE) * min(work):  # equal steps are equal work
+            yield (
+                f"the claimed {name} times the step time is {format_number(min(work))} to {format_number(max(work))} "
+                f"{unit} a step and GPU, though all steps are of the same size"
+            )
     hardware = get_hardware(run.device)
     peak_tflops = hardware.dense_peak_tflops.get("bf16") if hardware else None
     if peak_tflops and (mfu := claims.get("mfu")) and (tflops := claims.get("tflops_per_gpu")):
@@ -208,25 +210,3 @@ def _find_contradictions(run: Run, claims: Mapping[str, float]) -> Iterator[str]
                 f"the stated MFU is {mfu:.1%}, but {format_number(tflops)} TFLOP/s are {derived_mfu:.1%} of the dense "
                 "bf16 peak"
             )
-
-
-def _find_changing_work(steps: Sequence[Step]) -> Iterator[str]:
-    """Yield a message for each claimed rate that does not fit the step times: equal steps are equal work."""
-    for name, unit in (("tokens_per_s_per_gpu", "tokens"), ("tflops_per_gpu", "TFLOP")):
-        rates = [(step.metrics.get(name, 0.0), step.metrics["step_time_s"]) for step in steps]
-        work = [rate * time_s for rate, time_s in rates if rate >= MIN_PRECISE_CLAIM]
-        if work and max(work) > (1 + CLAIM_TOLERANCE) * min(work):
-            yield (
-                f"the claimed {name} times the step time is {format_number(min(work))} to {format_number(max(work))} "
-                f"{unit} a step and GPU, though all steps are of the same size"
-            )
-
-
-def _find_notes(run: Run) -> Iterator[str]:
-    steps = run.timed_steps
-    if len(steps) == 1:
-        yield f"one timed step, number {steps[0].number}: whether it is warm-up is unknown"
-    if run.config.get("batch_rampup"):
-        yield f"the batch ramps up: {run.config['batch_rampup']}"
-    if skipped := sum(step.metrics.get("skipped_iterations", 0) for step in steps):
-        yield f"{skipped:.0f} iterations skipped the optimizer, and are shorter than others"

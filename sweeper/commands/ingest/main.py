@@ -23,13 +23,14 @@ from sweeper.cli.command import StoreRequest, Subcommand, Tracking, switch, word
 from sweeper.commands.ingest.imported import (
     ImportedResult,
     add_device,
-    check_device,
     derive_metrics,
     find_contradictions,
+    get_hardware,
 )
-from sweeper.commands.ingest.readers import Format, detect_format
+from sweeper.commands.ingest.readers import detect_format
 from sweeper.common.format import count, format_number, printable
-from workloads.api.errors import UserInputError
+from sweeper.config.catalogue import catalogue
+from workloads.api.errors import UserInputError, suggest
 
 SHOWN_MESSAGES = 5  # of a file; the report has all of them
 
@@ -67,8 +68,8 @@ def import_paths(request: IngestRequest) -> int:
     The exit code is 2 if a file that the command names, or every file, cannot be imported.
     """
     uri = None if request.check else request.open_uri()
-    if request.device:
-        check_device(request.device)
+    if request.device and get_hardware(request.device) is None:
+        raise UserInputError(f"device={request.device}: unknown device. {suggest(request.device, catalogue())}")
     imported, refused, named_refused = 0, 0, 0
     for path in map(Path, request.paths):
         for file in list_files(path):
@@ -111,23 +112,23 @@ def import_file(path: Path, uri: str | None, experiment: str, device: str = "") 
     results = [add_device(result, path, device) for result in file_format.read(path)]
     if not results:
         raise UserInputError(f"{path}: has no result")
-    summary = _summarize(results)
+    program = results[0].machine_info.get("program")
+    summary = [f"{path}: {f'log of {program}' if program else file_format.name}", *_summarize(results)]
     if uri is not None:
         from sweeper.commands.ingest import write  # MLflow takes seconds to import
 
         settings = {"format": file_format.name, "device": device}
         summary.append(write.write(uri, experiment, path, settings, results))
-    messages = list(_list_messages(results))
+    messages = [
+        f"contradiction in {result.name}: {contradiction}"
+        for result in results
+        for contradiction in find_contradictions(result, derive_metrics(result))
+    ]
+    messages += [f"note: {note}" for note in dict.fromkeys(note for result in results for note in result.notes)]
     shown = messages if uri is None else messages[:SHOWN_MESSAGES]
-    more = len(messages) - len(shown)
-    shown += [f"… and {more:,} more: all are in the report and, with --check, here"] if more else []
-    return "\n  ".join(["; ".join([f"{path}: {_name_source(file_format, results)}", *summary]), *shown])
-
-
-def _name_source(file_format: Format, results: Sequence[ImportedResult]) -> str:
-    """Return the program that wrote a log, else the format."""
-    program = results[0].machine_info.get("program")
-    return f"log of {program}" if program else file_format.name
+    if more := len(messages) - len(shown):
+        shown.append(f"… and {more:,} more: all are in the report and, with --check, here")
+    return "\n  ".join(["; ".join(summary), *shown])
 
 
 def _summarize(results: Sequence[ImportedResult]) -> list[str]:
@@ -141,15 +142,6 @@ def _summarize(results: Sequence[ImportedResult]) -> list[str]:
         of_several = f"{no_rate} " if len(results) > 1 else ""
         parts.append(f"{of_several}without tokens/s: the tokens of a step are not known")
     return parts
-
-
-def _list_messages(results: Sequence[ImportedResult]) -> Iterator[str]:
-    """Yield the contradictions of each result, then the notes that results share, once."""
-    for result in results:
-        for contradiction in find_contradictions(result, derive_metrics(result)):
-            yield f"contradiction in {result.name}: {contradiction}"
-    for note in dict.fromkeys(note for result in results for note in result.notes):
-        yield f"note: {note}"
 
 
 COMMAND = Subcommand("ingest", __doc__, {"": (IngestRequest, import_paths)})

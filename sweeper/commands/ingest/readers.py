@@ -6,9 +6,8 @@ import csv
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from sweeper.commands.ingest.imported import MAX_COUNT, Claims, ImportedResult, as_device_count, as_positive_int
 from sweeper.commands.ingest.logs import is_log, read_log
@@ -19,18 +18,12 @@ HEAD_BYTES = 8192  # of a file, by which its format is recognised
 # tprimat's names.
 MAX_JSON_BYTES = 64 * 2**20
 GIB_PER_GB = 1e9 / 2**30
-CONFIG = {
-    "training_config": {
-        "sequence_length": "sequence_length",
-        "global_batch_size": "global_batch",
-        "micro_batch_size": "micro_batch",
-    },
-    "parallelism_config": {
-        "tensor_model_parallel_size": "tp",
-        "pipeline_model_parallel_size": "pp",
-        "data_parallel_size": "dp",
-    },
+TRAINING = {
+    "sequence_length": "sequence_length",
+    "global_batch_size": "global_batch",
+    "micro_batch_size": "micro_batch",
 }
+DEGREES = {"tensor_model_parallel_size": "tp", "pipeline_model_parallel_size": "pp", "data_parallel_size": "dp"}
 CLAIMS = {
     "tokens_per_second": ("tokens_per_s", 1.0),
     "tokens_per_second_per_gpu": ("tokens_per_s_per_gpu", 1.0),
@@ -54,8 +47,7 @@ MEMORY_COLUMNS = {"used_host_gib": "peak_host_gib", "used_device_gib": "peak_dev
 MODELS = {1.0: "llama3_1b", 8.0: "llama3_8b"}
 
 
-@dataclass(frozen=True)
-class Format:
+class Format(NamedTuple):
     """A supported file format.
 
     Attributes:
@@ -116,12 +108,9 @@ def read_tprimat(path: Path) -> Iterator[ImportedResult]:
         raise UserInputError(f"{path}: has no list of positive step times (step_times or raw_step_times)")
     names = ("gpu_info", "training_config", "performance_metrics", "memory_metrics")
     gpu, training, performance, memory = (_get_mapping(content, name) for name in names)
-    params = {
-        ours: value
-        for section, names in CONFIG.items()
-        for name, ours in names.items()
-        if (value := as_positive_int(_get_mapping(content, section).get(name)))
-    }
+    configured = [(training, name, ours) for name, ours in TRAINING.items()]
+    configured += [(_get_mapping(content, "parallelism_config"), name, ours) for name, ours in DEGREES.items()]
+    params = {ours: value for section, name, ours in configured if (value := as_positive_int(section.get(name)))}
     claims = {
         ours: factor * claimed
         for name, (ours, factor) in CLAIMS.items()
@@ -154,7 +143,7 @@ def _find_contradictions(content: dict[str, Any], steps: int) -> Iterator[str]:
     claimed = as_positive_int(_get_mapping(content, "performance_metrics").get("total_steps"))
     if claimed is not None and claimed != steps:
         yield f"total_steps is {claimed}, but there are {steps} step times"
-    degrees = [as_positive_int(layout.get(name)) for name in CONFIG["parallelism_config"]]
+    degrees = [as_positive_int(layout.get(name)) for name in DEGREES]
     gpus = as_positive_int(training.get("num_gpus"))
     if gpus and all(degrees) and math.prod(degree or 1 for degree in degrees) != gpus:
         yield f"the parallel degrees {' x '.join(map(str, degrees))} do not give {gpus} GPUs"

@@ -145,7 +145,6 @@ def delete(sweep: StoredSweep, uri: str | None = None) -> list[str]:
     """Delete the runs of a sweep in MLflow, then its folder. Returns what was done, in lines.
 
     Args:
-        sweep: one that does not run.
         uri: of its store; None for the address that it recorded.
 
     Raises:

@@ -44,6 +44,7 @@ MIN_TRIALS_FOR_HISTORY = 5
 MIN_TRIALS_FOR_MEMORY = 3
 # What the heatmaps of training show besides tokens/s. Within one kind of work all of them have the same order.
 HEATMAP_METRICS = {"tflops": "TFLOP/s", "mfu": "MFU %", "hfu": "HFU %"}
+AXES_NOTE = "Drag along an axis to select the lines that pass there."
 IMPORTANCES_NOTE = (
     "The share of the variance of the trials' ranks on their platform that each parameter explains by itself "
     "(Kelley's epsilon squared). Parameters that matter only together do not show, and a sampler that has "
@@ -79,7 +80,6 @@ def build_charts(stored: Stored) -> Iterator[Chart]:
 
 
 def _build_parameters(work: str, results: Sequence[BestResult]) -> Iterator[Chart]:
-    """Build the parallel coordinates of all trials and the importances of their parameters."""
     trials = rank_trials(results)
     parameters = select_varying_parameters(trials)
     if parameters.shape[1] < 2 or len(trials) < MIN_TRIALS:
@@ -90,10 +90,7 @@ def _build_parameters(work: str, results: Sequence[BestResult]) -> Iterator[Char
     label = f"{SPEED_UNITS[results[0].speed_metric]} per device"
     figure = build_parallel_coordinates(with_platform, trials["rank"], trials["speed_per_device"], label)
     shown = f"{len(trials)} trials" if len(trials) <= MAX_LINES else f"the {MAX_LINES} fastest of {len(trials)} trials"
-    note = (
-        f"Lines are {shown}, the redder the faster on their platform. Drag along an axis to select the lines that "
-        "pass there."
-    )
+    note = f"Lines are {shown}, the redder the faster on their platform. {AXES_NOTE}"
     width_px = AXIS_WIDTH_PX * len(figure.data[0].dimensions)
     yield Chart(f"Parallel coordinates: {work}", [figure], note, width_px)
     if importances := compute_importances(trials["rank"], parameters):
@@ -124,15 +121,13 @@ def group_by_scaling(results: Sequence[BestResult]) -> Iterator[tuple[str, list[
     """Yield results that scale one kind of work, with a title: of the same batch, then of the same batch per device."""
     for work, group in group_by_work(results).items():
         yield f"Scaling of {work}", sort_by_platform(group)
-    groups: dict[str, list[BestResult]] = {}
+    groups: dict[tuple[object, ...], list[BestResult]] = {}
     for result in results:
         if BATCH in result.work:
             other_work = sorted((name, value) for name, value in result.work.items() if name != BATCH)
-            batch_per_device = float(result.work[BATCH]) / result.devices
-            groups.setdefault(f"{batch_per_device} {other_work}", []).append(result)
-    for group in groups.values():
+            groups.setdefault((float(result.work[BATCH]) / result.devices, *other_work), []).append(result)
+    for (batch, *_), group in groups.items():
         if len({result.devices for result in group}) > 1:
-            batch = float(group[0].work[BATCH]) / group[0].devices
             work = " ".join(group[0].work[name] for name in MAIN_WORK_NAMES if name in group[0].work)
             yield f"Scaling of {work} with a batch of {batch:g} per device", sort_by_platform(group)
 
@@ -159,8 +154,7 @@ def _build_scaling(title: str, results: Sequence[BestResult], sweeps: pd.DataFra
     count_range, (low, high) = (
         (math.log10(min(values) / AXIS_MARGIN), math.log10(max(values) * AXIS_MARGIN)) for values in (counts, speeds)
     )
-    powers = range(math.floor(low), math.ceil(high))
-    ticks = [tick for power in powers for tick in (10.0**power, 2 * 10.0**power, 5 * 10.0**power)]
+    ticks = [step * 10.0**power for power in range(math.floor(low), math.ceil(high)) for step in (1, 2, 5)]
     ticks = [tick for tick in ticks if low <= math.log10(tick) <= high]
     ranks = "processes" if results[0].is_cpu else "GPUs"
     figure.update_xaxes(title=ranks, type="log", range=count_range, tickvals=sorted(set(counts)))
@@ -171,13 +165,13 @@ def _build_scaling(title: str, results: Sequence[BestResult], sweeps: pd.DataFra
 def _read_projection(result: BestResult, sweeps: pd.DataFrame) -> tuple[dict[int, float], str]:
     """Return tokens/s by the number of devices, as the sweep of this result projected them, and what it assumed."""
     column = f"tag.projected_{result.speed_metric}"
-    is_stored = sweeps["tag.sweeper.study"] == result.trial["tag.sweeper.study"]
-    stored = sweeps[is_stored & sweeps[column].notna()] if column in sweeps else sweeps[:0]
+    if column not in sweeps:
+        return {}, ""
+    stored = sweeps[(sweeps["tag.sweeper.study"] == result.trial["tag.sweeper.study"]) & sweeps[column].notna()]
     if not len(stored):
         return {}, ""
-    sweep = stored.iloc[0]
-    speeds = {int(count): float(speed) for count, speed in json.loads(sweep[column]).items()}
-    return speeds, str(sweep["tag.projection_assumes"])
+    speeds = {int(count): float(speed) for count, speed in json.loads(stored[column].iloc[0]).items()}
+    return speeds, str(stored["tag.projection_assumes"].iloc[0])
 
 
 def _add_device(figure: go.Figure, by_count: Sequence[BestResult], projected: Mapping[int, float], color: str) -> None:
@@ -192,14 +186,9 @@ def _add_device(figure: go.Figure, by_count: Sequence[BestResult], projected: Ma
     ideal = [per_device * count for count in counts]
     figure.add_scatter(y=ideal, line={"color": color, "dash": "dash"}, name="ideal", **line_style)
     if projected:
-        figure.add_scatter(
-            x=list(projected),
-            y=list(projected.values()),
-            mode="lines+markers",
-            line={"color": color, "dash": "dot"},
-            marker={"symbol": "circle-open"},
-            name=f"{smallest.device}, projected",
-        )
+        style = {"mode": "lines+markers", "line": {"color": color, "dash": "dot"}, "marker": {"symbol": "circle-open"}}
+        name = f"{smallest.device}, projected"
+        figure.add_scatter(x=list(projected), y=list(projected.values()), name=name, **style)
     speeds = [result.speed for result in by_count]
     shares = [f"{result.speed.value / (per_device * result.devices):.0%}" for result in by_count[1:]]
     figure.add_scatter(
@@ -271,43 +260,34 @@ def _build_speed_charts(title: str, trials: pd.DataFrame) -> Iterator[Chart]:
     speed_metric = find_speed_metric(complete)
     if speed_metric is None:
         return
-    ranked, speed = complete[complete[f"metric.{speed_metric}"].notna()], f"metric.{speed_metric}"
     unit = SPEED_UNITS[speed_metric]
+    ranked = complete.assign(y=complete[f"metric.{speed_metric}"])
+    ranked = ranked[ranked.y.notna()]
     if len(complete) >= MIN_TRIALS_FOR_HISTORY:
         in_order = ranked.sort_values("start").tail(MAX_POINTS)
-        numbers = pd.to_numeric(in_order["tag.sweeper.trial"])
-        steps = (numbers, in_order[speed].cummax(), "best so far")
-        yield Chart(f"{title}: trials", [_build_points(in_order, numbers, in_order[speed], steps, "trial", unit)])
+        in_order = in_order.assign(x=pd.to_numeric(in_order["tag.sweeper.trial"]))
+        best = in_order.assign(y=in_order.y.cummax())
+        yield Chart(f"{title}: trials", [_build_points(in_order, best, "best so far", "trial", unit)])
     memory = next((f"metric.{name}" for name in MEMORY_METRICS if f"metric.{name}" in complete), None)
     if memory is None:
         return
-    by_memory = ranked[ranked[memory].notna()].sort_values(memory)
+    by_memory = ranked.assign(x=ranked[memory]).dropna(subset="x").sort_values("x")
     if len(by_memory) >= MIN_TRIALS_FOR_MEMORY:
-        front = by_memory[by_memory[speed] >= by_memory[speed].cummax()]
-        steps = (front[memory], front[speed], "Pareto front")
-        label = "memory of one device, GiB"
-        figure = _build_points(by_memory, by_memory[memory], by_memory[speed], steps, label, unit)
+        front = by_memory[by_memory.y >= by_memory.y.cummax()]
+        figure = _build_points(by_memory, front, "Pareto front", "memory of one device, GiB", unit)
         yield Chart(f"{title}: speed against memory", [figure])
 
 
-def _build_points(
-    trials: pd.DataFrame,
-    x: pd.Series,
-    y: pd.Series,
-    steps: tuple[pd.Series, pd.Series, str],
-    x_title: str,
-    y_title: str,
-) -> go.Figure:
-    """Build a chart with a point for each trial, and a line of steps: its x, y and name."""
+def _build_points(points: pd.DataFrame, steps: pd.DataFrame, name: str, x_title: str, y_title: str) -> go.Figure:
+    """Build a chart with a point for each trial, and a line of steps of this name."""
     figure = go.Figure()
-    figure.add_scatter(x=x, y=y, mode="markers", marker={"color": COLORS[0]}, text=trials["run"], name="trials")
-    line = {"color": COLORS[5], "shape": "hv"}
-    figure.add_scatter(x=steps[0], y=steps[1], mode="lines", line=line, name=steps[2])
+    marker, line = {"color": COLORS[0]}, {"color": COLORS[5], "shape": "hv"}
+    figure.add_scatter(x=points.x, y=points.y, mode="markers", marker=marker, text=points["run"], name="trials")
+    figure.add_scatter(x=steps.x, y=steps.y, mode="lines", line=line, name=name)
     return figure.update_xaxes(title=x_title).update_yaxes(rangemode="tozero", title=y_title)
 
 
 def _build_timeline(trials: pd.DataFrame) -> Iterator[Chart]:
-    """Build a chart of the trials of each device over time."""
     if "tag.node" not in trials:
         return
     ended = trials[trials["end"].notna() & trials["tag.node"].notna()].tail(MAX_POINTS)

@@ -44,17 +44,17 @@ def compare_sweeps(stored: Stored, first: str, second: str, gate: Gate) -> tuple
     lines: list[str] = []
     comparisons: list[Comparison] = []
     for result, work_label in zip(first_results, labels, strict=False):  # those of the second sweep follow
-        label = f"{work_label} {result.speed_metric}"
-        comparable = [other for other in second_results if _is_comparable(result, other)]
-        if not comparable:
+        label, metric = f"{work_label} {result.speed_metric}", result.speed_metric
+        same_work = [other for other in second_results if (other.work, other.speed_metric) == (result.work, metric)]
+        if metric == "tokens_per_s":  # training on another number of devices is other work
+            same_work = [other for other in same_work if other.devices == result.devices]
+        if not same_work:
             reason = _explain_difference(result, second_results)
             lines.append(f"{label}: {second} has no comparable result ({reason})")
-        for other in comparable:
-            before = result.speed.divide(result.devices)
-            after = other.speed.divide(other.devices)
-            comparison = compare_values(
-                before, after, f"{first} on {_describe_platform(result)}", f"{second} on {_describe_platform(other)}"
-            )
+        for other in same_work:
+            before, after = (side.speed.divide(side.devices) for side in (result, other))
+            platforms = (f"{first} on {_describe_platform(result)}", f"{second} on {_describe_platform(other)}")
+            comparison = compare_values(before, after, *platforms)
             lines.append(f"{label}: {comparison}, from {describe_basis(result, other)}")
             comparisons.append(judge(before, after, gate))
     return lines or [f"{first} has no complete trial"], find_worst(comparisons)
@@ -66,27 +66,14 @@ def compare_points(stored: Stored, first: str, second: str) -> list[str]:
     return describe_pairs(find_pairs(*of_sweep))
 
 
-def _is_comparable(result: BestResult, other: BestResult) -> bool:
-    """Return whether two results are of the same work. Training on another number of devices is other work."""
-    is_training = result.speed_metric == "tokens_per_s"
-    return (
-        other.work == result.work
-        and other.speed_metric == result.speed_metric
-        and (other.devices == result.devices or not is_training)
-    )
-
-
-def _with_devices(result: BestResult) -> dict[str, str]:
-    return {**result.work, "devices": str(result.devices)}
-
-
 def _explain_difference(result: BestResult, others: list[BestResult]) -> str:
     """Return in what the work of `result` differs from the most similar work of the other results."""
     if not others:
         return "it has no complete trial"
+    work, *other_works = ({**side.work, "devices": str(side.devices)} for side in (result, *others))
     differences = [
-        describe_differences(_with_devices(result), _with_devices(other)) or [f"metric {other.speed_metric}"]
-        for other in others
+        describe_differences(work, other_work) or [f"metric {other.speed_metric}"]
+        for other, other_work in zip(others, other_works, strict=True)
     ]
     fewest = min(differences, key=len)
     return "; ".join(fewest)

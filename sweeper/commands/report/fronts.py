@@ -39,14 +39,7 @@ PICTURE_NOTE = "Each trial by its measurement in the search. Numbers are those o
 
 @dataclass(frozen=True)
 class SweepFront:
-    """The front of one sweep.
-
-    Attributes:
-        sweep: its name.
-        study: the id of its study.
-        records: its ranked trials, by number.
-        is_cut: the sweep is cut to a budget.
-    """
+    """The front of one sweep, which may be cut to a budget, and its ranked trials by number."""
 
     sweep: str
     study: str
@@ -101,14 +94,13 @@ def find_fronts(stored: Stored) -> list[SweepFront]:
 
 def _read_front(sweep: Mapping[Any, Any], trials: pd.DataFrame, *, is_cut: bool) -> SweepFront:
     limits = sweep.get(f"tag.{mlflow_store.LIMITS}")
-    criteria = Criteria.of(
-        json.loads(sweep[f"tag.{mlflow_store.OBJECTIVES}"]), json.loads(limits) if isinstance(limits, str) else {}
-    )
+    objectives = json.loads(sweep[f"tag.{mlflow_store.OBJECTIVES}"])
+    criteria = Criteria.of(objectives, json.loads(limits) if isinstance(limits, str) else {})
     names, rounds = list_varying_parameters(trials), sweep.get("metric.front_rounds", math.nan)
     records, certified = [], []
     for row in select_complete(trials).to_dict("records"):
-        metrics = {str(name).removeprefix("metric."): row[name] for name in row if str(name).startswith("metric.")}
-        known = {name: float(value) for name, value in metrics.items() if not pd.isna(value)}
+        metrics = {str(name): value for name, value in row.items() if str(name).startswith("metric.")}
+        known = {name.removeprefix("metric."): float(v) for name, v in metrics.items() if not pd.isna(v)}
         params = {name: str(row.get(f"param.{name}")) for name in names}
         number = int(row["tag.sweeper.trial"])
         records.append(TrialRecord(number, params, TrialStatus.COMPLETE, "", "", known, [], {}, 0.0, 0.0, 0.0))

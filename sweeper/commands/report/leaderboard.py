@@ -27,33 +27,23 @@ def build_rows(rates: Sequence[MatmulCeiling]) -> list[list[str]]:
 
     The source of a rate measured here is "here", with its date and PyTorch version.
     """
-    keyed = [((rate.matrix_dtype, -rate.tflops), _format_measured(rate)) for rate in rates]
+    keyed = []
+    for rate in rates:
+        bounds = [math.nan if bound is None else bound for bound in (rate.tflops_low, rate.tflops_high)]
+        numbers = [format_number(rate.tflops), *map(format_number, bounds)]
+        share = _format_share(rate.tflops, rate.matrix_dtype, find_hardware(rate.device))
+        sustained = format_number(rate.tflops_sustained or math.nan)
+        statistic = f"{rate.statistic.replace('_', ', ')} cache; {rate.method}"
+        source = f"here, {rate.date}, torch {rate.torch}"
+        cells = [rate.device, rate.dtype, *numbers, share, sustained, rate.shape, statistic, source]
+        keyed.append((rate.matrix_dtype, -rate.tflops, cells))
     with PUBLISHED_RATES.open() as file:
-        keyed += [((row["dtype"], -float(row["tflops"])), _format_published(row)) for row in csv.DictReader(file)]
-    return [cells for _, cells in sorted(keyed, key=lambda item: item[0])]
-
-
-def _format_measured(rate: MatmulCeiling) -> list[str]:
-    hardware = find_hardware(rate.device)
-    bounds = [math.nan if bound is None else bound for bound in (rate.tflops_low, rate.tflops_high)]
-    return [
-        rate.device,
-        rate.dtype,
-        format_number(rate.tflops),
-        *map(format_number, bounds),
-        _format_share(rate.tflops, rate.matrix_dtype, hardware),
-        format_number(rate.tflops_sustained or math.nan),
-        rate.shape,
-        f"{rate.statistic.replace('_', ', ')} cache; {rate.method}",
-        f"here, {rate.date}, torch {rate.torch}",
-    ]
-
-
-def _format_published(row: dict[str, str]) -> list[str]:
-    tflops = float(row["tflops"])
-    share = _format_share(tflops, row["dtype"], catalogue()[row["hardware"]])
-    rate = format_number(tflops)
-    return [row["gpu"], row["dtype"], rate, "", "", share, "", row["shape"], row["statistic"], row["source"]]
+        for row in csv.DictReader(file):
+            tflops, dtype = float(row["tflops"]), row["dtype"]
+            share = _format_share(tflops, dtype, catalogue()[row["hardware"]])
+            cells = [row["gpu"], dtype, format_number(tflops), "", "", share, ""]
+            keyed.append((dtype, -tflops, [*cells, row["shape"], row["statistic"], row["source"]]))
+    return [cells for *_, cells in sorted(keyed, key=lambda item: item[:2])]
 
 
 def _format_share(tflops: float, dtype: str, hardware: Hardware | None) -> str:

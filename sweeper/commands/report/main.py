@@ -27,7 +27,6 @@ to published ones; rates with different statistics are not comparable.
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -40,8 +39,6 @@ from sweeper.preflight import ceilings
 from workloads.api.errors import UserInputError, suggest
 
 if TYPE_CHECKING:
-    from sweeper.commands.report.fronts import SweepFront
-    from sweeper.pages.html_page import Table
     from sweeper.results.mlflow_results import Stored
 
 SEVERAL_RUNS = "which python -m sweeper history compares; baseline takes one of each"
@@ -203,7 +200,11 @@ def budget_gpu_hours(request: ReportRequest) -> float | None:
 
 
 def write_report(request: ReportRequest) -> int:
-    """Write the report in its format. Returns the exit code."""
+    """Write the report in its format. Returns the exit code.
+
+    Raises:
+        UserInputError: the store has nothing to report.
+    """
     if request.out:
         check_output_file("out", Path(request.out))
     given = (request.price_per_hour, request.price_per_kwh)
@@ -212,48 +213,36 @@ def write_report(request: ReportRequest) -> int:
     stored = read_store(request, request.sweep)
     if gpu_hours is not None:
         stored = stored.cut_to_budget(gpu_hours)
-    if request.format == "png":
-        write_images(stored, Path(request.out or "report.png"))
-        return 0
-    from sweeper.commands.report import fronts, report_tables
+    from sweeper.commands.report import fronts
 
     found = fronts.find_fronts(stored)
+    path = Path(request.out or f"report.{request.format}")
+    if request.format == "png":
+        from sweeper.commands.report import images
+
+        with writing("out", path):
+            paths = list(images.write_images(stored.best_results, found, path))
+        if not paths:
+            raise UserInputError("format=png: there is no complete trial to draw")
+        print("\n".join(map(str, paths)))
+        return 0
+    from sweeper.commands.report import artifact, report_tables
+
     tables = report_tables.build_tables(stored, prices, [front.table for front in found])
     if not tables:
         raise UserInputError("the store has nothing to report: no sweep, and no imported result with tokens/s")
-    if request.format == "html":
-        write_page(stored, tables, found, Path(request.out or "report.html"))
+    is_page = request.format == "html"
+    if is_page:
+        text = artifact.build_page("sweeper: results", stored, tables, found)
     else:
-        write_text(report_tables.build_text(stored, tables, request.format), request.out)
-    return 0
-
-
-def write_images(stored: Stored, path: Path) -> None:
-    """Write an image for each kind of work and each front, and print the paths."""
-    from sweeper.commands.report import fronts, images
-
+        text = report_tables.build_text(stored, tables, request.format)
+    if not (is_page or request.out):
+        print(text)
+        return 0
     with writing("out", path):
-        paths = list(images.write_images(stored.best_results, fronts.find_fronts(stored), path))
-    if not paths:
-        raise UserInputError("format=png: there is no complete trial to draw")
-    print("\n".join(map(str, paths)))
-
-
-def write_page(stored: Stored, tables: Sequence[Table], found: Sequence[SweepFront], path: Path) -> None:
-    """Write the HTML report and print its path."""
-    from sweeper.commands.report.artifact import build_page
-
-    with writing("out", path):
-        path.write_text(build_page("sweeper: results", stored, tables, found))
+        path.write_text(text if is_page else f"{text}\n")
     print(path)
-
-
-def write_text(text: str, path: str | None) -> None:
-    """Write the text to a file and print its path; without a path print the text."""
-    if path:
-        with writing("out", Path(path)):
-            Path(path).write_text(text + "\n")
-    print(path or text)
+    return 0
 
 
 def show_leaderboard(request: LeaderboardRequest) -> int:

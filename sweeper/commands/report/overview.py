@@ -14,36 +14,17 @@ import pandas as pd
 
 from sweeper.commands.report.fronts import SweepFront
 from sweeper.common.clock import SECONDS_PER_HOUR
-from sweeper.common.format import TIE, count, format_number, format_point
+from sweeper.common.format import TIE, count, format_interval, format_number, format_point
 from sweeper.common.trials import TrialRecord
 from sweeper.metrics.derivation import MEMORY_METRICS
 from sweeper.pages.trial_tables import varying_parameters
 from sweeper.results.mlflow_results import Stored
-from sweeper.results.ranking import (
-    SPEED_UNITS,
-    BestResult,
-    list_varying_parameters,
-    rank_speeds,
-    read_value,
-)
+from sweeper.results.ranking import SPEED_UNITS, BestResult, list_varying_parameters, rank_speeds, read_value
 from workloads.api.metrics import get_metric
 
 
 def describe(stored: Stored, fronts: Sequence[SweepFront] = ()) -> str:
     """Return the paragraph, on the front or with one objective the best result of the latest sweep that has one."""
-    studies = list(stored.sweeps.sort_values("start")["tag.sweeper.study"]) if len(stored.sweeps) else []
-    found: dict[str, BestResult | SweepFront] = {r.trial["tag.sweeper.study"]: r for r in stored.best_results}
-    found |= {front.study: front for front in fronts}
-    headline = found[max(found, key=studies.index)] if found else None
-    sentences = [_describe_extent(stored)]
-    if isinstance(headline, BestResult):
-        sentences += [_describe_winner(headline, stored), _describe_use(headline)]
-    elif headline:
-        sentences.append(_describe_front(headline))
-    return " ".join(filter(None, sentences))
-
-
-def _describe_extent(stored: Stored) -> str:
     parts = []
     if len(stored.sweeps):
         names, devices = (
@@ -56,7 +37,16 @@ def _describe_extent(stored: Stored) -> str:
         parts.append(f"{what} tried {count(len(stored.trials), 'trial')} ({counts})")
     if len(stored.imported):
         parts.append(f"{count(len(stored.imported), 'result')} of other tools were imported, which are not ranked")
-    return "; ".join(parts) + "."
+    sentences = [f"{'; '.join(parts)}."]
+    studies = list(stored.sweeps.sort_values("start")["tag.sweeper.study"]) if len(stored.sweeps) else []
+    found: dict[str, BestResult | SweepFront] = {r.trial["tag.sweeper.study"]: r for r in stored.best_results}
+    found |= {front.study: front for front in fronts}
+    headline = found[max(found, key=studies.index)] if found else None
+    if isinstance(headline, BestResult):
+        sentences += [_describe_winner(headline, stored), _describe_use(headline)]
+    elif headline:
+        sentences.append(_describe_front(headline))
+    return " ".join(filter(None, sentences))
 
 
 def _describe_winner(result: BestResult, stored: Stored) -> str:
@@ -64,14 +54,13 @@ def _describe_winner(result: BestResult, stored: Stored) -> str:
     names = list_varying_parameters(stored.trials[stored.trials["tag.sweeper.study"] == study])
     speed, unit = result.speed, SPEED_UNITS[result.speed_metric]
     method = f"mean of {result.rounds} rounds of the finals" if result.rounds else "a single trial"
-    interval = f"95% {format_number(speed.low)} to {format_number(speed.high)}, " if speed.has_interval else ""
+    interval = f"95% {format_interval(speed.low, speed.high)}, " if speed.has_interval else ""
     text = f"On {result.platform} the fastest is {_format_point(result.trial, names)}"
     text += f" with {format_number(speed.value)} {unit} ({interval}{method})"
     return f"{text}{_describe_lead(result, names, stored)}."
 
 
 def _describe_lead(result: BestResult, names: list[str], stored: Stored) -> str:
-    """Return by how much the best trial leads the next one and whether that is certain."""
     others = result.trials[result.trials.index != result.trial.name]
     column = f"metric.final_{result.speed_metric}"
     if result.rounds:
@@ -104,19 +93,15 @@ def _describe_use(result: BestResult) -> str:
     if result.speed_metric == "tokens_per_s":
         hours = 1e9 / result.speed.value / SECONDS_PER_HOUR
         facts.append(f"trains 10^9 tokens in {format_number(hours)} hours on {result.platform}")
-    if not facts:
-        return ""
-    return f"Run so, it {', '.join(facts[:-1])}{' and ' if len(facts) > 1 else ''}{facts[-1]}."
+    return f"Run so, it {' and '.join(filter(None, [', '.join(facts[:-1]), facts[-1]]))}." if facts else ""
 
 
 def _format_point(trial: Any, names: list[str]) -> str:
-    values = {name: trial.get(f"param.{name}") for name in names}
-    point = format_point({name: value for name, value in values.items() if not pd.isna(value)})
-    return point if names else "the only configuration"
+    values = {name: value for name in names if not pd.isna(value := trial.get(f"param.{name}"))}
+    return format_point(values) if names else "the only configuration"
 
 
 def _describe_front(front: SweepFront) -> str:
-    """Return the front in two or three sentences: which trials are best in what, and how sure."""
     trials, metrics = front.front.trials, front.criteria.metrics
     names = f"{'both ' if len(metrics) == 2 else ''}{', '.join(metrics[:-1])} and {metrics[-1]}"
     if not trials:
@@ -154,5 +139,5 @@ def _describe_trial(trial: TrialRecord, front: SweepFront) -> str:
 
 def _value(trial: TrialRecord, metric: str, front: SweepFront) -> float:
     """Return an objective of a trial: the mean of its rounds in the finals, else the search's measurement."""
-    points = {point.trial.number: point for point in front.front.certified}
-    return points[trial.number].values[metric].value if trial.number in points else trial.metrics[metric]
+    points = [point for point in front.front.certified if point.trial.number == trial.number]
+    return points[0].values[metric].value if points else trial.metrics[metric]

@@ -102,7 +102,6 @@ def build_panels(results: Sequence[BestResult]) -> list[Panel]:
 
 
 def build_chart(work: str, results: Sequence[BestResult]) -> Chart:
-    """Build the nine panels of training, or the one panel of other work."""
     names, colors = list_names(results), list_colors(results)
     figures = [_build_figure(panel, names, colors) for panel in build_panels(results)]
     if len(figures) > 1:
@@ -147,7 +146,5 @@ def build_error_bars(values: Sequence[Interval]) -> dict[str, list[float]] | Non
     """Return the intervals as Plotly's error bars, None if no value has one."""
     if not any(measured.has_interval for measured in values):
         return None
-    return {
-        "array": [measured.errors[1] for measured in values],
-        "arrayminus": [measured.errors[0] for measured in values],
-    }
+    below, above = zip(*(measured.errors for measured in values), strict=True)
+    return {"array": list(above), "arrayminus": list(below)}

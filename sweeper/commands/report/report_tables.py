@@ -8,7 +8,7 @@ from __future__ import annotations
 import csv
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -50,8 +50,11 @@ FINALS_NOTE = (
 )
 # Published results with their source. They were not measured here, and are never ranked or divided.
 PUBLISHED_RESULTS = Path(__file__).with_name("published.csv")
-PUBLISHED_HEADING = ["model", "sequence length", "type", "device", "devices", "claimed tokens/s per device"]
-PUBLISHED_HEADING += ["stated MFU %", "FLOPs", "source", "as executed"]
+PUBLISHED_COLUMNS = {  # by their headings
+    **{"model": "model", "sequence length": "sequence_length", "type": "type", "device": "gpu", "devices": "gpus"},
+    **{"claimed tokens/s per device": "tokens_per_s_per_gpu", "stated MFU %": "stated_mfu"},
+    **{"FLOPs": "flops_convention", "source": "source", "as executed": "layout"},
+}
 PUBLISHED_NOTE = (
     "Published by others: not measured here, not ranked, and not compared with the results above. Steps, statistics "
     "and conventions differ: a stated MFU uses the FLOPs in its row."
@@ -61,11 +64,10 @@ PUBLISHED_NOTE = (
 def build_tables(stored: Stored, prices: Prices | None, fronts: Iterable[Table] = ()) -> list[Table]:
     """Return the tables that have rows: sweeps, fronts, best results, failures, and published and imported results."""
     models = {result.work["model"] for result in stored.best_results if "model" in result.work}
-    contradictions = list(imported.list_contradictions(stored.imported))
-    unranked = [
-        ("Published results", PUBLISHED_HEADING, _list_published(models), PUBLISHED_NOTE),
-        (IMPORTED, imported.HEADING, imported.list_rows(stored.imported), imported.NOTE),
-        (CONTRADICTIONS, imported.CONTRADICTIONS_HEADING, contradictions, imported.CONTRADICTIONS_NOTE),
+    selected = [dict(zip(imported.HEADING, row, strict=True)) for row in imported.list_rows(stored.imported)]
+    contradictions = [
+        dict(zip(imported.CONTRADICTIONS_HEADING, row, strict=True))
+        for row in imported.list_contradictions(stored.imported)
     ]
     tables = [
         _build_sweeps_table(stored),
@@ -73,22 +75,21 @@ def build_tables(stored: Stored, prices: Prices | None, fronts: Iterable[Table] 
         _build_best_results_table(stored.best_results, stored.trials, prices),
         _build_parameters_table(stored.best_results),
         build_failures_table(stored.trials),
-        *(
-            Table(title, *_drop_empty_columns(heading, rows), note, unranked=True)
-            for title, heading, rows, note in unranked
-        ),
+        _build_table("Published results", _list_published(models), PUBLISHED_NOTE, unranked=True),
+        _build_table(IMPORTED, selected, imported.NOTE, unranked=True),
+        _build_table(CONTRADICTIONS, contradictions, imported.CONTRADICTIONS_NOTE, unranked=True),
     ]
     return [table for table in tables if table.rows]  # a store may have imported results alone
 
 
-def _drop_empty_columns(heading: Sequence[str], rows: Sequence[Sequence[str]]) -> tuple[list[str], list[list[str]]]:
-    filled = [n for n in range(len(heading)) if any(row[n] for row in rows)]
-    return [heading[n] for n in filled], [[row[n] for n in filled] for row in rows]
+def _build_table(title: str, rows: Sequence[Mapping[str, str]], note: str = "", *, unranked: bool = False) -> Table:
+    """Return the table of these cells by heading, without its empty columns."""
+    heading = [name for name in (rows[0] if rows else ()) if any(row[name] for row in rows)]
+    return Table(title, heading, [[row[name] for name in heading] for row in rows], note, unranked)
 
 
 def _build_sweeps_table(stored: Stored) -> Table:
     """Return a row for each sweep: its workload and device, when it ran and how its trials ended."""
-    heading = ["sweep", "workload", "device", "power limit W", "began", "ended", "state", "trials", "versions"]
     rows = []
     for sweep in stored.sweeps.sort_values("start").to_dict("records"):
         trials = stored.trials
@@ -100,19 +101,22 @@ def _build_sweeps_table(stored: Stored) -> Table:
         counts += [f"{tainted} tainted"] if tainted else []
         limits = trials.get("tag.power_limit_w", pd.Series(dtype=str)).dropna().unique()
         versions = {name: _join_lines(sweep.get(f"tag.version.{name}")) for name in ("torch", "ray")}
-        rows.append(
-            [
-                sweep["run"],
-                _join_lines(sweep.get("tag.workload")),
-                _join_lines(sweep.get("tag.machine")) or _join_lines(sweep.get("tag.device")),
-                " or ".join(sorted(limits)),
-                *("" if pd.isna(sweep[when]) else f"{sweep[when]:%Y-%m-%d %H:%M} UTC" for when in ("start", "end")),
-                sweep["status"].lower(),
-                ", ".join(counts),
-                " ".join(f"{name} {version}" for name, version in versions.items() if version),
-            ]
+        began, ended = (
+            "" if pd.isna(time := sweep[when]) else f"{time:%Y-%m-%d %H:%M} UTC" for when in ("start", "end")
         )
-    return Table("Sweeps", *_drop_empty_columns(heading, rows))
+        cells = {
+            "sweep": sweep["run"],
+            "workload": _join_lines(sweep.get("tag.workload")),
+            "device": _join_lines(sweep.get("tag.machine")) or _join_lines(sweep.get("tag.device")),
+            "power limit W": " or ".join(sorted(limits)),
+            "began": began,
+            "ended": ended,
+            "state": sweep["status"].lower(),
+            "trials": ", ".join(counts),
+            "versions": " ".join(f"{name} {version}" for name, version in versions.items() if version),
+        }
+        rows.append(cells)
+    return _build_table("Sweeps", rows)
 
 
 def _join_lines(value: object) -> str:
@@ -144,44 +148,34 @@ def _build_best_results_table(results: Sequence[BestResult], trials: pd.DataFram
         trials: all trials of the store; the parameters that vary within a result's sweep are shown.
         prices: None for the cost of tokens as it was recorded, if it was.
     """
-    heading = [name.replace("_", " ") for name in MAIN_WORK_NAMES]
-    heading += ["work", "device", "speed", "95%", "per device", "TFLOP/s", *SHARES.values(), "GiB"]
-    heading += [*EFFICIENCY_UNITS.values(), "repeats", "of trials", "10^9 tokens a day", "cost of 10^6 tokens"]
-    heading += ["as executed"]
+    rows = []
     distinctions = list_distinctions([result.work for result in results])
-    rows = [
-        _format_result(result, distinct, trials, prices) for result, distinct in zip(results, distinctions, strict=True)
-    ]
+    for result, distinct in zip(results, distinctions, strict=True):
+        speed = result.speed
+        tokens_per_day = SECONDS_PER_DAY * speed.value if result.speed_metric == "tokens_per_s" else math.nan
+        costs = cost_metrics(result.metrics, result.devices, prices) if prices else result.metrics
+        varying = list_varying_parameters(trials[trials["tag.sweeper.study"] == result.trial["tag.sweeper.study"]])
+        reason = missing_reason(result.metrics, result.speed_metric)
+        tflops = result.get_metric("tflops") if result.speed_metric != "tflops" else math.nan  # not the speed again
+        cells = {name.replace("_", " "): result.work.get(name, "") for name in MAIN_WORK_NAMES} | {
+            "work": format_point(distinct) if distinct else "",
+            "device": result.platform,
+            "speed": f"{format_number(speed.value)} {SPEED_UNITS[result.speed_metric]}",
+            "95%": format_interval(speed.low, speed.high) or (f"— ({reason})" if reason else ""),
+            "per device": format_number(speed.divide(result.devices).value) if result.devices > 1 else "",
+            "TFLOP/s": format_number(tflops),
+            **{label: format_percent(result.get_metric(name)) for name, label in SHARES.items()},
+            "GiB": format_number(result.get_first_metric(MEMORY_METRICS)),
+            **{unit: format_number(result.get_metric(name)) for name, unit in EFFICIENCY_UNITS.items()},
+            "repeats": f"{result.rounds} rounds" if result.rounds else format_number(result.get_metric("steps")),
+            "of trials": str(len(result.trials)),
+            "10^9 tokens a day": format_number(tokens_per_day / 1e9),
+            "cost of 10^6 tokens": format_number(costs.get(COST, math.nan)),
+            "as executed": " ".join(f"{name}={result.trial.get(f'param.{name}')}" for name in varying),
+        }
+        rows.append(cells)
     note = BEST_RESULTS_NOTE + (FINALS_NOTE if any(result.rounds for result in results) else "")
-    return Table(BEST_RESULTS, *_drop_empty_columns(heading, rows), note)
-
-
-def _format_result(
-    result: BestResult, distinct: Mapping[str, str], trials: pd.DataFrame, prices: Prices | None
-) -> list[str]:
-    speed, is_tokens = result.speed, result.speed_metric == "tokens_per_s"
-    tokens_per_day = SECONDS_PER_DAY * speed.value if is_tokens else math.nan
-    costs = cost_metrics(result.metrics, result.devices, prices) if prices else result.metrics
-    varying = list_varying_parameters(trials[trials["tag.sweeper.study"] == result.trial["tag.sweeper.study"]])
-    reason = missing_reason(result.metrics, result.speed_metric)
-    interval = format_interval(speed.low, speed.high) or (f"— ({reason})" if reason else "")
-    return [
-        *(result.work.get(name, "") for name in MAIN_WORK_NAMES),
-        format_point(distinct) if distinct else "",
-        result.platform,
-        f"{format_number(speed.value)} {SPEED_UNITS[result.speed_metric]}",
-        interval,
-        format_number(speed.divide(result.devices).value) if result.devices > 1 else "",
-        format_number(result.get_metric("tflops")) if result.speed_metric != "tflops" else "",  # not the speed again
-        *(format_percent(result.get_metric(name)) for name in SHARES),
-        format_number(result.get_first_metric(MEMORY_METRICS)),
-        *(format_number(result.get_metric(name)) for name in EFFICIENCY_UNITS),
-        f"{result.rounds} rounds" if result.rounds else format_number(result.get_metric("steps")),
-        str(len(result.trials)),
-        format_number(tokens_per_day / 1e9),
-        format_number(costs.get(COST, math.nan)),
-        " ".join(f"{name}={result.trial.get(f'param.{name}')}" for name in varying),
-    ]
+    return _build_table(BEST_RESULTS, rows, note)
 
 
 def _build_parameters_table(results: Sequence[BestResult]) -> Table:
@@ -195,20 +189,14 @@ def _build_parameters_table(results: Sequence[BestResult]) -> Table:
     return Table("Parameters of the best results", ["work", "device", "parameters"], rows)
 
 
-def _list_published(models: Iterable[str]) -> list[list[str]]:
-    """Return the rows of the published results of these models."""
-    columns = ("model", "sequence_length", "type", "gpu", "gpus")
+def _list_published(models: Collection[str]) -> list[dict[str, str]]:
+    """Return the cells of the published results of these models."""
     with PUBLISHED_RESULTS.open() as file:
-        return [
-            [
-                *(row[name] for name in columns),
-                format_number(float(row["tokens_per_s_per_gpu"])),
-                format_percent(float(row["stated_mfu"] or math.nan)),
-                *(row[name] for name in ("flops_convention", "source", "layout")),
-            ]
-            for row in csv.DictReader(file)
-            if row["model"] in models
-        ]
+        rows = [row for row in csv.DictReader(file) if row["model"] in models]
+    for row in rows:
+        row["tokens_per_s_per_gpu"] = format_number(float(row["tokens_per_s_per_gpu"]))
+        row["stated_mfu"] = format_percent(float(row["stated_mfu"] or math.nan))
+    return [{heading: row[column] for heading, column in PUBLISHED_COLUMNS.items()} for row in rows]
 
 
 def build_text(stored: Stored, tables: Sequence[Table], text_format: str) -> str:
