@@ -81,15 +81,13 @@ def drop_warmup(times_s: tuple[float, ...]) -> tuple[float, ...]:
     return times_s[first:]
 
 
-def as_positive_int(value: object) -> int | None:
-    """Return `value` if it is an integer from 1 to `MAX_COUNT`, else None."""
-    return value if isinstance(value, int) and not isinstance(value, bool) and 0 < value <= MAX_COUNT else None
+def as_positive_int(value: object, most: int = MAX_COUNT) -> int | None:
+    """Return `value` if it is an integer from 1 to `most`, else None."""
+    return value if isinstance(value, int) and not isinstance(value, bool) and 0 < value <= most else None
 
 
 def as_device_count(value: object) -> int | None:
-    """Return `value` if it is an integer from 1 to `MAX_DEVICES`, else None."""
-    devices = as_positive_int(value)
-    return devices if devices and devices <= MAX_DEVICES else None
+    return as_positive_int(value, MAX_DEVICES)
 
 
 def get_hardware(device: str) -> Hardware | None:
@@ -99,13 +97,10 @@ def get_hardware(device: str) -> Hardware | None:
 
 def add_device(result: ImportedResult, path: Path, option: str) -> ImportedResult:
     """Return a result that names no device with the command's, else with the one in the file's name, if it has one."""
-    if result.device:
-        return result
-    if option:
-        return replace(result, device=option)
     named = find_device_in_name(path)
-    notes = (*result.notes, f"the device is taken from the file's name: {named}") if named else result.notes
-    return replace(result, device=named, notes=notes)
+    if result.device or option or not named:
+        return replace(result, device=result.device or option)
+    return replace(result, device=named, notes=(*result.notes, f"the device is taken from the file's name: {named}"))
 
 
 def find_device_in_name(path: Path) -> str:

@@ -15,13 +15,8 @@ os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")  # as in `sweeper.trac
 from mlflow import MlflowClient
 from mlflow.entities import Metric, Param, RunTag
 
-from sweeper.commands.ingest.imported import (
-    FLOPS_CLAIMS,
-    WARMUP_RULE,
-    ImportedResult,
-    derive_metrics,
-    find_contradictions,
-)
+from sweeper.commands.ingest import imported
+from sweeper.commands.ingest.imported import ImportedResult
 from sweeper.common.format import exact_value
 from sweeper.tracking import mlflow_store, new_store
 
@@ -56,7 +51,7 @@ def write(uri: str, experiment: str, path: Path, settings: Mapping[str, str], re
         children = list(mlflow_store.search_runs(client, [experiment_id], {mlflow_store.PARENT_RUN: run.info.run_id}))
         for deleted in (*children, run):
             client.delete_run(deleted.info.run_id)
-    tags = {**same_content, **settings, "file": path.name, "warmup": WARMUP_RULE}
+    tags = {**same_content, **settings, "file": path.name, "warmup": imported.WARMUP_RULE}
     parent_id = client.create_run(experiment_id, run_name=path.name, tags=tags).info.run_id
     for result in results:
         _write_result(client, experiment_id, parent_id, result)
@@ -67,7 +62,7 @@ def write(uri: str, experiment: str, path: Path, settings: Mapping[str, str], re
 
 def _write_result(client: MlflowClient, experiment_id: str, parent_id: str, result: ImportedResult) -> None:
     now_ms = int(time.time() * 1e3)
-    derived = derive_metrics(result)
+    derived = imported.derive_metrics(result)
     claims = {f"claimed_{name}": value for name, value in result.claims.values.items()}
     metrics = {name: value for name, value in {**result.metrics, **derived, **claims}.items() if math.isfinite(value)}
     tags = {
@@ -75,10 +70,10 @@ def _write_result(client: MlflowClient, experiment_id: str, parent_id: str, resu
         mlflow_store.OUTCOME: "complete" if result.feasible else "infeasible",
         "device": result.device,
         "devices": str(result.devices or ""),
-        "contradictions": "; ".join(find_contradictions(result, derived)),
+        "contradictions": "; ".join(imported.find_contradictions(result, derived)),
         "notes": "; ".join(result.notes),
         "claims_statistic": result.claims.statistic if result.claims.values else "",
-        "claims_flops": result.claims.flops if result.claims.values.keys() & FLOPS_CLAIMS else "",
+        "claims_flops": result.claims.flops if result.claims.values.keys() & imported.FLOPS_CLAIMS else "",
         **{name: str(value) for name, value in result.machine_info.items()},
         mlflow_store.PARENT_RUN: parent_id,
     }

@@ -36,7 +36,6 @@ class Follower:
         return [(record, not record.remeasurement and self._progress.add(record)) for record in records]
 
     def state(self) -> ProgressState:
-        """Return the state as a display shows it."""
         groups = [record.remeasurement.group for record in self._records if record.remeasurement]
         last = next((group for group in reversed(groups) if group), None)
         return ProgressState(

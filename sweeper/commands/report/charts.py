@@ -191,16 +191,9 @@ def _add_device(figure: go.Figure, by_count: Sequence[BestResult], projected: Ma
         figure.add_scatter(x=list(projected), y=list(projected.values()), name=name, **style)
     speeds = [result.speed for result in by_count]
     shares = [f"{result.speed.value / (per_device * result.devices):.0%}" for result in by_count[1:]]
-    figure.add_scatter(
-        x=[result.devices for result in by_count],
-        y=[speed.value for speed in speeds],
-        error_y=build_error_bars(speeds),
-        text=["", *shares],
-        textposition="bottom right",
-        mode="lines+markers+text",
-        line_color=color,
-        name=smallest.device,
-    )
+    points = {"x": [result.devices for result in by_count], "y": [speed.value for speed in speeds]}
+    texts = {"text": ["", *shares], "textposition": "bottom right", "mode": "lines+markers+text"}
+    figure.add_scatter(**points, error_y=build_error_bars(speeds), line_color=color, name=smallest.device, **texts)
 
 
 def build_heatmaps(title: str, trials: pd.DataFrame) -> Iterator[Chart]:
@@ -244,14 +237,12 @@ def _build_marked_heatmap(grid: pd.DataFrame, metric: str, label: str, x: str, y
     figure = build_heatmap(x_axis, y_axis, find_best_in_cells(x_axis, y_axis, values.tolist()), label)
     worked = select_complete(grid).set_index(["x", "y"]).index
     is_marked = (grid["tag.outcome"] == "infeasible") & ~grid.set_index(["x", "y"]).index.isin(worked)
-    return figure.add_scatter(
-        x=[x_axis.labels[cell] for cell, marked in zip(x_axis.cells, is_marked, strict=True) if marked],
-        y=[y_axis.labels[cell] for cell, marked in zip(y_axis.cells, is_marked, strict=True) if marked],
-        mode="markers",
-        marker={"symbol": "x", "size": 12, "color": GREY},
-        name="infeasible",
-        text=grid[is_marked].get("tag.reason"),
-    )
+    marks = [
+        [axis.labels[cell] for cell, marked in zip(axis.cells, is_marked, strict=True) if marked]
+        for axis in (x_axis, y_axis)
+    ]
+    style = {"mode": "markers", "marker": {"symbol": "x", "size": 12, "color": GREY}, "name": "infeasible"}
+    return figure.add_scatter(x=marks[0], y=marks[1], text=grid[is_marked].get("tag.reason"), **style)
 
 
 def _build_speed_charts(title: str, trials: pd.DataFrame) -> Iterator[Chart]:
@@ -298,17 +289,11 @@ def _build_timeline(trials: pd.DataFrame) -> Iterator[Chart]:
     figure = go.Figure()
     for n, (outcome, group) in enumerate(ended.groupby("tag.outcome")):
         color = COLORS[n % len(COLORS)]
-        figure.add_bar(
-            base=group["start"],
-            x=(group["end"] - group["start"]).dt.total_seconds() * 1000,
-            y=devices[group.index],
-            orientation="h",
-            name=str(outcome),
-            # In a store of months a trial of minutes is narrower than a pixel, but its outline is not.
-            marker={"color": color, "line": {"width": 1.5, "color": color}},
-            text=group["run"],
-            textposition="none",
-        )
+        # In a store of months a trial of minutes is narrower than a pixel, but its outline is not.
+        marker = {"color": color, "line": {"width": 1.5, "color": color}}
+        lengths_ms = (group["end"] - group["start"]).dt.total_seconds() * 1000
+        bars = {"base": group["start"], "x": lengths_ms, "y": devices[group.index], "orientation": "h"}
+        figure.add_bar(name=str(outcome), marker=marker, text=group["run"], textposition="none", **bars)
     last_study = ended.sort_values("start")["tag.sweeper.study"].iloc[-1]
     last_sweep = ended[ended["tag.sweeper.study"] == last_study]
     figure.update_xaxes(type="date", title="UTC", range=[last_sweep["start"].min(), last_sweep["end"].max()])

@@ -24,11 +24,7 @@ def find_latest_sweep(stored: Stored, baseline: str) -> str:
 
 
 def compare_sweeps(stored: Stored, first: str, second: str, gate: Gate) -> tuple[list[str], Comparison | None]:
-    """Compare the best results of two sweeps per device.
-
-    Returns:
-        A line for each kind of work with the spreads that it rests on; and the comparison with the worst verdict,
-        or None if there is nothing to compare.
+    """Return a line for each kind of work of two sweeps, per device; and the comparison with the worst verdict, if any.
 
     Raises:
         UserInputError: a name is not one of a sweep.

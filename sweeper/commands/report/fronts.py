@@ -108,13 +108,14 @@ def _read_front(sweep: Mapping[Any, Any], trials: pd.DataFrame, *, is_cut: bool)
         if is_cut or not isinstance(verdict, str) or share is None:
             continue
         same, exceeded = (row.get(f"tag.{tag}") for tag in (mlflow_store.SAME_AS, mlflow_store.EXCEEDED))
+        values = {
+            name: Interval(*(known.get(f"final_{name}{end}", math.nan) for end in ("", "_ci_low", "_ci_high")))
+            for name in criteria.metrics
+        }
         certified.append(
             FrontPoint(
                 trial=records[-1],
-                values={
-                    name: Interval(*(known.get(f"final_{name}{end}", math.nan) for end in ("", "_ci_low", "_ci_high")))
-                    for name in criteria.metrics
-                },
+                values=values,
                 share=share,
                 is_dominated=verdict == "dominated",
                 is_on_front=row.get(f"tag.{mlflow_store.FRONT}") == "yes",

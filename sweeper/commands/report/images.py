@@ -62,10 +62,10 @@ def _draw_panel(axes: Any, panel: Panel, names: Sequence[str], colors: Sequence[
         return
     height = 0.8 / max(1, len(series))
     for n, (name, measured) in enumerate(series.items()):
-        values = [value.value for value in measured]
         style = {"color": colors, "edgecolor": "#333", "hatch": HATCHES[n], "label": name}
         positions = rows + (n - (len(series) - 1) / 2) * height
-        errors = [[value.errors[0] for value in measured], [value.errors[1] for value in measured]]
+        errors = list(zip(*(value.errors for value in measured), strict=True))
+        values = [value.value for value in measured]
         axes.barh(positions, values, height, xerr=errors, error_kw={"capsize": 2}, **style)
     if panel.spread:
         layout = {"positions": rows, "orientation": "horizontal", "patch_artist": True, "widths": 0.6}

@@ -47,15 +47,15 @@ def build_charts(runs: pd.DataFrame) -> Iterator[Chart]:
 
 
 def _build_bars(work: str, results: Sequence[Imported]) -> go.Figure:
-    names = []
+    names, claims = [], {}
     for result in results:
         *_, device, devices = result.work
-        platform = f"{devices} x {VENDORS.sub('', device) or 'unknown'}"
-        names.append(f"{platform}, {cut_name(result.name, MAX_NAME_LENGTH)}")
+        name = f"{devices} x {VENDORS.sub('', device) or 'unknown'}, {cut_name(result.name, MAX_NAME_LENGTH)}"
+        names.append(name)
+        claims[name] = result.claim_per_device("tokens_per_s")
+    claims = {name: claim for name, claim in claims.items() if not math.isnan(claim)}
     rates = [result.rate_per_device for result in results]
     figure = go.Figure(go.Bar(x=rates, y=names, orientation="h", marker_color=COLORS[0], name="derived"))
-    claims = {name: result.claim_per_device("tokens_per_s") for name, result in zip(names, results, strict=True)}
-    claims = {name: claim for name, claim in claims.items() if not math.isnan(claim)}
     if claims:
         marker = {"symbol": "x", "size": 10, "color": COLORS[5]}
         figure.add_scatter(x=list(claims.values()), y=list(claims), mode="markers", marker=marker, name="claimed")

@@ -264,11 +264,10 @@ def show_leaderboard(request: LeaderboardRequest) -> int:
             print(f"sent to {request.send}: {leaderboard.send_rates(rates, request.send)}", file=sys.stderr)
         return 0
     all_rows = leaderboard.build_rows(rates)
-    rows = [cells for cells in all_rows if request.type is None or cells[1].startswith(request.type)]
+    chosen = request.type or ""
+    rows = [cells for cells in all_rows if cells[1].startswith(chosen)]
     if not rows:
-        raise UserInputError(
-            f"type={request.type}: unknown type. {suggest(request.type or '', {cells[1] for cells in all_rows})}"
-        )
+        raise UserInputError(f"type={chosen}: unknown type. {suggest(chosen, {cells[1] for cells in all_rows})}")
     console = open_console()
     console.print(draw(leaderboard.HEADING, rows, MIN_LEADERBOARD_COLUMNS, console.width))
     if not rates:

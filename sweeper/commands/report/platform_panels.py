@@ -64,37 +64,35 @@ def list_colors(results: Sequence[BestResult]) -> list[str]:
 
 def build_panels(results: Sequence[BestResult]) -> list[Panel]:
     """Return the nine panels of results that are judged by tokens/s; of other work one panel with its speed."""
-    speeds = {"": [result.speed for result in results]}
+    speeds = [result.speed for result in results]
     if results[0].speed_metric != "tokens_per_s":
-        return [Panel("", SPEED_UNITS[results[0].speed_metric], speeds)]
+        return [Panel("", SPEED_UNITS[results[0].speed_metric], {"": speeds})]
     rank = results[0].rank_noun
-    tokens_per_gpu, tflops_per_gpu = (
-        [read_value(result.trial, metric).divide(result.devices) for result in results]
-        for metric in ("tokens_per_s", "tflops")
+    flops = [read_value(result.trial, "tflops") for result in results]
+    tokens_per_gpu, flops_per_gpu = (
+        [value.divide(result.devices) for value, result in zip(values, results, strict=True)]
+        for values in ([read_value(result.trial, "tokens_per_s") for result in results], flops)
     )
     utilizations = {
         metric.upper(): [Interval(100 * result.get_metric(metric)) for result in results] for metric in ("mfu", "hfu")
     }
-    ceilings = {  # follow from the achieved rates, which are shares of them
-        name: [
-            Interval(rate.value / (result.get_metric(share) or math.nan))
-            for rate, result in zip(tflops_per_gpu, results, strict=True)
-        ]
-        for name, share in (("matmul ceiling", "mamf_utilization"), ("peak", "mfu"))
-    }
-    all_tokens = [result.trials["metric.tokens_per_s"] for result in results]
-    gains = [  # a single configuration has no median to beat
-        Interval(result.speed.value / float(tokens.median())) if len(tokens) > 1 else UNKNOWN
-        for result, tokens in zip(results, all_tokens, strict=True)
-    ]
-    spread = [list(tokens / result.devices) for result, tokens in zip(results, all_tokens, strict=True)]
+    ceilings = {"achieved": flops_per_gpu}
+    for name, share in (("matmul ceiling", "mamf_utilization"), ("peak", "mfu")):
+        shares = [result.get_metric(share) or math.nan for result in results]  # of these, the achieved rates
+        ceilings[name] = [Interval(rate.value / share) for rate, share in zip(flops_per_gpu, shares, strict=True)]
+    gains, spread = [], []
+    for result in results:
+        tokens = result.trials["metric.tokens_per_s"]
+        spread.append(list(tokens / result.devices))
+        # A single configuration has no median to beat.
+        gains.append(Interval(result.speed.value / float(tokens.median())) if len(tokens) > 1 else UNKNOWN)
     return [
-        Panel("Tokens", "tokens/s", speeds),
-        Panel("Computation", "TFLOP/s", {"": [read_value(result.trial, "tflops") for result in results]}),
+        Panel("Tokens", "tokens/s", {"": speeds}),
+        Panel("Computation", "TFLOP/s", {"": flops}),
         Panel("Utilisation of the peak", "%", utilizations),
         Panel(f"Tokens per {rank}", f"tokens/s per {rank}", {"": tokens_per_gpu}),
-        Panel(f"Computation per {rank}", f"TFLOP/s per {rank}", {"": tflops_per_gpu}),
-        Panel("Achieved rate and ceilings", f"TFLOP/s per {rank}", {"achieved": tflops_per_gpu} | ceilings),
+        Panel(f"Computation per {rank}", f"TFLOP/s per {rank}", {"": flops_per_gpu}),
+        Panel("Achieved rate and ceilings", f"TFLOP/s per {rank}", ceilings),
         Panel("Step time", "ms", {"": [Interval(result.get_metric("step_time_ms")) for result in results]}),
         Panel("All configurations", f"tokens/s per {rank}", spread=spread),
         Panel("Best over median configuration", "times", {"": gains}),

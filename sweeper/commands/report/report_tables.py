@@ -142,12 +142,7 @@ def build_failures_table(trials: pd.DataFrame) -> Table:
 
 
 def _build_best_results_table(results: Sequence[BestResult], trials: pd.DataFrame, prices: Prices | None) -> Table:
-    """Return a row for each best result. Rows of different work are not compared.
-
-    Args:
-        trials: all trials of the store; the parameters that vary within a result's sweep are shown.
-        prices: None for the cost of tokens as it was recorded, if it was.
-    """
+    """Return a row for each best result, with the parameters that vary within its sweep."""
     rows = []
     distinctions = list_distinctions([result.work for result in results])
     for result, distinct in zip(results, distinctions, strict=True):
