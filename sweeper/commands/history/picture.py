@@ -5,7 +5,7 @@ from __future__ import annotations
 import textwrap
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from sweeper.cli.command import writing
 from sweeper.commands.history.output import build_runs_table, build_table, compute_level, label_series
@@ -136,26 +136,23 @@ def write_image(history: History, path: Path) -> None:
     size_in = (WIDTH_IN, HEIGHT_IN * len(pictures))
     figure, axes_column = pyplot.subplots(len(pictures), 1, figsize=size_in, squeeze=False)
     for picture, axes in zip(pictures, axes_column[:, 0], strict=True):
-        _draw(axes, picture)
+        places = range(1, len(picture.values) + 1)
+        axes.errorbar(places, picture.values, yerr=picture.errors, fmt="o", color=COLORS[0], capsize=2, markersize=4)
+        for first, last, mean in picture.levels:
+            axes.hlines(mean, first - 0.4, last + 0.4, colors=COLORS[1], linestyles="dashed")
+        for n, (place, _) in enumerate(picture.changes, 1):
+            axes.axvline(place - 0.5, color=GREY, linestyle="dotted", linewidth=1)
+            at = {"xy": (place - 0.5, 1.0), "xycoords": ("data", "axes fraction")}
+            axes.annotate(str(n), ha="center", va="bottom", **at)
+        axes.set_xticks(picture.ticks, picture.dates)
+        axes.set_xlim(0.5, len(places) + 0.5)
+        axes.set_title(picture.title, fontsize=10, pad=14)
+        axes.set_ylabel(picture.series.identity.unit)
+        axes.ticklabel_format(axis="y", useOffset=False)
+        axes.set_xlabel(textwrap.fill(picture.note, NOTE_COLUMNS), fontsize=7, loc="left")
     figure.tight_layout()
     try:
         with writing("out", path):
             figure.savefig(path, dpi=DPI)
     finally:
         pyplot.close(figure)
-
-
-def _draw(axes: Any, picture: Picture) -> None:
-    places = range(1, len(picture.values) + 1)
-    axes.errorbar(places, picture.values, yerr=picture.errors, fmt="o", color=COLORS[0], capsize=2, markersize=4)
-    for first, last, mean in picture.levels:
-        axes.hlines(mean, first - 0.4, last + 0.4, colors=COLORS[1], linestyles="dashed")
-    for n, (place, _) in enumerate(picture.changes, 1):
-        axes.axvline(place - 0.5, color=GREY, linestyle="dotted", linewidth=1)
-        axes.annotate(str(n), (place - 0.5, 1.0), xycoords=("data", "axes fraction"), ha="center", va="bottom")
-    axes.set_xticks(picture.ticks, picture.dates)
-    axes.set_xlim(0.5, len(places) + 0.5)
-    axes.set_title(picture.title, fontsize=10, pad=14)
-    axes.set_ylabel(picture.series.identity.unit)
-    axes.ticklabel_format(axis="y", useOffset=False)
-    axes.set_xlabel(textwrap.fill(picture.note, NOTE_COLUMNS), fontsize=7, loc="left")

@@ -127,7 +127,6 @@ OBJECTIVES = {"tokens_per_s": "maximize", "peak_device_gib": "minimize"}
 
 def write_front(folder: Path, *, limits: Mapping[str, float] | None = None, certified: bool = False) -> None:
     """Write a sweep of four trials of a second each, all but the third on the front of speed and memory."""
-    folder.mkdir(exist_ok=True)
     tags = {**PARENT, "objectives": json.dumps(OBJECTIVES)}
     parent = {"params": {"sweep.gpus": 1}, "started_at": "now", "artifacts": {}, "tags": tags}
     written = Store(f"sqlite:///{folder}/mlflow.db", "offload", "study of a front", "trade", parent)
@@ -144,6 +143,15 @@ def write_front(folder: Path, *, limits: Mapping[str, float] | None = None, cert
         written.write_view(SweepView("tokens_per_s", False, ["tokens_per_s"], [], {}, [ranked]))
 
 
+@pytest.fixture(scope="module")
+def fronts(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """Results with a front, and with one that is certified."""
+    paths = [tmp_path_factory.mktemp(name) for name in ("front", "certified")]
+    write_front(paths[0])
+    write_front(paths[1], certified=True)
+    return paths
+
+
 def front_of(folder: Path, *arguments: str) -> tuple[list[str], str]:
     """Return the trials in the table of the front with their verdicts, and the text of the report."""
     text = run_report(folder, "format=markdown", *arguments).out
@@ -152,18 +160,17 @@ def front_of(folder: Path, *arguments: str) -> tuple[list[str], str]:
     return [f"{row[1]} {row[6]}" for row in cells], text
 
 
-def test_the_front_of_several_objectives_is_cut_to_a_budget_too(tmp_path: Path) -> None:
-    write_front(tmp_path)
-    rows, text = front_of(tmp_path)
+def test_the_front_of_several_objectives_is_cut_to_a_budget_too(fronts: list[Path]) -> None:
+    rows, text = front_of(fronts[0])
     assert rows == ["3 measured once", "0 measured once", "1 measured once"]
     assert "3 of 4 ranked trials are on the front" in text and "Not certified" in text
     three = f"within_gpu_hours={3 / 3600}"
     for limit in ((three,), ("price_per_hour=3.6", "within_cost=0.0031")):
-        rows, text = front_of(tmp_path, *limit)
+        rows, text = front_of(fronts[0], *limit)
         assert rows == ["0 measured once", "1 measured once"] and "within the budget" in text
-    result = run_report(tmp_path, "format=png", three)
-    assert result.code == 0 and (tmp_path / "report_front_trade.png").stat().st_size > 10_000
-    page = Path(run_report(tmp_path, three, f"out={tmp_path / 'r.html'}").out.strip()).read_text()
+    result = run_report(fronts[0], "format=png", three)
+    assert result.code == 0 and (fronts[0] / "report_front_trade.png").stat().st_size > 10_000
+    page = Path(run_report(fronts[0], three, f"out={fronts[0] / 'r.html'}").out.strip()).read_text()
     assert page.count("<h2>Pareto front of trade") == 2  # the table and the chart
 
 
@@ -172,31 +179,25 @@ def overview_of(folder: Path) -> str:
     return page.split("<p class='overview'>")[1].split("</p>")[0]
 
 
-def test_the_headline_of_several_objectives_names_the_best_in_each_and_no_fastest(tmp_path: Path) -> None:
-    write_front(tmp_path)
-    text = overview_of(tmp_path)
+def test_the_headline_of_several_objectives_names_the_best_in_each_and_no_fastest(fronts: list[Path]) -> None:
+    text = overview_of(fronts[0])
     assert "the fastest" not in text and "3 of 4 ranked trials are on the front" in text
     assert "Best in tokens_per_s: trial 3 (budget=3) with speed 120 tokens/s, device 30 GiB; in peak_dev" in text
     assert "trial 1 (budget=1) with speed 90 tokens/s, device 10 GiB. Each was measured once" in text
 
 
-def test_the_headline_says_how_sure_the_front_is(tmp_path: Path) -> None:
-    write_front(tmp_path, certified=True)
-    assert "Of 1 trial measured again in 3 rounds: 1 dominated." in overview_of(tmp_path)
-    write_front(tmp_path / "one", limits={"peak_device_gib": 15.0})
-    text = overview_of(tmp_path / "one")
+def test_the_headline_says_how_sure_the_front_is(fronts: list[Path], tmp_path: Path) -> None:
+    assert "Of 1 trial measured again in 3 rounds: 1 dominated." in overview_of(fronts[1])
+    write_front(tmp_path, limits={"peak_device_gib": 15.0})
+    text = overview_of(tmp_path)
     assert "at least as good as every other in both tokens_per_s and peak_device_gib: trial 1 (" in text
 
 
-def test_what_the_finals_say_of_a_front_is_shown_unless_a_budget_cuts_them_off(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    write_front(tmp_path, certified=True)
-    rows, text = front_of(tmp_path)
+def test_what_the_finals_say_of_a_front_is_shown_unless_a_budget_cuts_them_off(fronts: list[Path]) -> None:
+    rows, text = front_of(fronts[1])
     assert rows == ["0 dominated", "3 measured once", "1 measured once"] and "measured again in 3 rounds" in text
     assert "| 0 | 0 | 25 | 25 | 2 | dominated | 1, 3 |" in text
-    rows, _ = front_of(tmp_path, f"within_gpu_hours={3 / 3600}")
+    rows, _ = front_of(fronts[1], f"within_gpu_hours={3 / 3600}")
     assert rows == ["0 measured once", "1 measured once"]
 
 
