@@ -32,7 +32,7 @@ from workloads.llama.model import Block, Llama, rope_table, swiglu
 from workloads.llama.pytorch_attention import fused_attention
 from workloads.models.flops import model_flops_per_token
 from workloads.models.model import MODELS, Model
-from workloads.parallel.batches import TokenSource
+from workloads.parallel.train import TokenSource
 
 LENGTH, WARMUP = 8192, 2
 PEAK_TFLOPS = 989.0

@@ -35,7 +35,7 @@ import pandas as pd
 import yaml
 
 from workloads.models.model import MODELS
-from workloads.parallel.batches import TokenSource
+from workloads.parallel.train import TokenSource
 
 LENGTH, WARMUP, STEPS, GPUS = 8192, 3, 20, 2
 LEARNING_RATE = 1e-4

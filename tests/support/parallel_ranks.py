@@ -30,9 +30,8 @@ from workloads.parallel.apply import (
     gather_gradients,
     separate_group_names,
 )
-from workloads.parallel.batches import Batch, TokenSource, local_sequences
 from workloads.parallel.stage import build_initializer
-from workloads.parallel.train import Trainer
+from workloads.parallel.train import Batch, TokenSource, Trainer, local_sequences
 
 CPU = torch.device("cpu")
 SHAPE = replace(MODELS["llama_tiny"], layers=4)

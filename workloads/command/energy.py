@@ -64,7 +64,7 @@ class EnergyMeter:
                 return
 
     def energy(self, step_time_s: float) -> Energy | None:
-        """Return the energy of all GPUs over the measured steps, which take so long by the program's own clock.
+        """Return the energy of all GPUs over the measured steps, which take this long by the program's own clock.
 
         The lines of steps are printed more or less late, and of every tenth step perhaps: the power is measured between
         them, and the number of steps follows from their printed time.

@@ -69,11 +69,9 @@ def build_invocation(
     output: str,
     replaced: Mapping[str, str] | None = None,
 ) -> Invocation:
-    """Fill the settings' templates for one rank.
+    """Fill the settings' templates for one rank, with `output` the folder of the files.
 
-    Args:
-        output: the folder of the files.
-        replaced: values of placeholders instead of the rank's.
+    `replaced` has values of placeholders instead of the rank's.
 
     Raises:
         Infeasible: a parameter has a value for which `options` has no words.

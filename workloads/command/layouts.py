@@ -59,13 +59,10 @@ def estimate_layout(settings: CommandSettings, values: Mapping[str, Any], machin
 
 
 def read_job(settings: CommandSettings, values: Mapping[str, Any], machine: Machine) -> Job:
-    """Return the job that a command trains with these parameters.
+    """Return the job that a command trains with these parameters. Raises ValueError if a value is not allowed.
 
     Ranks that no degree names are sharded data parallel, or copies where dp_shard is named. A data type that the
     planner has no recipe for is estimated as bf16.
-
-    Raises:
-        ValueError: a value is not allowed.
     """
     name, device = settings.trainer or OWN, machine.cluster.device
     trainer, model = find_trainer(name), MODELS[fill(settings.model, values)]

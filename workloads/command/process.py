@@ -38,10 +38,6 @@ class Program:
 
     It runs until it ends, until `stop_on_line` returns True for a line of its output, or until `should_stop`, called
     every POLL_INTERVAL_S, returns True.
-
-    Attributes:
-        last_lines: the last lines of the output that are not empty.
-        log: the end of the output, at most MAX_LOG_BYTES.
     """
 
     def __init__(
@@ -64,8 +60,8 @@ class Program:
         Raises:
             FileNotFoundError: the program or its directory does not exist.
         """
-        self.last_lines: deque[str] = deque(maxlen=LAST_LINES)
-        self.log = bytearray()
+        self.last_lines: deque[str] = deque(maxlen=LAST_LINES)  # of the output, those that are not empty
+        self.log = bytearray()  # the end of the output, at most MAX_LOG_BYTES
         self._silence_s, self._timeout_s, self._stop_on_line = silence_s, timeout_s, stop_on_line
         self._should_stop = should_stop
         self._started_s = time.monotonic()

@@ -100,12 +100,7 @@ def _measure_program(
 
     try:
         program = Program(
-            invocation,
-            output,
-            settings.silence_s,
-            rank.timeout_s,
-            stop_on_line=stop_on_line,
-            should_stop=should_stop,
+            invocation, output, settings.silence_s, rank.timeout_s, stop_on_line=stop_on_line, should_stop=should_stop
         )
     except (FileNotFoundError, PermissionError, NotADirectoryError) as error:
         failure = ProgramFailed(f"{error.filename}: {error.strerror}")
@@ -239,31 +234,21 @@ class RegexLogReader:
 
 @dataclass
 class ProgramLog:
-    """The steps and the configuration that were read from a program's log.
-
-    Attributes:
-        warmup: steps that are not measured.
-        config: the configuration that the program prints, except on the lines of warm-up steps.
-        config_of_steps: the configuration on the lines of measured steps.
-    """
+    """The steps and the configuration that were read from a program's log."""
 
     reader: LogReader | RegexLogReader
-    warmup: int
+    warmup: int  # steps that are not measured
     steps: list[Step] = field(default_factory=list)
-    config: PrintedConfig = field(default_factory=PrintedConfig)
-    config_of_steps: PrintedConfig = field(default_factory=PrintedConfig)
+    config: PrintedConfig = field(default_factory=PrintedConfig)  # as printed, except on the lines of warm-up steps
+    config_of_steps: PrintedConfig = field(default_factory=PrintedConfig)  # on the lines of measured steps
 
     @property
     def reported_config(self) -> dict[str, Scalar]:
-        """The configuration that the program prints; of several values of one name the last."""
+        """The printed configuration, with the last of several values of one name."""
         return {name: values[-1] for name, values in self.config.values.items()} | self.reader.reported_config
 
     def feed(self, line: str) -> Step | None:
-        """Return the step that the line completes, if it completes one.
-
-        Raises:
-            ProgramFailed: the training loss is not a number.
-        """
+        """Return the step that the line completes. Raises ProgramFailed if the training loss is not a number."""
         step = self.reader.feed(line)
         if step is None:
             self.config.feed(line)

@@ -75,10 +75,8 @@ class DeclaredWork:
     ) -> list[str]:
         """Return a phrase for each declared value that the program contradicts.
 
-        Args:
-            printed: every value that the program printed. One of them has to be the declared one: a nested
-                configuration may have the name of a size twice.
-            of_steps: the values on the lines of measured steps, all of which have to be the declared ones.
+        One of all `printed` values has to be the declared one, since a nested configuration may have the name of a size
+        twice; of those `of_steps`, on the lines of measured steps, all have to be.
         """
         differences = []
         for name, (declared, key) in self.sizes.items():
@@ -136,11 +134,7 @@ def mark_claims(metrics: Mapping[str, float]) -> dict[str, float]:
 def read_declared_work(
     settings: CommandSettings, parameters: Mapping[str, Scalar], placeholders: Mapping[str, Scalar]
 ) -> DeclaredWork:
-    """Fill the settings' templates.
-
-    Raises:
-        Infeasible: a size is not a whole number, or the model is unknown.
-    """
+    """Fill the settings' templates. Raises Infeasible if a size is not a whole number, or the model is unknown."""
     values = {**parameters, **placeholders}
     sizes = {name: (parameters[name], f"space.{name}") for name in SIZES if name in parameters}
     layout = fill_all(settings.layout, values)

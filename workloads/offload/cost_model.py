@@ -98,9 +98,6 @@ class Placement(Division):
     resident_state_layers: int  # whose optimizer states stay on the device
 
 
-# ── memory ──
-
-
 class ActivationMemory(NamedTuple):
     """Bytes of a budget that are left for saved activations, and by how many GiB a placement exceeds the budget."""
 
@@ -126,7 +123,6 @@ def count_fewest_activation_bytes(placement: Placement, model: ModelSizes) -> in
 
 
 def count_chunk_saved_bytes(placement: Placement, model: ModelSizes, saved_activations: SavedActivations) -> int:
-    """Return the bytes of the activations that a layer saves of a chunk."""
     return placement.chunk_tokens * count_saved_bytes_per_token(
         model.shape, saved_activations, model.element_bytes, placement.segments_per_sequence
     )
@@ -144,8 +140,7 @@ def _count_segmented_kv_bytes(placement: Placement, model: ModelSizes, tokens: i
     return tokens * count_kv_bytes_per_token(model.shape, model.element_bytes)
 
 
-def _count_host_kv_bytes(placement: Placement, model: ModelSizes) -> int:
-    """Return the bytes of a layer's keys and values that a round saves on the host for whole sequences."""
+def _count_host_kv_bytes(placement: Placement, model: ModelSizes) -> int:  # of a layer in a round
     tokens = placement.round_tokens if placement.keys_values_on == "host" else 0
     return _count_segmented_kv_bytes(placement, model, tokens)
 
@@ -184,16 +179,12 @@ def count_fixed_host_bytes(placement: Placement, model: ModelSizes) -> float:
 
     Gradients of streamed layers are stored on the host between accumulation rounds, so not if there is one round only.
     """
-    layers = model.shape.layers
-    vectors = 2 if placement.accumulation_rounds > 1 else 1
-    states = float(model.embedding_and_head_parameters * model.state_bytes_per_parameter)
-    total = states if placement.embedding_and_head_states == "host" else 0.0
+    layers, vectors, total = model.shape.layers, 2 if placement.accumulation_rounds > 1 else 1, 0.0
+    if placement.embedding_and_head_states == "host":
+        total += model.embedding_and_head_parameters * model.state_bytes_per_parameter
     total += model.layer_state_bytes * (layers - placement.resident_state_layers)
     total += layers * _count_host_kv_bytes(placement, model)
     return total + (layers - placement.resident_layers) * model.layer_weight_bytes * vectors
-
-
-# ── time ──
 
 
 class StepTimes(NamedTuple, Generic[Number]):

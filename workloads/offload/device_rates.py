@@ -119,9 +119,6 @@ def _identity(device: torch.device) -> dict[str, object]:
     }
 
 
-# ── measuring ──
-
-
 def select_attention_kernel(shape: Model, sequence_length: int, device: torch.device, dtype: torch.dtype) -> Kernel:
     return fastest_kernel(AttentionShape.of_model(shape, sequence_length, dtype), device)
 
@@ -274,10 +271,10 @@ def _build_passes(
 
     x, d_out = draw(tokens, shape.hidden_size), draw(tokens, shape.hidden_size)
     rope, sequences = rope_table(shape, length, device), tokens // length
-    earlier = draw(sequences, tokens_before, 2 * shape.kv_heads, shape.head_size) if tokens_before else None
+    of_each = (2 * shape.kv_heads, shape.head_size)
+    earlier = draw(sequences, tokens_before, *of_each) if tokens_before else None
     d_keys_values = None
     if tokens_before is not None:
-        of_each = (2 * shape.kv_heads, shape.head_size)
         d_keys_values = (
             torch.zeros(sequences, length, *of_each, device=device),
             torch.zeros(sequences, tokens_before, *of_each, device=device),

@@ -34,17 +34,10 @@ class Arena:
     """The only host memory that a training run stores state in: one block, pinned where there is a GPU.
 
     Nothing that is allocated from it is returned to it.
-
-    Attributes:
-        placement: on a machine with several NUMA nodes, those of the GPU and of the block's pages; else empty.
     """
 
     def __init__(self, size_bytes: int, device: torch.device) -> None:
-        """Allocate the block on the GPU's NUMA node and pin it.
-
-        Raises:
-            OutOfMemory: the host has less memory available, or does not pin as much.
-        """
+        """Allocate the block on the GPU's NUMA node and pin it. Raises OutOfMemory if the host refuses."""
         self.size_bytes, self.used_bytes = size_bytes, 0
         if size_bytes > (available := available_memory_bytes()):
             raise OutOfMemory(
@@ -55,7 +48,7 @@ class Arena:
         node = node_of(device)
         error = bind_pages(self._block, node) if node is not None else ""
         self._block.zero_()  # pages that are touched are pinned in an eighth of the time
-        self.placement: dict[str, Scalar] = {}
+        self.placement: dict[str, Scalar] = {}  # the nodes of the GPU and of the pages, if the machine has several
         if node is not None:
             nodes = " ".join(map(str, sorted(read_nodes(self._block)))) or "unknown"
             self.placement = {
@@ -72,11 +65,7 @@ class Arena:
                 )
 
     def allocate(self, numel: int, dtype: torch.dtype) -> torch.Tensor:
-        """Return a flat tensor of `numel` numbers.
-
-        Raises:
-            OutOfMemory: the arena has less memory left.
-        """
+        """Return a flat tensor of `numel` numbers. Raises OutOfMemory if the arena has less memory left."""
         size_bytes = numel * dtype.itemsize
         start = -(-self.used_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
         if start + size_bytes > self.size_bytes:
@@ -134,10 +123,9 @@ def bind_pages(block: torch.Tensor, node: int) -> str:
 def read_nodes(block: torch.Tensor) -> set[int]:
     """Return the nodes of some pages of a block that was touched; empty if the kernel does not tell."""
     start, size = _whole_pages(block)
-    nodes = set()
+    nodes, flags = set(), ctypes.c_ulong(MPOL_F_NODE | MPOL_F_ADDR)
     for offset in range(0, size, max(mmap.PAGESIZE, size // SAMPLED_PAGES // mmap.PAGESIZE * mmap.PAGESIZE)):
         node, address = ctypes.c_int(), ctypes.c_void_p(start + offset)
-        flags = ctypes.c_ulong(MPOL_F_NODE | MPOL_F_ADDR)
         if not _call(GET_MEMPOLICY, ctypes.byref(node), None, ctypes.c_ulong(0), address, flags):
             nodes.add(node.value)
     return nodes

@@ -52,13 +52,11 @@ class Precision:
 
     @property
     def cast_bytes_per_parameter(self) -> int:
-        """Bytes of a weight that is cast for the products of a pass: by rows and by columns, one byte each."""
-        return 2 if self.recipe else 0
+        return 2 if self.recipe else 0  # cast for the products of a pass by rows and by columns, one byte each
 
     @property
     def token_multiple(self) -> int:
-        """The number that the tokens of a chunk are a multiple of: products sum over them for weight gradients."""
-        return MULTIPLES[self.recipe][2] if self.recipe else 1
+        return MULTIPLES[self.recipe][2] if self.recipe else 1  # products sum over tokens for weight gradients
 
 
 @dataclass(frozen=True)
@@ -72,13 +70,10 @@ class AdamW:
     weight_decay: float = 0.1
 
     def apply(self, step: int, w: Tensor, g: Tensor, *states: Tensor) -> None:
-        """Update the weights `w` and the states in place.
+        """Update the flat vectors of weights `w` and states in place, by the gradients `g`. Steps count from one.
 
-        Args:
-            step: the number of the step, from one.
-            w, g: flat vectors: weights and gradients.
-            states: as `Precision.list_state_vectors` lists them. Where there are master weights, they are updated, and
-                `w` is rounded from them.
+        The states are as `Precision.list_state_vectors` lists them. Where there are master weights, they are updated,
+        and `w` is rounded from them.
         """
         # No tensor is passed twice: a compiled function that writes to it would copy it first.
         vectors = [w, g, *states]

@@ -76,11 +76,6 @@ class Division:
     once, each layer on `chunks_per_round` chunks. A chunk is `sequences_per_chunk` whole sequences or, where
     `segments_per_sequence` is more than one, one segment of each of them; the segments of a sequence follow one another
     as separate chunks.
-
-    Attributes:
-        embedding_and_head_states: where the optimizer's states of the embedding, last norm and LM head are stored;
-            their weights and gradients stay on the device.
-        keys_values_on: where the keys and values of sequences in several segments are saved.
     """
 
     sequence_length: int
@@ -88,8 +83,9 @@ class Division:
     chunks_per_round: int
     accumulation_rounds: int
     segments_per_sequence: int = 1
+    # Of the embedding, last norm and LM head, whose weights and gradients stay on the device.
     embedding_and_head_states: Location = "device"
-    keys_values_on: Location = "device"
+    keys_values_on: Location = "device"  # of sequences in several segments
 
     @property
     def groups_per_round(self) -> int:  # of `sequences_per_chunk` sequences each

@@ -71,14 +71,10 @@ def find_fastest_plan(
     reason = "no plan fits"
     if any(missing_gib):
         gib, n = min((gib, n) for n, gib in enumerate(missing_gib) if gib > 0)
-        placement = placements[n]
-        needed = (
-            count_fixed_device_bytes(placement, model, rates),
-            count_fixed_host_bytes(placement, model),
-            count_fewest_activation_bytes(placement, model),
-        )
-        device, host, activations = (f"{size / GIB:.3g}" for size in needed)
-        needs = f"device {device}, host {host}, activations {activations} GiB"
+        device = count_fixed_device_bytes(placements[n], model, rates) / GIB
+        host = count_fixed_host_bytes(placements[n], model) / GIB
+        activations = count_fewest_activation_bytes(placements[n], model) / GIB
+        needs = f"device {device:.3g}, host {host:.3g}, activations {activations:.3g} GiB"
         reason = f"at least {gib:.3g} GiB more needed ({needs})"
     raise Infeasible(f"device_gib={budget.device_gib:g} and host_gib={budget.host_gib:g} are too small: {reason}")
 

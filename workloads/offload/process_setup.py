@@ -28,13 +28,11 @@ def cache_folder(name: str) -> Path | None:
 
 
 def keep_compiled_kernels() -> None:
-    """Let PyTorch's compiler, Triton and FlashAttention 4 keep their kernels in one folder.
+    """Let PyTorch's compiler, Triton and FlashAttention 4 keep their kernels in the user's cache folder.
 
-    It is `gpu-sweeper/kernels` in the user's cache folder. By default the first two keep theirs in /tmp, which many
-    clusters empty between jobs, and FlashAttention keeps none. A folder that the user has set remains, and where that
-    folder cannot be written nothing changes.
-
-    Call it before anything is compiled: FlashAttention reads its settings at import.
+    By default the first two keep theirs in /tmp, which many clusters empty between jobs, and FlashAttention keeps none.
+    A folder that the user has set remains, and where the cache folder cannot be written nothing changes. Call it before
+    anything is compiled: FlashAttention reads its settings at import.
     """
     folder = cache_folder("kernels")
     if folder is None:
@@ -91,11 +89,7 @@ def describe_segments(device: torch.device) -> dict[str, Scalar]:
 
 @contextmanager
 def device_memory_limit(device: torch.device, device_gib: float) -> Iterator[None]:
-    """Limit the allocator of a GPU: allocations past `device_gib` are out-of-memory errors.
-
-    Raises:
-        Infeasible: the GPU has less memory.
-    """
+    """Limit the allocator of a GPU to `device_gib`. Raises Infeasible if the GPU has less memory."""
     if device.type == "cpu":
         yield
         return

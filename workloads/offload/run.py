@@ -92,11 +92,7 @@ def measure(parameters: OffloadParameters, rank: Rank) -> Measurement:
 
 
 def select_precision(parameters: OffloadParameters, architecture: str) -> Precision:
-    """Return the data types to train with.
-
-    Raises:
-        Infeasible: this device does not have them, or the sequences do not fit the recipe.
-    """
+    """Return the data types to train with. Raises Infeasible if the device or the sequences do not fit them."""
     if reason := infeasible_reason(parameters.dtype, parameters.sequence_length, architecture):
         raise Infeasible(reason)
     if parameters.optimizer_states == "int8" and find_spec("torchao") is None:
@@ -189,10 +185,7 @@ def _train(
 def _executed_parameters(
     parameters: OffloadParameters, engine: Engine, batches: torch.Tensor, steps: int
 ) -> dict[str, Scalar]:
-    """Return the parameters, as far as possible read back from the engine that ran and its tokens.
-
-    Budgets, files and the seed are those of the request.
-    """
+    """Return the parameters, read back from the engine that ran and its tokens except budgets, files and the seed."""
     types = engine.describe_types()
     _, *sequences, length = batches.shape
     return {

@@ -34,14 +34,11 @@ class CopyStreams:
     Each kind of traffic has one stream in each direction, so that a copy that is needed soon is not queued behind one
     that has to wait. On AMD's GPUs these five streams share four hardware queues by default, and streams on one queue
     wait for each other (ROCm/rocm-systems#8916, ROCm/hip#3769): `space.env.GPU_MAX_HW_QUEUES` searches their number.
-
-    Attributes:
-        copied_bytes: bytes of all copies so far, in both directions.
     """
 
     def __init__(self, device: torch.device) -> None:
         self.on_gpu = device.type == "cuda"
-        self.copied_bytes = 0
+        self.copied_bytes = 0  # of all copies so far, in both directions
         self._spans: dict[str, list[tuple[torch.cuda.Event, torch.cuda.Event]]] = defaultdict(list)
         self._span_times_s: dict[str, float] = defaultdict(float)
         if self.on_gpu:
@@ -209,12 +206,9 @@ class ActivationStack:
             self._on_host.append(sent)
 
     def start_backward(self) -> None:
-        """Queue the copies of the chunks that the backward pass needs first.
-
-        The chunks that are still being copied to the host are the first that it needs: they stay on the device.
-        """
+        """Queue the copies of the chunks that the backward pass needs first."""
         remaining = CHUNKS_IN_FLIGHT - len(self._leaving)
-        self._leaving.clear()
+        self._leaving.clear()  # they are the first that it needs, so they stay on the device
         for _ in range(remaining):
             self._fetch_next()
 

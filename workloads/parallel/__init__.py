@@ -28,8 +28,7 @@ TORCH_VERSION = tuple(int(part) for part in version("torch").split(".")[:2])
 BlockKind = Literal["pytorch", "manual"]
 
 
-def degree() -> int:
-    """Declare a parameter that is a whole number from 1, by default 1."""
+def degree() -> int:  # a whole number from 1, by default 1
     return field(default=1, metadata={"min": 1})
 
 
@@ -185,7 +184,6 @@ class Parallel(Workload):
     def list_candidates(
         self, dimensions: Mapping[str, Sequence[Scalar]], constants: Mapping[str, Scalar], machine: Machine
     ) -> Iterator[Candidate]:
-        """Yield every layout of a space with its estimate, those that break a rule of the degrees together."""
         return Listing(self, dimensions, constants, machine).candidates()
 
     def scale(self, parameters: ParallelParameters, factor: int) -> ParallelParameters:

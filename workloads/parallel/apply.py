@@ -127,15 +127,6 @@ def fsdp_dtypes(module: nn.Module) -> MixedPrecisionPolicy:
     return fully_shard.state(module)._mp_policy if isinstance(module, FSDPModule) else MixedPrecisionPolicy()  # type: ignore[attr-defined]
 
 
-# A block's inputs and outputs are sharded along the sequence, its inside along heads and intermediate size.
-BLOCK_PLAN: dict[str, ParallelStyle] = {
-    "attention_norm": SequenceParallel(use_local_output=True),
-    "qkv": ColwiseParallel(input_layouts=Shard(1)),
-    "output": RowwiseParallel(output_layouts=Shard(1)),
-    "mlp_norm": SequenceParallel(use_local_output=True),
-    "gate_up": ColwiseParallel(input_layouts=Shard(1)),
-    "down": RowwiseParallel(output_layouts=Shard(1)),
-}
 ENDS_PLAN = {
     "embedding": RowwiseParallel(input_layouts=Replicate(), output_layouts=Shard(1)),
     "head.norm": SequenceParallel(use_local_output=True),
@@ -173,11 +164,9 @@ class Groups:
         return self.mesh["tp"] if self.mesh["tp"].size() > 1 else None
 
     @property
-    def fsdp_mesh(self) -> DeviceMesh:
-        """The mesh over which gradients are averaged, which may be of one rank."""
-        if self.mesh["dp_replicate"].size() > 1:
-            return self.mesh["dp_replicate", "dp_shard_cp"]
-        return self.mesh["dp_shard_cp"]
+    def fsdp_mesh(self) -> DeviceMesh:  # gradients are averaged over it; it may be of one rank
+        copies = self.mesh["dp_replicate"].size()
+        return self.mesh["dp_replicate", "dp_shard_cp"] if copies > 1 else self.mesh["dp_shard_cp"]
 
 
 def build_groups(layout: Layout, device_type: str) -> Groups:
@@ -194,11 +183,7 @@ def build_groups(layout: Layout, device_type: str) -> Groups:
 def build_stages(
     spec: ModelSpec, layout: Layout, groups: Groups, device: torch.device, initialize: Initializer
 ) -> list[Stage]:
-    """Return this rank's stages, ready to train.
-
-    Raises:
-        Infeasible: the sizes do not fit the recipe.
-    """
+    """Return this rank's stages, ready to train. Raises Infeasible if the sizes do not fit the recipe."""
     shape, pp_rank = spec.shape, groups.mesh["pp"].get_local_rank()
     rope = rope_table(shape, spec.sequence_length, device)
     if groups.cp_group is not None:
@@ -266,21 +251,22 @@ def _apply_layout(stage: Stage, spec: ModelSpec, layout: Layout, groups: Groups,
 
 
 def _block_plan(recipe: str) -> dict[str, ParallelStyle]:
-    """Return the plan of a block. With a scale per tensor, inputs are cast to fp8 before they are gathered.
+    """Return the plan of a block, whose inputs and outputs are sharded along the sequence, its inside along heads and
+    intermediate size. With a scale per tensor, inputs are cast to fp8 before they are gathered.
 
     With scales per row they are gathered in bf16, as in torchtitan 0.2.2 (parallelize_llama in
     torchtitan/models/llama3/infra/parallelize.py). There PrepareFloat8ModuleInput casts once for the products of q, k
     and v, and for those of gate and up; here each of these is one product, which casts its own input.
     """
-    if recipe != "fp8_tensorwise":
-        return BLOCK_PLAN
-    from torchao.float8.float8_tensor_parallel import Float8ColwiseParallel, Float8RowwiseParallel
+    columns, rows = ColwiseParallel, RowwiseParallel
+    if recipe == "fp8_tensorwise":
+        from torchao.float8.float8_tensor_parallel import Float8ColwiseParallel, Float8RowwiseParallel
 
-    return BLOCK_PLAN | {
-        "qkv": Float8ColwiseParallel(input_layouts=Shard(1)),
-        "output": Float8RowwiseParallel(output_layouts=Shard(1)),
-        "gate_up": Float8ColwiseParallel(input_layouts=Shard(1)),
-        "down": Float8RowwiseParallel(output_layouts=Shard(1)),
+        columns, rows = Float8ColwiseParallel, Float8RowwiseParallel
+    return {
+        **dict.fromkeys(("attention_norm", "mlp_norm"), SequenceParallel(use_local_output=True)),
+        **dict.fromkeys(("qkv", "gate_up"), columns(input_layouts=Shard(1))),
+        **dict.fromkeys(("output", "down"), rows(output_layouts=Shard(1))),
     }
 
 
@@ -322,10 +308,7 @@ def reorder_fused_rows(name: str, weight: Tensor, shape: Model, tp: int, *, inve
 
 
 def gather_gradients(stages: list[Stage], shape: Model, tp: int) -> dict[str, Tensor]:
-    """Return the whole gradients of this rank's stages by name, as one process has them.
-
-    A collective operation: all ranks have to call it.
-    """
+    """Return the whole gradients of this rank's stages by name, as one process has them. All ranks have to call it."""
     gradients = {}
     for stage in stages:
         for name, parameter in named_llama_parameters(stage).items():

@@ -46,8 +46,7 @@ class _Hop:
         ]
         self._works = dist.batch_isend_irecv(operations)
 
-    def wait(self) -> Tensor:
-        """Return the tensor that has arrived. The sent one may be overwritten from then on."""
+    def wait(self) -> Tensor:  # the one that has arrived; the sent one may be overwritten from then on
         for work in self._works:
             work.wait()
         return self._arriving
@@ -116,8 +115,7 @@ class ContextAttention:
         self.kernel, self._group, self._function = kernel, group, _FUNCTIONS[method]
 
     @property
-    def method(self) -> ContextMethod:
-        """How keys and values reach this rank, by the function that runs."""
+    def method(self) -> ContextMethod:  # by the function that runs
         return next(method for method, function in _FUNCTIONS.items() if function is self._function)
 
     @torch.compiler.disable

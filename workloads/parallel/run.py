@@ -34,10 +34,9 @@ from workloads.parallel.apply import (
     fsdp_dtypes,
     separate_group_names,
 )
-from workloads.parallel.batches import Batch, TokenSource, local_sequences
 from workloads.parallel.context import ContextAttention
 from workloads.parallel.stage import ManualBackwardBlock, Stage, build_initializer
-from workloads.parallel.train import Trainer
+from workloads.parallel.train import Batch, TokenSource, Trainer, local_sequences
 from workloads.precision import unsupported_layer_rate_reason
 from workloads.precision.formats import require_torchao
 from workloads.precision.layers import read_recipe
@@ -122,8 +121,7 @@ class GarbageCollector:
     def __init__(self, freq: int) -> None:
         self._freq = freq
 
-    def start_step(self, step: int) -> None:
-        """Collect if it is this step's turn. Steps count from 0."""
+    def start_step(self, step: int) -> None:  # steps count from 0
         if self._freq and step and step % self._freq == 0:
             gc.collect(1)
 
@@ -163,8 +161,7 @@ def measure(parameters: ParallelParameters, rank: Rank) -> Measurement:
     """Train in this layout, together with the other ranks.
 
     Raises:
-        Infeasible: the layout is invalid, the device does not support the data type or the attention, or torchao is
-            not installed.
+        Infeasible: the layout is invalid, the device lacks the data type or the attention, or torchao is missing.
     """
     device = devices.device_of(rank)
     if violation := parameters.find_violation(rank.world_size, rank.ranks_per_node, on_gpu=device.type == "cuda"):

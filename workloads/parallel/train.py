@@ -1,11 +1,13 @@
-"""Train a model that a layout divides over ranks, step by step."""
+"""Train a model that a layout divides over ranks, step by step: batches, loss, schedules, and the trainer."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -16,10 +18,70 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from workloads.estimator.memory import LOSS_CHUNK_TOKENS
 from workloads.layouts.layout import Layout, Schedule
 from workloads.llama.model import next_token_loss
+from workloads.models.flops import document_lengths
 from workloads.parallel.apply import Groups, precompute_fp8_scales, set_gradient_sync
-from workloads.parallel.batches import Batch
 from workloads.parallel.context import local_positions
 from workloads.parallel.stage import Stage
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Sequences of a step."""
+
+    tokens: Tensor  # [sequences, length + 1] int64: inputs and, one token later, their targets
+    # Of each sequence's documents in their order, [sequences, documents] int64; None where a sequence is one document.
+    document_lengths: Tensor | None = None
+
+    def select(self, sequences: range) -> Batch:
+        return self._map(lambda tensor: tensor[sequences.start : sequences.stop])
+
+    def pin_memory(self) -> Batch:
+        return self._map(Tensor.pin_memory)
+
+    def to(self, device: torch.device) -> Batch:
+        return self._map(lambda tensor: tensor.to(device, non_blocking=True))
+
+    def _map(self, function: Callable[[Tensor], Tensor]) -> Batch:
+        lengths = self.document_lengths
+        return Batch(function(self.tokens), None if lengths is None else function(lengths))
+
+
+@dataclass(frozen=True)
+class TokenSource:
+    """Draws sequences of `length` inputs over the whole vocabulary, of documents with `document_tokens` on average.
+
+    The probability of an id falls as 1 / (id + 1), as that of words does (Zipf's law) and roughly that of a tokenizer's
+    ids. So a model learns within a few steps: its loss falls from ln(vocabulary), which uniform tokens would keep.
+    """
+
+    vocabulary: int
+    length: int
+    seed: int
+    document_tokens: int = 0
+
+    def draw(self, step: int, sequences: Iterable[int]) -> Batch:
+        """Return some sequences of a step's global batch.
+
+        Each sequence has a generator of its own, so that a rank draws its own part alone.
+        """
+        tokens, lengths = [], []
+        for sequence in sequences:
+            random = np.random.default_rng([self.seed, step, sequence])
+            # The logarithm is uniform, so id n has the share ln((n + 2) / (n + 1)) / ln(vocabulary + 1).
+            drawn = np.exp(random.random(self.length + 1) * np.log(self.vocabulary + 1)).astype(np.int64) - 1
+            tokens.append(drawn)
+            lengths.append(random.permutation(document_lengths(self.length, self.document_tokens)))
+        packed = torch.from_numpy(np.stack(lengths)) if self.document_tokens else None
+        return Batch(torch.from_numpy(np.stack(tokens)), packed)
+
+
+def local_sequences(layout: Layout, groups: Groups) -> range:
+    """Return which sequences of the global batch this rank trains on."""
+    dp_rank = groups.mesh["dp_shard_cp"].get_local_rank() // layout.cp
+    dp_rank += groups.mesh["dp_replicate"].get_local_rank() * layout.dp_shard
+    count = layout.global_batch // layout.dp
+    return range(dp_rank * count, (dp_rank + 1) * count)
+
 
 MAX_NORM = 1.0  # torchtitan's training.max_norm and Megatron's --clip-grad
 
@@ -147,11 +209,7 @@ class GraphedPasses:
 
 
 class Trainer:
-    """Runs forward and backward passes of this rank's stages, and AdamW over its parameters.
-
-    Attributes:
-        gradient_norm: the norm of the last step's gradients, of all ranks; None where gradients are not clipped.
-    """
+    """Runs forward and backward passes of this rank's stages, and AdamW over its parameters."""
 
     def __init__(
         self,
@@ -165,7 +223,7 @@ class Trainer:
     ) -> None:
         self.stages, self.layout, self._groups, self._device = stages, layout, groups, device
         self._clips = clips
-        self.gradient_norm: Tensor | None = None
+        self.gradient_norm: Tensor | None = None  # of the last step, over all ranks; None where none is clipped
         self._parameters = [parameter for stage in stages for parameter in stage.parameters()]
         self._optimizer = torch.optim.AdamW(
             self._parameters, lr=learning_rate, betas=(0.9, 0.95), weight_decay=0.1, fused=device.type == "cuda"
@@ -186,12 +244,10 @@ class Trainer:
 
     @property
     def executed_cuda_graph(self) -> bool:
-        """Whether a recording of the passes is replayed."""
         return isinstance(self._run_passes, GraphedPasses) and self._run_passes.is_recorded
 
     @property
     def executed_schedule(self) -> str:
-        """The name of the pipeline schedule that runs; `1f1b` without a pipeline."""
         return NAMES[type(self._schedule)] if self._schedule else "1f1b"
 
     def step(self, batch: Batch) -> Tensor:
@@ -201,7 +257,6 @@ class Trainer:
         return loss
 
     def update(self) -> None:
-        """Clip the gradients, apply and clear them."""
         if self._clips:
             self.gradient_norm = clip_gradients(self._parameters, self._groups.mesh["pp"])
         self._optimizer.step()

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from workloads.models.flops import document_lengths
-from workloads.parallel.batches import TokenSource
+from workloads.parallel.train import TokenSource
 
 
 @given(st.integers(2, 200_000), st.integers(1, 5), st.integers(0, 2**31))

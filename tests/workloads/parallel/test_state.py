@@ -19,9 +19,8 @@ from workloads.api.trial import run_trial
 from workloads.instruments.distributed import process_group
 from workloads.layouts.layout import Layout, State
 from workloads.parallel.apply import ModelSpec, build_groups, build_stages, fsdp_dtypes, gather_gradients
-from workloads.parallel.batches import Batch
 from workloads.parallel.stage import build_initializer
-from workloads.parallel.train import Trainer
+from workloads.parallel.train import Batch, Trainer
 
 
 def test_an_invalid_layout_is_infeasible_before_ranks_wait_for_each_other() -> None:
