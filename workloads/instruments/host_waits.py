@@ -94,8 +94,7 @@ def select_turns(turns: Sequence[Turn], repeats: int, threads: int) -> list[Turn
 
     Raises HostBusy if these do not describe the machine.
     """
-    undisturbed = _undisturbed(turns)
-    if len(undisturbed) >= repeats:
+    if len(undisturbed := _undisturbed(turns)) >= repeats:
         return undisturbed[:repeats]
     selected = sorted(turns, key=lambda turn: turn.waited_s / turn.wall_s)[:repeats]
     waited = statistics.median(turn.waited_s / turn.wall_s for turn in selected) / threads

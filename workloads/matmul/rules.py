@@ -65,56 +65,27 @@ def executed_accumulation(parameters: MatmulParameters, architecture: str) -> st
 
 def unsupported_reason(parameters: MatmulParameters, architecture: str) -> str:
     """Return the first rule's reason why a device does not support a combination of parameters; empty if it does."""
-    if reason := unsupported_backend_reason(parameters.backend, architecture):
-        return f"backend={parameters.backend} is {reason}"
+    backend, dtype = parameters.backend, parameters.dtype
+    if reason := unsupported_backend_reason(backend, architecture):
+        return f"backend={backend} is {reason}"
     if reason := unsupported_accumulation_reason(parameters.accumulation, architecture):
         return f"accumulation={parameters.accumulation} is {reason}"
-    return (
-        unsupported_output_reason(parameters.dtype, parameters.output_dtype, architecture)
-        or _unscalable_reason(parameters, architecture)
-        or _ungenerated_reason(parameters)
-        or (_unreducible_reason(parameters) if parameters.accumulation == "reduced" else "")
-        or _unpromised_reason(parameters, architecture)
-    )
-
-
-def sums_into_fp32_output(parameters: MatmulParameters) -> bool:
-    """Return whether 16-bit operands give an fp32 result, which PyTorch computes by another function."""
-    return parameters.dtype in ("bf16", "fp16") and parameters.output_dtype == "fp32"
-
-
-def _unscalable_reason(parameters: MatmulParameters, architecture: str) -> str:
-    backend, dtype = parameters.backend, parameters.dtype
-    if RECIPES[dtype].matrix_dtype not in ("fp8", "fp4"):
-        return ""
-    if backend != "torch" and not (backend == "tunable" and dtype in TUNABLE_SCALED):
-        return f"backend={backend} does not support dtype={dtype}: set backend=torch"
-    shape = parameters.shape()
-    if shape.layout != "nt":
-        return f"dtype={dtype} supports layout=nt only, not layout={shape.layout}"
-    return unsupported_shape_reason(dtype, shape.m, shape.n, shape.k, architecture)
-
-
-def _ungenerated_reason(parameters: MatmulParameters) -> str:
-    if parameters.backend not in ("triton", "tinygrad"):
-        return ""
-    if parameters.backend == "tinygrad" and parameters.dtype == "tf32":
+    if reason := unsupported_output_reason(dtype, parameters.output_dtype, architecture):
+        return reason
+    if RECIPES[dtype].matrix_dtype in ("fp8", "fp4"):
+        if backend != "torch" and not (backend == "tunable" and dtype in TUNABLE_SCALED):
+            return f"backend={backend} does not support dtype={dtype}: set backend=torch"
+        shape = parameters.shape()
+        if shape.layout != "nt":
+            return f"dtype={dtype} supports layout=nt only, not layout={shape.layout}"
+        if reason := unsupported_shape_reason(dtype, shape.m, shape.n, shape.k, architecture):
+            return reason
+    if backend == "tinygrad" and dtype == "tf32":
         return "backend=tinygrad does not support dtype=tf32"
-    if parameters.output_dtype in ("auto", parameters.dtype):
-        return ""
-    return f"backend={parameters.backend} computes {parameters.dtype}, not output_dtype={parameters.output_dtype}"
-
-
-def _unreducible_reason(parameters: MatmulParameters) -> str:
-    if parameters.dtype not in REDUCIBLE:
-        return f"accumulation=reduced does not exist for dtype={parameters.dtype}; set accumulation=auto"
-    if parameters.backend not in LIBRARY_BACKENDS:
-        return f"accumulation=reduced: kernels of backend={parameters.backend} sum in fp32; set accumulation=auto"
-    return ""
-
-
-def _unpromised_reason(parameters: MatmulParameters, architecture: str) -> str:
-    backend, dtype = parameters.backend, parameters.dtype
+    if backend in ("triton", "tinygrad") and parameters.output_dtype not in ("auto", dtype):
+        return f"backend={backend} computes {dtype}, not output_dtype={parameters.output_dtype}"
+    if parameters.accumulation == "reduced" and (reason := _unreducible_reason(parameters)):
+        return reason
     if not _is_rocm(architecture):
         return ""
     # hipBLASLt alone has tf32: the other routes call hipblasSgemm or fp32 CK.
@@ -122,6 +93,19 @@ def _unpromised_reason(parameters: MatmulParameters, architecture: str) -> str:
         return f"backend={backend} computes fp32 on ROCm, not tf32; set backend=cublaslt"
     if backend in UNPROMISED and sums_into_fp32_output(parameters):
         return f"backend={backend}: {UNPROMISED[backend]} for output_dtype=fp32 of {dtype} on ROCm; set backend=cublas"
+    return ""
+
+
+def sums_into_fp32_output(parameters: MatmulParameters) -> bool:
+    """Return whether 16-bit operands give an fp32 result, which PyTorch computes by another function."""
+    return parameters.dtype in ("bf16", "fp16") and parameters.output_dtype == "fp32"
+
+
+def _unreducible_reason(parameters: MatmulParameters) -> str:
+    if parameters.dtype not in REDUCIBLE:
+        return f"accumulation=reduced does not exist for dtype={parameters.dtype}; set accumulation=auto"
+    if parameters.backend not in LIBRARY_BACKENDS:
+        return f"accumulation=reduced: kernels of backend={parameters.backend} sum in fp32; set accumulation=auto"
     return ""
 
 

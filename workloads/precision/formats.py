@@ -132,7 +132,6 @@ def native_gemm(recipe: str, a: Any, b: Any) -> Callable[[], torch.Tensor]:
 
 
 def _order_block_scales(scale: torch.Tensor, layout: ScaleLayout) -> torch.Tensor:
-    """Return the scales [rows, blocks] in the order of the layout."""
     if not layout.is_tiled:
         return scale
     if rocm_of_build():

@@ -42,13 +42,9 @@ def measure(parameters: GemmParameters, rank: Rank) -> Measurement:
     if not is_bf16 and (unsupported := unsupported_shape_reason(recipe, shape.m, shape.n, shape.k, architecture)):
         raise Infeasible(unsupported)
     generator = torch.Generator(device=device).manual_seed(parameters.seed)
-    a, b = (
-        torch.randn(rows, shape.k, device=device, dtype=torch.bfloat16, generator=generator)
-        for rows in (shape.m, shape.n)
-    )
-    rows, columns = (
-        torch.linspace(0, size - 1, min(size, SAMPLE_SIZE), device=device).long() for size in (shape.m, shape.n)
-    )
+    sizes, bf16 = (shape.m, shape.n), torch.bfloat16
+    a, b = (torch.randn(size, shape.k, device=device, dtype=bf16, generator=generator) for size in sizes)
+    rows, columns = (torch.linspace(0, size - 1, min(size, SAMPLE_SIZE), device=device).long() for size in sizes)
     exact = a[rows].double() @ b[columns].double().t()
     # A weight gradient sums over tokens, so neither of its operands is a weight.
     b_role = "activation" if parameters.product == "weight_gradient" else "weight"
@@ -56,7 +52,7 @@ def measure(parameters: GemmParameters, rank: Rank) -> Measurement:
     converted = [] if is_bf16 else [formats.convert(recipe, x, role, architecture) for x, role in operands]
     measured = Measurement({}, ())
     if is_native:
-        bf16_out = torch.empty(len(a), len(b), device=device, dtype=torch.bfloat16)
+        bf16_out = torch.empty(len(a), len(b), device=device, dtype=bf16)
         steps: list[Callable[[], Any]] = [lambda: torch.mm(a, b.t(), out=bf16_out)]
         if not is_bf16:
             steps.insert(0, formats.native_gemm(recipe, *converted))

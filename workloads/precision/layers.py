@@ -256,12 +256,10 @@ def predict_speedup(
         x = torch.randn(parameters.tokens, in_features, device=device, dtype=torch.bfloat16)
         weight = layer.weight.detach()
         out = torch.empty(parameters.tokens, out_features, device=device, dtype=torch.bfloat16)
-        operands = [
-            formats.convert(low_format, matrix, role, architecture)
-            for matrix, role in ((x, "activation"), (weight, "weight"))
-        ]
+        low_x = formats.convert(low_format, x, "activation", architecture)
+        low_weight = formats.convert(low_format, weight, "weight", architecture)
         gemm_s, bf16_gemm_s = medians_s(
-            formats.native_gemm(low_format, *operands),
+            formats.native_gemm(low_format, low_x, low_weight),
             lambda x=x, weight=weight, out=out: torch.mm(x, weight.t(), out=out),  # type: ignore[misc]
         )
         gemms_s += (3 - bf16_gemms) * gemm_s + bf16_gemms * bf16_gemm_s
