@@ -98,7 +98,6 @@ def _timed_pass(parameters: AttentionParameters, calls: AttentionCalls) -> Calla
 
 
 def _checked_error(parameters: AttentionParameters, calls: AttentionCalls) -> float:
-    """Return the relative error of the pass that is timed. Raises ArithmeticError if it exceeds the tolerance."""
     out, *gradients = exact_results(*calls.inputs, causal=parameters.causal)
     if parameters.mode == "forward":
         error = largest_error((calls.forward(),), (out,))

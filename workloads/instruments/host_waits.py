@@ -27,8 +27,6 @@ class HostBusy(Exception):
 
 
 class Turn(NamedTuple):
-    """One call of each step."""
-
     times_s: tuple[float, ...]  # of each call
     waited_s: float  # for a core meanwhile, summed over threads
 
@@ -38,8 +36,6 @@ class Turn(NamedTuple):
 
 
 class ThreadWaits:
-    """Reads the waits of the threads that exist now."""
-
     def __init__(self) -> None:
         self._files = [open(path, "rb", buffering=0) for path in Path("/proc/self/task").glob("*/schedstat")]  # noqa: SIM115
 

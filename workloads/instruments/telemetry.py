@@ -52,7 +52,6 @@ class GpuReadings:
 
     @property
     def tainted(self) -> bool:
-        """Return whether the machine slowed the GPU down."""
         return bool(self.reasons & TAINTING_SLOWDOWNS)
 
     def add(self, reading: GpuReading, before: Mapping[str, int], at_s: float) -> None:

@@ -34,8 +34,6 @@ Pair = tuple[Tensor, Tensor]  # keys and values
 
 @dataclass(frozen=True)
 class AttentionShape:
-    """What attention kernels are chosen for."""
-
     heads: int
     kv_heads: int
     head_size: int
@@ -49,7 +47,6 @@ class AttentionShape:
 
 
 def gpu_kernels() -> tuple[Kernel, ...]:
-    """Return the kernels of this build of PyTorch."""
     return ROCM_KERNELS if torch.version.hip else CUDA_KERNELS
 
 

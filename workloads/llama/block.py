@@ -121,7 +121,6 @@ class BlockMath:
     def _compute_attention(
         self, weights: NamedTensors, activations: Activations, rope: Tensor, past_kv: KeysValues | None
     ) -> None:
-        """Add the missing activations up to the output of attention."""
         if "q" not in activations:
             activations["q"], activations["kv"] = self._project_qkv(weights, activations["x"], rope)
         if "attn_out" not in activations:
@@ -200,7 +199,6 @@ class BlockMath:
     def _attention_backward(
         self, activations: Activations, d_attn_out: Tensor, past_kv: KeysValues | None, kv_gradients: Pair | None
     ) -> Gradients:
-        """Return the gradients of queries, keys and values."""
         q, kv, attn_out, lse = (activations.pop(name) for name in ("q", "kv", "attn_out", "lse"))
         out, d_out = attn_out.view(q.shape).transpose(1, 2), d_attn_out.view(q.shape).transpose(1, 2)
         past = split_kv(past_kv) if past_kv is not None else None

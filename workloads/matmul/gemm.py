@@ -195,7 +195,6 @@ def _preferred() -> str:
 
 
 def tolerance(matrix_dtype: str, architecture: str) -> float:
-    """Return the largest relative error of a correct product on a device."""
     if matrix_dtype == "tf32":
         return TF32_TOLERANCE.get(architecture.partition(":")[0], TF32_TOLERANCE_ELSEWHERE)
     return TOLERANCE[matrix_dtype]

@@ -141,8 +141,6 @@ def fill_buffers(module: nn.Module, seed: int) -> None:
 
 
 class SwiGLU(nn.Module):
-    """The MLP of a Llama block."""
-
     def __init__(self, hidden_size: int, intermediate_size: int) -> None:
         super().__init__()
         self.gate_up = nn.Linear(hidden_size, 2 * intermediate_size, bias=False)
