@@ -23,22 +23,15 @@ def scale_of(amax):
 
 
 @triton.jit
-def amax_kernel(x, partial, numel, BLOCK: tl.constexpr):
+def amax_kernel(x, up, partial, numel, SWIGLU: tl.constexpr, BLOCK: tl.constexpr):
+    """Find the largest magnitudes of x, or with SWIGLU of silu(x) * up, a part of them in each program."""
     peak = tl.zeros([BLOCK], tl.float32)
     for start in range(tl.program_id(0) * BLOCK, numel, tl.num_programs(0) * BLOCK):
         at = start + tl.arange(0, BLOCK)
-        peak = tl.maximum(peak, tl.abs(tl.load(x + at, mask=at < numel, other=0.0).to(tl.float32)))
-    tl.store(partial + tl.program_id(0), tl.max(peak, 0))
-
-
-@triton.jit
-def swiglu_amax_kernel(gate, up, partial, numel, BLOCK: tl.constexpr):
-    peak = tl.zeros([BLOCK], tl.float32)
-    for start in range(tl.program_id(0) * BLOCK, numel, tl.num_programs(0) * BLOCK):
-        at = start + tl.arange(0, BLOCK)
-        g = tl.load(gate + at, mask=at < numel, other=0.0).to(tl.float32)
-        u = tl.load(up + at, mask=at < numel, other=0.0).to(tl.float32)
-        peak = tl.maximum(peak, tl.abs(g * tl.sigmoid(g) * u))
+        value = tl.load(x + at, mask=at < numel, other=0.0).to(tl.float32)
+        if SWIGLU:
+            value = value * tl.sigmoid(value) * tl.load(up + at, mask=at < numel, other=0.0).to(tl.float32)
+        peak = tl.maximum(peak, tl.abs(value))
     tl.store(partial + tl.program_id(0), tl.max(peak, 0))
 
 
@@ -69,57 +62,6 @@ def swiglu_backward_amax_kernel(gate, up, d_hidden, hidden_partial, d_partial, n
 @triton.jit
 def scale_kernel(partial, scale, COUNT: tl.constexpr):
     tl.store(scale, scale_of(tl.max(tl.load(partial + tl.arange(0, COUNT)), 0)))
-
-
-@triton.jit
-def cast_tensor_kernel(
-    x,
-    scale,
-    row_factors,
-    column_factors,
-    rows,
-    columns,
-    tokens,
-    features,
-    NORM: tl.constexpr,
-    ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    BLOCK_TOKENS: tl.constexpr,
-    BLOCK_FEATURES: tl.constexpr,
-):
-    """Cast x, or with NORM its norm: x times the factor of its row times that of its column."""
-    tiles = tl.cdiv(features, BLOCK_FEATURES)
-    t = ((tl.program_id(0) // tiles) * BLOCK_TOKENS + tl.arange(0, BLOCK_TOKENS)).to(tl.int64)
-    n = ((tl.program_id(0) % tiles) * BLOCK_FEATURES + tl.arange(0, BLOCK_FEATURES)).to(tl.int64)
-    inside = (t[:, None] < tokens) & (n[None, :] < features)
-    value = tl.load(x + t[:, None] * features + n[None, :], mask=inside, other=0.0).to(tl.float32)
-    if NORM:
-        row_factor = tl.load(row_factors + t, mask=t < tokens, other=0.0)
-        column_factor = tl.load(column_factors + n, mask=n < features, other=0.0).to(tl.float32)
-        value = value * row_factor[:, None] * column_factor[None, :]
-    value *= 1.0 / tl.load(scale)
-    if ROWS:
-        tl.store(rows + t[:, None] * features + n[None, :], value.to(rows.dtype.element_ty), mask=inside)
-    if COLUMNS:
-        transposed = tl.trans(value.to(columns.dtype.element_ty))
-        inside = (n[:, None] < features) & (t[None, :] < tokens)
-        tl.store(columns + n[:, None] * tokens + t[None, :], transposed, mask=inside)
-
-
-@triton.jit
-def norm_tensor_kernel(x, addend, weight, scale, total, rows, features, eps, ADD: tl.constexpr, BLOCK: tl.constexpr):
-    t = tl.program_id(0).to(tl.int64)
-    n = tl.arange(0, BLOCK)
-    inside = n < features
-    value = tl.load(x + t * features + n, mask=inside, other=0.0).to(tl.float32)
-    if ADD:
-        value += tl.load(addend + t * features + n, mask=inside, other=0.0).to(tl.float32)
-        rounded = value.to(total.dtype.element_ty)
-        tl.store(total + t * features + n, rounded, mask=inside)
-        value = rounded.to(tl.float32)
-    factor = 1.0 / tl.sqrt(tl.sum(value * value, 0) / features + eps) / tl.load(scale)
-    value *= factor * tl.load(weight + n, mask=inside, other=0.0).to(tl.float32)
-    tl.store(rows + t * features + n, value.to(rows.dtype.element_ty), mask=inside)
 
 
 @triton.jit
@@ -194,8 +136,9 @@ def store_columns(value, columns, scales, t, n, has_token, has_feature, tokens, 
 
 
 @triton.jit
-def cast_block_kernel(
+def cast_kernel(
     x,
+    scale,
     row_factors,
     column_factors,
     rows,
@@ -207,10 +150,14 @@ def cast_block_kernel(
     NORM: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
+    SCALED: tl.constexpr,
     BLOCK_TOKENS: tl.constexpr,
     BLOCK_FEATURES: tl.constexpr,
 ):
-    """Cast x, or with NORM its norm: x times the factor of its row times that of its column."""
+    """Cast x, or with NORM its norm: x times the factor of its row times that of its column.
+
+    With SCALED all of it has the one `scale`; else each block gets its own.
+    """
     tiles = tl.cdiv(features, BLOCK_FEATURES)
     token_tile, feature_tile = tl.program_id(0) // tiles, tl.program_id(0) % tiles
     t = (token_tile * BLOCK_TOKENS + tl.arange(0, BLOCK_TOKENS)).to(tl.int64)
@@ -222,10 +169,19 @@ def cast_block_kernel(
         row_factor = tl.load(row_factors + t, mask=has_token, other=0.0)
         column_factor = tl.load(column_factors + n, mask=has_feature, other=0.0).to(tl.float32)
         value = value * row_factor[:, None] * column_factor[None, :]
-    if ROWS:
-        store_rows(value, rows, row_scales, t, n, has_token, has_feature, tokens, features, feature_tile)
-    if COLUMNS:
-        store_columns(value, columns, column_scales, t, n, has_token, has_feature, tokens, features, token_tile)
+    if SCALED:
+        value *= 1.0 / tl.load(scale)
+        if ROWS:
+            tl.store(rows + t[:, None] * features + n[None, :], value.to(rows.dtype.element_ty), mask=inside)
+        if COLUMNS:
+            transposed = tl.trans(value.to(columns.dtype.element_ty))
+            inside = has_feature[:, None] & has_token[None, :]
+            tl.store(columns + n[:, None] * tokens + t[None, :], transposed, mask=inside)
+    else:
+        if ROWS:
+            store_rows(value, rows, row_scales, t, n, has_token, has_feature, tokens, features, feature_tile)
+        if COLUMNS:
+            store_columns(value, columns, column_scales, t, n, has_token, has_feature, tokens, features, token_tile)
 
 
 @triton.jit
@@ -259,10 +215,11 @@ def cast_weight_block_kernel(
 
 
 @triton.jit
-def norm_block_kernel(
+def norm_kernel(
     x,
     addend,
     weight,
+    scale,
     total,
     rows,
     row_scales,
@@ -270,10 +227,14 @@ def norm_block_kernel(
     features,
     eps,
     ADD: tl.constexpr,
+    SCALED: tl.constexpr,
     SIZE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Write the norm of one token, and with ADD what it is of. SIZE: a power of two of at least `features`."""
+    """Write the norm of one token, and with ADD what it is of. SIZE: a power of two of at least `features`.
+
+    With SCALED all of it has the one `scale`; else each block gets its own.
+    """
     t = tl.program_id(0).to(tl.int64)
     n = tl.arange(0, SIZE)
     inside = n < features
@@ -283,13 +244,18 @@ def norm_block_kernel(
         rounded = value.to(total.dtype.element_ty)
         tl.store(total + t * features + n, rounded, mask=inside)
         value = rounded.to(tl.float32)
-    value *= 1.0 / tl.sqrt(tl.sum(value * value, 0) / features + eps)
-    value *= tl.load(weight + n, mask=inside, other=0.0).to(tl.float32)
-    blocks = tl.reshape(value, (SIZE // BLOCK, BLOCK))
-    scale = scale_of(tl.max(tl.abs(blocks), 1))
-    b = tl.arange(0, SIZE // BLOCK)
-    tl.store(row_scales + b.to(tl.int64) * tokens + t, scale, mask=b * BLOCK < features)
-    cast = tl.reshape((blocks * (1.0 / scale)[:, None]).to(rows.dtype.element_ty), (SIZE,))
+    factor = 1.0 / tl.sqrt(tl.sum(value * value, 0) / features + eps)
+    if SCALED:
+        value *= factor / tl.load(scale) * tl.load(weight + n, mask=inside, other=0.0).to(tl.float32)
+        cast = value.to(rows.dtype.element_ty)
+    else:
+        value *= factor
+        value *= tl.load(weight + n, mask=inside, other=0.0).to(tl.float32)
+        blocks = tl.reshape(value, (SIZE // BLOCK, BLOCK))
+        block_scales = scale_of(tl.max(tl.abs(blocks), 1))
+        b = tl.arange(0, SIZE // BLOCK)
+        tl.store(row_scales + b.to(tl.int64) * tokens + t, block_scales, mask=b * BLOCK < features)
+        cast = tl.reshape((blocks * (1.0 / block_scales)[:, None]).to(rows.dtype.element_ty), (SIZE,))
     tl.store(rows + t * features + n, cast, mask=inside)
 
 

@@ -40,7 +40,7 @@ class TritonCasts(Casts):
         if self.granularity == "block":
             return _cast(x, rows, columns)
         partial = _allocate_partial_maxima(x.device)
-        kernels.amax_kernel[(REDUCING_PROGRAMS,)](x, partial, x.numel(), BLOCK=FLAT_BLOCK)
+        kernels.amax_kernel[(REDUCING_PROGRAMS,)](x, x, partial, x.numel(), SWIGLU=False, BLOCK=FLAT_BLOCK)
         return _cast(x, rows, columns, _find_scale(partial))
 
     def cast_weight(self, weight: Tensor, *, rows: bool = False, columns: bool = False) -> list[Fp8Matrix]:
@@ -61,16 +61,12 @@ class TritonCasts(Casts):
     ) -> tuple[Tensor, Fp8Matrix]:
         tokens, features = x.shape
         total = x if addend is None else torch.empty_like(x)
-        inputs, has_addend = (x, x if addend is None else addend, weight), addend is not None
-        size, rows = triton.next_power_of_2(features), _allocate(tokens, features, x.device, scale)
-        if scale is None:
-            kernels.norm_block_kernel[(tokens,)](
-                *inputs, total, *rows, tokens, features, eps, ADD=has_addend, SIZE=size, BLOCK=BLOCK, num_warps=4
-            )
-        else:
-            kernels.norm_tensor_kernel[(tokens,)](
-                *inputs, scale, total, rows.data, features, eps, ADD=has_addend, BLOCK=size, num_warps=4
-            )
+        rows = _allocate(tokens, features, x.device, scale)
+        inputs = (x, x if addend is None else addend, weight, x if scale is None else scale)
+        options = {"ADD": addend is not None, "SCALED": scale is not None, "SIZE": triton.next_power_of_2(features)}
+        kernels.norm_kernel[(tokens,)](
+            *inputs, total, *rows, tokens, features, eps, **options, BLOCK=BLOCK, num_warps=4
+        )
         return total, rows
 
     def norm_backward(
@@ -95,7 +91,7 @@ class TritonCasts(Casts):
             kernels.swiglu_block_kernel[grid](gate, up, *rows, tokens, features, **tile)
             return rows
         partial = _allocate_partial_maxima(gate.device)
-        kernels.swiglu_amax_kernel[(REDUCING_PROGRAMS,)](gate, up, partial, numel, BLOCK=FLAT_BLOCK)
+        kernels.amax_kernel[(REDUCING_PROGRAMS,)](gate, up, partial, numel, SWIGLU=True, BLOCK=FLAT_BLOCK)
         rows = _allocate(tokens, features, gate.device, _find_scale(partial))
         grid = (triton.cdiv(numel, FLAT_BLOCK),)
         kernels.swiglu_tensor_kernel[grid](gate, up, rows.scale, rows.data, numel, BLOCK=FLAT_BLOCK)
@@ -166,14 +162,11 @@ def _cast(
     tokens, features = x.shape
     by_rows = _allocate(tokens, features, x.device, scale) if rows else None
     by_columns = _allocate(features, tokens, x.device, scale) if columns else None
-    options = {"NORM": factors is not None, "ROWS": rows, "COLUMNS": columns}
-    if scale is None:
-        tile = CAST_BOTH_TILE if rows and columns else CAST_ROWS_TILE if rows else CAST_COLUMNS_TILE
-        targets = (*(factors or (x, x)), *(by_rows or (x, x)), *(by_columns or (x, x)))
-        kernels.cast_block_kernel[_grid(tokens, features, tile)](x, *targets, tokens, features, **options, **tile)
-    else:
+    options = {"NORM": factors is not None, "ROWS": rows, "COLUMNS": columns, "SCALED": scale is not None}
+    tile = CAST_BOTH_TILE if rows and columns else CAST_ROWS_TILE if rows else CAST_COLUMNS_TILE
+    if scale is not None:
         tile = CAST_TENSOR_TILE
-        data = [matrix.data if matrix else x for matrix in (by_rows, by_columns)]
-        inputs = (x, scale, *(factors or (scale, scale)))
-        kernels.cast_tensor_kernel[_grid(tokens, features, tile)](*inputs, *data, tokens, features, **options, **tile)
+    inputs = (x, x if scale is None else scale, *(factors or (x, x)))
+    targets = (*(by_rows or (x, x)), *(by_columns or (x, x)))
+    kernels.cast_kernel[_grid(tokens, features, tile)](*inputs, *targets, tokens, features, **options, **tile)
     return [matrix for matrix in (by_rows, by_columns) if matrix is not None]
