@@ -190,13 +190,11 @@ def _find_same(losses: np.ndarray, resolutions: np.ndarray, ordered: set[tuple[i
     level = 1 - FAMILY_ERROR / max(1, math.comb(count, 2) * objectives)
     same: list[list[int]] = [[] for _ in range(count)]
     for one, other in combinations(range(count), 2):
-        if {(one, other), (other, one)} & ordered:
-            continue
-        intervals = (student_interval(difference, level) for difference in losses[one] - losses[other])
-        if not any(
-            abs(interval.value) > resolution and not interval.low <= 0 <= interval.high
-            for interval, resolution in zip(intervals, resolutions, strict=True)
-        ):
+        is_ordered = (one, other) in ordered or (other, one) in ordered
+        for difference, resolution in zip(losses[one] - losses[other], resolutions, strict=True):
+            interval = student_interval(difference, level)
+            is_ordered |= abs(interval.value) > resolution and not interval.low <= 0 <= interval.high
+        if not is_ordered:
             same[one].append(other)
             same[other].append(one)
     return same

@@ -176,17 +176,13 @@ def _build_charts(view: SweepView) -> Iterator[dict[str, Any]]:
     if view.parameters:
         axes = {"selectedParams": list(view.parameters), "selectedMetrics": [view.objective], "showAllRuns": True}
         yield {"type": "PARALLEL", "uuid": "parallel", "runsCountToCompare": MAX_LINES, **axes}
+    pairs = [(view.objective, name) for name in MEMORY_METRICS if name in view.metrics][:1]
     if view.other_objectives:
-        for y, x in combinations((view.objective, *view.other_objectives), 2):
-            yield _scatter_chart(x, y)
-    elif memory := next((name for name in MEMORY_METRICS if name in view.metrics), None):
-        yield _scatter_chart(memory, view.objective)
+        pairs = list(combinations((view.objective, *view.other_objectives), 2))
+    for y, x in pairs:
+        axes = {"xaxis": {"key": x, "type": "METRIC"}, "yaxis": {"key": y, "type": "METRIC"}}
+        yield {"type": "SCATTER", "uuid": f"{y} over {x}", **axes, "runsCountToCompare": MAX_LINES}
     yield _bar_chart(view.metrics[0], view.metrics[0])
-
-
-def _scatter_chart(x: str, y: str) -> dict[str, Any]:
-    axes = {axis: {"key": name, "type": "METRIC"} for axis, name in (("xaxis", x), ("yaxis", y))}
-    return {"type": "SCATTER", "uuid": f"{y} over {x}", **axes, "runsCountToCompare": MAX_LINES}
 
 
 def _bar_chart(metric: str, title: str) -> dict[str, Any]:
