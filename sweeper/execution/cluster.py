@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import ray
-from ray.exceptions import GetTimeoutError, RayError
+from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from sweeper.config.hardware import Node, Target
@@ -92,7 +92,7 @@ def _query_nodes(variables: Collection[str]) -> tuple[list[Node], dict[str, set[
         address = entry["NodeManagerAddress"]
         try:
             found, description = ray.get(reply, timeout=NODE_REPLY_TIMEOUT_S)
-        except (RayError, GetTimeoutError) as error:  # a node may be lost at this moment
+        except RayError as error:  # a node may be lost at this moment
             problems.append(f"cluster: node {address} does not run tasks ({summarize_ray_error(error)})")
             continue
         if problem := _code.find_version_problem(found):

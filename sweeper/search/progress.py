@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 from sweeper.common.clock import SECONDS_PER_HOUR
 from sweeper.common.trials import BAD, TrialRecord, TrialStatus
@@ -52,15 +51,6 @@ class RepeatedFailures:
                 self.stop_reason = f"{count} trials {how} for the same reason{between}: {record.reason}"
 
 
-@dataclass(frozen=True)
-class DeviceUse:
-    """The devices of a sweep's trials."""
-
-    gpus: int = 1  # of one trial
-    nodes: int = 1  # of the sweep
-    price_per_hour: float | None = None  # of one GPU; None if it is not known
-
-
 class SweepProgress:
     """The trials that have ended, summarized as they end so that reading the summary costs nothing."""
 
@@ -71,13 +61,17 @@ class SweepProgress:
         records: Iterable[TrialRecord],
         *,
         repeated: Iterable[TrialRecord] = (),
-        use: DeviceUse | None = None,
+        gpus: int = 1,
+        nodes: int = 1,
+        gpu_price_per_hour: float | None = None,
     ) -> None:
         """Start from the records of the trials of the search that ended in earlier runs.
 
-        Of `repeated`, earlier attempts of trials that are or were tried again, the budget counts the time only.
+        Of `repeated`, earlier attempts of trials that are or were tried again, the budget counts the time only. A trial
+        has these GPUs, and the sweep these nodes.
         """
-        self._criteria, self._budget, self._use = criteria, budget, use or DeviceUse()
+        self._criteria, self._budget = criteria, budget
+        self._gpus, self._gpu_price_per_hour = gpus, gpu_price_per_hour or 0.0
         self._failures = RepeatedFailures(None)
         self._records: list[TrialRecord] = []
         self.counts: Counter[TrialStatus] = Counter()
@@ -93,7 +87,7 @@ class SweepProgress:
         self._earlier_records = len(self._records)
         self._started_s: float | None = None
         # Failures of earlier runs do not stop this one.
-        self._failures = RepeatedFailures(budget.same_failures, self._use.nodes)
+        self._failures = RepeatedFailures(budget.same_failures, nodes)
 
     def start(self) -> None:
         self._started_s = time.monotonic()
@@ -168,13 +162,13 @@ class SweepProgress:
 
     def _used(self, running_s: float) -> dict[str, int | float]:
         """Return how much of each limit is used, with `running_s` seconds of trials that have not ended."""
-        gpu_hours = (self._trial_s + running_s) * self._use.gpus / SECONDS_PER_HOUR
+        gpu_hours = (self._trial_s + running_s) * self._gpus / SECONDS_PER_HOUR
         return {
             "trials": self.finished_trials,
             "time_s": self.elapsed_s,
             "patience": self._trials_since_best,
             "gpu_hours": gpu_hours,
-            "cost": gpu_hours * (self._use.price_per_hour or 0.0),
+            "cost": gpu_hours * self._gpu_price_per_hour,
         }
 
     def common_failure_reason(self) -> str:

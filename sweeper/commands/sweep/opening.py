@@ -14,7 +14,7 @@ from sweeper.execution import lock
 from sweeper.pages import plan_view
 from sweeper.preflight.sweep_plan import SweepPlan
 from sweeper.results.description import SweepDescription, describe_sweep
-from sweeper.search.progress import DeviceUse, SweepProgress
+from sweeper.search.progress import SweepProgress
 from sweeper.search.sampling import PrunerSettings
 from sweeper.search.study import SearchSettings, Study
 from sweeper.tracking import client, provenance
@@ -75,7 +75,9 @@ def open_sweep(plan: SweepPlan, arguments: Sequence[str]) -> OpenedSweep:
         plan.config.budget,
         [record for record in searched if record.number not in repeated],
         repeated=[record for record in searched if record.number in repeated],
-        use=DeviceUse(plan.resources.gpus, len(plan.target.nodes), plan.config.price_per_hour),
+        gpus=plan.resources.gpus,
+        nodes=len(plan.target.nodes),
+        gpu_price_per_hour=plan.config.price_per_hour,
     )
     return OpenedSweep(arguments, sweep_lock, study, progress, tracking, description, retry_note)
 

@@ -6,7 +6,7 @@ import pytest
 
 from sweeper.common.trials import TrialRecord, TrialStatus
 from sweeper.config.schema import Budget
-from sweeper.search.progress import EARLY_TRIALS, DeviceUse, SweepProgress
+from sweeper.search.progress import EARLY_TRIALS, SweepProgress
 from tests.support.factories import trial_record
 from tests.support.studies import SCORE
 
@@ -86,7 +86,7 @@ def test_gpu_hours_and_cost_count_running_trials_and_earlier_attempts() -> None:
     for limit in ({"gpu_hours": 24.0}, {"cost": 48.0}):
         budget = Budget(trials=None, **limit)
         progress = SweepProgress(
-            SCORE, budget, hour, repeated=hour, use=DeviceUse(gpus=8, price_per_hour=2.0)
+            SCORE, budget, hour, repeated=hour, gpus=8, gpu_price_per_hour=2.0
         )  # two trials of an hour on 8 GPUs: 16 GPU-hours
         assert progress.has_budget_for_more(in_flight=1, running_s=3599.0)
         assert not progress.has_budget_for_more(in_flight=1, running_s=3600.0)
