@@ -19,7 +19,6 @@ from sweeper.config.resolution import CONF
 from sweeper.config.schema import Config
 from sweeper.config.validation import Key, attribute_docs, build, keys_of, literal_values
 from workloads.api import registry
-from workloads.api.contract import Workload
 from workloads.api.errors import UserInputError, suggest
 from workloads.api.host import version_of
 
@@ -108,21 +107,17 @@ def workload_rows(composed: DictConfig, files: list[ConfigFile]) -> list[tuple[s
     layout = attribute_docs(registry.load("parallel").Parameters) if workload.Settings else {}
     comments = {f"space.{name}": meaning for name, meaning in layout.items()}
     comments |= {name: comment for file in files for name, comment in file.comments().items()}
-    settings = [] if workload.Settings is None else list(keys_of(workload.Settings, "command."))
-    keys = [*_parameters(workload, composed), *settings]
-    keys = [replace(key, meaning=key.meaning or comments.get(key.name, "")) for key in keys]
-    return [(key.name, _describe(key, composed)) for key in keys]
-
-
-def _parameters(workload: Workload, composed: DictConfig) -> list[Key]:
-    """Return the parameters of the workload. Those of a command are known once it says what to run."""
-    if workload.Settings is not None:
+    keys = list(keys_of(workload.Parameters, "space."))
+    if settings := workload.Settings:  # a command's parameters are known once it says what to run
         try:
             values: Any = OmegaConf.to_container(composed.get("command") or OmegaConf.create(), resolve=False)
-            workload = workload.with_settings(build(workload.Settings, values, "command."))
+            workload = workload.with_settings(build(settings, values, "command."))
+            keys = list(keys_of(workload.Parameters, "space."))
         except UserInputError:
-            return [Key(f"space.{name}", Any, MISSING) for name in composed.get("space") or ()]
-    return list(keys_of(workload.Parameters, "space."))
+            keys = [Key(f"space.{name}", Any, MISSING) for name in composed.get("space") or ()]
+        keys += keys_of(settings, "command.")
+    keys = [replace(key, meaning=key.meaning or comments.get(key.name, "")) for key in keys]
+    return [(key.name, _describe(key, composed)) for key in keys]
 
 
 def _describe(key: Key, composed: DictConfig) -> str:
@@ -130,19 +125,14 @@ def _describe(key: Key, composed: DictConfig) -> str:
     choices = literal_values(key.annotation)
     is_explained = bool(choices) and all(choice in key.meaning for choice in choices)
     unit = "" if key.unit in key.meaning else key.unit
-    default = OmegaConf.select(composed, key.name, default=key.default)
-    details = [unit, "" if is_explained else key.allowed(), _format_default(default)]
+    value = OmegaConf.select(composed, key.name, default=key.default)
+    value = OmegaConf.to_container(value, resolve=False) if OmegaConf.is_config(value) else value
+    default = "required" if value is MISSING else f"default: {_format(value)}"
+    if isinstance(value, dict) and value and value.keys() <= {"cpu", "gpu"}:
+        default = "default: " + ", ".join(f"{_format(inner)} on a {kind.upper()}" for kind, inner in value.items())
+    details = [unit, "" if is_explained else key.allowed(), default]
     meaning = key.meaning.replace("`", "").replace("None", "null").rstrip(".")
     return f"{meaning} [{'; '.join(filter(None, details))}]".lstrip()
-
-
-def _format_default(value: Any) -> str:
-    if value is MISSING:
-        return "required"
-    value = OmegaConf.to_container(value, resolve=False) if OmegaConf.is_config(value) else value
-    if isinstance(value, dict) and value and value.keys() <= {"cpu", "gpu"}:
-        return "default: " + ", ".join(f"{_format(inner)} on a {kind.upper()}" for kind, inner in value.items())
-    return f"default: {_format(value)}"
 
 
 def _format(value: Any) -> str:

@@ -68,8 +68,6 @@ class Remeasurement:
 
 @dataclass(frozen=True)
 class Retry:
-    """Marks a trial that runs an earlier one again on request."""
-
     trial: int  # the number of the earlier attempt
     changed: tuple[str, ...] = ()  # since that attempt, a phrase each
 

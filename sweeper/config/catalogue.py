@@ -98,9 +98,6 @@ def _has_name(hardware: Hardware, device_name: str) -> bool:
     return any(re.search(pattern, device_name) for pattern in hardware.device_names)
 
 
-# ── partitions ──
-
-
 def partition_of(gpu: GpuIdentity) -> str | None:
     """Return the partition modes of a GPU; None if it is not divided, or reports none, as virtual functions do."""
     modes = f"{gpu.compute_partition or 'SPX'}/{gpu.memory_partition or 'NPS1'}"

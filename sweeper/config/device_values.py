@@ -70,8 +70,6 @@ def _apply_count(entry: Any, gpus: int) -> Any:
 
 @dataclass(frozen=True)
 class Strategy:
-    """A fixed layout for the GPUs of one vendor and one model."""
-
     vendor: str
     model: str
     space: dict[str, Any]
@@ -119,7 +117,6 @@ def read_defaults(hardware: Hardware) -> dict[str, DefaultVariable]:
 
 
 def default_names(chosen: Hardware) -> set[str]:
-    """Return every variable that the chosen device or any of the catalogue sets by default."""
     return {name for hardware in (chosen, *catalogue().values()) for name in hardware.environment}
 
 

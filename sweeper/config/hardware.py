@@ -19,8 +19,6 @@ PLANNED_ADDRESS = "planned"  # the address of a node that a plan assumes
 
 @dataclass(frozen=True)
 class Node:
-    """A machine as the scheduler sees it."""
-
     address: str
     cpus: int
     cpu_name: str
@@ -208,11 +206,8 @@ def hardware_of(node: Node) -> Hardware:
     )
 
 
-# ── the ranks of a gang on nodes: whole on one node if it fits there, else equally on several ──
-
-
 def find_ranks_per_node(ranks: int, capacities: Sequence[int]) -> int | None:
-    """Return how many ranks of a gang share each of its nodes; None if the gang does not fit.
+    """Return how many ranks of a gang share each of its nodes, one if it fits there; None if the gang does not fit.
 
     It is the largest divisor of `ranks` for which enough nodes have room. `capacities`: the ranks that fit on each.
     """

@@ -25,8 +25,18 @@ def check_space(resolved: ResolvedConfig, target: Target) -> tuple[Space, list[s
     """Return the space on these devices with their variables, its excluded values, and what has set each variable."""
     space, excluded = read_space(resolved, target.hardware.kind, target.architecture)
     space, sources = apply_defaults(space, target)
-    if resolved.is_local and not target.is_gpu:
-        _check_cpu_memory(resolved, space)
+    if target.is_gpu or not resolved.is_local:
+        return space, excluded, sources
+    # This machine needs the memory for the smallest value of a parameter.
+    memory_gib, parameters = host.memory_bytes() / 2**30, resolved.workload.Parameters
+    hints = get_type_hints(parameters)
+    for parameter in [field for field in fields(parameters) if "cpu_gib" in field.metadata]:
+        needed_gib = parameter.metadata["cpu_gib"]
+        least_gib, value = min((needed_gib(value), value) for value in _possible_values(space, parameter))
+        if least_gib > memory_gib:
+            fitting = [choice for choice in get_args(hints[parameter.name]) if needed_gib(choice) <= memory_gib]
+            has = f"without a GPU this machine has {memory_gib:.1f} GiB. Fitting: {', '.join(fitting)}"
+            raise UserInputError(f"space.{parameter.name}={value}: needs {least_gib:.1f} GiB, and {has}")
     return space, excluded, sources
 
 
@@ -126,19 +136,6 @@ def _possible_values(space: Space, parameter: Field[Any]) -> Sequence[Value]:
         return _extremes(space.dimensions[parameter.name])
     default: Any = parameter.default
     return [space.constants.get(parameter.name, default)]
-
-
-def _check_cpu_memory(resolved: ResolvedConfig, space: Space) -> None:
-    """Check that this machine has the memory that the smallest value of a parameter needs."""
-    memory_gib, parameters = host.memory_bytes() / 2**30, resolved.workload.Parameters
-    hints = get_type_hints(parameters)
-    for parameter in [field for field in fields(parameters) if "cpu_gib" in field.metadata]:
-        needed_gib = parameter.metadata["cpu_gib"]
-        least_gib, value = min((needed_gib(value), value) for value in _possible_values(space, parameter))
-        if least_gib > memory_gib:
-            fitting = [choice for choice in get_args(hints[parameter.name]) if needed_gib(choice) <= memory_gib]
-            has = f"without a GPU this machine has {memory_gib:.1f} GiB. Fitting: {', '.join(fitting)}"
-            raise UserInputError(f"space.{parameter.name}={value}: needs {least_gib:.1f} GiB, and {has}")
 
 
 def reserved_host_gib(resolved: ResolvedConfig, space: Space) -> float:

@@ -1,8 +1,7 @@
 """The matmul rates that were measured on each device, stored beside the results.
 
-A vendor's peak is a promise; the best rate of a search over matrix products is a measurement. `mamf_utilization` of a
-training run is its rate over the one achieved on the same model of GPU in the same type ("maximum achievable matmul
-FLOPS", Bekman, ml-engineering).
+`mamf_utilization` of a training run is its rate over the one achieved on the same model of GPU in the same type
+("maximum achievable matmul FLOPS", Bekman, ml-engineering).
 """
 
 from __future__ import annotations

@@ -56,9 +56,6 @@ def build_cluster(
     return Cluster(calibrate_device(device, calibration.rates) if calibration else device, network, gpus)
 
 
-# ── topologies ──
-
-
 @cache
 def known_topologies() -> dict[str, Topology]:
     paths = sorted((CONF / "topology").glob("*.yaml"))
@@ -133,9 +130,6 @@ def default_topology(hardware: Hardware) -> Topology:
     )
 
 
-# ── devices ──
-
-
 def build_device(hardware: Hardware) -> Device:
     """Return the planner's view of a GPU. Raises UserInputError if the catalogue lacks peaks, memory or bandwidth."""
     peaks, memory, bandwidth = hardware.dense_peak_tflops, hardware.memory_gib, hardware.bandwidth_tb_s
@@ -147,7 +141,6 @@ def build_device(hardware: Hardware) -> Device:
 
 
 def _device(hardware: Hardware, architecture: str, sustained: Mapping[str, float], headroom: float) -> Device:
-    """Return the planner's view of a device, of which the catalogue may lack everything."""
     return Device(
         name=hardware.name,
         peak_tflops={dtype: peak for dtype, peak in hardware.dense_peak_tflops.items() if peak},

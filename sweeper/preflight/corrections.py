@@ -31,8 +31,6 @@ FEWEST_ROWS = 3  # trials without which nothing is kept
 
 @dataclass(frozen=True)
 class Place:
-    """What a correction belongs to: devices of one kind on a cluster, a trainer and its version."""
-
     device: str  # the name in the catalogue with its partition mode; of a CPU its model
     trainer: str  # what trains: the workload
     gpus: int  # ranks of a trial

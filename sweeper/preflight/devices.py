@@ -1,7 +1,4 @@
-"""Choosing the devices of a sweep among the nodes of the cluster.
-
-A node whose GPUs are there and cannot be used is left out: no sweep takes a CPU in their place.
-"""
+"""The devices of a sweep among the cluster's nodes. Where GPUs cannot be used, no sweep takes a CPU in their place."""
 
 from __future__ import annotations
 

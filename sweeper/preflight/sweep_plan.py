@@ -222,7 +222,6 @@ def _check_measurable(resolved: ResolvedConfig, target: Target, gpus: int, has_c
 
 
 def _find_reasons(metric: str, resolved: ResolvedConfig, target: Target, gpus: int, has_ceiling: bool) -> Iterator[str]:
-    """Yield why no trial has a metric; nothing if one may."""
     config, hardware, name = resolved.config, target.hardware, target.hardware.name
     reads_cpu = registry.find_entry_point(config.workload.name) is None and not target.is_gpu  # by our own workload
     reports_own = resolved.workload.Settings is not None  # a command's log or a function may have any raw metric

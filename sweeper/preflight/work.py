@@ -1,7 +1,4 @@
-"""What a trial computes: the parameters that a sweep holds fixed, and the identity of the work.
-
-Only results of equal identity are ranked, compared, divided or drawn together.
-"""
+"""What a trial computes: its fixed parameters, and the identity of its work. Only results of equal ones compare."""
 
 from __future__ import annotations
 
@@ -20,8 +17,6 @@ MAX_VALUE_LENGTH = 200
 
 @dataclass(frozen=True)
 class WorkIdentifier:
-    """Describes the trials of one sweep by its workload and its space."""
-
     workload: Workload
     space: Space
 
@@ -39,7 +34,11 @@ class WorkIdentifier:
             if name in self.workload.ways or value is None or is_variable(name):
                 continue
             is_searched = name in self.space.dimensions and name not in self.workload.work
-            identity[name] = SEARCHED if is_searched else _shorten(str(value))
+            text = SEARCHED if is_searched else str(value)
+            if len(text) > MAX_VALUE_LENGTH:  # tags have a limited length; different texts stay different
+                digest = hashlib.sha256(text.encode()).hexdigest()[:12]
+                text = f"{text[: MAX_VALUE_LENGTH - 14]}… {digest}"
+            identity[name] = text
         for measurement in measurements:
             identity["type"] = measurement.matrix_dtype
             identity.setdefault("statistic", measurement.statistic)
@@ -54,11 +53,3 @@ class WorkIdentifier:
             recorded = without_variables(values)
         checked: dict[str, Scalar] = masked({**recorded, **only_variables(values)})
         return checked
-
-
-def _shorten(text: str) -> str:
-    """Return a text of at most 200 characters, which differs for different texts: tags have a limited length."""
-    if len(text) <= MAX_VALUE_LENGTH:
-        return text
-    digest = hashlib.sha256(text.encode()).hexdigest()[:12]
-    return f"{text[: MAX_VALUE_LENGTH - 14]}… {digest}"
