@@ -8,13 +8,12 @@ from dataclasses import dataclass, replace
 from sweeper.commands.plan.request import PlanRequest, Problem, build_problem
 from sweeper.common.clock import SECONDS_PER_DAY
 from workloads.api.errors import UserInputError
-from workloads.estimator.estimate import JobEstimate
+from workloads.estimator.estimate import JobEstimate, find_band
 from workloads.estimator.memory import peak_memory_gib
 from workloads.estimator.questions import Comparison, TrainingRun, alternatives, compare, training_run
 from workloads.estimator.search import USABLE_MEMORY, Candidate, Estimator, SearchResult, find_layouts
 from workloads.estimator.step import estimate_job, estimate_step, step_bound_s
 from workloads.estimator.words import describe, write_words
-from workloads.layouts.layout import Job
 from workloads.layouts.rules import COMMON_RULES, find_violation
 from workloads.layouts.trainers import find_trainer
 
@@ -32,35 +31,25 @@ ESTIMATOR = Estimator(
 
 @dataclass(frozen=True)
 class Answer:
-    """What the planner says of a request.
+    """What the planner says of a request."""
 
-    Attributes:
-        model: its name, or the path of its file.
-        problem: what was searched.
-        result: the layouts, the fastest first.
-        faster: the fastest layout of all, where fields of the layout were given and it is another one.
-        comparison: why the given layout is slower than that one.
-        alternatives: by what is doubled, the fastest of these layouts and its estimate then; of all with more memory.
-        training: a whole training with the fastest layout.
-        rates: tokens of a day by number of GPUs, of those tried for `tokens_per_day`.
-    """
-
-    model: str
+    model: str  # its name, or the path of its file
     problem: Problem
-    result: SearchResult
-    faster: Candidate | None
-    comparison: Comparison | None
-    alternatives: dict[str, Candidate]
-    training: TrainingRun | None
-    rates: dict[int, float]
+    result: SearchResult  # the layouts, the fastest first
+    faster: Candidate | None  # the fastest layout of all, where fields of the layout were given and it is another one
+    comparison: Comparison | None  # why the given layout is slower than that one
+    alternatives: dict[str, Candidate]  # by what is doubled, the fastest layout and its estimate then
+    training: TrainingRun | None  # a whole training with the fastest layout
+    rates: dict[int, float]  # tokens of a day by number of GPUs, of those tried for `tokens_per_day`
 
     @property
     def best(self) -> Candidate:
         return self.result.best[0]
 
     @property
-    def best_job(self) -> Job:
-        return replace(self.problem.job, layout=self.best.layout)
+    def error_share(self) -> float:
+        """Half the width of the band of step times, as a share of them."""
+        return find_band(self.problem.job).error_share
 
 
 def answer(request: PlanRequest) -> Answer:
@@ -82,8 +71,16 @@ def answer(request: PlanRequest) -> Answer:
             faster, comparison = free, compare(estimate, free.estimate)
     if request.train_tokens is not None:
         training = training_run(estimate, request.train_tokens, request.reliability, request.price_per_hour)
-    others = _estimate_alternatives(problem, result)
-    return Answer(request.model, problem, result, faster, comparison, others, training, rates)
+    doubled = {}
+    for name, (job, cluster) in alternatives(problem.job, problem.cluster).items():
+        if cluster.device != problem.cluster.device:  # layouts fit that did not
+            doubled[name] = search(replace(problem, cluster=cluster), keep=1).best[0]
+            continue
+        layouts = (replace(item.layout, global_batch=job.layout.global_batch) for item in result.best)
+        estimates = ((layout, estimate_job(replace(job, layout=layout), cluster)) for layout in layouts)
+        candidates = [_correct(Candidate(layout, estimate), problem) for layout, estimate in estimates]
+        doubled[name] = max(candidates, key=lambda candidate: candidate.estimate.tokens_per_s_per_gpu)
+    return Answer(request.model, problem, result, faster, comparison, doubled, training, rates)
 
 
 def search(problem: Problem, keep: int = KEPT) -> SearchResult:
@@ -106,10 +103,10 @@ def search(problem: Problem, keep: int = KEPT) -> SearchResult:
         given = {**problem.given, "global_batch": problem.job.layout.global_batch}
         raise UserInputError(f"no layout of {problem.cluster.gpus} GPUs has {write_words(given)}")
     memory, device = result.smallest.estimate.memory, problem.cluster.device
-    usable_gib = USABLE_MEMORY * device.memory_gib
     raise UserInputError(
         f"gpus={problem.cluster.gpus}: no layout fits; the smallest needs {memory.total_gib:.0f} GiB of each GPU, "
-        f"{usable_gib:.0f} GiB of {device.name} are usable. It is {describe(result.smallest.layout)}"
+        f"{USABLE_MEMORY * device.memory_gib:.0f} GiB of {device.name} are usable. "
+        f"It is {describe(result.smallest.layout)}"
     )
 
 
@@ -119,20 +116,6 @@ def _correct(candidate: Candidate, problem: Problem) -> Candidate:
         return candidate
     estimate = candidate.estimate
     return replace(candidate, estimate=replace(estimate, step=estimate.step.scaled(problem.correction.factor)))
-
-
-def _estimate_alternatives(problem: Problem, result: SearchResult) -> dict[str, Candidate]:
-    """Estimate the fastest layouts again, with one resource doubled, and return the fastest of them for each."""
-    best = {}
-    for name, (job, cluster) in alternatives(problem.job, problem.cluster).items():
-        if cluster.device != problem.cluster.device:  # layouts fit that did not
-            best[name] = search(replace(problem, cluster=cluster), keep=1).best[0]
-            continue
-        layouts = (replace(item.layout, global_batch=job.layout.global_batch) for item in result.best)
-        estimates = ((layout, estimate_job(replace(job, layout=layout), cluster)) for layout in layouts)
-        candidates = [_correct(Candidate(layout, estimate), problem) for layout, estimate in estimates]
-        best[name] = max(candidates, key=lambda candidate: candidate.estimate.tokens_per_s_per_gpu)
-    return best
 
 
 def _find_gpus(problem: Problem, tokens_per_day: float, at_least: int) -> dict[int, float]:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from sweeper.cli.command import Subcommand, check_output_file, writing
-from sweeper.commands.plan.answer import Answer, answer, scale
+from sweeper.commands.plan.answer import answer, scale
 from sweeper.commands.plan.request import PlanRequest
 from sweeper.commands.plan.text import show
 from workloads.api.errors import UserInputError, describe_os_error
@@ -33,49 +33,29 @@ class PrintedPlan(PlanRequest):
 
 
 def run(request: PrintedPlan) -> int:
-    """Print the plan. Returns the exit code."""
+    """Print the plan, and write its files. Returns the exit code."""
+    path = Path(request.out or "")
     if request.out is not None:
-        check_output_file("out", Path(request.out))
+        check_output_file("out", path)
     planned = answer(request)
+    problem = planned.problem
     show(planned)
     if request.file is not None:
-        _write_file(planned, request.file)
+        rendered = render(replace(problem.job, layout=planned.best.layout), problem.cluster.gpus, request.file)
+        try:
+            Path(rendered.name).write_text(rendered.text)
+        except OSError as error:
+            raise UserInputError(f"file={request.file}: {describe_os_error(error)}") from error
+        notes = (f"note      {note}" for note in rendered.notes)
+        print(f"file      {rendered.name}", f"run it    {rendered.command}", *notes, sep="\n")
     if request.out is not None:
-        write_page(planned, Path(request.out))
+        from sweeper.commands.plan.page import build_page
+
+        page = build_page(planned, scale(problem))  # whose searches take seconds
+        with writing("out", path):
+            path.write_text(page)
+        print(f"page      {path}")
     return 0
-
-
-def write_page(planned: Answer, path: Path) -> None:
-    """Write the plan with its pictures as one HTML file.
-
-    Raises:
-        UserInputError: the file cannot be written.
-    """
-    from sweeper.commands.plan.page import (
-        build_page,  # only with out=: the searches of the picture of scaling take seconds
-    )
-
-    page = build_page(planned, scale(planned.problem))
-    with writing("out", path):
-        path.write_text(page)
-    print(f"page      {path}")
-
-
-def _write_file(planned: Answer, trainer: str) -> None:
-    """Write the fastest layout as a trainer's file into the working directory, and print how to run it.
-
-    Raises:
-        UserInputError: the trainer cannot express it, or the file cannot be written.
-    """
-    problem = planned.problem
-    rendered = render(replace(problem.job, layout=planned.best.layout), problem.cluster.gpus, trainer)
-    try:
-        Path(rendered.name).write_text(rendered.text)
-    except OSError as error:
-        raise UserInputError(f"file={trainer}: {describe_os_error(error)}") from error
-    notes = (f"note      {note}" for note in rendered.notes)
-    for line in (f"file      {rendered.name}", f"run it    {rendered.command}", *notes):
-        print(line)
 
 
 COMMAND = Subcommand("plan", __doc__, {"": (PrintedPlan, run)})

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from html import escape
 from importlib.resources import files
 
 from sweeper.commands.plan.answer import Answer, tokens_of_a_day
 from sweeper.commands.plan.text import differences_table, layouts_table, list_sections, round_to_band
-from workloads.estimator.estimate import bands, find_band
-from workloads.estimator.pipeline import Kind, Operation, build_timeline
+from workloads.estimator.estimate import bands
+from workloads.estimator.pipeline import Kind, build_timeline
 from workloads.estimator.search import USABLE_MEMORY, Candidate
 from workloads.estimator.step import rank_seconds
 from workloads.estimator.words import describe
@@ -63,57 +63,32 @@ MEMORY_COLOURS = {
     "runtime": "#999999",
     "reserved": "#cccccc",
 }
-PASS_COLOURS: Mapping[Kind, str] = {
-    "forward": "#0072B2",
-    "backward": "#009E73",
-    "backward_input": "#E69F00",
-    "backward_weight": "#CC79A7",
-}
-PASS_NAMES: Mapping[Kind, str] = {
-    "forward": "forward",
-    "backward": "backward",
-    "backward_input": "backward for inputs",
-    "backward_weight": "backward for weights",
+PASSES: Mapping[Kind, tuple[str, str]] = {
+    "forward": ("forward", "#0072B2"),
+    "backward": ("backward", "#009E73"),
+    "backward_input": ("backward for inputs", "#E69F00"),
+    "backward_weight": ("backward for weights", "#CC79A7"),
 }
 CHUNK_SHADES = 5  # shades of stages of one rank
 
 
-@dataclass(frozen=True)
-class Bar:
-    """A stacked bar: its parts by name in one unit, and the text above it."""
-
-    text: str
-    parts: Mapping[str, float]
-
-
-@dataclass(frozen=True)
-class Point:
-    """A value with its band, by number of GPUs."""
-
-    gpus: int
-    value: float
-    low: float
-    high: float
-
-
 def build_page(answer: Answer, scaling: Mapping[int, Candidate]) -> str:
     """Return the HTML of a plan; `scaling` has the fastest layout by number of GPUs."""
-    cluster, error_share = answer.problem.cluster, find_band(answer.problem.job).error_share
+    cluster = answer.problem.cluster
     title = escape(f"Plan: {answer.model} on {cluster.gpus:,} x {cluster.device.name}")
     items = "".join(
         f"<dt>{escape(name)}</dt>" + "".join(f"<dd>{escape(line)}</dd>" for line in lines)
         for name, lines in list_sections(answer)
     )
     sections = [
-        _section("Where the time goes", _draw_steps(answer, error_share)),
+        _section("Where the time goes", _draw_steps(answer)),
         _section("Where the memory goes", _draw_memory(answer)),
-        _draw_pipeline(answer),
-        _draw_scaling(scaling, error_share),
+        _draw_pipeline(answer) if answer.best.layout.pp > 1 else "",
+        _show_scaling(scaling, answer.error_share) if len(scaling) > 1 else "",
     ]
     if answer.faster is not None:
-        table = _table(*differences_table(answer.best, answer.faster, error_share))
-        sections.append(_section("The given layout and the fastest", table))
-    sections.append(_section("The fastest layouts", _table(*layouts_table(answer, error_share))))
+        sections.append(_section("The given layout and the fastest", _table(*differences_table(answer))))
+    sections.append(_section("The fastest layouts", _table(*layouts_table(answer))))
     style = (files("sweeper.pages") / "page.css").read_text() + STYLE
     return (
         "<!doctype html><html lang='en'><head><meta charset='utf-8'>"
@@ -129,16 +104,16 @@ def _section(title: str, content: str, note: str = "") -> str:
 
 
 def _table(heading: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Return a table of numbers, with text in the last column."""
     head = "".join(f"<th>{escape(name)}</th>" for name in heading)
-    classes = ["number"] * (len(heading) - 1) + ["text"]
-    cells = [
-        [f"<td class='{kind}'>{escape(cell)}</td>" for kind, cell in zip(classes, row, strict=True)] for row in rows
-    ]
-    body = "".join(f"<tr>{''.join(row)}</tr>" for row in cells)
+    body = ""
+    for *numbers, text in rows:
+        cells = "".join(f"<td class='number'>{escape(cell)}</td>" for cell in numbers)
+        body += f"<tr>{cells}<td class='text'>{escape(text)}</td></tr>"
     return f"<div class='scroll'><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
 
 
-def _draw_steps(answer: Answer, error_share: float) -> str:
+def _draw_steps(answer: Answer) -> str:
     """Return the step of the fastest layout of each of the fastest divisions of the GPUs.
 
     Where fields were given, the fastest of all stands before them.
@@ -147,12 +122,12 @@ def _draw_steps(answer: Answer, error_share: float) -> str:
     for candidate in [*filter(None, [answer.faster]), *answer.result.best]:
         layout = candidate.layout
         by_division.setdefault((layout.dp, layout.tp, layout.cp, layout.pp, layout.ep, layout.checkpointing), candidate)
-    bars = []
+    bars, error_share = {}, answer.error_share
     for candidate in list(by_division.values())[:MAX_BARS]:
         step = candidate.estimate.step
-        low, high = (round_to_band(step.total_s * (1 + sign * error_share), error_share) for sign in (-1, 1))
-        text = f"{round_to_band(step.total_s, error_share)} s ({low} to {high}): {describe(candidate.layout)}"
-        bars.append(Bar(text, vars(step)))
+        factors = (1.0, 1 - error_share, 1 + error_share)
+        expected, low, high = (round_to_band(step.total_s * factor, error_share) for factor in factors)
+        bars[f"{expected} s ({low} to {high}): {describe(candidate.layout)}"] = vars(step)
     return draw_bars(bars, STEP_COLOURS, "s", error_share=error_share)
 
 
@@ -160,69 +135,67 @@ def _draw_memory(answer: Answer) -> str:
     usable_gib = USABLE_MEMORY * answer.problem.cluster.device.memory_gib
     stages = answer.best.estimate.stages
     ranks = {0: "first", len(stages) - 1: "last"} if len(stages) > 1 else {0: "only"}
-    ranks = {stages.index(answer.best.estimate.memory): "fullest"} | ranks
-    bars = []
-    for rank, name in ranks.items():
+    bars = {}
+    for rank, name in ({stages.index(answer.best.estimate.memory): "fullest"} | ranks).items():
         text = f"{name} pipeline rank ({rank}): {stages[rank].total_gib:.0f} of {usable_gib:.0f} GiB usable"
-        bars.append(Bar(text, vars(stages[rank])))
+        bars[text] = vars(stages[rank])
     return draw_bars(bars, MEMORY_COLOURS, "GiB", error_share=bands()["memory"].error_share, limit=usable_gib)
 
 
 def draw_bars(
-    bars: Sequence[Bar], colours: Mapping[str, str], unit: str, *, error_share: float, limit: float = 0.0
+    bars: Mapping[str, Mapping[str, float]],
+    colours: Mapping[str, str],
+    unit: str,
+    *,
+    error_share: float,
+    limit: float = 0.0,
 ) -> str:
     """Return stacked bars of one scale, with their legend; a line marks the limit if there is one.
 
     Args:
+        bars: the parts by name of each bar, by the text above it.
         error_share: of the estimates, which says how many digits their titles have.
     """
-    largest = max([limit, *(sum(bar.parts.values()) for bar in bars)])
-    used = {name: colour for name, colour in colours.items() if any(bar.parts.get(name) for bar in bars)}
+    largest = max([limit, *(sum(parts.values()) for parts in bars.values())])
+    used = {name: colour for name, colour in colours.items() if any(parts.get(name) for parts in bars.values())}
     x = f"{100 * limit / largest:.2f}%"
     mark = f"<line x1='{x}' x2='{x}' y1='0' y2='{BAR_HEIGHT}' stroke='var(--ink)' stroke-width='2'/>" if limit else ""
-    rows = []
-    for bar in bars:
-        pieces, start = [], 0.0
+    drawn = _legend(used)
+    for text, parts in bars.items():
+        pieces, start = "", 0.0
         for name, colour in used.items():
-            value = bar.parts.get(name, 0.0)
+            value = parts.get(name, 0.0)
             title = f"{name}: {round_to_band(value, error_share)} {unit}"
-            pieces.append(_rect(start, 100 * value / largest, BAR_HEIGHT, colour, title))
+            pieces += _rect(start, 100 * value / largest, BAR_HEIGHT, colour, title)
             start += 100 * value / largest
-        rows.append(f"<p class='label'>{escape(bar.text)}</p>{_svg(BAR_HEIGHT, ''.join(pieces) + mark)}")
-    return f"{_legend(used)}{''.join(rows)}"
+        drawn += f"<p class='label'>{escape(text)}</p>{_svg(BAR_HEIGHT, pieces + mark)}"
+    return drawn
 
 
 def _draw_pipeline(answer: Answer) -> str:
-    layout = answer.best.layout
-    if layout.pp == 1:
-        return ""
-    seconds = rank_seconds(answer.best_job, answer.problem.cluster)
-    drawn = min(layout.microbatches, DRAWN_MICROBATCHES * layout.pp)
-    rest = "" if drawn == layout.microbatches else f" of {layout.microbatches:,}; the others repeat the middle"
-    stages = "; shades are the stages of a rank" if layout.stages_per_rank > 1 else ""
-    note = f"Schedule {layout.schedule}, {drawn} micro-batches{rest}{stages}. Sends between ranks are not drawn."
-    return _section("The pipeline", _draw_timeline(build_timeline(layout, seconds, drawn)), note)
-
-
-def _draw_timeline(operations: Sequence[Operation]) -> str:
     """Return a row for each pipeline rank, with its passes in the colours of their kinds."""
+    layout = answer.best.layout
+    job = replace(answer.problem.job, layout=layout)
+    drawn = min(layout.microbatches, DRAWN_MICROBATCHES * layout.pp)
+    operations = build_timeline(layout, rank_seconds(job, answer.problem.cluster), drawn)
     end_s = max(operation.stop_s for operation in operations)
-    rows: dict[int, list[str]] = {}
+    rows: dict[int, str] = {}
     for item in sorted(operations, key=lambda operation: operation.rank):
         action = item.action
-        title = f"micro-batch {action.microbatch}, stage {action.chunk} of the rank, {PASS_NAMES[action.kind]}"
+        name, colour = PASSES[action.kind]
+        title = f"micro-batch {action.microbatch}, stage {action.chunk} of the rank, {name}"
         start, share = 100 * item.start_s / end_s, 100 * (item.stop_s - item.start_s) / end_s
         opacity = 1 - 0.7 * (action.chunk % CHUNK_SHADES) / CHUNK_SHADES
         shade = f" class='pass' fill-opacity='{opacity:.2g}'"
-        rows.setdefault(item.rank, []).append(_rect(start, share, ROW_HEIGHT, PASS_COLOURS[action.kind], title, shade))
-    drawn = "".join(
-        f"<div class='rank'><span>{rank}</span>{_svg(ROW_HEIGHT, ''.join(pieces))}</div>"
-        for rank, pieces in rows.items()
-    )
+        rows[item.rank] = rows.get(item.rank, "") + _rect(start, share, ROW_HEIGHT, colour, title, shade)
+    lines = (f"<div class='rank'><span>{rank}</span>{_svg(ROW_HEIGHT, row)}</div>" for rank, row in rows.items())
     kinds = {operation.action.kind for operation in operations}
-    legend = _legend({PASS_NAMES[kind]: colour for kind, colour in PASS_COLOURS.items() if kind in kinds})
+    legend = _legend(dict(PASSES[kind] for kind in PASSES if kind in kinds))
     axis = f"<div class='rank note'><span>rank</span><span>0</span><span class='end'>{end_s:.2g} s</span></div>"
-    return f"{legend}{drawn}{axis}"
+    rest = "" if drawn == layout.microbatches else f" of {layout.microbatches:,}; the others repeat the middle"
+    stages = "; shades are the stages of a rank" if layout.stages_per_rank > 1 else ""
+    note = f"Schedule {layout.schedule}, {drawn} micro-batches{rest}{stages}. Sends between ranks are not drawn."
+    return _section("The pipeline", f"{legend}{''.join(lines)}{axis}", note)
 
 
 def _legend(colours: Mapping[str, str]) -> str:
@@ -241,64 +214,54 @@ def _rect(x: float, width: float, height: int, colour: str, title: str, more: st
     return f"<rect {box}><title>{escape(title)}</title></rect>"
 
 
-def _draw_scaling(scaling: Mapping[int, Candidate], error_share: float) -> str:
-    if len(scaling) < 2:
-        return ""
-    rates = {gpus: candidate.estimate.tokens_per_s_per_gpu for gpus, candidate in scaling.items()}
-    points = [Point(gpus, rate, rate * (1 - error_share), rate * (1 + error_share)) for gpus, rate in rates.items()]
-    rows = [
-        [
-            f"{gpus:,}",
-            round_to_band(candidate.estimate.step.total_s, error_share),
-            round_to_band(rates[gpus], error_share),
-            round_to_band(tokens_of_a_day(candidate.estimate) / 1e9, error_share),
-            describe(candidate.layout),
-        ]
-        for gpus, candidate in scaling.items()
-    ]
+def _show_scaling(scaling: Mapping[int, Candidate], error_share: float) -> str:
+    rows = []
+    for gpus, candidate in scaling.items():
+        estimate = candidate.estimate
+        values = (estimate.step.total_s, estimate.tokens_per_s_per_gpu, tokens_of_a_day(estimate) / 1e9)
+        rounded = [round_to_band(value, error_share) for value in values]
+        rows.append([f"{gpus:,}", *rounded, describe(candidate.layout)])
     heading = ["GPUs", "step s", "tokens/s per GPU", "G tokens a day", "fastest layout"]
     note = "The fastest layout of each number of GPUs that the model fits into, with the band of published runs."
-    return _section("Scaling", draw_scaling(points, "tokens/s per GPU") + _table(heading, rows), note)
+    rates = {gpus: candidate.estimate.tokens_per_s_per_gpu for gpus, candidate in scaling.items()}
+    return _section("Scaling", draw_scaling(rates, error_share) + _table(heading, rows), note)
 
 
-def draw_scaling(points: Sequence[Point], unit: str) -> str:
-    """Return a line over the number of GPUs, on a logarithmic axis, with its band."""
-    highest = max(point.high for point in points)
+def draw_scaling(rates: Mapping[int, float], error_share: float) -> str:
+    """Return tokens/s per GPU as a line over the number of GPUs, on a logarithmic axis, with its band."""
+    fewest, most = min(rates), max(rates)
+    highest = max(rates.values()) * (1 + error_share)
     power = 10 ** math.floor(math.log10(highest))
     # A quarter of the top is a round number.
     top = next(factor * power for factor in (1, 1.2, 1.6, 2, 2.4, 3.2, 4, 6, 8, 10) if factor * power >= highest)
-    span = max(1.0, math.log2(points[-1].gpus / points[0].gpus))
-    xs = [4 + 90 * math.log2(point.gpus / points[0].gpus) / span for point in points]
-    line, low, high = (
-        [(x, _y(value, top)) for x, value in zip(xs, values, strict=True)]
-        for values in ([p.value for p in points], [p.low for p in points], [p.high for p in points])
-    )
-    axes = []
+    span = max(1.0, math.log2(most / fewest))
+    xs = {gpus: 4 + 90 * math.log2(gpus / fewest) / span for gpus in rates}
+
+    def y_of(value: float) -> float:
+        return 90 - 82 * value / top
+
+    def line_of(factor: float) -> list[str]:
+        return [f"{xs[gpus]:.2f},{y_of(rate * factor):.2f}" for gpus, rate in rates.items()]
+
+    axes = dots = ""
     for step in range(5):
-        y = _y(top * step / 4, top)
-        label = f"{top * step / 4:,.0f}{f' {unit}, by number of GPUs' if step == 4 else ''}"
-        axes.append(f"<line x1='0' x2='100%' y1='{y:.2f}%' y2='{y:.2f}%' stroke='var(--grid)'/>")
-        axes.append(f"<text x='0' y='{y:.2f}%' dy='-3'>{escape(label)}</text>")
-    for place, (point, x) in enumerate(zip(points, xs, strict=True)):
-        if place % 2 == (len(points) - 1) % 2:
-            axes.append(f"<text x='{x:.2f}%' y='98%' text-anchor='middle'>{point.gpus:,}</text>")
-    dots = "".join(
-        f"<circle cx='{x:.2f}%' cy='{y:.2f}%' r='4' fill='#0072B2'><title>{point.gpus:,} GPUs: "
-        f"{point.value:,.0f} {unit} ({point.low:,.0f} to {point.high:,.0f})</title></circle>"
-        for (x, y), point in zip(line, points, strict=True)
+        y = f"{y_of(top * step / 4):.2f}%"
+        label = f"{top * step / 4:,.0f}{' tokens/s per GPU, by number of GPUs' if step == 4 else ''}"
+        axes += f"<line x1='0' x2='100%' y1='{y}' y2='{y}' stroke='var(--grid)'/>"
+        axes += f"<text x='0' y='{y}' dy='-3'>{label}</text>"
+    for place, (gpus, rate) in enumerate(rates.items()):
+        if place % 2 == (len(rates) - 1) % 2:
+            axes += f"<text x='{xs[gpus]:.2f}%' y='98%' text-anchor='middle'>{gpus:,}</text>"
+        low, high = rate * (1 - error_share), rate * (1 + error_share)
+        title = f"{gpus:,} GPUs: {rate:,.0f} tokens/s per GPU ({low:,.0f} to {high:,.0f})"
+        dots += (
+            f"<circle cx='{xs[gpus]:.2f}%' cy='{y_of(rate):.2f}%' r='4' fill='#0072B2'><title>{title}</title></circle>"
+        )
+    band = " ".join([*line_of(1 + error_share), *reversed(line_of(1 - error_share))])
+    return (
+        f"<svg class='scaling' height='300' role='img'>{axes}"
+        "<svg viewBox='0 0 100 100' preserveAspectRatio='none' width='100%' height='100%'>"
+        f"<polygon points='{band}' fill='#0072B2' fill-opacity='.2'/>"
+        f"<polyline points='{' '.join(line_of(1.0))}' fill='none' stroke='#0072B2' stroke-width='2' "
+        f"vector-effect='non-scaling-stroke'/></svg>{dots}</svg>"
     )
-    shapes = (
-        f"<svg viewBox='0 0 100 100' preserveAspectRatio='none' width='100%' height='100%'>"
-        f"<polygon points='{_list_points([*high, *reversed(low)])}' fill='#0072B2' fill-opacity='.2'/>"
-        f"<polyline points='{_list_points(line)}' fill='none' stroke='#0072B2' stroke-width='2' "
-        "vector-effect='non-scaling-stroke'/></svg>"
-    )
-    return f"<svg class='scaling' height='300' role='img'>{''.join(axes)}{shapes}{dots}</svg>"
-
-
-def _y(value: float, top: float) -> float:
-    return 90 - 82 * value / top
-
-
-def _list_points(points: Sequence[tuple[float, float]]) -> str:
-    return " ".join(f"{x:.2f},{y:.2f}" for x, y in points)

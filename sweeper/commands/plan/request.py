@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from sweeper.cli.command import read_request as read
+from sweeper.cli import command
 from sweeper.config.catalogue import catalogue, use_config_dir
 from sweeper.preflight import corrections
 from sweeper.preflight.calibration import AUTO, CalibrationFile, find_calibration
@@ -128,55 +129,39 @@ class PlanRequest:
     def __post_init__(self) -> None:
         if self.gpus is None and (self.tokens_per_day is None or self.layout is not None):
             raise UserInputError("gpus: required. Give the number of GPUs, or tokens_per_day= to find it")
-        if self.trainer is not None:
-            _check_name("trainer", self.trainer, TRAINERS)
-        _check_name("precision", self.precision, PRECISIONS)
         use_config_dir(self.config_dir)
-        _check_name("hardware", self.hardware, catalogue())
-        if self.file is not None:
-            _check_name("file", self.file, FORMATS)
+        choices: dict[str, Mapping[str, object]] = {
+            "trainer": TRAINERS,
+            "precision": PRECISIONS,
+            "hardware": catalogue(),
+            "file": FORMATS,
+        }
+        for key, allowed in choices.items():
+            value = getattr(self, key)
+            if value is not None and value not in allowed:
+                close = nearest(value, allowed)
+                hint = f" Did you mean {key}={close}?" if close else ""
+                raise UserInputError(f"{key}={value}: must be one of {', '.join(allowed)}.{hint}")
 
     @property
     def reliability(self) -> Reliability:
         return Reliability(self.failures_per_gpu_day, self.restart_s, self.checkpoint_s)
 
 
-def read_request(words: Sequence[str]) -> PlanRequest:
-    """Return the request that `key=value` words make.
-
-    Raises:
-        UserInputError: for a word that is not a key with a value, or a value that is not allowed.
-    """
-    return read(PlanRequest, words)
-
-
-def _check_name(key: str, value: str, allowed: Mapping[str, object]) -> None:
-    if value not in allowed:
-        close = nearest(value, allowed)
-        hint = f" Did you mean {key}={close}?" if close else ""
-        raise UserInputError(f"{key}={value}: must be one of {', '.join(allowed)}.{hint}")
+read_request = partial(command.read_request, PlanRequest)
 
 
 @dataclass(frozen=True)
 class Problem:
-    """What is searched.
+    """What is searched."""
 
-    Attributes:
-        job: of its layout the batch counts alone.
-        fixed: fields of the layout that have one value, by the request or since the trainer has no other.
-        given: those by the request.
-        batch: the global batch of the request; None where it follows from the number of GPUs.
-        calibration: the measured rates that the cluster's device has; None for the tables' rates.
-        correction: what sweeps on such a cluster have measured of the trainer; None for nothing.
-    """
-
-    job: Job
+    job: Job  # of its layout the batch counts alone
     cluster: Cluster
-    fixed: Mapping[str, Any]
-    given: Mapping[str, Any]
-    batch: int | None = None
-    calibration: CalibrationFile | None = None
-    correction: Correction | None = None
+    fixed: Mapping[str, Any]  # fields of the layout that have one value, by the request or by the trainer
+    given: Mapping[str, Any]  # those by the request
+    batch: int | None  # the global batch of the request; None where it follows from the number of GPUs
+    calibration: CalibrationFile | None  # the measured rates of the cluster's device; None for the tables' rates
+    correction: Correction | None  # what sweeps on such a cluster have measured of the trainer
 
     def on(self, gpus: int) -> Problem:
         """Return the same problem on another number of GPUs, of which nothing was measured."""
@@ -214,7 +199,8 @@ def build_problem(request: PlanRequest) -> Problem:
     trainer = request.trainer or (reading.trainer if reading else OWN)
     if reason := find_trainer(trainer).find_unsupported(given):
         raise UserInputError(reason)
-    _check_degrees(given, None if request.tokens_per_day else gpus)
+    if not request.tokens_per_day:
+        _check_degrees(given, gpus)
     batch = request.global_batch or (reading.layout.global_batch if reading else None)
     job = Job(
         model=model,
@@ -241,21 +227,14 @@ def _read_layout(path: str, gpus: int | None) -> FileReading:
         raise UserInputError(f"layout={path}: {error}") from error
 
 
-def _check_degrees(given: Mapping[str, Any], gpus: int | None) -> None:
-    """Check that the degrees that are given divide the number of GPUs; None where it is searched.
-
-    Raises:
-        UserInputError: they do not.
-    """
+def _check_degrees(given: Mapping[str, Any], gpus: int) -> None:
+    """Raise UserInputError if the degrees that are given do not divide the number of GPUs."""
     degrees = {name: given[name] for name in DEGREES if given.get(name, 1) > 1}
     product = math.prod(degrees.values())
-    if gpus is None or gpus % product == 0:
-        return
-    product_words = f" = {product}" if len(degrees) > 1 else ""
-    raise UserInputError(
-        f"{' x '.join(f'{name}={value}' for name, value in degrees.items())}{product_words} does not divide "
-        f"gpus={gpus}. Divisors: {', '.join(map(str, divisors(gpus)))}"
-    )
+    if gpus % product:
+        written = " x ".join(f"{name}={value}" for name, value in degrees.items())
+        written += f" = {product}" if len(degrees) > 1 else ""
+        raise UserInputError(f"{written} does not divide gpus={gpus}. Divisors: {', '.join(map(str, divisors(gpus)))}")
 
 
 def _find_correction(trainer: str, cluster: Cluster, calibration: CalibrationFile | None) -> Correction | None:

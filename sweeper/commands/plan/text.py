@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import textwrap
-from dataclasses import fields
 from itertools import zip_longest
 
 from rich.console import Console
@@ -12,8 +11,8 @@ from rich.console import Console
 from sweeper.commands.plan.answer import KEPT, SHOWN, Answer, tokens_of_a_day
 from sweeper.common.format import count, format_number
 from sweeper.pages.terminal import draw, open_console
-from workloads.estimator.estimate import JobEstimate, find_band
-from workloads.estimator.search import USABLE_MEMORY, Candidate
+from workloads.estimator.estimate import find_band
+from workloads.estimator.search import USABLE_MEMORY
 from workloads.estimator.words import describe, layout_words, write_words
 from workloads.models.model import find_trained_name
 
@@ -24,14 +23,13 @@ Rows = tuple[list[str], list[list[str]]]
 
 def show(answer: Answer) -> None:
     """Print the answer."""
-    error_share = find_band(answer.problem.job).error_share
     console = open_console(soft_wrap=False)
     _print_lines(console, head_lines(answer))
-    console.print(draw(*parts_table(answer.best.estimate, error_share), 3, console.width))
-    console.print(draw(*layouts_table(answer, error_share), 5, console.width))
+    console.print(draw(*parts_table(answer), 3, console.width))
+    console.print(draw(*layouts_table(answer), 5, console.width))
     if answer.faster is not None:
         _print_lines(console, comparison_lines(answer))
-        console.print(draw(*differences_table(answer.best, answer.faster, error_share), 4, console.width))
+        console.print(draw(*differences_table(answer), 4, console.width))
     _print_lines(console, tail_lines(answer))
 
 
@@ -57,7 +55,7 @@ def list_sections(answer: Answer) -> list[tuple[str, list[str]]]:
 
 def head_lines(answer: Answer) -> list[str]:
     """Return what was searched, and the best layout."""
-    problem, result, error_share = answer.problem, answer.result, find_band(answer.problem.job).error_share
+    problem, result, error_share = answer.problem, answer.result, answer.error_share
     job, cluster = problem.job, problem.cluster
     topology, device = cluster.topology, cluster.device
     tokens = job.layout.global_batch * job.sequence_length
@@ -81,9 +79,8 @@ def head_lines(answer: Answer) -> list[str]:
     if problem.given:
         lines.append(f"given     {write_words(dict(sorted(problem.given.items())))}")
     if answer.rates:
-        *fewer, last = (
-            f"{gpus:,} GPUs {round_to_band(rate / 1e9, error_share)} G" for gpus, rate in answer.rates.items()
-        )
+        rates = {gpus: round_to_band(rate / 1e9, error_share) for gpus, rate in answer.rates.items()}
+        *fewer, last = (f"{gpus:,} GPUs {rate} G" for gpus, rate in rates.items())
         lines.append(f"reached   by {last} tokens a day" + (f"; too few are {fewer[-1]}" if fewer else ""))
     estimate = answer.best.estimate
     step_s, memory = estimate.step.total_s, estimate.memory
@@ -100,22 +97,23 @@ def head_lines(answer: Answer) -> list[str]:
     ]
 
 
-def parts_table(estimate: JobEstimate, error_share: float) -> Rows:
-    """Return the table of where the time and the memory go, side by side."""
+def parts_table(answer: Answer) -> Rows:
+    """Return the table of where the time and the memory of the best layout go, side by side."""
+    step, memory = answer.best.estimate.step, answer.best.estimate.memory
     times, sizes = (
         sorted(((name, value) for name, value in vars(parts).items() if value > 0), key=lambda pair: -pair[1])
-        for parts in (estimate.step, estimate.memory)
+        for parts in (step, memory)
     )
-    total_s = estimate.step.total_s
-    times_cells = [
-        [name, round_to_band(1e3 * seconds, error_share), format_share(seconds / total_s)] for name, seconds in times
+    left = [
+        [name, round_to_band(1e3 * seconds, answer.error_share), f"{100 * seconds / step.total_s:.0f}"]
+        for name, seconds in times
     ]
-    sizes_cells = [[name, f"{gib:.1f}"] for name, gib in sizes]
-    rows = [[*(left or ["", "", ""]), *(right or ["", ""])] for left, right in zip_longest(times_cells, sizes_cells)]
+    right = [[name, f"{gib:.1f}"] for name, gib in sizes]
+    rows = [[*(time or ["", "", ""]), *(size or ["", ""])] for time, size in zip_longest(left, right)]
     return ["step", "ms", "%", "memory of a GPU", "GiB"], rows
 
 
-def layouts_table(answer: Answer, error_share: float) -> Rows:
+def layouts_table(answer: Answer) -> Rows:
     """Return the table of the fastest layouts, with the fields in which they differ."""
     shown = answer.result.best[:SHOWN]
     best_s = answer.best.estimate.step.total_s
@@ -123,16 +121,11 @@ def layouts_table(answer: Answer, error_share: float) -> Rows:
     varying = [name for name in fields_of[0] if len({values[name] for values in fields_of}) > 1]
     rows = []
     for values, candidate in zip(fields_of, shown, strict=True):
-        estimate = candidate.estimate
-        rows.append(
-            [
-                round_to_band(estimate.step.total_s, error_share),
-                f"{100 * (estimate.step.total_s / best_s - 1):.1f}",
-                MISSING if estimate.mfu is None else f"{100 * estimate.mfu:.0f}",
-                f"{estimate.memory.total_gib:.0f}",
-                write_words({name: values[name] for name in varying}),
-            ]
-        )
+        step_s, mfu = candidate.estimate.step.total_s, candidate.estimate.mfu
+        slower, size = f"{100 * (step_s / best_s - 1):.1f}", f"{candidate.estimate.memory.total_gib:.0f}"
+        used = MISSING if mfu is None else f"{100 * mfu:.0f}"
+        differing = write_words({name: values[name] for name in varying})
+        rows.append([round_to_band(step_s, answer.error_share), slower, used, size, differing])
     return ["step s", "slower %", "MFU %", "GiB", "layout, where they differ"], rows
 
 
@@ -141,27 +134,26 @@ def comparison_lines(answer: Answer) -> list[str]:
     faster, comparison = answer.faster, answer.comparison
     if faster is None or comparison is None:
         return []
-    is_clear = comparison.slower_share > find_band(answer.problem.job).error_share
+    is_clear = comparison.slower_share > answer.error_share
     band = "" if is_clear else "; within the band of an estimate, so measure both"
     return [
-        f"slower    by {format_share(comparison.slower_share)}% than {describe(faster.layout)}{band}",
+        f"slower    by {100 * comparison.slower_share:.0f}% than {describe(faster.layout)}{band}",
         f"{INDENT}{comparison.sentences}",
     ]
 
 
-def differences_table(given: Candidate, faster: Candidate, error_share: float) -> Rows:
-    """Return the table of where the steps of a given layout and of a faster one differ."""
-    given_step, faster_step = given.estimate.step, faster.estimate.step
-    names = [item.name for item in fields(given_step)]
-    names.sort(key=lambda name: getattr(faster_step, name) - getattr(given_step, name))
-    pairs = {name: (getattr(given_step, name), getattr(faster_step, name)) for name in names}
-    pairs["step"] = (given_step.total_s, faster_step.total_s)
+def differences_table(answer: Answer) -> Rows:
+    """Return the table of where the steps of the given layout and of the faster one differ."""
+    assert answer.faster is not None
+    given, faster = answer.best.estimate.step, answer.faster.estimate.step
+    pairs = {name: (seconds, getattr(faster, name)) for name, seconds in vars(given).items()}
+    pairs = dict(sorted(pairs.items(), key=lambda item: item[1][1] - item[1][0]))
     rows = []
-    for name, pair in pairs.items():
+    for name, pair in {**pairs, "step": (given.total_s, faster.total_s)}.items():
         if any(pair):
             difference_ms = 1e3 * pair[0] - 1e3 * pair[1]
-            times = [round_to_band(1e3 * seconds, error_share) for seconds in pair]
-            rows.append([name, *times, "+" * (difference_ms > 0) + round_to_band(difference_ms, error_share)])
+            times = [round_to_band(1e3 * seconds, answer.error_share) for seconds in pair]
+            rows.append([name, *times, "+" * (difference_ms > 0) + round_to_band(difference_ms, answer.error_share)])
     return ["ms", "given", "fastest", "difference"], rows
 
 
@@ -169,10 +161,6 @@ def tail_lines(answer: Answer) -> list[str]:
     """Return what would change the best layout, a whole training, and how far the estimate can be trusted."""
     problem, estimate, training = answer.problem, answer.best.estimate, answer.training
     band = find_band(problem.job)
-    error_share = band.error_share
-    unsure = band.missing(problem.job, problem.cluster)
-    if problem.calibration:
-        unsure = [*unsure, "the band is that of estimates with the tables' rates, not with rates measured here"]
     lines = []
     for name, candidate in answer.alternatives.items():
         gain = candidate.estimate.tokens_per_s_per_gpu / estimate.tokens_per_s_per_gpu - 1
@@ -182,19 +170,21 @@ def tail_lines(answer: Answer) -> list[str]:
             lines.append(f"with      {name}: {100 * gain:+.0f}%{changed}")
     lines = lines or [f"with      {', '.join(answer.alternatives)}: no more than 1%"]
     if training is not None:
-        cost = "" if training.cost is None else f", cost {round_to_band(training.cost, error_share)}"
+        values = (training.days, training.gpu_hours, training.failures, training.cost or 0.0)
+        days, gpu_hours, failures, cost = (round_to_band(value, band.error_share) for value in values)
         lines.append(
-            f"training  {round_to_band(training.days, error_share)} days, "
-            f"{round_to_band(training.gpu_hours, error_share)} GPU-hours{cost}; {100 * training.lost_share:.1f}% of it "
-            f"is lost to {round_to_band(training.failures, error_share)} failures and to checkpoints"
+            f"training  {days} days, {gpu_hours} GPU-hours{'' if training.cost is None else f', cost {cost}'}; "
+            f"{100 * training.lost_share:.1f}% of it is lost to {failures} failures and to checkpoints"
         )
+    unsure = [*band.missing(problem.job, problem.cluster)]
+    if problem.calibration:
+        unsure.append("the band is that of estimates with the tables' rates, not with rates measured here")
     reason = f"90% of {band.runs} published runs are within it, each estimated by what other sources show"
-    lines.append(
-        f"band      {'at least ' if unsure else ''}{error_share:.0%}: {reason} (benchmarks/results/planner.md)"
-    )
+    least = "at least " if unsure else ""
+    lines.append(f"band      {least}{band.error_share:.0%}: {reason} (benchmarks/results/planner.md)")
     if problem.job.trainer == "own" and not find_trained_name(problem.job.model):
         missing = f"workload=parallel does not train {answer.model}, which conf/model does not have"
-        unsure = [*unsure, f"{missing}: the plan is of a trainer like it; trainer= names another one"]
+        unsure.append(f"{missing}: the plan is of a trainer like it; trainer= names another one")
     return lines + [f"unsure    {line}" for line in (*unsure, *estimate.not_modelled)]
 
 
@@ -205,8 +195,3 @@ def round_to_band(value: float, error_share: float) -> str:
     place = math.floor(math.log10(abs(value) * max(error_share, 1e-4)) + 1e-9)
     rounded = round(value, -place) + 0.0
     return f"{rounded:,.{max(0, -place)}f}"
-
-
-def format_share(share: float) -> str:
-    """Return a share of 1 in whole percent."""
-    return f"{100 * share:.0f}"

@@ -9,7 +9,7 @@ import pytest
 
 from sweeper.commands.plan.answer import Answer, answer, scale
 from sweeper.commands.plan.main import COMMAND
-from sweeper.commands.plan.page import Bar, Point, build_page, draw_bars, draw_scaling
+from sweeper.commands.plan.page import build_page, draw_bars, draw_scaling
 from sweeper.commands.plan.request import read_request
 from tests.support import browser
 from workloads.api.errors import UserInputError
@@ -24,7 +24,7 @@ def planned() -> Answer:
 
 
 def test_the_parts_of_a_bar_fill_its_share_of_the_longest() -> None:
-    bars = [Bar("first", {"a": 1.0, "b": 3.0}), Bar("second", {"a": 2.0})]
+    bars = {"first": {"a": 1.0, "b": 3.0}, "second": {"a": 2.0}}
     drawn = draw_bars(bars, {"b": "#111", "a": "#222"}, "s", error_share=0.1)
     assert re.findall(r"<rect x='([\d.]+)%' y='0' width='([\d.]+)%'", drawn) == [
         ("0.000", "75.000"),
@@ -35,9 +35,9 @@ def test_the_parts_of_a_bar_fill_its_share_of_the_longest() -> None:
 
 
 def test_scaling_is_drawn_over_a_logarithmic_axis_with_its_band() -> None:
-    drawn = draw_scaling([Point(n, 100.0, 90.0, 110.0) for n in (1, 4, 16)], "tokens/s")
+    drawn = draw_scaling(dict.fromkeys((1, 4, 16), 100.0), 0.1)
     assert [float(x) for x in re.findall(r"cx='([\d.]+)%'", drawn)] == pytest.approx([4, 49, 94])
-    assert "16 GPUs: 100 tokens/s (90 to 110)" in drawn and "<polygon" in drawn
+    assert "16 GPUs: 100 tokens/s per GPU (90 to 110)" in drawn and "<polygon" in drawn
 
 
 def test_the_page_has_the_plan_and_its_pictures(planned: Answer) -> None:
