@@ -27,8 +27,8 @@ from sweeper.cli.exits import INTERRUPTED, SOME_FAILED
 from sweeper.cli.multirun import SweepQueue, run_queues
 from sweeper.commands.calibrate import rates
 from sweeper.commands.calibrate.rates import Row, measured_topology
-from sweeper.commands.calibrate.sweeps import CalibrationSweep, gpus_per_node, plan_sweeps
-from sweeper.commands.calibrate.view import Replacement, device_replacements, draw_replacements, link_replacements
+from sweeper.commands.calibrate.sweeps import gpus_per_node, plan_sweeps
+from sweeper.commands.calibrate.view import Cells, device_replacements, draw_replacements, link_replacements
 from sweeper.config.catalogue import catalogue
 from sweeper.config.hardware import Target
 from sweeper.config.schema import Hardware
@@ -70,14 +70,25 @@ def run(request: CalibrateRequest) -> int:
     path = directory / FOLDER / f"{key}.yaml"
     path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = path.with_suffix(".unfinished")
-    sweeps = plan_sweeps(target, begin_or_resume(unfinished, key), directory, _further(request, target))
+    known = target.hardware.name in catalogue() or not target.is_gpu
+    further = [f"hardware={target.hardware.name if known else 'auto'}"]
+    further += [f"cluster.address={request.cluster.address}"] if request.cluster.address else []
+    further += ["cluster.insecure=true"] if request.cluster.insecure else []
+    sweeps = plan_sweeps(target, begin_or_resume(unfinished, key), directory, further)
     code = run_queues([SweepQueue("", [sweep.words for sweep in sweeps.values()])])
     rows = {name: sweep.read_rows() for name, sweep in sweeps.items()}
     if code == INTERRUPTED or not rows["matmul"]:
         missing = ", ".join(name for name, trials in rows.items() if not trials)
         print(f"calibration: not complete ({missing or 'interrupted'}); rerun the same command to resume")
         return code or SOME_FAILED
-    _print_result(path, write_files(path, target, rows), sweeps, rows)
+    open_console(soft_wrap=False).print(draw_replacements(write_files(path, target, rows)))
+    print(f"method   {rates.describe_conditions(rows['matmul'])}")
+    for name, trials in rows.items():
+        if not trials:
+            print(f"missing  {name}: no trial succeeded; see {sweeps[name].folder}")
+    for written in (path, CalibrationFile(path, Calibration("", "", "")).topology_path):
+        if written.exists():
+            print(f"written  {written}")
     failed = {name: len(sweep.without_result) for name, sweep in sweeps.items()}
     if any(failed.values()):
         counts = ", ".join(f"{number} of {name}" for name, number in failed.items() if number)
@@ -114,15 +125,7 @@ def begin_or_resume(unfinished: Path, hardware: str) -> str:
     return name
 
 
-def _further(request: CalibrateRequest, target: Target) -> list[str]:
-    """Return the words of every sweep of the calibration."""
-    known = target.hardware.name in catalogue() or not target.is_gpu
-    words = [f"hardware={target.hardware.name if known else 'auto'}"]
-    words += [f"cluster.address={request.cluster.address}"] if request.cluster.address else []
-    return [*words, "cluster.insecure=true"] if request.cluster.insecure else words
-
-
-def write_files(path: Path, target: Target, rows: Mapping[str, list[Row]]) -> list[Replacement]:
+def write_files(path: Path, target: Target, rows: Mapping[str, list[Row]]) -> list[Cells]:
     """Write the files of the device and of its topology. Returns what each figure replaces."""
     products = rates.sustained_tflops(rows["matmul"])
     reference = products.get("bf16") or next(iter(products.values()))
@@ -134,28 +137,21 @@ def write_files(path: Path, target: Target, rows: Mapping[str, list[Row]]) -> li
         conditions=rates.describe_conditions(rows["matmul"]),
         sustained_tflops=products,
         power_headroom=round(rates.power_headroom(rows["matmul"]), 3) if target.is_gpu else 1.0,
-        copy_gb_s=rates.copy_rate(rows["memory"]),
+        copy_gb_s=rates.figure_of(rows["memory"][0], "gb_per_s") if rows["memory"] else None,
         attention=rates.attention_rates(rows["attention"], reference.value),
     )
     write_calibration(path, calibration)
-    before = _device_before(target.hardware)
+    try:
+        before = build_device(target.hardware)
+    except UserInputError:  # plans do not have it
+        before = None
     replacements = list(device_replacements(calibration, before, rows["attention"]))
     if rows.get("collectives"):
         replacements += _write_topology(CalibrationFile(path, calibration), target, rows["collectives"], before)
     return replacements
 
 
-def _device_before(hardware: Hardware) -> Device | None:
-    """Return the device as plans have it without the calibration; None for one that they do not have."""
-    try:
-        return build_device(hardware)
-    except UserInputError:
-        return None
-
-
-def _write_topology(
-    file: CalibrationFile, target: Target, rows: Sequence[Row], before: Device | None
-) -> list[Replacement]:
+def _write_topology(file: CalibrationFile, target: Target, rows: Sequence[Row], before: Device | None) -> list[Cells]:
     """Write the measured links. On a CPU two processes stand for two GPUs of a node."""
     gpus, per_node = (target.devices, gpus_per_node(target)) if target.is_gpu else (2, 2)
     assumed = default_topology(target.hardware)
@@ -167,23 +163,6 @@ def _write_topology(
     write_yaml(file.topology_path, {**values, "source": source}, comment)
     device = before or Device(target.hardware.name, {}, 0.0, 0.0, None, {})
     return list(link_replacements(topology, assumed, rows, Cluster(device, assumed, gpus)))
-
-
-def _print_result(
-    path: Path,
-    replacements: Sequence[Replacement],
-    sweeps: Mapping[str, CalibrationSweep],
-    rows: Mapping[str, list[Row]],
-) -> None:
-    console = open_console(soft_wrap=False)
-    topology_path = CalibrationFile(path, Calibration("", "", "")).topology_path
-    console.print(draw_replacements(replacements))
-    console.print(f"method   {rates.describe_conditions(rows['matmul'])}", soft_wrap=True)
-    for name in (name for name, trials in rows.items() if not trials):
-        console.print(f"missing  {name}: no trial succeeded; see {sweeps[name].folder}", soft_wrap=True)
-    for written in (path, topology_path):
-        if written.exists():
-            console.print(f"written  {written}", soft_wrap=True)
 
 
 COMMAND = Subcommand("calibrate", __doc__, {"": (CalibrateRequest, run)})

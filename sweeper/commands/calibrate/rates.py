@@ -13,6 +13,7 @@ from workloads.hardware.cluster import Topology, Wiring
 from workloads.layouts.layout import AttentionKernel
 
 Row = dict[str, str]
+PAIRS_BELOW = 0.6  # over a switch, two GPUs have all of a GPU's links; of links between pairs one of several
 # The planner's names of attention kernels. FlashAttention 3 and 4 have one rate there; AMD's kernels are
 # FlashAttention 2.
 PLANNER_KERNELS: dict[str, AttentionKernel] = {
@@ -51,11 +52,6 @@ def _joint_rate(layers: Iterable[Row], metric: str) -> float:
     return sum(operations for operations, _ in flops) / seconds
 
 
-def copy_rate(rows: Sequence[Row]) -> Figure | None:
-    """Return the GB/s of copies; None if none was measured."""
-    return figure_of(rows[0], "gb_per_s") if rows else None
-
-
 def figure_of(row: Row, metric: str) -> Figure:
     """Return a metric of a trial with its interval."""
     low, high = (float(row[name]) if row.get(name) else None for name in (f"{metric}_ci_low", f"{metric}_ci_high"))
@@ -69,8 +65,7 @@ def attention_rates(rows: Sequence[Row], tflops: float) -> dict[str, Attention]:
     """
     rates: dict[str, Attention] = {}
     for kernel, own in _group(rows, "param.kernel").items():
-        fitted = _fit_attention(own, tflops)
-        name = PLANNER_KERNELS[kernel]
+        fitted, name = _fit_attention(own, tflops), PLANNER_KERNELS[kernel]
         if fitted and (name not in rates or fitted.forward_share > rates[name].forward_share):
             rates[name] = fitted
     return rates
@@ -120,28 +115,16 @@ def _group(rows: Iterable[Row], name: str) -> dict[str, list[Row]]:
     return groups
 
 
-def bus_gb_s(rows: Iterable[Row], ranks: int, collective: str = "all_gather") -> float:
-    """Return the bandwidth of the largest collective of groups of so many ranks; NaN if none was measured."""
-    own = _of_groups(rows, ranks, collective)
-    return float(max(own, key=_size)["bus_gb_s"]) if own else math.nan
+def list_gathers(rows: Iterable[Row], ranks: int) -> list[Row]:
+    """Return the all-gathers of groups of so many ranks, the smallest first."""
+    own = (row for row in rows if float(row["param.ranks"]) == ranks and row["param.collective"] == "all_gather")
+    return sorted(own, key=lambda row: float(row["param.kib"]))
 
 
-def latency_s(rows: Iterable[Row], ranks: int) -> float:
-    """Return the seconds of the smallest all-gather of groups of so many ranks; NaN if none was measured."""
-    own = _of_groups(rows, ranks, "all_gather")
-    return float(min(own, key=_size)["step_time_ms"]) / 1e3 if own else math.nan
-
-
-def _size(row: Row) -> float:
-    return float(row["param.kib"])
-
-
-def _of_groups(rows: Iterable[Row], ranks: int, collective: str) -> list[Row]:
-    return [row for row in rows if float(row["param.ranks"]) == ranks and row["param.collective"] == collective]
-
-
-# Of a switch, two GPUs have all of a GPU's links; of links between pairs one of several.
-PAIRS_BELOW = 0.6
+def bus_gb_s(rows: Iterable[Row], ranks: int) -> float:
+    """Return the bandwidth of the largest all-gather of groups of so many ranks; NaN if none was measured."""
+    gathers = list_gathers(rows, ranks)
+    return float(gathers[-1]["bus_gb_s"]) if gathers else math.nan
 
 
 def measured_topology(rows: Sequence[Row], assumed: Topology, gpus: int, per_node: int) -> Topology:
@@ -151,12 +134,12 @@ def measured_topology(rows: Sequence[Row], assumed: Topology, gpus: int, per_nod
     """
     local = 0 if per_node == gpus else per_node
     bus, pair, whole = bus_gb_s(rows, local), bus_gb_s(rows, 2), bus_gb_s(rows, 0)
-    latency = latency_s(rows, local)
     topology = replace(assumed, name="measured", gpus_per_domain=per_node)
     if per_node > 1 and not math.isnan(bus):
         wiring: Wiring = "pairs" if pair < PAIRS_BELOW * bus else assumed.wiring
-        topology = replace(topology, link_gb_s=_short(bus / LINK_SHARE), wiring=wiring)
-        topology = replace(topology, link_latency_s=_short(latency / (per_node - 1)))
+        latency_s = float(list_gathers(rows, local)[0]["step_time_ms"]) / 1e3 / (per_node - 1)
+        topology = replace(topology, wiring=wiring, link_gb_s=_short(bus / LINK_SHARE))
+        topology = replace(topology, link_latency_s=_short(latency_s))
     if per_node < gpus and not math.isnan(whole):
         topology = replace(topology, network_gb_s=_short(whole / per_node / NETWORK_SHARE), oversubscription=1.0)
     return topology

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,41 +14,26 @@ from sweeper.results.stored import StoredSweep
 # The products of a block of Llama 3 8B, those of training; attention with its heads, at lengths that show how its rate
 # rises. Products and attention run back to back once clocks and power have settled (`workloads.instruments.timing`).
 GPU_WORDS = {
-    "matmul": (
-        *("workload=matmul_layers", "model=llama3_8b", "space.layer=qkv,gate_up,down", "space.product=forward"),
-        *("space.dtype=bf16,fp8_tensorwise", "space.repeats=20", "space.sustained_s=2"),
-    ),
-    "memory": ("workload=memory", "space.operation=copy"),
-    "attention": (
-        *(
-            "workload=attention",
-            "space.sequence_length=2048,16384",
-            "space.kernel=flash,cudnn,flash4,aotriton,ck,aiter",
-        ),
-        *("space.repeats=10", "space.sustained_s=1"),
-    ),
-    "collectives": ("workload=collectives", "space.collective=all_gather,all_reduce", "space.kib=4,1048576"),
+    "matmul": "workload=matmul_layers model=llama3_8b space.layer=qkv,gate_up,down space.product=forward "
+    "space.dtype=bf16,fp8_tensorwise space.repeats=20 space.sustained_s=2",
+    "memory": "workload=memory space.operation=copy",
+    "attention": "workload=attention space.sequence_length=2048,16384 "
+    "space.kernel=flash,cudnn,flash4,aotriton,ck,aiter space.repeats=10 space.sustained_s=1",
+    "collectives": "workload=collectives space.collective=all_gather,all_reduce space.kib=4,1048576",
 }
 CPU_WORDS = {
-    "matmul": (
-        *("workload=matmul_layers", "model=llama_tiny", "space.layer=qkv,gate_up", "space.product=forward"),
-        *("space.tokens=1024", "space.sustained_s=0.2"),
-    ),
-    "memory": ("workload=memory", "space.operation=copy", "space.mib=64"),
-    "attention": ("workload=attention", "space.sequence_length=128,512", "space.kernel=flash", "space.sustained_s=0.2"),
-    "collectives": ("workload=collectives", "space.collective=all_gather,all_reduce", "space.kib=4,1024", "gpus=2"),
+    "matmul": "workload=matmul_layers model=llama_tiny space.layer=qkv,gate_up space.product=forward "
+    "space.tokens=1024 space.sustained_s=0.2",
+    "memory": "workload=memory space.operation=copy space.mib=64",
+    "attention": "workload=attention space.sequence_length=128,512 space.kernel=flash space.sustained_s=0.2",
+    "collectives": "workload=collectives space.collective=all_gather,all_reduce space.kib=4,1024 gpus=2",
 }
 COMMON_WORDS = ("search=grid", "finals.top=0", "budget.same_failures=null")
 
 
 @dataclass(frozen=True)
 class CalibrationSweep:
-    """A sweep of a calibration.
-
-    Attributes:
-        words: of its command.
-        folder: of its results.
-    """
+    """A sweep of a calibration: the words of its command, and the folder of its results."""
 
     words: tuple[str, ...]
     folder: Path
@@ -76,38 +60,25 @@ def plan_sweeps(target: Target, run: str, directory: Path, further: Sequence[str
         further: words that all sweeps get.
     """
     sweeps = {}
-    for name, words in (GPU_WORDS if target.is_gpu else CPU_WORDS).items():
-        if name == "collectives":
-            if target.is_gpu and target.devices == 1:
+    for name, text in (GPU_WORDS if target.is_gpu else CPU_WORDS).items():
+        words = text.split()
+        if name == "collectives" and target.is_gpu:
+            if target.devices == 1:
                 continue
-            words = (*words, *_group_words(target))
+            # Groups whose links differ: all ranks, those of a node, and pairs.
+            local = gpus_per_node(target)
+            sizes = [0, *([local] if 1 < local < target.devices else []), *([2] if local > 2 else [])]
+            groups = [str(size) for size in sizes if not size or target.devices % size == 0]
+            words += ["gpus=all", f"space.ranks={','.join(groups)}"]
         sweep_name = f"{run}-{name}"
-        common = (*COMMON_WORDS, f"name={sweep_name}", f"dir={directory}", *further)
-        sweep = CalibrationSweep((*words, *common), directory / "sweeps" / sweep_name)
-        sweeps[name] = replace(sweep, words=(*sweep.words, *_retry_words(sweep.without_result)))
+        words += [*COMMON_WORDS, f"name={sweep_name}", f"dir={directory}", *further]
+        sweep = CalibrationSweep(tuple(words), directory / "sweeps" / sweep_name)
+        if statuses := sweep.without_result:
+            sweep = replace(sweep, words=(*sweep.words, f"retry={narrowest_retry(statuses)}"))
+        sweeps[name] = sweep
     return sweeps
-
-
-def _retry_words(statuses: Sequence[TrialStatus]) -> tuple[str, ...]:
-    """Return the words by which a sweep runs the trials with these statuses again."""
-    return (f"retry={narrowest_retry(statuses)}",) if statuses else ()
 
 
 def gpus_per_node(target: Target) -> int:
     """Return the GPUs of a node of which the target has the fewest."""
     return min(node.gpus for node in target.nodes)
-
-
-def _group_words(target: Target) -> tuple[str, ...]:
-    """Return the sizes of groups whose links differ: all ranks, those of a node, and pairs."""
-    if not target.is_gpu:
-        return ()
-    local = gpus_per_node(target)
-    sizes = [0, *([local] if 1 < local < target.devices else []), *([2] if local > 2 else [])]
-    groups = [size for size in sizes if not size or target.devices % size == 0]
-    return ("gpus=all", f"space.ranks={','.join(map(str, groups))}")
-
-
-def command_of(sweep: CalibrationSweep) -> str:
-    """Return the command line of a sweep, as a person types it."""
-    return " ".join([Path(sys.executable).name, "-m", "sweeper", *sweep.words])

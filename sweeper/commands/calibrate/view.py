@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
 
 from rich.table import Table
 
@@ -18,89 +18,58 @@ from workloads.estimator.placed_job import COPY_SHARE
 from workloads.hardware.cluster import Cluster, Device, Topology, measured_tflops
 from workloads.hardware.precisions import sustained_flops
 
-
-@dataclass(frozen=True)
-class Replacement:
-    """One figure of a calibration.
-
-    Attributes:
-        before: the value that plans had; NaN where they had none.
-        source: of that value.
-    """
-
-    name: str
-    before: float
-    source: str
-    measured: Figure
-
-    @property
-    def cells(self) -> list[str]:
-        measured = self.measured
-        bounds = [format_number(math.nan if bound is None else bound) for bound in (measured.low, measured.high)]
-        change = "" if math.isnan(self.before) else f"{100 * (measured.value / self.before - 1):+.1f}"
-        return [self.name, format_number(self.before), self.source, format_number(measured.value), *bounds, change]
+Cells = list[str]  # of one figure
 
 
-def draw_replacements(replacements: Sequence[Replacement]) -> Table:
+def draw_replacements(replacements: Sequence[Cells]) -> Table:
     """Return the table."""
     heading = ["figure", "before", "which is", "measured", "95% from", "to", "change %"]
-    return draw(heading, [replacement.cells for replacement in replacements], 2, terminal_width())
+    return draw(heading, replacements, 2, terminal_width())
 
 
-def device_replacements(calibration: Calibration, before: Device | None, rows: Sequence[Row]) -> Iterator[Replacement]:
+def _replace(name: str, before: float, source: str, measured: Figure) -> Cells:
+    """Return the cells of a figure. `before` is the value that plans had, NaN where they had none, and its source."""
+    bounds = [format_number(math.nan if bound is None else bound) for bound in (measured.low, measured.high)]
+    change = "" if math.isnan(before) else f"{100 * (measured.value / before - 1):+.1f}"
+    return [name, format_number(before), source, format_number(measured.value), *bounds, change]
+
+
+def device_replacements(calibration: Calibration, before: Device | None, rows: Sequence[Row]) -> Iterator[Cells]:
     """Yield the figures of a device. `before` is None for one that could not be planned; `rows` are of attention."""
     for dtype, figure in calibration.sustained_tflops.items():
-        yield Replacement(f"products in {dtype}, TFLOP/s", *_products_before(before, dtype), figure)
+        rate, source = math.nan, ""
+        if before and (before.sustained_tflops or before.peak_tflops):
+            with suppress(ValueError):  # no matrix units for it in the catalogue
+                rate = sustained_flops(before, dtype) / 1e12
+                source = "table" if dtype in measured_tflops(before.name) else "share of the peak"
+        yield _replace(f"products in {dtype}, TFLOP/s", rate, source, figure)
     headroom = Figure(calibration.power_headroom)
-    yield Replacement("short over lasting products", before.power_headroom if before else math.nan, "table", headroom)
+    yield _replace("short over lasting products", before.power_headroom if before else math.nan, "table", headroom)
     if calibration.copy_gb_s:
         copied = before.memory_gb_s * COPY_SHARE if before else math.nan
-        yield Replacement("copies, GB/s", copied, f"{COPY_SHARE:g} of the data sheet", calibration.copy_gb_s)
-    for row in _longest(rows):
-        length, mode = float(row["param.sequence_length"]), row["param.mode"]
-        name = f"attention {row['param.kernel']} {mode}, {length:,.0f} tokens, TFLOP/s"
-        yield Replacement(name, _attention_before(before, row), "table", figure_of(row, "tflops_sustained"))
-
-
-def _products_before(before: Device | None, dtype: str) -> tuple[float, str]:
-    if before is None or not (before.sustained_tflops or before.peak_tflops):
-        return math.nan, ""
-    try:
-        rate = sustained_flops(before, dtype) / 1e12
-    except ValueError:  # no matrix units for it in the catalogue
-        return math.nan, ""
-    return rate, "table" if dtype in measured_tflops(before.name) else "share of the peak"
-
-
-def _attention_before(before: Device | None, row: Row) -> float:
-    """Return the table's rate of a kernel at the length of a trial."""
-    if before is None:
-        return math.nan
-    rates = attention_rates(before, PLANNER_KERNELS[row["param.kernel"]])
-    share = rates.forward_share if row["param.mode"] == "forward" else rates.backward_share
-    length = float(row["param.sequence_length"])
-    return sustained_flops(before, "bf16") / 1e12 * share * length / (length + rates.half_tokens)
-
-
-def _longest(rows: Sequence[Row]) -> list[Row]:
-    """Return the trial with the longest sequences of each kernel and pass."""
+        yield _replace("copies, GB/s", copied, f"{COPY_SHARE:g} of the data sheet", calibration.copy_gb_s)
     ordered = sorted(rows, key=lambda row: float(row["param.sequence_length"]))
     longest = {(row["param.kernel"], row["param.mode"]): row for row in ordered}
-    return [longest[key] for key in sorted(longest)]
+    for (kernel, mode), row in sorted(longest.items(), key=lambda item: item[0]):
+        length, rate = float(row["param.sequence_length"]), math.nan
+        if before:
+            rates = attention_rates(before, PLANNER_KERNELS[kernel])
+            share = rates.forward_share if mode == "forward" else rates.backward_share
+            rate = sustained_flops(before, "bf16") / 1e12 * share * length / (length + rates.half_tokens)
+        name = f"attention {kernel} {mode}, {length:,.0f} tokens, TFLOP/s"
+        yield _replace(name, rate, "table", figure_of(row, "tflops_sustained"))
 
 
-def link_replacements(
-    measured: Topology, assumed: Topology, rows: Sequence[Row], cluster: Cluster
-) -> Iterator[Replacement]:
+def link_replacements(measured: Topology, assumed: Topology, rows: Sequence[Row], cluster: Cluster) -> Iterator[Cells]:
     """Yield the figures of links: bandwidths as collectives reach them, and the latency of one message."""
     local = 0 if measured.gpus_per_domain == cluster.gpus else measured.gpus_per_domain
     for ranks in dict.fromkeys((local, 0)):
         bus = bus_gb_s(rows, ranks)
         if not math.isnan(bus):
             group = Group(ranks or cluster.gpus)
-            before = bandwidth_gb_s(cluster, group)
             source = f"{LINK_SHARE:g} of {assumed.link_gb_s:g}" if ranks == local else "table"
-            yield Replacement(f"all-gather of {group.ranks} GPUs, bus GB/s", before, source, Figure(bus))
+            name = f"all-gather of {group.ranks} GPUs, bus GB/s"
+            yield _replace(name, bandwidth_gb_s(cluster, group), source, Figure(bus))
     if measured.link_latency_s != assumed.link_latency_s:
         latency = Figure(1e6 * measured.link_latency_s)
-        yield Replacement("latency of a link, µs", 1e6 * assumed.link_latency_s, "table", latency)
+        yield _replace("latency of a link, µs", 1e6 * assumed.link_latency_s, "table", latency)
