@@ -61,7 +61,6 @@ class FinishedRun:
     def close(self, display: Progress) -> int:
         """Store the results, end the parent run and print the summary. Returns the exit code."""
         study, progress, tracking = self.opened.study, self.opened.progress, self.opened.tracking
-        arguments = self.opened.arguments
         results = Results.collect(self.plan, study, progress)
         if self.is_over:
             results.keep_ceilings()
@@ -71,15 +70,8 @@ class FinishedRun:
         if stopped and stopped == progress.stop_reason:  # its trials failed
             advice = "remove the cause and retry; with budget.same_failures=null no sweep stops for this"
             stopped = f"{stopped}\n         {advice}"
-        summary = Summary(
-            results,
-            self.opened.command,
-            extend_command(arguments, progress),
-            retry_command=retry_command(arguments, results),
-            certify_command=certify_command(arguments, results),
-            drained=self.drained,
-            stopped=stopped,
-        )
+        commands = _next_commands(self.opened.arguments, results, progress)
+        summary = Summary(results, self.opened.command, **commands, drained=self.drained, stopped=stopped)
         is_written = self._write(display, results, summary)
         recording = Recording(
             uri=self.plan.config.tracking.uri,
@@ -179,38 +171,27 @@ class FinishedRun:
         return tracking.close({**message, "artifacts": texts, "plots": plots, "digest": digest}, view, patience_s)
 
 
-def extend_command(arguments: Sequence[str], progress: SweepProgress) -> str:
-    """Return the command with twice the limits that ended the sweep, which may have had more before."""
-    exhausted = {f"budget.{name}": limit for name, limit in progress.exhausted_limits().items()}
-    if "budget.trials" in exhausted:
-        exhausted["budget.trials"] = progress.finished_trials
-    doubled = {name: f"{2 * limit:.15g}" for name, limit in exhausted.items()}
-    return _change_command(arguments, {"retry": None, **doubled})
+def _next_commands(arguments: Sequence[str], results: Results, progress: SweepProgress) -> dict[str, str]:
+    """Return the commands that extend the sweep, retry its failures and certify its front, where that makes sense."""
 
+    def change(changes: Mapping[str, str | None]) -> str:  # None removes a setting
+        kept = [argument for argument in arguments if argument.partition("=")[0] not in changes]
+        added = [f"{name}={value}" for name, value in changes.items() if value is not None]
+        return shlex.join(secrets.masked_arguments([*kept, *added]))
 
-def retry_command(arguments: Sequence[str], results: Results) -> str:
-    """Return the command that runs the failed and lost trials again; empty if there are none."""
-    statuses = {record.status for record in (*results.records, *results.remeasured)} & set(BAD)
-    if not statuses:
-        return ""
-    # The narrowest value that has them all; infeasible trials are left alone where that is possible.
-    name, has_infeasible = narrowest_retry(statuses), results.counts.get(TrialStatus.INFEASIBLE)
-    name = "failed" if name == "all" and has_infeasible else name
-    return _change_command(arguments, {"retry": name})
-
-
-def certify_command(arguments: Sequence[str], results: Results) -> str:
-    """Return the command that measures the front again; empty if finals do that, or there is no front."""
-    if results.front is None or results.plan.config.finals.top:
-        return ""
-    return _change_command(arguments, {"retry": None, "finals.top": str(DEFAULT_FINALISTS)})
-
-
-def _change_command(arguments: Sequence[str], changes: Mapping[str, str | None]) -> str:
-    """Return the command line with these values instead of its own. None removes a setting."""
-    kept = [argument for argument in arguments if argument.partition("=")[0] not in changes]
-    added = [f"{name}={value}" for name, value in changes.items() if value is not None]
-    return shlex.join(secrets.masked_arguments([*kept, *added]))
+    # Twice the limits that ended the sweep, which may have had more trials before.
+    limits = {f"budget.{name}": limit for name, limit in progress.exhausted_limits().items()}
+    if "budget.trials" in limits:
+        limits["budget.trials"] = progress.finished_trials
+    doubled = {name: f"{2 * limit:.15g}" for name, limit in limits.items()}
+    commands = {"extend_command": change({"retry": None, **doubled})}
+    if statuses := {record.status for record in (*results.records, *results.remeasured)} & set(BAD):
+        # The narrowest value that has them all; infeasible trials are left alone where that is possible.
+        name, has_infeasible = narrowest_retry(statuses), results.counts.get(TrialStatus.INFEASIBLE)
+        commands["retry_command"] = change({"retry": "failed" if name == "all" and has_infeasible else name})
+    if results.front is not None and not results.plan.config.finals.top:  # else finals measure it again
+        commands["certify_command"] = change({"retry": None, "finals.top": str(DEFAULT_FINALISTS)})
+    return commands
 
 
 def is_attended() -> bool:

@@ -52,12 +52,7 @@ def test_an_unknown_device_is_named() -> None:
 
 def test_collectives_are_measured_between_gpus_only_and_over_groups_with_different_links(tmp_path: Path) -> None:
     assert list(plan_sweeps(target(), "run", tmp_path, [])) == ["matmul", "memory", "attention"]
-    groups = {
-        (2, 1): "space.ranks=0",
-        (8, 1): "space.ranks=0,2",
-        (8, 2): "space.ranks=0,8,2",
-        (1, 4): "space.ranks=0",
-    }
+    groups = {(2, 1): "space.ranks=0", (8, 1): "space.ranks=0,2", (8, 2): "space.ranks=0,8,2", (1, 4): "space.ranks=0"}
     for (gpus, nodes), words in groups.items():
         sweep = plan_sweeps(target(gpus, nodes), "run", tmp_path, [])["collectives"]
         assert (

@@ -46,29 +46,17 @@ SMALL = ["model=llama3_8b", "hardware=h100", "gpus=8", "micro_batch=1", "cp=1"]
         (["dp_shard=8", "dp_replicate=2"], "dp_replicate=2 x dp_shard=8 = 16 does not divide gpus=8"),
         (["sharding=zero1"], "sharding=zero1: own does not run it. Allowed with this trainer: none, fsdp2"),
         (["trainer=megatron", "checkpointing=selective"], "checkpointing=selective: megatron does not run it"),
-        (
-            ["trainer=megatron", "pp=2", "sharding=fsdp2"],
-            "pp=2: megatron does not run it with sharding=fsdp2",
-        ),
+        (["trainer=megatron", "pp=2", "sharding=fsdp2"], "pp=2: megatron does not run it with sharding=fsdp2"),
         (["train_tokens=15T"], "train_tokens=15T: must be a number. Write 15e12"),
         (["trainer=primus", "pp=2", "schedule=dualpipev"], "schedule=dualpipev: primus does not run it"),
-        (
-            ["model=llama3_405b"],
-            "gpus=8: no layout fits; the smallest needs [0-9]+ GiB of each GPU, [0-9]+ GiB",
-        ),
+        (["model=llama3_405b"], "gpus=8: no layout fits; the smallest needs [0-9]+ GiB of each GPU, [0-9]+ GiB"),
         (["trainer=deepspeed", "pp=2"], "pp=2: deepspeed has no such degree; it has to be 1"),
         (["hardware=a100", "precision=fp8_tensorwise"], "fp8_tensorwise: a100 has no fp8 units"),
         (["layout=no.toml"], "layout=no.toml: No such file"),
         (["file=deepspeed"], "file=deepspeed: must be one of own, torchtitan"),
         (["layers_per_stage=8,x"], "layers_per_stage=8,x: must be the layers of each stage, such as 9,7,8,8"),
-        (
-            ["pp=2", "layers_per_stage=8,8,16"],
-            "layers_per_stage has 3 numbers, but pp 2 x stages_per_rank 1 = 2",
-        ),
-        (
-            ["pp=2", "layers_per_stage=15,15"],
-            "layers_per_stage adds up to 30; it needs 32 layers, 1 or more",
-        ),
+        (["pp=2", "layers_per_stage=8,8,16"], "layers_per_stage has 3 numbers, but pp 2 x stages_per_rank 1 = 2"),
+        (["pp=2", "layers_per_stage=15,15"], "layers_per_stage adds up to 30; it needs 32 layers, 1 or more"),
         (["model=no/config.json"], "model=no/config.json: .*cannot be read|No such file"),
     ],
 )
@@ -277,8 +265,7 @@ def test_figures_have_no_more_digits_than_their_band_allows(value: float, error:
 
 
 @pytest.mark.parametrize(
-    ("trainer", "measured_name", "workload"),
-    [("own", "parallel", "parallel"), ("torchtitan", "torchtitan", "command")],
+    ("trainer", "measured_name", "workload"), [("own", "parallel", "parallel"), ("torchtitan", "torchtitan", "command")]
 )
 def test_what_sweeps_measured_on_such_a_cluster_corrects_its_plan_alone(
     trainer: str,
