@@ -15,7 +15,7 @@ before that, delete DIR/calibration/HARDWARE.unfinished.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -146,23 +146,20 @@ def write_files(path: Path, target: Target, rows: Mapping[str, list[Row]]) -> li
     except UserInputError:  # plans do not have it
         before = None
     replacements = list(device_replacements(calibration, before, rows["attention"]))
-    if rows.get("collectives"):
-        replacements += _write_topology(CalibrationFile(path, calibration), target, rows["collectives"], before)
-    return replacements
-
-
-def _write_topology(file: CalibrationFile, target: Target, rows: Sequence[Row], before: Device | None) -> list[Cells]:
-    """Write the measured links. On a CPU two processes stand for two GPUs of a node."""
+    links = rows.get("collectives")
+    if not links:
+        return replacements
+    # On a CPU two processes stand for two GPUs of a node.
     gpus, per_node = (target.devices, gpus_per_node(target)) if target.is_gpu else (2, 2)
     assumed = default_topology(target.hardware)
-    topology = measured_topology(rows, assumed, gpus, per_node)
+    topology = measured_topology(links, assumed, gpus, per_node)
     measured = "links" if per_node == gpus else "links and network" if per_node > 1 else "network"
     values = {name: value for name, value in asdict(topology).items() if name != "name"}
-    source = f"{measured} of {gpus} x {target.model}, {file.rates.date}; the rest is assumed"
+    values["source"] = f"{measured} of {gpus} x {target.model}, {calibration.date}; the rest is assumed"
     comment = "Measured by python -m sweeper calibrate; plans use it for this device unless topology= names another."
-    write_yaml(file.topology_path, {**values, "source": source}, comment)
+    write_yaml(CalibrationFile(path, calibration).topology_path, values, comment)
     device = before or Device(target.hardware.name, {}, 0.0, 0.0, None, {})
-    return list(link_replacements(topology, assumed, rows, Cluster(device, assumed, gpus)))
+    return [*replacements, *link_replacements(topology, assumed, links, Cluster(device, assumed, gpus))]
 
 
 COMMAND = Subcommand("calibrate", __doc__, {"": (CalibrateRequest, run)})

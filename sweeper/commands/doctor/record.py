@@ -20,7 +20,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from enum import Enum
-from functools import wraps
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -77,25 +77,14 @@ def write_record(path: Path, nodes: Sequence[Node] | UserInputError) -> dict[str
 
 @contextlib.contextmanager
 def record_calls(module: ModuleType, prefix: str) -> Iterator[list[dict[str, Any]]]:
-    """Replace the module's functions called `prefix…` by ones that note arguments and results, until the block ends."""
+    """Replace the module's functions called `prefix…` by ones that note arguments and results, until the block ends.
+
+    A handle stands there as the number of its GPU.
+    """
     calls: list[dict[str, Any]] = []
     handles: list[Any] = []
-    named = {name: value for name, value in vars(module).items() if name.startswith(prefix)}
-    functions = {name: value for name, value in named.items() if callable(value) and not isinstance(value, type)}
-    for name, function in functions.items():
-        setattr(module, name, _recorded(name, function, calls, handles))
-    try:
-        yield calls
-    finally:
-        for name, function in functions.items():
-            setattr(module, name, function)
 
-
-def _recorded(name: str, function: Callable[..., Any], calls: list[dict[str, Any]], handles: list[Any]) -> Any:
-    """Return the function with each call appended to `calls`; a handle stands there as the number of its GPU."""
-
-    @wraps(function)
-    def call(*arguments: Any, **keywords: Any) -> Any:
+    def call(name: str, function: Callable[..., Any], /, *arguments: Any, **keywords: Any) -> Any:
         values = [*arguments, *keywords.values()]
         entry: dict[str, Any] = {"call": name, "arguments": [_plain(value, handles) for value in values]}
         calls.append(entry)
@@ -109,7 +98,15 @@ def _recorded(name: str, function: Callable[..., Any], calls: list[dict[str, Any
         entry["returns"] = _plain(result, handles)
         return result
 
-    return call
+    named = {name: value for name, value in vars(module).items() if name.startswith(prefix)}
+    functions = {name: value for name, value in named.items() if callable(value) and not isinstance(value, type)}
+    for name, function in functions.items():
+        setattr(module, name, partial(call, name, function))
+    try:
+        yield calls
+    finally:
+        for name, function in functions.items():
+            setattr(module, name, function)
 
 
 def _plain(value: Any, handles: Sequence[Any]) -> Any:
@@ -167,17 +164,15 @@ class _Mask:
             names[getpass.getuser()] = "<user>"
         self._names = {name: names[name] for name in sorted(names, key=len, reverse=True) if len(name) >= SHORTEST_NAME}
 
-    def mask(self, value: Any) -> Any:
-        """Return a JSON value without identifiers."""
+    def mask(self, value: Any, key: str = "") -> Any:
+        """Return a JSON value, which stands under this key, without identifiers."""
         if isinstance(value, dict):
-            return {key: self._mask_item(key, inner) for key, inner in value.items()}
+            return {key: self.mask(inner, key) for key, inner in value.items()}
         if isinstance(value, list | tuple):
             return [self.mask(inner) for inner in value]
-        return self.mask_text(value) if isinstance(value, str) else value
-
-    def _mask_item(self, key: str, value: Any) -> Any:
-        is_identifier = isinstance(value, str) and value and _KEY.search(key)
-        return self._placeholder(value) if is_identifier else self.mask(value)
+        if not isinstance(value, str):
+            return value
+        return self._placeholder(value) if value and _KEY.search(key) else self.mask_text(value)
 
     def mask_text(self, text: str) -> str:
         for name, placeholder in self._names.items():

@@ -70,6 +70,7 @@ PASSES: Mapping[Kind, tuple[str, str]] = {
     "backward_weight": ("backward for weights", "#CC79A7"),
 }
 CHUNK_SHADES = 5  # shades of stages of one rank
+Bars = Mapping[str, Mapping[str, float]]  # the parts by name of each bar, by the text above it
 
 
 def build_page(answer: Answer, scaling: Mapping[int, Candidate]) -> str:
@@ -142,18 +143,10 @@ def _draw_memory(answer: Answer) -> str:
     return draw_bars(bars, MEMORY_COLOURS, "GiB", error_share=bands()["memory"].error_share, limit=usable_gib)
 
 
-def draw_bars(
-    bars: Mapping[str, Mapping[str, float]],
-    colours: Mapping[str, str],
-    unit: str,
-    *,
-    error_share: float,
-    limit: float = 0.0,
-) -> str:
+def draw_bars(bars: Bars, colours: Mapping[str, str], unit: str, *, error_share: float, limit: float = 0.0) -> str:
     """Return stacked bars of one scale, with their legend; a line marks the limit if there is one.
 
     Args:
-        bars: the parts by name of each bar, by the text above it.
         error_share: of the estimates, which says how many digits their titles have.
     """
     largest = max([limit, *(sum(parts.values()) for parts in bars.values())])
