@@ -142,36 +142,32 @@ def _derive(result: ImportedResult, times_s: tuple[float, ...], statistic: str) 
 
 
 def find_contradictions(result: ImportedResult, derived: Mapping[str, float]) -> list[str]:
-    """Return a message for everything about a result that cannot be true together."""
-    contradictions = [*result.contradictions, *find_disagreements(result)]
+    """Return a message for everything about a result that cannot be true together.
+
+    A claim contradicts the same metric of the same steps if they differ by more than 5%. A rate and its value per GPU
+    that differ by the same ratio give one message.
+    """
+    claims = result.claims
+    ours = _derive(result, claims.step_times_s or drop_warmup(result.step_times_s), claims.statistic)
+    ratios = {
+        name: claim / ours[name]
+        for name, claim in claims.values.items()
+        if ours.get(name) and (claims.flops == OUR_FLOPS or name not in FLOPS_CLAIMS)
+    }
+    wrong = {name: ratio for name, ratio in ratios.items() if abs(ratio - 1) > CLAIM_TOLERANCE}
+    total, per_gpu = wrong.get("tokens_per_s"), wrong.get("tokens_per_s_per_gpu")
+    if total is not None and per_gpu is not None and abs(per_gpu - total) <= CLAIM_TOLERANCE * total:
+        del wrong["tokens_per_s_per_gpu"]
+    contradictions = [
+        f"claimed {name} {format_number(claims.values[name])}, but the {claims.statistic} of the same steps gives "
+        f"{format_number(ours[name])}{_suggest_sequence_length(result, name, ratio)}"
+        for name, ratio in wrong.items()
+    ]
     if result.feasible and not derived:
         contradictions.append(f"a step takes {min(result.step_times_s, default=0):g} s: no step does")
     if impossible := derivation.describe_impossible(derived):
         contradictions.append(impossible.partition(".")[0])
-    return contradictions
-
-
-def find_disagreements(result: ImportedResult) -> list[str]:
-    """Return a message for each claim that differs by more than 5% from the same metric of the same steps.
-
-    A rate and its value per GPU that differ by the same ratio give one message.
-    """
-    claims = result.claims
-    derived = _derive(result, claims.step_times_s or drop_warmup(result.step_times_s), claims.statistic)
-    ratios = {
-        name: claim / derived[name]
-        for name, claim in claims.values.items()
-        if derived.get(name) and (claims.flops == OUR_FLOPS or name not in FLOPS_CLAIMS)
-    }
-    contradicted = {name: ratio for name, ratio in ratios.items() if abs(ratio - 1) > CLAIM_TOLERANCE}
-    total, per_gpu = contradicted.get("tokens_per_s"), contradicted.get("tokens_per_s_per_gpu")
-    if total is not None and per_gpu is not None and abs(per_gpu - total) <= CLAIM_TOLERANCE * total:
-        del contradicted["tokens_per_s_per_gpu"]
-    return [
-        f"claimed {name} {format_number(claims.values[name])}, but the {claims.statistic} of the same steps gives "
-        f"{format_number(derived[name])}{_suggest_sequence_length(result, name, ratio)}"
-        for name, ratio in contradicted.items()
-    ]
+    return [*result.contradictions, *contradictions]
 
 
 def _suggest_sequence_length(result: ImportedResult, name: str, ratio: float) -> str:

@@ -9,15 +9,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from sweeper.commands.ingest.imported import (
-    CLAIM_TOLERANCE,
-    Claims,
-    ImportedResult,
-    as_device_count,
-    as_positive_int,
-    drop_warmup,
-    get_hardware,
-)
+from sweeper.commands.ingest import imported
+from sweeper.commands.ingest.imported import Claims, ImportedResult
 from sweeper.common.format import count, format_number
 from sweeper.metrics.derivation import MEMORY_METRICS
 from workloads.api.errors import UserInputError
@@ -54,6 +47,10 @@ class Run:
         return [step for step in self.steps if 0 < step.metrics.get("step_time_s", 0) < math.inf]
 
     @property
+    def times_s(self) -> tuple[float, ...]:
+        return tuple(step.metrics["step_time_s"] for step in self.timed_steps)
+
+    @property
     def is_warmup(self) -> bool:
         """Whether nothing is left beside the first step of the program, which compiles and allocates."""
         return len(self.timed_steps) == 1 and self.timed_steps[0].number <= 1
@@ -61,19 +58,18 @@ class Run:
     @property
     def steady_steps(self) -> list[Step]:
         """The timed steps after the warm-up."""
-        times_s = tuple(step.metrics["step_time_s"] for step in self.timed_steps)
-        return self.timed_steps[len(times_s) - len(drop_warmup(times_s)) :]
+        return self.timed_steps[-len(imported.drop_warmup(self.times_s)) :]
 
     def get_size(self, name: str) -> int | None:
         """Return the batch or the sequence length: as the steps print it, else as configured; None if unknown."""
         printed = self.steps[0].metrics.get(name)
-        return as_positive_int(self.config.get(name) if printed is None else int(printed))
+        return imported.as_positive_int(self.config.get(name) if printed is None else int(printed))
 
     def count_devices(self) -> int | None:
         """Return the number of devices: as reported, else the product of the degrees of Megatron."""
-        degrees = [as_positive_int(self.config.get(name)) for name in ("dp", "tp", "pp")]
-        product = math.prod(degree or 0 for degree in degrees) * (as_positive_int(self.config.get("cp")) or 1)
-        return as_device_count(self.config.get("gpus")) or as_device_count(product)
+        degrees = [imported.as_positive_int(self.config.get(name)) for name in ("dp", "tp", "pp")]
+        product = math.prod(degree or 0 for degree in degrees) * (imported.as_positive_int(self.config.get("cp")) or 1)
+        return imported.as_device_count(self.config.get("gpus")) or imported.as_device_count(product)
 
 
 def is_log(path: Path) -> bool:
@@ -150,11 +146,17 @@ def _read_runs(path: Path, reader: LogReader) -> list[Run]:
 
 def _build_result(name: str, run: Run, program: str, notes: Sequence[str]) -> ImportedResult:
     batch, length = run.get_size("global_batch"), run.get_size("sequence_length")
-    sizes = {"sequence_length": length, "global_batch": batch}
-    names = {"model": run.model, "dtype": run.dtype or DTYPE_OF.get(program, "")}
-    layout = {name: value for name, value in {**run.config, **run.mesh}.items() if name != "gpus"}
-    claims = {name: statistics.median(values) for name, values in _list_values(run.steady_steps, CLAIMS).items()}
-    memory = {name: max(values) for name, values in _list_values(run.steps, MEMORY).items()}
+    params = {name: value for name, value in {**run.config, **run.mesh}.items() if name != "gpus"}
+    params |= {"sequence_length": length, "global_batch": batch}
+    params |= {"model": run.model, "dtype": run.dtype or DTYPE_OF.get(program, "")}
+    metrics = {
+        name: [
+            step.metrics[name] for step in (run.steady_steps if name in CLAIMS else run.steps) if name in step.metrics
+        ]
+        for name in (*CLAIMS, *MEMORY)
+    }
+    claims = {name: statistics.median(metrics[name]) for name in CLAIMS if metrics[name]}
+    memory = {name: max(metrics[name]) for name in MEMORY if metrics[name]}
     losses = [step.metrics["loss"] for step in run.steps if "loss" in step.metrics]
     steps, notes = run.timed_steps, list(notes)
     if len(steps) == 1:
@@ -165,8 +167,8 @@ def _build_result(name: str, run: Run, program: str, notes: Sequence[str]) -> Im
         notes.append(f"{skipped:.0f} iterations skipped the optimizer, and are shorter than others")
     return ImportedResult(
         name=name,
-        params={name: value for name, value in {**layout, **sizes, **names}.items() if value not in (None, "")},
-        step_times_s=tuple(step.metrics["step_time_s"] for step in steps),
+        params={name: value for name, value in params.items() if value not in (None, "")},
+        step_times_s=run.times_s,
         tokens_per_step=(batch or 0) * (length or 0),
         devices=run.count_devices(),
         device=run.device,
@@ -178,35 +180,34 @@ def _build_result(name: str, run: Run, program: str, notes: Sequence[str]) -> Im
     )
 
 
-def _list_values(steps: Sequence[Step], names: Sequence[str]) -> dict[str, list[float]]:
-    values = {name: [step.metrics[name] for step in steps if name in step.metrics] for name in names}
-    return {name: printed for name, printed in values.items() if printed}
-
-
 def _find_contradictions(run: Run, claims: Mapping[str, float]) -> Iterator[str]:
-    printed, configured = run.steps[0].metrics.get("global_batch"), as_positive_int(run.config.get("global_batch"))
+    printed, configured = (
+        run.steps[0].metrics.get("global_batch"),
+        imported.as_positive_int(run.config.get("global_batch")),
+    )
     if printed and configured and printed != configured and not run.config.get("batch_rampup"):
         yield f"the configuration has a global batch size of {configured}, the steps print {printed:g}"
-    reported = {name: as_positive_int(value) for name, value in {**run.config, **run.mesh}.items() if name in DEGREES}
+    reported = {
+        name: imported.as_positive_int(value) for name, value in {**run.config, **run.mesh}.items() if name in DEGREES
+    }
     degrees = {name: degree for name, degree in reported.items() if degree}
-    gpus, is_whole = as_device_count(run.config.get("gpus")), bool(run.mesh) or {"dp", "tp", "pp"} <= degrees.keys()
+    gpus, is_whole = (
+        imported.as_device_count(run.config.get("gpus")),
+        bool(run.mesh) or {"dp", "tp", "pp"} <= degrees.keys(),
+    )
     if gpus and is_whole and math.prod(degrees.values()) != gpus:
         layout = " x ".join(f"{name} {degree}" for name, degree in degrees.items())
         yield f"the parallel degrees {layout} do not give {gpus} GPUs"
     for name, unit in (("tokens_per_s_per_gpu", "tokens"), ("tflops_per_gpu", "TFLOP")):
         rates = [(step.metrics.get(name, 0.0), step.metrics["step_time_s"]) for step in run.steady_steps]
         work = [rate * time_s for rate, time_s in rates if rate >= MIN_PRECISE_CLAIM]
-        if work and max(work) > (1 + CLAIM_TOLERANCE) * min(work):  # equal steps are equal work
-            yield (
-                f"the claimed {name} times the step time is {format_number(min(work))} to {format_number(max(work))} "
-                f"{unit} a step and GPU, though all steps are of the same size"
-            )
-    hardware = get_hardware(run.device)
+        if work and max(work) > (1 + imported.CLAIM_TOLERANCE) * min(work):  # equal steps are equal work
+            amounts = f"{format_number(min(work))} to {format_number(max(work))} {unit} a step and GPU"
+            yield f"the claimed {name} times the step time is {amounts}, though all steps are of the same size"
+    hardware = imported.get_hardware(run.device)
     peak_tflops = hardware.dense_peak_tflops.get("bf16") if hardware else None
     if peak_tflops and (mfu := claims.get("mfu")) and (tflops := claims.get("tflops_per_gpu")):
         derived_mfu = tflops / peak_tflops
-        if abs(mfu / derived_mfu - 1) > CLAIM_TOLERANCE:
-            yield (
-                f"the stated MFU is {mfu:.1%}, but {format_number(tflops)} TFLOP/s are {derived_mfu:.1%} of the dense "
-                "bf16 peak"
-            )
+        if abs(mfu / derived_mfu - 1) > imported.CLAIM_TOLERANCE:
+            rate = f"{format_number(tflops)} TFLOP/s are {derived_mfu:.1%} of the dense bf16 peak"
+            yield f"the stated MFU is {mfu:.1%}, but {rate}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import math
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -156,13 +157,9 @@ def _get_mapping(content: Mapping[str, Any], key: str) -> Mapping[str, Any]:
 
 def _as_positive_float(value: object) -> float | None:
     """Return a finite number above zero as a float, else None."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        return None
-    try:
-        number = float(value)
-    except OverflowError:  # an integer of more than 308 digits
-        return None
-    return number if 0 < number < math.inf else None
+    if isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value <= sys.float_info.max:
+        return float(value)
+    return None
 
 
 def is_ml_dataflow(path: Path, head: str) -> bool:
@@ -178,19 +175,15 @@ def read_ml_dataflow(path: Path) -> Iterator[ImportedResult]:
     """
     with path.open(newline="", errors="replace") as file:
         for line_number, cells in enumerate(csv.reader(_read_bounded_lines(file, path)), start=1):
-            columns = COLUMNS_BY_COUNT.get(len(cells))
+            columns, place = COLUMNS_BY_COUNT.get(len(cells)), f"{path}:{line_number}"
             values = [value for cell in cells if (value := _parse_number(cell)) is not None]
             if columns is None or len(values) < len(columns):
-                raise UserInputError(
-                    f"{path}:{line_number}: has {len(cells)} cells; allowed are {len(COLUMNS)} or "
-                    f"{len(OLDER_COLUMNS)} numbers"
-                )
+                allowed = f"{len(COLUMNS)} or {len(OLDER_COLUMNS)} numbers"
+                raise UserInputError(f"{place}: has {len(cells)} cells; allowed are {allowed}")
             row = dict(zip(columns, values, strict=True))
             tokens = row["sequences_per_step"] * row["sequence_length"]
             if not 0 <= tokens <= MAX_COUNT:
-                raise UserInputError(
-                    f"{path}:{line_number}: {tokens:g} tokens per step; allowed are 0 to {MAX_COUNT:g}"
-                )
+                raise UserInputError(f"{place}: {tokens:g} tokens per step; allowed are 0 to {MAX_COUNT:g}")
             feasible, model = row["step_s"] > 0, MODELS.get(row["model_b"])
             memory = {ours: row[name] for name, ours in MEMORY_COLUMNS.items() if row.get(name, 0.0) > 0}
             config = {name: row[name] for name in ("model_b", *CONFIG_COLUMNS)}
@@ -212,9 +205,8 @@ def _read_bounded_lines(file: Any, path: Path) -> Iterator[str]:
         if len(line) == MAX_LINE_LENGTH:
             raise UserInputError(f"{path}: has a line of more than {MAX_LINE_LENGTH} characters")
         if not line.endswith(("\n", "\r")):  # the first digits of a truncated number are a valid number too
-            raise UserInputError(
-                f"{path}: its last line has no newline, so it may be truncated; add one if it is complete"
-            )
+            reason = "its last line has no newline, so it may be truncated; add one if it is complete"
+            raise UserInputError(f"{path}: {reason}")
         if line.strip():
             yield line
 
@@ -227,12 +219,9 @@ def _parse_number(text: str) -> float | None:
     return value if math.isfinite(value) else None
 
 
+LOGS = "log of Megatron-LM, Megatron-DeepSpeed, Primus, Megatron-Bridge, NeMo or torchtitan"
 FORMATS = (
     Format("tprimat benchmark (JSON)", is_tprimat, read_tprimat),
     Format("ml_dataflow results (CSV of 19 or 21 numbers a line)", is_ml_dataflow, read_ml_dataflow),
-    Format(
-        "log of Megatron-LM, Megatron-DeepSpeed, Primus, Megatron-Bridge, NeMo or torchtitan",
-        lambda path, _: is_log(path),
-        read_log,
-    ),
+    Format(LOGS, lambda path, _: is_log(path), read_log),
 )

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from sweeper.commands.report import charts, fronts, imported_charts, overview, report_tables
+from sweeper.commands.report import charts, fronts, overview, report_tables
 from sweeper.pages import html_page
 from sweeper.pages.html_page import Table
 from sweeper.results import mlflow_results
@@ -28,7 +28,6 @@ REPORT = "report.html"
 def build_page(title: str, stored: Stored, tables: Sequence[Table], found: Sequence[fronts.SweepFront]) -> str:
     """Return the HTML of the report: the overview, the tables and the charts."""
     drawn = [*(front.chart for front in found), *charts.build_charts(stored)]
-    drawn += imported_charts.build_charts(stored.imported)
     return html_page.build_page(title, tables, drawn, overview.describe(stored, found))
 
 

@@ -5,27 +5,20 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 
 import pandas as pd
 import plotly.graph_objects as go
 
 from sweeper.commands.report import platform_panels
-from sweeper.commands.report.platform_panels import MAX_POINTS, build_error_bars, list_names
+from sweeper.commands.report.platform_panels import MAX_POINTS, VENDORS, build_error_bars, list_names
 from sweeper.common.format import format_number
 from sweeper.metrics.derivation import LINEAR_BANDS, MEMORY_METRICS
-from sweeper.pages.chart_style import COLORS, GREY
+from sweeper.pages import parameter_charts
+from sweeper.pages.chart_style import COLORS, GREY, bar_chart_height_px, cut_name
 from sweeper.pages.html_page import Chart
-from sweeper.pages.parameter_charts import (
-    MAX_LINES,
-    MIN_TRIALS,
-    build_grid_axis,
-    build_heatmap,
-    build_importances,
-    build_parallel_coordinates,
-    compute_importances,
-    find_best_in_cells,
-    is_numeric,
-)
+from sweeper.pages.parameter_charts import build_grid_axis, build_heatmap, find_best_in_cells, is_numeric
+from sweeper.results.imported import Imported, list_results, select_fastest
 from sweeper.results.mlflow_results import Stored
 from sweeper.results.ranking import (
     MAIN_WORK_NAMES,
@@ -57,13 +50,19 @@ SCALING_NOTE = (
     "(dashed) from the smallest number; the band is 85 to 95% of that."
 )
 PROJECTION_NOTE = " Dotted is the cost model's projection of the smallest number's best result. Assumed: "
+MIN_IMPORTED = 6  # of a file at one kind of work, for a heatmap
+MAX_FIGURES = 24  # side by side
+MAX_NAME_LENGTH = 30  # of a result beside its bar
+BUDGETS = ("param.host_gib", "param.device_gib")  # what ml_dataflow's results are tables over
+IMPORTED_NOTE = (
+    "Bars are tokens/s of one device, derived again from the file's tokens and steps; a cross is what the tool claims. "
+    "Each figure is one kind of work; a model that a file does not name is compared with nothing. Results that "
+    "contradict themselves are not drawn."
+)
 
 
 def build_charts(stored: Stored) -> Iterator[Chart]:
-    """Yield every chart that the store has enough trials for."""
-    trials = stored.trials
-    if not len(trials):
-        return
+    """Yield every chart that the store has enough trials for, and those of imported results."""
     for work, results in group_by_work(stored.best_results).items():
         results = sort_by_platform(results)
         if len(results) > 1:
@@ -71,30 +70,35 @@ def build_charts(stored: Stored) -> Iterator[Chart]:
         yield from _build_parameters(work, results)
     for title, results in group_by_scaling(stored.best_results):
         yield from _build_scaling(title, results, stored.sweeps)
-    for sweep, sweep_trials in trials.groupby("tag.sweep"):
+    for sweep, sweep_trials in stored.trials.groupby("tag.sweep") if len(stored.trials) else ():
         for work, work_trials in split_by_work(sweep_trials):
             title = f"{sweep}, {work}" if work else str(sweep)
             yield from build_heatmaps(title, work_trials)
             yield from _build_speed_charts(title, work_trials)
-    yield from _build_timeline(trials)
+    yield from _build_timeline(stored.trials)
+    yield from build_imported_charts(stored.imported)
 
 
 def _build_parameters(work: str, results: Sequence[BestResult]) -> Iterator[Chart]:
     trials = rank_trials(results)
     parameters = select_varying_parameters(trials)
-    if parameters.shape[1] < 2 or len(trials) < MIN_TRIALS:
+    if parameters.shape[1] < 2 or len(trials) < parameter_charts.MIN_TRIALS:
         return
     with_platform = parameters
     if trials["platform"].nunique() > 1:
         with_platform = pd.concat([trials["platform"], parameters], axis="columns")
     label = f"{SPEED_UNITS[results[0].speed_metric]} per device"
-    figure = build_parallel_coordinates(with_platform, trials["rank"], trials["speed_per_device"], label)
-    shown = f"{len(trials)} trials" if len(trials) <= MAX_LINES else f"the {MAX_LINES} fastest of {len(trials)} trials"
+    figure = parameter_charts.build_parallel_coordinates(
+        with_platform, trials["rank"], trials["speed_per_device"], label
+    )
+    most = parameter_charts.MAX_LINES
+    shown = f"{len(trials)} trials" if len(trials) <= most else f"the {most} fastest of {len(trials)} trials"
     note = f"Lines are {shown}, the redder the faster on their platform. {AXES_NOTE}"
     width_px = AXIS_WIDTH_PX * len(figure.data[0].dimensions)
     yield Chart(f"Parallel coordinates: {work}", [figure], note, width_px)
-    if importances := compute_importances(trials["rank"], parameters):
-        yield Chart(f"Parameter importances: {work}", [build_importances(importances)], IMPORTANCES_NOTE)
+    if importances := parameter_charts.compute_importances(trials["rank"], parameters):
+        figure = parameter_charts.build_importances(importances)
+        yield Chart(f"Parameter importances: {work}", [figure], IMPORTANCES_NOTE)
 
 
 def select_varying_parameters(trials: pd.DataFrame) -> pd.DataFrame:
@@ -300,3 +304,63 @@ def _build_timeline(trials: pd.DataFrame) -> Iterator[Chart]:
     figure.update_layout(barmode="overlay", showlegend=True)
     note = "Shows the last sweep; double-click to show all." if len(last_sweep) < len(ended) else ""
     yield Chart("Timeline of the devices", [figure], note)
+
+
+def build_imported_charts(runs: pd.DataFrame) -> Iterator[Chart]:
+    """Yield the charts of the imported results that have tokens/s and do not contradict themselves."""
+    if not len(runs):
+        return
+    results = [result for result in list_results(runs) if not result.contradictions]
+    works: dict[str, list[Imported]] = {}
+    for result in select_fastest(results):
+        if not math.isnan(result.rate_per_device):
+            model, length, _, dtype, *_ = result.work
+            parts = [model or result.name, dtype, f"{length} tokens a sequence" if length else ""]
+            works.setdefault(" ".join(filter(None, parts)), []).append(result)
+    figures = [_build_imported_bars(work, of_work) for work, of_work in works.items()]
+    if figures:
+        left_out = f" {len(figures) - MAX_FIGURES} more are not drawn." if len(figures) > MAX_FIGURES else ""
+        yield Chart("Imported results: tokens/s of one device", figures[:MAX_FIGURES], IMPORTED_NOTE + left_out)
+    is_drawn = {result.run["run_id"] for result in results}
+    # What did not work is drawn too: a budget at which nothing fits.
+    yield from _build_imported_heatmaps(runs[runs["run_id"].isin(is_drawn) | (runs["tag.outcome"] == "infeasible")])
+
+
+def _build_imported_bars(work: str, results: Sequence[Imported]) -> go.Figure:
+    names, claims = [], {}
+    for result in results:
+        *_, device, devices = result.work
+        name = f"{devices} x {VENDORS.sub('', device) or 'unknown'}, {cut_name(result.name, MAX_NAME_LENGTH)}"
+        names.append(name)
+        claims[name] = result.claim_per_device("tokens_per_s")
+    claims = {name: claim for name, claim in claims.items() if not math.isnan(claim)}
+    rates = [result.rate_per_device for result in results]
+    figure = go.Figure(go.Bar(x=rates, y=names, orientation="h", marker_color=COLORS[0], name="derived"))
+    if claims:
+        marker = {"symbol": "x", "size": 10, "color": COLORS[5]}
+        figure.add_scatter(x=list(claims.values()), y=list(claims), mode="markers", marker=marker, name="claimed")
+    figure.update_layout(title=work, height=bar_chart_height_px(len(results)), showlegend=False)
+    figure.update_yaxes(autorange="reversed", automargin=True, type="category")
+    return figure.update_xaxes(title="tokens/s per device", rangemode="tozero")
+
+
+def _build_imported_heatmaps(runs: pd.DataFrame) -> Iterator[Chart]:
+    """Yield a chart for each file with enough results: tokens/s over two parameters, a figure for each kind of work."""
+    if "metric.tokens_per_s" not in runs:
+        return
+    for _, of_file in runs.groupby("parent", sort=False):
+        figures = []
+        lengths = of_file.get("param.sequence_length", pd.Series("", index=of_file.index)).fillna("")
+        for length in sorted(set(lengths), key=lambda text: float(text or 0)):
+            of_length = of_file[lengths == length].dropna(axis="columns", how="all")
+            if all(name in of_length and of_length[name].nunique() > 1 for name in BUDGETS):
+                # The tool chose the other parameters for each budget.
+                chosen = [name for name in of_length if str(name).startswith("param.") and name not in BUDGETS]
+                of_length = of_length.drop(columns=chosen)
+            if len(of_length) < MIN_IMPORTED or "metric.tokens_per_s" not in of_length:
+                continue
+            for chart in build_heatmaps("", of_length):
+                figures.append(chart.figures[0].update_layout(title=f"{length} tokens a sequence" if length else ""))
+        if figures:
+            name = Path(str(of_file["run"].iloc[0]).partition(" line ")[0]).name
+            yield Chart(f"{name}, imported: tokens/s", figures[:MAX_FIGURES], "A cross is where nothing worked.")

@@ -33,7 +33,7 @@ CERTIFIED_NOTE = (
 NOT_CERTIFIED_NOTE = (
     "Not certified: each was measured once. The sweep's command with finals.top=3 measures the front again."
 )
-
+CUT_NOTE = "By the search's single measurements within the budget, before the finals."
 PICTURE_NOTE = "Each trial by its measurement in the search. Numbers are those of the trials on the front."
 
 
@@ -59,23 +59,18 @@ class SweepFront:
 
     @property
     def table(self) -> Table:
-        """The points that were measured again, then the rest of the front."""
-        heading, rows, _ = front_rows(self.front, self.criteria.metrics)
-        return Table(f"Pareto front of {self.sweep}", heading, rows, self.note)
-
-    @property
-    def note(self) -> str:
-        """Which trials these are, and how sure that is."""
+        """The points that were measured again, then the rest of the front; which these are, and how sure that is."""
         goals = ", ".join(f"{goal.direction} {goal.metric}" for goal in self.criteria.objectives)
         limits = "".join(f"; limit {limit}" for limit in self.criteria.limits)
         on_front = f"{len(self.front.numbers)} of {count(len(self.records), 'ranked trial')}"
-        text = f"{goals}{limits}. {on_front} are on the front: no other is at least as good in all and better in one."
+        note = f"{goals}{limits}. {on_front} are on the front: no other is at least as good in all and better in one. "
         if certified := self.front.certified:
             again = f"{count(len(certified), 'point')} measured again in {certified[0].rounds} rounds"
-            return f"{text} {again}: {CERTIFIED_NOTE}"
-        if self.is_cut:
-            return f"{text} By the search's single measurements within the budget, before the finals."
-        return f"{text} {NOT_CERTIFIED_NOTE}"
+            note += f"{again}: {CERTIFIED_NOTE}"
+        else:
+            note += CUT_NOTE if self.is_cut else NOT_CERTIFIED_NOTE
+        heading, rows, _ = front_rows(self.front, self.criteria.metrics)
+        return Table(f"Pareto front of {self.sweep}", heading, rows, note)
 
 
 def find_fronts(stored: Stored) -> list[SweepFront]:

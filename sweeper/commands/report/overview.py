@@ -14,8 +14,7 @@ import pandas as pd
 
 from sweeper.commands.report.fronts import SweepFront
 from sweeper.common.clock import SECONDS_PER_HOUR
-from sweeper.common.format import TIE, count, format_interval, format_number, format_point
-from sweeper.common.trials import TrialRecord
+from sweeper.common.format import TIE, count, format_interval, format_number, format_percent, format_point
 from sweeper.metrics.derivation import MEMORY_METRICS
 from sweeper.pages.trial_tables import varying_parameters
 from sweeper.results.mlflow_results import Stored
@@ -50,14 +49,14 @@ def describe(stored: Stored, fronts: Sequence[SweepFront] = ()) -> str:
 
 
 def _describe_winner(result: BestResult, stored: Stored) -> str:
-    study = result.trial["tag.sweeper.study"]
-    names = list_varying_parameters(stored.trials[stored.trials["tag.sweeper.study"] == study])
-    speed, unit = result.speed, SPEED_UNITS[result.speed_metric]
+    names = list_varying_parameters(_select(stored.trials, result))
+    speed = result.speed
     method = f"mean of {result.rounds} rounds of the finals" if result.rounds else "a single trial"
     interval = f"95% {format_interval(speed.low, speed.high)}, " if speed.has_interval else ""
-    text = f"On {result.platform} the fastest is {_format_point(result.trial, names)}"
-    text += f" with {format_number(speed.value)} {unit} ({interval}{method})"
-    return f"{text}{_describe_lead(result, names, stored)}."
+    return (
+        f"On {result.platform} the fastest is {_format_point(result.trial, names)} with {format_number(speed.value)} "
+        f"{SPEED_UNITS[result.speed_metric]} ({interval}{method}){_describe_lead(result, names, stored)}."
+    )
 
 
 def _describe_lead(result: BestResult, names: list[str], stored: Stored) -> str:
@@ -75,24 +74,28 @@ def _describe_lead(result: BestResult, names: list[str], stored: Stored) -> str:
     value = read_value(second, f"final_{result.speed_metric}" if in_finals else result.speed_metric)
     lead = f", {100 * (result.speed.value / value.value - 1):.1f}% ahead of {_format_point(second, names)}"
     if result.rounds:
-        is_same = stored.sweeps["tag.sweeper.study"] == result.trial["tag.sweeper.study"]
-        verdicts = stored.sweeps.loc[is_same, "tag.winner"].dropna() if "tag.winner" in stored.sweeps else []
+        verdicts = _select(stored.sweeps, result).get("tag.winner", pd.Series(dtype=str)).dropna()
         is_tie = any(str(verdict).startswith(TIE) for verdict in verdicts)
-        return lead + (", which the finals cannot tell apart" if is_tie else ", which the finals confirm")
+        return f"{lead}, which the finals {'cannot tell apart' if is_tie else 'confirm'}"
     if not (result.speed.has_interval and value.has_interval):
         return f"{lead}, of unknown certainty: there are no intervals to compare"
     return lead + (", with disjoint intervals" if value.high < result.speed.low else ", but their intervals overlap")
 
 
+def _select(runs: pd.DataFrame, result: BestResult) -> pd.DataFrame:
+    """Return the runs of the sweep that a result is of."""
+    return runs[runs["tag.sweeper.study"] == result.trial["tag.sweeper.study"]]
+
+
 def _describe_use(result: BestResult) -> str:
-    step_ms, memory = result.get_metric("step_time_ms"), result.get_first_metric(MEMORY_METRICS)
-    mfu = result.get_metric("mfu")
-    facts = [f"takes {format_number(step_ms)} ms a step"] if not math.isnan(step_ms) else []
-    facts += [f"reaches {100 * mfu:.1f}% of the dense peak (MFU)"] if not math.isnan(mfu) else []
-    facts += [f"needs {format_number(memory)} GiB of a device's memory"] if not math.isnan(memory) else []
-    if result.speed_metric == "tokens_per_s":
-        hours = 1e9 / result.speed.value / SECONDS_PER_HOUR
-        facts.append(f"trains 10^9 tokens in {format_number(hours)} hours on {result.platform}")
+    hours = 1e9 / result.speed.value / SECONDS_PER_HOUR if result.speed_metric == "tokens_per_s" else math.nan
+    texts = {
+        "takes {} ms a step": format_number(result.get_metric("step_time_ms")),
+        "reaches {}% of the dense peak (MFU)": format_percent(result.get_metric("mfu")),
+        "needs {} GiB of a device's memory": format_number(result.get_first_metric(MEMORY_METRICS)),
+        f"trains 10^9 tokens in {{}} hours on {result.platform}": format_number(hours),
+    }
+    facts = [text.format(value) for text, value in texts.items() if value]
     return f"Run so, it {' and '.join(filter(None, [', '.join(facts[:-1]), facts[-1]]))}." if facts else ""
 
 
@@ -102,42 +105,38 @@ def _format_point(trial: Any, names: list[str]) -> str:
 
 
 def _describe_front(front: SweepFront) -> str:
-    trials, metrics = front.front.trials, front.criteria.metrics
+    trials, metrics, certified = front.front.trials, front.criteria.metrics, front.front.certified
     names = f"{'both ' if len(metrics) == 2 else ''}{', '.join(metrics[:-1])} and {metrics[-1]}"
     if not trials:
         return f"No trial of {front.sweep} is on the front of {names}: all are beyond a limit by the finals."
-    certified = front.front.certified
     sureness = "Each was measured once, so the front is not certified."
     if certified:
         verdicts = Counter("beyond a limit" if point.exceeded else point.verdict for point in certified)
         found = ", ".join(f"{number} {verdict}" for verdict, number in verdicts.items())
         sureness = f"Of {count(len(certified), 'trial')} measured again in {certified[0].rounds} rounds: {found}."
+    # The mean of its rounds in the finals, else the search's measurement.
+    values = {trial.number: {name: trial.metrics[name] for name in metrics} for trial in trials}
+    again = {point.trial.number: {name: value.value for name, value in point.values.items()} for point in certified}
+    values = {number: again.get(number, measured) for number, measured in values.items()}
+    searched = varying_parameters(front.records)
+    texts = []
+    for trial in trials:
+        point = format_point({name: trial.params[name] for name in searched}) if searched else "the only configuration"
+        shown = [
+            f"{metric.label or metric.name} {format_number(metric.factor * values[trial.number][metric.name])} "
+            f"{metric.unit}".strip()
+            for metric in map(get_metric, metrics)
+        ]
+        texts.append(f"trial {trial.number} ({point}) with {', '.join(shown)}")
     if len(trials) == 1:
-        first = f"One trial of {front.sweep} is at least as good as every other in {names}: "
-        return f"{first}{_describe_trial(trials[0], front)}. {sureness}"
+        return f"One trial of {front.sweep} is at least as good as every other in {names}: {texts[0]}. {sureness}"
     best: dict[int, list[str]] = {}
     for goal in front.criteria.objectives:
-        losses = [goal.loss(_value(trial, goal.metric, front)) for trial in trials]
+        losses = [goal.loss(values[trial.number][goal.metric]) for trial in trials]
         best.setdefault(losses.index(min(losses)), []).append(goal.metric)
-    extremes = [f"{' and '.join(goals)}: {_describe_trial(trials[place], front)}" for place, goals in best.items()]
+    extremes = "; in ".join(f"{' and '.join(goals)}: {texts[place]}" for place, goals in best.items())
     return (
         f"No trial of {front.sweep} is the best in {names}: {len(trials)} of "
         f"{count(len(front.records), 'ranked trial')} are on the front, and which one to take is a choice. "
-        f"Best in {'; in '.join(extremes)}. {sureness}"
+        f"Best in {extremes}. {sureness}"
     )
-
-
-def _describe_trial(trial: TrialRecord, front: SweepFront) -> str:
-    searched = varying_parameters(front.records)
-    point = format_point({name: trial.params[name] for name in searched}) if searched else "the only configuration"
-    values = []
-    for metric in map(get_metric, front.criteria.metrics):
-        value = format_number(metric.factor * _value(trial, metric.name, front))
-        values.append(f"{metric.label or metric.name} {value} {metric.unit}".strip())
-    return f"trial {trial.number} ({point}) with {', '.join(values)}"
-
-
-def _value(trial: TrialRecord, metric: str, front: SweepFront) -> float:
-    """Return an objective of a trial: the mean of its rounds in the finals, else the search's measurement."""
-    points = [point for point in front.front.certified if point.trial.number == trial.number]
-    return points[0].values[metric].value if points else trial.metrics[metric]

@@ -116,26 +116,18 @@ def _build_figure(panel: Panel, names: Sequence[str], colors: Sequence[str]) -> 
             figure.add_bar(
                 x=[value.value for _, value in bars],
                 y=[name for name, _ in bars],
-                orientation="h",
                 error_x=build_error_bars([value for _, value in bars]),
                 marker={"color": color, "pattern": {"shape": pattern}, "line": {"width": 1, "color": GREY}},
-                name=series,
-                offsetgroup=series,
-                legendgroup=series,
-                showlegend=not n,
+                **{"name": series, "offsetgroup": series, "legendgroup": series},
+                **{"orientation": "h", "showlegend": not n},
             )
     for name, color, spread in zip(names, colors, panel.spread, strict=False):
         figure.add_box(x=spread[:MAX_POINTS], name=name, marker_color=color, boxpoints="outliers")
     if panel.is_empty:
         figure.add_annotation(text="not in the store", showarrow=False, x=0.5, y=0.5, xref="paper", yref="paper")
         figure.update_xaxes(showticklabels=False)
-    figure.update_layout(
-        title=panel.title,
-        height=bar_chart_height_px(len(names)),
-        showlegend=len(panel.known_series) > 1,
-        barmode="group",
-        legend={"orientation": "h", "y": -0.3},
-    )
+    figure.update_layout(title=panel.title, height=bar_chart_height_px(len(names)), barmode="group")
+    figure.update_layout(showlegend=len(panel.known_series) > 1, legend={"orientation": "h", "y": -0.3})
     figure.update_yaxes(autorange="reversed", automargin=True, type="category", categoryarray=list(names))
     return figure.update_xaxes(title=panel.unit, rangemode="tozero")
 

@@ -20,16 +20,9 @@ from sweeper.metrics.derivation import MEMORY_METRICS, Prices, cost_metrics
 from sweeper.metrics.intervals import missing_reason
 from sweeper.pages.html_page import Table
 from sweeper.pages.trial_tables import markdown_of
-from sweeper.results import imported
+from sweeper.results import imported, ranking
 from sweeper.results.mlflow_results import Stored
-from sweeper.results.ranking import (
-    MAIN_WORK_NAMES,
-    SPEED_UNITS,
-    BestResult,
-    label_works,
-    list_distinctions,
-    list_varying_parameters,
-)
+from sweeper.results.ranking import MAIN_WORK_NAMES, BestResult, list_varying_parameters
 from workloads.api.errors import UserInputError
 from workloads.api.metrics import COST
 
@@ -144,7 +137,7 @@ def build_failures_table(trials: pd.DataFrame) -> Table:
 def _build_best_results_table(results: Sequence[BestResult], trials: pd.DataFrame, prices: Prices | None) -> Table:
     """Return a row for each best result, with the parameters that vary within its sweep."""
     rows = []
-    distinctions = list_distinctions([result.work for result in results])
+    distinctions = ranking.list_distinctions([result.work for result in results])
     for result, distinct in zip(results, distinctions, strict=True):
         speed = result.speed
         tokens_per_day = SECONDS_PER_DAY * speed.value if result.speed_metric == "tokens_per_s" else math.nan
@@ -155,7 +148,7 @@ def _build_best_results_table(results: Sequence[BestResult], trials: pd.DataFram
         cells = {name.replace("_", " "): result.work.get(name, "") for name in MAIN_WORK_NAMES} | {
             "work": format_point(distinct) if distinct else "",
             "device": result.platform,
-            "speed": f"{format_number(speed.value)} {SPEED_UNITS[result.speed_metric]}",
+            "speed": f"{format_number(speed.value)} {ranking.SPEED_UNITS[result.speed_metric]}",
             "95%": format_interval(speed.low, speed.high) or (f"— ({reason})" if reason else ""),
             "per device": format_number(speed.divide(result.devices).value) if result.devices > 1 else "",
             "TFLOP/s": format_number(tflops),
@@ -176,7 +169,7 @@ def _build_best_results_table(results: Sequence[BestResult], trials: pd.DataFram
 def _build_parameters_table(results: Sequence[BestResult]) -> Table:
     """Return a row for each best result with every parameter of its trial, fixed or searched."""
     rows = []
-    for result, label in zip(results, label_works([result.work for result in results]), strict=True):
+    for result, label in zip(results, ranking.label_works([result.work for result in results]), strict=True):
         columns = sorted(str(name) for name in result.trial.index if str(name).startswith("param."))
         values = {name.removeprefix("param."): result.trial[name] for name in columns if ".sweep." not in name}
         point = {name: value for name, value in values.items() if isinstance(value, str) and value != "None"}

@@ -7,7 +7,7 @@ from typing import Any
 
 import pandas as pd
 
-from sweeper.commands.report.imported_charts import build_charts
+from sweeper.commands.report.charts import build_imported_charts
 from sweeper.commands.report.report_tables import CONTRADICTIONS, IMPORTED, build_tables
 from sweeper.results import imported
 from sweeper.results.mlflow_results import Stored
@@ -74,7 +74,7 @@ def test_a_contradiction_stands_beside_its_figure_and_keeps_it_out_of_the_fastes
     assert [(row["result"], row["contradiction"]) for row in contradictions] == [
         (name, text) for name in ("wrong", "wrong alone") for text in ("first", "second")
     ]
-    (chart,) = build_charts(pd.DataFrame(runs))
+    (chart,) = build_imported_charts(pd.DataFrame(runs))
     (figure,) = chart.figures
     assert list(figure.data[0].x) == [1000] and list(figure.data[0].y) == ["8 x H100, right"]
 
@@ -97,7 +97,7 @@ def test_each_kind_of_work_has_a_figure_with_the_claims() -> None:
         imported_run("c", 3000.0, parent="c", **{"param.model": None}),
         imported_run("d", 4000.0, parent="d", **{"param.model": None}),
     ]
-    (chart,) = build_charts(pd.DataFrame(runs))
+    (chart,) = build_imported_charts(pd.DataFrame(runs))
     titles = [figure.layout.title.text for figure in chart.figures]
     # Two files that name no model may be of different ones: they share no axis.
     assert titles == [f"{work} 8192 tokens a sequence" for work in ("llama3_8b", "d", "c")]
@@ -113,7 +113,7 @@ def test_a_table_of_budgets_is_drawn_for_each_sequence_length() -> None:
         is_feasible = (host, device) != (60, 24)
         chosen = {"param.chunk_tokens": str(n), "tag.outcome": "complete" if is_feasible else "infeasible"}
         runs.append(imported_run(f"h100 line {n}", 100.0 * n if is_feasible else None, **budgets, **chosen))
-    bars, heatmaps = build_charts(pd.DataFrame(runs))
+    bars, heatmaps = build_imported_charts(pd.DataFrame(runs))
     assert len(bars.figures) == 2 and heatmaps.title == "h100, imported: tokens/s"
     assert [figure.layout.title.text for figure in heatmaps.figures] == [
         "512 tokens a sequence",
@@ -126,4 +126,4 @@ def test_a_table_of_budgets_is_drawn_for_each_sequence_length() -> None:
 
 def test_a_store_without_imports_has_neither_tables_nor_charts_of_them() -> None:
     assert imported.list_rows(pd.DataFrame()) == [] and list(imported.list_contradictions(pd.DataFrame())) == []
-    assert list(build_charts(pd.DataFrame())) == []
+    assert list(build_imported_charts(pd.DataFrame())) == []

@@ -17,9 +17,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from sweeper.commands.list.follow import Follower, follow
-from sweeper.commands.list.main import AGES_S as AGES
-from sweeper.commands.list.main import COMMAND, HEADING, MIN_COLUMNS, delete, describe_row, format_amount
+from sweeper.commands.list import main
+from sweeper.commands.list.main import COMMAND, Follower, delete, describe_row, follow, format_amount
 from sweeper.pages.terminal import draw
 from sweeper.results.stored import StoredSweep, find_sweep
 from sweeper.search.journal import JournalFile
@@ -75,7 +74,7 @@ def cut_journal(sweep: StoredSweep) -> None:
 def test_a_row_has_the_state_the_winner_and_the_size(copied: StoredSweep) -> None:
     name, state, best, size, age = describe_row(copied)
     assert (name, state) == ("products", "finished") and "TFLOP/s, trial " in best
-    assert size.endswith("iB") and age.split()[1] in dict(AGES)
+    assert size.endswith("iB") and age.split()[1] in dict(main.AGES_S)
     with driver(copied):
         assert describe_row(StoredSweep(copied.folder))[1] == "running"
     killed = copied.folder / "sweep.json"
@@ -87,13 +86,13 @@ def test_a_row_has_the_state_the_winner_and_the_size(copied: StoredSweep) -> Non
 
 
 def test_amounts_have_the_largest_unit_that_they_fill() -> None:
-    texts = [format_amount(value, AGES) for value in (0.2, 59, 90, 7200, 200000)]
+    texts = [format_amount(value, main.AGES_S) for value in (0.2, 59, 90, 7200, 200000)]
     assert texts == ["0.2 s", "59 s", "1.5 min", "2 h", "2.3 d"]
 
 
 def test_a_narrow_terminal_keeps_the_name_and_the_state(copied: StoredSweep) -> None:
     console = Console(width=24, record=True, file=io.StringIO())
-    console.print(draw(HEADING, [describe_row(copied)], MIN_COLUMNS, 24))
+    console.print(draw(main.HEADING, [describe_row(copied)], main.MIN_COLUMNS, 24))
     text = console.export_text()
     assert "products" in text and "finished" in text and max(map(len, text.splitlines())) <= 24
 
