@@ -65,12 +65,7 @@ class TrialFiles:
 
 
 def build_files(description: SweepDescription, record: TrialRecord, value: Winner | None, folder: Path) -> TrialFiles:
-    """Return the files of a trial.
-
-    Args:
-        value: its objective; None of a trial that has none.
-        folder: where the files will lie.
-    """
+    """Return the files of a trial, which will lie in the folder. `value` is None of one without an objective."""
     title = _describe(description, record, value)
     line = shlex.join(command_words(description, record))
     program, notes = _program_files(description, record, folder / PROGRAM)
@@ -205,15 +200,11 @@ def script_line(description: SweepDescription, record: TrialRecord) -> str:
 
 
 def overrides_file(description: SweepDescription, record: TrialRecord, comment: str, folder: Path) -> str:
-    """Return the file `workload/best.yaml`: everything that decides what the trial runs.
+    """Return the file `workload/best.yaml` below the folder: everything that decides what the trial runs.
 
     It does not depend on the files of conf/workload, which may change, nor on those of the user's own folder. The
     hardware and the sampler stand in the command: Hydra expands the last group first (1.3.8,
     _internal/defaults_list.py), so a file of the first group cannot choose those of later ones.
-
-    Args:
-        comment: which trial it is.
-        folder: where `workload/` will lie.
     """
     program, _ = _split_program(description.arguments)
     words = [*program, f"--config-dir={folder}", "workload=best", f"hardware={description.hardware}", "search=grid"]

@@ -28,7 +28,6 @@ from sweeper.common.format import count
 from sweeper.pages.terminal import draw, open_console
 from sweeper.pages.trial_tables import front_rows
 from sweeper.results.stored import StoredSweep, find_sweep, front_value, measured_value
-from sweeper.search.front import Front
 from workloads.api.errors import UserInputError
 
 VERSIONS = ("torch", "cuda", "hip", "driver", "program")  # of what a measured process reports
@@ -52,8 +51,16 @@ class BestRequest:
 def run(request: BestRequest) -> int:
     """Print the trial, or the front. The exit code is 2 for invalid input, and where a sweep has no winner."""
     sweep = find_sweep(Path(request.dir), request.sweep)
-    if request.trial is None and sweep.front is not None:
-        show_front(sweep, sweep.front)
+    if request.trial is None and (front := sweep.front) is not None:
+        assert sweep.description is not None
+        console, numbers = open_console(), front.numbers
+        console.print(f"# {sweep.name}: front of {count(len(numbers), 'trial')} on {sweep.description.device}")
+        console.print(draw(*front_rows(front, sweep.description.criteria.metrics), console.width))
+        if not front.certified:
+            console.print("not certified: each was measured once; run the sweep's command with finals.top=3")
+        if numbers:
+            chosen = front.leader.number if front.leader else numbers[0]
+            console.print(f"choose one: python -m sweeper best {sweep.name} trial={chosen}")
         return 0
     files = write_trial(sweep, request.trial)
     process = files.result["process"]
@@ -65,20 +72,6 @@ def run(request: BestRequest) -> int:
     for note in files.notes:
         print(f"note     {note}")
     return 0
-
-
-def show_front(sweep: StoredSweep, front: Front) -> None:
-    """Print the table of the front, and how to choose one of its trials."""
-    assert sweep.description is not None
-    console = open_console()
-    metrics, numbers = sweep.description.criteria.metrics, front.numbers
-    console.print(f"# {sweep.name}: front of {count(len(numbers), 'trial')} on {sweep.description.device}")
-    console.print(draw(*front_rows(front, metrics), console.width))
-    if not front.certified:
-        console.print("not certified: each was measured once; run the sweep's command with finals.top=3")
-    if numbers:
-        chosen = front.leader.number if front.leader else numbers[0]
-        console.print(f"choose one: python -m sweeper best {sweep.name} trial={chosen}")
 
 
 def write_trial(sweep: StoredSweep, number: int | None) -> TrialFiles:

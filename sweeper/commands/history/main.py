@@ -116,12 +116,11 @@ def compare_runs(request: CompareRequest) -> int:
 
     gate = Gate(request.threshold, request.between_runs)
     known = reference_file.read(request.path)
-    compared, unknown = new_runs.compare(known, read_runs(request), gate)
-    worst = find_worst([item.result for item in compared])
+    compared = new_runs.compare(known, read_runs(request), gate)
+    worst = find_worst([item.result for item in compared if item.result])
     if worst is None:
-        first = unknown[0]
-        raise UserInputError(f"file={request.path}: {first.new[-1].sweep}: {first.reason}")
-    lines = output.build_lines(compared, unknown)
+        raise UserInputError(f"file={request.path}: {compared[0].new[-1].sweep}: {compared[0].reason}")
+    lines = output.build_lines(compared)
     note = f"At a threshold of {gate.threshold:.3g}, against the runs of {request.path.name}."
     print("\n".join(map(str, lines)))
     print(f"verdict: {worst.verdict}, at a threshold of {gate.threshold:g}")

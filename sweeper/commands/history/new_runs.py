@@ -32,26 +32,18 @@ class NewRun:
 
 @dataclass(frozen=True)
 class Compared:
-    """New runs of one series and the runs that they are compared with."""
+    """New runs of one series, and the earlier ones that they are compared with.
+
+    Attributes:
+        result: None without earlier runs.
+        reason: why there are none, such as how the work differs from the most similar one.
+    """
 
     identity: Identity
+    new: tuple[RecordedRun, ...]
     earlier: tuple[RecordedRun, ...]
-    new: tuple[RecordedRun, ...]
-    result: Comparison
-
-    @property
-    def changes(self) -> list[str]:
-        """The versions in which the last new run differs from the last earlier one."""
-        return self.new[-1].list_changes(self.earlier[-1])
-
-
-@dataclass(frozen=True)
-class Unknown:
-    """New runs of work or hardware that the history does not have, and how they differ from the most similar one."""
-
-    identity: Identity
-    new: tuple[RecordedRun, ...]
-    reason: str
+    result: Comparison | None = None
+    reason: str = ""
 
 
 def read_runs(stored: Stored, names: Sequence[str]) -> list[NewRun]:
@@ -110,14 +102,14 @@ def _build_run(sweep: dict[Any, Any], result: BestResult) -> NewRun:
     return NewRun(identity, run)
 
 
-def compare(history: History, runs: Sequence[NewRun], gate: Gate) -> tuple[list[Compared], list[Unknown]]:
-    """Compare new runs with the present level of their series, each series by itself."""
-    compared, unknown = [], []
+def compare(history: History, runs: Sequence[NewRun], gate: Gate) -> list[Compared]:
+    """Compare new runs with the present level of their series, each by itself. Those without one are the last."""
+    compared = []
     for identity, new in _group(runs):
         series = history.find(identity)
         earlier = tuple(run for run in series.level if not any(map(run.is_same, new))) if series else ()
         if earlier:
-            compared.append(Compared(identity, earlier, new, _compare(identity, earlier, new, gate)))
+            compared.append(Compared(identity, new, earlier, _compare(identity, earlier, new, gate)))
             continue
         reason = "the history is empty: `python -m sweeper history append` adds the last sweep"
         if series:
@@ -125,8 +117,8 @@ def compare(history: History, runs: Sequence[NewRun], gate: Gate) -> tuple[list[
         elif history.series:
             closest = describe_closest(identity.details, [known.identity.details for known in history.series])
             reason = f"not in the history: {closest}"
-        unknown.append(Unknown(identity, new, reason))
-    return compared, unknown
+        compared.append(Compared(identity, new, (), reason=reason))
+    return sorted(compared, key=lambda item: item.result is None)
 
 
 def append(history: History, runs: Sequence[NewRun], gate: Gate, *, new_level: bool) -> History:

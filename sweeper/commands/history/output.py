@@ -8,7 +8,7 @@ import xml.etree.ElementTree as ElementTree
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sweeper.commands.history.new_runs import Compared, Unknown
+from sweeper.commands.history.new_runs import Compared
 from sweeper.commands.history.reference_file import History, Identity, RecordedRun, Series
 from sweeper.common.format import count, format_interval, format_number
 from sweeper.pages.html_page import Table
@@ -53,13 +53,12 @@ class Line:
         )
 
 
-def build_lines(compared: Sequence[Compared], unknown: Sequence[Unknown]) -> list[Line]:
-    """Return a line for each series, those that were compared first."""
+def build_lines(compared: Sequence[Compared]) -> list[Line]:
+    """Return a line for each series."""
     lines = []
-    items: list[Compared | Unknown] = [*compared, *unknown]
-    for item, label in zip(items, label_series([item.identity for item in items]), strict=True):
+    for item, label in zip(compared, label_series([item.identity for item in compared]), strict=True):
         now, device = _describe_level(item.identity, item.new), item.identity.hardware
-        if isinstance(item, Unknown):
+        if item.result is None:
             lines.append(Line(work=label, device=device, now=now, detail=item.reason))
             continue
         ratio, spread = item.result.ratio, item.result.spread
@@ -74,7 +73,7 @@ def build_lines(compared: Sequence[Compared], unknown: Sequence[Unknown]) -> lis
                 change=f"{ratio.value - 1:+.1%} ({interval})",
                 verdict=item.result.verdict,
                 detail="; ".join(filter(None, [basis, describe_more_runs(item.result)])),
-                changed=", ".join(item.changes),
+                changed=", ".join(item.new[-1].list_changes(item.earlier[-1])),
             )
         )
     return lines

@@ -15,7 +15,7 @@ inconsistencies within a file are reported. Importing the same file again change
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -88,22 +88,16 @@ def import_paths(request: IngestRequest) -> int:
     return 2 if named_refused else 0
 
 
-def list_files(path: Path) -> Iterator[Path]:
-    """Yield the path, or the files below a folder in order, without hidden ones."""
+def list_files(path: Path) -> list[Path]:
+    """Return the path, or the files below a folder in order, without hidden ones."""
     if not path.is_dir():
-        yield path
-        return
-    for file in sorted(path.rglob("*")):
-        if file.is_file() and not any(part.startswith(".") for part in file.relative_to(path).parts):
-            yield file
+        return [path]
+    files = [file for file in sorted(path.rglob("*")) if file.is_file()]
+    return [file for file in files if not any(part.startswith(".") for part in file.relative_to(path).parts)]
 
 
 def import_file(path: Path, uri: str | None, experiment: str, device: str = "") -> str:
-    """Read the whole file, then write its results to the store at `uri`. Returns a summary, with its contradictions.
-
-    Args:
-        uri: None to write nothing.
-        device: of the results that name none.
+    """Read the whole file, then write its results to the store at `uri`, if any. Returns a summary for the terminal.
 
     Raises:
         UserInputError: the file has no supported format, is damaged or has no result. Nothing is written then.

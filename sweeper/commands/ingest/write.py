@@ -28,10 +28,9 @@ logging.getLogger("mlflow.store.db.utils").setLevel(logging.WARNING)  # at INFO 
 
 
 def write(uri: str, experiment: str, path: Path, settings: Mapping[str, str], results: Sequence[ImportedResult]) -> str:
-    """Write all results of a file, unless a file of the same content is complete in the store. Return what was done.
+    """Write all results of a file, unless they are complete in the store by the same content and settings.
 
-    Args:
-        settings: what the results depend on besides the file's content; other settings replace the stored results.
+    Returns what was done.
     """
     new_store.create_if_missing(uri)
     client = MlflowClient(tracking_uri=uri)

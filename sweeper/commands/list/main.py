@@ -233,10 +233,7 @@ def _is_driven(sweep: StoredSweep, host: str) -> bool:
 
 
 def delete(sweep: StoredSweep, uri: str | None = None) -> list[str]:
-    """Delete the runs of a sweep in MLflow, then its folder. Returns what was done, in lines.
-
-    Args:
-        uri: of its store; None for the address that it recorded.
+    """Delete the runs of a sweep at `uri`, by default the store that it recorded, then its folder. Returns lines.
 
     Raises:
         UserInputError: the sweep runs, or its store cannot be reached. Then nothing is deleted.

@@ -49,7 +49,10 @@ def compare_sweeps(stored: Stored, first: str, second: str, gate: Gate) -> tuple
             lines.append(f"{label}: {second} has no comparable result ({reason})")
         for other in same_work:
             before, after = (side.speed.divide(side.devices) for side in (result, other))
-            platforms = (f"{first} on {_describe_platform(result)}", f"{second} on {_describe_platform(other)}")
+            platforms = [
+                f"{name} on {side.platform}, per device" if side.devices > 1 else f"{name} on {side.device}"
+                for name, side in ((first, result), (second, other))
+            ]
             comparison = compare_values(before, after, *platforms)
             lines.append(f"{label}: {comparison}, from {describe_basis(result, other)}")
             comparisons.append(judge(before, after, gate))
@@ -73,7 +76,3 @@ def _explain_difference(result: BestResult, others: list[BestResult]) -> str:
     ]
     fewest = min(differences, key=len)
     return "; ".join(fewest)
-
-
-def _describe_platform(result: BestResult) -> str:
-    return f"{result.platform}, per device" if result.devices > 1 else result.device

@@ -23,10 +23,7 @@ HEADING = ["GPU", "type", "TFLOP/s", "95% from", "to", "of peak %", "sustained",
 
 
 def build_rows(rates: Sequence[MatmulCeiling]) -> list[list[str]]:
-    """Return the rates measured here and the published ones, by type, the highest first.
-
-    The source of a rate measured here is "here", with its date and PyTorch version.
-    """
+    """Return the rates measured here and the published ones, by type, the highest first."""
     keyed = []
     for rate in rates:
         bounds = [math.nan if bound is None else bound for bound in (rate.tflops_low, rate.tflops_high)]
