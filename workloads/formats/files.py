@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import NamedTuple
 
 from workloads.api.errors import UserInputError, suggest
 from workloads.formats import megatron_files, own, printed, torchtitan
@@ -13,19 +14,12 @@ from workloads.layouts.layout import Job
 COMPILING = ("own", "torchtitan")  # trainers with a switch for torch.compile
 
 
-@dataclass(frozen=True)
-class Format:
-    """A format of files.
+class Format(NamedTuple):
+    """A format of files."""
 
-    Attributes:
-        render: takes a canonical job and the number of GPUs.
-        recognises: returns whether a text has this format.
-        read: takes a text, and the number of GPUs where the text does not say it.
-    """
-
-    render: Callable[[Job, int], RenderedFile]
+    render: Callable[[Job, int], RenderedFile]  # takes a canonical job and the number of GPUs
     recognises: Callable[[str], bool]
-    read: Callable[[str, int | None], FileReading]
+    read: Callable[[str, int | None], FileReading]  # takes a text, and the GPUs where the text does not say it
 
 
 # By the planner's key of the trainer.

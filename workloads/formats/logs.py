@@ -159,7 +159,12 @@ class LogReader:
         """Parse one line and return the step that it reports. A step that several ranks print is returned once."""
         line = strip_colours(line[:LONGEST_LINE]).rstrip()
         if "iteration" in line and (match := _ITERATION.search(line)):
-            return self._make_step(_number_of(match, line), self._read_pairs(line), line)
+            number = int(match[1])
+            if global_step := _GLOBAL_STEP.search(line):
+                number = int(global_step[1])
+            elif epoch := _EPOCH.search(line):  # of NeMo: the iteration begins again from 0 to the printed last
+                number += int(epoch[1]) * (int(match[2]) + 1)
+            return self._make_step(number, self._read_pairs(line), line)
         if "step:" in line and (match := _TITAN_STEP.search(line)):
             self.kind = "torchtitan"
             printed = {name: _parse_number(text) for name, text in _TITAN_METRIC.findall(line[match.start() :])}
@@ -170,7 +175,10 @@ class LogReader:
         elif "%|" in line and _PROGRESS_BAR.search(line):
             self.has_progress_bar = True
         elif "memory (" in line:
-            self._read_memory(line)
+            for name, value in _split_pairs(line).items():
+                if name in MEMORY:
+                    ours, factor = MEMORY[name]
+                    self.memory[ours] = max(factor * value, self.memory.get(ours, 0.0))
         elif len(line) <= LONGEST_ENTRY:
             self._read_configuration(line)
         return None
@@ -210,13 +218,6 @@ class LogReader:
         self._last = self._second_last = -1
         self._last_time = None
         self.memory = {}
-
-    def _read_memory(self, line: str) -> None:
-        """Keep the most memory of any rank."""
-        for name, value in _split_pairs(line).items():
-            if name in MEMORY:
-                ours, factor = MEMORY[name]
-                self.memory[ours] = max(factor * value, self.memory.get(ours, 0.0))
 
     def _read_configuration(self, line: str) -> None:
         """Store a configuration entry or the device, if the line reports one."""
@@ -292,14 +293,6 @@ class LogReader:
         if isinstance(micro_batch, int):
             ranks = mesh["dp_replicate"] * mesh["dp_shard"]
             self.reported_config.setdefault("global_batch", micro_batch * ranks)
-
-
-def _number_of(match: re.Match[str], line: str) -> int:
-    """Return the number of a step: in NeMo the iteration begins again with each epoch, from 0 to the printed last."""
-    if global_step := _GLOBAL_STEP.search(line):
-        return int(global_step[1])
-    epoch = _EPOCH.search(line)
-    return int(match[1]) + (int(epoch[1]) * (int(match[2]) + 1) if epoch else 0)
 
 
 def _split_pairs(line: str) -> dict[str, float]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from workloads.api.errors import UserInputError
@@ -158,61 +158,51 @@ NAMES = (
 )
 
 
-def _list_obstacles(job: Job) -> dict[str, object]:
+def _list_obstacles(job: Job) -> Iterator[str]:
     layout, model = job.layout, job.model
-    stages, per_rank = layout.pp * layout.stages_per_rank, layout.stages_per_rank
-    is_fsdp2, group = layout.sharding == "fsdp2", layout.dp_shard * layout.cp * layout.tp
-    unlike_fsdp2 = {  # megatron/training/arguments.py, `validate_args`
-        "pp": layout.pp > 1,
-        "ep": layout.ep > 1,
-        "dp_replicate": layout.dp_replicate > 1,
-        "a tied head": model.tied,
-        "precision=fp16": job.precision == "fp16",
-    }
-    count, whole = layout.checkpointed_layers, f"full checkpointing of as many in each of {stages} stages"
-    return {
-        "mlp_bias=true cannot be written without qkv_bias=true: biases are of the projections alone, or of all": (
-            model.mlp_bias and not model.qkv_bias
-        ),
-        "dense_layers needs intermediate_size": model.experts and model.dense_layers and not model.intermediate_size,
-        f"sequence_length={job.sequence_length} is above the model's {model.max_positions} learned positions": (
-            model.positions == "learned" and model.max_positions < job.sequence_length
-        ),
-        **{f"sharding=fsdp2 does not run with {name}": is_fsdp2 and is_set for name, is_set in unlike_fsdp2.items()},
-        f"reshard_after_forward=false cannot be written with sharding={layout.sharding}": (
-            layout.sharding not in ("none", "fsdp2") and not layout.reshard_after_forward
-        ),
-        "offload_optimizer=true needs the distributed optimizer: set dp_shard above 1 and sharding=zero1": (
-            layout.sharding == "none" and layout.offload_optimizer
-        ),
-        f"schedule={layout.schedule} does not run with stages_per_rank={per_rank}": (
-            (layout.schedule == "1f1b" and per_rank > 1) or (layout.schedule == "interleaved" and per_rank == 1)
-        ),
-        f"{model.layers} layers do not divide into {stages} stages (pp x stages_per_rank), nor do they with embedding "
-        "and head": model.layers % stages and (model.layers + 2) % stages,
-        f"schedule=interleaved needs a multiple of {layout.pp} micro-batches, {layout.microbatches} is not": (
-            layout.schedule == "interleaved" and layout.microbatches % layout.pp
-        ),
-        "tp_overlap=async needs sequence_parallel=true": (
-            layout.tp_overlap == "async" and not layout.sequence_parallel
-        ),
-        f"cp={layout.cp} needs a sequence length divisible by {2 * layout.cp}": (
-            layout.cp > 1 and job.sequence_length % (2 * layout.cp)
-        ),
-        "tp with experts needs sequence_parallel=true": (
-            model.experts and layout.tp > 1 and not layout.sequence_parallel
-        ),
-        f"ep={layout.ep} does not divide the {model.experts} experts": (
-            layout.ep > 1 and (not model.experts or model.experts % layout.ep)
-        ),
-        f"ep={layout.ep} does not divide dp_shard x cp x tp = {group}": group % layout.ep,
-        "checkpointing=norm_act cannot be written for a dense model: activations are recomputed in experts only": (
-            layout.checkpointing == "norm_act" and not model.experts
-        ),
-        f"checkpointed_layers={count} cannot be written: {whole} can": (
-            count is not None and (layout.checkpointing != "full" or not count or count % stages)
-        ),
-    }
+    schedule, per_rank, stages, ep = layout.schedule, layout.stages_per_rank, layout.stages, layout.ep
+    count, group = layout.checkpointed_layers, layout.dp_shard * layout.cp * layout.tp
+    if model.mlp_bias and not model.qkv_bias:
+        yield "mlp_bias=true cannot be written without qkv_bias=true: biases are of the projections alone, or of all"
+    if model.experts and model.dense_layers and not model.intermediate_size:
+        yield "dense_layers needs intermediate_size"
+    if model.positions == "learned" and model.max_positions < job.sequence_length:
+        yield f"sequence_length={job.sequence_length} is above the model's {model.max_positions} learned positions"
+    if layout.sharding == "fsdp2":
+        unlike_fsdp2 = {  # megatron/training/arguments.py, `validate_args`
+            "pp": layout.pp > 1,
+            "ep": ep > 1,
+            "dp_replicate": layout.dp_replicate > 1,
+            "a tied head": model.tied,
+            "precision=fp16": job.precision == "fp16",
+        }
+        yield from (f"sharding=fsdp2 does not run with {name}" for name, is_set in unlike_fsdp2.items() if is_set)
+    if layout.sharding not in ("none", "fsdp2") and not layout.reshard_after_forward:
+        yield f"reshard_after_forward=false cannot be written with sharding={layout.sharding}"
+    if layout.sharding == "none" and layout.offload_optimizer:
+        yield "offload_optimizer=true needs the distributed optimizer: set dp_shard above 1 and sharding=zero1"
+    if (schedule == "1f1b" and per_rank > 1) or (schedule == "interleaved" and per_rank == 1):
+        yield f"schedule={schedule} does not run with stages_per_rank={per_rank}"
+    if model.layers % stages and (model.layers + 2) % stages:
+        divided = f"{model.layers} layers do not divide into {stages} stages (pp x stages_per_rank)"
+        yield f"{divided}, nor do they with embedding and head"
+    if schedule == "interleaved" and layout.microbatches % layout.pp:
+        yield f"schedule=interleaved needs a multiple of {layout.pp} micro-batches, {layout.microbatches} is not"
+    if layout.tp_overlap == "async" and not layout.sequence_parallel:
+        yield "tp_overlap=async needs sequence_parallel=true"
+    if layout.cp > 1 and job.sequence_length % (2 * layout.cp):
+        yield f"cp={layout.cp} needs a sequence length divisible by {2 * layout.cp}"
+    if model.experts and layout.tp > 1 and not layout.sequence_parallel:
+        yield "tp with experts needs sequence_parallel=true"
+    if ep > 1 and (not model.experts or model.experts % ep):
+        yield f"ep={ep} does not divide the {model.experts} experts"
+    if group % ep:
+        yield f"ep={ep} does not divide dp_shard x cp x tp = {group}"
+    if layout.checkpointing == "norm_act" and not model.experts:
+        yield "checkpointing=norm_act cannot be written for a dense model: activations are recomputed in experts only"
+    if count is not None and (layout.checkpointing != "full" or not count or count % stages):
+        whole = f"full checkpointing of as many in each of {stages} stages"
+        yield f"checkpointed_layers={count} cannot be written: {whole} can"
 
 
 def support(trainer: str) -> Support:

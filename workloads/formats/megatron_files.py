@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import re
 import shlex
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -84,18 +85,12 @@ RECIPE_SETS = {
 BRIDGE_RUN = {"train.train_iters": 20, "train.eval_iters": 0, "logger.log_interval": 1, "checkpoint.save": None}
 
 
-def _list_recipe_obstacles(job: Job) -> dict[str, object]:
-    of_llama = {"activation": "swiglu", "positions": "rope", "mlp_bias": False}
-    return {
-        f"the model's {name}={getattr(job.model, name)} cannot be written: the recipe is of a Llama": (
-            getattr(job.model, name) != value
-        )
-        for name, value in of_llama.items()
-    } | {
-        "tp_overlap=async cannot be written: its buffers are set in a recipe of one's own": (
-            job.layout.tp_overlap == "async"
-        )
-    }
+def _list_recipe_obstacles(job: Job) -> Iterator[str]:
+    for name, value in {"activation": "swiglu", "positions": "rope", "mlp_bias": False}.items():
+        if (given := getattr(job.model, name)) != value:
+            yield f"the model's {name}={given} cannot be written: the recipe is of a Llama"
+    if job.layout.tp_overlap == "async":
+        yield "tp_overlap=async cannot be written: its buffers are set in a recipe of one's own"
 
 
 _MEGATRON = support("nemo")
@@ -130,9 +125,10 @@ STAGES = {"zero_bubble": 1, "zbv": 2}  # of a rank, by schedule
 _PRIMUS_LAUNCH = re.compile(r"\b(NNODES|GPUS_PER_NODE)=(\d+)")
 
 
-def _list_schedule_obstacles(job: Job) -> dict[str, object]:
-    schedule, stages, given = job.layout.schedule, STAGES.get(job.layout.schedule), job.layout.stages_per_rank
-    return {f"schedule={schedule} needs stages_per_rank={stages}, not {given}": stages not in (None, given)}
+def _list_schedule_obstacles(job: Job) -> Iterator[str]:
+    schedule, given = job.layout.schedule, job.layout.stages_per_rank
+    if (stages := STAGES.get(schedule, given)) != given:
+        yield f"schedule={schedule} needs stages_per_rank={stages}, not {given}"
 
 
 PRIMUS_SUPPORT = support("primus")
@@ -140,11 +136,7 @@ PRIMUS_SUPPORT = replace(PRIMUS_SUPPORT, obstacles=(*PRIMUS_SUPPORT.obstacles, _
 
 
 def render_script(job: Job, gpus: int) -> RenderedFile:
-    """Return the script of a canonical job.
-
-    Raises:
-        UserInputError: Megatron-LM cannot express it.
-    """
+    """Return the script of a canonical job. Raises UserInputError if Megatron-LM cannot express it.."""
     SCRIPT_SUPPORT.check(job)
     settings = build_settings(job) | RUN
     arguments = [word for name, value in settings.items() for word in _argument(name, value)]
@@ -202,21 +194,17 @@ def read_script(text: str, gpus: int | None = None) -> FileReading:
 
 
 def split_words(text: str) -> list[str]:
-    """Return the words of a shell script.
-
-    Raises:
-        UserInputError: a quote is not closed.
-    """
+    """Return the words of a shell script. Raises UserInputError if a quote is not closed.."""
     try:
         return shlex.split(text.replace("\\\n", " "), comments=True)
     except ValueError as error:
         raise UserInputError(f"not a shell command: {error}") from error
 
 
-def _read_gpus(text: str) -> int | None:
-    """Return the GPUs of a command with torchrun; None if it does not say both numbers."""
-    launch = {name.replace("_", "-"): int(number) for name, number in _LAUNCH.findall(text)}
-    return launch["nnodes"] * launch["nproc-per-node"] if len(launch) == 2 else None
+def _read_gpus(text: str, launch: re.Pattern[str] = _LAUNCH) -> int | None:
+    """Return the GPUs of a command: nodes times those of a node; None if it does not say both numbers."""
+    numbers = {name.replace("_", "-"): int(number) for name, number in launch.findall(text)}
+    return math.prod(numbers.values()) if len(numbers) == 2 else None
 
 
 def parse_value(text: str) -> Any:
@@ -233,11 +221,7 @@ def parse_value(text: str) -> Any:
 
 
 def render_recipe(job: Job, gpus: int) -> RenderedFile:
-    """Return the script of a canonical job.
-
-    Raises:
-        UserInputError: Megatron-Bridge's recipe cannot express it.
-    """
+    """Return the script of a canonical job. Raises UserInputError if Megatron-Bridge's recipe cannot express it.."""
     BRIDGE_SUPPORT.check(job)
     settings = {name: value for name, value in build_settings(job).items() if name not in DERIVED}
     overrides = RECIPE_SETS | {SECTIONS.get(name, f"model.{name}"): value for name, value in settings.items()}
@@ -250,15 +234,13 @@ def render_recipe(job: Job, gpus: int) -> RenderedFile:
         "mixed_precision": MIXED_PRECISION[job.precision],
         **BRIDGE_RUN,
     }
-    pairs = [shlex.quote(f"{name}={_show_override(value)}") for name, value in overrides.items()]
+    shown = {name: f"[{','.join(value)}]" for name, value in overrides.items() if isinstance(value, list)}
+    shown = {name: "null" if value is None else show(value) for name, value in overrides.items()} | shown
+    pairs = [shlex.quote(f"{name}={value}") for name, value in shown.items()]
     words = [*torchrun(gpus), "scripts/training/run_recipe.py", f"--recipe={RECIPE}", *pairs]
     text = _shell_script(words, "Megatron-Bridge 0.3.1: run in its folder", connections=1)
     note = "the recipe reads the configuration of meta-llama/Meta-Llama-3-8B from the Hugging Face hub"
     return RenderedFile(BRIDGE_SCRIPT, text, f"sh {BRIDGE_SCRIPT}", ("run it in the folder of Megatron-Bridge", note))
-
-
-def _show_override(value: Any) -> str:
-    return f"[{','.join(value)}]" if isinstance(value, list) else "null" if value is None else show(value)
 
 
 def recognises_recipe(text: str) -> bool:
@@ -291,11 +273,7 @@ def read_recipe(text: str, gpus: int | None = None) -> FileReading:
 
 
 def render_experiment(job: Job, gpus: int) -> RenderedFile:
-    """Return the experiment file of a canonical job.
-
-    Raises:
-        UserInputError: Primus cannot express it.
-    """
+    """Return the experiment file of a canonical job. Raises UserInputError if Primus cannot express it.."""
     PRIMUS_SUPPORT.check(job)
     nodes, per_node = nodes_of(gpus)
     rank = "" if nodes == 1 else "NODE_RANK=$NODE_RANK MASTER_ADDR=$MASTER_ADDR "
@@ -331,11 +309,11 @@ def read_experiment(text: str, gpus: int | None = None) -> FileReading:
     trainer = _find_trainer(text)
     if trainer is None:
         raise UserInputError("not an experiment of Primus with modules.pre_trainer.framework: megatron")
-    launch = {name: int(number) for name, number in _PRIMUS_LAUNCH.findall(text)}
-    gpus = launch["NNODES"] * launch["GPUS_PER_NODE"] if len(launch) == 2 else gpus
     overrides = {name: _resolve(value) for name, value in (trainer.get("overrides") or {}).items()}
     name = str(trainer.get("model", "")).removesuffix(".yaml")
-    return read_settings({**DEFAULTS, **overrides}, "primus", gpus, MODELS.get(name))
+    return read_settings(
+        {**DEFAULTS, **overrides}, "primus", _read_gpus(text, _PRIMUS_LAUNCH) or gpus, MODELS.get(name)
+    )
 
 
 def _find_trainer(text: str) -> Mapping[str, Any] | None:

@@ -12,8 +12,7 @@ from workloads.layouts.layout import Job, Layout
 from workloads.models.model import Model
 
 Settings = Mapping[str, Any]
-# Why a job cannot be written, by the reason: whether it applies.
-Obstacles = Callable[[Job], Mapping[str, object]]
+Obstacles = Callable[[Job], Iterator[str]]  # yields the reasons why a job cannot be written
 GPUS_PER_NODE = 8
 
 
@@ -107,7 +106,6 @@ class Support:
     Attributes:
         trainer: its name in messages.
         values: the supported values of fields of a job, its layout or its model.
-        obstacles: tables of reasons why a job cannot be written.
     """
 
     trainer: str
@@ -128,7 +126,7 @@ class Support:
                     f"{self.trainer}: {owner}{name}={show(value)} cannot be written. Supported: {supported}"
                 )
         for obstacles in self.obstacles:
-            if reason := next((reason for reason, applies in obstacles(job).items() if applies), None):
+            for reason in obstacles(job):
                 raise UserInputError(f"{self.trainer}: {reason}")
 
 
@@ -169,11 +167,7 @@ class FileReading:
 
     @property
     def job(self) -> Job:
-        """Return the job in its canonical form.
-
-        Raises:
-            UserInputError: the file does not name the model's sizes.
-        """
+        """Return the job in its canonical form. Raises UserInputError if the file does not name the model's sizes.."""
         if self.model is None:
             raise UserInputError(f"the configuration of {self.trainer} does not name all sizes of the model")
         job = Job(self.model, self.layout, self.sequence_length, self.trainer, self.precision)

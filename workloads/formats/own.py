@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import MISSING, fields
 from functools import cache
 from typing import Any, get_args, get_origin, get_type_hints
@@ -24,7 +24,7 @@ from workloads.formats.names import (
 )
 from workloads.formats.torchtitan import find_interval
 from workloads.layouts.layout import LAYOUT_FIELDS, Job, Layout
-from workloads.models.model import TRAINED_MODELS, Model, find_trained_name
+from workloads.models.model import TRAINED_MODELS, find_trained_name
 
 SCRIPT = "sweep.sh"
 # Parameters of `workload=parallel` by the name of a job's or a layout's field, where the names differ.
@@ -46,25 +46,22 @@ TITAN_FIXED = ("dp_replicate", "ep", "schedule", "stages_per_rank", "checkpointe
 _OVERRIDE = re.compile(r"^\+{0,2}(?:space\.)?([\w.]+)=(.*)$")
 
 
-def _list_obstacles(job: Job) -> dict[str, object]:
-    layout, is_sharded = job.layout, job.layout.dp_shard * job.layout.cp > 1
-    return {
-        f"sharding={layout.sharding} cannot be written where dp_shard or cp is above 1. Supported: fsdp2": (
-            is_sharded and layout.sharding != "fsdp2"
-        )
-    }
+def _list_obstacles(job: Job) -> Iterator[str]:
+    sharding = job.layout.sharding
+    if job.layout.is_sharded and sharding != "fsdp2":
+        yield f"sharding={sharding} cannot be written where dp_shard or cp is above 1. Supported: fsdp2"
 
 
-def _list_titan_obstacles(job: Job) -> dict[str, object]:
-    reshards, is_sharded, pp = job.layout.reshard_after_forward, job.layout.dp_shard * job.layout.cp > 1, job.layout.pp
-    reason = f"reshard_after_forward={show(reshards)} cannot be written with pp={pp}"
-    return {reason: is_sharded and reshards != (pp == 1)}
+def _list_titan_obstacles(job: Job) -> Iterator[str]:
+    reshards, pp = job.layout.reshard_after_forward, job.layout.pp
+    if job.layout.is_sharded and reshards != (pp == 1):
+        yield f"reshard_after_forward={show(reshards)} cannot be written with pp={pp}"
 
 
-def _list_own_obstacles(job: Job) -> dict[str, object]:
+def _list_own_obstacles(job: Job) -> Iterator[str]:
     layers = job.layout.checkpointed_layers
-    reason = f"checkpointed_layers={layers} cannot be written: every n-th layer can"
-    return {reason: layers is not None and find_interval(job) is None}
+    if layers is not None and find_interval(job) is None:
+        yield f"checkpointed_layers={layers} cannot be written: every n-th layer can"
 
 
 TITAN = Support(
@@ -120,30 +117,26 @@ def render(job: Job, gpus: int) -> RenderedFile:
         UserInputError: it cannot express the job.
     """
     notes: tuple[str, ...] = ()
+    if job.trainer not in ("own", "torchtitan"):
+        raise UserInputError(f"own: no command fixes a whole layout of {job.trainer}. Supported: own, torchtitan")
+    (own_support() if job.trainer == "own" else TITAN).check(job)
+    name = find_trained_name(job.model)
+    if name is None:
+        raise UserInputError(
+            "own: model is none of this project's catalogue (conf/model), which `workload=parallel` trains"
+        )
     if job.trainer == "own":
-        own_support().check(job)
-        values = {"model": _name_of(job.model), **write_names(job, own_names())}
+        values = {"model": name, **write_names(job, own_names())}
         values |= {"checkpointing_freq": interval} if (interval := find_interval(job)) else {}
         words = ["workload=parallel"]
-    elif job.trainer == "torchtitan":
-        TITAN.check(job)
-        if _name_of(job.model) != "llama3_8b":
+    else:
+        if name != "llama3_8b":
             raise UserInputError("workload=torchtitan: model cannot be written. Supported: llama3_8b")
         values, words = write_names(job, TITAN_NAMES), ["workload=torchtitan"]
         notes = ("space.assets and space.dataset_path are folders of yours",)
-    else:
-        raise UserInputError(f"own: no command fixes a whole layout of {job.trainer}. Supported: own, torchtitan")
     words += [f"space.{name}={show(value)}" for name, value in values.items()]
     words = ["python", "-m", "sweeper", *words, f"gpus={gpus}", "search=grid", "finals.top=0"]
     return RenderedFile(SCRIPT, f"#!/bin/sh\nexec {shlex.join(words)}\n", f"sh {SCRIPT}", notes)
-
-
-def _name_of(model: Model) -> str:
-    if name := find_trained_name(model):
-        return name
-    raise UserInputError(
-        "own: model is none of this project's catalogue (conf/model), which `workload=parallel` trains"
-    )
 
 
 def recognises(text: str) -> bool:
@@ -165,7 +158,12 @@ def read(text: str, gpus: int | None = None) -> FileReading:
         raise UserInputError(f"space.{open_key}={texts[open_key]}: a layout needs one value")
     values = {name: _parse(value) for name, value in texts.items()}
     if workload == "torchtitan":
-        values |= _read_titan(values, gpus)
+        tp, cp, pp = (int(values.get(name, 1)) for name in ("tp", "cp", "pp"))
+        all_gpus = values["gpus"] if isinstance(values.get("gpus"), int) else gpus or 1
+        dp_shard = all_gpus // (tp * cp * pp)
+        reshard = dp_shard * cp == 1 or pp == 1  # torchtitan's fsdp_reshard_after_forward=default
+        values |= {"dp_shard": dp_shard, "dtype": values.get("precision", "bf16"), "reshard_after_forward": reshard}
+        values |= read_names(values, TITAN_NAMES, ("state",))
     model = TRAINED_MODELS.get(texts.get("model", "llama3_8b"))
     if model is None:
         raise UserInputError(f"space.model={texts['model']}: unknown model")
@@ -180,15 +178,3 @@ def read(text: str, gpus: int | None = None) -> FileReading:
 
 def _parse(text: str) -> Any:
     return text.lower() == "true" if text.lower() in ("true", "false") else int(text) if text.isdigit() else text
-
-
-def _read_titan(values: Mapping[str, Any], gpus: int | None) -> dict[str, Any]:
-    """Return values of a command for torchtitan by the names of `workload=parallel`."""
-    tp, cp, pp = (int(values.get(name, 1)) for name in ("tp", "cp", "pp"))
-    all_gpus = values["gpus"] if isinstance(values.get("gpus"), int) else gpus or 1
-    dp_shard = all_gpus // (tp * cp * pp)
-    reshard = dp_shard * cp == 1 or pp == 1  # torchtitan's fsdp_reshard_after_forward=default
-    dtype = values.get("precision", "bf16")
-    return {"dp_shard": dp_shard, "dtype": dtype, "reshard_after_forward": reshard} | read_names(
-        values, TITAN_NAMES, ("state",)
-    )

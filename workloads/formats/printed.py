@@ -89,12 +89,7 @@ _DTYPE = "|".join(sorted(map(re.escape, DTYPES), key=len, reverse=True))
 # program says that there is none.
 TEXT_LINES = (
     # Megatron-LM and Megatron-Bridge
-    (
-        "params_dtype",
-        rf"(?<![\w.])params_dtype[\"']?(?:\s+\.{{3,}}|\s*[:=])\s*(?:torch\.)?({_DTYPE})\b",
-        "dtype",
-        "",
-    ),
+    ("params_dtype", rf"(?<![\w.])params_dtype[\"']?(?:\s+\.{{3,}}|\s*[:=])\s*(?:torch\.)?({_DTYPE})\b", "dtype", ""),
     ("fp8", r"(?<![\w.])fp8(?:\s+\.{3,}|\s*[:=])\s*(None|null|False)\b", "fp8", "none"),
     ("fp8", r"(?<![\w.])fp8(?:\s+\.{3,}|\s*[:=])\s*(hybrid|e4m3)\b", "fp8", "fp8"),
     # torchtitan

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -57,6 +57,7 @@ SCHEDULES = {
     "zbv": "ZBVZeroBubble",
     "dualpipev": "DualPipeV",
 }
+ROTATIONS = {"allgather": "allgather", "ring": "alltoall"}
 RECIPES = {"fp8_rowwise": "rowwise", "fp8_rowwise_gw_hp": "rowwise_with_gw_hp"}
 FP8, MXFP8 = "quantize.linear.float8", "quantize.linear.mx"
 
@@ -115,17 +116,8 @@ def _is_pipeline(job: Job) -> bool:
     return job.layout.pp > 1
 
 
-def _local_batch(job: Job) -> int:
-    """With a pipeline the local batch is what fills it once: torchtitan/distributed/pipeline_parallel.py."""
-    return job.layout.micro_batch * (job.layout.microbatches if _is_pipeline(job) else 1)
-
-
 def _converters(job: Job) -> list[str]:
     return [MXFP8] if job.precision == "mxfp8" else [FP8] if job.precision.startswith("fp8") else []
-
-
-def _is_tensorwise(job: Job) -> bool:
-    return job.precision == "fp8_tensorwise"
 
 
 def _option(job: Job) -> str | None:
@@ -145,7 +137,11 @@ NAMES = (
     Name("model.converters", write=_converters),
     Name("training.dataset", write="c4"),
     Name("training.seq_len", "sequence_length", 2048),
-    Name("training.local_batch_size", "micro_batch", 8, write=_local_batch),
+    # With a pipeline the local batch is what fills it once: torchtitan/distributed/pipeline_parallel.py.
+    Name(
+        *("training.local_batch_size", "micro_batch", 8),
+        write=lambda job: job.layout.micro_batch * (job.layout.microbatches if _is_pipeline(job) else 1),
+    ),
     Name("training.global_batch_size", "global_batch", -1),
     Name("training.steps", write=20),
     Name("training.dtype", write=lambda job: "bfloat16" if job.state == "bf16" else "float32"),
@@ -159,12 +155,7 @@ NAMES = (
     Name("parallelism.tensor_parallel_degree", "tp", 1),
     Name("parallelism.enable_async_tensor_parallel", "tp_overlap", False, {"none": False, "async": True}),
     Name("parallelism.context_parallel_degree", "cp", 1),
-    Name(
-        "parallelism.context_parallel_rotate_method",
-        "cp_method",
-        "allgather",
-        {"allgather": "allgather", "ring": "alltoall"},
-    ),
+    Name("parallelism.context_parallel_rotate_method", "cp_method", "allgather", ROTATIONS),
     Name("parallelism.expert_parallel_degree", "ep", 1),
     Name("parallelism.pipeline_parallel_degree", "pp", 1),
     *only(
@@ -175,63 +166,52 @@ NAMES = (
         Name("parallelism.pipeline_parallel_first_stage_less_layers", write=lambda job: _find_stage_sizes(job)[1]),
         Name("parallelism.pipeline_parallel_last_stage_less_layers", write=lambda job: _find_stage_sizes(job)[1]),
     ),
-    Name(
-        "activation_checkpoint.mode",
-        write=lambda job: "selective" if _option(job) else job.layout.checkpointing,
-    ),
+    Name("activation_checkpoint.mode", write=lambda job: "selective" if _option(job) else job.layout.checkpointing),
     Name("activation_checkpoint.selective_ac_option", write=_option),
     Name("compile.enable", "compiled", False),
     Name("metrics.log_freq", write=1),
-    Name(f"{FP8}.enable_fsdp_float8_all_gather", write=True, when=_is_tensorwise),
-    Name(f"{FP8}.precompute_float8_dynamic_scale_for_fsdp", write=True, when=_is_tensorwise),
+    *only(
+        lambda job: job.precision == "fp8_tensorwise",
+        Name(f"{FP8}.enable_fsdp_float8_all_gather", write=True),
+        Name(f"{FP8}.precompute_float8_dynamic_scale_for_fsdp", write=True),
+    ),
     Name(f"{FP8}.recipe_name", write=lambda job: RECIPES.get(job.precision)),
     Name(f"{MXFP8}.recipe_name", write="mxfp8_cublas", when=lambda job: job.precision == "mxfp8"),
 )
 
 
-def _is_sharded(layout: Layout) -> bool:
-    return layout.dp_shard * layout.cp > 1
-
-
-def _list_obstacles(job: Job) -> dict[str, object]:
-    layout, is_sharded, is_pipeline = job.layout, _is_sharded(job.layout), _is_pipeline(job)
+def _list_obstacles(job: Job) -> Iterator[str]:
+    layout, is_pipeline = job.layout, _is_pipeline(job)
     schedule, per_rank, layers = layout.schedule, layout.stages_per_rank, layout.checkpointed_layers
     group = layout.dp_shard * layout.cp * layout.tp
-    return {
-        f"precision=fp32 needs state=fp32, not {job.state}": job.precision == "fp32" and job.state != "fp32",
-        # torchtitan/models/llama3/infra/parallelize.py: FSDP2 over dp_shard and cp, or DDP alone.
-        f"sharding={layout.sharding} cannot be written where dp_shard or cp is above 1. Supported: fsdp2": (
-            is_sharded and layout.sharding != "fsdp2"
-        ),
-        "dp_replicate without dp_shard or cp is DDP, which torchtitan does not combine with tp or pp": (
-            not is_sharded and layout.dp_replicate > 1 and layout.tp * layout.pp > 1
-        ),
-        # `maybe_enable_amp` of torchtitan/distributed/utils.py: without FSDP, tp and pp switch mixed precision off.
-        "tp and pp compute in fp32 where nothing is sharded. Set dp_shard or cp above 1, or state=bf16": (
-            job.state == "amp" and layout.tp * layout.pp > 1
-        ),
-        "sequence_parallel=false cannot be written: its tensor parallelism divides the sequence": (
-            layout.tp > 1 and not layout.sequence_parallel
-        ),
-        "tp_overlap=async needs compiled=true": layout.tp_overlap == "async" and not job.compiled,
-        "pp above 1 cannot be written: qwen3 has no pipeline in version 0.2.2": (
-            is_pipeline and job.model in [sizes for (name, _), sizes in FLAVORS.items() if name == "qwen3"]
-        ),
-        f"schedule={schedule} does not run with stages_per_rank={per_rank}": (
-            is_pipeline and (schedule == "1f1b") != (per_rank == 1)
-        ),
-        f"schedule={schedule} needs stages_per_rank=2, not {per_rank}": (
-            is_pipeline and schedule in V_SCHEDULES and per_rank != 2
-        ),
-        f"stages_per_rank={per_rank}: no number of layers a stage gives {layout.pp * per_rank} stages": (
-            is_pipeline and _find_stage_sizes(job)[0] is None
-        ),
-        f"checkpointed_layers={layers} cannot be written: every n-th layer without pp can": (
-            layers is not None and (layout.checkpointing != "full" or is_pipeline or find_interval(job) is None)
-        ),
-        "ep above 1 needs a model with experts": layout.ep > 1 and not job.model.experts,
-        f"ep={layout.ep} does not divide dp_shard x cp x tp = {group}": group % layout.ep,
-    }
+    if job.precision == "fp32" and job.state != "fp32":
+        yield f"precision=fp32 needs state=fp32, not {job.state}"
+    # torchtitan/models/llama3/infra/parallelize.py: FSDP2 over dp_shard and cp, or DDP alone.
+    if layout.is_sharded and layout.sharding != "fsdp2":
+        yield f"sharding={layout.sharding} cannot be written where dp_shard or cp is above 1. Supported: fsdp2"
+    if not layout.is_sharded and layout.dp_replicate > 1 and layout.tp * layout.pp > 1:
+        yield "dp_replicate without dp_shard or cp is DDP, which torchtitan does not combine with tp or pp"
+    # `maybe_enable_amp` of torchtitan/distributed/utils.py: without FSDP, tp and pp switch mixed precision off.
+    if job.state == "amp" and layout.tp * layout.pp > 1:
+        yield "tp and pp compute in fp32 where nothing is sharded. Set dp_shard or cp above 1, or state=bf16"
+    if layout.tp > 1 and not layout.sequence_parallel:
+        yield "sequence_parallel=false cannot be written: its tensor parallelism divides the sequence"
+    if layout.tp_overlap == "async" and not job.compiled:
+        yield "tp_overlap=async needs compiled=true"
+    if is_pipeline and job.model in [sizes for (name, _), sizes in FLAVORS.items() if name == "qwen3"]:
+        yield "pp above 1 cannot be written: qwen3 has no pipeline in version 0.2.2"
+    if is_pipeline and (schedule == "1f1b") != (per_rank == 1):
+        yield f"schedule={schedule} does not run with stages_per_rank={per_rank}"
+    if is_pipeline and schedule in V_SCHEDULES and per_rank != 2:
+        yield f"schedule={schedule} needs stages_per_rank=2, not {per_rank}"
+    if is_pipeline and _find_stage_sizes(job)[0] is None:
+        yield f"stages_per_rank={per_rank}: no number of layers a stage gives {layout.stages} stages"
+    if layers is not None and (layout.checkpointing != "full" or is_pipeline or find_interval(job) is None):
+        yield f"checkpointed_layers={layers} cannot be written: every n-th layer without pp can"
+    if layout.ep > 1 and not job.model.experts:
+        yield "ep above 1 needs a model with experts"
+    if group % layout.ep:
+        yield f"ep={layout.ep} does not divide dp_shard x cp x tp = {group}"
 
 
 SUPPORT = Support(
@@ -251,15 +231,11 @@ def canonical_state(job: Job) -> Job:
     """Return the job with its state as torchtitan has it: FSDP keeps fp32 weights, without it autocast casts them."""
     if job.state not in ("fp32", "amp") or job.precision == "fp32":
         return job
-    return replace(job, state="fp32" if _is_sharded(job.layout) else "amp")
+    return replace(job, state="fp32" if job.layout.is_sharded else "amp")
 
 
 def render(job: Job, gpus: int) -> RenderedFile:
-    """Return the configuration of a canonical job.
-
-    Raises:
-        UserInputError: torchtitan 0.2.2 cannot express it.
-    """
+    """Return the configuration of a canonical job. Raises UserInputError if torchtitan 0.2.2 cannot express it.."""
     SUPPORT.check(job)
     sections: dict[str, list[str]] = {}
     for key, value in write_names(job, NAMES).items():
@@ -326,11 +302,11 @@ def read_config(config: Mapping[str, Any], gpus: int | None = None) -> FileReadi
         read |= read_names(settings, NAMES, ("schedule",))
         read["stages_per_rank"] = _read_stages(settings, read["schedule"], degrees["pp"], model)
     layout = Layout(**read, **_read_checkpointing(settings, model))
-    layout = replace(layout, sharding="fsdp2" if _is_sharded(layout) else "none")
+    layout = replace(layout, sharding="fsdp2" if layout.is_sharded else "none")
     precision, dtype = _read_precision(settings), settings.get("training.dtype")
     notes = {
-        "training.enable_cpu_offload: weights, gradients and states are on the host, no field of a job": settings.get(
-            "training.enable_cpu_offload"
+        "training.enable_cpu_offload: weights, gradients and states are on the host, no field of a job": (
+            settings.get("training.enable_cpu_offload")
         ),
         "model.flavor: attention stays within documents, whose lengths the file does not say": is_masked,
         "training.local_batch_size: the pipeline is filled and drained several times a step": is_pipeline
@@ -341,7 +317,7 @@ def read_config(config: Mapping[str, Any], gpus: int | None = None) -> FileReadi
         layout=canonical_layout(layout, model.layers if model else None),
         model=model,
         precision=precision,
-        state="bf16" if dtype == "bfloat16" else "fp32" if _is_sharded(layout) or precision == "fp32" else "amp",
+        state="bf16" if dtype == "bfloat16" else "fp32" if layout.is_sharded or precision == "fp32" else "amp",
         notes=tuple(note for note, is_noted in notes.items() if is_noted),
         **read_names(settings, NAMES, ("sequence_length", "compiled")),
     )
