@@ -151,17 +151,8 @@ def _copies(placed: PlacedJob, places: int) -> float:
     return count * (places - 1) / places
 
 
-def gather_s(placed: PlacedJob, weights: Weights) -> float:
-    """Return the seconds of gathering sharded weights."""
-    return _sharded_s(placed, weights, placed.precision.gathered_bytes)
-
-
-def scatter_s(placed: PlacedJob, weights: Weights) -> float:
-    """Return the seconds of reducing gradients over shards."""
-    return _sharded_s(placed, weights, placed.gradient_bytes)
-
-
-def _sharded_s(placed: PlacedJob, weights: Weights, element_bytes: int) -> float:
+def sharded_s(placed: PlacedJob, weights: Weights, element_bytes: int) -> float:
+    """Return the seconds of gathering sharded weights, or of reducing their gradients over shards."""
     shared_s = all_gather_s(placed.cluster, placed.shard_group, element_bytes * weights.shared)
     if not weights.experts:
         return shared_s
@@ -176,7 +167,7 @@ def average_s(placed: PlacedJob, weights: Weights) -> float:
 
 def reduce_s(placed: PlacedJob, weights: Weights) -> float:
     """Return the seconds of reducing gradients: scattered over shards, then averaged over copies."""
-    return scatter_s(placed, weights) + average_s(placed, weights)
+    return sharded_s(placed, weights, placed.gradient_bytes) + average_s(placed, weights)
 
 
 def all_reduced_s(placed: PlacedJob, weights: Weights) -> float:

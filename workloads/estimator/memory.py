@@ -36,7 +36,11 @@ def stage_memories(placed: PlacedJob, ranks: Sequence[int] | None = None) -> tup
     recomputed = 0.0
     if layout.checkpointing != "none":
         recomputed = max(2 * placed.tokens * saved_elements(placed, layer, "none") * 1.25 for layer in saved)
-    loss = _loss_bytes(placed)
+    # Logits, their gradients and the copies that the loss makes of them.
+    tokens = min(placed.tokens, LOSS_CHUNK_TOKENS) if placed.trainer.chunked_loss else placed.tokens
+    loss = tokens * model.vocabulary / layout.tp * placed.trainer.logit_bytes
+    if layout.tp > 1 and layout.sequence_parallel:  # the head's input and its gradient, of the whole sequence
+        loss += tokens * model.hidden_size * 2 * 2
     memories = []
     for rank in ranks:
         weights = rank_weights(placed, rank, layers[rank])
@@ -138,16 +142,6 @@ def saved_elements(placed: PlacedJob, layer: int, checkpointing: str) -> float:
     # PyTorch saves what is gathered for a tensor parallel product; Megatron gathers it again (arXiv 2205.05198).
     gathered = 2 * model.hidden_size if tp > 1 and placed.trainer.core == "pytorch" else 0.0
     return 4 * residual + 2 * queries + 2 * keys + inside + routed + gathered
-
-
-def _loss_bytes(placed: PlacedJob) -> float:
-    """Return the bytes of logits, their gradients and the copies that the loss makes of them."""
-    tp = placed.layout.tp
-    tokens = min(placed.tokens, LOSS_CHUNK_TOKENS) if placed.trainer.chunked_loss else placed.tokens
-    logits = tokens * placed.model.vocabulary / tp * placed.trainer.logit_bytes
-    if tp > 1 and placed.layout.sequence_parallel:  # the head's input and its gradient, of the whole sequence
-        logits += tokens * placed.model.hidden_size * 2 * 2
-    return logits
 
 
 def is_own(placed: PlacedJob) -> bool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -42,27 +41,21 @@ def block_products(placed: PlacedJob, layer: int) -> list[Product]:
         Product("qkv", tokens, (heads + 2 * kv_heads) / tp, model.hidden_size),
         Product("output", tokens, model.hidden_size, heads / tp),
     ]
-    if not model.has_experts(layer):
-        return products + list(_mlp(placed, tokens, model.intermediate_size))
-    if model.shared_expert_intermediate_size:
-        products += list(_mlp(placed, tokens, model.shared_expert_intermediate_size))
-    return products + list(_experts(placed))
-
-
-def _mlp(placed: PlacedJob, tokens: float, width: int) -> Iterator[Product]:
-    model, tp = placed.model, placed.layout.tp
-    yield Product("up", tokens, width / tp, model.hidden_size, model.mlp_matrices - 1)
-    yield Product("down", tokens, model.hidden_size, width / tp)
-
-
-def _experts(placed: PlacedJob) -> Iterator[Product]:
-    """Yield the grouped products of a GPU's experts, which have equal shares of its tokens, times the imbalance."""
-    model, layout = placed.model, placed.layout
-    tokens = placed.tokens / layout.tp * model.experts_per_token * placed.job.expert_imbalance
-    local = model.experts / layout.ep
-    width, parts = model.expert_intermediate_size, model.mlp_matrices - 1
-    yield Product("up", tokens / local, width, model.hidden_size, parts * local, grouped=True)
-    yield Product("down", tokens / local, model.hidden_size, width, local, grouped=True)
+    has_experts, parts = model.has_experts(layer), model.mlp_matrices - 1
+    width = model.shared_expert_intermediate_size if has_experts else model.intermediate_size
+    if width or not has_experts:
+        products += [
+            Product("up", tokens, width / tp, model.hidden_size, parts),
+            Product("down", tokens, model.hidden_size, width / tp),
+        ]
+    if has_experts:  # a GPU's experts have equal shares of its tokens, times the imbalance
+        tokens = tokens / tp * model.experts_per_token * placed.job.expert_imbalance
+        local, width = model.experts / placed.layout.ep, model.expert_intermediate_size
+        products += [
+            Product("up", tokens / local, width, model.hidden_size, parts * local, grouped=True),
+            Product("down", tokens / local, model.hidden_size, width, local, grouped=True),
+        ]
+    return products
 
 
 GROUPED_SHARE = 0.85  # of a single product's rate that grouped kernels reach
@@ -99,15 +92,21 @@ def cast_s(placed: PlacedJob, product: Product, *, backward: bool) -> float:
 ATTENTION_RATES = Path(__file__).parent / "tables" / "attention_rates.csv"
 # A backward pass of fused attention has five products where a forward pass has two.
 ATTENTION_BACKWARD_PRODUCTS = 2.5
+# Bytes of unfused attention for a score in fp16: its product, scaled and masked softmax, dropout with its mask, and the
+# product with the values; backward the gradients of each.
+SCORE_FORWARD_BYTES, SCORE_BACKWARD_BYTES = 13, 21
 # Of an architecture that the table lacks: about FlashAttention 2 on sm90.
 UNKNOWN_RATES = AttentionRates(0.45, 0.4, 900)
 
 
 def attention_s(placed: PlacedJob, layer: int, *, backward: bool) -> float:
     """Return the seconds of a block's attention over a micro-batch, forward or backward."""
-    if placed.attention_kernel == "unfused":
-        return _unfused_attention_s(placed, backward=backward)
     job, model = placed.job, placed.model
+    if placed.attention_kernel == "unfused":
+        scores = placed.tokens * job.sequence_length * model.heads / placed.layout.tp
+        traffic = scores * (SCORE_BACKWARD_BYTES if backward else SCORE_FORWARD_BYTES)
+        flops = 4 * scores * model.head_size * (2 if backward else 1)
+        return flops / sustained_flops(placed.cluster.device, "bf16") + placed.pass_s(traffic)
     length = job.document_tokens or job.sequence_length
     pairs = placed.tokens * model.attended_tokens(layer, length)
     flops = 4 * pairs * model.heads * model.head_size / placed.layout.tp
@@ -116,19 +115,6 @@ def attention_s(placed: PlacedJob, layer: int, *, backward: bool) -> float:
     rate = sustained_flops(placed.cluster.device, placed.plain_dtype) * share * length / (length + rates.half_tokens)
     rate *= min(1.0, 0.5 + model.head_size / 256)
     return flops * (ATTENTION_BACKWARD_PRODUCTS if backward else 1) / rate
-
-
-# Bytes of unfused attention for a score in fp16: its product, scaled and masked softmax, dropout with its mask, and the
-# product with the values; backward the gradients of each.
-SCORE_FORWARD_BYTES, SCORE_BACKWARD_BYTES = 13, 21
-
-
-def _unfused_attention_s(placed: PlacedJob, *, backward: bool) -> float:
-    model = placed.model
-    scores = placed.tokens * placed.job.sequence_length * model.heads / placed.layout.tp
-    traffic = scores * (SCORE_BACKWARD_BYTES if backward else SCORE_FORWARD_BYTES)
-    flops = 4 * scores * model.head_size * (2 if backward else 1)
-    return flops / sustained_flops(placed.cluster.device, "bf16") + placed.pass_s(traffic)
 
 
 @cache
@@ -228,6 +214,9 @@ class BlockSeconds:
     recomputed: Seconds
 
 
+_BLOCK_SECONDS: dict[tuple[object, ...], BlockSeconds] = {}
+
+
 def block_seconds(placed: PlacedJob, layer: int) -> BlockSeconds:
     """Return the seconds of a block. A search asks for the same operations in many layouts, so they are kept."""
     job, layout, device = placed.job, placed.layout, placed.cluster.device
@@ -237,34 +226,20 @@ def block_seconds(placed: PlacedJob, layer: int) -> BlockSeconds:
     rates = (device.name, device.architecture, device.memory_gb_s, *device.sustained_tflops.items())
     key = (job.model, sizes, kernels, choices, rates)
     if key not in _BLOCK_SECONDS:
-        once = forward(placed, layer)
-        _BLOCK_SECONDS[key] = BlockSeconds(once, backward(placed, layer, once), recomputed(placed, layer, once))
+        products_s = sum(
+            product_s(placed, product, placed.precision.dtype) for product in block_products(placed, layer)
+        )
+        forward = _seconds(placed, layer, products_s, backward=False)
+        backward = _seconds(placed, layer, 2 * products_s, backward=True)
+        _BLOCK_SECONDS[key] = BlockSeconds(forward, backward, recomputed(placed, layer, forward))
     return _BLOCK_SECONDS[key]
 
 
-_BLOCK_SECONDS: dict[tuple[object, ...], BlockSeconds] = {}
-
-
-def forward(placed: PlacedJob, layer: int) -> Seconds:
-    """Return the seconds of a block's forward pass over a micro-batch."""
-    dtype = placed.precision.dtype
-    products = block_products(placed, layer)
-    casts = sum(cast_s(placed, product, backward=False) for product in products)
-    return Seconds(
-        sum(product_s(placed, product, dtype) for product in products),
-        attention_s(placed, layer, backward=False),
-        pass_s(placed, layer, backward=False) + casts,
-    )
-
-
-def backward(placed: PlacedJob, layer: int, once: Seconds) -> Seconds:
-    """Return the seconds of a block's backward pass, without what it computes again; `once` are the forward pass's."""
-    casts = sum(cast_s(placed, product, backward=True) for product in block_products(placed, layer))
-    return Seconds(
-        2 * once.products,
-        attention_s(placed, layer, backward=True),
-        pass_s(placed, layer, backward=True) + casts,
-    )
+def _seconds(placed: PlacedJob, layer: int, products_s: float, *, backward: bool) -> Seconds:
+    """Return the seconds of a pass through a block, without what a backward pass computes again."""
+    casts = sum(cast_s(placed, product, backward=backward) for product in block_products(placed, layer))
+    other = pass_s(placed, layer, backward=backward) + casts
+    return Seconds(products_s, attention_s(placed, layer, backward=backward), other)
 
 
 # torchtitan saves every second product of a block, so that of q, k, v, output, gate, up and down it repeats k, output

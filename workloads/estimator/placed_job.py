@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from workloads.estimator.pipeline import RankLayers, head_rank
 from workloads.hardware.cluster import Cluster, Group
-from workloads.hardware.precisions import Precision, find_precision
+from workloads.hardware.precisions import PRECISIONS
 from workloads.layouts.layout import AttentionKernel, Job
 from workloads.layouts.trainers import Trainer, find_trainer
 
@@ -37,7 +37,7 @@ class PlacedJob:
         layout = job.layout
         self.job, self.cluster, self.model, self.layout = job, cluster, job.model, layout
         self.trainer: Trainer = find_trainer(job.trainer)
-        self.precision: Precision = find_precision(job.precision)
+        self.precision = PRECISIONS[job.precision]
         self.attention_kernel: AttentionKernel = job.attention_kernel or self.trainer.attention
         self.checkpointed_share = layout.count_checkpointed(job.model.layers) / job.model.layers
         self.repeated_share = self.checkpointed_share if layout.checkpointing == "full" else 0.0

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 
-from workloads.estimator.estimate import JobEstimate, StepTime
+from workloads.estimator.estimate import JobEstimate
 from workloads.hardware.cluster import Cluster
 from workloads.layouts.layout import Job
 
@@ -57,10 +57,7 @@ class Comparison:
 def compare(slower: JobEstimate, faster: JobEstimate) -> Comparison:
     """Compare two estimates; a step of other tokens is scaled to the faster job's."""
     scale = faster.tokens / slower.tokens
-    differences = {
-        field.name: scale * getattr(slower.step, field.name) - getattr(faster.step, field.name)
-        for field in fields(StepTime)
-    }
+    differences = {name: scale * seconds - getattr(faster.step, name) for name, seconds in vars(slower.step).items()}
     parts = dict(sorted(differences.items(), key=lambda item: -item[1]))
     total_s = sum(parts.values())
     return Comparison(total_s, total_s / faster.step.total_s, {name: value for name, value in parts.items() if value})
@@ -69,23 +66,16 @@ def compare(slower: JobEstimate, faster: JobEstimate) -> Comparison:
 def alternatives(job: Job, cluster: Cluster) -> dict[str, tuple[Job, Cluster]]:
     """Return the same job with one resource doubled, by what is doubled."""
     topology, device, layout = cluster.topology, cluster.device, job.layout
+    links = replace(topology, link_gb_s=2 * topology.link_gb_s)
+    network = replace(topology, network_gb_s=2 * topology.network_gb_s)
     doubled = {
         "twice the memory": (job, replace(cluster, device=replace(device, memory_gib=2 * device.memory_gib))),
-        "links of twice the bandwidth": (job, _with(cluster, link_gb_s=2 * topology.link_gb_s)),
-        "a network of twice the bandwidth": (job, _with(cluster, network_gb_s=2 * topology.network_gb_s)),
-        "twice the sequences in a step": (
-            replace(job, layout=replace(layout, global_batch=2 * layout.global_batch)),
-            cluster,
-        ),
+        "links of twice the bandwidth": (job, replace(cluster, topology=links)),
     }
-    has_network = cluster.gpus > topology.gpus_per_domain
-    if not has_network:
-        doubled.pop("a network of twice the bandwidth")
-    return doubled
-
-
-def _with(cluster: Cluster, **changes: float) -> Cluster:
-    return replace(cluster, topology=replace(cluster.topology, **changes))  # type: ignore[arg-type]
+    if cluster.gpus > topology.gpus_per_domain:
+        doubled["a network of twice the bandwidth"] = (job, replace(cluster, topology=network))
+    larger = replace(job, layout=replace(layout, global_batch=2 * layout.global_batch))
+    return doubled | {"twice the sequences in a step": (larger, cluster)}
 
 
 @dataclass(frozen=True)

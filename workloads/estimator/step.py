@@ -11,10 +11,9 @@ from workloads.estimator.communication import (
     context_s,
     expert_s,
     exposed,
-    gather_s,
     pipeline_send_s,
     reduce_s,
-    scatter_s,
+    sharded_s,
     tensor_s,
 )
 from workloads.estimator.estimate import JobEstimate, StepTime
@@ -38,8 +37,6 @@ from workloads.models.flops import model_flops_per_token
 # Bytes that FSDP2 copies for a weight that is gathered forward and backward, into and out of the collectives' buffers:
 # ten passes in bf16, fitted to two and four H200s (benchmarks/results/parallel_h200.md). FSDP1 gathers in place.
 GATHER_COPY_BYTES = {"fsdp2": 20, "fsdp1": 8, "megatron_fsdp": 6}
-# Bytes of adding a micro-batch's gradient of a weight to those before: fp32 in Megatron, else bf16.
-GRADIENT_SUM_BYTES = {True: 6, False: 4}
 
 
 @dataclass(frozen=True)
@@ -189,12 +186,15 @@ def _block_time(placed: PlacedJob, layer: int, efficiency: float, with_data_para
         if layout.reshard_after_forward:
             copied = GATHER_COPY_BYTES.get(layout.sharding, 0)
             if placed.is_sharded:  # weights are gathered and gradients reduced in each micro-batch
-                gather = gather_s(placed, weights)
-                reduce = scatter_s(placed, weights) if trainer.averages_copies_once else reduce_s(placed, weights)
+                gather = sharded_s(placed, weights, placed.precision.gathered_bytes)
+                reduce = sharded_s(placed, weights, placed.gradient_bytes)
+                reduce += 0.0 if trainer.averages_copies_once else average_s(placed, weights)
                 data = exposed(gather, forward.total) + exposed(gather + reduce, backward.total)
         gathered = weights.shared if placed.shard_group.ranks * layout.dp_replicate > 1 else 0.0
         gathered += weights.experts if placed.expert_shard_group.ranks > 1 else 0.0
-        added = GRADIENT_SUM_BYTES[trainer.main_gradients] if layout.microbatches > 1 else 0
+        added = 0  # bytes of adding a micro-batch's gradient of a weight to those before: fp32 in Megatron, else bf16
+        if layout.microbatches > 1:
+            added = 6 if trainer.main_gradients else 4
         copies = placed.copy_s(gathered * copied + weights.total * added)
     return BlockTime(
         forward,
@@ -211,7 +211,7 @@ def _block_time(placed: PlacedJob, layer: int, efficiency: float, with_data_para
 def _step_data_parallel_s(placed: PlacedJob, weights: Weights, micro_batch_s: float) -> float:
     """Return the exposed seconds of what data parallelism does once a step."""
     layout = placed.layout
-    reduce, gather = reduce_s(placed, weights), gather_s(placed, weights)
+    reduce, gather = reduce_s(placed, weights), sharded_s(placed, weights, placed.precision.gathered_bytes)
     if placed.is_sharded:
         if layout.reshard_after_forward:
             # The first block's weights are gathered and its gradients reduced with nothing beside them.

@@ -55,15 +55,6 @@ PRECISIONS = {
 }
 
 
-def find_precision(name: str) -> Precision:
-    """Return the recipe.
-
-    Raises:
-        KeyError: the table has none of that name.
-    """
-    return PRECISIONS[name]
-
-
 def sustained_flops(device: Device, dtype: str) -> float:
     """Return the FLOP/s of large products that a device sustains in a data type.
 

@@ -16,7 +16,7 @@ from torch import nn
 
 from workloads.api.contract import Infeasible, Measurement, Rank
 from workloads.api.recipes import Support, support
-from workloads.hardware.precisions import find_precision
+from workloads.hardware.precisions import PRECISIONS
 from workloads.instruments import device as devices
 from workloads.instruments.timing import time_in_turns
 from workloads.llama.model import swiglu
@@ -51,7 +51,7 @@ def apply_recipe(
     unranked = f"emulated: {reason}" if emulate else ""
     if recipe == "bf16":
         return module, unranked
-    multiple = find_precision(recipe).multiple
+    multiple = PRECISIONS[recipe].multiple
     sizes = {size for layer in module.modules() if isinstance(layer, nn.Linear) for size in layer.weight.shape}
     if unfit_sizes := sorted(size for size in sizes | {tokens} if size % multiple):
         raise Infeasible(f"{recipe} needs inputs, outputs and tokens in multiples of {multiple}, not {unfit_sizes[0]}")
