@@ -8,7 +8,7 @@ from functools import cache
 from typing import Any
 
 from workloads.hardware.cluster import Cluster
-from workloads.layouts.layout import Checkpointing, Job, Layout, Sharding
+from workloads.layouts.layout import Checkpointing, Job, Layout
 from workloads.layouts.rules import Site, find_violation, rules_of
 from workloads.layouts.trainers import OWN
 
@@ -142,18 +142,15 @@ class _Space:
             for size in self._degree("micro_batch", divisors(sequences))
             if size <= MAX_MICRO_BATCH or "micro_batch" in self.fixed
         ]
-        experts = self.job.model.experts
+        experts, shardings = self.job.model.experts, self.values("sharding")
+        if not is_sharded:  # this project's trainer has FSDP there too (`Layout.uses_fsdp`)
+            has_fsdp = self.job.trainer == OWN and (self.job.state == "fp32" or dp > 1)
+            shardings = ("fsdp2" if has_fsdp and self.fixed.get("sharding") != "none" else "none",)
         for ep in self._degree("ep", divisors(experts) if experts else (1,)):
-            for sharding in self.values("sharding") if is_sharded else (self._unsharded(dp),):
+            for sharding in shardings:
                 for schedule, stages in self._list_pipelines(pp):
                     choices = {"ep": ep, "sharding": sharding, "schedule": schedule, "stages_per_rank": stages}
                     yield from ({**choices, "micro_batch": size} for size in micro_batches)
-
-    def _unsharded(self, dp: int) -> Sharding:
-        """Return the sharding where nothing is divided: this project's trainer has FSDP there too, which casts fp32
-        weights and averages gradients over replicas (`Layout.uses_fsdp`)."""
-        has_fsdp = self.job.trainer == OWN and (self.job.state == "fp32" or dp > 1)
-        return "fsdp2" if has_fsdp and self.fixed.get("sharding") != "none" else "none"
 
     def _list_pipelines(self, pp: int) -> Iterator[tuple[Any, int]]:
         """Yield the schedules of a pipeline with the stages of each rank."""

@@ -13,8 +13,6 @@ from typing import Any, Literal, get_args
 from workloads.layouts.layout import AttentionKernel, Schedule
 
 EFFICIENCIES = Path(__file__).with_name("efficiencies.csv")
-
-
 OWN = "own"
 Values = Mapping[str, tuple[Any, ...]]  # by the name of a layout's field
 ALL_SCHEDULES = get_args(Schedule)  # those of torch.distributed.pipelining
@@ -177,24 +175,12 @@ _ROWS = (
     FSDP.variant("prime-rl", without=("pp", "tp"), attention="flash2", fused=False),
 )
 TRAINERS = {row.name: row for row in _ROWS}
-SYNONYMS = {
-    "llm_foundry": "llm-foundry",
-    "megatron_lm": "megatron-lm",
-    "megatron_core": "megatron-core",
-    "megatron_bridge": "megatron-bridge",
-    "megatron-deepspeed": "megatron-lm",
-    "nemo_automodel": "nemo-automodel",
-    "automodel": "nemo-automodel",
-    "prime_rl": "prime-rl",
-}
+SYNONYMS = {name.replace("-", "_"): name for name in TRAINERS if "-" in name}
+SYNONYMS |= {"megatron-deepspeed": "megatron-lm", "automodel": "nemo-automodel"}
 
 
 def find_trainer(name: str) -> Trainer:
-    """Return the row of a trainer.
-
-    Raises:
-        KeyError: the table has none of that name.
-    """
+    """Return the row of a trainer. Raises KeyError if the table has none of that name.."""
     return TRAINERS[SYNONYMS.get(name, name)]
 
 

@@ -11,19 +11,12 @@ from typing import Any
 from workloads.models.model import MODELS, Activation, Model, Positions
 
 FAMILIES: dict[str, tuple[Activation, Positions]] = {
-    "llama": ("swiglu", "rope"),
-    "mistral": ("swiglu", "rope"),
-    "qwen2": ("swiglu", "rope"),
-    "qwen3": ("swiglu", "rope"),
+    **dict.fromkeys(("llama", "mistral", "qwen2", "qwen3"), ("swiglu", "rope")),
     "gpt_neox": ("gelu", "rope"),
     "gpt2": ("gelu", "learned"),
     "mpt": ("gelu", "alibi"),
     "nemotron": ("squared_relu", "rope"),
-    "qwen2_moe": ("swiglu", "rope"),
-    "qwen3_moe": ("swiglu", "rope"),
-    "mixtral": ("swiglu", "rope"),
-    "gpt_oss": ("swiglu", "rope"),
-    "deepseek": ("swiglu", "rope"),
+    **dict.fromkeys(("qwen2_moe", "qwen3_moe", "mixtral", "gpt_oss", "deepseek"), ("swiglu", "rope")),
 }
 UNSUPPORTED_FAMILIES = {
     "qwen3_next": "three of four layers are linear attention",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from functools import cached_property
 from pathlib import Path
@@ -180,16 +180,15 @@ class Model:
 SIZES = tuple(item.name for item in fields(Model) if item.compare)
 
 
-def _read_row(row: Mapping[str, str]) -> Model:
-    """Return the model of a row, in which empty cells stand for the defaults."""
-    kinds: dict[str, Callable[[str], Any]] = {"int": int, "bool": "true".__eq__, "float": float, "float | None": float}
-    read = {item.name: kinds.get(str(item.type), str) for item in fields(Model) if row[item.name]}
-    return Model(**{name: convert(row[name]) for name, convert in read.items()})
-
-
 def _read_table() -> dict[str, Model]:
+    """Return the models of the table, in which empty cells stand for the defaults."""
+    kinds: dict[str, Callable[[str], Any]] = {"int": int, "bool": "true".__eq__, "float": float, "float | None": float}
+    convert = {item.name: kinds.get(str(item.type), str) for item in fields(Model)}
     with Path(__file__).with_name("models.csv").open(newline="") as lines:
-        return {row["name"]: _read_row(row) for row in csv.DictReader(lines)}
+        return {
+            row["name"]: Model(**{name: convert[name](text) for name, text in row.items() if text and name in convert})
+            for row in csv.DictReader(lines)
+        }
 
 
 MODELS = _read_table()
