@@ -64,7 +64,6 @@ class ProgramOutput:
 
 
 def attach_output(error: BaseException, output: ProgramOutput) -> None:
-    """Keep a program's output with the exception that ends its trial."""
     error.__dict__["program_output"] = output
 
 
@@ -284,7 +283,6 @@ class Workload:
         raise NotImplementedError
 
     def estimate(self, parameters: Any, machine: Machine) -> Estimate:
-        """Estimate one point without running it."""
         raise NotImplementedError
 
     def list_candidates(

@@ -54,7 +54,6 @@ VENDORS = (NVIDIA, AMD)
 
 
 def has_nvidia_gpus() -> bool:
-    """Return whether this machine has NVIDIA's device files."""
     return NVIDIA in _present_vendors()
 
 
@@ -123,12 +122,11 @@ def _check_devices(vendor: Vendor, gpus: int, environment: Mapping[str, str]) ->
 
 @dataclass(frozen=True)
 class TorchBuild:
-    """What the installed torch is built for: the fields of torch.version, and the folder that it is installed in."""
+    """What the installed torch is built for: the fields of torch.version."""
 
     version: str
     cuda: str | None
     hip: str | None
-    folder: Path
 
     def supports(self, vendor: Vendor) -> bool:
         return bool(self.hip if vendor is AMD else self.cuda)
@@ -147,5 +145,4 @@ def read_torch_build() -> TorchBuild | None:
     fields = dict(re.findall(r"^(__version__|cuda|hip)\b[^=\n]*= *(['\"].*['\"]|None) *$", text, re.MULTILINE))
     if len(fields) < 3:
         return None
-    version, cuda, hip = (ast.literal_eval(fields[name]) for name in ("__version__", "cuda", "hip"))
-    return TorchBuild(version, cuda, hip, Path(folders[0]).parent)
+    return TorchBuild(*(ast.literal_eval(fields[name]) for name in ("__version__", "cuda", "hip")))

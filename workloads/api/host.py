@@ -30,7 +30,6 @@ KERNEL_PARAMETERS = {
 
 
 def version_of(package: str) -> str:
-    """Return the version of an installed package; empty if it is not installed."""
     try:
         return version(package)
     except PackageNotFoundError:
@@ -99,7 +98,6 @@ def node_activity() -> dict[str, Scalar]:
 
 
 def gpu_identities() -> tuple[GpuIdentity, ...]:
-    """Return what each GPU of this machine is, in the order of CUDA's or HIP's numbers."""
     with open_gpus() as gpus:
         return tuple(gpu.identity for gpu in gpus)
 

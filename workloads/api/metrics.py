@@ -144,7 +144,6 @@ METRICS = {metric.name: metric for metric in ROWS}
 
 
 def get_metric(name: str) -> Metric:
-    """Return the row of a metric, or one that only has the name."""
     return METRICS.get(name) or Metric(name)
 
 

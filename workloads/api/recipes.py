@@ -22,8 +22,6 @@ class Support(StrEnum):
 
 @dataclass(frozen=True)
 class Recipe:
-    """One number format with its scales."""
-
     matrix_dtype: str  # the type whose peak a utilization refers to
     needs: str  # what a device without native support lacks
     sm: tuple[int, int] | None  # first and last compute capability whose matrix units take it; None for no NVIDIA GPU
@@ -123,7 +121,6 @@ def support(recipe: str, architecture: str) -> tuple[Support, str]:
 
 
 def is_architecture(text: str) -> bool:
-    """Return whether a text has the form of an architecture."""
     return bool(re.match(r"(cpu|sm\d+|gfx\S+)( |$)", text))
 
 

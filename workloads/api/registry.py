@@ -52,7 +52,6 @@ def _built_in() -> dict[str, type[Workload]]:
 
 
 def _registered() -> dict[str, EntryPoint]:
-    """Return the entry points of other distributions, by the workload's name."""
     points: dict[str, EntryPoint] = {}
     for point in entry_points(group=GROUP):
         if point.name in _built_in():

@@ -68,5 +68,4 @@ def secret_values(arguments: Sequence[str], environment: Mapping[str, str]) -> s
 
 
 def is_secret(name: str) -> bool:
-    """Return whether the name looks like a secret's."""
     return re.fullmatch(_SECRET, name.lstrip("+~-"), re.IGNORECASE) is not None

@@ -1,4 +1,1 @@
-"""Estimates of training on clusters: step time and memory of a job, for any trainer. Standard library only.
-
-Estimates are never reported as measurements.
-"""
+"""Estimates of step time and memory for any trainer, never reported as measurements. Standard library only."""

@@ -74,7 +74,6 @@ def all_to_all_s(cluster: Cluster, group: Group, sent_bytes: float, network_byte
 
 
 def send_s(cluster: Cluster, stride: int, total_bytes: float) -> float:
-    """Return the seconds of sending to the rank `stride` away."""
     topology = cluster.topology
     if stride < topology.gpus_per_domain:
         share = 1 / (topology.gpus_per_domain - 1) if topology.wiring == "pairs" else 1.0
@@ -166,12 +165,10 @@ def average_s(placed: PlacedJob, weights: Weights) -> float:
 
 
 def reduce_s(placed: PlacedJob, weights: Weights) -> float:
-    """Return the seconds of reducing gradients: scattered over shards, then averaged over copies."""
     return sharded_s(placed, weights, placed.gradient_bytes) + average_s(placed, weights)
 
 
 def all_reduced_s(placed: PlacedJob, weights: Weights) -> float:
-    """Return the seconds of averaging gradients that no rank divides."""
     group = Group(placed.layout.dp * placed.layout.cp, placed.layout.tp)
     return all_reduce_s(placed.cluster, group, weights.total * placed.gradient_bytes)
 

@@ -44,7 +44,6 @@ class StepTime:
         return float(sum(vars(self).values()))
 
     def scaled(self, factor: float) -> StepTime:
-        """Return a step of which every part takes `factor` times as long."""
         return StepTime(**{name: factor * seconds for name, seconds in vars(self).items()})
 
 
@@ -112,7 +111,6 @@ class JobEstimate:
 
     @property
     def memory(self) -> StageMemory:
-        """The memory of the pipeline rank that needs the most."""
         return max(self.stages, key=lambda stage: stage.total_gib)
 
     @property
@@ -148,17 +146,14 @@ class Band:
 
     def missing(self, job: Job, cluster: Cluster) -> list[str]:
         """Return what of a job no published run has, in plain words."""
-        missing = []
-        if cluster.device.name not in self.devices:
-            missing.append(f"no published run on {cluster.device.name} is among those that the band rests on")
+        lacks = [f"on {cluster.device.name}"] if cluster.device.name not in self.devices else []
         if not any(trainer.startswith(job.trainer) for trainer in self.trainers):  # megatron: megatron-lm, …
-            missing.append(f"no published run of trainer={job.trainer} is among those that the band rests on")
-        return missing
+            lacks.append(f"of trainer={job.trainer}")
+        return [f"no published run {lacking} is among those that the band rests on" for lacking in lacks]
 
 
 @cache
 def bands() -> dict[str, Band]:
-    """Return the bands by family: dense, moe and memory."""
     with BANDS.open(newline="") as lines:
         return {
             row["family"]: Band(
@@ -172,7 +167,6 @@ def bands() -> dict[str, Band]:
 
 
 def find_band(job: Job) -> Band:
-    """Return the band of a job's step time."""
     return bands()["moe" if job.model.experts else "dense"]
 
 

@@ -24,7 +24,6 @@ def peak_memory_gib(job: Job, cluster: Cluster) -> float:
 
 
 def stage_memories(placed: PlacedJob, ranks: Sequence[int] | None = None) -> tuple[StageMemory, ...]:
-    """Return the memory of each pipeline rank, or of some ranks."""
     model, layout = placed.model, placed.layout
     layers = rank_layers(model, layout)
     ranks = range(len(layers)) if ranks is None else ranks
@@ -69,7 +68,6 @@ def _is_gathered(placed: PlacedJob) -> bool:
 
 
 def _states(placed: PlacedJob, weights: Weights) -> tuple[float, float, float]:
-    """Return the bytes of weights with their masters, of gradients, and of the moments."""
     layout, job = placed.layout, placed.job
     weight_bytes, moment_bytes = STATE_BYTES[job.state]
     if layout.offload_optimizer:

@@ -34,7 +34,6 @@ class Product:
 
 
 def block_products(placed: PlacedJob, layer: int) -> list[Product]:
-    """Return the products of a block's forward pass on one GPU."""
     model, tp, tokens = placed.model, placed.layout.tp, placed.tokens
     heads, kv_heads = model.heads * model.head_size, model.kv_heads * model.head_size
     products = [
@@ -100,7 +99,6 @@ UNKNOWN_RATES = AttentionRates(0.45, 0.4, 900)
 
 
 def attention_s(placed: PlacedJob, layer: int, *, backward: bool) -> float:
-    """Return the seconds of a block's attention over a micro-batch, forward or backward."""
     job, model = placed.job, placed.model
     if placed.attention_kernel == "unfused":
         scores = placed.tokens * job.sequence_length * model.heads / placed.layout.tp
@@ -140,8 +138,6 @@ EAGER_FACTOR = 3.5  # bytes of norms, rotary embeddings and activations in singl
 
 @dataclass(frozen=True)
 class Seconds:
-    """Seconds by kind of operation."""
-
     products: float = 0.0
     attention: float = 0.0
     other: float = 0.0
@@ -177,7 +173,6 @@ def _activation_elements(placed: PlacedJob, layer: int, *, backward: bool) -> fl
 
 
 def pass_s(placed: PlacedJob, layer: int, *, backward: bool) -> float:
-    """Return the seconds of what the memory's bandwidth limits in a block."""
     fused = placed.trainer.fused or placed.job.compiled
     elements = pass_elements(placed, layer, backward=backward) * (1 if fused else EAGER_FACTOR)
     return placed.pass_s(placed.element_bytes * elements) + _permutation_s(placed, layer)

@@ -233,8 +233,6 @@ End = tuple[int, int, str]  # stage, micro-batch, and the direction that has end
 
 @dataclass(frozen=True)
 class Operation:
-    """A pass of a micro-batch through a stage, with its time."""
-
     rank: int
     action: Action
     start_s: float
@@ -283,24 +281,19 @@ def build_timeline(layout: Layout, ranks: Sequence[PassTimes], microbatches: int
                     break
                 start_s = max(free_s[rank], ends_s[needed])
                 free_s[rank] = start_s + seconds[rank][action.kind]
-                ends_s[stage, action.microbatch, _direction(action.kind)] = free_s[rank]
+                direction = "backward" if action.kind == "backward_input" else action.kind
+                ends_s[stage, action.microbatch, direction] = free_s[rank]
                 done.append(Operation(rank, waiting[rank].pop(), start_s, free_s[rank]))
     return sorted(done, key=lambda operation: operation.stop_s)
 
 
 def find_stage(layout: Layout, rank: int, chunk: int) -> int:
-    """Return which stage of the pipeline a rank's stage is."""
     if layout.schedule in V_SCHEDULES and chunk:
         return layout.pp * layout.stages_per_rank - 1 - rank
     return chunk * layout.pp + rank
 
 
-def _direction(kind: Kind) -> str:
-    return "backward" if kind == "backward_input" else kind
-
-
 def _needed_end(action: Action, stage: int, stages: int) -> End | None:
-    """Return what has to end before a pass; None for nothing."""
     if action.kind == "forward":
         return (stage - 1, action.microbatch, "forward") if stage else None
     if action.kind == "backward_weight":

@@ -58,7 +58,6 @@ class PlacedJob:
         self.expert_shard_group = Group(max(1, self.shard_group.ranks * layout.tp // layout.ep), layout.ep)
 
     def pass_s(self, total_bytes: float, instructions_gb_s: float = PASS_INSTRUCTIONS_GB_S) -> float:
-        """Return the seconds of kernels that read and write so many bytes."""
         return self.copy_s(total_bytes) + total_bytes / (instructions_gb_s * 1e9)
 
     def copy_s(self, total_bytes: float) -> float:
@@ -85,7 +84,6 @@ class Weights:
 
 
 def block_gpu_weights(placed: PlacedJob, layer: int) -> Weights:
-    """Return a block's weights on one GPU."""
     model, layout = placed.model, placed.layout
     experts = model.expert_weights(layer) / layout.ep
     return Weights(model.shared_weights(layer) / layout.tp, experts)
@@ -119,7 +117,6 @@ HOST_LINK_GB_S = 25  # between host and GPU, each way, while all GPUs of a host 
 
 
 def optimizer_s(placed: PlacedJob, owned_weights: float) -> float:
-    """Return the seconds of updating a GPU's own weights."""
     update_bytes = UPDATE_BYTES[placed.job.state] * owned_weights
     if not placed.layout.offload_optimizer:
         return placed.copy_s(update_bytes)

@@ -102,7 +102,6 @@ class Reliability:
         return math.sqrt(2 * self.checkpoint_s * self.failure_interval_s(gpus))
 
     def lost_share(self, gpus: int) -> float:
-        """Return the share of the time that checkpoints, lost steps and restarts take."""
         interval_s, failures_s = self.checkpoint_interval_s(gpus), self.failure_interval_s(gpus)
         if math.isinf(failures_s):
             return 0.0
@@ -112,8 +111,6 @@ class Reliability:
 
 @dataclass(frozen=True)
 class TrainingRun:
-    """A whole training: its duration and what it uses."""
-
     days: float
     gpu_hours: float
     cost: float | None

@@ -37,8 +37,6 @@ class Estimator:
 
 @dataclass(frozen=True)
 class Candidate:
-    """A layout with its estimate."""
-
     layout: Layout
     estimate: JobEstimate
 
@@ -120,7 +118,6 @@ class _Search:
         return bound_s, next(self._order), family, way
 
     def _consider(self, layout: Layout) -> None:
-        """Keep a layout that fits, if it is among the best so far."""
         degrees = (layout.dp, layout.tp, layout.cp, layout.pp, layout.ep, layout.stages_per_rank)
         others = (layout.schedule, layout.sharding, layout.checkpointing, layout.reshard_after_forward)
         failed = self._without_room.setdefault((*degrees, *others), [])
@@ -144,9 +141,7 @@ class _Search:
 
     @property
     def _slowest_s(self) -> float:
-        """The step time that a layout has to beat."""
         return -self.best[0][0] if len(self.best) == self._keep else math.inf
 
     def candidate(self, layout: Layout) -> Candidate:
-        """Return the layout with its estimate."""
         return Candidate(layout, self._estimator.estimate(replace(self._job, layout=layout), self._cluster))

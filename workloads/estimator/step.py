@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from workloads.estimator import operations
@@ -81,7 +82,6 @@ def estimate_job(job: Job, cluster: Cluster, efficiency: float | None = None) ->
 
 
 def estimate_step(job: Job, cluster: Cluster) -> StepTime:
-    """Return the step time of `estimate_job`, without the memory."""
     return _estimate_step(PlacedJob(job, cluster))
 
 
@@ -209,7 +209,6 @@ def _block_time(placed: PlacedJob, layer: int, efficiency: float, with_data_para
 
 
 def _step_data_parallel_s(placed: PlacedJob, weights: Weights, micro_batch_s: float) -> float:
-    """Return the exposed seconds of what data parallelism does once a step."""
     layout = placed.layout
     reduce, gather = reduce_s(placed, weights), sharded_s(placed, weights, placed.precision.gathered_bytes)
     if placed.is_sharded:
@@ -227,17 +226,15 @@ def _step_data_parallel_s(placed: PlacedJob, weights: Weights, micro_batch_s: fl
     return exposed(reduce, micro_batch_s * 2 / 3) + exposed(gather, micro_batch_s / 3)
 
 
-def _not_modelled(placed: PlacedJob) -> list[str]:
-    missing = []
+def _not_modelled(placed: PlacedJob) -> Iterator[str]:
+    device, trainer = placed.cluster.device, placed.trainer.name
     if placed.layout.tp > placed.cluster.topology.gpus_per_domain:
-        missing.append("tensor parallelism over the network: latency of small messages under load")
-    device = placed.cluster.device
+        yield "tensor parallelism over the network: latency of small messages under load"
     if device.architecture not in ("sm80", "sm90"):
-        missing.append(f"attention's own rate on {device.name}: no source has it, shares of an H200's stand in")
-    if (placed.trainer.name, device.name) not in efficiencies():
-        missing.append(f"the efficiency of {placed.trainer.name} on {device.name}: that of the nearest pair is taken")
+        yield f"attention's own rate on {device.name}: no source has it, shares of an H200's stand in"
+    if (trainer, device.name) not in efficiencies():
+        yield f"the efficiency of {trainer} on {device.name}: that of the nearest pair is taken"
     if placed.model.experts:
-        missing.append("waiting for the host in mixtures of experts, but for an assumed constant")
+        yield "waiting for the host in mixtures of experts, but for an assumed constant"
     if placed.layout.offload_optimizer:
-        missing.append("the host's memory bandwidth: an assumed constant")
-    return missing
+        yield "the host's memory bandwidth: an assumed constant"

@@ -17,7 +17,6 @@ USUAL = {
 
 
 def layout_words(layout: Layout) -> dict[str, str]:
-    """Return the fields of a layout that a plan searches, as the command takes them."""
     return {
         **{name: str(getattr(layout, name)) for name in DEGREES},
         "schedule": layout.schedule,
@@ -40,8 +39,5 @@ def describe(layout: Layout) -> str:
 
 def write_words(values: Mapping[str, object]) -> str:
     """Return values as the command takes them: `tp=8 reshard_after_forward=false`."""
-    return " ".join(f"{name}={_write_value(value)}" for name, value in values.items())
-
-
-def _write_value(value: object) -> str:
-    return ",".join(map(str, value)) if isinstance(value, tuple) else str(value).lower()
+    texts = {name: ",".join(map(str, v)) if isinstance(v, tuple) else str(v).lower() for name, v in values.items()}
+    return " ".join(f"{name}={text}" for name, text in texts.items())

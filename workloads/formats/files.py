@@ -15,8 +15,6 @@ COMPILING = ("own", "torchtitan")  # trainers with a switch for torch.compile
 
 
 class Format(NamedTuple):
-    """A format of files."""
-
     render: Callable[[Job, int], RenderedFile]  # takes a canonical job and the number of GPUs
     recognises: Callable[[str], bool]
     read: Callable[[str, int | None], FileReading]  # takes a text, and the GPUs where the text does not say it

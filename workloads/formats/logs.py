@@ -20,39 +20,33 @@ LONGEST_LINE = 65536  # characters; no step's line is longer, and only the begin
 LONGEST_ENTRY = 1024  # characters of a line with an entry of the configuration
 GIB = 2**30
 
-# The printed name of a metric: its name in this project, and the factor to this project's unit.
-METRICS = {
-    "elapsed time per iteration (ms)": ("step_time_s", 1e-3),
-    "train_step_timing in s": ("step_time_s", 1.0),
-    "throughput per GPU (TFLOP/s/GPU)": ("tflops_per_gpu", 1.0),
-    "compute per GPU (TFLOP/s/GPU)": ("tflops_per_gpu", 1.0),
-    "TFLOPS_per_GPU": ("tflops_per_gpu", 1.0),
-    "TFLOPs": ("tflops_per_gpu", 1.0),  # Megatron-DeepSpeed: of one GPU too
-    "tflops": ("tflops_per_gpu", 1.0),
-    "tokens per GPU (tokens/s/GPU)": ("tokens_per_s_per_gpu", 1.0),
-    "tokens/s/GPU inst/harmonic mean": ("tokens_per_s_per_gpu", 1.0),
-    "tokens/sec/GPU": ("tokens_per_s_per_gpu", 1.0),
-    "tokens_per_sec_per_gpu": ("tokens_per_s_per_gpu", 1.0),
-    "tps": ("tokens_per_s_per_gpu", 1.0),
-    "wps": ("tokens_per_s_per_gpu", 1.0),  # torchtitan of 2024: words are tokens, of one GPU
-    "mfu": ("mfu", 0.01),
-    "global batch size": ("global_batch", 1.0),
-    "gloabl batch size": ("global_batch", 1.0),  # as Megatron's port for Ascend spells it
-    "global_batch_size": ("global_batch", 1.0),
-    "actual seqlen": ("sequence_length", 1.0),
-    "number of skipped iterations": ("skipped_iterations", 1.0),
-    "lm loss": ("loss", 1.0),
-    "reduced_train_loss": ("loss", 1.0),
-    "loss": ("loss", 1.0),
-    "grad norm": ("grad_norm", 1.0),
-    "grad_norm": ("grad_norm", 1.0),
+# A metric's name in this project, the factor to this project's unit, and the names under which programs print it.
+_PRINTED_METRICS = (
+    ("step_time_s", 1e-3, ("elapsed time per iteration (ms)",)),
+    ("step_time_s", 1.0, ("train_step_timing in s",)),
+    # Of one GPU, also the `TFLOPs` of Megatron-DeepSpeed.
+    ("tflops_per_gpu", 1.0, ("throughput per GPU (TFLOP/s/GPU)", "compute per GPU (TFLOP/s/GPU)")),
+    ("tflops_per_gpu", 1.0, ("TFLOPS_per_GPU", "TFLOPs", "tflops")),
+    ("tokens_per_s_per_gpu", 1.0, ("tokens per GPU (tokens/s/GPU)", "tokens/s/GPU inst/harmonic mean")),
+    # `wps` of torchtitan of 2024: words are tokens, of one GPU.
+    ("tokens_per_s_per_gpu", 1.0, ("tokens/sec/GPU", "tokens_per_sec_per_gpu", "tps", "wps")),
+    ("mfu", 0.01, ("mfu",)),
+    # The second as Megatron's port for Ascend spells it.
+    ("global_batch", 1.0, ("global batch size", "gloabl batch size", "global_batch_size")),
+    ("sequence_length", 1.0, ("actual seqlen",)),
+    ("skipped_iterations", 1.0, ("number of skipped iterations",)),
+    ("loss", 1.0, ("lm loss", "reduced_train_loss", "loss")),
+    ("grad_norm", 1.0, ("grad norm", "grad_norm")),
     # What the allocator reserved, or what the driver saw in use; Primus writes GB and means GiB.
-    "memory": ("peak_device_gib", 1.0),
-    "hip mem usage/free/total/usage_ratio": ("peak_device_gib", 1.0),
-    "rocm mem usage/free/total/usage_ratio": ("peak_device_gib", 1.0),
-    "peak_memory_usage": ("peak_device_gib", 1 / GIB),
-    "mem usages": ("device_memory_share", 1.0),
-}
+    (
+        "peak_device_gib",
+        1.0,
+        ("memory", "hip mem usage/free/total/usage_ratio", "rocm mem usage/free/total/usage_ratio"),
+    ),
+    ("peak_device_gib", 1 / GIB, ("peak_memory_usage",)),
+    ("device_memory_share", 1.0, ("mem usages",)),
+)
+METRICS = {printed: (name, factor) for name, factor, names in _PRINTED_METRICS for printed in names}
 STEP_SIZES = ("global_batch", "sequence_length")  # the sizes of a step, which are no results
 
 # Names in a line about a rank's memory. Megatron's MB are MiB; the other line has GB of 10^9 bytes.

@@ -206,7 +206,6 @@ def _list_obstacles(job: Job) -> Iterator[str]:
 
 
 def support(trainer: str) -> Support:
-    """Return what a program that is built on Megatron-LM can express."""
     values: dict[str, Sequence[object]] = {
         **TRAINERS[trainer].runs,
         "precision": ("bf16", "fp16", "fp32", *FP8_RECIPES),
@@ -315,7 +314,6 @@ def _read_precision(settings: Settings) -> str:
 
 
 def _read_model(settings: Settings) -> Model | None:
-    """Return the model of settings, with Megatron-LM's defaults; None if sizes are missing."""
     sizes = ("num_layers", "hidden_size", "num_attention_heads", "vocab_size")
     if any(not isinstance(settings.get(name), int) for name in sizes):
         return None

@@ -136,7 +136,7 @@ PRIMUS_SUPPORT = replace(PRIMUS_SUPPORT, obstacles=(*PRIMUS_SUPPORT.obstacles, _
 
 
 def render_script(job: Job, gpus: int) -> RenderedFile:
-    """Return the script of a canonical job. Raises UserInputError if Megatron-LM cannot express it.."""
+    """Return the script of a canonical job. Raises UserInputError if Megatron-LM cannot express it."""
     SCRIPT_SUPPORT.check(job)
     settings = build_settings(job) | RUN
     arguments = [word for name, value in settings.items() for word in _argument(name, value)]
@@ -159,13 +159,11 @@ def _argument(name: str, value: Any) -> list[str]:
 
 
 def _shell_script(words: list[str], comment: str, connections: int) -> str:
-    """Return a shell script that runs a command, with one word a line behind the first."""
     command = " \\\n    ".join(words)
     return f"#!/bin/sh\n# {comment}\nexport CUDA_DEVICE_MAX_CONNECTIONS={connections}\nexec {command}\n"
 
 
 def recognises_script(text: str) -> bool:
-    """Return whether a text has arguments of Megatron-LM."""
     return "--num-layers" in text and ("--micro-batch-size" in text or "--global-batch-size" in text)
 
 
@@ -194,7 +192,7 @@ def read_script(text: str, gpus: int | None = None) -> FileReading:
 
 
 def split_words(text: str) -> list[str]:
-    """Return the words of a shell script. Raises UserInputError if a quote is not closed.."""
+    """Return the words of a shell script. Raises UserInputError if a quote is not closed."""
     try:
         return shlex.split(text.replace("\\\n", " "), comments=True)
     except ValueError as error:
@@ -221,7 +219,7 @@ def parse_value(text: str) -> Any:
 
 
 def render_recipe(job: Job, gpus: int) -> RenderedFile:
-    """Return the script of a canonical job. Raises UserInputError if Megatron-Bridge's recipe cannot express it.."""
+    """Return the script of a canonical job. Raises UserInputError if Megatron-Bridge's recipe cannot express it."""
     BRIDGE_SUPPORT.check(job)
     settings = {name: value for name, value in build_settings(job).items() if name not in DERIVED}
     overrides = RECIPE_SETS | {SECTIONS.get(name, f"model.{name}"): value for name, value in settings.items()}
@@ -244,7 +242,6 @@ def render_recipe(job: Job, gpus: int) -> RenderedFile:
 
 
 def recognises_recipe(text: str) -> bool:
-    """Return whether a text is a command with a recipe of Megatron-Bridge."""
     return "run_recipe.py" in text
 
 
@@ -273,7 +270,7 @@ def read_recipe(text: str, gpus: int | None = None) -> FileReading:
 
 
 def render_experiment(job: Job, gpus: int) -> RenderedFile:
-    """Return the experiment file of a canonical job. Raises UserInputError if Primus cannot express it.."""
+    """Return the experiment file of a canonical job. Raises UserInputError if Primus cannot express it."""
     PRIMUS_SUPPORT.check(job)
     nodes, per_node = nodes_of(gpus)
     rank = "" if nodes == 1 else "NODE_RANK=$NODE_RANK MASTER_ADDR=$MASTER_ADDR "
@@ -296,7 +293,6 @@ def render_experiment(job: Job, gpus: int) -> RenderedFile:
 
 
 def recognises_experiment(text: str) -> bool:
-    """Return whether a text is an experiment file of Primus."""
     return "pre_trainer" in text and _find_trainer(text) is not None
 
 

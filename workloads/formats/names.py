@@ -56,7 +56,6 @@ def write_names(job: Job, names: Iterable[Name]) -> dict[str, Any]:
 
 
 def only(when: Callable[[Job], bool], *names: Name) -> Iterator[Name]:
-    """Yield the names, which are written for some jobs only."""
     yield from (replace(name, when=when) for name in names)
 
 
@@ -95,7 +94,6 @@ def _plain(value: object) -> str:
 
 
 def field_of(job: Job, name: str) -> Any:
-    """Return the field of a job, of its layout or of its model."""
     return next(getattr(part, name) for part in (job, job.layout, job.model) if hasattr(part, name))
 
 
@@ -167,7 +165,7 @@ class FileReading:
 
     @property
     def job(self) -> Job:
-        """Return the job in its canonical form. Raises UserInputError if the file does not name the model's sizes.."""
+        """Return the job in its canonical form. Raises UserInputError if the file does not name the model's sizes."""
         if self.model is None:
             raise UserInputError(f"the configuration of {self.trainer} does not name all sizes of the model")
         job = Job(self.model, self.layout, self.sequence_length, self.trainer, self.precision)

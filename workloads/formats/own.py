@@ -140,7 +140,6 @@ def render(job: Job, gpus: int) -> RenderedFile:
 
 
 def recognises(text: str) -> bool:
-    """Return whether a text is a command of this project."""
     return "-m sweeper " in text and "workload=" in text
 
 

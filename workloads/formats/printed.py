@@ -154,7 +154,6 @@ _GROUP_RANKS = re.compile(rf"All ({'|'.join(GROUP_RANKS)}) parallel group ranks:
 
 
 def read_printed(line: str) -> dict[str, Printed]:
-    """Return what one line prints of the configuration, by this project's names."""
     if not _HINT.search(line):
         return {}
     line = strip_colours(line[:LONGEST_LINE]).rstrip()
@@ -191,13 +190,11 @@ class PrintedConfig:
     values: dict[str, list[Printed]] = field(default_factory=dict)
 
     def feed(self, line: str) -> dict[str, Printed]:
-        """Read one line and return what it prints of the configuration."""
         printed = read_printed(line)
         self.add(printed)
         return printed
 
     def add(self, printed: Mapping[str, Printed]) -> None:
-        """Add values to those that were printed before."""
         for name, value in printed.items():
             known = self.values.setdefault(name, [])
             if value not in known:
@@ -205,7 +202,6 @@ class PrintedConfig:
 
 
 def has_configuration(text: str) -> bool:
-    """Return whether a text is a log with a configuration."""
     return _TITAN_START.search(text) is not None or bool(read_arguments(text))
 
 
@@ -258,7 +254,6 @@ def read_arguments(text: str) -> dict[str, Any]:
 
 
 def _read_json(text: str) -> dict[str, Any]:
-    """Return the JSON that torchtitan logs over several lines."""
     lines = [strip_colours(line).rstrip() for line in text.splitlines()]
     start = next(number for number, line in enumerate(lines) if _TITAN_START.search(line))
     matches = [_ENTRY.match(line) for line in lines[start + 1 :]]

@@ -235,7 +235,7 @@ def canonical_state(job: Job) -> Job:
 
 
 def render(job: Job, gpus: int) -> RenderedFile:
-    """Return the configuration of a canonical job. Raises UserInputError if torchtitan 0.2.2 cannot express it.."""
+    """Return the configuration of a canonical job. Raises UserInputError if torchtitan 0.2.2 cannot express it."""
     SUPPORT.check(job)
     sections: dict[str, list[str]] = {}
     for key, value in write_names(job, NAMES).items():
@@ -258,7 +258,6 @@ def _toml_value(value: object) -> str:
 
 
 def recognises(text: str) -> bool:
-    """Return whether a text is a TOML file of torchtitan."""
     try:
         config = tomllib.loads(text)
     except tomllib.TOMLDecodeError:

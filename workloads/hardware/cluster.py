@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 Wiring = Literal["switch", "pairs", "host"]
 
@@ -82,8 +82,6 @@ class Topology:
 
 @dataclass(frozen=True)
 class Cluster:
-    """Equal GPUs on a network."""
-
     device: Device
     topology: Topology
     gpus: int
@@ -109,12 +107,8 @@ UNKNOWN_CLUSTER = Cluster(
 
 
 DEVICE_RATES = Path(__file__).with_name("device_rates.csv")
-NUMBERS: dict[str, type[int] | type[float]] = {
-    "gpus_per_domain": int,
-    **dict.fromkeys(("link_gb_s", "network_gb_s", "oversubscription", "link_latency_s", "network_latency_s"), float),
-}
 REQUIRED = ("gpus_per_domain", "wiring", "link_gb_s", "network_gb_s")
-WIRINGS = ("switch", "pairs", "host")
+WIRINGS = get_args(Wiring)
 
 
 def build_topology(values: Mapping[str, Any]) -> Topology:
@@ -139,17 +133,17 @@ def build_topology(values: Mapping[str, Any]) -> Topology:
         hint = _suggest(str(values["wiring"]), WIRINGS)
         raise ValueError(f"{name}: wiring is '{values['wiring']}'. Allowed: {', '.join(WIRINGS)}{hint}")
     numbers: dict[str, Any] = {}
-    for key, kind in NUMBERS.items():
-        if key not in values:
+    for key in allowed:
+        if key not in values or key in ("name", "wiring"):
             continue
-        value = values[key]
+        value, is_count = values[key], key == "gpus_per_domain"
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise ValueError(f"{name}: {key} is '{value}', which is not a number")
         if not 0 < value < math.inf:
             raise ValueError(f"{name}: {key} is {value}, but has to be above 0 and finite")
-        if kind is int and value != int(value):
+        if is_count and value != int(value):
             raise ValueError(f"{name}: {key} is {value}, but has to be a whole number")
-        numbers[key] = kind(value)
+        numbers[key] = int(value) if is_count else float(value)
     return Topology(name=str(values.get("name", "topology")), wiring=values["wiring"], **numbers)
 
 
@@ -159,7 +153,6 @@ def _suggest(word: str, allowed: Sequence[str]) -> str:
 
 
 def measured_tflops(device: str) -> dict[str, float]:
-    """Return the measured rates of large products on a device by data type; empty where the table has none."""
     return {row["dtype"]: float(row["tflops"]) for row in _device_rates() if row["device"] == device}
 
 

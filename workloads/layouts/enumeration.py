@@ -87,8 +87,6 @@ def list_families(
 
 @dataclass(frozen=True)
 class _Space:
-    """The layouts that `list_families` yields."""
-
     job: Job
     cluster: Cluster
     options: Mapping[str, Sequence[Any]]
@@ -108,7 +106,6 @@ class _Space:
                     yield replace(base, tp=tp, cp=cp, pp=pp, **choices), shards, reshardings
 
     def _list_degrees(self) -> Iterator[tuple[int, int, int, int]]:
-        """Yield dp, the GPUs that train on different sequences, with tp, cp and pp."""
         model, gpus = self.job.model, self.cluster.gpus
         for pp in self._degree("pp", divisors(gpus)):
             if pp > model.layers:
@@ -153,7 +150,6 @@ class _Space:
                     yield from ({**choices, "micro_batch": size} for size in micro_batches)
 
     def _list_pipelines(self, pp: int) -> Iterator[tuple[Any, int]]:
-        """Yield the schedules of a pipeline with the stages of each rank."""
         if pp == 1:
             if self.fixed.get("schedule", "1f1b") == "1f1b" and self.fixed.get("stages_per_rank", 1) == 1:
                 yield "1f1b", 1

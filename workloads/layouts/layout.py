@@ -100,13 +100,11 @@ class Layout:
         return self.checkpointing if (block + 1) % self.checkpointing_freq == 0 else "none"
 
     def count_checkpointed(self, layers: int) -> int:
-        """Return how many of the model's blocks are checkpointed."""
         if self.checkpointed_layers is None:
             return layers if self.checkpointing == "none" else layers // self.checkpointing_freq
         return min(layers, self.checkpointed_layers)
 
     def list_stages(self, pp_rank: int) -> list[int]:
-        """Return the indices of the stages that a pipeline rank has, in ascending order."""
         if self.schedule in V_SCHEDULES:
             return [pp_rank, self.stages - 1 - pp_rank]
         return list(range(pp_rank, self.stages, self.pp))
@@ -121,7 +119,6 @@ class Layout:
         return state == "fp32" or self.dp * self.cp > 1
 
     def __str__(self) -> str:
-        """Describe the layout, such as `dp_shard 4 x tp 2, micro-batch 2 x 8`."""
         degrees = [f"{name} {getattr(self, name)}" for name in DEGREES if getattr(self, name) > 1]
         ring = " (ring)" if self.cp_method == "ring" else ""
         pipeline = f" ({self.schedule}, {self.stages} stages)" if self.pp > 1 else ""

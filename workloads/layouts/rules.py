@@ -41,7 +41,6 @@ class Site:
 
     @classmethod
     def of(cls, cluster: Cluster) -> Site:
-        """Return the site of a plan."""
         device = cluster.device
         return cls(cluster.gpus, cluster.topology.gpus_per_domain, device.name, device.peak_tflops)
 
@@ -73,8 +72,6 @@ class Rule(NamedTuple):
 
 @dataclass(frozen=True)
 class Violation:
-    """A rule that a job breaks, and the reason with its numbers."""
-
     rule: str
     reason: str
 
@@ -319,7 +316,6 @@ def _check_cuda_graph(job: Job, site: Site) -> Iterator[str]:
 
 
 def _check_documents(job: Job, site: Site) -> Iterator[str]:
-    """Check what attention within documents supports."""
     if not job.document_tokens:
         return
     if job.layout.cp > 1:

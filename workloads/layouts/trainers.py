@@ -71,7 +71,6 @@ class Trainer:
     def variant(
         self, name: str, *, runs: Values | None = None, search: Values | None = None, **changes: Any
     ) -> Trainer:
-        """Return another trainer, with `runs` and `search` in place of some fields' values."""
         changes |= {"runs": {**self.runs, **(runs or {})}, "search": {**self.search, **(search or {})}}
         return replace(self, name=name, **changes)
 
@@ -180,20 +179,18 @@ SYNONYMS |= {"megatron-deepspeed": "megatron-lm", "automodel": "nemo-automodel"}
 
 
 def find_trainer(name: str) -> Trainer:
-    """Return the row of a trainer. Raises KeyError if the table has none of that name.."""
+    """Return the row of a trainer. Raises KeyError if the table has none of that name."""
     return TRAINERS[SYNONYMS.get(name, name)]
 
 
 @cache
 def efficiencies() -> dict[tuple[str, str], float]:
-    """Return the calibrated efficiency of each pair of trainer and device."""
     with EFFICIENCIES.open(newline="") as lines:
         return {(row["trainer"], row["device"]): float(row["efficiency"]) for row in csv.DictReader(lines)}
 
 
 @cache
 def find_efficiency(trainer: str, device: str) -> float:
-    """Return the share of the kernels' rates that a trainer reaches on a device."""
     return nearest_efficiency(trainer, device, efficiencies())
 
 

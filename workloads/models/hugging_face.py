@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -77,9 +77,13 @@ def load_model(name: str) -> Model:
         return read_hugging_face(content)
     if name in UNSUPPORTED_FAMILIES:
         raise UnsupportedModel(f"{name} is not modelled: {UNSUPPORTED_FAMILIES[name]}")
-    close = difflib.get_close_matches(name, MODELS, n=1)
-    hint = f" Did you mean {close[0]}?" if close else ""
-    raise UnsupportedModel(f"unknown model '{name}'. Available: {', '.join(MODELS)}, or a path to a config.json.{hint}")
+    available = f"Available: {', '.join(MODELS)}, or a path to a config.json."
+    raise UnsupportedModel(f"unknown model '{name}'. {available}{_suggest(name, MODELS)}")
+
+
+def _suggest(word: str, allowed: Iterable[str]) -> str:
+    close = difflib.get_close_matches(word, list(allowed), n=1)
+    return f" Did you mean {close[0]}?" if close else ""
 
 
 def read_hugging_face(config: Mapping[str, Any]) -> Model:
@@ -89,7 +93,14 @@ def read_hugging_face(config: Mapping[str, Any]) -> Model:
         UnsupportedModel: its family is not modelled, or a size is missing or cannot be.
     """
     family = str(config.get("model_type") or "")
-    _check_family(family, config)
+    if family in UNSUPPORTED_FAMILIES:
+        raise UnsupportedModel(f"{family} is not modelled: {UNSUPPORTED_FAMILIES[family]}")
+    kinds = set(_layer_types(config)) - {"full_attention", "sliding_attention"}
+    if kinds:
+        raise UnsupportedModel(f"layers of kind {', '.join(sorted(kinds))} are not modelled")
+    if family not in FAMILIES:
+        what = f"model_type '{family}' is not modelled" if family else "no model_type"
+        raise UnsupportedModel(f"{what}. Available: {', '.join(FAMILIES)}.{_suggest(family, FAMILIES)}")
     activation, positions = FAMILIES[family]
     sizes = {field: _size(config, field) for field in NAMES}
     missing = [NAMES[key][0] for key in REQUIRED if not sizes[key]]
@@ -107,10 +118,9 @@ def read_hugging_face(config: Mapping[str, Any]) -> Model:
         raise UnsupportedModel(
             f"num_attention_heads {heads} does not divide hidden_size {hidden_size}, and there is no head_dim"
         )
-    sizes["kv_heads"] = kv_heads
-    sizes["head_size"] = sizes["head_size"] or sizes["hidden_size"] // sizes["heads"]
+    sizes["kv_heads"], sizes["head_size"] = kv_heads, sizes["head_size"] or hidden_size // heads
     if not sizes["intermediate_size"]:
-        sizes["intermediate_size"] = (_whole(config, "expansion_ratio") or 4) * sizes["hidden_size"]
+        sizes["intermediate_size"] = (_whole(config, "expansion_ratio") or 4) * hidden_size
     sizes["max_positions"] = sizes["max_positions"] if positions == "learned" else 0
     return Model(
         activation=activation,
@@ -122,23 +132,9 @@ def read_hugging_face(config: Mapping[str, Any]) -> Model:
     )
 
 
-def _check_family(family: str, config: Mapping[str, Any]) -> None:
-    if family in UNSUPPORTED_FAMILIES:
-        raise UnsupportedModel(f"{family} is not modelled: {UNSUPPORTED_FAMILIES[family]}")
-    kinds = set(_layer_types(config)) - {"full_attention", "sliding_attention"}
-    if kinds:
-        raise UnsupportedModel(f"layers of kind {', '.join(sorted(kinds))} are not modelled")
-    if family not in FAMILIES:
-        close = difflib.get_close_matches(family, FAMILIES, n=1)
-        hint = f" Did you mean {close[0]}?" if close else ""
-        what = f"model_type '{family}' is not modelled" if family else "no model_type"
-        raise UnsupportedModel(f"{what}. Available: {', '.join(FAMILIES)}.{hint}")
-
-
 def _size(config: Mapping[str, Any], field: str) -> int:
     """Return a size by the first of its names that the file has; 0 where it has none or says null."""
-    limit = MAX_LAYERS if field == "layers" else MAX_SIZE
-    least = 1 if field in REQUIRED else 0
+    limit, least = MAX_LAYERS if field == "layers" else MAX_SIZE, 1 if field in REQUIRED else 0
     return next((_whole(config, key, least, limit) for key in NAMES[field] if config.get(key) is not None), 0)
 
 

@@ -92,7 +92,6 @@ class Model:
         return self.experts > 0 and layer >= self.dense_layers
 
     def attends_to_all(self, layer: int) -> bool:
-        """Return whether a layer attends to the whole sequence."""
         every = self.window_every
         return not self.window or bool(every and layer % every == every - 1)
 
@@ -108,7 +107,6 @@ class Model:
 
     @cached_property
     def layer_kinds(self) -> dict[LayerKind, int]:
-        """Return one layer of each kind."""
         return {self.layer_kind(layer): layer for layer in range(self.layers)}
 
     def linear(self, layer: LayerName) -> tuple[int, int]:
@@ -126,7 +124,6 @@ class Model:
 
     @property
     def attention_weights(self) -> int:
-        """Return the weights of the projections to queries, keys and values, and of the output."""
         return self.hidden_size * self.head_size * 2 * (self.heads + self.kv_heads)
 
     def mlp_weights(self, intermediate_size: int) -> int:
@@ -140,7 +137,6 @@ class Model:
         return routed + self.mlp_weights(self.shared_expert_intermediate_size)
 
     def expert_weights(self, layer: int) -> int:
-        """Return the weights of all routed experts of a block."""
         return self.experts * self.mlp_weights(self.expert_intermediate_size) if self.has_experts(layer) else 0
 
     def shared_weights(self, layer: int) -> int:

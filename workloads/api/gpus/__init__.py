@@ -52,8 +52,6 @@ class GpuLimits:
 
 @dataclass(frozen=True)
 class GpuErrors:
-    """Errors of a GPU's memory."""
-
     ecc: bool | None = None  # error correction is on
     uncorrected_errors: int | None = None  # since the GPU was made (NVIDIA) or since the driver was loaded (AMD)
     retired_pages: int | None = None  # that are no longer used because of errors
@@ -61,8 +59,6 @@ class GpuErrors:
 
 @dataclass(frozen=True)
 class GpuReading:
-    """One reading of a GPU's sensors."""
-
     clock_mhz: float | None = None  # of the streaming multiprocessors; of an AMD GPU the mean of its dies
     power_w: float | None = None
     # A counter of the energy that this device alone has drawn, from any start; it never decreases. None if there is
