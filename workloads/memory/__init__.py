@@ -66,7 +66,7 @@ class Memory(Workload):
         if not is_sum and not torch.equal(target, source):
             raise ArithmeticError(f"operation={operation}: the result is wrong")
         return Measurement(
-            executed=times | {"operation": operation, "mib": source.nbytes // devices.MIB, "repeats": len(times_s)},
+            executed=vars(parameters) | {"mib": source.nbytes // devices.MIB, "repeats": len(times_s)},
             step_times_s=times_s,
             independent=True,
             bytes_per_step=MOVED[operation] * source.nbytes,
