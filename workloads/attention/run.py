@@ -186,8 +186,9 @@ def build_calls(parameters: AttentionParameters, inputs: Inputs) -> AttentionCal
 
     Raises Infeasible with PyTorch's reasons if the kernel does not support the inputs.
     """
+    causal = parameters.causal
     if not rules.KERNELS[parameters.kernel].backend:  # a package's own functions, which need no autograd graph
-        kernel, causal = KERNELS[parameters.kernel], parameters.causal
+        kernel = KERNELS[parameters.kernel]
         q, k, v = (x.detach() for x in inputs[:3])
         try:
             kept_out, lse = kernel.forward(q, k, v, causal)
@@ -204,9 +205,7 @@ def build_calls(parameters: AttentionParameters, inputs: Inputs) -> AttentionCal
     def forward() -> Tensor:
         # The memory-efficient kernel has no grouped heads: keys and values are repeated, which its time contains.
         k, v = (x.repeat_interleave(repeat, 1) if repeat > 1 else x for x in (inputs.k, inputs.v))
-        return functional.scaled_dot_product_attention(
-            inputs.q, k, v, is_causal=parameters.causal, enable_gqa=repeat == 1
-        )
+        return functional.scaled_dot_product_attention(inputs.q, k, v, is_causal=causal, enable_gqa=repeat == 1)
 
     choose_backend(inputs.q, *(x.repeat_interleave(repeat, 1) for x in (inputs.k, inputs.v)))
     try:

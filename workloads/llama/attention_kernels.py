@@ -164,9 +164,8 @@ def _aiter_fwd(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> tuple[Tensor, T
     arguments = _rocm_arguments(q, causal) | {"return_lse": True, "return_softmax": False, "sink_size": 0}
     arguments |= dict.fromkeys(("bias", "q_descale", "k_descale", "v_descale"))
     known = inspect.signature(_flash_attn_forward).parameters  # sink_size and the scales came with 0.1.8
-    out, lse, *_ = _flash_attn_forward(
-        *_by_tokens(q, k, v), **{name: value for name, value in arguments.items() if name in known}
-    )
+    arguments = {name: value for name, value in arguments.items() if name in known}
+    out, lse, *_ = _flash_attn_forward(*_by_tokens(q, k, v), **arguments)
     return out.transpose(1, 2), lse
 
 

@@ -23,6 +23,7 @@ from workloads.models.model import Model
 
 NamedTensors = dict[str, Tensor]
 KeysValues = Tensor  # [sequences, tokens, 2 * kv_heads, head_size], keys rotated
+Past = KeysValues | None  # those of the earlier pieces of the sequences; None for whole sequences
 
 # The activations of one chunk that the backward pass can use, by name. It recomputes those that are missing.
 #   x         the block's input [tokens, hidden_size]
@@ -92,21 +93,17 @@ class BlockMath:
         """Return a block's weights as the forward pass, or a recomputation, and the backward pass take them."""
         return weights
 
-    def forward(
-        self, weights: NamedTensors, x: Tensor, rope: Tensor, past_kv: KeysValues | None
-    ) -> tuple[Tensor, Activations]:
+    def forward(self, weights: NamedTensors, x: Tensor, rope: Tensor, past_kv: Past) -> tuple[Tensor, Activations]:
         """Return the block's output [tokens, hidden_size] for one chunk, and all of its activations.
 
-        `rope` is `rope_table` at the chunk's positions. `past_kv` has the keys and values of the earlier pieces of the
-        sequences; None for whole sequences.
+        `rope` is `rope_table` at the chunk's positions.
         """
-        activations = self._compute_missing(weights, {"x": x}, rope, past_kv)
+        activations = {"x": x}
+        self._compute_missing(weights, activations, rope, past_kv)
         hidden = self._swiglu(activations["gate"], activations["up"])
         return torch.addmm(activations["residual"], hidden, weights["down.weight"].t()), activations
 
-    def _compute_missing(
-        self, weights: NamedTensors, activations: Activations, rope: Tensor, past_kv: KeysValues | None
-    ) -> Activations:
+    def _compute_missing(self, weights: NamedTensors, activations: Activations, rope: Tensor, past_kv: Past) -> None:
         """Add the missing activations. The last GEMM is not among them: the backward pass does not need its output."""
         self._compute_attention(weights, activations, rope, past_kv)
         if "residual" not in activations:
@@ -116,11 +113,8 @@ class BlockMath:
         if missing := [name for name in halves if name not in activations]:
             normed = self.norm(activations["residual"], weights["mlp_norm.weight"])
             activations |= {name: torch.mm(normed, halves[name].t()) for name in missing}
-        return activations
 
-    def _compute_attention(
-        self, weights: NamedTensors, activations: Activations, rope: Tensor, past_kv: KeysValues | None
-    ) -> None:
+    def _compute_attention(self, weights: NamedTensors, activations: Activations, rope: Tensor, past_kv: Past) -> None:
         if "q" not in activations:
             activations["q"], activations["kv"] = self._project_qkv(weights, activations["x"], rope)
         if "attn_out" not in activations:
@@ -146,7 +140,7 @@ class BlockMath:
         activations: Activations,
         rope: Tensor,
         d_out: Tensor,
-        past_kv: KeysValues | None = None,
+        past_kv: Past = None,
         kv_gradients: Pair | None = None,
     ) -> Tensor:
         """Return the gradient of x and add those of the weights to `gradients`.
@@ -197,7 +191,7 @@ class BlockMath:
         return d_residual
 
     def _attention_backward(
-        self, activations: Activations, d_attn_out: Tensor, past_kv: KeysValues | None, kv_gradients: Pair | None
+        self, activations: Activations, d_attn_out: Tensor, past_kv: Past, kv_gradients: Pair | None
     ) -> Gradients:
         q, kv, attn_out, lse = (activations.pop(name) for name in ("q", "kv", "attn_out", "lse"))
         out, d_out = attn_out.view(q.shape).transpose(1, 2), d_attn_out.view(q.shape).transpose(1, 2)

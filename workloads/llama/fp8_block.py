@@ -11,7 +11,7 @@ from torch import Tensor
 
 from workloads.llama.attention import Pair
 from workloads.llama.attention_kernels import Kernel
-from workloads.llama.block import Activations, BlockMath, KeysValues, NamedTensors, accumulate
+from workloads.llama.block import Activations, BlockMath, NamedTensors, Past, accumulate
 from workloads.llama.fp8_quantize import Casts, Fp8Matrix, Granularity, halve, multiply
 from workloads.models.model import Model
 
@@ -65,17 +65,14 @@ class Fp8BlockMath(BlockMath):
                 operands[name + SCALE] = scale
         return operands
 
-    def forward(
-        self, weights: NamedTensors, x: Tensor, rope: Tensor, past_kv: KeysValues | None
-    ) -> tuple[Tensor, Activations]:
-        activations = self._compute_missing(weights, {"x": x}, rope, past_kv)
+    def forward(self, weights: NamedTensors, x: Tensor, rope: Tensor, past_kv: Past) -> tuple[Tensor, Activations]:
+        activations = {"x": x}
+        self._compute_missing(weights, activations, rope, past_kv)
         hidden = self._casts.swiglu(activations["gate"], activations["up"])
         out = multiply(hidden, _operand(weights, "down.weight", ROWS), fast=True)
         return out.add_(activations["residual"]), activations
 
-    def _compute_missing(
-        self, weights: NamedTensors, activations: Activations, rope: Tensor, past_kv: KeysValues | None
-    ) -> Activations:
+    def _compute_missing(self, weights: NamedTensors, activations: Activations, rope: Tensor, past_kv: Past) -> None:
         self._compute_attention(weights, activations, rope, past_kv)
         normed: Fp8Matrix | None = None
         if "residual" not in activations:
@@ -86,7 +83,6 @@ class Fp8BlockMath(BlockMath):
             normed = normed or self._add_and_norm(weights, "mlp_norm.weight", activations["residual"])[1]
             halves = dict(zip(("gate", "up"), halve(_operand(weights, "gate_up.weight", ROWS)), strict=True))
             activations |= {name: multiply(normed, halves[name], fast=True) for name in missing}
-        return activations
 
     def _add_and_norm(
         self, weights: NamedTensors, name: str, x: Tensor, addend: Tensor | None = None
@@ -105,7 +101,7 @@ class Fp8BlockMath(BlockMath):
         activations: Activations,
         rope: Tensor,
         d_out: Tensor,
-        past_kv: KeysValues | None = None,
+        past_kv: Past = None,
         kv_gradients: Pair | None = None,
     ) -> Tensor:
         self._compute_missing(weights, activations, rope, past_kv)

@@ -63,10 +63,8 @@ class TritonCasts(Casts):
         total = x if addend is None else torch.empty_like(x)
         rows = _allocate(tokens, features, x.device, scale)
         inputs = (x, x if addend is None else addend, weight, x if scale is None else scale)
-        options = {"ADD": addend is not None, "SCALED": scale is not None, "SIZE": triton.next_power_of_2(features)}
-        kernels.norm_kernel[(tokens,)](
-            *inputs, total, *rows, tokens, features, eps, **options, BLOCK=BLOCK, num_warps=4
-        )
+        flags = {"ADD": addend is not None, "SCALED": scale is not None, "SIZE": triton.next_power_of_2(features)}
+        kernels.norm_kernel[(tokens,)](*inputs, total, *rows, tokens, features, eps, **flags, BLOCK=BLOCK, num_warps=4)
         return total, rows
 
     def norm_backward(

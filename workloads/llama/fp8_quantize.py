@@ -70,10 +70,8 @@ def multiply(a: Fp8Matrix, b: Fp8Matrix, bias: Tensor | None = None, *, fast: bo
         out = (a.data.float() @ b.data.float().t()) * (a.scale * b.scale)
         return (out if bias is None else out + bias.float()).bfloat16()
     if is_tensorwise:
-        one_scale = functional.ScalingType.TensorWise
-        return functional.scaled_mm(
-            a.data, b.data.t(), a.scale, one_scale, b.scale, one_scale, bias=bias, use_fast_accum=fast
-        )
+        whole = functional.ScalingType.TensorWise
+        return functional.scaled_mm(a.data, b.data.t(), a.scale, whole, b.scale, whole, bias=bias, use_fast_accum=fast)
     if on_cpu:
         out = (dequantize(a) @ dequantize(b).t()).bfloat16()
     else:

@@ -228,9 +228,7 @@ def _errors_db(exact: nn.Module, converted: nn.Module, x: torch.Tensor, d_out: t
     return {name: formats.sqnr_db(expected, actual) for name, expected, actual in zip(names, *results, strict=True)}
 
 
-def predict_speedup(
-    parameters: LinearParameters, baseline: nn.Module, architecture: str, device: torch.device
-) -> float:
+def predict_speedup(parameters: LinearParameters, module: nn.Module, architecture: str, device: torch.device) -> float:
     """Return the speed-up over bf16 that a roofline of this device's own rates predicts (Williams et al. 2009).
 
     The rates are measured by this call. A step takes the time of its GEMMs on the matrix units plus that of its casts
@@ -249,7 +247,7 @@ def predict_speedup(
     def medians_s(*steps: Callable[[], object]) -> list[float]:
         return [statistics.median(times_s) for times_s in time_in_turns(steps, device, warmup=2, repeats=10)]
 
-    for layer in _linear_layers(baseline):
+    for layer in _linear_layers(module):
         out_features, in_features = layer.weight.shape
         x = torch.randn(parameters.tokens, in_features, device=device, dtype=torch.bfloat16)
         weight = layer.weight.detach()
