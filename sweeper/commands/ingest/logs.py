@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -33,12 +34,7 @@ class Run:
     """The steps of one start of the program that have the same batch and sequence length, and what it reports."""
 
     start: int
-    config: Mapping[str, Any]
-    mesh: Mapping[str, int]
-    memory: Mapping[str, float]
-    device: str
-    model: str
-    dtype: str
+    log: LogReader  # as it was at the first of these steps
     steps: list[Step] = field(default_factory=list)
 
     @property
@@ -63,13 +59,13 @@ class Run:
     def get_size(self, name: str) -> int | None:
         """Return the batch or the sequence length: as the steps print it, else as configured; None if unknown."""
         printed = self.steps[0].metrics.get(name)
-        return imported.as_positive_int(self.config.get(name) if printed is None else int(printed))
+        return imported.as_positive_int(self.log.reported_config.get(name) if printed is None else int(printed))
 
     def count_devices(self) -> int | None:
         """Return the number of devices: as reported, else the product of the degrees of Megatron."""
-        degrees = [imported.as_positive_int(self.config.get(name)) for name in ("dp", "tp", "pp")]
-        product = math.prod(degree or 0 for degree in degrees) * (imported.as_positive_int(self.config.get("cp")) or 1)
-        return imported.as_device_count(self.config.get("gpus")) or imported.as_device_count(product)
+        sizes = {name: imported.as_positive_int(value) for name, value in self.log.reported_config.items()}
+        product = math.prod(sizes.get(name) or 0 for name in ("dp", "tp", "pp")) * (sizes.get("cp") or 1)
+        return imported.as_device_count(sizes.get("gpus")) or imported.as_device_count(product)
 
 
 def is_log(path: Path) -> bool:
@@ -138,31 +134,28 @@ def _read_runs(path: Path, reader: LogReader) -> list[Run]:
                 raise UserInputError(f"{path}: has more than {MAX_STEPS:,} steps")
             key = (step.start, *(step.metrics.get(name) for name in STEP_SIZES))
             if key not in runs:
-                reported = (reader.reported_config, reader.mesh, reader.memory)
-                runs[key] = Run(step.start, *reported, reader.device, reader.model, reader.dtype)
+                runs[key] = Run(step.start, copy(reader))
             runs[key].steps.append(step)
     return list(runs.values())
 
 
 def _build_result(name: str, run: Run, program: str, notes: Sequence[str]) -> ImportedResult:
     batch, length = run.get_size("global_batch"), run.get_size("sequence_length")
-    params = {name: value for name, value in {**run.config, **run.mesh}.items() if name != "gpus"}
+    log, steps, steady_steps, notes = run.log, run.timed_steps, run.steady_steps, list(notes)
+    params = {name: value for name, value in {**log.reported_config, **log.mesh}.items() if name != "gpus"}
     params |= {"sequence_length": length, "global_batch": batch}
-    params |= {"model": run.model, "dtype": run.dtype or DTYPE_OF.get(program, "")}
-    metrics = {
-        name: [
-            step.metrics[name] for step in (run.steady_steps if name in CLAIMS else run.steps) if name in step.metrics
-        ]
-        for name in (*CLAIMS, *MEMORY)
-    }
-    claims = {name: statistics.median(metrics[name]) for name in CLAIMS if metrics[name]}
-    memory = {name: max(metrics[name]) for name in MEMORY if metrics[name]}
+    params |= {"model": log.model, "dtype": log.dtype or DTYPE_OF.get(program, "")}
+    metrics = {}
+    for metric in (*CLAIMS, *MEMORY):
+        of_steps = steady_steps if metric in CLAIMS else run.steps
+        metrics[metric] = [step.metrics[metric] for step in of_steps if metric in step.metrics]
+    claims = {metric: statistics.median(metrics[metric]) for metric in CLAIMS if metrics[metric]}
+    memory = {metric: max(metrics[metric]) for metric in MEMORY if metrics[metric]}
     losses = [step.metrics["loss"] for step in run.steps if "loss" in step.metrics]
-    steps, notes = run.timed_steps, list(notes)
     if len(steps) == 1:
         notes.append(f"one timed step, number {steps[0].number}: whether it is warm-up is unknown")
-    if run.config.get("batch_rampup"):
-        notes.append(f"the batch ramps up: {run.config['batch_rampup']}")
+    if rampup := log.reported_config.get("batch_rampup"):
+        notes.append(f"the batch ramps up: {rampup}")
     if skipped := sum(step.metrics.get("skipped_iterations", 0) for step in steps):
         notes.append(f"{skipped:.0f} iterations skipped the optimizer, and are shorter than others")
     return ImportedResult(
@@ -171,9 +164,9 @@ def _build_result(name: str, run: Run, program: str, notes: Sequence[str]) -> Im
         step_times_s=run.times_s,
         tokens_per_step=(batch or 0) * (length or 0),
         devices=run.count_devices(),
-        device=run.device,
+        device=log.device,
         claims=Claims(claims, flops=FLOPS_OF.get(program, "its own")),
-        metrics=dict(run.memory) | memory,  # the most of any step and rank
+        metrics=log.memory | memory,  # the most of any step and rank
         machine_info={"program": program, "loss": f"{losses[-1]:g}" if losses else ""},
         contradictions=tuple(_find_contradictions(run, claims)),
         notes=tuple(notes),
@@ -181,30 +174,24 @@ def _build_result(name: str, run: Run, program: str, notes: Sequence[str]) -> Im
 
 
 def _find_contradictions(run: Run, claims: Mapping[str, float]) -> Iterator[str]:
-    printed, configured = (
-        run.steps[0].metrics.get("global_batch"),
-        imported.as_positive_int(run.config.get("global_batch")),
-    )
-    if printed and configured and printed != configured and not run.config.get("batch_rampup"):
+    config, mesh = run.log.reported_config, run.log.mesh
+    printed, configured = run.steps[0].metrics.get("global_batch"), imported.as_positive_int(config.get("global_batch"))
+    if printed and configured and printed != configured and not config.get("batch_rampup"):
         yield f"the configuration has a global batch size of {configured}, the steps print {printed:g}"
-    reported = {
-        name: imported.as_positive_int(value) for name, value in {**run.config, **run.mesh}.items() if name in DEGREES
-    }
-    degrees = {name: degree for name, degree in reported.items() if degree}
-    gpus, is_whole = (
-        imported.as_device_count(run.config.get("gpus")),
-        bool(run.mesh) or {"dp", "tp", "pp"} <= degrees.keys(),
-    )
+    reported = {name: value for name, value in {**config, **mesh}.items() if name in DEGREES}
+    degrees = {name: degree for name, value in reported.items() if (degree := imported.as_positive_int(value))}
+    gpus, is_whole = imported.as_device_count(config.get("gpus")), bool(mesh) or {"dp", "tp", "pp"} <= degrees.keys()
     if gpus and is_whole and math.prod(degrees.values()) != gpus:
         layout = " x ".join(f"{name} {degree}" for name, degree in degrees.items())
         yield f"the parallel degrees {layout} do not give {gpus} GPUs"
+    steady_steps = run.steady_steps
     for name, unit in (("tokens_per_s_per_gpu", "tokens"), ("tflops_per_gpu", "TFLOP")):
-        rates = [(step.metrics.get(name, 0.0), step.metrics["step_time_s"]) for step in run.steady_steps]
+        rates = [(step.metrics.get(name, 0.0), step.metrics["step_time_s"]) for step in steady_steps]
         work = [rate * time_s for rate, time_s in rates if rate >= MIN_PRECISE_CLAIM]
         if work and max(work) > (1 + imported.CLAIM_TOLERANCE) * min(work):  # equal steps are equal work
             amounts = f"{format_number(min(work))} to {format_number(max(work))} {unit} a step and GPU"
             yield f"the claimed {name} times the step time is {amounts}, though all steps are of the same size"
-    hardware = imported.get_hardware(run.device)
+    hardware = imported.get_hardware(run.log.device)
     peak_tflops = hardware.dense_peak_tflops.get("bf16") if hardware else None
     if peak_tflops and (mfu := claims.get("mfu")) and (tflops := claims.get("tflops_per_gpu")):
         derived_mfu = tflops / peak_tflops

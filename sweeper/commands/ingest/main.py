@@ -20,13 +20,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from sweeper.cli.command import StoreRequest, Subcommand, Tracking, switch, words
-from sweeper.commands.ingest.imported import (
-    ImportedResult,
-    add_device,
-    derive_metrics,
-    find_contradictions,
-    get_hardware,
-)
+from sweeper.commands.ingest import imported
+from sweeper.commands.ingest.imported import ImportedResult, derive_metrics
 from sweeper.commands.ingest.readers import detect_format
 from sweeper.common.format import count, format_number, printable
 from sweeper.config.catalogue import catalogue
@@ -68,22 +63,22 @@ def import_paths(request: IngestRequest) -> int:
     The exit code is 2 if a file that the command names, or every file, cannot be imported.
     """
     uri = None if request.check else request.open_uri()
-    if request.device and get_hardware(request.device) is None:
+    if request.device and imported.get_hardware(request.device) is None:
         raise UserInputError(f"device={request.device}: unknown device. {suggest(request.device, catalogue())}")
-    imported, refused, named_refused = 0, 0, 0
+    accepted, refused, named_refused = 0, 0, 0
     for path in map(Path, request.paths):
         for file in list_files(path):
             try:
                 print(printable(import_file(file, uri, request.tracking.experiment, request.device)), flush=True)
-                imported += 1
+                accepted += 1
             except UserInputError as error:
                 refused += 1
                 named_refused += file == path
                 print(f"refused: {printable(str(error))}", file=sys.stderr if file == path else sys.stdout, flush=True)
-    if imported + refused > 1:
+    if accepted + refused > 1:
         done = "read" if request.check else "imported"
-        print(f"{count(imported + refused, 'file')}: {imported} {done}, {refused} refused")
-    if not imported:
+        print(f"{count(accepted + refused, 'file')}: {accepted} {done}, {refused} refused")
+    if not accepted:
         raise UserInputError("no file could be imported")
     return 2 if named_refused else 0
 
@@ -103,7 +98,7 @@ def import_file(path: Path, uri: str | None, experiment: str, device: str = "") 
         UserInputError: the file has no supported format, is damaged or has no result. Nothing is written then.
     """
     file_format = detect_format(path)
-    results = [add_device(result, path, device) for result in file_format.read(path)]
+    results = [imported.add_device(result, path, device) for result in file_format.read(path)]
     if not results:
         raise UserInputError(f"{path}: has no result")
     program = results[0].machine_info.get("program")
@@ -116,7 +111,7 @@ def import_file(path: Path, uri: str | None, experiment: str, device: str = "") 
     messages = [
         f"contradiction in {result.name}: {contradiction}"
         for result in results
-        for contradiction in find_contradictions(result, derive_metrics(result))
+        for contradiction in imported.find_contradictions(result, derive_metrics(result))
     ]
     messages += [f"note: {note}" for note in dict.fromkeys(note for result in results for note in result.notes)]
     shown = messages if uri is None else messages[:SHOWN_MESSAGES]

@@ -88,15 +88,14 @@ def _build_parameters(work: str, results: Sequence[BestResult]) -> Iterator[Char
     if trials["platform"].nunique() > 1:
         with_platform = pd.concat([trials["platform"], parameters], axis="columns")
     label = f"{SPEED_UNITS[results[0].speed_metric]} per device"
-    figure = parameter_charts.build_parallel_coordinates(
-        with_platform, trials["rank"], trials["speed_per_device"], label
-    )
+    ranks, speeds = trials["rank"], trials["speed_per_device"]
+    figure = parameter_charts.build_parallel_coordinates(with_platform, ranks, speeds, label)
     most = parameter_charts.MAX_LINES
     shown = f"{len(trials)} trials" if len(trials) <= most else f"the {most} fastest of {len(trials)} trials"
     note = f"Lines are {shown}, the redder the faster on their platform. {AXES_NOTE}"
     width_px = AXIS_WIDTH_PX * len(figure.data[0].dimensions)
     yield Chart(f"Parallel coordinates: {work}", [figure], note, width_px)
-    if importances := parameter_charts.compute_importances(trials["rank"], parameters):
+    if importances := parameter_charts.compute_importances(ranks, parameters):
         figure = parameter_charts.build_importances(importances)
         yield Chart(f"Parameter importances: {work}", [figure], IMPORTANCES_NOTE)
 
@@ -168,9 +167,8 @@ def _build_scaling(title: str, results: Sequence[BestResult], sweeps: pd.DataFra
 def _read_projection(result: BestResult, sweeps: pd.DataFrame) -> tuple[dict[int, float], str]:
     """Return tokens/s by the number of devices, as the sweep of this result projected them, and what it assumed."""
     column = f"tag.projected_{result.speed_metric}"
-    if column not in sweeps:
-        return {}, ""
-    stored = sweeps[(sweeps["tag.sweeper.study"] == result.trial["tag.sweeper.study"]) & sweeps[column].notna()]
+    is_sweep = sweeps["tag.sweeper.study"] == result.trial["tag.sweeper.study"]
+    stored = sweeps[is_sweep & sweeps[column].notna()] if column in sweeps else sweeps[:0]
     if not len(stored):
         return {}, ""
     speeds = {int(count): float(speed) for count, speed in json.loads(stored[column].iloc[0]).items()}
