@@ -9,8 +9,9 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
+from sweeper.cli.command import writing
 from sweeper.config.validation import build
 from sweeper.metrics.intervals import Interval
 from sweeper.results.runs import Run, run_of_interval
@@ -136,31 +137,24 @@ def read(path: Path) -> History:
     Raises:
         UserInputError: it is missing, or not a history that this version reads.
     """
+    prefix = f"file={path}: "
     try:
         content = json.loads(path.read_text())
     except FileNotFoundError as error:
-        raise UserInputError(
-            f"file={path}: there is no such file. `python -m sweeper history append` creates it from the last sweep"
-        ) from error
+        hint = "`python -m sweeper history append` creates it from the last sweep"
+        raise UserInputError(f"{prefix}there is no such file. {hint}") from error
     except OSError as error:
-        raise UserInputError(f"file={path}: {describe_os_error(error)}") from error
+        raise UserInputError(f"{prefix}{describe_os_error(error)}") from error
     except ValueError as error:  # of JSON and of UTF-8
-        raise UserInputError(f"file={path}: not valid JSON: {error}") from error
-    try:
-        return _parse(content)
-    except UserInputError as error:
-        raise UserInputError(f"file={path}: {error}") from error
-
-
-def _parse(content: Any) -> History:
+        raise UserInputError(f"{prefix}not valid JSON: {error}") from error
     schema = content.get("schema") if isinstance(content, Mapping) else None
     if not isinstance(schema, int) or not isinstance(content.get("series"), list):
-        raise UserInputError('not a history: it must have "schema" and a list of "series"')
+        raise UserInputError(f'{prefix}not a history: it must have "schema" and a list of "series"')
     if schema != SCHEMA:
-        raise UserInputError(f"schema {schema}: this version of sweeper reads {SCHEMA}")
+        raise UserInputError(f"{prefix}schema {schema}: this version of sweeper reads {SCHEMA}")
     series = []
     for n, values in enumerate(content["series"], 1):
-        place, runs = f"series {n}", []
+        place, runs = f"{prefix}series {n}", []
         if not isinstance(values, Mapping) or not isinstance(values.get("runs"), list):
             raise UserInputError(f'{place}: must be an object with a list of "runs"')
         identity = build(Identity, {name: value for name, value in values.items() if name != "runs"}, f"{place}: ")
@@ -182,13 +176,11 @@ def write(path: Path, history: History) -> None:
         for series in history.series
     ]
     text = json.dumps({"schema": SCHEMA, "series": content}, indent=1)
-    try:
+    with writing("file", path):
         with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=path.name, delete=False) as file:
             file.write(f"{text}\n")
         Path(file.name).chmod(0o644)
         Path(file.name).replace(path)
-    except OSError as error:
-        raise UserInputError(f"file={path}: cannot be written: {describe_os_error(error)}") from error
 
 
 def round_value(value: float) -> float:

@@ -233,7 +233,7 @@ def _is_driven(sweep: StoredSweep, host: str) -> bool:
 
 
 def delete(sweep: StoredSweep, uri: str | None = None) -> list[str]:
-    """Delete the runs of a sweep at `uri`, by default the store that it recorded, then its folder. Returns lines.
+    """Delete the runs of a sweep at `uri`, by default the store that it recorded, and its folder. Return a report.
 
     Raises:
         UserInputError: the sweep runs, or its store cannot be reached. Then nothing is deleted.

@@ -107,9 +107,9 @@ def select_varying_parameters(trials: pd.DataFrame) -> pd.DataFrame:
 
 
 def rank_trials(results: Sequence[BestResult]) -> pd.DataFrame:
-    """Return the trials of several platforms for one kind of work, with `platform` and `speed_per_device` added.
+    """Return the trials of several platforms for one kind of work with their `platform` and `speed_per_device`.
 
-    And `rank`, the one among the platform's trials: 1 for the fastest, near 0 for the slowest.
+    `rank` is the one among the platform's trials: 1 for the fastest, near 0 for the slowest.
     """
     parts = []
     for platform, result in zip(list_names(results), results, strict=True):

@@ -113,13 +113,14 @@ def _build_figure(panel: Panel, names: Sequence[str], colors: Sequence[str]) -> 
         # Bars of a color are one trace: plotly warns in the console of patterned bars that have a list of colors.
         for n, color in enumerate(dict.fromkeys(colors)):
             bars = [(name, value) for name, of, value in zip(names, colors, values, strict=True) if of == color]
+            labels = {"name": series, "offsetgroup": series, "legendgroup": series, "showlegend": not n}
             figure.add_bar(
                 x=[value.value for _, value in bars],
                 y=[name for name, _ in bars],
                 error_x=build_error_bars([value for _, value in bars]),
                 marker={"color": color, "pattern": {"shape": pattern}, "line": {"width": 1, "color": GREY}},
-                **{"name": series, "offsetgroup": series, "legendgroup": series},
-                **{"orientation": "h", "showlegend": not n},
+                orientation="h",
+                **labels,
             )
     for name, color, spread in zip(names, colors, panel.spread, strict=False):
         figure.add_box(x=spread[:MAX_POINTS], name=name, marker_color=color, boxpoints="outliers")
