@@ -8,16 +8,25 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from sweeper.commands.plan.answer import answer, search, tokens_of_a_day
+from sweeper.commands.plan.answer import ESTIMATOR, answer, search, tokens_of_a_day
 from sweeper.commands.plan.main import COMMAND
 from sweeper.commands.plan.request import TOKENS_PER_STEP, build_problem, default_batch, read_request
 from sweeper.commands.plan.text import round_to_band
+from sweeper.preflight.clusters import build_cluster
 from sweeper.preflight.corrections import Correction, Place, keep
+from tests.support.planner import flatten
 from workloads.api.errors import UserInputError
 from workloads.api.registry import load
+from workloads.estimator.search import USABLE_MEMORY, find_layouts
+from workloads.estimator.step import estimate_job
+from workloads.layouts.enumeration import list_families
+from workloads.layouts.layout import Job, Layout
+from workloads.layouts.trainers import TRAINERS
+from workloads.models.hugging_face import load_model
 from workloads.parallel import ParallelParameters
 
 SMALL = ["model=llama3_8b", "hardware=h100", "gpus=8", "micro_batch=1", "cp=1"]
@@ -286,3 +295,33 @@ def test_what_sweeps_measured_on_such_a_cluster_corrects_its_plan_alone(
     assert f"measured  step times x 1.25, the median of 7 layouts of {measured_name}" in capsys.readouterr().out
     others = (["gpus=16", f"trainer={trainer}"], ["gpus=8", "trainer=nemo"])
     assert all(build_problem(read_request([*SMALL[:2], *other])).correction is None for other in others)
+
+
+SMALL_SPACES: list[tuple[str, str, str, int, int, dict[str, Any]]] = [
+    ("llama3_8b", "own", "h100", 8, 16, {"cp": 1}),
+    ("llama3_70b", "torchtitan", "h200", 16, 32, {"cp": 1, "tp": 8}),
+    ("llama3_70b", "own", "h100_96gb", 32, 64, {"reshard_after_forward": True, "cp": 1, "micro_batch": 1, "tp": 4}),
+    ("qwen3_30b_a3b", "megatron", "h100", 8, 16, {"cp": 1, "tp": 2, "micro_batch": 1}),
+    ("llama3_8b", "deepspeed", "a100", 12, 24, {}),
+]
+
+
+@pytest.mark.parametrize(("model", "trainer", "device", "gpus", "batch", "fixed"), SMALL_SPACES)
+def test_pruning_keeps_the_layouts_that_an_estimate_of_each_one_puts_first(
+    model: str, trainer: str, device: str, gpus: int, batch: int, fixed: dict[str, Any]
+) -> None:
+    layout = Layout(global_batch=batch)
+    template, target = Job(load_model(model), layout, 4096, trainer), build_cluster(device, None, gpus)
+    options, fixed = TRAINERS[trainer].search, {**TRAINERS[trainer].fixed_degrees(), **fixed}
+    estimates = [
+        estimate_job(replace(template, layout=layout), target)
+        for layout in flatten(list_families(template, target, options, fixed))
+    ]
+    usable_gib = USABLE_MEMORY * target.device.memory_gib
+    fitting = sorted(e.step.total_s for e in estimates if e.memory.total_gib <= usable_gib)
+    assert 0 < len(fitting) < len(estimates)
+    for kept in (1, 20):
+        result = find_layouts(template, target, ESTIMATOR, options, fixed, kept)
+        assert [candidate.estimate.step.total_s for candidate in result.best] == pytest.approx(fitting[:kept])
+        assert result.estimated + result.too_large + result.slower == len(estimates)
+        assert result.estimated < len(fitting) or len(fitting) <= kept
