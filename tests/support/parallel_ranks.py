@@ -9,11 +9,12 @@ import socket
 import traceback
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
+from functools import partialmethod
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from tests.support.gloo_fp8 import fp8_over_gloo
 from workloads.api.contract import Rank
@@ -30,6 +31,7 @@ from workloads.parallel.apply import (
     gather_gradients,
     separate_group_names,
 )
+from workloads.parallel.run import profile_communication
 from workloads.parallel.stage import build_initializer
 from workloads.parallel.train import Batch, TokenSource, Trainer, local_sequences
 
@@ -44,12 +46,16 @@ class Trained:
 
     Attributes:
         fp8_gathers: as in `workloads.parallel.apply.fp8_gathers`.
+        graphs: what compiled blocks are; each may serve many blocks.
+        calls: collectives of the last step, as in `profile_communication`, where blocks are compiled.
     """
 
     losses: list[float]
     gradients: dict[str, Tensor]
     norm: float
     fp8_gathers: dict[str, bool] = field(default_factory=dict)
+    graphs: int = 0
+    calls: dict[str, float] = field(default_factory=dict)
 
 
 def draw_batch(document_tokens: int = 0) -> Batch:
@@ -69,12 +75,14 @@ class Call:
     Attributes:
         sequence_number: differs between calls.
         exact_fp8_sums: as in `fp8_over_gloo`.
+        backend: of the compiler; empty for PyTorch's own.
     """
 
     sequence_number: int
     layout: Layout
     spec: ModelSpec
     exact_fp8_sums: bool = False
+    backend: str = ""
 
 
 def initialize(name: str, size: tuple[int, ...]) -> Tensor:
@@ -88,9 +96,16 @@ def train(call: Call, rank: Rank) -> Trained:
     device, layout = devices.device_of(rank), call.layout
     is_emulated = call.spec.recipe.startswith("fp8") and device.type == "cpu"
     emulation = fp8_over_gloo(exact_sums=call.exact_fp8_sums) if is_emulated else nullcontext()
-    with process_group(rank, device), emulation:
-        if call.spec.compiled:
-            torch.compiler.reset()  # what earlier calls compiled counts against the limit of recompilations
+    stats: dict[str, int] = {}
+    if call.spec.compiled:
+        from torch._dynamo.utils import counters  # takes 2 s
+
+        torch.compiler.reset()  # as a trial does
+        stats = counters["stats"]
+        stats.clear()
+    with process_group(rank, device), emulation, pytest.MonkeyPatch.context() as patch:
+        if call.backend:
+            patch.setattr(nn.Module, "compile", partialmethod(nn.Module.compile, backend=call.backend))
         if layout.tp_overlap == "async":
             separate_group_names(call.sequence_number)
         groups = build_groups(layout, device.type)
@@ -102,8 +117,10 @@ def train(call: Call, rank: Rank) -> Trained:
         gradients = {name: gradient.to(CPU, copy=True) for name, gradient in gradients.items()}
         trainer.update()
         norm = float(trainer.gradient_norm)  # type: ignore[arg-type]
-        losses += [float(trainer.step(local)) for _ in range(STEPS - 1)]
-        return Trained(losses, gradients, norm, fp8_gathers(stages[0]))
+        calls: dict[str, float] = {}
+        with profile_communication(device, calls) if call.spec.compiled else nullcontext():
+            losses += [float(trainer.step(local)) for _ in range(STEPS - 1)]
+        return Trained(losses, gradients, norm, fp8_gathers(stages[0]), stats.get("unique_graphs", 0), calls)
 
 
 def serve(number: int, device: str, port: int, calls: Any, answers: Any) -> None:
@@ -148,12 +165,12 @@ class Ranks:
                     patch.setenv("CUDA_VISIBLE_DEVICES", str(n))  # as a worker sees it
                 process.start()
 
-    def train(self, layout: Layout, *, exact_fp8_sums: bool = False, **fields: Any) -> list[Trained]:
+    def train(self, layout: Layout, *, exact_fp8_sums: bool = False, backend: str = "", **fields: Any) -> list[Trained]:
         """Train on as many processes as the layout has ranks. Returns each rank's result."""
         self._sequence_number += 1
         spec = ModelSpec(SHAPE, LENGTH, **({"dtype": torch.float32} | fields))
         for calls in self._calls[: layout.gpus]:
-            calls.put(Call(self._sequence_number, layout, spec, exact_fp8_sums))
+            calls.put(Call(self._sequence_number, layout, spec, exact_fp8_sums, backend))
         results: dict[int, Trained] = {}
         for _ in range(layout.gpus):
             number, answer = self._answers.get(timeout=100)

@@ -126,6 +126,7 @@ ROWS = (
     Metric("predicted_copy_wait_share"),
     Metric("optimizer_share", "", "", LESS),
     Metric("communication_share"),
+    Metric("computation_share"),
     Metric("exposed_share"),
     Metric("idle_share"),
     Metric("temperature_c", "°C", "", LESS, needs=Need.GPU),

@@ -242,8 +242,7 @@ def _apply_layout(stage: Stage, spec: ModelSpec, layout: Layout, groups: Groups,
         for block in stage.blocks.values():
             is_inside = isinstance(block, CheckpointedBlock) and block.checkpointing == "full"
             compiled: Any = block.block if is_inside else block
-            # ContextAttention is not compiled: a graph ends before it.
-            compiled.compile(dynamic=False, fullgraph=layout.cp == 1, options=options)
+            compiled.compile(dynamic=False, fullgraph=True, options=options)
     if layout.uses_fsdp(spec.state):
         shard_stage(stage, groups.fsdp_mesh, spec.dtype, reshard_after_forward=layout.reshard_after_forward)
     stage.rope = rope

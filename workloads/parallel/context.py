@@ -12,8 +12,8 @@ collectives.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import NamedTuple
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -21,7 +21,9 @@ from torch import Tensor
 
 from workloads.layouts.layout import ContextMethod
 from workloads.llama.attention import attend, attend_backward, merge_attention
-from workloads.llama.attention_kernels import Kernel
+from workloads.llama.attention_kernels import KERNELS, Kernel
+
+Attended = tuple[Tensor, Tensor, Tensor]  # out, lse, and the keys and values for the backward pass
 
 
 def _select_visible(length: int, rank: int, source: int) -> tuple[slice, slice, bool]:
@@ -52,54 +54,44 @@ class _Hop:
         return self._arriving
 
 
-class RingAttention(torch.autograd.Function):
-    """Causal attention of this rank's queries to the keys and values of all ranks."""
+def _ring_forward(kernel: Kernel, group: dist.ProcessGroup, q: Tensor, k: Tensor, v: Tensor) -> Attended:
+    ranks, rank = dist.get_world_size(group), dist.get_rank(group)
+    local = keys_values = torch.cat([k, v], dim=1)
+    out, lse = torch.empty(0), torch.empty(0)
+    for hop in range(ranks):
+        coming = _Hop(keys_values, group) if hop < ranks - 1 else None
+        rows, columns, causal = _select_visible(q.shape[2], rank, (rank - hop) % ranks)
+        part_k, part_v = keys_values[:, :, columns].chunk(2, dim=1)
+        part_out, part_lse = kernel.forward(q[:, :, rows], part_k, part_v, causal)
+        if hop == 0:
+            out, lse = part_out.float(), part_lse.clone()  # in fp32, since each hop adds to it
+        else:
+            merged = merge_attention(out[:, :, rows], lse[:, :, rows], part_out, part_lse)
+            out[:, :, rows], lse[:, :, rows] = merged
+        keys_values = coming.wait() if coming else keys_values
+    return out.to(q.dtype), lse, local
 
-    @staticmethod
-    def forward(ctx, q: Tensor, k: Tensor, v: Tensor, kernel: Kernel, group: dist.ProcessGroup) -> Tensor:  # type: ignore[no-untyped-def]
-        ranks, rank = dist.get_world_size(group), dist.get_rank(group)
-        keys_values = torch.cat([k, v], dim=1)
-        out, lse = torch.empty(0), torch.empty(0)
-        for hop in range(ranks):
-            coming = _Hop(keys_values, group) if hop < ranks - 1 else None
-            rows, columns, causal = _select_visible(q.shape[2], rank, (rank - hop) % ranks)
-            part_k, part_v = keys_values[:, :, columns].chunk(2, dim=1)
-            part_out, part_lse = kernel.forward(q[:, :, rows], part_k, part_v, causal)
-            if hop == 0:
-                out, lse = part_out.float(), part_lse.clone()  # in fp32, since each hop adds to it
-            else:
-                merged = merge_attention(out[:, :, rows], lse[:, :, rows], part_out, part_lse)
-                out[:, :, rows], lse[:, :, rows] = merged
-            keys_values = coming.wait() if coming else keys_values
-        out = out.to(q.dtype)
-        ctx.kernel, ctx.group = kernel, group
-        ctx.save_for_backward(q, k, v, out, lse)
-        return out
 
-    @staticmethod
-    def backward(ctx, d_out: Tensor):  # type: ignore[no-untyped-def]
-        q, k, v, out, lse = ctx.saved_tensors
-        ranks, rank = dist.get_world_size(ctx.group), dist.get_rank(ctx.group)
-        keys_values = torch.cat([k, v], dim=1)
-        d_q = torch.zeros_like(q, dtype=torch.float32)
-        d_coming: _Hop | None = None
-        for hop in range(ranks):
-            coming = _Hop(keys_values, ctx.group) if hop < ranks - 1 else None
-            rows, columns, causal = _select_visible(q.shape[2], rank, (rank - hop) % ranks)
-            part_k, part_v = keys_values[:, :, columns].chunk(2, dim=1)
-            row_d_out, row_out, row_lse = (tensor[:, :, rows].contiguous() for tensor in (d_out, out, lse))
-            part_d_q, *part_d_kv = ctx.kernel.backward(
-                row_d_out, q[:, :, rows], part_k, part_v, row_out, row_lse, causal
-            )
-            d_q[:, :, rows] += part_d_q
-            # The gradient of these keys and values travels behind them, and arrives at their rank after the last hop.
-            d_keys_values = d_coming.wait() if d_coming else torch.zeros_like(keys_values, dtype=torch.float32)
-            d_keys_values[:, :, columns] += torch.cat(part_d_kv, dim=1)
-            d_coming = _Hop(d_keys_values, ctx.group)
-            keys_values = coming.wait() if coming else keys_values
-        assert d_coming is not None
-        d_k, d_v = d_coming.wait().to(q.dtype).chunk(2, dim=1)
-        return d_q.to(q.dtype), d_k, d_v, None, None
+def _ring_backward(
+    kernel: Kernel, group: dist.ProcessGroup, d_out: Tensor, q: Tensor, keys_values: Tensor, out: Tensor, lse: Tensor
+) -> tuple[Tensor, Tensor]:
+    ranks, rank = dist.get_world_size(group), dist.get_rank(group)
+    d_q = torch.zeros_like(q, dtype=torch.float32)
+    d_coming: _Hop | None = None
+    for hop in range(ranks):
+        coming = _Hop(keys_values, group) if hop < ranks - 1 else None
+        rows, columns, causal = _select_visible(q.shape[2], rank, (rank - hop) % ranks)
+        part_k, part_v = keys_values[:, :, columns].chunk(2, dim=1)
+        row_d_out, row_out, row_lse = (tensor[:, :, rows].contiguous() for tensor in (d_out, out, lse))
+        part_d_q, *part_d_kv = kernel.backward(row_d_out, q[:, :, rows], part_k, part_v, row_out, row_lse, causal)
+        d_q[:, :, rows] += part_d_q
+        # The gradient of these keys and values travels behind them, and arrives at their rank after the last hop.
+        d_keys_values = d_coming.wait() if d_coming else torch.zeros_like(keys_values, dtype=torch.float32)
+        d_keys_values[:, :, columns] += torch.cat(part_d_kv, dim=1)
+        d_coming = _Hop(d_keys_values, group)
+        keys_values = coming.wait() if coming else keys_values
+    assert d_coming is not None
+    return d_q.to(q.dtype), d_coming.wait().to(q.dtype)
 
 
 def local_positions(length: int, cp: int, rank: int) -> Tensor:
@@ -112,55 +104,103 @@ class ContextAttention:
     """Causal attention over a group of ranks. q, k, v: of this rank's tokens, [batch, heads, length, head_size]."""
 
     def __init__(self, kernel: Kernel, group: dist.ProcessGroup, method: ContextMethod = "allgather") -> None:
-        self.kernel, self._group, self._function = kernel, group, _FUNCTIONS[method]
+        self.kernel, self.method = kernel, method
+        self._group_name = group.group_name
+        _GROUPS[group.group_name] = group
 
-    @property
-    def method(self) -> ContextMethod:  # by the function that runs
-        return next(method for method, function in _FUNCTIONS.items() if function is self._function)
-
-    @torch.compiler.disable
     def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        out: Tensor = self._function.apply(q, k, v, self.kernel, self._group)
+        out: Tensor = attend_over_ranks(q, k, v, self.kernel.name, self._group_name, self.method)[0]
         return out
 
 
-class _AllGatherAttention(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, q: Tensor, k: Tensor, v: Tensor, kernel: Kernel, group: dist.ProcessGroup) -> Tensor:  # type: ignore[no-untyped-def]
-        ctx.kernel, ctx.group = kernel, group
-        keys_values = _all_gather_sequence(torch.cat([k, v], dim=1), group)
-        outs, lses = [], []
-        for part in _split(q, keys_values, group):
-            out, lse = attend(kernel, part.q, part.k, part.v, part.earlier)
-            outs.append(out)
-            lses.append(lse)
-        ctx.save_for_backward(q, keys_values, *outs, *lses)
-        return torch.cat(outs, dim=2)
-
-    @staticmethod
-    def backward(ctx, d_out: Tensor):  # type: ignore[no-untyped-def]
-        q, keys_values, out0, out1, lse0, lse1 = ctx.saved_tensors
-        d_keys_values = torch.zeros_like(keys_values, dtype=torch.float32)
-        d_k, d_v = d_keys_values.chunk(2, dim=1)
-        d_q = []
-        parts = zip(_split(q, keys_values, ctx.group), d_out.chunk(2, dim=2), (out0, out1), (lse0, lse1), strict=True)
-        for part, d_out_part, out, lse in parts:
-            (d_q_part, d_k_part, d_v_part), d_earlier = attend_backward(
-                ctx.kernel, d_out_part.contiguous(), part.q, part.k, part.v, out, lse, part.earlier
-            )
-            d_q.append(d_q_part)
-            d_k[:, :, part.positions] += d_k_part
-            d_v[:, :, part.positions] += d_v_part
-            if d_earlier is not None:
-                d_k[:, :, : part.positions.start] += d_earlier[0]
-                d_v[:, :, : part.positions.start] += d_earlier[1]
-        d_k_local, d_v_local = _reduce_scatter_sequence(d_keys_values.to(q.dtype), ctx.group).chunk(2, dim=1)
-        return torch.cat(d_q, dim=2), d_k_local, d_v_local, None, None
+# The groups of this process by name: operations of `torch.library` take no objects. Names count from 0 again in each
+# trial, so that what is compiled for one trial serves the next.
+_GROUPS: dict[str, dist.ProcessGroup] = {}
 
 
-_FUNCTIONS: dict[ContextMethod, type[torch.autograd.Function]] = {
-    "allgather": _AllGatherAttention,
-    "ring": RingAttention,
+# One operation to the compiler, collectives inside: a block with it is one graph, and selective checkpointing saves its
+# results. PyTorch's cache on disk knows it by its name alone: other shapes of results need another name.
+@torch.library.custom_op("gpu_sweeper::attend_over_ranks", mutates_args=())
+def attend_over_ranks(
+    q: Tensor, k: Tensor, v: Tensor, kernel: str, group: str, method: str
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return out, lse, and the keys and values that the backward pass takes, those of all ranks or this one's."""
+    out, lse, keys_values = _METHODS[method][0](KERNELS[kernel], _GROUPS[group], q, k, v)
+    return out.contiguous(), lse.contiguous(), keys_values.contiguous()
+
+
+@torch.library.custom_op("gpu_sweeper::attend_over_ranks_backward", mutates_args=())
+def _attend_over_ranks_backward(
+    d_out: Tensor, q: Tensor, keys_values: Tensor, out: Tensor, lse: Tensor, kernel: str, group: str, method: str
+) -> tuple[Tensor, Tensor]:
+    d_q, d_keys_values = _METHODS[method][1](KERNELS[kernel], _GROUPS[group], d_out, q, keys_values, out, lse)
+    return d_q.contiguous(), d_keys_values.contiguous()
+
+
+@attend_over_ranks.register_fake
+def _(q: Tensor, k: Tensor, v: Tensor, kernel: str, group: str, method: str) -> Attended:
+    batch, heads, length, head_size = q.shape
+    kept = length * (dist.get_world_size(_GROUPS[group]) if method == "allgather" else 1)
+    lse = q.new_empty((batch, heads, length), dtype=torch.float32)
+    return q.new_empty(q.shape), lse, k.new_empty((batch, 2 * k.shape[1], kept, head_size))
+
+
+@_attend_over_ranks_backward.register_fake
+def _(
+    d_out: Tensor, q: Tensor, keys_values: Tensor, out: Tensor, lse: Tensor, kernel: str, group: str, method: str
+) -> tuple[Tensor, Tensor]:
+    return q.new_empty(q.shape), q.new_empty((q.shape[0], keys_values.shape[1], *q.shape[2:]))
+
+
+def _save_for_backward(ctx: Any, inputs: tuple[Any, ...], output: Attended) -> None:
+    q, _, _, *ctx.names = inputs
+    out, lse, keys_values = output
+    ctx.save_for_backward(q, keys_values, out, lse)
+    ctx.mark_non_differentiable(lse, keys_values)
+
+
+def _backward(ctx: Any, d_out: Tensor, *_: Any) -> tuple[Any, ...]:
+    q, keys_values, out, lse = ctx.saved_tensors
+    d_q, d_keys_values = _attend_over_ranks_backward(d_out.contiguous(), q, keys_values, out, lse, *ctx.names)
+    return d_q, *d_keys_values.chunk(2, dim=1), None, None, None
+
+
+attend_over_ranks.register_autograd(_backward, setup_context=_save_for_backward)
+ATTEND_OVER_RANKS = torch.ops.gpu_sweeper.attend_over_ranks.default
+
+
+def _gathered_forward(kernel: Kernel, group: dist.ProcessGroup, q: Tensor, k: Tensor, v: Tensor) -> Attended:
+    keys_values = _all_gather_sequence(torch.cat([k, v], dim=1), group)
+    outs, lses = zip(
+        *(attend(kernel, part.q, part.k, part.v, part.earlier) for part in _split(q, keys_values, group)), strict=True
+    )
+    return torch.cat(outs, dim=2), torch.cat(lses, dim=2), keys_values
+
+
+def _gathered_backward(
+    kernel: Kernel, group: dist.ProcessGroup, d_out: Tensor, q: Tensor, keys_values: Tensor, out: Tensor, lse: Tensor
+) -> tuple[Tensor, Tensor]:
+    d_keys_values = torch.zeros_like(keys_values, dtype=torch.float32)
+    d_k, d_v = d_keys_values.chunk(2, dim=1)
+    d_q = []
+    halves = zip(*(tensor.chunk(2, dim=2) for tensor in (d_out, out, lse)), strict=True)
+    for part, half in zip(_split(q, keys_values, group), halves, strict=True):
+        d_out_part, out_part, lse_part = (tensor.contiguous() for tensor in half)
+        (d_q_part, d_k_part, d_v_part), d_earlier = attend_backward(
+            kernel, d_out_part, part.q, part.k, part.v, out_part, lse_part, part.earlier
+        )
+        d_q.append(d_q_part)
+        d_k[:, :, part.positions] += d_k_part
+        d_v[:, :, part.positions] += d_v_part
+        if d_earlier is not None:
+            d_k[:, :, : part.positions.start] += d_earlier[0]
+            d_v[:, :, : part.positions.start] += d_earlier[1]
+    return torch.cat(d_q, dim=2), _reduce_scatter_sequence(d_keys_values.to(q.dtype), group)
+
+
+_METHODS: dict[str, tuple[Callable[..., Attended], Callable[..., tuple[Tensor, Tensor]]]] = {
+    "allgather": (_gathered_forward, _gathered_backward),
+    "ring": (_ring_forward, _ring_backward),
 }
 
 
@@ -187,18 +227,18 @@ def _split(q: Tensor, keys_values: Tensor, group: dist.ProcessGroup) -> Iterator
 
 def _all_gather_sequence(local: Tensor, group: dist.ProcessGroup) -> Tensor:
     """Return all tokens of the sequence in order, of each rank's tokens [batch, heads, length, head_size]."""
-    ranks = dist.get_world_size(group)
-    gathered = [torch.empty_like(local, memory_format=torch.contiguous_format) for _ in range(ranks)]
-    dist.all_gather(gathered, local.contiguous(), group=group)
+    gathered = local.new_empty((dist.get_world_size(group), *local.shape))
+    dist.all_gather_into_tensor(gathered.flatten(0, 1), local.contiguous(), group=group)
     fronts, backs = zip(*(rank_tokens.chunk(2, dim=2) for rank_tokens in gathered), strict=True)
     return torch.cat([*fronts, *reversed(backs)], dim=2)
 
 
 def _reduce_scatter_sequence(full: Tensor, group: dist.ProcessGroup) -> Tensor:
     """Return this rank's tokens of the sum over ranks."""
-    ranks, rank = dist.get_world_size(group), dist.get_rank(group)
+    ranks = dist.get_world_size(group)
     parts = full.chunk(2 * ranks, dim=2)
-    pairs = [torch.cat([parts[r], parts[2 * ranks - 1 - r]], dim=2) for r in range(ranks)]
-    local = torch.empty_like(pairs[rank])
-    dist.reduce_scatter(local, pairs, group=group)
-    return local
+    local = full.new_empty((2, *parts[0].shape))
+    dist.reduce_scatter_tensor(
+        local, torch.stack([parts[part] for rank in range(ranks) for part in (rank, -1 - rank)]), group=group
+    )
+    return torch.cat(list(local), dim=2)

@@ -18,6 +18,7 @@ from workloads.api.contract import Infeasible, Measurement, Rank, Scalar
 from workloads.instruments import device as devices
 from workloads.instruments.distributed import process_group
 from workloads.instruments.telemetry import GpuReadings, monitor_gpu
+from workloads.instruments.torch_internals import recorded_events
 from workloads.llama.attention import AttentionShape
 from workloads.llama.pytorch_attention import DocumentAttention, fastest_attention
 from workloads.models.flops import RecomputedLayer, hardware_flops_per_token, model_flops_per_token
@@ -50,35 +51,43 @@ COMMUNICATION_KERNELS = ("nccl", "rccl", "msccl")
 
 
 @contextmanager
-def profile_communication(device: torch.device, metrics: dict[str, float]) -> Iterator[None]:
-    """Profile the step in the `with` block, which slows it, and add its communication to `metrics`.
+def profile_communication(device: torch.device, metrics: dict[str, float], *, fused: bool = False) -> Iterator[None]:
+    """Profile the step in the `with` block, and add what its device did and its communication to `metrics`.
 
-    calls_… counts each kind of collective of this rank. Those that are fused with matrix products count too
-    (`workloads.parallel.apply`); their copies are no kernels of communication. On a GPU communication_share is the
-    share of the time in which communication runs, exposed_share the share in which it runs and nothing is computed, and
-    idle_share the share in which nothing is computed, a pipeline's bubble included.
+    calls_… counts each kind of collective of this rank: on a GPU its kernels, since recording the host's events too
+    slows a step that waits for the host. With `fused` these are recorded all the same, since only they show collectives
+    fused with matrix products (`workloads.parallel.apply`), whose copies are no kernels of communication.
+
+    On a GPU the shares are those of `compute_shares`.
     """
-    activities = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if device.type == "cuda" else [])
+    on_gpu = device.type == "cuda"
+    activities = [ProfilerActivity.CUDA] if on_gpu else []
+    if fused or not on_gpu:
+        activities.append(ProfilerActivity.CPU)
     with profile(activities=activities) as profiler:
         yield
-    events = profiler.events() or []
-    counts = Counter(
-        event.name.partition("::")[2].strip("_")
-        for event in events
-        if event.name.startswith(("c10d::", "symm_mem::fused_"))
-    )
+    kernels, counts = [], Counter[str]()
+    for event in recorded_events(profiler):
+        name = event.name()
+        if name.startswith(("c10d::", "symm_mem::fused_")):
+            counts[name.partition("::")[2].strip("_")] += 1
+        elif event.device_type() == DeviceType.CUDA and not event.is_user_annotation():
+            kernels.append((name, (event.start_ns(), event.end_ns())))
+            if not fused and is_communication(name):
+                counts[name_collective(name)] += 1
     metrics |= {f"calls_{name}": float(count) for name, count in counts.items() if name != "barrier"}
-    kernels = [
-        (event.name, (event.time_range.start, event.time_range.end))
-        for event in events
-        if event.device_type == DeviceType.CUDA and not event.is_user_annotation
-    ]
     if kernels:
         metrics |= compute_shares(kernels)
 
 
 def compute_shares(kernels: Iterable[tuple[str, Interval]]) -> dict[str, float]:
-    """Return shares of the time from a device's first kernel to its last. Intervals are in any unit of time."""
+    """Return shares of the time from a device's first kernel to its last.
+
+    computation_share, exposed_share (communication alone) and idle_share (neither, a pipeline's bubble included) add up
+    to 1. communication_share has the communication beside computation too.
+
+    kernels: names and intervals, in any unit of time
+    """
     kernels = list(kernels)
     communication = merge_intervals(interval for name, interval in kernels if is_communication(name))
     computation = merge_intervals(interval for name, interval in kernels if not is_communication(name))
@@ -86,9 +95,15 @@ def compute_shares(kernels: Iterable[tuple[str, Interval]]) -> dict[str, float]:
     total = busy[-1][1] - busy[0][0]
     return {
         "communication_share": total_length(communication) / total,
+        "computation_share": total_length(computation) / total,
         "exposed_share": (total_length(busy) - total_length(computation)) / total,
-        "idle_share": 1 - total_length(computation) / total,
+        "idle_share": 1 - total_length(busy) / total,
     }
+
+
+def name_collective(kernel: str) -> str:
+    """Return the kind of collective of a communication kernel: allgather of ncclDevKernel_AllGather_RING_LL(…)."""
+    return kernel.partition("(")[0].split("_")[1].lower() if "_" in kernel else kernel.lower()
 
 
 def is_communication(kernel: str) -> bool:
@@ -164,6 +179,9 @@ def measure(parameters: ParallelParameters, rank: Rank) -> Measurement:
         Infeasible: the layout is invalid, the device lacks the data type or the attention, or torchao is missing.
     """
     device = devices.device_of(rank)
+    process_setup.keep_compiled_kernels()
+    # As torchtitan's run_train.sh sets it; before CUDA is initialized, which reading the architecture does.
+    process_setup.enable_expandable_segments(device)
     if violation := parameters.find_violation(rank.world_size, rank.ranks_per_node, on_gpu=device.type == "cuda"):
         raise Infeasible(violation.reason)
     if reason := unsupported_layer_rate_reason(parameters.dtype, devices.architecture(device)):
@@ -182,7 +200,6 @@ def measure(parameters: ParallelParameters, rank: Rank) -> Measurement:
     if spec.recipe:
         require_torchao()
     devices.release_memory(device)
-    process_setup.enable_expandable_segments(device)  # as torchtitan's run_train.sh sets it
     torch.compiler.reset()
     try:
         kernel: AbstractContextManager[str] = nullcontext("")  # other blocks have a kernel of their own
@@ -271,8 +288,10 @@ def _run_steps(
             readings.begin_steps()
         started = time.perf_counter()
         collector.start_step(step)
-        is_profiled = step == parameters.warmup - 1
-        with profile_communication(device, communication) if is_profiled else nullcontext():
+        profiler: AbstractContextManager[None] = nullcontext()
+        if step == parameters.warmup - 1:
+            profiler = profile_communication(device, communication, fused=parameters.async_tp)
+        with profiler:
             losses.append(float(trainer.step(batch)))
             if device.type == "cuda":
                 torch.cuda.synchronize(device)

@@ -17,6 +17,7 @@ from workloads.llama.block import BlockMath
 from workloads.llama.model import Block
 from workloads.llama.pytorch_attention import document_offsets, find_varlen_ops
 from workloads.models.model import Model
+from workloads.parallel.context import ATTEND_OVER_RANKS
 
 # Selective checkpointing saves the results of attention, and of every matrix product but the widest, which is computed
 # again.
@@ -25,9 +26,25 @@ SAVED_OPS = {
     torch.ops.aten._scaled_dot_product_flash_attention.default,
     torch.ops.aten._scaled_dot_product_efficient_attention.default,
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default,
+    ATTEND_OVER_RANKS,
+    torch.ops._c10d_functional.reduce_scatter_tensor.default,  # of tensor parallelism: not communicated again
 }
 # The index of the weight among a matrix product's arguments.
 WEIGHT_ARGUMENTS = {torch.ops.aten.mm.default: 1, torch.ops.aten.addmm.default: 2}
+
+
+def _save_all_but(widest: tuple[tuple[int, ...], ...]) -> Any:
+    """Return contexts that save SAVED_OPS and matrix products, but not those whose weight's sorted size is given."""
+    saved_ops = SAVED_OPS | find_varlen_ops()
+
+    def policy(_: object, function: Any, *args: Any, **__: object) -> CheckpointPolicy:
+        is_saved_product = (
+            function in WEIGHT_ARGUMENTS and tuple(sorted(args[WEIGHT_ARGUMENTS[function]].shape)) not in widest
+        )
+        is_saved = is_saved_product or function in saved_ops
+        return CheckpointPolicy.MUST_SAVE if is_saved else CheckpointPolicy.PREFER_RECOMPUTE
+
+    return create_selective_checkpoint_contexts(policy)
 
 
 class CheckpointedBlock(nn.Module):
@@ -38,18 +55,11 @@ class CheckpointedBlock(nn.Module):
         self.block, self.checkpointing = block, checkpointing
         weight = block.gate_up.weight
         local = weight.to_local() if isinstance(weight, DTensor) else weight
-        widest = {tuple(sorted(weight.shape)), tuple(sorted(local.shape))}
-        saved_ops = SAVED_OPS | find_varlen_ops()
-
-        # Not a method: torch.compile treats a plain function as a constant.
-        def policy(_: object, function: Any, *args: Any, **__: object) -> CheckpointPolicy:
-            is_saved_product = (
-                function in WEIGHT_ARGUMENTS and tuple(sorted(args[WEIGHT_ARGUMENTS[function]].shape)) not in widest
-            )
-            is_saved = is_saved_product or function in saved_ops
-            return CheckpointPolicy.MUST_SAVE if is_saved else CheckpointPolicy.PREFER_RECOMPUTE
-
-        self._contexts = partial(create_selective_checkpoint_contexts, policy)
+        widest = tuple(sorted({tuple(sorted(weight.shape)), tuple(sorted(local.shape))}))
+        # PyTorch's cache of compiled graphs pickles the function, and takes the hash for what it does. Without either,
+        # every trial compiles the block again.
+        self._contexts = partial(_save_all_but, widest)
+        self._contexts.cache_hash = f"{sorted(map(str, SAVED_OPS))} {widest}"  # type: ignore[attr-defined]
 
     def forward(self, *inputs: Tensor) -> Tensor:
         if self.checkpointing == "full":

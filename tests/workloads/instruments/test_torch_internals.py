@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch.autograd import DeviceType
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import debug
 from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
@@ -96,6 +97,15 @@ def test_inductor_has_the_option_of_persistent_kernels() -> None:
     remedy = "Adapt supports_persistent_tma and the option in workloads/matmul/operands.py."
     with canary("torch._inductor.config.triton", remedy):
         assert torch_internals.supports_persistent_tma()
+
+
+def test_a_profiler_has_its_events_without_a_tree() -> None:
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
+        torch.ones(1).sin()
+    with canary("profile.profiler.kineto_results", "Adapt recorded_events and profile_communication."):
+        [sine] = [event for event in torch_internals.recorded_events(profiler) if event.name() == "aten::sin"]
+        assert sine.end_ns() > sine.start_ns() and not sine.is_user_annotation()
+        assert sine.device_type() == DeviceType.CPU
 
 
 def test_asynchronous_tensor_parallelism_can_be_enabled() -> None:

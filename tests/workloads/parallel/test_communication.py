@@ -7,7 +7,7 @@ import pytest
 from workloads.parallel.run import compute_shares, is_communication
 
 
-def test_exposed_communication_is_the_time_in_which_nothing_is_computed() -> None:
+def test_computation_exposed_communication_and_idle_time_add_up() -> None:
     kernels = [
         ("gemm", (0.0, 4.0)),
         ("ncclDevKernel", (3.0, 6.0)),
@@ -16,8 +16,9 @@ def test_exposed_communication_is_the_time_in_which_nothing_is_computed() -> Non
     ]
     shares = compute_shares(kernels)
     assert shares["communication_share"] == pytest.approx(0.45)
+    assert shares["computation_share"] == pytest.approx(0.5)
     assert shares["exposed_share"] == pytest.approx(0.3)
-    assert shares["idle_share"] == pytest.approx(0.5)
+    assert shares["idle_share"] == pytest.approx(0.2)
 
 
 # Names as the profiler has recorded them: NCCL's, RCCL's and MSCCL's, and kernels that compute or copy.

@@ -99,7 +99,8 @@ COMPILED = [
     Layout(tp=2, dp_shard=2, micro_batch=4),
     Layout(tp=2, micro_batch=4, checkpointing="full"),
     Layout(tp=2, micro_batch=4, checkpointing="selective"),
-    Layout(cp=2, micro_batch=4),
+    Layout(cp=2, micro_batch=4, checkpointing="selective"),
+    Layout(cp=2, cp_method="ring", micro_batch=4),
     Layout(pp=2, micro_batch=4),
 ]
 
@@ -110,6 +111,29 @@ def test_every_compiled_layout_trains_like_one_process(layout: Layout, ranks: Ra
     assert_same_training(ranks.train(layout, compiled=True), reference)
     if layout.tp * layout.cp == 1:
         assert_same_training(ranks.train(layout, compiled=True, block="manual"), reference)
+
+
+@pytest.mark.xdist_group("ranks")
+@pytest.mark.parametrize(
+    ("degree", "saved"),
+    [
+        ("cp", ("allgather_base", "reduce_scatter_base")),
+        pytest.param("tp", ("reduce_scatter_tensor_coalesced",), marks=pytest.mark.soak),
+    ],
+)
+def test_selective_recomputation_repeats_no_saved_collective(
+    degree: str, saved: tuple[str, ...], ranks: Ranks, reference: Trained
+) -> None:
+    """A block is one graph with its collectives inside, without recomputation and with it."""
+    plain = Layout(global_batch=BATCH, micro_batch=4, **{degree: 2})  # type: ignore[arg-type]
+    none, selective = (
+        ranks.train(layout, compiled=True, backend="aot_eager")
+        for layout in (plain, replace(plain, checkpointing="selective"))
+    )
+    assert_same_training(selective, reference)
+    assert selective[0].graphs == none[0].graphs > 0
+    for name in saved:
+        assert selective[0].calls[f"calls_{name}"] == none[0].calls[f"calls_{name}"] > 0
 
 
 def test_a_block_compiles_as_one_graph_or_not_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
