@@ -101,6 +101,17 @@ def test_the_state_of_this_machine_is_read() -> None:
     assert "nodes" not in {finding.location for finding in check_nodes([state, state])}
 
 
+@pytest.mark.long(8)
+def test_the_state_of_a_node_of_a_cluster_is_read_on_it() -> None:
+    program = (
+        "import ray; from sweeper.commands.doctor.exercise import cluster, read_node_state, Node;"
+        "cluster.init_ray(address='local', num_cpus=1); node = ray.get_runtime_context().get_node_id();"
+        "print(*read_node_state(Node('', 1, '', id=node), '.'))"
+    )
+    result = subprocess.run([sys.executable, "-c", program], env=environment(), capture_output=True, text=True)
+    assert "free_gib" in result.stdout, result.stderr
+
+
 def test_an_all_reduce_of_one_rank_is_infeasible() -> None:
     with pytest.raises(Infeasible, match="gpus=2 or more"):
         run_trial("allreduce", {}, Rank())
