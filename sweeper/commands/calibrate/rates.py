@@ -138,8 +138,8 @@ def measured_topology(rows: Sequence[Row], assumed: Topology, gpus: int, per_nod
     if per_node > 1 and not math.isnan(bus):
         wiring: Wiring = "pairs" if pair < PAIRS_BELOW * bus else assumed.wiring
         latency_s = float(list_gathers(rows, local)[0]["step_time_ms"]) / 1e3 / (per_node - 1)
-        topology = replace(topology, wiring=wiring, link_gb_s=_short(bus / LINK_SHARE))
-        topology = replace(topology, link_latency_s=_short(latency_s))
+        link_gb_s = _short(bus / LINK_SHARE)
+        topology = replace(topology, wiring=wiring, link_gb_s=link_gb_s, link_latency_s=_short(latency_s))
     if per_node < gpus and not math.isnan(whole):
         topology = replace(topology, network_gb_s=_short(whole / per_node / NETWORK_SHARE), oversubscription=1.0)
     return topology
