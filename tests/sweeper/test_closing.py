@@ -41,15 +41,20 @@ def make_results(exceeded: Mapping[int, tuple[str, ...]] | None = None) -> Resul
     return Results(plan, {}, searched, remeasured, [], best, finalists, [])  # type: ignore[arg-type]
 
 
+def store_trials(workspace: Workspace, results: Results) -> Store:
+    parent = {"started_at": "now", "params": {}, "tags": {}, "artifacts": {}}
+    store = Store(f"sqlite:///{workspace.path}/mlflow.db", "parallel", "study", "sweep", parent)
+    for record in (*results.records, *results.remeasured):
+        store.write_trial(record)
+    return store
+
+
 def test_the_best_trials_have_places_with_the_winner_of_the_finals_first(
     workspace: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(workspace.path)  # where artifacts go
     results = make_results()
-    parent = {"started_at": "now", "params": {}, "tags": {}, "artifacts": {}}
-    store = Store(f"sqlite:///{workspace.path}/mlflow.db", "parallel", "study", "sweep", parent)
-    for record in (*results.records, *results.remeasured):
-        store.write_trial(record)
+    store = store_trials(workspace, results)
     view = build_view(results)
     store.write_view(view)
     assert view.metrics == ["final_tokens_per_s", "tokens_per_s", "peak_memory_gib"]
@@ -72,10 +77,7 @@ def test_a_finalist_beyond_a_limit_does_not_win_and_is_marked(
     assert [finalist.trial.number for finalist in results.finalists] == [2, 1] and not results.finalists[1].tied
     heading, rows, _ = finalist_rows(results.finalists, "tokens_per_s")
     assert heading[:2] == ["trial", "limits"] and [row[:2] for row in rows] == [["2", "kept"], ["1", BEYOND[0]]]
-    parent = {"started_at": "now", "params": {}, "tags": {}, "artifacts": {}}
-    store = Store(f"sqlite:///{workspace.path}/mlflow.db", "parallel", "study", "sweep", parent)
-    for record in (*results.records, *results.remeasured):
-        store.write_trial(record)
+    store = store_trials(workspace, results)
     for beyond in (BEYOND, ()):  # after an extension other limits hold
         view = build_view(make_results({1: beyond}))
         store.write_view(view)

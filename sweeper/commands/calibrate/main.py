@@ -26,9 +26,8 @@ from sweeper.cli.command import Subcommand
 from sweeper.cli.exits import INTERRUPTED, SOME_FAILED
 from sweeper.cli.multirun import SweepQueue, run_queues
 from sweeper.commands.calibrate import rates
-from sweeper.commands.calibrate.rates import Row, measured_topology
+from sweeper.commands.calibrate.rates import Cells, Row, measured_topology
 from sweeper.commands.calibrate.sweeps import gpus_per_node, plan_sweeps
-from sweeper.commands.calibrate.view import Cells, device_replacements, draw_replacements, link_replacements
 from sweeper.config.catalogue import catalogue
 from sweeper.config.hardware import Target
 from sweeper.config.schema import Hardware
@@ -81,7 +80,7 @@ def run(request: CalibrateRequest) -> int:
         missing = ", ".join(name for name, trials in rows.items() if not trials)
         print(f"calibration: not complete ({missing or 'interrupted'}); rerun the same command to resume")
         return code or SOME_FAILED
-    open_console(soft_wrap=False).print(draw_replacements(write_files(path, target, rows)))
+    open_console(soft_wrap=False).print(rates.draw_replacements(write_files(path, target, rows)))
     print(f"method   {rates.describe_conditions(rows['matmul'])}")
     for name, trials in rows.items():
         if not trials:
@@ -145,7 +144,7 @@ def write_files(path: Path, target: Target, rows: Mapping[str, list[Row]]) -> li
         before = build_device(target.hardware)
     except UserInputError:  # plans do not have it
         before = None
-    replacements = list(device_replacements(calibration, before, rows["attention"]))
+    replacements = list(rates.device_replacements(calibration, before, rows["attention"]))
     links = rows.get("collectives")
     if not links:
         return replacements
@@ -159,7 +158,7 @@ def write_files(path: Path, target: Target, rows: Mapping[str, list[Row]]) -> li
     comment = "Measured by python -m sweeper calibrate; plans use it for this device unless topology= names another."
     write_yaml(CalibrationFile(path, calibration).topology_path, values, comment)
     device = before or Device(target.hardware.name, {}, 0.0, 0.0, None, {})
-    return [*replacements, *link_replacements(topology, assumed, links, Cluster(device, assumed, gpus))]
+    return [*replacements, *rates.link_replacements(topology, assumed, links, Cluster(device, assumed, gpus))]
 
 
 COMMAND = Subcommand("calibrate", __doc__, {"": (CalibrateRequest, run)})

@@ -130,7 +130,7 @@ class PlanRequest:
         if self.gpus is None and (self.tokens_per_day is None or self.layout is not None):
             raise UserInputError("gpus: required. Give the number of GPUs, or tokens_per_day= to find it")
         use_config_dir(self.config_dir)
-        choices: dict[str, Mapping[str, object]] = {
+        choices: dict[str, Any] = {
             "trainer": TRAINERS,
             "precision": PRECISIONS,
             "hardware": catalogue(),

@@ -305,10 +305,8 @@ class Sweep:
             with redirect_stdout(sys.__stdout__):
                 code = self._finish("")
             os._exit(code)
-        self._stop.leave(
-            f"stopped  the cluster's head {address} does not respond; finished trials are kept. Start it again",
-            SOME_FAILED,
-        )
+        reason = f"the cluster's head {address} does not respond; finished trials are kept. Start it again"
+        self._stop.leave(f"stopped  {reason}", SOME_FAILED)
 
     # ── display and results ──
 

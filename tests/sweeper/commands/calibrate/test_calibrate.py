@@ -15,7 +15,6 @@ from sweeper.commands.calibrate import rates
 from sweeper.commands.calibrate.main import COMMAND, CalibrateRequest, begin_or_resume, find_target, write_files
 from sweeper.commands.calibrate.rates import measured_topology
 from sweeper.commands.calibrate.sweeps import GPU_WORDS, plan_sweeps
-from sweeper.commands.calibrate.view import draw_replacements
 from sweeper.common.trials import TrialStatus
 from sweeper.config.catalogue import catalogue
 from sweeper.config.hardware import Target
@@ -118,7 +117,7 @@ def test_the_files_are_those_that_plans_read_and_the_table_says_what_they_replac
     assert cluster.device.copy_gb_s == 4100 and cluster.topology.link_gb_s == pytest.approx(360 / 0.78, rel=1e-3)
     assert yaml.safe_load(file.topology_path.read_text())["source"].startswith("links of 8 x ")
     console = Console(width=160, record=True)
-    console.print(draw_replacements(replacements))
+    console.print(rates.draw_replacements(replacements))
     text = " ".join(console.export_text().split())
     assert "products in bf16, TFLOP/s 690 table 600 594 606 -13.0" in text
     assert "short over lasting products 1.15 table 1.2 +4.3" in text
