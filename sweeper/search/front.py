@@ -1,17 +1,17 @@
 """The front of several objectives, measured again: how sure it is that each of its points belongs to it.
 
-The points of the front are measured again, interleaved, as those of one objective are (`finals.py`). A point's share
-is the part of draws of the rounds' means in which no other point is at least as good in all objectives and better in
-one (`share_points`). A point is dominated if the same other point dominates it so often that a point of the front is
-called dominated in at most 5% of fronts, however many points there are (Bonferroni). Two points cannot be told apart
-if no objective differs between them: the difference is within the objective's resolution, or Student's interval of the
-paired differences contains zero, for all pairs and objectives at once (Bonferroni).
+The points of the front are measured again, interleaved, as those of one objective are (`finals.py`). For every pair two
+hypotheses are tested: that one point dominates the other, and that it does not. Both are rejected only so that of all
+verdicts of a front a wrong one is among them in at most 5% of fronts, whatever the number of points and of noisy
+objectives (Bonferroni over both). Two points cannot be told apart if no objective differs between them: the difference
+is within the objective's resolution, or Student's interval of the paired differences contains zero, for all pairs and
+objectives at once.
 
-The means of the rounds are drawn again: each draw adds the rounds' deviations from their mean with normal weights, the
-same ones for all points and objectives, so that drift from round to round does not count, and widens them as Student's
-distribution does (a multiplier bootstrap, Liu 1988; the weights are such that every difference of two points follows
-Student's distribution around the measured one). Rounds drawn with replacement are too narrow: of five rounds of equal
-points all favour the same one in 6% of cases, of three in 25%, and every such draw agrees.
+Rounds are paired, so that drift from round to round does not count. The error of a pair's difference is that of all
+points together (the residuals of points and rounds), or its own where that is larger: with three rounds its own alone
+has two degrees of freedom, of which nothing follows for twelve points, and a point that is noisier than the others
+keeps its noise. `tests/sweeper/search/test_dominance.py` simulates how often verdicts are wrong and how often they are
+reached.
 
 A difference in an objective counts only above its resolution: a metric that is the same in every round, such as memory,
 has no spread there, and would decide by its last digit.
@@ -34,8 +34,8 @@ from sweeper.search.finals import FAMILY_ERROR, find_exceeded, mean_of_rounds, o
 
 MAX_POINTS = 12  # of a front that are measured again, unless finals.top is more
 MIN_POINTS = 3  # of a smaller front the next best trials are measured too: it may be small by luck
-SURE = 0.95  # the share from which a point is on the front
-SAMPLES = 2000  # a share of 95% is known to within 1%
+MIN_ROUNDS = 3  # of fewer nothing follows
+LEAST_ERROR = 1e-9  # of a mean, relative: an objective that is the same in every round differs by rounding only
 
 
 @dataclass(frozen=True)
@@ -44,8 +44,9 @@ class FrontPoint:
 
     trial: TrialRecord  # as the search measured it
     values: Mapping[str, Interval]  # the mean of each objective over the rounds, by metric
-    share: float  # of the draws in which no other point dominates it
-    is_dominated: bool  # one other point dominates it for sure
+    share: float  # the confidence that no other point dominates it, of this point alone
+    is_certain: bool  # no other point dominates it, for all points of the front at once
+    is_dominated: bool  # one other point dominates it, for all pairs of the front at once
     is_on_front: bool  # no other point's means dominate its means
     # Numbers of the trials that cannot be told apart from it in any objective, none dominating the other for sure.
     same_as: tuple[int, ...]
@@ -58,7 +59,7 @@ class FrontPoint:
         """Whether it is on the front, dominated, or neither is sure; or which limit it is beyond."""
         if self.exceeded:
             return f"beyond a limit: {'; '.join(self.exceeded)}"
-        return "on the front" if self.share >= SURE else "dominated" if self.is_dominated else "not sure"
+        return "on the front" if self.is_certain else "dominated" if self.is_dominated else "not sure"
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -144,22 +145,32 @@ def certify(finalists: Sequence[TrialRecord], records: Iterable[TrialRecord], cr
     common = set.intersection(*(set(rounds[p.number]) for p in measured for rounds in by_metric)) if measured else set()
     if len(common) < 2:
         return []
-    values = np.array([[[rounds[p.number][n] for n in sorted(common)] for rounds in by_metric] for p in measured])
+    values = np.array(
+        [[[rounds[p.number][n] for n in sorted(common)] for rounds in by_metric] for p in measured], float
+    )
     losses, resolutions = _to_losses(values, criteria)
     exceeded = find_exceeded(measured, records, criteria)
     within = [n for n, point in enumerate(measured) if not exceeded[point.number]]
-    undominated, beaten = share_points(losses[within], resolutions) if within else (np.empty(0), np.empty((0, 0)))
-    nominal = find_dominated(losses[within].mean(axis=2, keepdims=True), resolutions) if within else np.empty((0, 0, 1))
-    front = {n for place, n in enumerate(within) if not nominal[:, place, 0].any()}
-    sure = 1 - FAMILY_ERROR / max(1, len(within) - 1)
-    ordered = {(within[one], within[other]) for one, other in zip(*np.nonzero(beaten >= sure), strict=True)}
-    dominated, shares = {other for _, other in ordered}, dict(zip(within, undominated.tolist(), strict=True))
+    inside = losses[within]
+    front = {within[place] for place in np.flatnonzero(~find_dominated(inside.mean(axis=2), resolutions).any(axis=0))}
+    shares = np.zeros(len(measured))
+    certain: set[int] = set()
+    ordered: set[tuple[int, int]] = set()  # of which the first dominates the second
+    if len(common) >= MIN_ROUNDS and within:
+        dominates, does_not = p_values_of_dominance(inside, resolutions)
+        pairs = max(1, len(within) - 1)  # of a point with the others; one point at least is dominated by none
+        shares[within] = 1 - dominates.max(axis=0)
+        certain = {n for n in within if shares[n] >= 1 - FAMILY_ERROR / pairs}
+        sure = np.argwhere(does_not <= FAMILY_ERROR / (pairs * len(within)))
+        ordered = {(within[one], within[other]) for one, other in sure}
+    dominated = {other for _, other in ordered}
     same = _find_same(losses, resolutions, ordered)
     return [
         FrontPoint(
             trial=point,
             values={metric: mean_of_rounds(values[n, k]) for k, metric in enumerate(criteria.metrics)},
-            share=shares.get(n, 0.0),
+            share=float(shares[n]),
+            is_certain=n in certain,
             is_dominated=n in dominated,
             is_on_front=n in front,
             same_as=tuple(measured[other].number for other in same[n]),
@@ -200,40 +211,46 @@ def _find_same(losses: np.ndarray, resolutions: np.ndarray, ordered: set[tuple[i
     return same
 
 
-def share_points(losses: np.ndarray, resolutions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return each point's share of draws in which no other dominates it, and each pair's in which the first does.
+def p_values_of_dominance(losses: np.ndarray, resolutions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return p-values of each pair's hypotheses that the first point dominates the second, and that it does not.
 
-    `losses` are of each point, objective and round, the lower the better; `resolutions` are of each objective, the
-    largest difference that does not count.
+    The first is refuted by one objective in which the second point is better; the second by the first point being
+    better in one objective and, in each, not worse. A point and itself have 0 and 1.
+
+    Args:
+        losses: of each point, objective and round, the lower the better.
+        resolutions: of each objective, the largest difference that does not count.
     """
-    beats = find_dominated(draw_means(losses), resolutions)
-    return 1.0 - beats.any(axis=0).mean(axis=1), beats.mean(axis=2)
+    from scipy.special import stdtr
 
-
-def draw_means(losses: np.ndarray) -> np.ndarray:
-    """Return draws of the means: of each point, objective and draw. The same result in every run."""
-    rounds, generator = losses.shape[2], np.random.default_rng(0)
-    means = losses.mean(axis=2, keepdims=True)
-    weights = generator.standard_normal((rounds, SAMPLES))
-    weights /= np.sqrt(rounds * generator.chisquare(rounds - 1, SAMPLES))  # variance of a mean, and Student's factor
-    return means + (losses - means) @ weights
+    points, _, rounds = losses.shape
+    differences = losses[:, None] - losses[None]
+    residuals = losses - losses.mean(axis=2, keepdims=True) - losses.mean(axis=0) + losses.mean(axis=(0, 2))[:, None]
+    freedom = max(1, points - 1) * (rounds - 1)
+    pooled = 2 * (residuals**2).sum(axis=(0, 2)) / freedom
+    errors = np.sqrt(np.maximum(differences.var(axis=3, ddof=1), pooled) / rounds)
+    noisy = max(1, np.count_nonzero(errors.max(axis=(0, 1)) > LEAST_ERROR))
+    errors, means = np.maximum(errors, LEAST_ERROR), differences.mean(axis=3)
+    second_is_better = stdtr(freedom, (resolutions - means) / errors)
+    first_is_better = stdtr(freedom, (resolutions + means) / errors)
+    first_is_not_worse = stdtr(freedom, (means - resolutions) / errors)
+    dominates = np.minimum(1, noisy * second_is_better.min(axis=2))
+    does_not = np.maximum(first_is_not_worse.max(axis=2), np.minimum(1, noisy * first_is_better.min(axis=2)))
+    np.fill_diagonal(dominates, 0)
+    np.fill_diagonal(does_not, 1)
+    return dominates, does_not
 
 
 def find_dominated(means: np.ndarray, resolutions: np.ndarray) -> np.ndarray:
-    """Return whether the first point dominates the second one: of each pair of points and each draw.
+    """Return of each pair whether the first point dominates the second one, by the means of their objectives.
 
     It does if it is better in an objective by more than the resolution, and in none worse by more than that. Three
-    points may dominate each other in a circle where three objectives trade differences of about the resolution; in a
-    draw that leaves no point on the front every difference counts.
+    points may dominate each other in a circle where three objectives trade differences of about the resolution; where
+    that leaves no point on the front every difference counts.
     """
-
-    def compare_all(means: np.ndarray, resolution: np.ndarray) -> np.ndarray:
-        # One difference for both: a sum and a difference round apart, and two points might dominate each other.
-        differences = (mean - means for mean in means)
-        return np.stack([(d <= resolution).all(axis=1) & (d < -resolution).any(axis=1) for d in differences])
-
-    beats = compare_all(means, resolutions[:, None])
-    is_circle = beats.any(axis=0).all(axis=0)
-    if is_circle.any():
-        beats[:, :, is_circle] = compare_all(means[:, :, is_circle], np.zeros(()))
+    # One difference for both: a sum and a difference round apart, and two points might dominate each other.
+    differences = means[:, None] - means[None]
+    beats = (differences <= resolutions).all(axis=2) & (differences < -resolutions).any(axis=2)
+    if beats.any(axis=0).all():
+        beats = (differences <= 0).all(axis=2) & (differences < 0).any(axis=2)
     return beats

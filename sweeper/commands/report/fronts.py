@@ -27,8 +27,8 @@ from sweeper.search.front import Front, FrontPoint
 from sweeper.tracking import mlflow_store
 
 CERTIFIED_NOTE = (
-    "front % is the share of draws of the rounds' means in which no other point dominates it. From 95% on it is on the "
-    "front; dominated means by one other point for sure. Points under same as differ in no objective beyond chance."
+    "front % is the confidence that no other point dominates it, of this point alone. The verdicts hold for all points "
+    "at once: on the front, or dominated by one other point. Points under same as differ in no objective beyond chance."
 )
 NOT_CERTIFIED_NOTE = (
     "Not certified: each was measured once. The sweep's command with finals.top=3 measures the front again."
@@ -112,6 +112,7 @@ def _read_front(sweep: Mapping[Any, Any], trials: pd.DataFrame, *, is_cut: bool)
                 trial=records[-1],
                 values=values,
                 share=share,
+                is_certain=verdict == "on the front",
                 is_dominated=verdict == "dominated",
                 is_on_front=row.get(f"tag.{mlflow_store.FRONT}") == "yes",
                 same_as=tuple(map(int, same.split(", "))) if isinstance(same, str) else (),
