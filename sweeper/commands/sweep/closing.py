@@ -73,13 +73,9 @@ class FinishedRun:
         commands = _next_commands(self.opened.arguments, results, progress)
         summary = Summary(results, self.opened.command, **commands, drained=self.drained, stopped=stopped)
         is_written = self._write(display, results, summary)
-        recording = Recording(
-            uri=self.plan.config.tracking.uri,
-            runs_page=mlflow_view.runs_page(tracking.experiment_id, self.plan.name, tracking.view_key),
-            pending=tracking.pending,
-            error=tracking.last_error,
-            is_complete=is_written,
-        )
+        uri, pending, error = self.plan.config.tracking.uri, tracking.pending, tracking.last_error
+        runs_page = mlflow_view.runs_page(tracking.experiment_id, self.plan.name, tracking.view_key)
+        recording = Recording(uri, runs_page, pending, error, is_complete=is_written)
         summary.print(recording, is_over=self.is_over, is_exhausted=study.exhausted)
         has_complete = bool(results.counts.get(TrialStatus.COMPLETE))
         is_complete = has_complete and is_written and not (results.has_failures or self.error)
@@ -143,9 +139,8 @@ class FinishedRun:
         }
         view = build_view(results)
         front = results.front_numbers if self.plan.criteria.has_front else None
-        digest = compute_digest(
-            {"closing": message, "view": asdict(view), **({} if front is None else {"front": front})}
-        )
+        written = {"closing": message, "view": asdict(view)} | ({} if front is None else {"front": front})
+        digest = compute_digest(written)
         ran_nothing = self.is_over and not self.opened.progress.finished_in_this_run
         if ran_nothing and results.has_files() and tracking.has_results(digest):
             display.note("finished before: nothing is left to run, and its results are written")

@@ -190,10 +190,8 @@ class Sweep:
         if not pending:
             return
         finalists = dict.fromkeys(remeasurement.trial for _, remeasurement in pending)
-        self._display.note(
-            f"finals   remeasuring trials {', '.join(map(str, finalists))} in turns, {self._config.finals.rounds} "
-            "rounds, in a fresh worker"
-        )
+        numbers, rounds = ", ".join(map(str, finalists)), self._config.finals.rounds
+        self._display.note(f"finals   remeasuring trials {numbers} in turns, {rounds} rounds, in a fresh worker")
         self._finals_ended, self._finals_planned = 0, len(pending)
         self._clock.enter("finals")
 

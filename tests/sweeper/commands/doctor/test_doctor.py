@@ -18,16 +18,9 @@ from workloads.api.contract import Infeasible, Rank
 from workloads.api.host import read_kernel, read_node_state
 from workloads.api.trial import run_trial
 
-GPU = {
-    "number": 0,
-    "vendor": "nvidia",
-    "responds": True,
-    "name": "NVIDIA H200",
-    "driver": "580.1",
-    "used_gib": 0.5,
-    "power_limit_w": 700.0,
-}
-GPU |= {"power_default_w": 700.0, "clock_limit_mhz": 1980, "clock_default_mhz": 1980, "uncorrected_errors": 0}
+GPU = {"number": 0, "vendor": "nvidia", "responds": True, "name": "NVIDIA H200", "driver": "580.1", "used_gib": 0.5}
+GPU |= {"power_limit_w": 700.0, "power_default_w": 700.0, "clock_limit_mhz": 1980, "clock_default_mhz": 1980}
+GPU |= {"uncorrected_errors": 0}
 
 
 def node_state(node: str = "n0", **changes: Any) -> dict[str, Any]:
@@ -137,15 +130,13 @@ def test_a_gpu_that_fell_off_the_bus_is_reported_and_the_others_are_still_read(m
     def not_supported(*_: object) -> None:
         raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
 
-    for name in ("DeviceGetMemoryInfo", "DeviceGetEnforcedPowerLimit", "DeviceGetApplicationsClock"):
-        monkeypatch.setattr(pynvml, f"nvml{name}", not_supported)
-    for name in ("DeviceGetTotalEccErrors", "SystemGetDriverVersion", "DeviceGetComputeRunningProcesses"):
-        monkeypatch.setattr(pynvml, f"nvml{name}", not_supported)
-    monkeypatch.setattr(pynvml, "nvmlInit", lambda: None)
-    monkeypatch.setattr(pynvml, "nvmlShutdown", lambda: None)
-    monkeypatch.setattr(pynvml, "nvmlDeviceGetCount", lambda: 3)
-    monkeypatch.setattr(pynvml, "nvmlDeviceGetHandleByIndex", get_handle)
-    monkeypatch.setattr(pynvml, "nvmlDeviceGetName", lambda _: "NVIDIA H200")
+    missing = ["MemoryInfo", "EnforcedPowerLimit", "ApplicationsClock", "TotalEccErrors", "ComputeRunningProcesses"]
+    functions: dict[str, object] = {f"DeviceGet{name}": not_supported for name in missing}
+    functions |= {"SystemGetDriverVersion": not_supported, "Init": lambda: None, "Shutdown": lambda: None}
+    functions |= {"DeviceGetCount": lambda: 3, "DeviceGetHandleByIndex": get_handle}
+    functions |= {"DeviceGetName": lambda _: "NVIDIA H200"}
+    for name, function in functions.items():
+        monkeypatch.setattr(pynvml, f"nvml{name}", function)
     assert [gpu.name for gpu in host.gpu_identities()] == ["NVIDIA H200", "", "NVIDIA H200"]
     assert host.node_activity().keys() == {"node_load"}
     findings = list(check_nodes([read_node_state(".")]))
