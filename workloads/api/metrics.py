@@ -30,29 +30,21 @@ class Need(StrEnum):
 
 @dataclass(frozen=True)
 class Metric:
-    """A metric of a trial.
-
-    Attributes:
-        unit: of the displayed value; empty for a number without one and for fractions that are displayed as such.
-        label: the head of its column; empty: tables show it only as an objective, under its name.
-        direction: how it is better, maximize or minimize; empty: neither is better, as of a clock or a dimension.
-        factor: from the stored value to the displayed one.
-        resolution: the largest relative difference between two points of a front that does not count.
-        source: what of a measurement it is derived from; empty: the workload reports it.
-        speed: its place among the metrics that results are ranked by, the first that a trial has; 0: not one of them.
-        is_rate: at equal work it is proportional to the speed.
-    """
+    """A metric of a trial."""
 
     name: str
+    # of the displayed value; empty for a number without one and for fractions that are displayed as such
     unit: str = ""
-    label: str = ""
+    label: str = ""  # the head of its column; empty: tables show it only as an objective, under its name
+    # how it is better, maximize or minimize; empty: neither is better, as of a clock or a dimension
     direction: str = ""
-    factor: float = 1.0
-    resolution: float = RESOLUTION
-    source: str = ""
+    factor: float = 1.0  # from the stored value to the displayed one
+    resolution: float = RESOLUTION  # the largest relative difference between two points of a front that does not count
+    source: str = ""  # what of a measurement it is derived from; empty: the workload reports it
     needs: Need | None = None
+    # its place among the metrics that results are ranked by, the first that a trial has; 0: not one of them
     speed: int = 0
-    is_rate: bool = False
+    is_rate: bool = False  # at equal work it is proportional to the speed
 
     @property
     def heading(self) -> str:

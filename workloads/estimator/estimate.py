@@ -13,31 +13,21 @@ from workloads.layouts.layout import Job
 
 @dataclass(frozen=True)
 class StepTime:
-    """Seconds of a step on the critical path of the slowest GPU, by use. Communication counts where nothing hides it.
+    """Seconds of a step on the slowest GPU's critical path, by use. Communication counts where nothing hides it."""
 
-    Attributes:
-        products: matrix products of the blocks, forward, backward and recomputed.
-        attention: scores and their product with the values, forward, backward and recomputed.
-        head_and_loss: the output layer and the loss.
-        other_compute: norms, activations, casts and the rest that the memory's bandwidth limits.
-        bubble: a pipeline's stage waits for others.
-        data_parallel, tensor_parallel, context_parallel, expert_parallel, pipeline: exposed communication by kind.
-        optimizer: the optimizer's step, on the GPU or the host.
-        copies: copies of gathered weights and gradients, and between host and GPU.
-    """
-
-    products: float
-    attention: float
-    head_and_loss: float
-    other_compute: float
-    bubble: float = 0.0
+    products: float  # matrix products of the blocks, forward, backward and recomputed
+    attention: float  # scores and their product with the values, forward, backward and recomputed
+    head_and_loss: float  # the output layer and the loss
+    other_compute: float  # norms, activations, casts and the rest that the memory's bandwidth limits
+    bubble: float = 0.0  # a pipeline's stage waits for others
+    # Communication by kind.
     data_parallel: float = 0.0
     tensor_parallel: float = 0.0
     context_parallel: float = 0.0
     expert_parallel: float = 0.0
     pipeline: float = 0.0
-    optimizer: float = 0.0
-    copies: float = 0.0
+    optimizer: float = 0.0  # the optimizer's step, on the GPU or the host
+    copies: float = 0.0  # copies of gathered weights and gradients, and between host and GPU
 
     @property
     def total_s(self) -> float:
@@ -49,27 +39,16 @@ class StepTime:
 
 @dataclass(frozen=True)
 class StageMemory:
-    """GiB of a GPU of one pipeline stage at its peak, by use.
+    """GiB of a GPU of one pipeline stage at its peak, by use."""
 
-    Attributes:
-        parameters: weights as they are stored between steps, masters included.
-        gathered: weights that are gathered for their use, and copies in the data type of the products.
-        gradients: as they are accumulated.
-        optimizer_states: the moments.
-        activations: what is kept for the backward pass.
-        working: temporary tensors of the largest layer or of the loss.
-        runtime: the context, the communication library's buffers and the libraries' workspaces.
-        reserved: what the allocator holds beyond what it gave out.
-    """
-
-    parameters: float
-    gathered: float
-    gradients: float
-    optimizer_states: float
-    activations: float
-    working: float
-    runtime: float
-    reserved: float = 0.0
+    parameters: float  # weights as they are stored between steps, masters included
+    gathered: float  # weights that are gathered for their use, and copies in the data type of the products
+    gradients: float  # as they are accumulated
+    optimizer_states: float  # the moments
+    activations: float  # what is kept for the backward pass
+    working: float  # temporary tensors of the largest layer or of the loss
+    runtime: float  # the context, the communication library's buffers and the libraries' workspaces
+    reserved: float = 0.0  # what the allocator holds beyond what it gave out
 
     @property
     def allocated_gib(self) -> float:
@@ -89,25 +68,15 @@ class StageMemory:
 
 @dataclass(frozen=True)
 class JobEstimate:
-    """The estimate of a job on a cluster.
+    """The estimate of a job on a cluster."""
 
-    Attributes:
-        step: where the time goes.
-        stages: the memory of each pipeline rank.
-        tokens: trained in a step by all GPUs.
-        model_flops: of a step, by the causal convention (`workloads.models.flops`).
-        peak_tflops: of one GPU in the data type of the products, for the MFU; None where no source has it.
-        gpus: the number of GPUs.
-        not_modelled: what the job has that the estimate leaves out, in plain sentences.
-    """
-
-    step: StepTime
-    stages: tuple[StageMemory, ...]
-    tokens: int
-    model_flops: float
-    peak_tflops: float | None
-    gpus: int
-    not_modelled: tuple[str, ...] = ()
+    step: StepTime  # where the time goes
+    stages: tuple[StageMemory, ...]  # the memory of each pipeline rank
+    tokens: int  # trained in a step by all GPUs
+    model_flops: float  # of a step, by the causal convention (`workloads.models.flops`)
+    peak_tflops: float | None  # of one GPU in the data type of the products, for the MFU; None where no source has it
+    gpus: int  # the number of GPUs
+    not_modelled: tuple[str, ...] = ()  # what the job has that the estimate leaves out, in plain sentences
 
     @property
     def memory(self) -> StageMemory:
@@ -131,17 +100,11 @@ COVERED = 0.9  # of the runs are within the band
 
 @dataclass(frozen=True)
 class Band:
-    """The band around estimates of a family of jobs.
+    """The band around estimates of a family of jobs."""
 
-    Attributes:
-        error_share: half its width: 90% of the runs are within it, estimated with their source left out.
-        runs: published runs of this family.
-        devices, trainers: those of the runs.
-    """
-
-    error_share: float
-    runs: int
-    devices: frozenset[str]
+    error_share: float  # half its width: 90% of the runs are within it, estimated with their source left out
+    runs: int  # published runs of this family
+    devices: frozenset[str]  # those of the runs, as the trainers
     trainers: frozenset[str]
 
     def missing(self, job: Job, cluster: Cluster) -> list[str]:

@@ -124,17 +124,11 @@ KINDS: dict[str, Kind] = {"F": "forward", "B": "backward", "I": "backward_input"
 
 @dataclass(frozen=True)
 class Action:
-    """A pass of a micro-batch through a stage of a rank.
+    """A pass of a micro-batch through a stage of a rank."""
 
-    Attributes:
-        kind: `backward` is the whole backward pass, of which `backward_input` and `backward_weight` are the parts.
-        chunk: which of the rank's stages, from 0.
-        microbatch: from 0.
-    """
-
-    kind: Kind
-    chunk: int
-    microbatch: int
+    kind: Kind  # `backward` is the whole backward pass, of which `backward_input` and `backward_weight` are the parts
+    chunk: int  # which of the rank's stages, from 0
+    microbatch: int  # from 0
 
 
 def list_actions(schedule: Schedule, rank: int, pp: int, chunks: int, microbatches: int) -> list[Action]:

@@ -18,20 +18,7 @@ PASS_INSTRUCTIONS_GB_S = 9_800
 
 
 class PlacedJob:
-    """A job, a cluster and the trainer's rules, with what many parts of an estimate need.
-
-    Attributes:
-        checkpointed_share: of the blocks.
-        repeated_share: of the blocks whose whole forward pass is computed again.
-        tokens: of a micro-batch on a GPU, before tensor parallelism divides them.
-        residual_parts: into how many parts the residual stream is divided over tensor parallel ranks.
-        is_sharded: weights are gathered for each use.
-        gradient_bytes: of a gradient in its reduction.
-        element_bytes: of a weight in matrix products and of an activation.
-        plain_dtype: of the products that are never in fp8: attention and the head.
-        shard_group: the ranks that divide weights or optimizer states.
-        expert_shard_group: the ranks that have the same experts, and divide their weights or optimizer states.
-    """
+    """A job, a cluster and the trainer's rules, with what many parts of an estimate need."""
 
     def __init__(self, job: Job, cluster: Cluster) -> None:
         layout = job.layout
@@ -39,19 +26,21 @@ class PlacedJob:
         self.trainer: Trainer = find_trainer(job.trainer)
         self.precision = PRECISIONS[job.precision]
         self.attention_kernel: AttentionKernel = job.attention_kernel or self.trainer.attention
-        self.checkpointed_share = layout.count_checkpointed(job.model.layers) / job.model.layers
+        self.checkpointed_share = layout.count_checkpointed(job.model.layers) / job.model.layers  # of the blocks
+        # Of the blocks whose whole forward pass is computed again.
         self.repeated_share = self.checkpointed_share if layout.checkpointing == "full" else 0.0
-        self.tokens = layout.micro_batch * job.sequence_length / layout.cp
-        self.residual_parts = layout.tp if layout.sequence_parallel else 1
-        self.is_sharded = layout.sharding in ("fsdp1", "fsdp2", "megatron_fsdp")
+        self.tokens = layout.micro_batch * job.sequence_length / layout.cp  # of a micro-batch on a GPU
+        self.residual_parts = layout.tp if layout.sequence_parallel else 1  # of the residual stream
+        self.is_sharded = layout.sharding in ("fsdp1", "fsdp2", "megatron_fsdp")  # gathered for each use
         # Megatron FSDP's guide advises --grad-reduce-in-bf16.
         is_short = layout.sharding == "megatron_fsdp" or job.state == "bf16"
         usual = 2 if is_short else self.trainer.gradient_bytes
-        self.plain_dtype = "fp32" if job.precision == "fp32" else "bf16"
-        self.element_bytes = 4 if job.precision == "fp32" else 2
-        self.gradient_bytes = job.gradient_bytes or usual
+        self.plain_dtype = "fp32" if job.precision == "fp32" else "bf16"  # of attention and the head
+        self.element_bytes = 4 if job.precision == "fp32" else 2  # of a weight in matrix products and of an activation
+        self.gradient_bytes = job.gradient_bytes or usual  # in its reduction
         self.tensor_group = Group(layout.tp, 1)
         self.context_group = Group(layout.cp, layout.tp)
+        # The ranks that divide weights or optimizer states, of all weights and of the same experts.
         self.shard_group = Group(layout.dp_shard * layout.cp, layout.tp)
         self.replicate_group = Group(layout.dp_replicate, layout.tp * self.shard_group.ranks)
         self.expert_group = Group(layout.ep, 1)

@@ -31,17 +31,11 @@ CAUSES = {
 
 @dataclass(frozen=True)
 class Comparison:
-    """Why one job's step takes longer than another's.
+    """Why one job's step takes longer than another's."""
 
-    Attributes:
-        slower_s: by how many seconds a token's share of the step is longer, for steps of equal tokens.
-        slower_share: the same as a share of the faster step.
-        parts_s: the differences by use, the largest first; negative where the slower job is faster.
-    """
-
-    slower_s: float
-    slower_share: float
-    parts_s: dict[str, float]
+    slower_s: float  # by how many seconds a token's share of the step is longer, for steps of equal tokens
+    slower_share: float  # the same as a share of the faster step
+    parts_s: dict[str, float]  # the differences by use, the largest first; negative where the slower job is faster
 
     @property
     def sentences(self) -> str:
@@ -80,17 +74,11 @@ def alternatives(job: Job, cluster: Cluster) -> dict[str, tuple[Job, Cluster]]:
 
 @dataclass(frozen=True)
 class Reliability:
-    """How often a job fails and what that costs. All figures are assumptions of the user's.
+    """How often a job fails and what that costs. All figures are assumptions of the user's."""
 
-    Attributes:
-        failures_per_gpu_day: unexpected interruptions.
-        restart_s: from a failure until training goes on.
-        checkpoint_s: a checkpoint stops training for so long.
-    """
-
-    failures_per_gpu_day: float = FAILURES_PER_GPU_DAY
-    restart_s: float = 600.0
-    checkpoint_s: float = 20.0
+    failures_per_gpu_day: float = FAILURES_PER_GPU_DAY  # unexpected interruptions
+    restart_s: float = 600.0  # from a failure until training goes on
+    checkpoint_s: float = 20.0  # a checkpoint stops training for so long
 
     def failure_interval_s(self, gpus: int) -> float:
         """Return the mean time between failures of a job on so many GPUs; infinite without failures."""

@@ -19,20 +19,14 @@ USABLE_MEMORY = 0.97  # of what the device's driver reports, by one process
 
 @dataclass(frozen=True)
 class Estimator:
-    """The functions that estimate a job on a cluster.
+    """The functions that estimate a job on a cluster."""
 
-    Attributes:
-        estimate: time and memory.
-        step_s: seconds of a step, the same as in `estimate`.
-        bound_s: seconds that a step takes at least, whatever `dp_shard` of the data parallel ranks share the states,
-            and however these are resharded. Not less for a later one of the ways of checkpointing.
-        memory_gib: of the pipeline rank that needs the most, the same as in `estimate`.
-    """
-
-    estimate: Callable[[Job, Cluster], JobEstimate]
-    step_s: Callable[[Job, Cluster], float]
+    estimate: Callable[[Job, Cluster], JobEstimate]  # time and memory
+    step_s: Callable[[Job, Cluster], float]  # seconds of a step, the same as in `estimate`
+    # seconds that a step takes at least, whatever `dp_shard` of the data parallel ranks share the states, and however
+    # these are resharded. Not less for a later one of the ways of checkpointing.
     bound_s: Callable[[Job, Cluster], float]
-    memory_gib: Callable[[Job, Cluster], float]
+    memory_gib: Callable[[Job, Cluster], float]  # of the pipeline rank that needs the most, the same as in `estimate`
 
 
 @dataclass(frozen=True)
@@ -43,22 +37,14 @@ class Candidate:
 
 @dataclass(frozen=True)
 class SearchResult:
-    """The outcome of a search.
+    """The outcome of a search."""
 
-    Attributes:
-        best: the fastest layouts that fit into memory, the fastest first.
-        smallest: the layout that needs the least memory; None if no layout is valid.
-        estimated: layouts that fit and were among the best when they were estimated.
-        too_large: layouts that do not fit. Where one does not, neither does the same with a larger micro-batch or
-            fewer shards.
-        slower: layouts that are too slow to be among the best, by their own step or by a bound of it.
-    """
-
-    best: tuple[Candidate, ...]
-    smallest: Candidate | None
-    estimated: int
+    best: tuple[Candidate, ...]  # the fastest layouts that fit into memory, the fastest first
+    smallest: Candidate | None  # the layout that needs the least memory; None if no layout is valid
+    estimated: int  # layouts that fit and were among the best when they were estimated
+    # layouts that do not fit. Where one does not, neither does the same with a larger micro-batch or fewer shards.
     too_large: int
-    slower: int
+    slower: int  # layouts that are too slow to be among the best, by their own step or by a bound of it
 
 
 def find_layouts(

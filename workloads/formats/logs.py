@@ -107,40 +107,27 @@ def strip_colours(line: str) -> str:
 
 @dataclass(frozen=True)
 class Step:
-    """The printed metrics of one step, under this project's names.
-
-    Attributes:
-        start: how often the program had been restarted before.
-    """
+    """The printed metrics of one step, under this project's names."""
 
     number: int
     metrics: Mapping[str, float]
-    start: int = 0
+    start: int = 0  # how often the program had been restarted before
 
 
 @dataclass
 class LogReader:
-    """Reads a log line by line. After a restart the attributes are those of the new start.
+    """Reads a log line by line. After a restart the attributes are those of the new start."""
 
-    Attributes:
-        kind: the program that wrote the log, known once it has printed a step.
-        reported_config: the configuration that the program reports.
-        mesh: the degrees of the device mesh that torchtitan built.
-        memory: the most memory that any rank has reported outside the lines of steps.
-        device, model, dtype: the device, the model (`llama3_8b`) and the data type that the program reports.
-        unnumbered_steps: lines with the time of a step that belong to no numbered step.
-        has_progress_bar: it has a progress bar, whose times are means since the start.
-    """
-
-    kind: str = ""
-    reported_config: dict[str, Scalar] = field(default_factory=dict)
-    mesh: dict[str, int] = field(default_factory=dict)
+    kind: str = ""  # the program that wrote the log, known once it has printed a step
+    reported_config: dict[str, Scalar] = field(default_factory=dict)  # the configuration that the program reports
+    mesh: dict[str, int] = field(default_factory=dict)  # the degrees of the device mesh that torchtitan built
+    # the most memory that any rank has reported outside the lines of steps
     memory: dict[str, float] = field(default_factory=dict)
     device: str = ""
-    model: str = ""
+    model: str = ""  # such as llama3_8b
     dtype: str = ""
-    unnumbered_steps: int = 0
-    has_progress_bar: bool = False
+    unnumbered_steps: int = 0  # lines with the time of a step that belong to no numbered step
+    has_progress_bar: bool = False  # it has a progress bar, whose times are means since the start
     _start: int = 0
     _last: int = -1
     _second_last: int = -1

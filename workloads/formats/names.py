@@ -18,24 +18,15 @@ GPUS_PER_NODE = 8
 
 @dataclass(frozen=True)
 class Name:
-    """A key of a trainer's configuration.
+    """A key of a trainer's configuration."""
 
-    Attributes:
-        key: the trainer's name, below its sections.
-        field: the field of a job, its layout or its model that has the same meaning; empty if there is none.
-        default: the trainer's value of a key that a file leaves out.
-        values: the trainer's values by ours, where they differ.
-        write: the value that is written, or a function of the job, where it is not that of the field.
-        optional: the key is not written where it has the trainer's default.
-        when: jobs for which the key is written; None for all. A value of None is not written either.
-    """
-
-    key: str
-    field: str = ""
-    default: Any = None
-    values: Mapping[Any, Any] | None = None
-    write: Any = None
-    optional: bool = False
+    key: str  # the trainer's name, below its sections
+    field: str = ""  # the field of a job, its layout or its model that has the same meaning; empty if there is none
+    default: Any = None  # the trainer's value of a key that a file leaves out
+    values: Mapping[Any, Any] | None = None  # the trainer's values by ours, where they differ
+    write: Any = None  # the value that is written, or a function of the job, where it is not that of the field
+    optional: bool = False  # the key is not written where it has the trainer's default
+    # jobs for which the key is written; None for all. A value of None is not written either.
     when: Callable[[Job], bool] | None = None
 
 
@@ -99,15 +90,10 @@ def field_of(job: Job, name: str) -> Any:
 
 @dataclass(frozen=True)
 class Support:
-    """What a trainer's file can express.
+    """What a trainer's file can express."""
 
-    Attributes:
-        trainer: its name in messages.
-        values: the supported values of fields of a job, its layout or its model.
-    """
-
-    trainer: str
-    values: dict[str, Sequence[object]]
+    trainer: str  # its name in messages
+    values: dict[str, Sequence[object]]  # the supported values of fields of a job, its layout or its model
     obstacles: Sequence[Obstacles] = ()
 
     def check(self, job: Job) -> None:
@@ -130,38 +116,27 @@ class Support:
 
 @dataclass(frozen=True)
 class RenderedFile:
-    """A file for a trainer.
-
-    Attributes:
-        command: what a user runs in the file's directory, on each node.
-        notes: what a user has to know before that, such as a path that has to be set.
-    """
+    """A file for a trainer."""
 
     name: str
     text: str
-    command: str
-    notes: tuple[str, ...] = ()
+    command: str  # what a user runs in the file's directory, on each node
+    notes: tuple[str, ...] = ()  # what a user has to know before that, such as a path that has to be set
 
 
 @dataclass(frozen=True)
 class FileReading:
-    """What a trainer's file or the configuration in its log says.
+    """What a trainer's file or the configuration in its log says."""
 
-    Attributes:
-        trainer: the planner's key of the program.
-        model: None where the file does not name all sizes.
-        notes: settings that a job has no field for.
-    """
-
-    trainer: str
+    trainer: str  # the planner's key of the program
     layout: Layout
     sequence_length: int
-    model: Model | None = None
+    model: Model | None = None  # None where the file does not name all sizes
     precision: str = "bf16"
     state: str = "fp32"
     compiled: bool = False
     document_tokens: int = 0
-    notes: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()  # settings that a job has no field for
 
     @property
     def job(self) -> Job:

@@ -181,12 +181,9 @@ def read_printed(line: str) -> dict[str, Printed]:
 
 @dataclass
 class PrintedConfig:
-    """The configuration that a program prints.
+    """The configuration that a program prints."""
 
-    Attributes:
-        values: every value that was printed, by this project's names.
-    """
-
+    # every value that was printed, by this project's names
     values: dict[str, list[Printed]] = field(default_factory=dict)
 
     def feed(self, line: str) -> dict[str, Printed]:

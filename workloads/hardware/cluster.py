@@ -15,67 +15,46 @@ Wiring = Literal["switch", "pairs", "host"]
 
 
 class AttentionRates(NamedTuple):
-    """The rates of an attention kernel over long sequences, as shares of the rate of bf16 products.
-
-    Attributes:
-        half_tokens: the length of sequences at which half of these rates is reached.
-    """
+    """The rates of an attention kernel over long sequences, as shares of the rate of bf16 products."""
 
     forward_share: float
     backward_share: float
-    half_tokens: float
+    half_tokens: float  # the length of sequences at which half of these rates is reached
 
 
 @dataclass(frozen=True)
 class Device:
-    """A GPU.
+    """A GPU."""
 
-    Attributes:
-        name: the key of its file in conf/hardware.
-        peak_tflops: dense peaks by data type, of the vendor's data sheet.
-        memory_gib: what the driver reports.
-        memory_gb_s: bandwidth of the device's memory, of the vendor's data sheet; infinite where it is unknown.
-        power_w: the power cap at which it runs.
-        sustained_tflops: measured rates of large matrix products under load, by data type; empty where none was.
-        power_headroom: how much faster products run while the power cap does not limit them, against sustained ones.
-        architecture: of the compiler: sm80, sm90, sm100, gfx942; empty where it is not known.
-        copy_gb_s: bytes that copies read and write in a second, as measured; None where they were not.
-        attention: measured rates of attention kernels by the planner's names of them.
-    """
-
-    name: str
-    peak_tflops: Mapping[str, float]
-    memory_gib: float
-    memory_gb_s: float
-    power_w: float | None
+    name: str  # the key of its file in conf/hardware
+    peak_tflops: Mapping[str, float]  # dense peaks by data type, of the vendor's data sheet
+    memory_gib: float  # what the driver reports
+    memory_gb_s: float  # bandwidth of the device's memory, of the vendor's data sheet; infinite where it is unknown
+    power_w: float | None  # the power cap at which it runs
+    # measured rates of large matrix products under load, by data type; empty where none was
     sustained_tflops: Mapping[str, float]
-    architecture: str = ""
+    architecture: str = ""  # of the compiler: sm80, sm90, sm100, gfx942; empty where it is not known
+    # how much faster products run while the power cap does not limit them, against sustained ones
     power_headroom: float = 1.0
+    # bytes that copies read and write in a second, as measured; None where they were not
     copy_gb_s: float | None = None
+    # measured rates of attention kernels by the planner's names of them
     attention: Mapping[str, AttentionRates] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Topology:
-    """Links and network of a cluster of equal nodes. Bandwidths are each way.
+    """Links and network of a cluster of equal nodes. Bandwidths are each way."""
 
-    Attributes:
-        name: the key of its file.
-        gpus_per_domain: GPUs that reach each other without the network: of a node, or 72 of a GB200 NVL72.
-        wiring: `switch`: a GPU uses its whole bandwidth towards any other; `pairs`: one link to each other GPU, which
-            only collectives of the whole domain can all use (xGMI); `host`: PCIe, through the processors.
-        link_gb_s: of one GPU within its domain, all links together.
-        network_gb_s: of one GPU between domains: the NICs of a domain, divided by its GPUs.
-        oversubscription: how many times the bandwidth of the NICs exceeds that of the switches above them.
-        link_latency_s, network_latency_s: of one message.
-    """
-
-    name: str
-    gpus_per_domain: int
+    name: str  # the key of its file
+    gpus_per_domain: int  # GPUs that reach each other without the network: of a node, or 72 of a GB200 NVL72
+    # `switch`: a GPU uses its whole bandwidth towards any other; `pairs`: one link to each other GPU, which only
+    # collectives of the whole domain can all use (xGMI); `host`: PCIe, through the processors
     wiring: Wiring
-    link_gb_s: float
-    network_gb_s: float
-    oversubscription: float = 1.0
+    link_gb_s: float  # of one GPU within its domain, all links together
+    network_gb_s: float  # of one GPU between domains: the NICs of a domain, divided by its GPUs
+    oversubscription: float = 1.0  # how many times the bandwidth of the NICs exceeds that of the switches above them
+    # link_latency_s, network_latency_s: of one message
     link_latency_s: float = 4e-6
     network_latency_s: float = 12e-6
 

@@ -11,25 +11,15 @@ SUSTAINED_SHARE = 0.7  # of a dense peak, where no rate was measured: an H200 su
 
 @dataclass(frozen=True)
 class Precision:
-    """A recipe of low-precision training. Output layer, attention, norms and optimizer stay in bf16 or fp32.
+    """A recipe of low-precision training. Output layer, attention, norms and optimizer stay in bf16 or fp32."""
 
-    Attributes:
-        dtype: of the products of the blocks.
-        cast_bytes: read and written for an element of an activation or gradient that a product takes.
-        weight_bytes: for a weight in each micro-batch.
-        instructions_gb_s: what the casts take beyond plain copies, for their instructions.
-        gathered_bytes: of a weight, and of an activation before a tensor parallel product, that ranks gather.
-        rate_share: of the rate of per-tensor scaled products.
-        multiple: of the tokens and sizes that torchao's layer supports.
-    """
-
-    dtype: str
-    cast_bytes: float = 0.0
-    weight_bytes: float = 0.0
-    instructions_gb_s: float = 15_000
-    rate_share: float = 1.0
-    gathered_bytes: int = 2
-    multiple: int = 1
+    dtype: str  # of the products of the blocks
+    cast_bytes: float = 0.0  # read and written for an element of an activation or gradient that a product takes
+    weight_bytes: float = 0.0  # for a weight in each micro-batch
+    instructions_gb_s: float = 15_000  # what the casts take beyond plain copies, for their instructions
+    rate_share: float = 1.0  # of the rate of per-tensor scaled products
+    gathered_bytes: int = 2  # of a weight, and of an activation before a tensor parallel product, that ranks gather
+    multiple: int = 1  # of the tokens and sizes that torchao's layer supports
 
 
 # A cast with a scale of its own tensor reads bf16 twice and writes fp8 by rows and by columns; with the scale of the

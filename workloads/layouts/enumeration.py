@@ -18,19 +18,12 @@ MAX_STAGES_PER_RANK = 16
 
 @dataclass(frozen=True)
 class Family:
-    """Layouts that differ only in what trades memory for time: shards, checkpointing and resharding.
+    """Layouts that differ only in what trades memory for time: shards, checkpointing and resharding."""
 
-    Attributes:
-        template: one of them.
-        shards: the values of `dp_shard`, the largest first; the other data parallel ranks are replicas.
-        checkpointings: the values of `checkpointing`, the fastest first.
-        reshardings: the values of `reshard_after_forward`.
-    """
-
-    template: Layout
-    shards: tuple[int, ...]
-    checkpointings: tuple[Checkpointing, ...]
-    reshardings: tuple[bool, ...]
+    template: Layout  # one of them
+    shards: tuple[int, ...]  # the values of `dp_shard`, the largest first; the other data parallel ranks are replicas
+    checkpointings: tuple[Checkpointing, ...]  # the values of `checkpointing`, the fastest first
+    reshardings: tuple[bool, ...]  # the values of `reshard_after_forward`
 
     def __len__(self) -> int:
         return len(self.shards) * len(self.checkpointings) * len(self.reshardings)

@@ -26,49 +26,39 @@ DEGREES = ("dp_replicate", "dp_shard", "tp", "cp", "pp")
 
 @dataclass(frozen=True)
 class Layout:
-    """The division of a model and a batch over ranks, each with one GPU.
+    """The division of a model and a batch over ranks, each with one GPU."""
 
-    Attributes:
-        dp_replicate, dp_shard: data parallel: copies of the model, and ranks that share one copy's states.
-        tp, cp, pp: tensor, context and pipeline parallel.
-        ep: expert parallel; its ranks are some of those of the other degrees, so it does not enter `gpus`.
-        stages_per_rank: pipeline stages of a rank; above 1 for interleaved and V schedules.
-        micro_batch: sequences that a data parallel rank computes at once.
-        global_batch: sequences in a step, of all ranks together.
-        sharding: which states `dp_shard` divides: none (DDP), the optimizer's (zero1), gradients too (zero2), all.
-        reshard_after_forward: weights are gathered again for the backward pass (only where `sharding` divides them),
-            and gradients are reduce-scattered after each micro-batch. If False, both stay whole through a step.
-        sequence_parallel: tensor parallel ranks divide the sequence outside attention and MLP.
-        tp_overlap: `async` runs tensor parallel collectives in parts beside the matrix products.
-        cp_method: keys and values of all ranks are gathered before attention, or go around a ring beside it.
-        offload_optimizer: the optimizer's states and step are on the host.
-        checkpointing: what the backward pass computes again. `per_op` is torchtitan's selective mode, `selective` this
-            project's, `core_attention` Megatron's selective mode, `norm_act` norms and activations.
-        checkpointed_layers: blocks that are checkpointed; None for those that `checkpointing_freq` selects.
-        layers_per_stage: of each pipeline stage, the first one first; None to divide them evenly.
-        checkpointing_freq: every Nth block is checkpointed, as torchtitan's `selective_ac_option` counts them. Of this
-            project's trainer only, as is `cuda_graph`: the passes of a step are recorded once and replayed.
-    """
-
+    # dp_replicate, dp_shard: data parallel: copies of the model, and ranks that share one copy's states
     dp_replicate: int = 1
     dp_shard: int = 1
+    # tp, cp, pp: tensor, context and pipeline parallel
     tp: int = 1
     cp: int = 1
     pp: int = 1
-    ep: int = 1
-    stages_per_rank: int = 1
+    ep: int = 1  # expert parallel; its ranks are some of those of the other degrees, so it does not enter `gpus`
+    stages_per_rank: int = 1  # pipeline stages of a rank; above 1 for interleaved and V schedules
     schedule: Schedule = "1f1b"
-    micro_batch: int = 1
-    global_batch: int = 1
+    micro_batch: int = 1  # sequences that a data parallel rank computes at once
+    global_batch: int = 1  # sequences in a step, of all ranks together
+    # which states `dp_shard` divides: none (DDP), the optimizer's (zero1), gradients too (zero2), all
     sharding: Sharding = "fsdp2"
+    # weights are gathered again for the backward pass (only where `sharding` divides them), and gradients are
+    # reduce-scattered after each micro-batch. If False, both stay whole through a step.
     reshard_after_forward: bool = True
-    sequence_parallel: bool = True
-    tp_overlap: TensorOverlap = "none"
+    sequence_parallel: bool = True  # tensor parallel ranks divide the sequence outside attention and MLP
+    tp_overlap: TensorOverlap = "none"  # `async` runs tensor parallel collectives in parts beside the matrix products
+    # keys and values of all ranks are gathered before attention, or go around a ring beside it
     cp_method: ContextMethod = "allgather"
-    offload_optimizer: bool = False
+    offload_optimizer: bool = False  # the optimizer's states and step are on the host
+    # what the backward pass computes again. `per_op` is torchtitan's selective mode, `selective` this project's,
+    # `core_attention` Megatron's selective mode, `norm_act` norms and activations.
     checkpointing: Checkpointing = "none"
+    # blocks that are checkpointed; None for those that `checkpointing_freq` selects
     checkpointed_layers: int | None = None
+    # of each pipeline stage, the first one first; None to divide them evenly
     layers_per_stage: tuple[int, ...] | None = None
+    # every Nth block is checkpointed, as torchtitan's `selective_ac_option` counts them. Of this project's trainer
+    # only, as is `cuda_graph`: the passes of a step are recorded once and replayed.
     checkpointing_freq: int = 1
     cuda_graph: bool = False
 
@@ -137,34 +127,25 @@ LAYOUT_FIELDS = tuple(item.name for item in fields(Layout) if item.name not in (
 
 @dataclass(frozen=True)
 class Job:
-    """What a trainer trains, and how.
-
-    Attributes:
-        trainer: whose rules, memory and efficiency apply: a key of the planner's table of trainers.
-        precision: the data type of matrix products: bf16, fp16 or an fp8 or fp4 recipe such as `fp8_tensorwise`.
-        state: `fp32`: fp32 master weights, moments and gradients' reduction; `amp`: fp32 weights that are cast for each
-            use; `bf16`: all in bf16; `int8`: 8-bit moments.
-        compiled: blocks are compiled by torch.compile.
-        manual_backward: blocks have this project's own backward pass, which saves less (`workloads.llama.block`).
-        document_tokens: mean length of a document that attention does not leave; 0 for whole sequences.
-        gradient_bytes: of a gradient in its reduction over data parallel ranks; None for the trainer's own.
-        attention_kernel: the kernel of attention; empty for the trainer's own.
-        dispatcher: how tokens go to experts: `deepep` sends a token once to each node, `alltoall` once to each expert.
-        expert_overlap: all-to-all of one micro-batch runs beside the computation of another.
-        expert_imbalance: tokens of the busiest rank's experts, divided by the mean.
-    """
+    """What a trainer trains, and how."""
 
     model: Model
     layout: Layout
     sequence_length: int
-    trainer: str = "own"
+    trainer: str = "own"  # whose rules, memory and efficiency apply: a key of the planner's table of trainers
+    # the data type of matrix products: bf16, fp16 or an fp8 or fp4 recipe such as `fp8_tensorwise`
     precision: str = "bf16"
+    # `fp32`: fp32 master weights, moments and gradients' reduction; `amp`: fp32 weights that are cast for each use;
+    # `bf16`: all in bf16; `int8`: 8-bit moments
     state: State = "fp32"
-    compiled: bool = True
+    compiled: bool = True  # blocks are compiled by torch.compile
+    # blocks have this project's own backward pass, which saves less (`workloads.llama.block`)
     manual_backward: bool = False
-    document_tokens: int = 0
+    document_tokens: int = 0  # mean length of a document that attention does not leave; 0 for whole sequences
+    # of a gradient in its reduction over data parallel ranks; None for the trainer's own
     gradient_bytes: int | None = None
-    attention_kernel: AttentionKernel | Literal[""] = ""
+    attention_kernel: AttentionKernel | Literal[""] = ""  # the kernel of attention; empty for the trainer's own
+    # how tokens go to experts: `deepep` sends a token once to each node, `alltoall` once to each expert
     dispatcher: Dispatcher = "alltoall"
-    expert_overlap: bool = False
-    expert_imbalance: float = 1.0
+    expert_overlap: bool = False  # all-to-all of one micro-batch runs beside the computation of another
+    expert_imbalance: float = 1.0  # tokens of the busiest rank's experts, divided by the mean

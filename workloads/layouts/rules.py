@@ -22,21 +22,16 @@ VARLEN_TORCH = SPLIT_LOSS_TORCH = (2, 13)
 
 @dataclass(frozen=True)
 class Site:
-    """The ranks on which a layout is to run, as far as rules depend on it.
-
-    Attributes:
-        domain: ranks of a node, or of a larger domain that links connect.
-        peak_tflops: of each device by data type; empty where it is not known.
-        tp_across_domains: tensor parallel may leave a domain.
-        torch: the version that runs the layout; None where the layout is planned for another machine.
-    """
+    """The ranks on which a layout is to run, as far as rules depend on it."""
 
     ranks: int
-    domain: int
+    domain: int  # ranks of a node, or of a larger domain that links connect
     device: str = ""
+    # of each device by data type; empty where it is not known
     peak_tflops: Mapping[str, float] = field(default_factory=dict)
-    tp_across_domains: bool = False
+    tp_across_domains: bool = False  # tensor parallel may leave a domain
     on_gpu: bool = True
+    # the version that runs the layout; None where the layout is planned for another machine
     torch: tuple[int, ...] | None = None
 
     @classmethod
@@ -56,17 +51,13 @@ Check = Callable[[Job, Site], Iterator[str]]
 
 
 class Rule(NamedTuple):
-    """A row: the rule's name, and a check that yields the reasons why a job breaks it.
-
-    Attributes:
-        trainers: those that have the rule; None for all.
-        is_tradable: a search checks it for each value of checkpointing and resharding, which trade memory for time.
-            Weights that nothing shards are not among them: a search reshards them in every layout.
-    """
+    """A row: the rule's name, and a check that yields the reasons why a job breaks it."""
 
     name: str
     check: Check
-    trainers: frozenset[str] | None = None
+    trainers: frozenset[str] | None = None  # those that have the rule; None for all
+    # a search checks it for each value of checkpointing and resharding, which trade memory for time. Weights that
+    # nothing shards are not among them: a search reshards them in every layout.
     is_tradable: bool = False
 
 

@@ -27,46 +27,30 @@ FSDP_SEARCH: Values = {
 
 @dataclass(frozen=True)
 class Trainer:
-    """A row of the table.
-
-    Attributes:
-        core: whose engine it runs on: trainers of one core have similar efficiencies.
-        runs: the values of a layout's fields that it runs; fields that are not named may have any.
-        search: those that a search tries, of checkpointing and resharding the fastest first.
-        without: degrees that it does not have: they are 1.
-        alone: degrees that it does not combine with a sharding.
-        attention: the kernel that it calls.
-        fused: norms, activations and residual sums are fused kernels even where nothing is compiled.
-        gradient_bytes: of a gradient in its reduction.
-        main_gradients: gradients of all micro-batches are added up in fp32, unsharded (Megatron).
-        overlaps_data_parallel: collectives of data parallelism run beside computation.
-        tensor_link_share: of the link's bandwidth that tensor parallel collectives reach.
-        loss_bytes: bytes read and written for a logit, forward and backward.
-        logit_bytes: bytes held at once for a logit at the peak of the loss.
-        chunked_loss: logits of a few tokens at a time exist.
-        averages_copies_once: gradients are averaged over copies of the model once a step, not for each micro-batch.
-        buffers_gib: buckets of gathered weights and of gradients that are not parts of a layer.
-        reserved_share: what the allocator holds beyond what it gave out, as a share of it.
-    """
+    """A row of the table."""
 
     name: str
+    # whose engine it runs on: trainers of one core have similar efficiencies
     core: Literal["pytorch", "megatron", "deepspeed"] = "pytorch"
+    # the values of a layout's fields that it runs; fields that are not named may have any
     runs: Values = field(default_factory=lambda: FSDP_RUNS)
+    # those that a search tries, of checkpointing and resharding the fastest first
     search: Values = field(default_factory=lambda: FSDP_SEARCH)
-    without: tuple[str, ...] = ()
-    alone: Values = field(default_factory=dict)
-    attention: AttentionKernel = "cudnn"
-    fused: bool = True
-    gradient_bytes: int = 4
-    main_gradients: bool = False
-    overlaps_data_parallel: bool = True
-    tensor_link_share: float = 0.78
-    loss_bytes: float = 28
-    logit_bytes: float = 14
-    chunked_loss: bool = False
+    without: tuple[str, ...] = ()  # degrees that it does not have: they are 1
+    alone: Values = field(default_factory=dict)  # degrees that it does not combine with a sharding
+    attention: AttentionKernel = "cudnn"  # the kernel that it calls
+    fused: bool = True  # norms, activations and residual sums are fused kernels even where nothing is compiled
+    gradient_bytes: int = 4  # of a gradient in its reduction
+    main_gradients: bool = False  # gradients of all micro-batches are added up in fp32, unsharded (Megatron)
+    overlaps_data_parallel: bool = True  # collectives of data parallelism run beside computation
+    tensor_link_share: float = 0.78  # of the link's bandwidth that tensor parallel collectives reach
+    loss_bytes: float = 28  # bytes read and written for a logit, forward and backward
+    logit_bytes: float = 14  # bytes held at once for a logit at the peak of the loss
+    chunked_loss: bool = False  # logits of a few tokens at a time exist
+    # gradients are averaged over copies of the model once a step, not for each micro-batch
     averages_copies_once: bool = False
-    buffers_gib: float = 0.0
-    reserved_share: float = 0.05
+    buffers_gib: float = 0.0  # buckets of gathered weights and of gradients that are not parts of a layer
+    reserved_share: float = 0.05  # what the allocator holds beyond what it gave out, as a share of it
 
     def variant(
         self, name: str, *, runs: Values | None = None, search: Values | None = None, **changes: Any

@@ -20,52 +20,37 @@ LayerKind = tuple[bool, bool]  # has experts, attends to the whole sequence
 
 @dataclass(frozen=True)
 class Model:
-    """The sizes of a decoder, dense or with a mixture of experts. Models of equal sizes are equal.
+    """The sizes of a decoder, dense or with a mixture of experts. Models of equal sizes are equal."""
 
-    Attributes:
-        layers: number of blocks.
-        hidden_size: features of the residual stream.
-        heads, kv_heads, head_size: attention heads of the queries, of keys and values (fewer for grouped-query
-            attention), and the features of one head.
-        intermediate_size: features inside a dense MLP; 0 where every block has experts.
-        vocabulary: number of tokens.
-        activation: of the MLP. Gated ones (`swiglu`, `gelu_gated`) have three matrices, the others two.
-        tied: the head shares the embedding's weights.
-        qkv_bias, mlp_bias: the projections to queries, keys and values, or the MLP, have biases.
-        positions: of the tokens; learned ones have weights.
-        max_positions: learned positions; 0 without.
-        window: tokens that a layer with sliding-window attention sees; 0 without.
-        window_every: every Nth layer attends to the whole sequence, the others to the window; 0 without.
-        experts, experts_per_token: routed experts of a block and how many of them a token goes through; 0 if dense.
-        expert_intermediate_size: features inside one routed expert.
-        shared_expert_intermediate_size: features inside the shared expert; 0 without one.
-        dense_layers: blocks at the start that have a dense MLP although the others have experts.
-        rope_theta, norm_eps: base of the rotary frequencies and epsilon of the RMS norms, for this project's trainer.
-        rope_factor: the factor by which Llama 3.1 scales low rotary frequencies; None without scaling.
-    """
-
-    layers: int
-    hidden_size: int
+    layers: int  # number of blocks
+    hidden_size: int  # features of the residual stream
+    # heads, kv_heads, head_size: attention heads of the queries, of keys and values (fewer for grouped-query
+    # attention), and the features of one head
     heads: int
     kv_heads: int
     head_size: int
-    intermediate_size: int
-    vocabulary: int
+    intermediate_size: int  # features inside a dense MLP; 0 where every block has experts
+    vocabulary: int  # number of tokens
+    # of the MLP. Gated ones (`swiglu`, `gelu_gated`) have three matrices, the others two.
     activation: Activation = "swiglu"
-    tied: bool = False
+    tied: bool = False  # the head shares the embedding's weights
+    # qkv_bias, mlp_bias: the projections to queries, keys and values, or the MLP, have biases
     qkv_bias: bool = False
     mlp_bias: bool = False
-    positions: Positions = "rope"
-    max_positions: int = 0
-    window: int = 0
-    window_every: int = 0
+    positions: Positions = "rope"  # of the tokens; learned ones have weights
+    max_positions: int = 0  # learned positions; 0 without
+    window: int = 0  # tokens that a layer with sliding-window attention sees; 0 without
+    window_every: int = 0  # every Nth layer attends to the whole sequence, the others to the window; 0 without
+    # experts, experts_per_token: routed experts of a block and how many of them a token goes through; 0 if dense
     experts: int = 0
     experts_per_token: int = 0
-    expert_intermediate_size: int = 0
-    shared_expert_intermediate_size: int = 0
-    dense_layers: int = 0
+    expert_intermediate_size: int = 0  # features inside one routed expert
+    shared_expert_intermediate_size: int = 0  # features inside the shared expert; 0 without one
+    dense_layers: int = 0  # blocks at the start that have a dense MLP although the others have experts
+    # rope_theta, norm_eps: base of the rotary frequencies and epsilon of the RMS norms, for this project's trainer
     rope_theta: float = field(default=500_000.0, compare=False)
     norm_eps: float = field(default=1e-5, compare=False)
+    # the factor by which Llama 3.1 scales low rotary frequencies; None without scaling
     rope_factor: float | None = field(default=None, compare=False)
 
     @property
@@ -198,16 +183,12 @@ def find_trained_name(model: Model) -> str | None:
 
 @dataclass(frozen=True)
 class GemmShape:
-    """C[m, n] = A[m, k] · B[k, n].
-
-    Attributes:
-        layout: BLAS letters for A and B: n if the matrix lies in memory as written here, t if transposed.
-    """
+    """C[m, n] = A[m, k] · B[k, n]."""
 
     m: int
     n: int
     k: int
-    layout: str
+    layout: str  # BLAS letters for A and B: n if the matrix lies in memory as written here, t if transposed
 
 
 def gemm_shape(model: str, layer: LayerName, which: PassName, tokens: int) -> GemmShape:
