@@ -58,10 +58,7 @@ def has_nvidia_gpus() -> bool:
 
 
 def find_problems(gpus: int, environment: Mapping[str, str]) -> list[GpuProblem]:
-    """Return what keeps this machine's GPUs, of which Ray sees `gpus`, from being used.
-
-    `environment` has the variables by which Ray saw them; it is empty if they are unknown.
-    """
+    """Return what keeps GPUs, of which Ray sees `gpus`, from use. `environment` is what Ray had; empty if unknown."""
     vendors = _present_vendors()
     devices = [_check_devices(vendor, gpus, environment) for vendor in vendors]
     problems = [problem for problem in devices if problem]

@@ -129,10 +129,7 @@ def read_node_state(folder: str) -> dict[str, Any]:
 
 
 def describe_gpu(gpu: Gpu) -> dict[str, Any]:
-    """Return what the driver reports of one GPU, as plain values; a value that it does not report is missing.
-
-    The keys are those of `GpuIdentity`, `GpuLimits` and `GpuErrors`, with `responds` and `used_gib`.
-    """
+    """Return as plain values what the driver reports of `GpuIdentity`, `GpuLimits` and `GpuErrors`, without gaps."""
     identity = gpu.identity
     values = asdict(identity)
     if identity.responds:

@@ -20,11 +20,7 @@ _URL = re.compile(
 
 
 def mask(text: str, secrets: Iterable[str] = ()) -> str:
-    """Return the text without passwords in URLs and without the values of names that look like a secret's.
-
-    Args:
-        secrets: further values to mask, wherever they stand.
-    """
+    """Return the text without `secrets`, passwords in URLs and the values of names that look like a secret's."""
     for secret in sorted(secrets, key=len, reverse=True):  # one may contain another
         text = text.replace(secret, "***")
     return _OPTION.sub(r"\1\2***", _ASSIGNMENT.sub(_masked_assignment, _URL.sub(r"\1:***@", text)))

@@ -140,10 +140,7 @@ def expert_s(placed: PlacedJob, layer: int) -> float:
 
 
 def _copies(placed: PlacedJob, places: int) -> float:
-    """Return how often a token leaves for other GPUs or nodes, of which there are `places`.
-
-    DeepEP sends a token once to each place that has any of its experts.
-    """
+    """Return how often a token leaves for other GPUs or nodes. DeepEP sends it once to each that has its experts."""
     count = placed.model.experts_per_token
     if placed.job.dispatcher == "deepep":
         return (places - 1) * (1 - (1 - 1 / places) ** count)

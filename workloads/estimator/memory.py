@@ -89,10 +89,7 @@ def _has_whole_gradients(placed: PlacedJob) -> bool:
 
 
 def _gathered_bytes(placed: PlacedJob, weights: Weights, layer: int) -> float:
-    """Return the bytes of weights that FSDP holds whole: two blocks, and the gradients of one in their reduction.
-
-    Weights that stay gathered are whole, and in a pipeline so are their gradients.
-    """
+    """Return the bytes that FSDP holds whole: two blocks, one's gradients; in a pipeline all, where they stay so."""
     if not _is_gathered(placed):
         return 0.0
     if _has_whole_gradients(placed):

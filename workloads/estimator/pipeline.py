@@ -26,11 +26,7 @@ class RankLayers:
 
 
 def rank_layers(model: Model, layout: Layout) -> tuple[tuple[RankLayers, ...], ...]:
-    """Return the layers of each pipeline rank: its chunks of consecutive layers, as divided by `layers_per_stage`.
-
-    Where they are evenly divided, the first and the last chunk are the first to get fewer, since they also have the
-    embedding and the head.
-    """
+    """Return the layers of each pipeline rank: its chunks as divided by `layers_per_stage`, else by `stage_layers`."""
     sizes = layout.layers_per_stage
     return _rank_layers(model, layout.pp, layout.stages_per_rank, layout.schedule in V_SCHEDULES, sizes)
 
@@ -64,10 +60,7 @@ def _rank_layers(
 
 
 def stage_layers(layers: int, stages: int) -> list[range]:
-    """Return the layers of each stage, as evenly divided as possible.
-
-    The first and the last stage are the first to get fewer layers, since they also have the embedding and the head.
-    """
+    """Return each stage's layers. The first and the last, with embedding and head, are the first to get fewer."""
     base, remainder = divmod(layers, stages)
     longer_stages = sorted(range(stages), key=lambda stage: (stage in (0, stages - 1), stage))[:remainder]
     return _consecutive([base + (stage in longer_stages) for stage in range(stages)])
@@ -132,11 +125,7 @@ class Action:
 
 
 def list_actions(schedule: Schedule, rank: int, pp: int, chunks: int, microbatches: int) -> list[Action]:
-    """Return the passes of a rank in their order.
-
-    Args:
-        chunks: stages of each rank.
-    """
+    """Return the passes of a rank with `chunks` stages in their order."""
     steps = STEPS[schedule](rank, pp, chunks, microbatches)
     return [action for action in _number(steps) if action.microbatch < microbatches]
 

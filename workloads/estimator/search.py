@@ -55,10 +55,7 @@ def find_layouts(
     fixed: Mapping[str, Any],
     keep: int = 20,
 ) -> SearchResult:
-    """Return the `keep` fastest layouts of the job that fit into the GPUs' memory.
-
-    `options` and `fixed` are those of `workloads.layouts.enumeration.list_families`.
-    """
+    """Return the `keep` fastest layouts that fit; `options` and `fixed` are those of `list_families`."""
     search = _Search(job, cluster, estimator, keep)
     search.run(list_families(job, cluster, options, fixed))
     best = tuple(search.candidate(layout) for _, _, layout in sorted(search.best, reverse=True))

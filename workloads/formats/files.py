@@ -62,14 +62,7 @@ def canonical(job: Job, trainer: str) -> Job:
 
 
 def read_layout(text: str, gpus: int | None = None) -> FileReading:
-    """Return what a trainer's file, or the configuration in its log, says of its layout.
-
-    Args:
-        gpus: on which it runs, where the text does not say it.
-
-    Raises:
-        UserInputError: no format is recognised, or the text has a value that no job has.
-    """
+    """Return what a trainer's file or log says of its layout. Raises UserInputError if no format is recognised."""
     for file_format in FORMATS.values():
         if file_format.recognises(text):
             return file_format.read(text, gpus)

@@ -168,11 +168,7 @@ def recognises_script(text: str) -> bool:
 
 
 def read_script(text: str, gpus: int | None = None) -> FileReading:
-    """Return what a script or a list of arguments says.
-
-    Raises:
-        UserInputError: a quote is not closed, a value that no job has, or the number of GPUs is missing.
-    """
+    """Return what a script or a list of arguments says. Raises UserInputError if a value is not one of a job's."""
     values: dict[str, list[str]] = {}
     name = ""
     for word in split_words(text):
@@ -246,11 +242,7 @@ def recognises_recipe(text: str) -> bool:
 
 
 def read_recipe(text: str, gpus: int | None = None) -> FileReading:
-    """Return what a command with a recipe says. What the recipe sets itself is not known here.
-
-    Raises:
-        UserInputError: a value that no job has, or the number of GPUs is missing.
-    """
+    """Return what a command with a recipe says, without what the recipe sets itself. Raises UserInputError."""
     pairs = [word.partition("=") for word in split_words(text) if "=" in word and not word.startswith("-")]
     overrides = {name: parse_value(value) for name, _, value in pairs}
     names = {theirs: ours for ours, theirs in SECTIONS.items()}
@@ -297,11 +289,7 @@ def recognises_experiment(text: str) -> bool:
 
 
 def read_experiment(text: str, gpus: int | None = None) -> FileReading:
-    """Return what an experiment file says.
-
-    Raises:
-        UserInputError: it is not one with a Megatron trainer, or the number of GPUs is missing.
-    """
+    """Return what an experiment file says. Raises UserInputError if it is not one with a Megatron trainer."""
     trainer = _find_trainer(text)
     if trainer is None:
         raise UserInputError("not an experiment of Primus with modules.pre_trainer.framework: megatron")

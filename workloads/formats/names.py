@@ -51,11 +51,7 @@ def only(when: Callable[[Job], bool], *names: Name) -> Iterator[Name]:
 
 
 def read_names(settings: Settings, names: Iterable[Name], fields: Sequence[str]) -> dict[str, Any]:
-    """Return the values of fields; the default's type is that of the value, and a number of 0 is the default.
-
-    Raises:
-        UserInputError: a value is not known, or is not a number.
-    """
+    """Return the values of fields, of the default's type; 0 is the default. Raises UserInputError for unknown ones."""
     read = {}
     for name in names:
         if name.field not in fields:
@@ -97,11 +93,7 @@ class Support:
     obstacles: Sequence[Obstacles] = ()
 
     def check(self, job: Job) -> None:
-        """Check that the file can express the whole job.
-
-        Raises:
-            UserInputError: it cannot; the message names the field and the trainer.
-        """
+        """Raise UserInputError, which names the field and the trainer, if the file cannot express the whole job."""
         for name, allowed in self.values.items():
             if (value := field_of(job, name)) not in allowed:
                 owner = "the model's " if hasattr(job.model, name) else ""
@@ -179,11 +171,7 @@ def canonical_layout(layout: Layout, layers: int | None = None) -> Layout:
 
 
 def data_parallel_size(gpus: int | None, degrees: Mapping[str, int]) -> int:
-    """Return the data parallel degree that the other degrees leave.
-
-    Raises:
-        UserInputError: the number of GPUs is not known, or the degrees do not divide it.
-    """
+    """Return the degree that the others leave. Raises UserInputError if they do not divide the GPUs, or these lack."""
     product = math.prod(degrees.values())
     if gpus is None:
         raise UserInputError("the file does not say on how many GPUs it runs: pass their number (gpus=)")

@@ -111,11 +111,7 @@ def _defaults() -> dict[str, object]:
 
 
 def render(job: Job, gpus: int) -> RenderedFile:
-    """Return the command of a canonical job: of `workload=parallel`, or of its trainer's preset.
-
-    Raises:
-        UserInputError: it cannot express the job.
-    """
+    """Return the command of a canonical job. Raises UserInputError if it cannot express the job."""
     notes: tuple[str, ...] = ()
     if job.trainer not in ("own", "torchtitan"):
         raise UserInputError(f"own: no command fixes a whole layout of {job.trainer}. Supported: own, torchtitan")
@@ -144,11 +140,7 @@ def recognises(text: str) -> bool:
 
 
 def read(text: str, gpus: int | None = None) -> FileReading:
-    """Return what a command says, with the defaults of the workload's parameters for what it leaves out.
-
-    Raises:
-        UserInputError: it has another workload, an unknown model, or a key that is not fixed to one value.
-    """
+    """Return what a command says, with defaults. Raises UserInputError if it has no layout with one value a key."""
     texts = {match[1]: match[2] for word in split_words(text) if (match := _OVERRIDE.match(word))}
     workload = texts.get("workload")
     if workload not in ("parallel", "torchtitan"):

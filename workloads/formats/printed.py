@@ -203,11 +203,7 @@ def has_configuration(text: str) -> bool:
 
 
 def read_configuration(text: str, gpus: int | None = None) -> FileReading:
-    """Return what the configuration of a log says; that of its first start.
-
-    Raises:
-        UserInputError: a value that no job has, or the number of GPUs is missing.
-    """
+    """Return what a log's first start says of its configuration. Raises UserInputError for a value that no job has."""
     if _TITAN_START.search(text):
         reading = torchtitan.read_config(_read_json(text), _read_mesh_gpus(text) or gpus)
         is_fp8 = reading.precision == "bf16" and _TITAN_FP8.search(text)  # versions before 0.1 have no converters

@@ -63,11 +63,7 @@ FP8, MXFP8 = "quantize.linear.float8", "quantize.linear.mx"
 
 
 def find_flavor(model: Model) -> tuple[str, str]:
-    """Return the name and the flavor of the model with these sizes.
-
-    Raises:
-        UserInputError: torchtitan has none; the message names the nearest flavor and in what it differs.
-    """
+    """Return the name and the flavor with these sizes. Raises UserInputError, which names the nearest, if none has."""
     differences = {
         names: [
             f"{name} ({theirs}, not {ours})"
@@ -266,11 +262,7 @@ def recognises(text: str) -> bool:
 
 
 def read(text: str, gpus: int | None = None) -> FileReading:
-    """Return what a TOML file of torchtitan says.
-
-    Raises:
-        UserInputError: it is not TOML, or has a value that no job has.
-    """
+    """Return what a TOML file of torchtitan says. Raises UserInputError if it is not TOML or no job has a value."""
     try:
         config = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
@@ -279,11 +271,7 @@ def read(text: str, gpus: int | None = None) -> FileReading:
 
 
 def read_config(config: Mapping[str, Any], gpus: int | None = None) -> FileReading:
-    """Return what a configuration says, with torchtitan's defaults for what it leaves out.
-
-    Raises:
-        UserInputError: it has a value that no job has, or `gpus` is needed and missing.
-    """
+    """Return what a configuration says, with torchtitan's defaults. Raises UserInputError if no job has a value."""
     settings = _flatten(config)
     model, is_masked = _read_model(settings)
     degrees = read_names(settings, NAMES, ("dp_replicate", "tp", "cp", "pp"))

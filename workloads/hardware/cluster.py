@@ -91,11 +91,7 @@ WIRINGS = get_args(Wiring)
 
 
 def build_topology(values: Mapping[str, Any]) -> Topology:
-    """Return the topology that a file of `conf/topology` or of the user's own describes.
-
-    Raises:
-        ValueError: a key is missing, unknown or has a value that is not allowed.
-    """
+    """Return the topology that a file describes. Raises ValueError for a key that is missing, unknown or wrong."""
     name = f"topology {values.get('name', '')}".rstrip()
     allowed = [field.name for field in fields(Topology)]
     unknown = [key for key in values if key not in (*allowed, "source")]

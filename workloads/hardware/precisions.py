@@ -46,11 +46,7 @@ PRECISIONS = {
 
 
 def sustained_flops(device: Device, dtype: str) -> float:
-    """Return the FLOP/s of large products that a device sustains in a data type.
-
-    Raises:
-        ValueError: the device has no peak in this data type.
-    """
+    """Return the FLOP/s of large products that a device sustains. Raises ValueError if it has no peak in the type."""
     names = [dtype, "bf16"] if dtype == "fp16" else [dtype]
     for name in names:
         if name in device.sustained_tflops:

@@ -58,11 +58,7 @@ class UnsupportedModel(ValueError):
 
 
 def load_model(name: str) -> Model:
-    """Return a model by its name in the table, or by the path of a Hugging Face `config.json`.
-
-    Raises:
-        UnsupportedModel: it is neither, or its architecture is not modelled.
-    """
+    """Return a model by its name or by the path of a Hugging Face `config.json`. Raises UnsupportedModel."""
     if name in MODELS:
         return MODELS[name]
     if name.endswith(".json"):
@@ -87,11 +83,7 @@ def _suggest(word: str, allowed: Iterable[str]) -> str:
 
 
 def read_hugging_face(config: Mapping[str, Any]) -> Model:
-    """Return the sizes in a Hugging Face configuration.
-
-    Raises:
-        UnsupportedModel: its family is not modelled, or a size is missing or cannot be.
-    """
+    """Return the sizes in a configuration. Raises UnsupportedModel, also for a size that is missing or cannot be."""
     family = str(config.get("model_type") or "")
     if family in UNSUPPORTED_FAMILIES:
         raise UnsupportedModel(f"{family} is not modelled: {UNSUPPORTED_FAMILIES[family]}")

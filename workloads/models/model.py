@@ -55,10 +55,7 @@ class Model:
 
     @property
     def rope_scaling(self) -> dict[str, Any] | None:
-        """Return `rope_scaling` of Hugging Face's config, or None.
-
-        A model trained further on longer sequences scales its low rotary frequencies (Llama 3.1).
-        """
+        """`rope_scaling` of Hugging Face's config: low frequencies are scaled for longer sequences (Llama 3.1)."""
         if self.rope_factor is None:
             return None
         return {

@@ -102,10 +102,7 @@ class Gpu(Protocol):
 
 @contextmanager
 def open_gpus() -> Iterator[list[Gpu]]:
-    """Yield the GPUs of this machine in the order of the numbers that CUDA or HIP gives them; none without a driver.
-
-    A GPU's methods work only within the block.
-    """
+    """Yield the GPUs in CUDA's or HIP's order, none without a driver. Their methods work only within the block."""
     from workloads.api.gpus import amd, nvidia
 
     with nvidia.open_gpus() as nvidia_gpus:
