@@ -264,10 +264,7 @@ class Workload:
     finals_rounds: ClassVar[int] = 5
 
     def run(self, parameters: Any, rank: Rank) -> Measurement:
-        """Run one trial on this rank. Raises Infeasible for parameters that cannot work on this device.
-
-        Any other exception is an error in the code; the trial fails.
-        """
+        """Run one trial. Raises Infeasible for parameters that cannot work here; other exceptions fail the trial."""
         raise NotImplementedError
 
     def recorded_parameters(self, parameters: Any) -> Mapping[str, Scalar]:
@@ -288,10 +285,7 @@ class Workload:
     def list_candidates(
         self, dimensions: Mapping[str, Sequence[Scalar]], constants: Mapping[str, Scalar], machine: Machine
     ) -> Iterator[Candidate]:
-        """Yield every point of a space with its estimate.
-
-        Override it where rules exclude many points at once, which may be one candidate.
-        """
+        """Yield every point of a space with its estimate. Override it where a rule excludes many points at once."""
         for values in product(*dimensions.values()):
             point = dict(zip(dimensions, values, strict=True))
             yield Candidate(point, self.estimate(self.Parameters(**constants, **point), machine))

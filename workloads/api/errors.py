@@ -7,10 +7,7 @@ from collections.abc import Iterable
 
 
 class UserInputError(Exception):
-    """Invalid input. Its message is all that is shown; the exit code is 2.
-
-    The message says what is wrong, names the key and what is allowed, and suggests the nearest valid value.
-    """
+    """Invalid input. Its message is all that is shown: it names the key and what is allowed. The exit code is 2."""
 
 
 def describe_os_error(error: OSError) -> str:
@@ -19,10 +16,7 @@ def describe_os_error(error: OSError) -> str:
 
 
 def suggest(word: str, allowed: Iterable[str], prefix: str = "") -> str:
-    """Return the sentences that follow an unknown word: the available ones, and the nearest of them.
-
-    `prefix` stands before the suggested word: the key's section, for example.
-    """
+    """Return the sentences that follow an unknown word: the available ones, and the nearest behind `prefix`."""
     names = sorted(allowed)
     close = nearest(word, names)
     available = f"Available: {', '.join(names) or 'none'}."

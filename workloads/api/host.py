@@ -138,11 +138,7 @@ def describe_gpu(gpu: Gpu) -> dict[str, Any]:
 
 
 def read_kernel(proc: Path = Path("/proc")) -> dict[str, Any]:
-    """Return the Linux kernel's release and the settings that GPUs depend on.
-
-    `command_line` has the words whose parameter is one of `KERNEL_PARAMETERS`; `is_guest` says that a hypervisor runs
-    below.
-    """
+    """Return the Linux kernel's release and settings that GPUs depend on; `is_guest`: a hypervisor runs below."""
     words = _read(proc / "cmdline").split()
     settings = {
         "release": platform.release(),

@@ -153,15 +153,6 @@ class Seconds:
         return self.products + self.attention + self.other
 
 
-def pass_elements(placed: PlacedJob, layer: int, *, backward: bool) -> float:
-    """Return how many values of 2 bytes norms, rotary embeddings, activations and residual sums read and write."""
-    model, tp = placed.model, placed.layout.tp
-    residual = (16 if backward else 10) * model.hidden_size / placed.residual_parts
-    activation = _activation_elements(placed, layer, backward=backward)
-    rotary = 2 * (model.heads + model.kv_heads) * model.head_size / tp if model.positions == "rope" else 0.0
-    return placed.tokens * (residual + activation + rotary)
-
-
 def _activation_elements(placed: PlacedJob, layer: int, *, backward: bool) -> float:
     """Return how many values of a token the MLP's activation reads and writes."""
     model = placed.model
@@ -172,32 +163,31 @@ def _activation_elements(placed: PlacedJob, layer: int, *, backward: bool) -> fl
     return width / placed.layout.tp * passes[0 if backward else 1]
 
 
-def pass_s(placed: PlacedJob, layer: int, *, backward: bool) -> float:
-    fused = placed.trainer.fused or placed.job.compiled
-    elements = pass_elements(placed, layer, backward=backward) * (1 if fused else EAGER_FACTOR)
-    return placed.pass_s(placed.element_bytes * elements) + _permutation_s(placed, layer)
-
-
 # A dropless mixture of experts tells the host how many tokens each expert has, so that in each block's forward pass the
 # GPU waits for launches, and has small kernels of the router. Assumed, no microbenchmark is known to us.
 ROUTING_S = 1.2e-3
 
 
-def _permutation_s(placed: PlacedJob, layer: int) -> float:
-    """Return the seconds of routing, and of sorting tokens by expert and back.
+def pass_s(placed: PlacedJob, layer: int, *, backward: bool) -> float:
+    """Return the seconds of norms, rotary embeddings, activations, residual sums, and of sorting tokens by expert.
 
     A token is read once and written once for each of its experts, and back. An all-to-all needs the copies sorted by
     rank before and by expert after it, both ways. DeepEP brings a token to a rank once for all of its experts there.
     """
-    model, ranks = placed.model, placed.layout.ep
+    model, tp, ranks = placed.model, placed.layout.tp, placed.layout.ep
+    residual = (16 if backward else 10) * model.hidden_size / placed.residual_parts
+    activation = _activation_elements(placed, layer, backward=backward)
+    rotary = 2 * (model.heads + model.kv_heads) * model.head_size / tp if model.positions == "rope" else 0.0
+    fused = placed.trainer.fused or placed.job.compiled
+    elements = placed.tokens * (residual + activation + rotary) * (1 if fused else EAGER_FACTOR)
+    seconds = placed.pass_s(placed.element_bytes * elements)
     if not model.has_experts(layer):
-        return 0.0
+        return seconds
     count = model.experts_per_token
     copies: float = 2 + (2 if ranks == 1 else 6) * count
     if ranks > 1 and placed.job.dispatcher == "deepep":
         copies = 2 * ranks * (1 - (1 - 1 / ranks) ** count) + 2 * count
-    tokens = placed.tokens / placed.layout.tp
-    return placed.pass_s(tokens * copies * model.hidden_size * 2) + ROUTING_S
+    return seconds + (placed.pass_s(placed.tokens / tp * copies * model.hidden_size * 2) + ROUTING_S)
 
 
 @dataclass(frozen=True)

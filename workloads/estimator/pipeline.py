@@ -126,24 +126,19 @@ class Action:
 
 def list_actions(schedule: Schedule, rank: int, pp: int, chunks: int, microbatches: int) -> list[Action]:
     """Return the passes of a rank with `chunks` stages in their order."""
-    steps = STEPS[schedule](rank, pp, chunks, microbatches)
-    return [action for action in _number(steps) if action.microbatch < microbatches]
-
-
-def _number(steps: Iterable[str]) -> Iterator[Action]:
-    """Yield the passes with their micro-batches, which go through each stage by number, in each direction."""
-    done, waiting = Counter[str](), deque[Action]()
-    for step in steps:
+    actions = list[Action]()
+    done, waiting = Counter[str](), deque[Action]()  # micro-batches go through each stage by number, in each direction
+    for step in STEPS[schedule](rank, pp, chunks, microbatches):
         if step == "W":
             oldest = waiting.popleft()
-            yield Action("backward_weight", oldest.chunk, oldest.microbatch)
+            actions.append(Action("backward_weight", oldest.chunk, oldest.microbatch))
             continue
         count = step.replace("B", "I")  # a whole backward pass is one for inputs too
-        action = Action(KINDS[step[0]], int(step[1:]), done[count])
+        actions.append(Action(KINDS[step[0]], int(step[1:]), done[count]))
         done[count] += 1
         if step[0] == "I":
-            waiting.append(action)
-        yield action
+            waiting.append(actions[-1])
+    return [action for action in actions if action.microbatch < microbatches]
 
 
 def _list_looped(rank: int, pp: int, chunks: int, microbatches: int, *, hops: int, is_split: bool) -> Iterator[str]:

@@ -5,18 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from workloads.estimator import operations
-from workloads.estimator.communication import (
-    all_reduced_s,
-    average_s,
-    context_s,
-    expert_s,
-    exposed,
-    pipeline_send_s,
-    reduce_s,
-    sharded_s,
-    tensor_s,
-)
+from workloads.estimator import communication, operations
+from workloads.estimator.communication import exposed
 from workloads.estimator.estimate import JobEstimate, StepTime
 from workloads.estimator.memory import stage_memories
 from workloads.estimator.operations import Seconds
@@ -148,7 +138,7 @@ def _step_time(placed: PlacedJob, efficiency: float, with_data_parallel: bool) -
     rank_s[head_rank(layout)] += head
     slowest = max(range(layout.pp), key=rank_s.__getitem__)
     counts = [(blocks[layers.layer], layers.count * micro) for layers in ranks[slowest]]
-    sends = 0.0 if layout.pp == 1 else 2 * pipeline_send_s(placed) * layout.stages_per_rank * micro
+    sends = 0.0 if layout.pp == 1 else 2 * communication.pipeline_send_s(placed) * layout.stages_per_rank * micro
     step = StepTime(
         products=sum((block.forward.products + block.backward.products) * count for block, count in counts),
         attention=sum((block.forward.attention + block.backward.attention) * count for block, count in counts),
@@ -186,9 +176,9 @@ def _block_time(placed: PlacedJob, layer: int, efficiency: float, with_data_para
         if layout.reshard_after_forward:
             copied = GATHER_COPY_BYTES.get(layout.sharding, 0)
             if placed.is_sharded:  # weights are gathered and gradients reduced in each micro-batch
-                gather = sharded_s(placed, weights, placed.precision.gathered_bytes)
-                reduce = sharded_s(placed, weights, placed.gradient_bytes)
-                reduce += 0.0 if trainer.averages_copies_once else average_s(placed, weights)
+                gather = communication.sharded_s(placed, weights, placed.precision.gathered_bytes)
+                reduce = communication.sharded_s(placed, weights, placed.gradient_bytes)
+                reduce += 0.0 if trainer.averages_copies_once else communication.average_s(placed, weights)
                 data = exposed(gather, forward.total) + exposed(gather + reduce, backward.total)
         gathered = weights.shared if placed.shard_group.ranks * layout.dp_replicate > 1 else 0.0
         gathered += weights.experts if placed.expert_shard_group.ranks > 1 else 0.0
@@ -199,10 +189,10 @@ def _block_time(placed: PlacedJob, layer: int, efficiency: float, with_data_para
     return BlockTime(
         forward,
         backward,
-        tensor=tensor_s(placed, layer) * (2 + is_repeated),
-        context=context_s(placed, forward.attention, backward=False) * (1 + is_repeated)
-        + context_s(placed, backward.attention, backward=True),
-        expert=expert_s(placed, layer) * (2 + is_repeated),
+        tensor=communication.tensor_s(placed, layer) * (2 + is_repeated),
+        context=communication.context_s(placed, forward.attention, backward=False) * (1 + is_repeated)
+        + communication.context_s(placed, backward.attention, backward=True),
+        expert=communication.expert_s(placed, layer) * (2 + is_repeated),
         data=data,
         copies=copies,
     )
@@ -210,17 +200,18 @@ def _block_time(placed: PlacedJob, layer: int, efficiency: float, with_data_para
 
 def _step_data_parallel_s(placed: PlacedJob, weights: Weights, micro_batch_s: float) -> float:
     layout = placed.layout
-    reduce, gather = reduce_s(placed, weights), sharded_s(placed, weights, placed.precision.gathered_bytes)
+    reduce = communication.reduce_s(placed, weights)
+    gather = communication.sharded_s(placed, weights, placed.precision.gathered_bytes)
     if placed.is_sharded:
         if layout.reshard_after_forward:
             # The first block's weights are gathered and its gradients reduced with nothing beside them.
             first_s = (reduce + gather) / max(1, placed.model.layers / layout.pp)
             if not placed.trainer.averages_copies_once:
                 return first_s
-            return first_s + exposed(average_s(placed, weights), micro_batch_s * 2 / 3)
+            return first_s + exposed(communication.average_s(placed, weights), micro_batch_s * 2 / 3)
         return exposed(gather, micro_batch_s / 3) + exposed(reduce, micro_batch_s * 2 / 3)
     if layout.sharding == "none":
-        reduce, gather = all_reduced_s(placed, weights), 0.0
+        reduce, gather = communication.all_reduced_s(placed, weights), 0.0
     if not placed.trainer.overlaps_data_parallel:
         return reduce + gather
     return exposed(reduce, micro_batch_s * 2 / 3) + exposed(gather, micro_batch_s / 3)

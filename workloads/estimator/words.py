@@ -38,6 +38,5 @@ def describe(layout: Layout) -> str:
 
 
 def write_words(values: Mapping[str, object]) -> str:
-    """Return values as the command takes them: `tp=8 reshard_after_forward=false`."""
     texts = {name: ",".join(map(str, v)) if isinstance(v, tuple) else str(v).lower() for name, v in values.items()}
     return " ".join(f"{name}={text}" for name, text in texts.items())

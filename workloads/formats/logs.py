@@ -97,11 +97,10 @@ _RANK_OF = re.compile(r"\[rank-\d+/(\d+)\]")
 _DEVICE = re.compile(r"\b[A-Z]+ capacity: (.+?) with [\d.]+ ?GiB")
 _PROGRESS_BAR = re.compile(r"\d+%\|.*?\| *\d+/\d+ \[.*(?:s/it|it/s)")
 
-_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")  # escape sequences of a terminal
 
 
 def strip_colours(line: str) -> str:
-    """Return a line without the escape sequences by which a terminal changes colours."""
     return _COLOUR.sub("", line)
 
 
@@ -205,7 +204,14 @@ class LogReader:
         if match := _JSON_ENTRY.match(line):
             self._read_json_entry(len(match[1]), match[2], match[3])
         elif (match := ARGUMENT.search(line)) and "[config.py:" not in line:  # DeepSpeed's world size is another one
-            self._store_argument(match[1], match[2])
+            # Megatron trains in `bf16` or `fp16`, and in fp8 beside one of them.
+            name, text = match[1], match[2]
+            if name in ("bf16", "fp16") and text == "True":
+                self._store_dtype(name)
+            elif name == "fp8" and text not in ("None", "False"):
+                self._store_dtype("fp8")
+            elif name in CONFIG:
+                self._store(CONFIG[name], _parse_scalar(text))
         elif match := WORLD_SIZE.search(line):
             self._store("gpus", int(match[1]))
         elif match := TITAN_MESH.search(line):
@@ -235,15 +241,6 @@ class LogReader:
                 self._store_dtype(DTYPES.get(str(value), str(value)))
             elif key in CONFIG:
                 self._store(CONFIG[key], value)
-
-    def _store_argument(self, name: str, text: str) -> None:
-        """Store an argument of Megatron. It trains in `bf16` or `fp16`, and in fp8 beside one of them."""
-        if name in ("bf16", "fp16") and text == "True":
-            self._store_dtype(name)
-        elif name == "fp8" and text not in ("None", "False"):
-            self._store_dtype("fp8")
-        elif name in CONFIG:
-            self._store(CONFIG[name], _parse_scalar(text))
 
     def _store(self, name: str, value: Scalar) -> None:
         self._begin_configuration()

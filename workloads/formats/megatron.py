@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -10,13 +11,13 @@ from workloads.api.errors import UserInputError
 from workloads.formats.names import (
     FileReading,
     Name,
+    Obstacles,
     Settings,
     Support,
     canonical_layout,
     data_parallel_size,
     only,
     read_names,
-    write_names,
 )
 from workloads.layouts.layout import Job, Layout
 from workloads.layouts.trainers import TRAINERS
@@ -205,8 +206,8 @@ def _list_obstacles(job: Job) -> Iterator[str]:
         yield f"checkpointed_layers={count} cannot be written: {whole} can"
 
 
-def support(trainer: str) -> Support:
-    values: dict[str, Sequence[object]] = {
+def support(trainer: str, *obstacles: Obstacles, name: str = "", **values: Sequence[object]) -> Support:
+    values = {
         **TRAINERS[trainer].runs,
         "precision": ("bf16", "fp16", "fp32", *FP8_RECIPES),
         "state": ("fp32",),
@@ -214,13 +215,8 @@ def support(trainer: str) -> Support:
         "activation": ("swiglu", "gelu", "squared_relu"),
         "positions": ("rope", "learned", "none"),
         "window": (0,),
-    }
-    return Support(trainer, values, (_list_obstacles,))
-
-
-def build_settings(job: Job) -> dict[str, Any]:
-    """Return the settings of a canonical job that `support` accepts."""
-    return write_names(job, NAMES)
+    } | values
+    return Support(name or trainer, values, (_list_obstacles, *obstacles))
 
 
 def read_settings(settings: Settings, trainer: str, gpus: int | None, model: Model | None = None) -> FileReading:
@@ -239,7 +235,12 @@ def read_settings(settings: Settings, trainer: str, gpus: int | None, model: Mod
     dp = settings.get("data_parallel_size") or data_parallel_size(settings.get("world_size") or gpus, degrees)
     sharding = _read_sharding(settings)
     replicas = 1 if sharding == "fsdp2" else settings.get("num_distributed_optimizer_instances") or 1
-    stages = _read_stages(settings, layers, degrees["pp"])
+    per_stage, stages = settings.get("num_layers_per_virtual_pipeline_stage"), 1
+    virtual = ("num_virtual_stages_per_pipeline_rank", "virtual_pipeline_model_parallel_size")
+    if degrees["pp"] > 1 and (given := next((settings[name] for name in virtual if settings.get(name)), None)):
+        stages = int(given)
+    elif degrees["pp"] > 1 and per_stage and layers:
+        stages = math.ceil(layers / degrees["pp"] / per_stage)
     schedule = "interleaved" if stages > 1 else "1f1b"
     if settings.get("patch_zero_bubble") and settings.get("enable_zero_bubble", True):
         schedule = "zbv" if settings.get("zero_bubble_v_schedule") else "zero_bubble"
@@ -273,17 +274,6 @@ def _read_sharding(settings: Settings) -> str:
             )
         return ours[strategy]
     return "zero1" if settings.get("use_distributed_optimizer") else "none"
-
-
-def _read_stages(settings: Settings, layers: int | None, pp: int) -> int:
-    """Return the stages of a pipeline rank, by any of the three settings that give them."""
-    given = settings.get("num_virtual_stages_per_pipeline_rank") or settings.get("virtual_pipeline_model_parallel_size")
-    if pp == 1:
-        return 1
-    if given:
-        return int(given)
-    per_stage = settings.get("num_layers_per_virtual_pipeline_stage")
-    return math.ceil(layers / pp / per_stage) if per_stage and layers else 1
 
 
 def _read_checkpointing(settings: Settings, stages: int, layers: int | None) -> dict[str, Any]:
@@ -324,7 +314,8 @@ def _read_model(settings: Settings) -> Model | None:
     default = int(4 * hidden_size * 2 / 3) // 64 * 64 if is_gated else 4 * hidden_size
     feed_forward = read["intermediate_size"] or default
     positions = {"rope": "rope", "learned_absolute": "learned"}.get(settings.get("position_embedding_type", ""), "none")
-    dense_layers = _read_dense_layers(settings.get("moe_layer_freq"), read["layers"])
+    dense = re.search(r"\[0\]\*(\d+)(?:\+|$)", str(settings.get("moe_layer_freq")))  # such as ([0]*3+[1]*58)
+    dense_layers = min(int(dense[1]), read["layers"]) if dense else 0
     read |= {
         "kv_heads": (settings.get("group_query_attention") and read["kv_heads"]) or read["heads"],
         "head_size": read["head_size"] or hidden_size // read["heads"],
@@ -339,11 +330,3 @@ def _read_model(settings: Settings) -> Model | None:
         "dense_layers": dense_layers,
     }
     return Model(**read)
-
-
-def _read_dense_layers(pattern: object, layers: int) -> int:
-    """Return the number of dense layers at the start, of a pattern such as `([0]*3+[1]*58)`."""
-    if not isinstance(pattern, str) or "[0]*" not in pattern:
-        return 0
-    number = pattern.partition("[0]*")[2].partition("+")[0]
-    return min(int(number), layers) if number.isdigit() else 0

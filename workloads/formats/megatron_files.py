@@ -6,14 +6,13 @@ import math
 import re
 import shlex
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from typing import Any
 
 import yaml
 
 from workloads.api.errors import UserInputError
-from workloads.formats.megatron import FP8_RECIPES, build_settings, read_settings, support
-from workloads.formats.names import FileReading, RenderedFile, Settings, Support, nodes_of, show, torchrun
+from workloads.formats.megatron import FP8_RECIPES, NAMES, read_settings, support
+from workloads.formats.names import FileReading, RenderedFile, Settings, nodes_of, show, torchrun, write_names
 from workloads.formats.torchtitan import FLAVORS
 from workloads.layouts.layout import Job
 
@@ -76,12 +75,8 @@ DERIVED = {"swiglu", "normalization", "group_query_attention", "untie_embeddings
     *("max_position_embeddings", "vocab_size", "bf16", "fp16", "fp8", "fp8_recipe")
 }
 # What the recipe sets, and a layout may not have.
-RECIPE_SETS = {
-    "ddp.use_distributed_optimizer": False,
-    "ddp.overlap_grad_reduce": False,
-    "ddp.overlap_param_gather": False,
-    "model.sequence_parallel": False,
-}
+_SET_BY_RECIPE = ("ddp.use_distributed_optimizer", "ddp.overlap_grad_reduce", "ddp.overlap_param_gather")
+RECIPE_SETS = dict.fromkeys((*_SET_BY_RECIPE, "model.sequence_parallel"), False)
 BRIDGE_RUN = {"train.train_iters": 20, "train.eval_iters": 0, "logger.log_interval": 1, "checkpoint.save": None}
 
 
@@ -93,12 +88,8 @@ def _list_recipe_obstacles(job: Job) -> Iterator[str]:
         yield "tp_overlap=async cannot be written: its buffers are set in a recipe of one's own"
 
 
-_MEGATRON = support("nemo")
-BRIDGE_SUPPORT = Support(
-    "nemo (Megatron-Bridge)",
-    _MEGATRON.values | {"precision": tuple(MIXED_PRECISION)},
-    (*_MEGATRON.obstacles, _list_recipe_obstacles),
-)
+BRIDGE = "nemo (Megatron-Bridge)"
+BRIDGE_SUPPORT = support("nemo", _list_recipe_obstacles, name=BRIDGE, precision=tuple(MIXED_PRECISION))
 
 # Primus's experiment file: its Megatron trainer with all sizes and degrees as overrides of its modules.
 EXPERIMENT = "primus.yaml"
@@ -131,14 +122,13 @@ def _list_schedule_obstacles(job: Job) -> Iterator[str]:
         yield f"schedule={schedule} needs stages_per_rank={stages}, not {given}"
 
 
-PRIMUS_SUPPORT = support("primus")
-PRIMUS_SUPPORT = replace(PRIMUS_SUPPORT, obstacles=(*PRIMUS_SUPPORT.obstacles, _list_schedule_obstacles))
+PRIMUS_SUPPORT = support("primus", _list_schedule_obstacles)
 
 
 def render_script(job: Job, gpus: int) -> RenderedFile:
     """Return the script of a canonical job. Raises UserInputError if Megatron-LM cannot express it."""
     SCRIPT_SUPPORT.check(job)
-    settings = build_settings(job) | RUN
+    settings = write_names(job, NAMES) | RUN
     arguments = [word for name, value in settings.items() for word in _argument(name, value)]
     # `validate_args` asks for it on Hopper and before: tensor and context parallelism need one connection so that
     # communication is queued first; FSDP needs more.
@@ -217,7 +207,7 @@ def parse_value(text: str) -> Any:
 def render_recipe(job: Job, gpus: int) -> RenderedFile:
     """Return the script of a canonical job. Raises UserInputError if Megatron-Bridge's recipe cannot express it."""
     BRIDGE_SUPPORT.check(job)
-    settings = {name: value for name, value in build_settings(job).items() if name not in DERIVED}
+    settings = {name: value for name, value in write_names(job, NAMES).items() if name not in DERIVED}
     overrides = RECIPE_SETS | {SECTIONS.get(name, f"model.{name}"): value for name, value in settings.items()}
     overrides |= {
         "model.num_query_groups": job.model.kv_heads,
@@ -268,7 +258,7 @@ def render_experiment(job: Job, gpus: int) -> RenderedFile:
     rank = "" if nodes == 1 else "NODE_RANK=$NODE_RANK MASTER_ADDR=$MASTER_ADDR "
     launch = f"NNODES={nodes} {rank}GPUS_PER_NODE={per_node}"
     command = f"{launch} ./primus-cli direct -- train pretrain --config={EXPERIMENT}"
-    overrides = SWITCHED_OFF | build_settings(job)
+    overrides = SWITCHED_OFF | write_names(job, NAMES)
     if job.layout.schedule in STAGES:  # zero-bubble schedules reduce gradients after the last backward pass
         overrides |= {
             "patch_zero_bubble": True,

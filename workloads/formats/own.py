@@ -47,21 +47,13 @@ _OVERRIDE = re.compile(r"^\+{0,2}(?:space\.)?([\w.]+)=(.*)$")
 
 
 def _list_obstacles(job: Job) -> Iterator[str]:
-    sharding = job.layout.sharding
-    if job.layout.is_sharded and sharding != "fsdp2":
-        yield f"sharding={sharding} cannot be written where dp_shard or cp is above 1. Supported: fsdp2"
-
-
-def _list_titan_obstacles(job: Job) -> Iterator[str]:
-    reshards, pp = job.layout.reshard_after_forward, job.layout.pp
-    if job.layout.is_sharded and reshards != (pp == 1):
-        yield f"reshard_after_forward={show(reshards)} cannot be written with pp={pp}"
-
-
-def _list_own_obstacles(job: Job) -> Iterator[str]:
-    layers = job.layout.checkpointed_layers
-    if layers is not None and find_interval(job) is None:
+    layout, reshards, layers = job.layout, job.layout.reshard_after_forward, job.layout.checkpointed_layers
+    if layout.is_sharded and layout.sharding != "fsdp2":
+        yield f"sharding={layout.sharding} cannot be written where dp_shard or cp is above 1. Supported: fsdp2"
+    if job.trainer == "own" and layers is not None and find_interval(job) is None:
         yield f"checkpointed_layers={layers} cannot be written: every n-th layer can"
+    if job.trainer != "own" and layout.is_sharded and reshards != (layout.pp == 1):
+        yield f"reshard_after_forward={show(reshards)} cannot be written with pp={layout.pp}"
 
 
 TITAN = Support(
@@ -76,7 +68,7 @@ TITAN = Support(
         "sequence_parallel": (True,),
         "document_tokens": (0,),
     },
-    (_list_obstacles, _list_titan_obstacles),
+    (_list_obstacles,),
 )
 
 
@@ -100,7 +92,7 @@ def own_support() -> Support:
         elif get_origin(hint := hints[parameters[name]]) is not None:  # a Literal
             values[name] = get_args(hint)
     del values["checkpointed_layers"]
-    return Support("own", values, (_list_obstacles, _list_own_obstacles))
+    return Support("own", values, (_list_obstacles,))
 
 
 def _defaults() -> dict[str, object]:

@@ -43,16 +43,9 @@ OTHER_NUMBERS = {
     "intermediate_size": ("intermediate size",),
     "heads": ("n heads",),
 }
+_KEYS = [(name.key.rpartition(".")[2].replace("_", " "), name.field) for name in (*megatron.NAMES, *torchtitan.NAMES)]
 NUMBERS = {
-    field: {
-        *(
-            name.key.rpartition(".")[2].replace("_", " ")
-            for name in (*megatron.NAMES, *torchtitan.NAMES)
-            if name.field == field
-        ),
-        *others,
-    }
-    for field, others in OTHER_NUMBERS.items()
+    field: {*(key for key, meaning in _KEYS if meaning == field), *others} for field, others in OTHER_NUMBERS.items()
 }
 # Lines of one program: a text that they contain, their pattern, and the name of each of its groups.
 NUMBER_LINES = (

@@ -112,10 +112,6 @@ def _is_pipeline(job: Job) -> bool:
     return job.layout.pp > 1
 
 
-def _converters(job: Job) -> list[str]:
-    return [MXFP8] if job.precision == "mxfp8" else [FP8] if job.precision.startswith("fp8") else []
-
-
 def _option(job: Job) -> str | None:
     """Return what selective checkpointing keeps: `op`, or the interval of the layers that are checkpointed."""
     if job.layout.checkpointing == "per_op":
@@ -130,7 +126,10 @@ NAMES = (
     Name("model.name", write=lambda job: find_flavor(job.model)[0]),
     Name("model.flavor", write=lambda job: find_flavor(job.model)[1]),
     Name("model.hf_assets_path", write=_find_assets),
-    Name("model.converters", write=_converters),
+    Name(
+        "model.converters",
+        write=lambda job: [MXFP8] if job.precision == "mxfp8" else [FP8] if job.precision.startswith("fp8") else [],
+    ),
     Name("training.dataset", write="c4"),
     Name("training.seq_len", "sequence_length", 2048),
     # With a pipeline the local batch is what fills it once: torchtitan/distributed/pipeline_parallel.py.
@@ -273,7 +272,9 @@ def read(text: str, gpus: int | None = None) -> FileReading:
 def read_config(config: Mapping[str, Any], gpus: int | None = None) -> FileReading:
     """Return what a configuration says, with torchtitan's defaults. Raises UserInputError if no job has a value."""
     settings = _flatten(config)
-    model, is_masked = _read_model(settings)
+    name, flavor = str(settings.get("model.name", "llama3")), str(settings.get("model.flavor", "debugmodel"))
+    plain = next((flavor.removesuffix(suffix) for suffix in MASKED_SUFFIXES if flavor.endswith(suffix)), flavor)
+    model = FLAVORS.get((name, plain))
     degrees = read_names(settings, NAMES, ("dp_replicate", "tp", "cp", "pp"))
     names = ("dp_shard", "ep", "tp_overlap", "cp_method", "micro_batch", "global_batch")
     read = degrees | read_names(settings, NAMES, names)
@@ -295,7 +296,7 @@ def read_config(config: Mapping[str, Any], gpus: int | None = None) -> FileReadi
         "training.enable_cpu_offload: weights, gradients and states are on the host, no field of a job": (
             settings.get("training.enable_cpu_offload")
         ),
-        "model.flavor: attention stays within documents, whose lengths the file does not say": is_masked,
+        "model.flavor: attention stays within documents, whose lengths the file does not say": plain != flavor,
         "training.local_batch_size: the pipeline is filled and drained several times a step": is_pipeline
         and local_batch * dp != layout.global_batch,
     }
@@ -315,13 +316,6 @@ def _flatten(config: Mapping[str, Any], section: str = "") -> dict[str, Any]:
     for name, value in config.items():
         settings |= _flatten(value, f"{section}{name}.") if isinstance(value, Mapping) else {f"{section}{name}": value}
     return settings
-
-
-def _read_model(settings: Settings) -> tuple[Model | None, bool]:
-    """Return the model of a flavor, None for one that is not known, and whether its attention masks documents."""
-    name, flavor = str(settings.get("model.name", "llama3")), str(settings.get("model.flavor", "debugmodel"))
-    plain = next((flavor.removesuffix(suffix) for suffix in MASKED_SUFFIXES if flavor.endswith(suffix)), flavor)
-    return FLAVORS.get((name, plain)), plain != flavor
 
 
 def _read_stages(settings: Settings, schedule: str, pp: int, model: Model | None) -> int:

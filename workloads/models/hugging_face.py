@@ -94,7 +94,10 @@ def read_hugging_face(config: Mapping[str, Any]) -> Model:
         what = f"model_type '{family}' is not modelled" if family else "no model_type"
         raise UnsupportedModel(f"{what}. Available: {', '.join(FAMILIES)}.{_suggest(family, FAMILIES)}")
     activation, positions = FAMILIES[family]
-    sizes = {field: _size(config, field) for field in NAMES}
+    sizes = {}  # each by the first of its names that the file has; 0 where it has none or says null
+    for field, keys in NAMES.items():
+        limit, least = MAX_LAYERS if field == "layers" else MAX_SIZE, 1 if field in REQUIRED else 0
+        sizes[field] = next((_whole(config, key, least, limit) for key in keys if config.get(key) is not None), 0)
     missing = [NAMES[key][0] for key in REQUIRED if not sizes[key]]
     if missing:
         raise UnsupportedModel(f"no {', '.join(missing)}. Required: {', '.join(NAMES[key][0] for key in REQUIRED)}")
@@ -122,12 +125,6 @@ def read_hugging_face(config: Mapping[str, Any]) -> Model:
         positions=positions,
         **(sizes | _windows(config, sizes["window"]) | _experts(config, sizes)),
     )
-
-
-def _size(config: Mapping[str, Any], field: str) -> int:
-    """Return a size by the first of its names that the file has; 0 where it has none or says null."""
-    limit, least = MAX_LAYERS if field == "layers" else MAX_SIZE, 1 if field in REQUIRED else 0
-    return next((_whole(config, key, least, limit) for key in NAMES[field] if config.get(key) is not None), 0)
 
 
 def _whole(config: Mapping[str, Any], key: str, least: int = 0, limit: int = MAX_SIZE) -> int:

@@ -189,11 +189,7 @@ class GemmShape:
 
 
 def gemm_shape(model: str, layer: LayerName, which: PassName, tokens: int) -> GemmShape:
-    """Return one of the three GEMMs that training does for a linear layer y[tokens, out] = x[tokens, in] · W[out, in]ᵀ.
-
-    Raises:
-        KeyError: for a model that is not in `MODELS`, or an unknown layer or pass.
-    """
+    """Return one of the three GEMMs that train y[tokens, out] = x[tokens, in] · W[out, in]ᵀ. Raises KeyError."""
     in_features, out_features = MODELS[model].linear(layer)
     return {
         "forward": GemmShape(tokens, out_features, in_features, "nt"),  # y = x · Wᵀ

@@ -33,14 +33,11 @@ MIN_MICROWATTS = 1e5  # power caps are in microwatts, in some releases in watts;
 
 
 def open_gpus() -> list[AmdGpu]:
-    """Return the GPUs in HIP's order; an empty list without AMD SMI or a driver.
-
-    AMD SMI stays open: it does not count how often it was opened, and torch and Ray use it in the same process.
-    """
+    """Return the GPUs in HIP's order; an empty list without AMD SMI or a driver."""
     module = load_amdsmi()
     if module is None:
         return []
-    try:
+    try:  # AMD SMI stays open: it does not count how often it was opened, and torch and Ray use it in this process
         module.amdsmi_init()
         handles = module.amdsmi_get_processor_handles()
     except module.AmdSmiException:
@@ -50,13 +47,9 @@ def open_gpus() -> list[AmdGpu]:
 
 
 def load_amdsmi() -> ModuleType | None:
-    """Return the package `amdsmi`; None if it is absent or does not load.
-
-    Without ROCm's library it raises other exceptions than ImportError: the package on the index a KeyError.
-    """
     try:
         import amdsmi
-    except Exception:
+    except Exception:  # without ROCm's library not ImportError alone: the package on the index raises KeyError
         return None
     return amdsmi
 
