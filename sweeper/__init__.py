@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from workloads.api.contract import Infeasible, Rank
     from workloads.api.errors import UserInputError
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"
 __all__ = ["Infeasible", "Rank", "SweepError", "SweepResult", "UserInputError", "load_results", "plan_layouts", "run"]
 
 # What Python programs use, by the module that has it. It is imported on first use: workers import this package too.
