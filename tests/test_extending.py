@@ -19,7 +19,7 @@ pytestmark = pytest.mark.xdist_group("extending")
 METRIC = '    Metric("copies_per_s", "copies/s", "copies", MORE, speed=6),\n'
 RULE = """    Rule(
         "tp is one",
-        lambda job, site: "tp above one is refused here" if job.layout.tp > 1 else "",
+        lambda job, site: iter(["tp above one is refused here"] if job.layout.tp > 1 else []),
         frozenset({"torchtitan"}),
     ),
 """
