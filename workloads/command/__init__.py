@@ -91,9 +91,9 @@ class CommandSettings:
             raise ValueError(f"trainer={self.trainer}: it has to be one of {', '.join(TRAINERS)}")
         if unknown := set(self.layout) - set(SETTABLE_FIELDS):
             raise ValueError(f"layout.{min(unknown)}: unknown key, allowed are {', '.join(SETTABLE_FIELDS)}")
-        missing = [name for name in ("global_batch", "sequence_length", "model") if not getattr(self, name)]
-        if self.layout and missing:
-            raise ValueError(f"layout: needs {missing[0]} as well")
+        for name in ("global_batch", "sequence_length", "model") if self.layout else ():
+            if not getattr(self, name):
+                raise ValueError(f"layout: needs {name} as well")
         if "pipeline_batch" in find_placeholders(self._templates) and "micro_batch" not in self.layout:
             raise ValueError("{pipeline_batch}: needs layout.micro_batch")
 
@@ -138,34 +138,29 @@ class Command(Workload):
         """Return the parameters of the command with the settings that state what it computes."""
         values, settings = vars(parameters), self.settings
         command = settings.run if isinstance(settings.run, str) else shlex.join(settings.run)
-        measuring = {"command": command, "warmup": settings.warmup, "steps": settings.steps}
         filled = {name: f"{{{name}}}" for name in PLACEHOLDERS} | values
-        declared = {name: fill(getattr(settings, name), filled) for name in self.work}
-        return {**measuring, **values, **{name: text for name, text in declared.items() if text}}
+        declared = {name: text for name in self.work if (text := fill(getattr(settings, name), filled))}
+        return {"command": command, "warmup": settings.warmup, "steps": settings.steps, **values, **declared}
 
     def preview(self, parameters: Any, machine: Machine) -> str:
         """Return the command line and the files of the first rank, secrets masked."""
         from workloads.command.invocation import build_invocation
 
-        nodes = max(1, machine.world_size // machine.ranks_per_node)
-        rank = Rank(
-            world_size=machine.world_size,
-            ranks_per_node=machine.ranks_per_node,
-            rendezvous="first-node:29500" if nodes > 1 else "",
-            nodes=nodes,
-        )
+        gpus, ranks_per_node = machine.world_size, machine.ranks_per_node
+        nodes = max(1, gpus // ranks_per_node)
+        rendezvous = "first-node:29500" if nodes > 1 else ""
+        rank = Rank(world_size=gpus, ranks_per_node=ranks_per_node, rendezvous=rendezvous, nodes=nodes)
         try:
             invocation = build_invocation(self.settings, vars(parameters), rank, "{output}")
         except Infeasible as error:
             return f"infeasible: {error}"
-        copies, unit = (machine.world_size, "GPUs") if self.settings.start == "gpu" else (nodes, "nodes")
+        copies, unit = (gpus, "GPUs") if self.settings.start == "gpu" else (nodes, "nodes")
         parts = [f"# on the first of {copies} {unit}"] if copies > 1 else []
         parts += [invocation.describe()]
         parts += [f"\n# {{output}}/{name}\n{invocation.mask(text).rstrip()}" for name, text in invocation.files.items()]
         return "\n".join(parts)
 
     def program_files(self, parameters: Any, rank: Rank, folder: str) -> Mapping[str, str]:
-        """Return a shell script that runs the program, and the command's rendered files."""
         from workloads.command.invocation import program_files
 
         return program_files(self.settings, vars(parameters), rank, folder)
@@ -183,5 +178,4 @@ class LayoutCommand(Command):
     has_estimates = True
 
     def estimate(self, parameters: Any, machine: Machine) -> Estimate:
-        """Check the layout's rules, and estimate the speed and the memory that the trainer has."""
         return estimate_layout(self.settings, vars(parameters), machine)

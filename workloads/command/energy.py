@@ -73,8 +73,7 @@ class EnergyMeter:
             return Energy(missing=f"the program runs on {self._rank.nodes} nodes; only those of one node are read")
         if not self._gpus or not step_time_s:
             return None
-        seconds = self._ended_s - self._started_s
-        window = (self._started_s, self._ended_s, seconds / step_time_s)
+        window = (self._started_s, self._ended_s, (self._ended_s - self._started_s) / step_time_s)
         return add_energies([energy_between(list(samples), *window) for samples in self._samples])
 
 

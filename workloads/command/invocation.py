@@ -27,7 +27,6 @@ OF_EACH_NODE = {
     "master_address": ("MASTER_ADDR", "127.0.0.1"),
     "master_port": ("MASTER_PORT", "29500"),
 }
-OF_EACH_GPU = {"rank": ("RANK", "0"), **OF_EACH_NODE}
 
 
 @dataclass(frozen=True)
@@ -71,10 +70,8 @@ def build_invocation(
 ) -> Invocation:
     """Fill the settings' templates for one rank, with `output` the folder of the files.
 
-    `replaced` has values of placeholders instead of the rank's.
-
-    Raises:
-        Infeasible: a parameter has a value for which `options` has no words.
+    `replaced` has values of placeholders instead of the rank's. Raises Infeasible if a parameter has a value for which
+    `options` has no words.
     """
     values = {**parameters, **placeholder_values(settings, parameters, rank, output), **(replaced or {})}
     if isinstance(settings.run, str):
@@ -87,11 +84,8 @@ def build_invocation(
             words += map(str, options[value])
         arguments = [fill(word, values) for word in words]
     # The variables of torch.distributed for a program per GPU; of one per node, the gang's visible devices.
-    variables = {
-        "MASTER_ADDR": format_value(values["master_address"]),
-        "MASTER_PORT": format_value(values["master_port"]),
-        "PYTHONUNBUFFERED": "1",
-    }
+    address = {"MASTER_ADDR": values["master_address"], "MASTER_PORT": values["master_port"]}
+    variables = {name: format_value(value) for name, value in address.items()} | {"PYTHONUNBUFFERED": "1"}
     if settings.start == "gpu":
         variables |= {"RANK": str(rank.rank), "WORLD_SIZE": str(rank.world_size), "LOCAL_RANK": "0"}
     else:
@@ -141,17 +135,15 @@ def program_files(
     """Return a shell script that runs the program without this project, and the rendered files. Secrets are masked.
 
     `rank` is the first one of the trial, and `folder` is where the files will lie, which is {output} in their texts.
-
-    Raises:
-        Infeasible: a parameter has a value for which `options` has no words.
+    Raises Infeasible as `build_invocation`.
     """
-    differing, start = {}, ""
+    differing, lines = {}, ["#!/bin/sh"]
     if settings.start == "gpu" and rank.world_size > 1:
-        differing, last = OF_EACH_GPU, rank.world_size - 1
-        start = f"# Start it once for each of {rank.world_size} GPUs, with RANK=0 to {last} and MASTER_ADDR."
+        differing, last = {"rank": ("RANK", "0"), **OF_EACH_NODE}, rank.world_size - 1
+        lines += [f"# Start it once for each of {rank.world_size} GPUs, with RANK=0 to {last} and MASTER_ADDR."]
     elif rank.nodes > 1:
         differing, last = OF_EACH_NODE, rank.nodes - 1
-        start = f"# Start it on each of {rank.nodes} nodes, with NODE_RANK=0 to {last} and MASTER_ADDR."
+        lines += [f"# Start it on each of {rank.nodes} nodes, with NODE_RANK=0 to {last} and MASTER_ADDR."]
     # A value that differs is marked in the texts; @ needs no quotes in a shell.
     markers = {name: f"@{variable}@" for name, (variable, _) in differing.items()}
     invocation = build_invocation(settings, parameters, rank, folder, markers)
@@ -168,7 +160,6 @@ def program_files(
         return f'"{replace_markers(escaped)}"'
 
     variables = {**invocation.environment, **({"RANK": "@RANK@"} if "rank" in differing else {})}
-    lines = ["#!/bin/sh", *([start] if start else [])]
     lines += [f"cd {shlex.quote(str(invocation.directory))} || exit 1"]
     lines += [f"export {name}={quote_word(value)}" for name, value in sorted(variables.items())]
     if isinstance(invocation.arguments, str):

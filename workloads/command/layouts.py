@@ -22,8 +22,7 @@ from workloads.models.model import MODELS
 if TYPE_CHECKING:
     from workloads.command import CommandSettings
 
-JOB_FIELDS = ("compiled", "state")
-SETTABLE_FIELDS = (*(name for name in LAYOUT_FIELDS if name != "layers_per_stage"), *JOB_FIELDS)
+SETTABLE_FIELDS = (*(name for name in LAYOUT_FIELDS if name != "layers_per_stage"), "compiled", "state")
 COUNTS = (*DEGREES, "ep", "stages_per_rank", "micro_batch", "global_batch")
 # The planner's names of what programs call differently. Megatron-LM and NeMo train in fp8 with delayed scales unless
 # told otherwise.
@@ -52,10 +51,8 @@ def estimate_layout(settings: CommandSettings, values: Mapping[str, Any], machin
         if machine.memory_gib is not None and least_gib > machine.memory_gib:
             reason = f"needs {least_gib:.1f} GiB of device memory at least, the device has {machine.memory_gib:.1f}"
             return Estimate(reason, "the layout fits into memory", memory, description)
-    tokens = job.layout.global_batch * job.sequence_length
-    return Estimate(
-        metrics={"tokens_per_s": tokens / estimate_step(job, cluster).total_s, **memory}, description=description
-    )
+    tokens_per_s = job.layout.global_batch * job.sequence_length / estimate_step(job, cluster).total_s
+    return Estimate(metrics={"tokens_per_s": tokens_per_s, **memory}, description=description)
 
 
 def read_job(settings: CommandSettings, values: Mapping[str, Any], machine: Machine) -> Job:
@@ -93,10 +90,9 @@ def read_job(settings: CommandSettings, values: Mapping[str, Any], machine: Mach
         layout = replace(layout, sharding="none", reshard_after_forward=True)
     elif "sharding" not in given:
         layout = replace(layout, sharding=next(value for value in trainer.search["sharding"] if value != "none"))
-    precision = fill(settings.dtype, values)
-    precision = PRECISION_NAMES.get(precision, precision)
-    dtypes = {*device.peak_tflops, *device.sustained_tflops}
-    is_known = precision in PRECISIONS and PRECISIONS[precision].dtype in dtypes
+    dtype = fill(settings.dtype, values)
+    recipe = PRECISIONS.get(precision := PRECISION_NAMES.get(dtype, dtype))
+    is_known = recipe is not None and recipe.dtype in {*device.peak_tflops, *device.sustained_tflops}
     if state not in get_args(State):
         raise ValueError(f"state={given_state}, it has to be one of {', '.join(get_args(State))}")
     return Job(

@@ -62,8 +62,8 @@ class Program:
         """
         self.last_lines: deque[str] = deque(maxlen=LAST_LINES)  # of the output, those that are not empty
         self.log = bytearray()  # the end of the output, at most MAX_LOG_BYTES
-        self._silence_s, self._timeout_s, self._stop_on_line = silence_s, timeout_s, stop_on_line
-        self._should_stop = should_stop
+        self._silence_s, self._timeout_s = silence_s, timeout_s
+        self._stop_on_line, self._should_stop = stop_on_line, should_stop
         self._started_s = time.monotonic()
         self._mark = f"SWEEPER_PROGRAM={uuid.uuid4().hex}"
         name, _, value = self._mark.partition("=")

@@ -113,40 +113,44 @@ def _measure_program(
         if len(log.steps) <= settings.warmup and should_stop():
             measurement = _empty_measurement(parameters, rank)
         else:
-            _check_steps(settings, rank, log, program)
-            measurement = _build_measurement(settings, parameters, rank, work, log)
+            measurement = _build_measurement(settings, parameters, rank, work, log, program)
             energy = meter.energy(statistics.mean(measurement.step_times_s or [0.0]))
             measurement = replace(measurement, energy=energy)
         if mismatches := describe_mismatches(measurement, parameters):
             raise ParameterMismatch(f"rank {rank.rank} executed {mismatches}")
     except Exception as error:
         error.args = tuple(invocation.mask(arg) if isinstance(arg, str) else arg for arg in error.args)
-        last_lines = invocation.mask("\n".join(program.last_lines))
-        attach_output(error, ProgramOutput(last_lines, _kept_files(invocation, program)))
+        attach_output(error, _read_output(invocation, program))
         raise
-    return replace(measurement, files=_kept_files(invocation, program))
+    return replace(measurement, files=_read_output(invocation, program).files)
 
 
-def _kept_files(invocation: Invocation, program: Program) -> dict[str, bytes]:
-    """Return the files of the trial: the command, its rendered files and its output, secrets masked."""
-    texts = {"last_lines.txt": "\n".join(program.last_lines), "log.txt": program.log.decode(errors="replace")}
-    return invocation.kept_files() | {name: invocation.mask(text).encode() for name, text in texts.items() if text}
+def _read_output(invocation: Invocation, program: Program) -> ProgramOutput:
+    last_lines = invocation.mask("\n".join(program.last_lines))
+    texts = {"last_lines.txt": last_lines, "log.txt": invocation.mask(program.log.decode(errors="replace"))}
+    files = invocation.kept_files() | {name: text.encode() for name, text in texts.items() if text}
+    return ProgramOutput(last_lines, files)
 
 
 def _check_work(work: DeclaredWork, log: ProgramLog, rank: Rank) -> None:
     """Raise ParameterMismatch if the program prints another batch, model, layout or data type than is declared."""
     if differences := work.find_differences(log.config.values, log.config_of_steps.values):
         raise ParameterMismatch(f"rank {rank.rank} executed {'; '.join(differences)}, as its program prints")
-    batches = log.config_of_steps.values.get("global_batch", ())
-    if len(batches) > 1:
+    if len(batches := log.config_of_steps.values.get("global_batch", ())) > 1:
         raise ParameterMismatch(
             f"rank {rank.rank} executed measured steps with batches of {' and '.join(map(str, batches))}: raise "
             "command.warmup above the ramp of the batch"
         )
 
 
-def _check_steps(settings: CommandSettings, rank: Rank, log: ProgramLog, program: Program) -> None:
-    """Raise ProgramFailed if the program printed no step after warm-up, unless another one may have printed them."""
+def _build_measurement(
+    settings: CommandSettings,
+    parameters: Mapping[str, Scalar],
+    rank: Rank,
+    work: DeclaredWork,
+    log: ProgramLog,
+    program: Program,
+) -> Measurement:
     if log.steps and len(log.steps) <= settings.warmup:
         raise ProgramFailed(
             f"the program ended after {len(log.steps)} steps, all of them warm-up (command.warmup={settings.warmup})"
@@ -160,11 +164,6 @@ def _check_steps(settings: CommandSettings, rank: Rank, log: ProgramLog, program
             f"the program ended after {program.elapsed_s:.0f} s, and no line of its {len(program.log)} bytes of log "
             f"has the time of a step{hint}"
         )
-
-
-def _build_measurement(
-    settings: CommandSettings, parameters: Mapping[str, Scalar], rank: Rank, work: DeclaredWork, log: ProgramLog
-) -> Measurement:
     timed_steps = log.steps[settings.warmup :]
     samples: dict[str, list[float]] = defaultdict(list)
     for step in timed_steps:
@@ -186,7 +185,6 @@ def _build_measurement(
             "the log has tokens_per_s and no time of a step, and the tokens of a step are unknown: set "
             "command.global_batch and command.sequence_length"
         )
-    raw = {name: value for name, value in metrics.items() if name not in ("step_time_s", *STEP_SIZES)}
     reported = log.reader.reported_config
     return Measurement(
         executed={name: value if name in SIZES else reported.get(name, value) for name, value in parameters.items()},
@@ -196,7 +194,7 @@ def _build_measurement(
         flops_per_step=model_flops_per_token(MODELS[work.model], length) * tokens if work.model else 0.0,
         tokens_per_step=tokens,
         matrix_dtype=work.dtype,
-        metrics=mark_claims(raw),
+        metrics=mark_claims({name: metrics[name] for name in metrics if name not in ("step_time_s", *STEP_SIZES)}),
         machine_info=_machine_info(rank) | {"program": log.reader.kind, "device": log.reader.device},
     )
 
@@ -218,9 +216,8 @@ class RegexLogReader:
 
     def feed(self, line: str) -> Step | None:
         for name, expression in self.expressions.items():
-            match = re.search(expression, line)
             try:
-                value = float((match[1] or "").replace(",", "")) if match else math.nan
+                value = float((match[1] or "").replace(",", "")) if (match := re.search(expression, line)) else math.nan
             except ValueError:
                 continue
             if match and (math.isfinite(value) or name == "loss"):

@@ -30,14 +30,13 @@ CLAIMS = {
     "tflops": ("flops", False),
     "tflops_per_gpu": ("flops", True),
 }
-UNITS = {"tokens": "tokens/s", "flops": "TFLOP/s"}
-ROUNDING = {"tokens": 0.5, "flops": 0.05}  # half of the last digit that Megatron-LM prints
+# The unit of a rate, and half of the last digit that Megatron-LM prints.
+UNITS = {"tokens": ("tokens/s", 0.5), "flops": ("TFLOP/s", 0.05)}
 # The operations that programs count, by `LogReader.kind`. Megatron-LM counted the whole attention matrix until 2025 and
 # now its causal half; torchtitan counts the whole one. Other programs may also count six for each parameter.
 CONVENTIONS = {"torchtitan": ("full attention",)} | dict.fromkeys(
     ("Megatron-LM", "Megatron-Bridge", "Primus", "NeMo"), ("causal attention", "full attention")
 )
-ALL_CONVENTIONS = ("causal attention", "full attention", "6 per parameter")
 
 
 @dataclass(frozen=True)
@@ -85,45 +84,41 @@ class DeclaredWork:
                 others = list(printed[name])
             if others:
                 differences.append(f"{name}={_join(others)}, requested {declared} ({key})")
-        return [*differences, *self._find_other_model(printed), *self._find_other_dtype(printed)]
+        if self.model:
+            shape, declared = TRAINED_MODELS[self.model], f"requested {self.model} (command.model)"
+            known = {_plain(name) for name in TRAINED_MODELS}
+            names = [name for name in printed.get("model", ()) if _plain(name) in known]
+            if names and _plain(self.model) not in map(_plain, names):
+                differences.append(f"model={_join(names)}, {declared}")
+            sizes = printed.get("model_size", ())
+            if sizes and not any(_plain(self.model).endswith(_plain(size)) for size in sizes):
+                differences.append(f"model of {_join(sizes)}, {declared}")
+            for name in SHAPE_SIZES:
+                if name in printed and getattr(shape, name) not in printed[name]:
+                    differences.append(f"{name}={_join(printed[name])}, {declared} has {getattr(shape, name)}")
+            counts = [count for count in printed.get("parameters", ()) if isinstance(count, int)]
+            if counts and not any(abs(count / shape.parameters - 1) <= PARAMETER_TOLERANCE for count in counts):
+                differences.append(f"{_join(counts)} parameters, {declared} has {shape.parameters:,}")
+        others = self._find_other_dtypes(printed)
+        return differences + [f"{other}, requested {self.dtype} (command.dtype)" for other in others]
 
-    def _find_other_model(self, printed: Mapping[str, Sequence[Printed]]) -> Iterator[str]:
-        if not self.model:
-            return
-        shape, declared = TRAINED_MODELS[self.model], f"requested {self.model} (command.model)"
-        known = {_plain(name) for name in TRAINED_MODELS}
-        names = [name for name in printed.get("model", ()) if _plain(name) in known]
-        if names and _plain(self.model) not in map(_plain, names):
-            yield f"model={_join(names)}, {declared}"
-        sizes = printed.get("model_size", ())
-        if sizes and not any(_plain(self.model).endswith(_plain(size)) for size in sizes):
-            yield f"model of {_join(sizes)}, {declared}"
-        for name in SHAPE_SIZES:
-            if name in printed and getattr(shape, name) not in printed[name]:
-                yield f"{name}={_join(printed[name])}, {declared} has {getattr(shape, name)}"
-        counts = [count for count in printed.get("parameters", ()) if isinstance(count, int)]
-        if counts and not any(abs(count / shape.parameters - 1) <= PARAMETER_TOLERANCE for count in counts):
-            yield f"{_join(counts)} parameters, {declared} has {shape.parameters:,}"
-
-    def _find_other_dtype(self, printed: Mapping[str, Sequence[Printed]]) -> Iterator[str]:
-        declared = f"requested {self.dtype} (command.dtype)"
+    def _find_other_dtypes(self, printed: Mapping[str, Sequence[Printed]]) -> Iterator[str]:
         # torchtitan 0.2.2 has mixed precision only with FSDP, and says so (torchtitan/distributed/utils.py,
         # maybe_enable_amp): with fp32 weights it then computes in fp32.
         is_disabled = "none" in printed.get("mixed_precision", ()) and "fp32" in printed.get("weights_dtype", ())
         if is_disabled and self.dtype not in ("", "fp32", "tf32"):
-            yield f"dtype=fp32, since mixed precision is disabled without FSDP, {declared}"
+            yield "dtype=fp32, since mixed precision is disabled without FSDP"
         formats, own = printed.get("fp8", ()), self.dtype.lower()
+        dtype = {"tf32": "fp32"}.get(self.dtype, DTYPES.get(self.dtype, ""))
         if own.startswith(LOW_PRECISION):
             # One may name the other's format with or without its scales: fp8 and fp8_rowwise.
             same = [f for f in map(str, formats) if f == "fp8" or own.startswith(f) or f.startswith(own)]
             if formats and not same:
-                yield f"fp8={_join(formats)}, {declared}"
-            return
-        dtype = {"tf32": "fp32"}.get(self.dtype, DTYPES.get(self.dtype, ""))
-        if dtype and formats and "none" not in formats:
-            yield f"dtype={_join(formats)}, {declared}"
+                yield f"fp8={_join(formats)}"
+        elif dtype and formats and "none" not in formats:
+            yield f"dtype={_join(formats)}"
         elif dtype and "dtype" in printed and dtype not in printed["dtype"]:
-            yield f"dtype={_join(printed['dtype'])}, {declared}"
+            yield f"dtype={_join(printed['dtype'])}"
 
 
 def mark_claims(metrics: Mapping[str, float]) -> dict[str, float]:
@@ -181,8 +176,8 @@ def find_contradictions(
     per_step = {"tokens": {"": float(tokens)} if tokens else {}, "flops": {}}
     if tokens and work.model:
         flops = flops_per_token(work.model, length)
-        names = CONVENTIONS.get(program, ALL_CONVENTIONS)
-        per_step["flops"] = {name: flops[name] * tokens / 1e12 for name in names}
+        conventions = CONVENTIONS.get(program, tuple(flops))
+        per_step["flops"] = {convention: flops[convention] * tokens / 1e12 for convention in conventions}
     phrases = []
     for name, (kind, is_per_gpu) in CLAIMS.items():
         pairs = [
@@ -199,13 +194,14 @@ def find_contradictions(
         convention = min(derived, key=lambda name: abs(claimed / derived[name] - 1))
         values, error = rates[convention], claimed / derived[convention] - 1
         low, *_, high = statistics.quantiles(values, n=10, method="inclusive") if len(values) > 1 else values * 2
-        if abs(error) <= CLAIM_TOLERANCE or low - ROUNDING[kind] <= claimed <= high + ROUNDING[kind]:
+        unit, rounding = UNITS[kind]
+        if abs(error) <= CLAIM_TOLERANCE or low - rounding <= claimed <= high + rounding:
             continue
-        unit = UNITS[kind] + (" a GPU" if is_per_gpu and gpus > 1 else "")
+        unit += " a GPU" if is_per_gpu and gpus > 1 else ""
         counted = f", counting {convention}" if convention else ""
         give = f"{len(pairs)} measured steps give" if len(pairs) > 1 else "1 measured step gives"
-        rate = _format_rate(derived[convention])
-        phrases.append(f"the program claims {_format_rate(claimed)} {unit}, its {give} {rate}{counted} ({error:+.0%})")
+        claim, rate = (f"{r:,.0f}" if r >= 100 else f"{r:.3g}" for r in (claimed, derived[convention]))
+        phrases.append(f"the program claims {claim} {unit}, its {give} {rate}{counted} ({error:+.0%})")
     return phrases
 
 
@@ -219,7 +215,3 @@ def flops_per_token(model: str, length: int) -> Mapping[str, float]:
         "full attention": causal + skipped_half,
         "6 per parameter": 6.0 * shape.parameters,
     }
-
-
-def _format_rate(value: float) -> str:
-    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"

@@ -90,14 +90,6 @@ class ModelSizes:
         return self.layer_parameters * self.state_bytes_per_parameter
 
 
-@dataclass(frozen=True)
-class Placement(Division):
-    """The division of a step and the state that stays on the device, before the saved activations are chosen."""
-
-    resident_layers: int  # whose weights and gradients stay on the device
-    resident_state_layers: int  # whose optimizer states stay on the device
-
-
 class ActivationMemory(NamedTuple):
     """Bytes of a budget that are left for saved activations, and by how many GiB a placement exceeds the budget."""
 
@@ -106,85 +98,79 @@ class ActivationMemory(NamedTuple):
     missing_gib: float
 
 
-def compute_activation_memory(
-    placement: Placement, model: ModelSizes, budget: MemoryBudget, rates: DeviceRates
-) -> ActivationMemory:
-    """Return what is left; a placement exceeds the budget if even layers that save their input alone do not fit."""
-    device = budget.device_gib * GIB / ALLOCATOR_SLACK - count_fixed_device_bytes(placement, model, rates)
-    host = budget.host_gib * GIB - count_fixed_host_bytes(placement, model)
-    fewest = count_fewest_activation_bytes(placement, model)
-    missing = max(0.0, -device) + max(0.0, fewest - max(0.0, device) - max(0.0, host)) + max(0.0, -host)
-    return ActivationMemory(device, host, missing / GIB)
+@dataclass(frozen=True)
+class Placement(Division):
+    """The division of a step and the state that stays on the device, before the saved activations are chosen."""
 
+    model: ModelSizes
+    resident_layers: int  # whose weights and gradients stay on the device
+    resident_state_layers: int  # whose optimizer states stay on the device
 
-def count_fewest_activation_bytes(placement: Placement, model: ModelSizes) -> int:
-    """Return the bytes that a round saves if every layer saves its input alone."""
-    return model.shape.layers * placement.chunks_per_round * count_chunk_saved_bytes(placement, model, "input")
+    def activation_memory(self, budget: MemoryBudget, rates: DeviceRates) -> ActivationMemory:
+        """Return what is left; a placement exceeds the budget if even layers that save their input alone do not fit."""
+        device = budget.device_gib * GIB / ALLOCATOR_SLACK - self.fixed_device_bytes(rates)
+        host = budget.host_gib * GIB - self.fixed_host_bytes()
+        fewest = self.fewest_activation_bytes()
+        missing = max(0.0, -device) + max(0.0, fewest - max(0.0, device) - max(0.0, host)) + max(0.0, -host)
+        return ActivationMemory(device, host, missing / GIB)
 
+    def fewest_activation_bytes(self) -> int:
+        """Return the bytes that a round saves if every layer saves its input alone."""
+        return self.model.shape.layers * self.chunks_per_round * self.saved_bytes("input")
 
-def count_chunk_saved_bytes(placement: Placement, model: ModelSizes, saved_activations: SavedActivations) -> int:
-    return placement.chunk_tokens * count_saved_bytes_per_token(
-        model.shape, saved_activations, model.element_bytes, placement.segments_per_sequence
-    )
+    def saved_bytes(self, saved: SavedActivations) -> int:  # of a chunk at a layer
+        shape, element_bytes = self.model.shape, self.model.element_bytes
+        return self.chunk_tokens * count_saved_bytes_per_token(shape, saved, element_bytes, self.segments_per_sequence)
 
+    def transfer_bytes(self, saved: SavedActivations) -> int:
+        """Return the device memory for chunks that are saved on the host: those in flight, and the one in use."""
+        return (CHUNKS_IN_FLIGHT + 1) * self.saved_bytes(saved)
 
-def count_transfer_bytes(placement: Placement, model: ModelSizes, saved_activations: SavedActivations) -> int:
-    """Return the device memory for chunks that are saved on the host: those in flight, and the one in use."""
-    return (CHUNKS_IN_FLIGHT + 1) * count_chunk_saved_bytes(placement, model, saved_activations)
+    def _kv_bytes(self, tokens: int) -> int:
+        """Return the bytes of a layer's keys and values of `tokens` if sequences are in several segments, or 0."""
+        if self.segments_per_sequence == 1:
+            return 0
+        return tokens * count_kv_bytes_per_token(self.model.shape, self.model.element_bytes)
 
+    def host_kv_bytes(self) -> int:  # of a layer in a round
+        return self._kv_bytes(self.round_tokens) if self.keys_values_on == "host" else 0
 
-def _count_segmented_kv_bytes(placement: Placement, model: ModelSizes, tokens: int) -> int:
-    """Return the bytes of a layer's keys and values of `tokens` if sequences are in several segments, or 0."""
-    if placement.segments_per_sequence == 1:
-        return 0
-    return tokens * count_kv_bytes_per_token(model.shape, model.element_bytes)
+    def fixed_device_bytes(self, rates: DeviceRates) -> float:
+        """Return the device memory that is needed in addition to the saved activations."""
+        model, shape, element_bytes = self.model, self.model.shape, self.model.element_bytes
+        streamed_layers = shape.layers - self.resident_layers
+        total = 2.0 * model.embedding_and_head_parameters * element_bytes
+        # States on the host are copied to the device for one weight at a time, of which the embedding is the largest.
+        states_on_device = self.embedding_and_head_states == "device"
+        parameters = model.embedding_and_head_parameters if states_on_device else shape.vocabulary * shape.hidden_size
+        total += parameters * model.state_bytes_per_parameter
+        layer_vectors = 2 * self.resident_layers + min(WEIGHT_SLOTS, streamed_layers)
+        total += model.layer_weight_bytes * (layer_vectors + min(GRADIENT_SLOTS, streamed_layers))
+        state_layers = self.resident_state_layers + min(2, shape.layers - self.resident_state_layers)
+        total += model.layer_state_bytes * state_layers
+        total += model.layer_parameters * model.cast_bytes_per_parameter
+        # Hidden states between two blocks, and what the embedding and the LM head compute with.
+        total += (self.round_tokens + 4 * self.chunk_tokens) * shape.hidden_size * element_bytes
+        # Keys and values of the sequences that are computed, with their gradients in fp32, and those that are saved.
+        group_kv_bytes = self._kv_bytes(self.sequences_per_chunk * self.sequence_length)
+        total += group_kv_bytes * (1 + 4 / element_bytes)
+        if self.keys_values_on == "device":
+            total += shape.layers * self._kv_bytes(self.round_tokens)
+        else:
+            total += CHUNKS_IN_FLIGHT * group_kv_bytes
+        loss = 3 * min(LOGIT_TOKENS, self.chunk_tokens) * shape.vocabulary * max(element_bytes, 2)
+        return total + max(loss, self.chunk_tokens * rates.workspace_bytes_per_token)
 
+    def fixed_host_bytes(self) -> float:
+        """Return the host memory that is needed in addition to the saved activations.
 
-def _count_host_kv_bytes(placement: Placement, model: ModelSizes) -> int:  # of a layer in a round
-    tokens = placement.round_tokens if placement.keys_values_on == "host" else 0
-    return _count_segmented_kv_bytes(placement, model, tokens)
-
-
-def count_fixed_device_bytes(placement: Placement, model: ModelSizes, rates: DeviceRates) -> float:
-    """Return the device memory that a placement needs in addition to the saved activations."""
-    shape, element_bytes, layer = model.shape, model.element_bytes, model.layer_weight_bytes
-    streamed_layers = shape.layers - placement.resident_layers
-    streamed_state_layers = shape.layers - placement.resident_state_layers
-    total = 2.0 * model.embedding_and_head_parameters * element_bytes
-    # States on the host are copied to the device for one weight at a time, of which the embedding is the largest.
-    states_on_device = placement.embedding_and_head_states == "device"
-    parameters = model.embedding_and_head_parameters if states_on_device else shape.vocabulary * shape.hidden_size
-    total += parameters * model.state_bytes_per_parameter
-    total += 2 * layer * placement.resident_layers + model.layer_state_bytes * placement.resident_state_layers
-    total += layer * (min(WEIGHT_SLOTS, streamed_layers) + min(GRADIENT_SLOTS, streamed_layers))
-    total += model.layer_state_bytes * min(2, streamed_state_layers)
-    total += model.layer_parameters * model.cast_bytes_per_parameter
-    # Hidden states between two blocks, and what the embedding and the LM head compute with.
-    total += (placement.round_tokens + 4 * placement.chunk_tokens) * shape.hidden_size * element_bytes
-    # Keys and values of the sequences that are computed, with their gradients in fp32, and those that are saved.
-    group_kv_bytes = _count_segmented_kv_bytes(
-        placement, model, placement.sequences_per_chunk * placement.sequence_length
-    )
-    total += group_kv_bytes * (1 + 4 / element_bytes)
-    if placement.keys_values_on == "device":
-        total += shape.layers * _count_segmented_kv_bytes(placement, model, placement.round_tokens)
-    else:
-        total += CHUNKS_IN_FLIGHT * group_kv_bytes
-    loss = 3 * min(LOGIT_TOKENS, placement.chunk_tokens) * shape.vocabulary * max(element_bytes, 2)
-    return total + max(loss, placement.chunk_tokens * rates.workspace_bytes_per_token)
-
-
-def count_fixed_host_bytes(placement: Placement, model: ModelSizes) -> float:
-    """Return the host memory that a placement needs in addition to the saved activations.
-
-    Gradients of streamed layers are stored on the host between accumulation rounds, so not if there is one round only.
-    """
-    layers, vectors, total = model.shape.layers, 2 if placement.accumulation_rounds > 1 else 1, 0.0
-    if placement.embedding_and_head_states == "host":
-        total += model.embedding_and_head_parameters * model.state_bytes_per_parameter
-    total += model.layer_state_bytes * (layers - placement.resident_state_layers)
-    total += layers * _count_host_kv_bytes(placement, model)
-    return total + (layers - placement.resident_layers) * model.layer_weight_bytes * vectors
+        Gradients of streamed layers are stored on the host between accumulation rounds, so not if there is one round.
+        """
+        model, layers, vectors = self.model, self.model.shape.layers, 2 if self.accumulation_rounds > 1 else 1
+        total = model.layer_state_bytes * (layers - self.resident_state_layers) + layers * self.host_kv_bytes()
+        if self.embedding_and_head_states == "host":
+            total += model.embedding_and_head_parameters * model.state_bytes_per_parameter
+        return total + (layers - self.resident_layers) * model.layer_weight_bytes * vectors
 
 
 class StepTimes(NamedTuple, Generic[Number]):
@@ -195,19 +181,8 @@ class StepTimes(NamedTuple, Generic[Number]):
     copied_bytes: Number  # in both directions
 
 
-@dataclass(frozen=True)
-class _Pass:
-    """A pass over all layers, forward or backward."""
-
-    count: int  # passes of this kind in a step
-    h2d_vectors: int  # weights or gradients of a streamed layer that are copied
-    d2h_vectors: int
-    backward: bool
-    updates: bool  # the optimizer updates each layer, and streamed states are copied in both directions
-
-
 def predict_block_times(
-    placement: Placement, recompute_s_per_token: Array, host_bytes: Array, model: ModelSizes, rates: DeviceRates
+    placement: Placement, recompute_s_per_token: Array, host_bytes: Array, rates: DeviceRates
 ) -> StepTimes[Array]:
     """Predict the part of a step in the blocks.
 
@@ -216,19 +191,22 @@ def predict_block_times(
     every layer copies as many activations. `recompute_s_per_token` is the mean over layers and chunks, and `host_bytes`
     are the activations of a round, of all layers, that are saved on the host; its last dimension is that of the former.
     """
-    layers, weight_bytes, rounds = model.shape.layers, model.layer_weight_bytes, placement.accumulation_rounds
-    # After the first round the accumulated gradients are copied to the device too.
+    model, rounds = placement.model, placement.accumulation_rounds
+    layers, weight_bytes = model.shape.layers, model.layer_weight_bytes
+    # How often a step passes over the layers, the vectors (weights or gradients) of a streamed layer that are copied to
+    # the device and back, whether it is a backward pass, and whether it updates the layers, whose states are copied in
+    # both directions then. After the first round the accumulated gradients are copied to the device too.
     passes = (
-        _Pass(rounds, 1, 0, backward=False, updates=False),
-        _Pass(1, 2 if rounds > 1 else 1, 1, backward=True, updates=True),  # the last round
-        _Pass(min(1, rounds - 1), 1, 1, backward=True, updates=False),  # the first of several
-        _Pass(max(0, rounds - 2), 2, 1, backward=True, updates=False),
+        (rounds, 1, 0, False, False),
+        (1, 2 if rounds > 1 else 1, 1, True, True),  # the last round
+        (min(1, rounds - 1), 1, 1, True, False),  # the first of several
+        (max(0, rounds - 2), 2, 1, True, False),
     )
     # Bytes that are copied of a layer, and the share of the layers that it holds for: streamed, then resident.
     resident, resident_states = placement.resident_layers / layers, placement.resident_state_layers / layers
     vectors = ((weight_bytes, 1 - resident), (0, resident))
     optimizer_states = ((model.layer_state_bytes, 1 - resident_states), (0, resident_states))
-    activations = host_bytes / layers + _count_host_kv_bytes(placement, model)
+    activations = host_bytes / layers + placement.host_kv_bytes()
     forward_s_per_token, backward_s_per_token = rates.pass_s_per_token(
         placement.sequence_length, placement.segments_per_sequence
     )
@@ -237,31 +215,30 @@ def predict_block_times(
     backward_s = backward_s + placement.chunks_per_round * rates.gradient_sum_s
     times = StepTimes(*(np.zeros_like(activations) for _ in range(3)))
     for layer_pass, (vector_bytes, share), (state_bytes, state_share) in product(passes, vectors, optimizer_states):
-        count = layers * layer_pass.count * share * state_share
+        pass_count, h2d_vectors, d2h_vectors, is_backward, updates = layer_pass
+        count = layers * pass_count * share * state_share
         if count == 0:
             continue
-        state_copy_bytes = state_bytes if layer_pass.updates else 0
-        h2d_bytes = layer_pass.h2d_vectors * vector_bytes + state_copy_bytes + layer_pass.backward * activations
-        d2h_bytes = layer_pass.d2h_vectors * vector_bytes + state_copy_bytes + (not layer_pass.backward) * activations
-        update_s = weight_bytes * rates.optimizer_s_per_byte if layer_pass.updates else 0.0
-        compute_s = (backward_s if layer_pass.backward else forward_s) + rates.weight_cast_s + update_s
-        copy_s = np.maximum(h2d_bytes * rates.h2d_s_per_byte, d2h_bytes * rates.d2h_s_per_byte)
-        pass_s = np.maximum(compute_s, copy_s)
+        state_copy_bytes = state_bytes if updates else 0
+        h2d_bytes = h2d_vectors * vector_bytes + state_copy_bytes + is_backward * activations
+        d2h_bytes = d2h_vectors * vector_bytes + state_copy_bytes + (not is_backward) * activations
+        update_s = weight_bytes * rates.optimizer_s_per_byte if updates else 0.0
+        compute_s = (backward_s if is_backward else forward_s) + rates.weight_cast_s + update_s
+        pass_s = np.maximum(compute_s, np.maximum(h2d_bytes * rates.h2d_s_per_byte, d2h_bytes * rates.d2h_s_per_byte))
         times.step_s[:] += count * pass_s
         times.copy_wait_s[:] += count * (pass_s - compute_s)
         times.copied_bytes[:] += count * (h2d_bytes + d2h_bytes)
     return times
 
 
-def predict_embedding_and_head_times(placement: Placement, model: ModelSizes, rates: DeviceRates) -> StepTimes[float]:
+def predict_embedding_and_head_times(placement: Placement, rates: DeviceRates) -> StepTimes[float]:
     """Predict the part of a step outside the blocks: embedding, last norm, LM head and their update.
 
     States on the host are copied to the device, updated and copied back, with nothing to compute meanwhile.
     """
-    tokens = placement.round_tokens * placement.accumulation_rounds
+    model, states_on_host = placement.model, placement.embedding_and_head_states == "host"
     weight_bytes = model.embedding_and_head_parameters * model.element_bytes
-    compute_s = tokens * rates.lm_head_s_per_token + weight_bytes * rates.optimizer_s_per_byte
-    states_on_host = placement.embedding_and_head_states == "host"
+    compute_s = placement.tokens_per_step * rates.lm_head_s_per_token + weight_bytes * rates.optimizer_s_per_byte
     state_bytes = model.embedding_and_head_parameters * model.state_bytes_per_parameter if states_on_host else 0
     copy_wait_s = state_bytes * (rates.h2d_s_per_byte + rates.d2h_s_per_byte)
     return StepTimes(compute_s + copy_wait_s, copy_wait_s, 2 * state_bytes)

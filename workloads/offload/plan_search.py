@@ -24,12 +24,6 @@ from workloads.offload.cost_model import (
     ModelSizes,
     Placement,
     StepTimes,
-    compute_activation_memory,
-    count_chunk_saved_bytes,
-    count_fewest_activation_bytes,
-    count_fixed_device_bytes,
-    count_fixed_host_bytes,
-    count_transfer_bytes,
     predict_block_times,
     predict_embedding_and_head_times,
 )
@@ -66,16 +60,14 @@ def find_fastest_plan(
     """
     if prediction := find_fastest_plans(model, sequence_length, sequences_per_step, [budget], rates)[0]:
         return prediction
-    placements = [place for _, place in _list_placements(model, sequence_length, sequences_per_step, rates)]
-    missing_gib = [compute_activation_memory(place, model, budget, rates).missing_gib for place in placements]
+    placements = [placement for _, placement in _list_placements(model, sequence_length, sequences_per_step, rates)]
+    missing_gib = [placement.activation_memory(budget, rates).missing_gib for placement in placements]
     reason = "no plan fits"
     if any(missing_gib):
         gib, n = min((gib, n) for n, gib in enumerate(missing_gib) if gib > 0)
-        device = count_fixed_device_bytes(placements[n], model, rates) / GIB
-        host = count_fixed_host_bytes(placements[n], model) / GIB
-        activations = count_fewest_activation_bytes(placements[n], model) / GIB
-        needs = f"device {device:.3g}, host {host:.3g}, activations {activations:.3g} GiB"
-        reason = f"at least {gib:.3g} GiB more needed ({needs})"
+        device, host = placements[n].fixed_device_bytes(rates) / GIB, placements[n].fixed_host_bytes() / GIB
+        needs = f"device {device:.3g}, host {host:.3g}, activations {placements[n].fewest_activation_bytes() / GIB:.3g}"
+        reason = f"at least {gib:.3g} GiB more needed ({needs} GiB)"
     raise Infeasible(f"device_gib={budget.device_gib:g} and host_gib={budget.host_gib:g} are too small: {reason}")
 
 
@@ -93,16 +85,16 @@ def find_fastest_plans(
         open_numbers = [n for n, plan in enumerate(best) if plan is None or bound_s <= plan.times.step_s * (1 + 1e-9)]
         if not open_numbers:
             break
-        memories = {n: compute_activation_memory(placement, model, budgets[n], rates) for n in open_numbers}
+        memories = {n: placement.activation_memory(budgets[n], rates) for n in open_numbers}
         enough = {n: memory for n, memory in memories.items() if memory.missing_gib == 0}
-        for n, candidate in _choose_saved_activations(placement, enough, model, rates).items():
+        for n, candidate in _choose_saved_activations(placement, enough, rates).items():
             if current := best[n]:
                 a, b = candidate.times, current.times
                 is_as_fast = abs(a.step_s - b.step_s) <= 1e-9 * b.step_s  # then fewer bytes copied are better
                 if (a.copied_bytes >= b.copied_bytes) if is_as_fast else (a.step_s >= b.step_s):
                     continue
             best[n] = candidate
-    return [_build_prediction(candidate, model, rates) if candidate else None for candidate in best]
+    return [_build_prediction(candidate, rates) if candidate else None for candidate in best]
 
 
 def _list_placements(
@@ -132,6 +124,7 @@ def _list_placements(
             _list_divisors(groups_per_step), resident_layers, resident_states, locations, keys_values_locations
         ):
             placement = Placement(
+                model,
                 *resident,
                 sequence_length=sequence_length,
                 sequences_per_chunk=sequences,
@@ -142,8 +135,8 @@ def _list_placements(
                 keys_values_on=keys_values_on,
             )
             # With every activation saved on the device.
-            blocks = predict_block_times(placement, np.zeros(1), np.zeros(1), model, rates)
-            others = predict_embedding_and_head_times(placement, model, rates)
+            blocks = predict_block_times(placement, np.zeros(1), np.zeros(1), rates)
+            others = predict_embedding_and_head_times(placement, rates)
             bounds.append((float(blocks.step_s[0]) + others.step_s, placement))
     return sorted(bounds, key=lambda pair: pair[0])
 
@@ -153,7 +146,7 @@ def _list_divisors(number: int) -> list[int]:
 
 
 def _choose_saved_activations(
-    placement: Placement, memories: Mapping[int, ActivationMemory], model: ModelSizes, rates: DeviceRates
+    placement: Placement, memories: Mapping[int, ActivationMemory], rates: DeviceRates
 ) -> dict[int, _Candidate]:
     """Return the placement with the fastest choice of saved activations for each memory that any choice fits into.
 
@@ -163,9 +156,9 @@ def _choose_saved_activations(
     """
     if not memories:
         return {}
-    counts = _list_divisions(model.shape.layers * placement.chunks_per_round)
-    chunk_bytes = [count_chunk_saved_bytes(placement, model, saved) for saved in SAVED_ACTIVATIONS]
-    transfer_bytes = np.array([count_transfer_bytes(placement, model, saved) for saved in SAVED_ACTIVATIONS])
+    counts = _list_divisions(placement.model.shape.layers * placement.chunks_per_round)
+    chunk_bytes = [placement.saved_bytes(saved) for saved in SAVED_ACTIVATIONS]
+    transfer_bytes = np.array([placement.transfer_bytes(saved) for saved in SAVED_ACTIVATIONS])
     total_bytes = counts @ np.array(chunk_bytes, dtype=float)
     device_bytes = np.array([[memory.device_bytes] for memory in memories.values()])
     max_host_bytes = np.array([[memory.host_bytes] for memory in memories.values()])
@@ -180,9 +173,9 @@ def _choose_saved_activations(
         host_bytes += (counts[:, column] - on_device[..., column]) * size
     recompute_s = np.array([rates.recompute_s_per_token[saved] for saved in SAVED_ACTIVATIONS])
     mean_recompute_s = counts @ recompute_s / counts.sum(axis=1)
-    blocks = predict_block_times(placement, mean_recompute_s, host_bytes, model, rates)
+    blocks = predict_block_times(placement, mean_recompute_s, host_bytes, rates)
     step_s = np.where((free_bytes >= 0) & (host_bytes <= max_host_bytes), blocks.step_s, np.inf)
-    others = predict_embedding_and_head_times(placement, model, rates)
+    others = predict_embedding_and_head_times(placement, rates)
     candidates = {}
     for row, n in enumerate(memories):
         if not np.isfinite(fastest_s := step_s[row].min()):
@@ -215,9 +208,9 @@ def _list_divisions(chunks: int) -> NDArray[np.int64]:
     return np.array(sorted(rows))
 
 
-def _build_prediction(candidate: _Candidate, model: ModelSizes, rates: DeviceRates) -> Prediction:
+def _build_prediction(candidate: _Candidate, rates: DeviceRates) -> Prediction:
     placement, chunk_counts, times = candidate
-    layers, chunks, resident = model.shape.layers, placement.chunks_per_round, placement.resident_layers
+    layers, chunks, resident = placement.model.shape.layers, placement.chunks_per_round, placement.resident_layers
     # What is saved of each chunk of each layer: each choice is spread evenly over all of them.
     positions = [((n + 0.5) / count, choice) for choice, count in chunk_counts.items() for n in range(count)]
     choices = [choice for _, choice in sorted(positions)]
@@ -230,14 +223,10 @@ def _build_prediction(candidate: _Candidate, model: ModelSizes, rates: DeviceRat
         states: Location = "device" if n < placement.resident_state_layers else "host"
         layer_plans.append(LayerPlan(weights, weights, states, tuple(choices[n * chunks : (n + 1) * chunks])))
     division = {item.name: getattr(placement, item.name) for item in fields(Division)}
-    device_bytes = count_fixed_device_bytes(placement, model, rates)
-    host_bytes = count_fixed_host_bytes(placement, model)
+    used_bytes = {"device": placement.fixed_device_bytes(rates), "host": placement.fixed_host_bytes()}
     for (saved, location), count in chunk_counts.items():
-        saved_bytes = count * count_chunk_saved_bytes(placement, model, saved)
-        if location == "host":
-            host_bytes += saved_bytes
-        else:
-            device_bytes += saved_bytes
+        used_bytes[location] += count * placement.saved_bytes(saved)
     on_host = [saved for saved, location in chunk_counts if location == "host"]
-    device_bytes += max((count_transfer_bytes(placement, model, saved) for saved in on_host), default=0)
-    return Prediction(Plan(tuple(layer_plans), **division), times, device_bytes * ALLOCATOR_SLACK, host_bytes)
+    used_bytes["device"] += max(map(placement.transfer_bytes, on_host), default=0)
+    device_bytes = used_bytes["device"] * ALLOCATOR_SLACK
+    return Prediction(Plan(tuple(layer_plans), **division), times, device_bytes, used_bytes["host"])

@@ -27,13 +27,7 @@ from workloads.llama.attention_kernels import CPU_KERNEL
 from workloads.llama.fp8_block import build_block_math
 from workloads.models.model import MODELS
 from workloads.offload import Offload, OffloadParameters, device_rates, run
-from workloads.offload.cost_model import (
-    DeviceRates,
-    MemoryBudget,
-    ModelSizes,
-    Placement,
-    compute_activation_memory,
-)
+from workloads.offload.cost_model import DeviceRates, MemoryBudget, ModelSizes, Placement
 from workloads.offload.device_rates import measure_device_rates
 from workloads.offload.optimizer import Precision
 from workloads.offload.plan import GIB, ActivationPlan, LayerPlan
@@ -62,6 +56,7 @@ H200 = DeviceRates(
 SLOW_LINK = replace(H200, h2d_s_per_byte=10 * H200.h2d_s_per_byte, d2h_s_per_byte=10 * H200.d2h_s_per_byte)
 MODEL = ModelSizes(SHAPE, element_bytes=2, state_bytes_per_parameter=4)
 PLACEMENT = Placement(
+    MODEL,
     SHAPE.layers,
     SHAPE.layers,
     sequence_length=8192,
@@ -155,8 +150,8 @@ def test_casting_weights_for_products_takes_memory_and_time() -> None:
     assert in_fp8.times.step_s == pytest.approx(in_bf16.times.step_s + additional_s)
     # Fewer and larger chunks, since each adds its gradients.
     assert plan.chunk_tokens > in_bf16.plan.chunk_tokens
-    same_plan = compute_activation_memory(PLACEMENT, MODEL, budget, H200)
-    less_memory = compute_activation_memory(PLACEMENT, model, budget, H200)
+    same_plan = PLACEMENT.activation_memory(budget, H200)
+    less_memory = replace(PLACEMENT, model=model).activation_memory(budget, H200)
     assert same_plan.missing_gib == less_memory.missing_gib == 0
     assert same_plan.device_bytes - less_memory.device_bytes == 2 * SHAPE.block_parameters(0)
 
