@@ -69,17 +69,35 @@ def load_or_measure(model: str, sequence_length: int, device: torch.device, prec
         kernel = select_attention_kernel(MODELS[model], sequence_length, device, precision.dtype)
         return MeasuredDevice(rates, kernel.name, time.time())
 
+    def find_version(package: str) -> str | None:
+        try:
+            return version(package)
+        except PackageNotFoundError:
+            return None
+
     folder = cache_folder("rates") if device.type == "cuda" else None
     if folder is None:
         return measure()
-    key = {"model": model, "length": sequence_length, "precision": precision} | _identity(device)
+    code = [
+        file.read_bytes()
+        for name in ("offload", "llama", "models")
+        for file in sorted((Path(__file__).parents[1] / name).iterdir())
+        if file.suffix in (".py", ".csv")
+    ]
+    key = devices.machine_info(device) | {
+        "model": model,
+        "length": sequence_length,
+        "precision": precision,
+        "versions": [find_version(package) for package in PACKAGES],
+        "environment": sorted(item for item in os.environ.items() if item[0].startswith(ENVIRONMENT)),
+        "code": hashlib.sha256(b"".join(code)).hexdigest(),
+    }
     return keep(folder, key, measure)
 
 
 def keep(folder: Path, key: Mapping[str, object], measure: Callable[[], MeasuredDevice]) -> MeasuredDevice:
     """Return what the folder keeps for a key, if it is less than a day old, or else measure and keep that."""
-    digest = hashlib.sha256(repr(sorted(key.items())).encode()).hexdigest()[:32]
-    file = folder / f"{digest}.json"
+    file = folder / f"{hashlib.sha256(repr(sorted(key.items())).encode()).hexdigest()[:32]}.json"
     try:
         kept = json.loads(file.read_text())
         measured = MeasuredDevice(DeviceRates(**kept["rates"]), kept["attention"], float(kept["measured_at"]))
@@ -95,28 +113,6 @@ def keep(folder: Path, key: Mapping[str, object], measure: Callable[[], Measured
     except OSError:  # a full disk, say: the next process measures again
         temporary.unlink(missing_ok=True)
     return measured
-
-
-def _identity(device: torch.device) -> dict[str, object]:
-    """Return what distinguishes this GPU with its software and settings from others."""
-
-    def find_version(package: str) -> str | None:
-        try:
-            return version(package)
-        except PackageNotFoundError:
-            return None
-
-    code = [
-        file.read_bytes()
-        for name in ("offload", "llama", "models")
-        for file in sorted((Path(__file__).parents[1] / name).iterdir())
-        if file.suffix in (".py", ".csv")
-    ]
-    return devices.machine_info(device) | {
-        "versions": [find_version(package) for package in PACKAGES],
-        "environment": sorted(item for item in os.environ.items() if item[0].startswith(ENVIRONMENT)),
-        "code": hashlib.sha256(b"".join(code)).hexdigest(),
-    }
 
 
 def select_attention_kernel(shape: Model, sequence_length: int, device: torch.device, dtype: torch.dtype) -> Kernel:
@@ -139,17 +135,17 @@ def measure_device_rates(model: str, sequence_length: int, device: torch.device,
     split_forward_s = split_backward_s = 0.0
     with torch.no_grad():
         state = _BlockState.draw(block_math, device, dtype)
-        passes, saved_bytes = _build_passes(block_math, state, tokens, length, tokens_before_last or None)
+        passes, saved_bytes = _build_passes(state, tokens, length, tokens_before_last or None)
         # A CPU reports no peak: an estimate on the safe side.
         workspace_bytes = (_measure_peak_bytes(passes[-1], device) or 3.0 * saved_bytes) / tokens
         if tokens_before_last:
             del passes
-            passes, _ = _build_passes(block_math, state, tokens, length, tokens_before_last // 2)
+            passes, _ = _build_passes(state, tokens, length, tokens_before_last // 2)
         _run_for(SETTLING_S[device.type], passes, device)
         forward_s, *backward_s = _measure_medians_s(passes, device)
         del passes
         if tokens_before_last:
-            split_forward_s, split_backward_s = _measure_split(block_math, state, sequence_length, length)
+            split_forward_s, split_backward_s = _measure_split(state, sequence_length, length)
         del state
         cast_s, sum_s = _measure_weight_passes(block_math, device, precision)
     by_choice = {saved: (s - sum_s) / tokens for saved, s in zip(SAVED_ACTIVATIONS, backward_s, strict=True)}
@@ -176,34 +172,27 @@ def _measure_medians_s(steps: list[Callable[[], object]], device: torch.device) 
     return [statistics.median(step_times_s) for step_times_s in times_s]
 
 
-def _measure_split(
-    block_math: BlockMath, state: _BlockState, sequence_length: int, segment: int
-) -> tuple[float, float]:
+def _measure_split(state: _BlockState, sequence_length: int, segment: int) -> tuple[float, float]:
     """Return the seconds per token that a further segment of a sequence adds to both passes of a block.
 
     Segments of the given length are compared with ones twice as long or, where memory is too small, half as long.
     """
     try:
-        return _compare_segments(block_math, state, sequence_length, min(2 * segment, sequence_length), segment)
+        return _compare_segments(state, sequence_length, min(2 * segment, sequence_length), segment)
     except torch.OutOfMemoryError:
         pass  # the exception keeps the tensors until here
     devices.release_memory(state.device)
-    return _compare_segments(block_math, state, sequence_length, segment, segment // 2)
+    return _compare_segments(state, sequence_length, segment, segment // 2)
 
 
-def _compare_segments(
-    block_math: BlockMath, state: _BlockState, sequence_length: int, longer: int, shorter: int
-) -> tuple[float, float]:
+def _compare_segments(state: _BlockState, sequence_length: int, longer: int, shorter: int) -> tuple[float, float]:
     """Return what the shorter ones of two segments, both in the middle of a sequence, take longer for each further one.
 
     Under a power cap, passes that take turns share their clocks, and the one that needs more power seems faster than it
     is. So the passes over each segment run without the others' until the clocks have settled.
     """
     lengths = (longer, shorter)
-    passes = [
-        _build_passes(block_math, state, length, length, (sequence_length - length) // 2 or None)[0][:2]
-        for length in lengths
-    ]
+    passes = [_build_passes(state, size, size, (sequence_length - size) // 2 or None)[0][:2] for size in lengths]
     readings: list[list[list[float]]] = [[], []]
     for _ in range(SPLIT_READINGS):
         for steps, times_s in zip(passes, readings, strict=True):
@@ -228,9 +217,8 @@ def _measure_weight_passes(block_math: BlockMath, device: torch.device, precisio
         for name, gradient in gradients.items():
             gradient += weights[name]
 
-    cast_s, sum_s = _measure_medians_s(
-        [lambda: block_math.cast_weights(weights, backward=False), add_gradients], device
-    )
+    steps: list[Callable[[], object]] = [lambda: block_math.cast_weights(weights, backward=False), add_gradients]
+    cast_s, sum_s = _measure_medians_s(steps, device)
     return cast_s, sum_s
 
 
@@ -241,6 +229,7 @@ def _draw_weights(shape: Model, device: torch.device, dtype: torch.dtype) -> Nam
 
 
 class _BlockState(NamedTuple):
+    math: BlockMath
     operands: NamedTensors  # the weights of a block as its passes take them
     gradients: NamedTensors
 
@@ -248,7 +237,7 @@ class _BlockState(NamedTuple):
     def draw(block_math: BlockMath, device: torch.device, dtype: torch.dtype) -> _BlockState:
         weights = _draw_weights(block_math.shape, device, dtype)
         gradients = {name: torch.zeros_like(weight) for name, weight in weights.items()}
-        return _BlockState(block_math.cast_weights(weights), gradients)
+        return _BlockState(block_math, block_math.cast_weights(weights), gradients)
 
     @property
     def device(self) -> torch.device:
@@ -256,15 +245,15 @@ class _BlockState(NamedTuple):
 
 
 def _build_passes(
-    block_math: BlockMath, state: _BlockState, tokens: int, length: int, tokens_before: int | None
+    state: _BlockState, tokens: int, length: int, tokens_before: int | None
 ) -> tuple[list[Callable[[], object]], int]:
     """Return a block's forward pass, then a backward pass for each of SAVED_ACTIVATIONS, and the activations' bytes.
 
     They run over `tokens` tokens: whole sequences of `length`, or segments of `length` with `tokens_before` tokens of
     their sequence before each.
     """
-    shape, (operands, gradients) = block_math.shape, state
-    device, dtype = state.device, gradients["output.weight"].dtype
+    block_math, operands, gradients = state
+    shape, device, dtype = block_math.shape, state.device, gradients["output.weight"].dtype
 
     def draw(*size: int) -> Tensor:
         return torch.randn(*size, dtype=dtype, device=device) * 0.02
@@ -275,10 +264,8 @@ def _build_passes(
     earlier = draw(sequences, tokens_before, *of_each) if tokens_before else None
     d_keys_values = None
     if tokens_before is not None:
-        d_keys_values = (
-            torch.zeros(sequences, length, *of_each, device=device),
-            torch.zeros(sequences, tokens_before, *of_each, device=device),
-        )
+        own, before = (torch.zeros(sequences, n, *of_each, device=device) for n in (length, tokens_before))
+        d_keys_values = own, before
 
     def forward() -> Activations:
         return block_math.forward(operands, x, rope, earlier)[1]

@@ -47,7 +47,6 @@ class EmbeddingAndHead:
 
     def __init__(
         self,
-        shape: Model,
         block_math: BlockMath,
         device: torch.device,
         precision: Precision,
@@ -56,7 +55,7 @@ class EmbeddingAndHead:
         allocate_states: Callable[[int, Location], tuple[Buffer, ...]],
     ) -> None:
         self._math, self._copy_streams, self._states_on = block_math, copy_streams, states_on
-        self._has_master_weights, dtype = precision.master_weights, precision.dtype
+        self._has_master_weights, dtype, shape = precision.master_weights, precision.dtype, block_math.shape
         self.sizes: dict[str, tuple[int, ...]] = {
             "embedding.weight": (shape.vocabulary, shape.hidden_size),
             "norm.weight": (shape.hidden_size,),
@@ -81,10 +80,9 @@ class EmbeddingAndHead:
         The gradients of the last norm and the LM head are added to theirs.
         """
         norm, lm_head = self._weights["norm.weight"], self._weights[self._lm_head]
+        d_lm_head = self._gradients[self._lm_head]
         normed = self._math.norm(x, norm)
-        loss, d_normed = loss_and_gradients(
-            normed, lm_head, targets.flatten(), LOGIT_TOKENS, self._gradients[self._lm_head], share
-        )
+        loss, d_normed = loss_and_gradients(normed, lm_head, targets.flatten(), LOGIT_TOKENS, d_lm_head, share)
         _, d_x, d_norm = self._math.norm_backward(x, norm, d_normed, torch.zeros((), dtype=x.dtype, device=x.device))
         self._gradients["norm.weight"] += d_norm
         return loss, d_x
@@ -100,9 +98,9 @@ class EmbeddingAndHead:
                     self._copy_streams.release(on_device)
                     self._copy_streams.copy(on_device, on_host)
             self._copy_streams.acquire(*states)
-            weights, gradients = self._weights[name].view(-1), self._gradients[name].view(-1)
+            vectors = (self._weights[name].view(-1), self._gradients[name].view(-1))
             with self._copy_streams.span("optimizer"):
-                optimizer.apply(step, weights, gradients, *(buffer.tensor for buffer in states))
+                optimizer.apply(step, *vectors, *(buffer.tensor for buffer in states))
             self._gradients[name].zero_()
             self._copy_streams.release(*states)
             if states is not stored:
@@ -152,29 +150,21 @@ class Engine:
         self._layer_numel = sum(size.numel() for size in self._shapes.values())
         self._ropes = rope_table(shape, plan.sequence_length, device).split(plan.chunk_length, dim=1)  # by segment
         keeps_gradients = plan.accumulation_rounds > 1
-        self._layers = [
-            LayerState(
-                self._allocate(self._layer_numel, layer.weights),
-                self._allocate_states(self._layer_numel, layer.optimizer_states),
-                self._allocate(self._layer_numel, layer.gradients)
-                if keeps_gradients or layer.gradients == "device"
-                else None,
-            )
-            for layer in plan.layers
-        ]
+        self._layers = []
+        for layer in plan.layers:
+            weights = self._allocate(self._layer_numel, layer.weights)
+            state = LayerState(weights, self._allocate_states(self._layer_numel, layer.optimizer_states))
+            if keeps_gradients or layer.gradients == "device":
+                state.gradients = self._allocate(self._layer_numel, layer.gradients)
+            self._layers.append(state)
         self._weights = self._build_slots("weights", WEIGHT_SLOTS)
         self._gradients = self._build_slots("gradients", GRADIENT_SLOTS)
         streamed_states = sum(layer.optimizer_states == "host" for layer in plan.layers)
         self._state_slots = [self._allocate_states(self._layer_numel, "device") for _ in range(min(2, streamed_states))]
         self._math = build_block_math(shape, kernel, self.precision.recipe, compiled=device.type != "cpu")
+        states_on, allocate = plan.embedding_and_head_states, self._allocate_states
         self._embedding_and_head = EmbeddingAndHead(
-            shape,
-            self._math,
-            device,
-            self.precision,
-            self.copy_streams,
-            plan.embedding_and_head_states,
-            self._allocate_states,
+            self._math, device, self.precision, self.copy_streams, states_on, allocate
         )
         self._saved, self._saved_keys_values = (ActivationStack(arena, device, self.copy_streams) for _ in range(2))
         self._keys_values = self._d_keys_values = torch.empty(0)
@@ -278,8 +268,13 @@ class Engine:
             gradients.layer = n
         else:
             self._gradients.fetch(n)
-        # Before the copies of the next layer, which wait for a slot: the states wait for none.
-        states = self._fetch_states(n) if is_last else ()
+        stored_states = self._layers[n].optimizer_states if is_last else ()
+        states = stored_states
+        if is_last and self.plan.layers[n].optimizer_states == "host":
+            # Before the copies of the next layer, which wait for a slot: the states wait for none.
+            states = self._state_slots[n % len(self._state_slots)]
+            for target, source in zip(states, stored_states, strict=True):
+                self.copy_streams.copy(target, source)
         for slots in [self._weights] if is_first else [self._weights, self._gradients]:
             for m in [m for m in reversed(slots.streamed_layers) if m < n][:1]:
                 slots.fetch(m)
@@ -292,10 +287,18 @@ class Engine:
             for c in reversed(range(len(d))):
                 d[c] = self._backward_chunk(operands, gradients.tensors, c, d[c])
         self.copy_streams.release(weights.buffer, gradients.buffer)
-        if is_last:
-            self._update(n, states)
-        else:
+        if not is_last:
             self._gradients.store(n)
+            return
+        updated = (weights.buffer, gradients.buffer, *states)
+        self.copy_streams.acquire(*updated)
+        with self.copy_streams.span("optimizer"), trace.annotate(f"layer {n} update"):
+            self.optimizer.apply(self.steps_done, *(buffer.tensor for buffer in updated))
+        self.copy_streams.release(*updated)
+        self._weights.store(n)  # before the states: the weights of the next layer but one are copied into this slot
+        if states is not stored_states:
+            for target, source in zip(stored_states, states, strict=True):
+                self.copy_streams.copy(target, source)
 
     def _backward_chunk(self, weights: NamedTensors, gradients: NamedTensors, c: int, d_out: Tensor) -> Tensor:
         """Run backward through a block for chunk c, whose activations were saved last."""
@@ -312,32 +315,6 @@ class Engine:
         activations["kv"] = self._keys_values[:, start:end]
         d_keys_values = self._d_keys_values[:, start:end], self._d_keys_values[:, :start]
         return self._math.backward(weights, gradients, activations, self._ropes[segment], d_out, earlier, d_keys_values)
-
-    # ── the optimizer ──
-
-    def _fetch_states(self, n: int) -> tuple[Buffer, ...]:
-        """Return the optimizer states of layer n on the device, to which they are copied from the host."""
-        layer = self._layers[n]
-        if self.plan.layers[n].optimizer_states == "device":
-            return layer.optimizer_states
-        slot = self._state_slots[n % len(self._state_slots)]
-        for target, source in zip(slot, layer.optimizer_states, strict=True):
-            self.copy_streams.copy(target, source)
-        return slot
-
-    def _update(self, n: int, states: tuple[Buffer, ...]) -> None:
-        """Update layer n. `states` are its optimizer states on the device."""
-        weights, gradients = self._weights.get(n).buffer, self._gradients.get(n).buffer
-        self.copy_streams.acquire(weights, gradients, *states)
-        with self.copy_streams.span("optimizer"), trace.annotate(f"layer {n} update"):
-            self.optimizer.apply(
-                self.steps_done, weights.tensor, gradients.tensor, *(buffer.tensor for buffer in states)
-            )
-        self.copy_streams.release(weights, gradients, *states)
-        self._weights.store(n)  # before the states: the weights of the next layer but one are copied into this slot
-        if self.plan.layers[n].optimizer_states == "host":
-            for target, source in zip(self._layers[n].optimizer_states, states, strict=True):
-                self.copy_streams.copy(target, source)
 
     # ── weights in and out ──
 
@@ -382,20 +359,15 @@ class Engine:
         """The recipe or data type of the matrix products of blocks, read from what computes them."""
         return self._math.recipe or DTYPE_NAMES[self._layers[0].weights.tensor.dtype]
 
-    @property
-    def state_format(self) -> str:  # of momentum and variance
-        return DTYPE_NAMES[self._layers[0].optimizer_states[0].tensor.dtype]
-
     def describe_types(self) -> dict[str, str]:
         """Return the data types of the tensors that the engine trains with, read from them."""
-        layer = self._layers[0]
-        # Master weights: the optimizer's other vectors are two, or four with int8.
-        has_master_weights = len(layer.optimizer_states) % 2 == 1
+        layer, states = self._layers[0], self._layers[0].optimizer_states
         types = {
             "type_of_block_products": self.matrix_dtype,
             "type_of_weights": DTYPE_NAMES[layer.weights.tensor.dtype],
-            "type_of_optimizer_states": self.state_format,
-            "type_of_master_weights": "fp32" if has_master_weights else "none",
+            "type_of_optimizer_states": DTYPE_NAMES[states[0].tensor.dtype],  # of momentum and variance
+            # The optimizer's other vectors are two, or four with int8.
+            "type_of_master_weights": "fp32" if len(states) % 2 == 1 else "none",
             "type_of_embedding_and_head": DTYPE_NAMES[self._embedding_and_head.dtype],
         }
         return types | ({"scales_of_block_products": self._math.scales} if self._math.scales else {})

@@ -11,8 +11,6 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from workloads.api.recipes import MULTIPLES
-
 CPU_UPDATE_NUMEL = 1 << 24  # numbers that a CPU updates at a time, so that the fp32 intermediates stay small
 INT8_BLOCK = 256  # numbers with one scale, as in Dettmers et al. 2022 and torchao
 StateFormat = Literal["fp32", "bf16", "int8"]
@@ -49,14 +47,6 @@ class Precision:
     def state_bytes_per_parameter(self) -> float:
         vectors = self.list_state_vectors(INT8_BLOCK)
         return sum(numel * dtype.itemsize for numel, dtype in vectors) / INT8_BLOCK
-
-    @property
-    def cast_bytes_per_parameter(self) -> int:
-        return 2 if self.recipe else 0  # cast for the products of a pass by rows and by columns, one byte each
-
-    @property
-    def token_multiple(self) -> int:
-        return MULTIPLES[self.recipe][2] if self.recipe else 1  # products sum over tokens for weight gradients
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ import torch
 
 from workloads.api.contract import Infeasible, Measurement, Rank, Scalar
 from workloads.api.host import available_memory_bytes, node_activity
+from workloads.api.recipes import MULTIPLES
 from workloads.instruments import device as devices
 from workloads.instruments.telemetry import GpuReadings, monitor_gpu
 from workloads.instruments.trace import record_trace
@@ -55,13 +56,13 @@ def measure(parameters: OffloadParameters, rank: Rank) -> Measurement:
     process_setup.enable_expandable_segments(device)  # otherwise a small budget is lost to fragmentation
     precision = select_precision(parameters, devices.architecture(device))
     devices.release_memory(device)
-    shape = MODELS[parameters.model]
+    shape, recipe = MODELS[parameters.model], precision.recipe
     model = ModelSizes(
         shape,
         precision.dtype.itemsize,
         precision.state_bytes_per_parameter,
-        precision.cast_bytes_per_parameter,
-        precision.token_multiple,
+        cast_bytes_per_parameter=2 if recipe else 0,  # for a pass by rows and by columns, one byte each
+        token_multiple=MULTIPLES[recipe][2] if recipe else 1,  # products sum over tokens for weight gradients
     )
     if device.type == "cpu":  # where the device's memory is the host's
         needed = count_training_state_bytes(shape, model.element_bytes, model.state_bytes_per_parameter)
@@ -78,9 +79,8 @@ def measure(parameters: OffloadParameters, rank: Rank) -> Measurement:
         devices.release_memory(device)
         started_s["rates"] = time.perf_counter()
         budget = MemoryBudget(parameters.device_gib, parameters.host_gib)
-        prediction = find_fastest_plan(
-            model, parameters.sequence_length, parameters.sequences_per_step, budget, measured.rates
-        )
+        length, sequences = parameters.sequence_length, parameters.sequences_per_step
+        prediction = find_fastest_plan(model, length, sequences, budget, measured.rates)
         print("\n".join(describe_plan(prediction)), flush=True)
         started_s["plan"] = time.perf_counter()
         # 512 bytes of alignment for each allocation: a chunk has at most eight tensors, and a layer a dozen vectors.
@@ -186,18 +186,16 @@ def _executed_parameters(
     parameters: OffloadParameters, engine: Engine, batches: torch.Tensor, steps: int
 ) -> dict[str, Scalar]:
     """Return the parameters, read back from the engine that ran and its tokens except budgets, files and the seed."""
-    types = engine.describe_types()
+    types, dtype = engine.describe_types(), engine.matrix_dtype
     _, *sequences, length = batches.shape
     return {
         **vars(parameters),
         "model": find_trained_name(engine.shape),
         "sequence_length": length - 1,
         "sequences_per_step": math.prod(sequences),
-        "dtype": engine.matrix_dtype,
+        "dtype": dtype,
         # Weights in fp32 need no copies in fp32.
-        "master_weights": parameters.master_weights
-        if engine.matrix_dtype == "fp32"
-        else types["type_of_master_weights"],
+        "master_weights": parameters.master_weights if dtype == "fp32" else types["type_of_master_weights"],
         "optimizer_states": types["type_of_optimizer_states"] if parameters.optimizer_states else None,
         "steps": steps,
         "learning_rate": engine.optimizer.learning_rate,
@@ -227,7 +225,6 @@ def _run_steps(
 
 
 def _count_hardware_flops(engine: Engine) -> float:
-    """Return the floating-point operations of a step, recomputation included."""
     plan = engine.plan
     chunk_counts = Counter(plan.list_activations())
     recompute = {
@@ -240,21 +237,19 @@ def _count_hardware_flops(engine: Engine) -> float:
 def describe_plan(prediction: Prediction) -> list[str]:
     """Return the plan and its prediction as a few lines of text."""
     plan = prediction.plan
-    layer_counts = Counter(
-        f"{layer.weights} weights, {layer.optimizer_states} optimizer states" for layer in plan.layers
-    )
-    chunk_counts = Counter(
-        f"{SAVED_ACTIVATIONS_TEXT[saved]} saved on the {location}" for saved, location in plan.list_activations()
-    )
-    chunks = len(plan.layers) * plan.chunks_per_round
+    layers = Counter((layer.weights, layer.optimizer_states) for layer in plan.layers).items()
+    chunk_counts = Counter(plan.list_activations())
     segments = ""
     if plan.segments_per_sequence > 1:
         segments = f" in {plan.segments_per_sequence} segments each, keys and values on the {plan.keys_values_on}"
     return [
         f"{plan.accumulation_rounds} rounds of {plan.groups_per_round} x {plan.sequences_per_chunk} sequences of "
         f"{plan.sequence_length} tokens{segments}",
-        *(f"{count} layers: {description}" for description, count in layer_counts.items()),
-        *(f"{count / chunks:.3g} of chunks: {description}" for description, count in chunk_counts.items()),
+        *(f"{count} layers: {weights} weights, {states} optimizer states" for (weights, states), count in layers),
+        *(
+            f"{count / chunk_counts.total():.3g} of chunks: {SAVED_ACTIVATIONS_TEXT[saved]} saved on the {location}"
+            for (saved, location), count in chunk_counts.items()
+        ),
         f"embedding and LM head: optimizer states on the {plan.embedding_and_head_states}",
         f"device {prediction.device_bytes / GIB:.2f} GiB, host {prediction.host_bytes / GIB:.2f} GiB",
         f"{prediction.times.step_s:.3g} s per step, {prediction.times.copy_wait_s:.3g} s of it waiting for copies",

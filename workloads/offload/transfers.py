@@ -7,7 +7,7 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
@@ -17,7 +17,6 @@ from workloads.offload.host_memory import Arena
 from workloads.offload.plan import CHUNKS_IN_FLIGHT, Location
 
 Traffic = Literal["parameters", "activations"]
-TRAFFIC: tuple[Traffic, ...] = ("parameters", "activations")
 
 
 @dataclass
@@ -42,12 +41,12 @@ class CopyStreams:
         self._spans: dict[str, list[tuple[torch.cuda.Event, torch.cuda.Event]]] = defaultdict(list)
         self._span_times_s: dict[str, float] = defaultdict(float)
         if self.on_gpu:
-            self._h2d = {traffic: torch.cuda.Stream(device) for traffic in TRAFFIC}
-            self._d2h = {traffic: torch.cuda.Stream(device) for traffic in TRAFFIC}
+            self._h2d = {traffic: torch.cuda.Stream(device) for traffic in get_args(Traffic)}
+            self._d2h = {traffic: torch.cuda.Stream(device) for traffic in get_args(Traffic)}
 
     def copy(self, target: Buffer, source: Buffer, traffic: Traffic = "parameters") -> None:
         """Queue a copy between host and device, after everything that is queued on either buffer."""
-        self.copied_bytes += source.tensor.numel() * source.tensor.element_size()
+        self.copied_bytes += source.tensor.nbytes
         if not self.on_gpu:
             target.tensor.copy_(source.tensor)
             return
@@ -125,11 +124,8 @@ class LayerSlots:
     ) -> None:
         self._stored, self._copy_streams = stored, copy_streams
         self.streamed_layers = [n for n, is_resident in enumerate(resident) if not is_resident]
-        self._resident = {
-            n: Slot(buffer, split(buffer.tensor), n)
-            for n, buffer in enumerate(stored)
-            if resident[n] and buffer is not None
-        }
+        kept = [(n, buffer) for n, buffer in enumerate(stored) if resident[n] and buffer is not None]
+        self._resident = {n: Slot(buffer, split(buffer.tensor), n) for n, buffer in kept}
         self._shared = [Slot(buffer, split(buffer.tensor)) for buffer in shared]
 
     def get(self, n: int) -> Slot:
@@ -207,10 +203,9 @@ class ActivationStack:
 
     def start_backward(self) -> None:
         """Queue the copies of the chunks that the backward pass needs first."""
-        remaining = CHUNKS_IN_FLIGHT - len(self._leaving)
-        self._leaving.clear()  # they are the first that it needs, so they stay on the device
-        for _ in range(remaining):
+        for _ in range(CHUNKS_IN_FLIGHT - len(self._leaving)):
             self._fetch_next()
+        self._leaving.clear()  # they are the first that it needs, so they stay on the device
 
     def pop(self) -> Activations:
         """Return the activations that were saved last, on the device. Queues the copies of those of a later chunk."""
@@ -224,7 +219,6 @@ class ActivationStack:
         return {name: buffer.tensor for name, buffer in chunk.in_flight.items()}
 
     def _fetch_next(self) -> None:
-        """Queue the copies of the chunk that was saved last of those on the host, if there is one."""
         if not self._on_host:
             return
         chunk = self._on_host.pop()

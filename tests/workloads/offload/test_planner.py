@@ -185,11 +185,11 @@ def test_the_time_of_a_further_segment_is_what_shorter_ones_take_longer(
             step()
         return next(times_s)
 
-    def build_if_enough(block_math: Any, state: Any, tokens: int, *division: Any) -> Any:
+    def build_if_enough(state: Any, tokens: int, *division: Any) -> Any:
         if tokens > (64 if enough_memory else 32):
             raise torch.OutOfMemoryError("CUDA out of memory")
         lengths.append((tokens, division[1]))
-        return build_passes(block_math, state, tokens, *division)
+        return build_passes(state, tokens, *division)
 
     longer, shorter = (64, 32) if enough_memory else (32, 16)
     times_s = itertools.cycle([[0.1 * longer, 0.2 * longer], [0.14 * shorter, 0.26 * shorter]])
@@ -198,7 +198,7 @@ def test_the_time_of_a_further_segment_is_what_shorter_ones_take_longer(
     block_math = build_block_math(MODELS["llama_tiny"], CPU_KERNEL, "", compiled=False)
     with torch.no_grad():
         state = device_rates._BlockState.draw(block_math, CPU, torch.float32)
-        per_token_s = device_rates._measure_split(block_math, state, 128, 32)
+        per_token_s = device_rates._measure_split(state, 128, 32)
     assert lengths == [(longer, (128 - longer) // 2), (shorter, (128 - shorter) // 2)]
     further = 2 if enough_memory else 4
     assert per_token_s == pytest.approx((0.04 / further, 0.06 / further))
