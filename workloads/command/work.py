@@ -99,8 +99,8 @@ class DeclaredWork:
             counts = [count for count in printed.get("parameters", ()) if isinstance(count, int)]
             if counts and not any(abs(count / shape.parameters - 1) <= PARAMETER_TOLERANCE for count in counts):
                 differences.append(f"{_join(counts)} parameters, {declared} has {shape.parameters:,}")
-        others = self._find_other_dtypes(printed)
-        return differences + [f"{other}, requested {self.dtype} (command.dtype)" for other in others]
+        dtypes = self._find_other_dtypes(printed)
+        return differences + [f"{other}, requested {self.dtype} (command.dtype)" for other in dtypes]
 
     def _find_other_dtypes(self, printed: Mapping[str, Sequence[Printed]]) -> Iterator[str]:
         # torchtitan 0.2.2 has mixed precision only with FSDP, and says so (torchtitan/distributed/utils.py,
