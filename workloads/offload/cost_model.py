@@ -181,10 +181,10 @@ class StepTimes(NamedTuple, Generic[Number]):
     copied_bytes: Number  # in both directions
 
 
-def predict_block_times(
+def predict_step_times(
     placement: Placement, recompute_s_per_token: Array, host_bytes: Array, rates: DeviceRates
 ) -> StepTimes[Array]:
-    """Predict the part of a step in the blocks.
+    """Predict the times of a step.
 
     Copies and computation overlap. Each pass over a layer takes as long as the longest of them, since weights are
     copied no further ahead than one layer. Chunks that are saved alike are spread evenly over all layers, so that
@@ -228,17 +228,11 @@ def predict_block_times(
         times.step_s[:] += count * pass_s
         times.copy_wait_s[:] += count * (pass_s - compute_s)
         times.copied_bytes[:] += count * (h2d_bytes + d2h_bytes)
-    return times
-
-
-def predict_embedding_and_head_times(placement: Placement, rates: DeviceRates) -> StepTimes[float]:
-    """Predict the part of a step outside the blocks: embedding, last norm, LM head and their update.
-
-    States on the host are copied to the device, updated and copied back, with nothing to compute meanwhile.
-    """
-    model, states_on_host = placement.model, placement.embedding_and_head_states == "host"
-    weight_bytes = model.embedding_and_head_parameters * model.element_bytes
-    compute_s = placement.tokens_per_step * rates.lm_head_s_per_token + weight_bytes * rates.optimizer_s_per_byte
-    state_bytes = model.embedding_and_head_parameters * model.state_bytes_per_parameter if states_on_host else 0
-    copy_wait_s = state_bytes * (rates.h2d_s_per_byte + rates.d2h_s_per_byte)
-    return StepTimes(compute_s + copy_wait_s, copy_wait_s, 2 * state_bytes)
+    # Outside the blocks: embedding, last norm, LM head and their update. States on the host are copied to the device,
+    # updated and copied back, with nothing to compute meanwhile.
+    parameters, states_on_host = model.embedding_and_head_parameters, placement.embedding_and_head_states == "host"
+    head_s = placement.tokens_per_step * rates.lm_head_s_per_token
+    head_s += parameters * model.element_bytes * rates.optimizer_s_per_byte
+    state_bytes = parameters * model.state_bytes_per_parameter if states_on_host else 0
+    wait_s = state_bytes * (rates.h2d_s_per_byte + rates.d2h_s_per_byte)
+    return StepTimes(times.step_s + (head_s + wait_s), times.copy_wait_s + wait_s, times.copied_bytes + 2 * state_bytes)

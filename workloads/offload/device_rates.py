@@ -149,14 +149,14 @@ def measure_device_rates(model: str, sequence_length: int, device: torch.device,
         del state
         cast_s, sum_s = _measure_weight_passes(block_math, device, precision)
     by_choice = {saved: (s - sum_s) / tokens for saved, s in zip(SAVED_ACTIVATIONS, backward_s, strict=True)}
-    h2d_s, d2h_s = _measure_copies(device)
+    copy_s_per_byte = _measure_copies(device)
     return DeviceRates(
         forward_s_per_token=forward_s / tokens,
         backward_s_per_token=by_choice["full"],
         recompute_s_per_token={saved: max(0.0, time_s - by_choice["full"]) for saved, time_s in by_choice.items()},
         lm_head_s_per_token=_measure_lm_head(shape, device, dtype),
-        h2d_s_per_byte=h2d_s,
-        d2h_s_per_byte=d2h_s,
+        h2d_s_per_byte=copy_s_per_byte,
+        d2h_s_per_byte=copy_s_per_byte,
         optimizer_s_per_byte=_measure_optimizer(device, precision),
         workspace_bytes_per_token=workspace_bytes,
         min_chunk_tokens=TIMED_CHUNK_TOKENS[device.type],
@@ -319,13 +319,12 @@ def _measure_optimizer(device: torch.device, precision: Precision) -> float:
     return times_s[0] / (numel * precision.dtype.itemsize)
 
 
-def _measure_copies(device: torch.device) -> tuple[float, float]:
+def _measure_copies(device: torch.device) -> float:
     """Return seconds per byte of pinned copies to the device and to the host, while both run."""
     if device.type == "cpu":
         size = 1 << 22
         source, target = torch.zeros(2, size, dtype=torch.uint8)
-        s_per_byte = _measure_medians_s([lambda: target.copy_(source)], device)[0] / size
-        return s_per_byte, s_per_byte
+        return _measure_medians_s([lambda: target.copy_(source)], device)[0] / size
     size = 1 << 27
     with Arena(2 * size, device) as arena:
         on_host = [arena.allocate(size, torch.uint8) for _ in range(2)]
@@ -340,4 +339,4 @@ def _measure_copies(device: torch.device) -> tuple[float, float]:
                 on_host[1].copy_(on_device[1], non_blocking=True)
             torch.cuda.synchronize(device)
             times_s.append(time.perf_counter() - started)
-    return statistics.median(times_s) / size, statistics.median(times_s) / size
+    return statistics.median(times_s) / size

@@ -51,10 +51,8 @@ class Arena:
         self.placement: dict[str, Scalar] = {}  # the nodes of the GPU and of the pages, if the machine has several
         if node is not None:
             nodes = " ".join(map(str, sorted(read_nodes(self._block)))) or "unknown"
-            self.placement = {
-                "gpu_numa_node": node,
-                "host_numa_nodes": f"{nodes} (not bound: {error})" if error else nodes,
-            }
+            nodes += f" (not bound: {error})" if error else ""
+            self.placement = {"gpu_numa_node": node, "host_numa_nodes": nodes}
         self._pinned = device.type == "cuda" and size_bytes > 0
         if self._pinned:
             error = torch.cuda.cudart().cudaHostRegister(self._block.data_ptr(), size_bytes, 0)
@@ -69,10 +67,8 @@ class Arena:
         size_bytes = numel * dtype.itemsize
         start = -(-self.used_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
         if start + size_bytes > self.size_bytes:
-            raise OutOfMemory(
-                f"the host arena of {self.size_bytes / 2**30:.2f} GiB is {start + size_bytes - self.size_bytes} bytes "
-                "too small"
-            )
+            missing = start + size_bytes - self.size_bytes
+            raise OutOfMemory(f"the host arena of {self.size_bytes / 2**30:.2f} GiB is {missing} bytes too small")
         self.used_bytes = start + size_bytes
         return self._block[start : start + size_bytes].view(dtype)
 
@@ -115,9 +111,8 @@ def bind_pages(block: torch.Tensor, node: int) -> str:
     mask = (ctypes.c_ulong * (MAX_NODES // 64))()
     mask[node // 64] = 1 << (node % 64)
     start, size = _whole_pages(block)
-    pages = ctypes.c_void_p(start), ctypes.c_ulong(size)
-    policy = ctypes.c_int(MPOL_PREFERRED), mask, ctypes.c_ulong(MAX_NODES)
-    return _call(MBIND, *pages, *policy, ctypes.c_uint(MPOL_MF_MOVE))
+    policy = ctypes.c_int(MPOL_PREFERRED), mask, ctypes.c_ulong(MAX_NODES), ctypes.c_uint(MPOL_MF_MOVE)
+    return _call(MBIND, ctypes.c_void_p(start), ctypes.c_ulong(size), *policy)
 
 
 def read_nodes(block: torch.Tensor) -> set[int]:

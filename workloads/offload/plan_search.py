@@ -24,8 +24,7 @@ from workloads.offload.cost_model import (
     ModelSizes,
     Placement,
     StepTimes,
-    predict_block_times,
-    predict_embedding_and_head_times,
+    predict_step_times,
 )
 from workloads.offload.plan import GIB, SAVED_ACTIVATIONS, ActivationPlan, Division, LayerPlan, Location, Plan
 
@@ -53,11 +52,7 @@ class _Candidate(NamedTuple):
 def find_fastest_plan(
     model: ModelSizes, sequence_length: int, sequences_per_step: int, budget: MemoryBudget, rates: DeviceRates
 ) -> Prediction:
-    """Return the plan within the budget that is predicted to be the fastest.
-
-    Raises:
-        Infeasible: no plan fits; the message has the GiB that are missing.
-    """
+    """Return the fastest plan within the budget. Raises Infeasible, with the missing GiB, if no plan fits."""
     if prediction := find_fastest_plans(model, sequence_length, sequences_per_step, [budget], rates)[0]:
         return prediction
     placements = [placement for _, placement in _list_placements(model, sequence_length, sequences_per_step, rates)]
@@ -135,9 +130,8 @@ def _list_placements(
                 keys_values_on=keys_values_on,
             )
             # With every activation saved on the device.
-            blocks = predict_block_times(placement, np.zeros(1), np.zeros(1), rates)
-            others = predict_embedding_and_head_times(placement, rates)
-            bounds.append((float(blocks.step_s[0]) + others.step_s, placement))
+            times = predict_step_times(placement, np.zeros(1), np.zeros(1), rates)
+            bounds.append((float(times.step_s[0]), placement))
     return sorted(bounds, key=lambda pair: pair[0])
 
 
@@ -173,20 +167,18 @@ def _choose_saved_activations(
         host_bytes += (counts[:, column] - on_device[..., column]) * size
     recompute_s = np.array([rates.recompute_s_per_token[saved] for saved in SAVED_ACTIVATIONS])
     mean_recompute_s = counts @ recompute_s / counts.sum(axis=1)
-    blocks = predict_block_times(placement, mean_recompute_s, host_bytes, rates)
-    step_s = np.where((free_bytes >= 0) & (host_bytes <= max_host_bytes), blocks.step_s, np.inf)
-    others = predict_embedding_and_head_times(placement, rates)
+    predicted = predict_step_times(placement, mean_recompute_s, host_bytes, rates)
+    step_s = np.where((free_bytes >= 0) & (host_bytes <= max_host_bytes), predicted.step_s, np.inf)
     candidates = {}
     for row, n in enumerate(memories):
         if not np.isfinite(fastest_s := step_s[row].min()):
             continue
         ways = np.flatnonzero(step_s[row] <= fastest_s * (1 + 1e-9))
-        way = ways[np.argmin(blocks.copied_bytes[row, ways])]
-        times = StepTimes(*(float(part[row, way]) + other for part, other in zip(blocks, others, strict=True)))
+        way = ways[np.argmin(predicted.copied_bytes[row, ways])]
+        times = StepTimes(*(float(part[row, way]) for part in predicted))
         chunk_counts: ChunkCounts = {}
-        for saved, kept, count in zip(
-            SAVED_ACTIVATIONS, on_device[row, way].tolist(), counts[way].tolist(), strict=True
-        ):
+        for column, saved in enumerate(SAVED_ACTIVATIONS):
+            kept, count = int(on_device[row, way, column]), int(counts[way, column])
             chunk_counts |= {ActivationPlan(saved, "device"): kept, ActivationPlan(saved, "host"): count - kept}
         candidates[n] = _Candidate(placement, {choice: count for choice, count in chunk_counts.items() if count}, times)
     return candidates

@@ -52,9 +52,7 @@ def supports_expandable_segments(device: torch.device) -> bool:
     CUDAAllocatorConfig.h asks for ROCM_VERSION 70000 (pytorch#177974, pytorch#179930). A PyTorch that is older than
     these accepts the setting with a warning and ignores it; `describe_segments` says which it was.
     """
-    if device.type == "cpu":
-        return False
-    return not torch.version.hip or int(torch.version.hip.partition(".")[0]) >= 7
+    return device.type != "cpu" and (not torch.version.hip or int(torch.version.hip.partition(".")[0]) >= 7)
 
 
 def enable_expandable_segments(device: torch.device) -> None:

@@ -116,8 +116,7 @@ def _train(
     started_s: dict[str, float],
 ) -> Measurement:
     plan, shape, warmup = prediction.plan, MODELS[parameters.model], parameters.warmup
-    optimizer = AdamW(learning_rate=parameters.learning_rate)
-    steps = warmup + parameters.steps
+    optimizer, steps = AdamW(learning_rate=parameters.learning_rate), warmup + parameters.steps
     tokens = load_sequences(
         parameters.data,
         parameters.tokenizer,
@@ -136,7 +135,7 @@ def _train(
     started_s["weights"] = time.perf_counter()
     with monitor_gpu(device) as readings:
         times_s, losses, span_times_s = _run_steps(engine, batches, warmup, readings)
-    copied_bytes = engine.copy_streams.copied_bytes
+    copied_bytes = engine.copy_streams.copied_bytes  # before the step for the trace
     if parameters.save_to:
         checkpoint.save(Path(parameters.save_to), shape, engine.copy_weights())
     files = {"trace.json.gz": record_trace(lambda: engine.step(batches[-1]))} if parameters.profile else {}
@@ -155,13 +154,18 @@ def _train(
         "startup_s": sum(parts_s.values()),
         "copied_gib_per_step": copied_bytes / len(batches) / GIB,
     }
+    chunk_counts = Counter(plan.list_activations())
+    recompute = {
+        operation: sum(n for (saved, _), n in chunk_counts.items() if saved in choices) / plan.chunks_per_round
+        for operation, choices in RECOMPUTED_UNDER.items()
+    }
     if device.type == "cuda":
         metrics["peak_device_gib"] = torch.cuda.max_memory_reserved(device) / GIB
     return Measurement(
         executed=_executed_parameters(parameters, engine, batches, len(times_s) - warmup),
         step_times_s=tuple(times_s[warmup:]),
         flops_per_step=model_flops_per_token(shape, plan.sequence_length) * plan.tokens_per_step,
-        hardware_flops_per_step=_count_hardware_flops(engine),
+        hardware_flops_per_step=hardware_flops_per_token(shape, plan.sequence_length, recompute) * plan.tokens_per_step,
         tokens_per_step=plan.tokens_per_step,
         matrix_dtype=parameters.dtype,
         energy=readings.energy(len(times_s) - warmup),
@@ -222,16 +226,6 @@ def _run_steps(
     if not all(math.isfinite(loss) for loss in losses):
         raise ArithmeticError(f"the loss is {losses[-1]} after {len(losses)} steps")
     return times_s, losses, span_times_s
-
-
-def _count_hardware_flops(engine: Engine) -> float:
-    plan = engine.plan
-    chunk_counts = Counter(plan.list_activations())
-    recompute = {
-        op: sum(count for (saved, _), count in chunk_counts.items() if saved in choices) / plan.chunks_per_round
-        for op, choices in RECOMPUTED_UNDER.items()
-    }
-    return hardware_flops_per_token(engine.shape, plan.sequence_length, recompute) * plan.tokens_per_step
 
 
 def describe_plan(prediction: Prediction) -> list[str]:
