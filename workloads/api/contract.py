@@ -156,10 +156,9 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Measurement:
-    """The raw measurement of one rank. `sweeper/metrics/derivation.py` derives every metric from it.
+    """The raw measurement of one rank, from which every metric is derived.
 
-    Raises:
-        ValueError: for values that no metric can be computed from, on the rank that measured them.
+    Raises ValueError for values that no metric can be computed from, on the rank that measured them.
     """
 
     executed: Mapping[str, Scalar]  # the parameters, read back from what ran; must equal the requested ones

@@ -26,10 +26,7 @@ def run_trial(
 ) -> Measurement:
     """Run one trial of a registered workload on this rank. `settings` are its own section of the configuration.
 
-    Raises:
-        Infeasible: the parameters cannot work on this device; OutOfMemory is a subclass.
-        ParameterMismatch: the executed parameters differ from the requested ones.
-        Exception: any other exception of the workload.
+    Raises Infeasible (OutOfMemory among them), ParameterMismatch, and any other exception of the workload.
     """
     loaded = load(workload)
     if settings is not None and loaded.Settings is not None:

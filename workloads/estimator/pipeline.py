@@ -144,9 +144,7 @@ def list_actions(schedule: Schedule, rank: int, pp: int, chunks: int, microbatch
 def _list_looped(rank: int, pp: int, chunks: int, microbatches: int, *, hops: int, is_split: bool) -> Iterator[str]:
     """Yield the passes where each rank has every `pp`-th stage: after a warm-up alternating forward and backward.
 
-    Args:
-        hops: forward passes more in the warm-up for each rank that follows.
-        is_split: weights' gradients wait for as many passes as ranks are before this one.
+    A warm-up has `hops` passes more for each later rank. Split off, weights' gradients wait one for each earlier rank.
     """
     in_round = microbatches // max(1, microbatches // pp)
     total = microbatches * chunks

@@ -49,14 +49,9 @@ class BlockTime:
 
 
 def estimate_job(job: Job, cluster: Cluster, efficiency: float | None = None) -> JobEstimate:
-    """Return the estimate of a job's step time and memory on a cluster.
+    """Return the estimate of a job; `efficiency` is the trainer's share of the kernels' rates, None the calibrated one.
 
-    Args:
-        efficiency: the share of the kernels' rates that the trainer reaches; None for the calibrated one.
-
-    Raises:
-        ValueError: the device has no matrix units for the job's precision.
-        KeyError: the trainer or the precision is not in its table.
+    Raises ValueError if the device has no matrix units for the precision, KeyError for an unknown trainer or precision.
     """
     placed = PlacedJob(job, cluster)
     tokens = job.layout.global_batch * job.sequence_length

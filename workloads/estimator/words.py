@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from workloads.layouts.layout import Layout
 
 DEGREES = ("dp_replicate", "dp_shard", "tp", "cp", "ep", "pp")
+WORDS = (*DEGREES, "schedule", "stages_per_rank", "sharding", "micro_batch", "checkpointing", "reshard_after_forward")
 USUAL = {
     **dict.fromkeys(DEGREES, ("1",)),
     "schedule": ("1f1b",),
@@ -17,15 +18,7 @@ USUAL = {
 
 
 def layout_words(layout: Layout) -> dict[str, str]:
-    return {
-        **{name: str(getattr(layout, name)) for name in DEGREES},
-        "schedule": layout.schedule,
-        "stages_per_rank": str(layout.stages_per_rank),
-        "sharding": layout.sharding,
-        "micro_batch": str(layout.micro_batch),
-        "checkpointing": layout.checkpointing,
-        "reshard_after_forward": str(layout.reshard_after_forward).lower(),
-    }
+    return {name: str(getattr(layout, name)).lower() for name in WORDS}
 
 
 def describe(layout: Layout) -> str:

@@ -33,14 +33,9 @@ FORMATS = {
 
 
 def render(job: Job, gpus: int, trainer: str | None = None) -> RenderedFile:
-    """Return the file with which a trainer runs a job on this number of GPUs.
+    """Return a trainer's file of a job, of the job's own by default; `own` gives this project's command for that one.
 
-    Args:
-        trainer: whose file it is; the job's trainer if None. `own` gives this project's command for the job's trainer.
-
-    Raises:
-        UserInputError: there is no such format, the layout does not fit the GPUs or the batch, or the trainer cannot
-            express it; the message names the field and the trainer.
+    Raises UserInputError if there is no such format, or the GPUs, the batch or the trainer do not allow the layout.
     """
     trainer, layout = trainer or job.trainer, job.layout
     if trainer not in FORMATS:

@@ -220,14 +220,9 @@ def support(trainer: str, *obstacles: Obstacles, name: str = "", **values: Seque
 
 
 def read_settings(settings: Settings, trainer: str, gpus: int | None, model: Model | None = None) -> FileReading:
-    """Return what settings say, with Megatron-LM's defaults for what they leave out.
+    """Return what settings say, with Megatron-LM's defaults, and the program's `model` where they have no sizes.
 
-    Args:
-        gpus: on which the program runs; None if nothing says so.
-        model: of the program where the settings do not have its sizes.
-
-    Raises:
-        UserInputError: a value that no job has, or the number of GPUs is missing.
+    Raises UserInputError for a value that no job has, or if `gpus` is needed and missing.
     """
     model = _read_model(settings) or model
     layers = model.layers if model else settings.get("num_layers")

@@ -283,7 +283,10 @@ def read_experiment(text: str, gpus: int | None = None) -> FileReading:
     trainer = _find_trainer(text)
     if trainer is None:
         raise UserInputError("not an experiment of Primus with modules.pre_trainer.framework: megatron")
-    overrides = {name: _resolve(value) for name, value in (trainer.get("overrides") or {}).items()}
+    overrides = dict(trainer.get("overrides") or {})
+    for name, value in overrides.items():
+        if isinstance(value, str) and (match := re.fullmatch(r"\$\{\w+:(.*)\}", value)):  # with a default: ${NAME:8}
+            overrides[name] = yaml.safe_load(match[1])
     name = str(trainer.get("model", "")).removesuffix(".yaml")
     return read_settings(
         {**DEFAULTS, **overrides}, "primus", _read_gpus(text, _PRIMUS_LAUNCH) or gpus, MODELS.get(name)
@@ -298,9 +301,3 @@ def _find_trainer(text: str) -> Mapping[str, Any] | None:
     for key in ("modules", "pre_trainer"):
         part = part.get(key) if isinstance(part, dict) else None
     return part if isinstance(part, dict) and part.get("framework", "megatron") == "megatron" else None
-
-
-def _resolve(value: Any) -> Any:
-    """Return a value of the file: for `${PRIMUS_NAME:8}` its default."""
-    match = re.fullmatch(r"\$\{\w+:(.*)\}", value) if isinstance(value, str) else None
-    return yaml.safe_load(match[1]) if match else value

@@ -212,10 +212,7 @@ def read_configuration(text: str, gpus: int | None = None) -> FileReading:
 def read_printed_layout(text: str, gpus: int | None = None) -> dict[str, object]:
     """Return the fields of a layout that the configuration of a log says itself, without defaults of the program.
 
-    A field that no layout has to have, such as the schedule of a pipeline, is left out at its default.
-
-    Raises:
-        UserInputError: a value that no job has.
+    Only `ALWAYS` has fields at their default, too. Raises UserInputError for a value that no job has.
     """
     if not has_configuration(text) or (gpus is None and _read_mesh_gpus(text) is None):
         return {}

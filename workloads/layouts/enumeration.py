@@ -44,13 +44,10 @@ class Family:
 def list_families(
     job: Job, cluster: Cluster, options: Mapping[str, Sequence[Any]], fixed: Mapping[str, Any]
 ) -> Iterator[Family]:
-    """Yield the valid layouts of a job, in families.
+    """Yield the valid layouts of a job, in families. Of the job's own layout the global batch alone counts.
 
-    Args:
-        job: the model, the sequence length and the trainer; of its layout the global batch alone counts.
-        options: the values to try of `schedule`, `sharding`, `checkpointing` and `reshard_after_forward`; of
-            checkpointing the fastest first.
-        fixed: fields of the layout that have one value.
+    `options` are the values to try of `schedule`, `sharding`, `checkpointing` (the fastest first) and
+    `reshard_after_forward`; `fixed` are fields of the layout that have one value.
     """
     space, site = _Space(job, cluster, options, fixed), Site.of(cluster)
     rules = [

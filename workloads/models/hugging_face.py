@@ -21,17 +21,10 @@ FAMILIES: dict[str, tuple[Activation, Positions]] = {
 UNSUPPORTED_FAMILIES = {
     "qwen3_next": "three of four layers are linear attention",
     "qwen3_5": "most layers are linear attention",
-    "nemotron_h": "layers are Mamba-2",
-    "mamba": "layers are Mamba",
-    "mamba2": "layers are Mamba-2",
-    "jamba": "layers are Mamba",
-    "bamba": "layers are Mamba-2",
-    "falcon_h1": "layers are Mamba-2",
-    "granitemoehybrid": "layers are Mamba-2",
-    "kimi_linear": "layers are linear attention",
-    "minimax": "layers are linear attention",
-    "deepseek_v2": "keys and values are compressed (multi-head latent attention)",
-    "deepseek_v3": "keys and values are compressed (multi-head latent attention)",
+    **dict.fromkeys(("mamba", "jamba"), "layers are Mamba"),
+    **dict.fromkeys(("mamba2", "nemotron_h", "bamba", "falcon_h1", "granitemoehybrid"), "layers are Mamba-2"),
+    **dict.fromkeys(("kimi_linear", "minimax"), "layers are linear attention"),
+    **dict.fromkeys(("deepseek_v2", "deepseek_v3"), "keys and values are compressed (multi-head latent attention)"),
 }
 # Names of one size in the files of different families.
 NAMES = {

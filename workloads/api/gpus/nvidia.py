@@ -68,7 +68,9 @@ class NvidiaGpu:
             return GpuIdentity(self._number, "nvidia")
         pci, capability, memory = self._get("PciInfo"), self._get("CudaComputeCapability"), self._get("MemoryInfo")
         address = f"{pci.domain:04x}:{pci.bus:02x}:{pci.device:02x}.0" if pci else None
-        driver = None
+        numa_node, driver = -1, None  # -1 is what the kernel says on a machine that has one node
+        with contextlib.suppress(OSError, ValueError):
+            numa_node = int(Path("/sys/bus/pci/devices", address or "", "numa_node").read_text())
         with contextlib.suppress(nvml.NVMLError):
             driver = nvml.nvmlSystemGetDriverVersion()
         return GpuIdentity(
@@ -80,7 +82,7 @@ class NvidiaGpu:
             uuid=self._get("UUID"),
             pci_address=address,
             memory_gib=memory.total / 2**30 if memory and memory.total else None,
-            numa_node=_numa_node(address) if address else None,
+            numa_node=numa_node if numa_node >= 0 else None,
             driver=driver,
         )
 
@@ -123,12 +125,3 @@ class NvidiaGpu:
             memory_clock_mhz=self._get("ClockInfo", nvml.NVML_CLOCK_MEM),
             slowdowns=dict(self._slowdowns) if bits is not None else None,
         )
-
-
-def _numa_node(address: str) -> int | None:
-    """Return the NUMA node of a PCI device; None on a machine that has one node, where the kernel says -1."""
-    try:
-        node = int(Path("/sys/bus/pci/devices", address, "numa_node").read_text())
-    except (OSError, ValueError):
-        return None
-    return node if node >= 0 else None
