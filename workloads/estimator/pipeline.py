@@ -84,9 +84,7 @@ def bubble_s(rank_s: list[float], layout: Layout, repeated_share: float = 0.0) -
     last rank. The papers report no bubble for ZBV, whose ranks then start their optimizers one by one, without clipping
     the norm of all gradients; and for DualPipe the same as here, if its forward passes are hidden beside backward ones.
 
-    Args:
-        rank_s: the seconds of each rank for one micro-batch, forward and backward.
-        repeated_share: of the forward pass, what the backward pass for inputs computes again.
+    `rank_s` are the seconds of each rank for one micro-batch; `repeated_share` of the forward pass is computed again.
     """
     others_s = (sum(rank_s) - max(rank_s)) / layout.stages_per_rank
     if layout.schedule in ("1f1b", "interleaved"):
@@ -237,10 +235,7 @@ def build_timeline(layout: Layout, ranks: Sequence[PassTimes], microbatches: int
     """Return the passes of a step with `microbatches` micro-batches, in the order in which they end.
 
     Sends take no time, and a rank does one thing at a time: a forward and a backward pass that DualPipeV has together
-    are one after the other, as PyTorch runs them.
-
-    Args:
-        ranks: the times of each rank; each of its stages takes an equal part.
+    are one after the other, as PyTorch runs them. Each stage takes an equal part of its rank's times.
     """
     pp, chunks = layout.pp, layout.stages_per_rank
     waiting = [list_actions(layout.schedule, rank, pp, chunks, microbatches)[::-1] for rank in range(pp)]

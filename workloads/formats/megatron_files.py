@@ -54,19 +54,16 @@ MIXED_PRECISION = {
     "fp8_te_blockwise": "bf16_with_fp8_subchannel_scaling_mixed",
     "mxfp8": "bf16_with_mxfp8_mixed",
 }
+_OF_DDP = (
+    *("use_distributed_optimizer", "num_distributed_optimizer_instances", "overlap_grad_reduce"),
+    *("overlap_param_gather", "use_megatron_fsdp", "data_parallel_sharding_strategy"),
+)
 # The section of ConfigContainer, and the name there where it is another one. Others are of `model`.
 SECTIONS = {
-    "global_batch_size": "train.global_batch_size",
-    "micro_batch_size": "train.micro_batch_size",
-    "use_distributed_optimizer": "ddp.use_distributed_optimizer",
-    "overlap_grad_reduce": "ddp.overlap_grad_reduce",
-    "overlap_param_gather": "ddp.overlap_param_gather",
-    "num_distributed_optimizer_instances": "ddp.num_distributed_optimizer_instances",
-    "use_megatron_fsdp": "ddp.use_megatron_fsdp",
-    "data_parallel_sharding_strategy": "ddp.data_parallel_sharding_strategy",
+    **{name: f"train.{name}" for name in ("global_batch_size", "micro_batch_size")},
+    **{name: f"ddp.{name}" for name in _OF_DDP},
+    **{name: f"optimizer.{name}" for name in ("optimizer_cpu_offload", "use_precision_aware_optimizer")},
     "ckpt_format": "checkpoint.ckpt_format",
-    "optimizer_cpu_offload": "optimizer.optimizer_cpu_offload",
-    "use_precision_aware_optimizer": "optimizer.use_precision_aware_optimizer",
     "num_virtual_stages_per_pipeline_rank": "model.virtual_pipeline_model_parallel_size",
     "num_experts": "model.num_moe_experts",
 }

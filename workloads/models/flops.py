@@ -39,10 +39,8 @@ def model_flops_per_token(model: Model, sequence_length: float) -> float:
     For a dense model L(6D(2D + 2K + 3F) + 6SD) + 6DV with L the layers, D the hidden size, K kv heads x head size, F
     the intermediate size, S the sequence length and V the vocabulary. A linear layer costs six FLOPs per weight (Kaplan
     et al. 2020, table 1). Attention costs twelve per pair of token and earlier token and unit of the hidden size; it is
-    causal, so half of the pairs are never computed and do not count.
-
-    Args:
-        sequence_length: of sequences that are packed with documents, `attended_length`.
+    causal, so half of the pairs are never computed and do not count. Sequences that are packed with documents have
+    their `attended_length`.
     """
     total = 6.0 * model.head_weights
     for layer in range(model.layers):
@@ -56,10 +54,7 @@ def hardware_flops_per_token(model: Model, sequence_length: float, recompute: Ma
 
     They are the model's FLOPs, those of the layers computed again in the backward pass, and those of the attention
     scores. A fused attention kernel always computes the scores again in its backward pass: one of the two causal matrix
-    products (Dao 2023).
-
-    Args:
-        recompute: for each kind of layer, in how many blocks the backward pass computes it again.
+    products (Dao 2023). `recompute` says of each kind of layer in how many blocks it is computed again.
     """
     attention = sequence_length * model.heads * model.head_size  # of one of the two matrix products, causal
     gate_or_up = model.hidden_size * model.intermediate_size
