@@ -37,7 +37,8 @@ class Program:
     """A running program and everything that it starts.
 
     It runs until it ends, until `stop_on_line` returns True for a line of its output, or until `should_stop`, called
-    every POLL_INTERVAL_S, returns True.
+    every POLL_INTERVAL_S, returns True. It fails if it prints nothing for `silence_s`, and is terminated after
+    `timeout_s`. Its folder `output` is removed once it has ended.
     """
 
     def __init__(
@@ -50,16 +51,7 @@ class Program:
         stop_on_line: Callable[[str], bool],
         should_stop: Callable[[], bool],
     ) -> None:
-        """Start the program.
-
-        Args:
-            output: a folder that is removed once the program has ended.
-            silence_s: the program fails if it prints nothing for that long.
-            timeout_s: the program is terminated after it.
-
-        Raises:
-            FileNotFoundError: the program or its directory does not exist.
-        """
+        """Start the program. Raises FileNotFoundError if it or its directory does not exist."""
         self.last_lines: deque[str] = deque(maxlen=LAST_LINES)  # of the output, those that are not empty
         self.log = bytearray()  # the end of the output, at most MAX_LOG_BYTES
         self._silence_s, self._timeout_s = silence_s, timeout_s

@@ -64,10 +64,10 @@ class DeclaredWork:
     def with_rate(self, step: Step, reported_config: Mapping[str, Scalar]) -> dict[str, float]:
         """Return a step's metrics with its tokens/s: from its tokens and its time, or else as printed."""
         tokens, _ = self.tokens(step.metrics, reported_config)
-        metrics, time_s = mark_claims(step.metrics), step.metrics.get("step_time_s", 0.0)
+        rate, time_s = step.metrics.get("tokens_per_s"), step.metrics.get("step_time_s", 0.0)
         if time_s > 0:
-            return metrics | ({"tokens_per_s": tokens / time_s} if tokens else {})
-        return metrics | ({"tokens_per_s": step.metrics["tokens_per_s"]} if "tokens_per_s" in step.metrics else {})
+            rate = tokens / time_s if tokens else None
+        return mark_claims(step.metrics) | ({} if rate is None else {"tokens_per_s": rate})
 
     def find_differences(
         self, printed: Mapping[str, Sequence[Printed]], of_steps: Mapping[str, Sequence[Printed]]

@@ -28,18 +28,15 @@ class Precision:
     # None: as the weights, but fp32 with master weights.
     optimizer_states: StateFormat | None = None
 
-    @property
-    def state_format(self) -> StateFormat:
-        default: StateFormat = "bf16" if self.dtype == torch.bfloat16 and not self.master_weights else "fp32"
-        return self.optimizer_states or default
-
     def list_state_vectors(self, numel: int) -> list[tuple[int, torch.dtype]]:
         """Return the length and data type of each vector that the optimizer stores for `numel` parameters.
 
         They are momentum, variance, with int8 the scales of both, and last the master weights if there are any.
         """
-        vectors = 2 * [(numel, STATE_DTYPES[self.state_format])]
-        if self.state_format == "int8":
+        default: StateFormat = "bf16" if self.dtype == torch.bfloat16 and not self.master_weights else "fp32"
+        state_format = self.optimizer_states or default
+        vectors = 2 * [(numel, STATE_DTYPES[state_format])]
+        if state_format == "int8":
             vectors += 2 * [(numel // math.gcd(numel, INT8_BLOCK), torch.float32)]
         return vectors + self.master_weights * [(numel, torch.float32)]
 
