@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from sweeper.config.catalogue import catalogue, list_figures
 from sweeper.config.resolution import CONF
 from sweeper.metrics.derivation import derive
 from tests.conftest import PYTHONPATH, REPOSITORY, CommandResult, Workspace, environment
@@ -156,6 +157,17 @@ def test_the_page_has_the_registry() -> None:
         lines.append(f"| {' | '.join(cells)} |".replace("|  |", "| |").replace("|  |", "| |"))
     section = (REPOSITORY / "docs/metrics.md").read_text().split("\n## Every metric\n")[1]
     assert [line for line in section.splitlines() if line.startswith("| `")] == lines, "\n".join(lines)
+
+
+def test_the_page_has_the_catalogue_with_its_sources() -> None:
+    """To update the page, replace its table by the lines that this test prints."""
+    lines = [
+        f"| {f'`{hardware.name}`' if not number else ''} | {' | '.join(figure)} |".replace("|  |", "| |")
+        for hardware in catalogue().values()
+        for number, figure in enumerate(list_figures(hardware))
+    ]
+    page = (REPOSITORY / "docs/hardware.md").read_text()
+    assert page.split("|---|---|---|---|\n")[1].splitlines() == lines, "\n".join(lines)
 
 
 def test_every_derived_metric_is_documented() -> None:

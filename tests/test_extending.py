@@ -64,14 +64,14 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
     add_line(tree / "workloads/layouts/rules.py", RULE, after="\nRULES = (\n")
     h100 = (tree / "conf/hardware/h100.yaml").read_text()
     changes = {
-        "name: .*": "name: h800",
-        "accelerators: .*": "accelerators: [NVIDIA-H800]",
-        "device_names: .*": 'device_names: ["H800$"]',
+        "name: .*": "name: h900",
+        "accelerators: .*": "accelerators: [NVIDIA-H900]",
+        "device_names: .*": 'device_names: ["H900$"]',
         "link_gb_s: .*": "link_gb_s: 200",
     }
     for pattern, line in changes.items():
         h100 = re.sub(f"^{pattern}$", line, h100, flags=re.MULTILINE)
-    (tree / "conf/hardware/h800.yaml").write_text(h100)
+    (tree / "conf/hardware/h900.yaml").write_text(h100)
     rows = tree / "benchmarks/planner_rows.csv"
     rows.write_text(rows.read_text() + rows.read_text().splitlines()[1] + "\n")
     (tree / "workloads/copying").mkdir()
@@ -104,8 +104,8 @@ def test_a_workload_is_a_folder_and_a_metric_is_a_row(tree: Path) -> None:
 
 
 def test_a_gpu_is_a_file_that_also_plans_and_a_trainers_rule_is_a_row(tree: Path) -> None:
-    words = ("-m", "sweeper", "plan", "model=llama3_8b", "hardware=h800", "gpus=8", "trainer=torchtitan")
-    assert "8 x h800" in run(tree, *words)
+    words = ("-m", "sweeper", "plan", "model=llama3_8b", "hardware=h900", "gpus=8", "trainer=torchtitan")
+    assert "8 x h900" in run(tree, *words)
     assert "tp above one is refused here" in run(tree, *words, "tp=2", code=2)
 
 

@@ -23,6 +23,13 @@ from workloads.api.gpus import GpuIdentity
 # In C where PyYAML has it: thirty files take 0.1 s less than by OmegaConf, which reads them in Python.
 LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 UNDIVIDED = "SPX/NPS1"
+# The kinds of figures, which are the keys of `sources`: the field of each and its unit.
+FIGURES = {
+    "peaks": ("dense_peak_tflops", "TFLOP/s"),
+    "memory": ("memory_gib", "GiB"),
+    "bandwidth": ("bandwidth_tb_s", "TB/s"),
+    "power": ("power_w", "W"),
+}
 DEVICES_PER_GPU = {"SPX": 1, "DPX": 2, "TPX": 3, "QPX": 4}
 MODES = re.compile(r"([SDTQC]PX)/NPS\d")
 
@@ -71,6 +78,17 @@ def find_hardware(device_name: str) -> Hardware | None:
         if name in entry.accelerators or _has_name(entry, name):
             return divide(replace(entry, partition=partition)) if partition else entry
     return None
+
+
+def list_figures(hardware: Hardware) -> list[tuple[str, str, str]]:
+    """Return each kind of figure that a GPU has: the kind, the figures with their unit, and their source."""
+    rows = []
+    for kind, (name, unit) in FIGURES.items():
+        if value := getattr(hardware, name):
+            peaks = [f"{dtype} {peak:g}" for dtype, peak in value.items()] if kind == "peaks" else [f"{value:g}"]
+            source = hardware.sources.get(kind) or hardware.source or "no source"
+            rows.append((kind, f"{', '.join(peaks)} {unit}", source))
+    return rows
 
 
 def is_kind(gpu: GpuIdentity, label: str | None, hardware: Hardware) -> bool:

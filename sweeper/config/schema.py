@@ -47,7 +47,8 @@ class Hardware:
         link_peers: to how many devices it has a link of its own, with an equal part of link_gb_s; null for a switch.
         power_w: the most power that one device draws.
         environment: variables that every worker is started with, each with its value, reason and source.
-        source: where the figures are from.
+        sources: the document, table and date behind peaks, memory, bandwidth and power.
+        source: where the figures without an entry in `sources` are from.
     """
 
     name: str
@@ -68,6 +69,7 @@ class Hardware:
     link_peers: int | None = field(default=None, metadata={"min": 1})
     power_w: float | None = None
     environment: dict[str, Any] = field(default_factory=dict)
+    sources: dict[str, str] = field(default_factory=dict)
     source: str | None = None
 
 

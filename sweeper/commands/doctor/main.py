@@ -5,7 +5,8 @@
     python -m sweeper doctor record
 
 Checks every node's versions, memory and GPUs, and the MLflow server at tracking.uri; runs a matrix product on each GPU
-and an all-reduce over all of them (skipped with --quick). Each problem is printed with its remedy. The exit code is 1
+and an all-reduce over all of them (skipped with --quick). The catalogue's figures of the GPUs are printed with their
+sources. Each problem is printed with its remedy. The exit code is 1
 if one of them makes measurements wrong or slow; such problems are marked with "!".
 
 record writes what this machine's drivers, torch, Ray and kernel report into FILE (machine.json), from which a stand-in
@@ -22,6 +23,7 @@ from rich.console import Console
 
 from sweeper.cli.command import Cluster, Subcommand, Tracking, switch, word
 from sweeper.commands.doctor.checks import check_gpu_setup, check_nodes, check_store
+from sweeper.config.catalogue import list_figures
 from sweeper.config.hardware import Node, hardware_of
 from sweeper.config.schema import Hardware
 from sweeper.execution import ray_environment
@@ -78,10 +80,13 @@ def examine(request: DoctorRequest) -> int:
     console = Console(highlight=False, soft_wrap=True, markup=False)
     nodes = cluster.discover_nodes(request.cluster.address, request.cluster.insecure)
     console.print(f"cluster    {len(nodes)} node{'s' if len(nodes) > 1 else ''}: {describe_inventory(nodes)}")
+    kinds = {hardware_of(node).name: hardware_of(node) for node in nodes if node.gpus}
+    for name, hardware in kinds.items():
+        for kind, figures, source in list_figures(hardware):
+            console.print(f"{name:10} {kind}: {figures}; {source}")
     node_states = [read_node_state(node, request.dir) for node in nodes]
     findings = [*check_gpu_setup(nodes), *check_nodes(node_states), *check_store(request.tracking.uri)]
     if not request.quick:
-        kinds = {hardware_of(node).name: hardware_of(node) for node in nodes if node.gpus}
         for hardware in kinds.values() or [Hardware(name="cpu", kind="cpu")]:
             findings += exercise(select_target(hardware, nodes, 1), console)
     cluster.stop()

@@ -12,7 +12,7 @@ from workloads.api import host
 
 WRONG = {
     "workload=matmull": ["workload=matmull", "unknown workload 'matmull'", "Did you mean matmul?"],
-    "hardware=h300": ["hardware=h300", "Did you mean h200?"],
+    "hardware=h2000": ["hardware=h2000", "Did you mean h200?"],
     "search=magic": ["search=magic", "cmaes, gp, grid, nsga2, qmc, random, tpe"],
     "budget.trails=5": ["budget.trails", "Did you mean budget.trials?"],
     "bugdet.trials=5": ["bugdet.trials", "Did you mean budget.trials?"],

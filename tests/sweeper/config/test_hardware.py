@@ -12,7 +12,7 @@ from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
 from sweeper.commands.report.leaderboard import PUBLISHED_RATES
-from sweeper.config.catalogue import catalogue, use_config_dir
+from sweeper.config.catalogue import catalogue, list_figures, use_config_dir
 from sweeper.config.hardware import Node, hardware_of
 from sweeper.config.resolution import CONF, resolve
 from sweeper.config.schema import Hardware
@@ -23,6 +23,7 @@ from workloads.api.errors import UserInputError
 from workloads.api.gpus import GpuIdentity
 
 AUTO = Hardware(name="auto")
+MAX_Q = "NVIDIA RTX PRO 6000 Blackwell Max-Q Workstation Edition"
 CPU_NODE = Node("a", cpus=8, cpu_name="EPYC")
 
 
@@ -61,6 +62,35 @@ def test_the_catalogue_reads_files_as_the_configuration_does() -> None:
         ("NVIDIA L4", "L4", "l4"),
         ("NVIDIA L40S", "L40S", "l40s"),
         ("NVIDIA GeForce RTX 4090", "GeForce-RTX-4090", "rtx4090"),
+        ("NVIDIA GeForce RTX 4090 D", "GeForce-RTX-4090-D", "nvidia_geforce_rtx_4090_d"),
+        ("NVIDIA B300 SXM6 AC", "B300", "b300"),
+        ("NVIDIA GB300", "GB300", "gb300"),
+        ("NVIDIA H20", "H20", "h20"),
+        ("NVIDIA H20-3e", "H20", "nvidia_h20_3e"),
+        ("NVIDIA H800", "H800", "h800"),
+        ("NVIDIA H800 PCIe", "H800", "nvidia_h800_pcie"),
+        ("Tesla V100-SXM2-32GB", "V100", "v100"),
+        ("Tesla V100-SXM2-16GB", "V100", "v100_16gb"),
+        ("Tesla V100-PCIE-32GB", "V100", "v100_pcie"),
+        ("Tesla V100-PCIE-16GB", "V100", "v100_pcie_16gb"),
+        ("NVIDIA RTX PRO 6000 Blackwell Workstation Edition", "RTX-PRO-6000", "rtxpro6000"),
+        ("NVIDIA RTX PRO 6000 Blackwell Server Edition", "RTX-PRO-6000", "rtxpro6000_server"),
+        (MAX_Q, "RTX-PRO-6000", MAX_Q.lower().replace(" ", "_").replace("-", "_")),
+        ("NVIDIA GeForce RTX 5080", "GeForce-RTX-5080", "rtx5080"),
+        ("NVIDIA GeForce RTX 5060 Ti", "GeForce-RTX-5060-Ti", "rtx5060ti"),
+        ("NVIDIA RTX 4000 Ada Generation", "RTX-4000", "rtx4000ada"),
+        ("NVIDIA RTX 4000 SFF Ada Generation", "RTX-4000", "rtx4000sffada"),
+        ("NVIDIA RTX 6000 Ada Generation", "RTX-6000", "rtx6000ada"),
+        ("NVIDIA RTX A5000", "RTX-A5000", "rtxa5000"),
+        ("NVIDIA RTX A5000 Laptop GPU", "RTX-A5000", "nvidia_rtx_a5000_laptop_gpu"),
+        ("NVIDIA RTX A6000", "RTX-A6000", "rtxa6000"),
+        ("NVIDIA A10G", "A10G", "a10g"),
+        ("NVIDIA A10", "A10", "nvidia_a10"),
+        ("Tesla T4", "T4", "t4"),
+        ("NVIDIA T400", "T400", "nvidia_t400"),
+        ("NVIDIA L40", "L40", "l40"),
+        ("Aldebaran/MI200 [Instinct MI210]", "AMD-Instinct-MI210", "mi210"),
+        ("Arcturus GL-XL [Instinct MI100]", "AMD-Instinct-MI100", "mi100"),
         ("", "AMD-Instinct-MI300X-OAM", "mi300x"),
         ("", "AMD-Instinct-MI300X-HF", "mi300x_hf"),
         ("AMD Instinct MI300X VF", "AMD-Instinct-MI300X-OAM", "mi300x"),
@@ -71,6 +101,8 @@ def test_the_catalogue_reads_files_as_the_configuration_does() -> None:
 )
 def test_a_gpu_is_recognized_by_the_names_of_its_driver_and_of_ray(name: str, label: str, entry: str) -> None:
     assert hardware_of(gpu_node(name, label)).name == entry
+    matches = [kind.name for kind in catalogue().values() if any(re.search(p, name) for p in kind.device_names)]
+    assert not name or matches == ([entry] if entry in catalogue() else [])
 
 
 def instinct_node(device_id: str, name: str = "", **reported: Any) -> Node:
@@ -83,6 +115,7 @@ def instinct_node(device_id: str, name: str = "", **reported: Any) -> Node:
 @pytest.mark.parametrize(
     ("device_id", "entry"),
     [
+        *(("0x738c", "mi100"), ("0x740f", "mi210"), ("0x7410", "mi210"), ("0x74bc", "mi308x")),
         *(("0x7408", "mi250x"), ("0x740c", "mi250x"), ("0x74a0", "mi300a"), ("0x74a1", "mi300x"), ("0x74b5", "mi300x")),
         *(("0x74a9", "mi300x_hf"), ("0x74bd", "mi300x_hf"), ("0x74a2", "mi308x"), ("0x74a5", "mi325x")),
         *(("0x74b9", "mi325x"), ("0x75a0", "mi350x"), ("0x75b0", "mi350x"), ("0x75a3", "mi355x"), ("0x75B3", "mi355x")),
@@ -189,8 +222,15 @@ def test_an_entry_of_the_catalogue_is_consistent(name: str) -> None:
     assert not set(hardware.device_ids) & {device_id for entry in others for device_id in entry.device_ids}
     assert all(re.fullmatch("[0-9a-f]{4}", device_id) for device_id in hardware.device_ids)
     assert bool(hardware.device_ids) == (hardware.architecture or "").startswith("gfx")
-    assert bool(hardware.source) == bool(hardware.dense_peak_tflops)  # a peak without a source stays blank
     assert hardware.link_peers is None or hardware.link_gb_s
+
+
+@pytest.mark.parametrize("name", sorted(catalogue()))
+def test_each_figure_of_the_catalogue_has_a_source(name: str) -> None:
+    hardware = catalogue()[name]
+    assert list(hardware.sources) == [kind for kind, _, _ in list_figures(hardware)] and hardware.source is None
+    for kind, text in hardware.sources.items():
+        assert re.search(r"\b(20\d\d|JUN21|OCT25|undated|issue \d+|derived)\b|-r5| v[12]\b", text), (kind, text)
 
 
 def test_no_device_is_assumed_to_exceed_the_fastest_published_product() -> None:
@@ -238,11 +278,11 @@ def test_the_reserved_host_memory_is_the_largest_of_any_point() -> None:
     assert reserved('++space.host_gib="4,16,8"') == 16
 
 
-H800 = """
+H900 = """
 defaults: [h100]
-name: h800
-accelerators: [H800]
-device_names: ["H800"]
+name: h900
+accelerators: [H900]
+device_names: ["H900"]
 dense_peak_tflops: {bf16: 989, fp8: 1979}
 link_gb_s: 200   # four of the eight pairs of links
 """
@@ -250,31 +290,34 @@ link_gb_s: 200   # four of the eight pairs of links
 
 def test_a_gpu_in_a_file_of_a_user_s_own_is_swept_planned_and_recognized(run_cli: Any, tmp_path: Path) -> None:
     (tmp_path / "mine" / "hardware").mkdir(parents=True)
-    (tmp_path / "mine" / "hardware" / "h800.yaml").write_text(H800)
-    words = ["hardware=h800", "model=llama3_8b", "gpus=8", "tp=8"]
+    (tmp_path / "mine" / "hardware" / "h900.yaml").write_text(H900)
+    words = ["hardware=h900", "model=llama3_8b", "gpus=8", "tp=8"]
     for folder in (["--config-dir", "mine"], ["--config-dir=mine"], ["config_dir=mine"]):
         planned = run_cli("plan", *folder, *words)
-        assert planned.code == 0 and "8 x h800" in planned.out, planned.err
-    node = gpu_node("NVIDIA H800", "H800")
+        assert planned.code == 0 and "8 x h900" in planned.out, planned.err
+    node = gpu_node("NVIDIA H900", "H900")
     found = hardware_of(node)
-    assert (found.name, found.link_gb_s, found.memory_gib) == ("h800", 200, catalogue()["h100"].memory_gib)
-    swept = run_cli("--config-dir=mine", "hardware=h800", "workload=parallel", "gpus=8", "plan=true")
-    assert swept.code == 0 and "8 x h800, planned" in swept.out, swept.err
+    assert (found.name, found.link_gb_s, found.memory_gib) == ("h900", 200, catalogue()["h100"].memory_gib)
+    assert list_figures(found)[-1] == ("power", "700 W", catalogue()["h100"].sources["power"])
+    assert list_figures(Hardware(name="own", power_w=5, source="measured")) == [("power", "5 W", "measured")]
+    assert list_figures(Hardware(name="own", power_w=5)) == [("power", "5 W", "no source")]
+    swept = run_cli("--config-dir=mine", "hardware=h900", "workload=parallel", "gpus=8", "plan=true")
+    assert swept.code == 0 and "8 x h900, planned" in swept.out, swept.err
     refused = run_cli("plan", *words)  # without the folder
-    assert refused.code == 2 and "hardware=h800: must be one of" in refused.err and "h800" not in catalogue()
+    assert refused.code == 2 and "hardware=h900: must be one of" in refused.err and "h900" not in catalogue()
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("name: h800\nmemory_gb: 80\n", "hardware/h800.yaml: memory_gb: unknown key. .*Did you mean memory_gib"),
-        ("", "hardware/h800.yaml: must be a mapping"),
-        ("name: [", "hardware/h800.yaml: cannot be read"),
+        ("name: h900\nmemory_gb: 80\n", "hardware/h900.yaml: memory_gb: unknown key. .*Did you mean memory_gib"),
+        ("", "hardware/h900.yaml: must be a mapping"),
+        ("name: [", "hardware/h900.yaml: cannot be read"),
     ],
 )
 def test_a_wrong_file_of_a_gpu_is_named_in_a_line(run_cli: Any, tmp_path: Path, text: str, message: str) -> None:
     (tmp_path / "hardware").mkdir()
-    (tmp_path / "hardware" / "h800.yaml").write_text(text)
-    refused = run_cli("plan", "--config-dir=.", "hardware=h800", "model=llama3_8b", "gpus=8")
+    (tmp_path / "hardware" / "h900.yaml").write_text(text)
+    refused = run_cli("plan", "--config-dir=.", "hardware=h900", "model=llama3_8b", "gpus=8")
     use_config_dir(None)
     assert refused.code == 2 and re.search(message, refused.err) and len(refused.err.splitlines()) == 1, refused.err

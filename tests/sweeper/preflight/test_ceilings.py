@@ -94,7 +94,7 @@ def test_a_rates_share_is_of_its_own_devices_peak() -> None:
     """Not of the peak that the source divides by: 2,300 TFLOP/s of an MI355X, 1,300 of an MI325X."""
     shares = {(row[0], row[1], row[8]): float(row[5]) for row in build_rows([replace(H200, tflops=494.5)]) if row[5]}
     assert shares["NVIDIA H200", "bf16", "median, cold cache; mean of 5 rounds"] == 50.0
-    assert shares["MI355X", "bf16", "mean of 100 cold-cache"] == 62.6
+    assert shares["MI355X", "bf16", "mean of 100 cold-cache"] == 62.2
     assert shares["RTX4090", "bf16", "fastest of 100 warm-cache"] == 108.2
     assert len(shares) == len(PUBLISHED_RATES.read_text().splitlines())  # all have a peak
 

@@ -51,8 +51,8 @@ def test_an_unknown_word_is_named(words: list[str], message: str) -> None:
 
 
 def test_an_unknown_device_is_named() -> None:
-    with pytest.raises(UserInputError, match=r"hardware=h20: unknown hardware. Available: .*Did you mean h200?"):
-        find_target(CalibrateRequest(hardware="h20"))
+    with pytest.raises(UserInputError, match=r"hardware=h2000: unknown hardware. Available: .*Did you mean h200?"):
+        find_target(CalibrateRequest(hardware="h2000"))
 
 
 def test_collectives_are_measured_between_gpus_only_and_over_groups_with_different_links(tmp_path: Path) -> None:

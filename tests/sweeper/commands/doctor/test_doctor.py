@@ -11,10 +11,15 @@ from typing import Any
 import pytest
 
 from sweeper.commands.doctor.checks import REMEDIES, Finding, check_gpu, check_nodes, check_store
+from sweeper.commands.doctor.main import DoctorRequest, examine
+from sweeper.config.catalogue import catalogue
+from sweeper.config.hardware import Node
+from sweeper.execution import cluster, ray_environment
 from tests.conftest import REPOSITORY, Workspace, environment
 from tests.support.amd import use_stand_in
 from workloads.api import host
 from workloads.api.contract import Infeasible, Rank
+from workloads.api.gpus import GpuIdentity
 from workloads.api.host import read_kernel, read_node_state
 from workloads.api.trial import run_trial
 
@@ -116,6 +121,19 @@ def test_the_command_exercises_this_machine(workspace: Workspace) -> None:
     result = subprocess.run(command, cwd=REPOSITORY, env=environment(), capture_output=True, text=True, timeout=120)
     assert "at once: mean" in result.stdout and "GB/s per device" in result.stdout, result.stdout + result.stderr
     assert result.returncode == int("\n! " in result.stdout) and "Traceback" not in result.stderr
+
+
+def test_the_figures_of_the_clusters_gpus_are_printed_with_their_sources(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    identities = tuple(GpuIdentity(number, "nvidia", "NVIDIA H200") for number in range(8))
+    nodes = [Node(name, 64, "Xeon", gpus=8, accelerator="H200", gpu_identities=identities) for name in "ab"]
+    monkeypatch.setattr(cluster, "discover_nodes", lambda *_: nodes)
+    monkeypatch.setattr(ray_environment, "prepare", lambda *_: None)
+    examine(DoctorRequest(dir=str(tmp_path), quick=True))
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("h200 ")]
+    assert [line.split()[1] for line in lines] == ["peaks:", "memory:", "bandwidth:", "power:"]
+    assert lines[3] == f"h200       power: 700 W; {catalogue()['h200'].sources['power']}"
 
 
 def test_a_gpu_that_fell_off_the_bus_is_reported_and_the_others_are_still_read(monkeypatch: pytest.MonkeyPatch) -> None:
