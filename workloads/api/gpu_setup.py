@@ -124,6 +124,7 @@ class TorchBuild:
     version: str
     cuda: str | None
     hip: str | None
+    folder: Path  # that it is installed in, which the Makefile asks for
 
     def supports(self, vendor: Vendor) -> bool:
         return bool(self.hip if vendor is AMD else self.cuda)
@@ -142,4 +143,5 @@ def read_torch_build() -> TorchBuild | None:
     fields = dict(re.findall(r"^(__version__|cuda|hip)\b[^=\n]*= *(['\"].*['\"]|None) *$", text, re.MULTILINE))
     if len(fields) < 3:
         return None
-    return TorchBuild(*(ast.literal_eval(fields[name]) for name in ("__version__", "cuda", "hip")))
+    version, cuda, hip = (ast.literal_eval(fields[name]) for name in ("__version__", "cuda", "hip"))
+    return TorchBuild(version, cuda, hip, Path(folders[0]).parent)
