@@ -1,17 +1,17 @@
 """The front of several objectives, measured again: how sure it is that each of its points belongs to it.
 
 The points of the front are measured again, interleaved, as those of one objective are (`finals.py`). For every pair two
-hypotheses are tested: that one point dominates the other, and that it does not. Both are rejected only so that of all
-verdicts of a front a wrong one is among them in at most 5% of fronts, whatever the number of points and of noisy
-objectives (Bonferroni over both). Two points cannot be told apart if no objective differs between them: the difference
-is within the objective's resolution, or Student's interval of the paired differences contains zero, for all pairs and
-objectives at once.
+hypotheses are tested: that one point dominates the other, and that it does not. At most 5% of fronts have a point that
+is wrongly called "on the front", and at most 5% one that is wrongly called "dominated", whatever the number of points
+and of noisy objectives (Bonferroni over both). Two points cannot be told apart if no objective differs between them:
+the difference is within the objective's resolution, or Student's interval of the paired differences contains zero, for
+all pairs and objectives at once.
 
 Rounds are paired, so that drift from round to round does not count. The error of a pair's difference is that of all
-points together (the residuals of points and rounds), or its own where that is larger: with three rounds its own alone
-has two degrees of freedom, of which nothing follows for twelve points, and a point that is noisier than the others
-keeps its noise. `tests/sweeper/search/test_dominance.py` simulates how often verdicts are wrong and how often they are
-reached.
+points together (the residuals of points and rounds), or its own where that is larger. With three rounds its own alone
+has two degrees of freedom, too few to decide anything among twelve points; the larger of the two keeps the noise of a
+point that is noisier than the others. `tests/sweeper/search/test_dominance.py` simulates how often verdicts are wrong
+and how often they are reached.
 
 A difference in an objective counts only above its resolution: a metric that is the same in every round, such as memory,
 has no spread there, and would decide by its last digit.
@@ -34,7 +34,7 @@ from sweeper.search.finals import FAMILY_ERROR, find_exceeded, mean_of_rounds, o
 
 MAX_POINTS = 12  # of a front that are measured again, unless finals.top is more
 MIN_POINTS = 3  # of a smaller front the next best trials are measured too: it may be small by luck
-MIN_ROUNDS = 3  # of fewer nothing follows
+MIN_ROUNDS = 3  # fewer certify nothing
 LEAST_ERROR = 1e-9  # of a mean, relative: an objective that is the same in every round differs by rounding only
 
 

@@ -24,7 +24,7 @@ class ChildRuns:
         self._tags = {mlflow_store.STUDY: study_id, mlflow_store.KIND: mlflow_store.TRIAL_KIND}
         self._parent_id = parent_id
         self._runs: dict[int, Any] = {}
-        self._expected = 0  # so many first trials have a run, read or not
+        self._expected = 0  # the number of first trials that have a run, read or not
         self._doubted: set[int] = set()  # trials that may have a run that was not read
 
     def list_all(self, on_page: Callable[[int], None]) -> None:

@@ -71,7 +71,7 @@ class Store:
         self._client = MlflowClient(tracking_uri=uri)
         self.experiment_id = self._open_experiment(experiment)
         self._is_marked_running = True
-        self.written_before = 0  # so many first trials were all written when the sweep was last closed
+        self.written_before = 0  # the number of first trials that were written when the sweep was last closed
         # The arguments of `finish_results` for what a finished sweep has; empty if it lacks something.
         self.stored_results: dict[str, str] = {}
         self.parent_id = self._open_parent(parent)
@@ -136,7 +136,7 @@ class Store:
             artifacts, plots: texts by file name, and paths of image files.
             abandoned: numbers of trials that have no record and will not run again. Those that reported steps have a
                 run, which ends as cancelled.
-            written: so many first trials have ended and are written; None if one of them has not ended.
+            written: the number of first trials that have ended and are written; None if one of them has not ended.
             digest: of all results of the sweep.
         """
         now_ms = int(time.time() * 1e3)

@@ -125,13 +125,13 @@ def _group(rows: Iterable[Row], name: str) -> dict[str, list[Row]]:
 
 
 def list_gathers(rows: Iterable[Row], ranks: int) -> list[Row]:
-    """Return the all-gathers of groups of so many ranks, the smallest first."""
+    """Return the all-gathers of groups of that many ranks, the smallest first."""
     own = (row for row in rows if float(row["param.ranks"]) == ranks and row["param.collective"] == "all_gather")
     return sorted(own, key=lambda row: float(row["param.kib"]))
 
 
 def bus_gb_s(rows: Iterable[Row], ranks: int) -> float:
-    """Return the bandwidth of the largest all-gather of groups of so many ranks; NaN if none was measured."""
+    """Return the bandwidth of the largest all-gather of groups of that many ranks; NaN if none was measured."""
     gathers = list_gathers(rows, ranks)
     return float(gathers[-1]["bus_gb_s"]) if gathers else math.nan
 

@@ -119,7 +119,7 @@ class Sweep:
         return ""
 
     def _run_trials(self, gangs: int, has_more: Callable[[], bool], ask: Callable[[], Trial | None]) -> None:
-        """Run the trials that `ask` returns on so many gangs, while `has_more` is true."""
+        """Run the trials that `ask` returns on that many gangs, while `has_more` is true."""
         plan = self._plan
         spec = GangSpec(
             workload=self._config.workload.name,

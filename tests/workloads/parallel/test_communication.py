@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from workloads.parallel.run import compute_shares, is_communication
+from workloads.parallel.run import compute_shares, is_communication, name_collective
 
 
 def test_computation_exposed_communication_and_idle_time_add_up() -> None:
@@ -38,3 +38,16 @@ def test_computation_exposed_communication_and_idle_time_add_up() -> None:
 )
 def test_kernels_of_nccl_rccl_and_msccl_are_communication(kernel: str, communicates: bool) -> None:
     assert is_communication(kernel) == communicates
+
+
+@pytest.mark.parametrize(
+    ("kernel", "kind"),
+    [
+        ("ncclDevKernel_AllGather_RING_LL(ncclDevKernelArgsStorage<4096ul>)", "allgather"),
+        ("ncclDevKernel_ReduceScatter_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)", "reducescatter"),
+        ("ncclDevKernel_SendRecv(ncclDevKernelArgsStorage<4096ul>)", "sendrecv"),
+        ("rcclKernel_AllReduce", "allreduce"),
+    ],
+)
+def test_a_collective_is_counted_by_its_kernels_name(kernel: str, kind: str) -> None:
+    assert name_collective(kernel) == kind
