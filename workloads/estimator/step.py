@@ -21,6 +21,7 @@ from workloads.estimator.placed_job import (
     rank_weights,
 )
 from workloads.hardware.cluster import Cluster
+from workloads.hardware.precisions import peak_tflops
 from workloads.layouts.layout import Job
 from workloads.layouts.trainers import efficiencies, find_efficiency
 from workloads.models.flops import model_flops_per_token
@@ -60,7 +61,7 @@ def estimate_job(job: Job, cluster: Cluster, efficiency: float | None = None) ->
         stages=stage_memories(placed),
         tokens=tokens,
         model_flops=tokens * model_flops_per_token(job.model, job.sequence_length),
-        peak_tflops=cluster.device.peak_tflops.get(placed.precision.dtype),
+        peak_tflops=peak_tflops(cluster.device, job.precision),
         gpus=job.layout.gpus,
         not_modelled=tuple(_not_modelled(placed)),
     )

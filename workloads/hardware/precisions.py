@@ -45,6 +45,12 @@ PRECISIONS = {
 }
 
 
+def peak_tflops(device: Device, precision: str) -> float | None:
+    """Return the dense peak that an MFU is a share of; None without a source, or for a recipe that mixes data types."""
+    dtype = PRECISIONS[precision].dtype
+    return None if dtype in ("fp8", "fp4") else device.peak_tflops.get(dtype)
+
+
 def sustained_flops(device: Device, dtype: str) -> float:
     """Return the FLOP/s of large products that a device sustains. Raises ValueError if it has no peak in the type."""
     names = [dtype, "bf16"] if dtype == "fp16" else [dtype]

@@ -10,7 +10,7 @@ from typing import Literal
 from workloads.api.contract import Candidate, Estimate, Machine, Measurement, Rank, Scalar, Workload
 from workloads.estimator.memory import peak_memory_gib
 from workloads.estimator.step import estimate_step
-from workloads.hardware.precisions import PRECISIONS
+from workloads.hardware.precisions import peak_tflops
 from workloads.layouts.layout import DEGREES, ContextMethod, Job, Layout, Schedule
 from workloads.layouts.rules import Rule, Site, Violation, find_violation
 from workloads.layouts.trainers import OWN
@@ -146,9 +146,9 @@ class ParallelParameters:
         step_s = estimate_step(job, cluster).total_s
         tokens_per_s = job.layout.global_batch * job.sequence_length / step_s
         metrics = {"tokens_per_s": tokens_per_s, "step_time_ms": 1e3 * step_s}
-        if peak_tflops := cluster.device.peak_tflops.get(PRECISIONS[job.precision].dtype):
+        if peak := peak_tflops(cluster.device, job.precision):
             flops_per_token = model_flops_per_token(job.model, self.attended_length)
-            metrics["mfu"] = tokens_per_s * flops_per_token / cluster.gpus / (1e12 * peak_tflops)
+            metrics["mfu"] = tokens_per_s * flops_per_token / cluster.gpus / (1e12 * peak)
         return metrics
 
 

@@ -78,7 +78,8 @@ def test_parts_are_never_negative_and_the_mfu_is_below_one(pair: tuple[Job, Clus
     estimate = estimate_job(*pair)
     assert all(seconds >= 0 for seconds in vars(estimate.step).values())
     assert all(gib >= 0 for stage in estimate.stages for gib in vars(stage).values())
-    assert estimate.mfu is not None and 0 < estimate.mfu < 1
+    is_mixed = pair[0].precision != "bf16"  # attention and the head of a recipe in fp8 stay in bf16
+    assert estimate.mfu is None if is_mixed else 0 < estimate.mfu < 1
     assert step_bound_s(*pair) <= estimate.step.total_s * (1 + 1e-9)
 
 

@@ -149,6 +149,11 @@ def test_the_mfu_of_documents_counts_the_attention_within_them_alone() -> None:
     assert within["mfu"] == pytest.approx(within["tokens_per_s"] * flops / 8 / 989e12)
 
 
+def test_a_recipe_with_several_data_types_is_estimated_without_an_mfu() -> None:
+    estimated = training(dp_shard=8, dtype="fp8_tensorwise").estimate_speed(H200)
+    assert "mfu" not in estimated and estimated["tokens_per_s"] > 0
+
+
 def test_scaling_adds_copies_and_sequences_and_never_beats_linear() -> None:
     workload, parameters = Parallel(), ParallelParameters(dp_shard=8, micro_batch=2, global_batch=64)
     one_node_tokens_per_s = workload.estimate(parameters, H200).metrics["tokens_per_s"]
