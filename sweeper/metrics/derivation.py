@@ -48,8 +48,10 @@ def derive(
     metrics = {name: float(value) for name, value in first.metrics.items()}
     if not len(times_s):
         return metrics
-    step_time = _summarize(times_s, first.statistic)
+    step_time = _summarize(times_s, first.statistic, first.step_resolution_s)
     metrics["steps"] = float(len(times_s))
+    if first.step_resolution_s:
+        metrics["step_resolution_ms"] = 1e3 * first.step_resolution_s
     if first.statistic != "fastest":  # which has no interval
         metrics["effective_steps"] = len(times_s) / estimate_correlation(times_s, first.statistic).time_steps
     metrics |= {f"step_time_ms{suffix}": 1e3 * value for suffix, value in step_time.items() if "_ci" not in suffix}
@@ -141,13 +143,13 @@ def _rate(name: str, work: float, step_time: Mapping[str, float]) -> dict[str, f
     return {f"{name}{mirrored.get(suffix, suffix)}": work / value for suffix, value in step_time.items()}
 
 
-def _summarize(times_s: np.ndarray, statistic: str) -> dict[str, float]:
+def _summarize(times_s: np.ndarray, statistic: str, resolution_s: float = 0.0) -> dict[str, float]:
     """Return the statistic under an empty suffix, of several values with percentiles, and its 95% interval if any."""
     if len(times_s) == 1:
         return {"": float(times_s[0])}
     p10, p90 = np.percentile(times_s, [10, 90])
     summary = {"": float(STATISTICS[statistic](times_s)), "_p10": float(p10), "_p90": float(p90)}
-    if interval := interval_of_steps(times_s, statistic):
+    if interval := interval_of_steps(times_s, statistic, resolution=resolution_s):
         summary |= {"_ci_low": interval.low, "_ci_high": interval.high}
     return summary
 

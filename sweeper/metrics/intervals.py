@@ -25,6 +25,7 @@ from workloads.api.metrics import find_source
 MIN_STEPS = 5  # the fewest whose median has an interval
 TOO_FEW = f"fewer than {MIN_STEPS} steps"
 TOO_SHORT = "correlated, too short"
+TOO_COARSE = "times printed too coarsely"
 
 Z = 1.959964  # of a normal distribution: 95% lie within
 LEVEL = 0.95
@@ -78,22 +79,29 @@ class Correlation:
     is_too_short: bool = False  # there are too few steps to estimate it
 
 
-def interval_of_steps(times: np.ndarray, statistic: str, correlation: Correlation | None = None) -> Interval | None:
+def interval_of_steps(
+    times: np.ndarray, statistic: str, correlation: Correlation | None = None, resolution: float = 0.0
+) -> Interval | None:
     """Return the median or the mean with its 95% interval; None with too few steps.
 
-    The fastest of several has none: nothing bounds it from below.
+    Times that were rounded to a multiple of `resolution` are off by up to half of it: the interval is that much wider
+    at both ends. The fastest of several has none: nothing bounds it from below.
     """
     correlation = correlation or estimate_correlation(times, statistic)
     if len(times) < MIN_STEPS or correlation.is_too_short or statistic == "fastest":
         return None
-    if statistic == "median":
-        return Interval(float(np.median(times)), *_median_bounds(times, correlation))
+    low, high = _median_bounds(times, correlation) if statistic == "median" else _mean_bounds(times, correlation)
+    low, high = low - resolution / 2, high + resolution / 2
+    value = float(np.median(times) if statistic == "median" else times.mean())
+    return Interval(value, low, high) if low > 0 else None  # a bound of zero has no rate
+
+
+def _mean_bounds(times: np.ndarray, correlation: Correlation) -> tuple[float, float]:
     effective_steps = len(times) / correlation.time_steps
     quantile = _student_quantile(min(effective_steps - 1, correlation.degrees_of_freedom))
     half_width = quantile * float(times.std(ddof=1)) / math.sqrt(effective_steps)
     mean = float(times.mean())
-    low = max(mean - half_width, float(times.min()))  # a bound of zero has no rate
-    return Interval(mean, low, mean + half_width)
+    return max(mean - half_width, float(times.min())), mean + half_width  # a bound of zero has no rate
 
 
 def missing_reason(metrics: Mapping[str, float], name: str) -> str:
@@ -101,7 +109,9 @@ def missing_reason(metrics: Mapping[str, float], name: str) -> str:
     source = find_source(name)
     if not source or "energy" in source or f"{name}_ci_low" in metrics or "effective_steps" not in metrics:
         return ""  # the energy is one reading for all steps
-    return TOO_FEW if metrics["steps"] < MIN_STEPS else TOO_SHORT
+    if metrics["steps"] < MIN_STEPS:
+        return TOO_FEW
+    return TOO_COARSE if metrics.get("step_resolution_ms", 0.0) >= metrics["step_time_ms"] else TOO_SHORT
 
 
 def student_interval(values: np.ndarray, level: float = LEVEL) -> Interval:

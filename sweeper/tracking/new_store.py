@@ -15,6 +15,8 @@ from pathlib import Path
 
 from mlflow import MlflowClient
 
+from workloads.api.errors import UserInputError
+
 PREFIX = "sqlite:///"
 
 
@@ -22,12 +24,17 @@ def create_if_missing(uri: str) -> None:
     """Create the store at a SQLite address unless its file exists. Does nothing for other addresses.
 
     Raises:
+        UserInputError: its folder cannot be made or opened.
         sqlite3.OperationalError: the file cannot be written; nothing is left under its name.
     """
     path = Path(uri.removeprefix(PREFIX).partition("?")[0])
     if not uri.startswith(PREFIX) or _has_content(path):
         return
-    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        folder = os.open(path.parent, os.O_RDONLY)
+    except OSError as error:
+        raise UserInputError(f"{path.parent}: the folder of the store cannot be made: {error.strerror}") from error
     try:
         with suppress(OSError):  # a folder that cannot be locked
             fcntl.flock(folder, fcntl.LOCK_EX)

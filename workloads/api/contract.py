@@ -163,6 +163,7 @@ class Measurement:
 
     executed: Mapping[str, Scalar]  # the parameters, read back from what ran; must equal the requested ones
     step_times_s: tuple[float, ...]  # of each timed step, warm-up excluded
+    step_resolution_s: float = 0.0  # what the step times are multiples of, where they were printed and read; else 0
     sustained_step_times_s: tuple[float, ...] = ()  # of a step in each window of a back-to-back run, if requested
     independent: bool = False  # each rank measured its own device, and no rank waited for another
     of_gang: bool = False  # it describes the whole gang; of several ranks with steps the first one counts

@@ -109,6 +109,7 @@ ROWS = (
     Metric("joules_per_step", "J", "", LESS, source="energy", needs=Need.ENERGY),
     Metric("steps", source=STEPS),
     Metric("effective_steps", source=STEPS),
+    Metric("step_resolution_ms", source=STEPS),
     # The errors of one product differ by 3% (fp32) and 1.3% (bf16) between seeds, one standard deviation.
     Metric("relative_error", "", "", LESS, resolution=0.1),
     Metric("peak_memory_gib", "GiB", "", LESS, needs=Need.GPU),

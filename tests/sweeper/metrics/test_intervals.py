@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -11,6 +13,7 @@ from benchmarks.coverage import measure_coverage
 from benchmarks.noise import KINDS
 from sweeper.metrics.derivation import derive
 from sweeper.metrics.intervals import (
+    TOO_COARSE,
     TOO_FEW,
     TOO_SHORT,
     Interval,
@@ -76,6 +79,26 @@ def test_equal_step_times_are_not_correlated() -> None:
     assert constant == Interval(2.0, 2.0, 2.0)
     rounded = np.round(2 + 0.05 * np.random.default_rng(0).standard_normal(200), 1)
     assert interval_of_steps(rounded, "median") == Interval(2.0, 2.0, 2.0)
+
+
+@pytest.mark.parametrize("resolution", [0.001, 0.01, 0.05])
+@pytest.mark.parametrize(("statistic", "centre"), [("median", 2.0037), ("mean", 2.0037 * math.exp(0.002**2 / 2))])
+def test_intervals_of_rounded_times_cover_as_often_as_they_promise(
+    resolution: float, statistic: str, centre: float
+) -> None:
+    """Step times with a spread of 0.2%, as a log prints them: without the resolution 0.01 s are covered never."""
+    rng, covered = np.random.default_rng(0), 0
+    for _ in range(300):
+        times = resolution * np.round(2.0037 * np.exp(0.002 * rng.standard_normal(40)) / resolution)
+        interval = interval_of_steps(times, statistic, resolution=resolution)
+        covered += interval is None or interval.low <= centre <= interval.high
+        assert interval is None or interval.high - interval.low < 2 * resolution + 0.01
+    assert covered >= 0.93 * 300
+
+
+def test_times_that_are_no_longer_than_their_resolution_have_no_interval() -> None:
+    metrics = derive([Measurement({}, (1.0,) * 9, tokens_per_step=1, step_resolution_s=2.0)], {})
+    assert missing_reason(metrics, "tokens_per_s") == TOO_COARSE and "tokens_per_s_ci_low" not in metrics
 
 
 def test_a_ratio_is_as_uncertain_as_both_of_its_values() -> None:

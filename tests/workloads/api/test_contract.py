@@ -15,6 +15,7 @@ from workloads.api.metrics import ROWS, SUFFIXES, find_source
 
 COMPLETE = Measurement(
     executed={},
+    step_resolution_s=1e-6,
     step_times_s=(1.0, 1.1, 1.2, 1.1, 1.0, 1.2),
     sustained_step_times_s=(1.0, 1.1, 1.2, 1.1, 1.0, 1.2),
     independent=True,

@@ -88,6 +88,19 @@ def ingest(*words: str | Path) -> int:
     return int(str(end.value.code))
 
 
+def test_a_new_folder_is_made_and_one_that_cannot_be_is_refused_in_a_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log = str(SAMPLES / "megatron.log")
+    with pytest.raises(SystemExit) as stop:
+        main([log, f"dir={tmp_path / 'new' / 'folder'}"])
+    assert not stop.value.code and list((tmp_path / "new" / "folder").glob("*.db"))
+    (tmp_path / "file").write_text("")
+    with pytest.raises(SystemExit) as stop:
+        main([log, f"dir={tmp_path / 'file' / 'folder'}"])
+    assert stop.value.code == 2 and "the folder of the store cannot be made: Not a directory" in capsys.readouterr().err
+
+
 def test_a_folder_is_imported_with_the_reason_for_each_file_that_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
