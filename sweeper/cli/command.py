@@ -123,7 +123,7 @@ class StoreRequest:
         from sweeper.tracking.mlflow_store import check_uri, default_uri
 
         uri = self.tracking.uri or default_uri(Path(self.dir))
-        if not uri.startswith("sqlite:"):
+        if not uri.startswith("sqlite"):
             check_uri(uri)
         return uri
 

@@ -82,7 +82,7 @@ def load_results(tracking_uri: str | None = None, experiment: str | None = None,
     from sweeper.tracking.mlflow_store import check_uri, default_uri
 
     uri = tracking_uri or default_uri(Path())
-    if not uri.startswith("sqlite:"):
+    if not uri.startswith("sqlite"):
         check_uri(uri, "tracking_uri=")
     return mlflow_results.read(uri, experiment, sweep)
 

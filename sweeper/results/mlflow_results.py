@@ -31,8 +31,6 @@ from workloads.api.secrets import mask
 if TYPE_CHECKING:
     from mlflow import MlflowClient
 
-SQLITE_PREFIX = "sqlite:///"
-
 
 @contextmanager
 def _explained_errors(uri: str) -> Iterator[None]:
@@ -76,7 +74,7 @@ class SqliteReader:
     path: Path
 
     def _query(self, query: str, values: Sequence[Any] = ()) -> list[Any]:
-        with closing(sqlite3.connect(f"file:{self.path}?mode=ro", uri=True, timeout=30)) as connection:
+        with closing(sqlite3.connect(f"{self.path.resolve().as_uri()}?mode=ro", uri=True, timeout=30)) as connection:
             return connection.execute(query, values).fetchall()
 
     def read_experiments(self) -> dict[str, str]:
@@ -110,8 +108,8 @@ def open_reader(uri: str) -> ClientReader | SqliteReader:
     Raises:
         UserInputError: the file is no database, or MLflow cannot open the store.
     """
-    if uri.startswith(SQLITE_PREFIX):
-        reader = SqliteReader(Path(uri.removeprefix(SQLITE_PREFIX)))
+    if path := mlflow_store.sqlite_path(uri):
+        reader = SqliteReader(path)
         try:
             reader.read_runs(list(reader.read_experiments().values())[:1], {})
             return reader
@@ -174,7 +172,7 @@ def read(uri: str, experiment: str | None = None, sweep: str | None = None) -> S
     Raises:
         UserInputError: there is no such store, experiment or sweep, or the store has no results yet.
     """
-    if uri.startswith(SQLITE_PREFIX) and not Path(uri.removeprefix(SQLITE_PREFIX)).is_file():
+    if (path := mlflow_store.sqlite_path(uri)) and not path.is_file():
         remedy = "Run `python -m sweeper` to create one, or set tracking.uri="
         raise UserInputError(f"{uri}: there is no such store. {remedy}")
     reader = open_reader(uri)

@@ -65,12 +65,29 @@ USERNAME, PASSWORD, TOKEN = "MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWOR
 PAGE_SIZE = 5000
 ANSWER_TIMEOUT_S = 15.0  # a server with eight sweeps took more than 5 s on two busy cores
 DATABASE_PORTS = {"postgresql": 5432, "mysql": 3306, "mssql": 1433}
+SQLITE_PREFIX = "sqlite:///"
 SQLITE_MAGIC = b"SQLite format 3\0"  # the begin of such a file
 
 
 def default_uri(directory: Path) -> str:
     """Return the address of the store in a results directory: a SQLite file."""
-    return f"sqlite:///{directory.resolve() / 'mlflow.db'}"
+    return sqlite_uri(directory.resolve() / "mlflow.db")
+
+
+def sqlite_uri(file: Path) -> str:
+    """Return the address of a SQLite file. SQLAlchemy decodes it and takes what follows a `?` as options.
+
+    MLflow makes the folder of a `sqlite:///` address without decoding it, so that an encoded one names its driver.
+    """
+    quoted = urllib.parse.quote(str(file))
+    return SQLITE_PREFIX + quoted if quoted == str(file) else f"sqlite+pysqlite:///{quoted}"
+
+
+def sqlite_path(uri: str) -> Path | None:
+    """Return the file of a SQLite address as SQLAlchemy reads it; None for other addresses."""
+    scheme, separator, path = uri.partition(":///")
+    is_sqlite = separator and scheme.split("+")[0] == "sqlite"
+    return Path(urllib.parse.unquote(path.partition("?")[0])) if is_sqlite else None
 
 
 def check_uri(uri: str, option: str = "tracking.uri=") -> None:
@@ -86,8 +103,7 @@ def check_uri(uri: str, option: str = "tracking.uri=") -> None:
     except ValueError as error:
         raise UserInputError(f"{shown}: not a valid address") from error
     scheme = parts.scheme.split("+")[0]
-    if scheme == "sqlite":
-        file = Path(uri.partition(":///")[2])
+    if file := sqlite_path(uri):
         if not os.access(file.parent, os.W_OK):
             raise UserInputError(f"{shown}: {file.parent} cannot be written")
         if reason := _find_damage(file):
@@ -127,7 +143,7 @@ def check_default_store(folder: Path) -> None:
     Raises:
         UserInputError: it is none.
     """
-    file = Path(default_uri(folder).partition(":///")[2])
+    file = folder / "mlflow.db"
     if reason := _find_damage(file):
         raise UserInputError(f"dir={folder}: {file.name}: {reason}; move it away, or set tracking.uri")
 

@@ -1,4 +1,4 @@
-"""Create the tables of a new SQLite store.
+"""Create the tables of a new SQLite store, and keep its artifacts beside it.
 
 MLflow makes its tables by about sixty migrations. Interrupted between two of them, by a kill or a full disk, they leave
 a file that MLflow neither completes nor opens. They run in memory instead, and the file appears whole under its name.
@@ -9,15 +9,17 @@ from __future__ import annotations
 import fcntl
 import os
 import sqlite3
+import urllib.parse
 import zlib
 from contextlib import closing, suppress
 from pathlib import Path
 
 from mlflow import MlflowClient
 
+from sweeper.tracking.mlflow_store import SQLITE_PREFIX, sqlite_path
 from workloads.api.errors import UserInputError
 
-PREFIX = "sqlite:///"
+ARTIFACTS = "mlruns"
 
 
 def create_if_missing(uri: str) -> None:
@@ -27,8 +29,8 @@ def create_if_missing(uri: str) -> None:
         UserInputError: its folder cannot be made or opened.
         sqlite3.OperationalError: the file cannot be written; nothing is left under its name.
     """
-    path = Path(uri.removeprefix(PREFIX).partition("?")[0])
-    if not uri.startswith(PREFIX) or _has_content(path):
+    path = sqlite_path(uri)
+    if path is None or _has_content(path):
         return
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -47,6 +49,33 @@ def create_if_missing(uri: str) -> None:
         os.close(folder)
 
 
+def keep_artifacts_beside(uri: str) -> None:
+    """Let the experiments of a SQLite store have their artifacts in `mlruns` beside the file.
+
+    MLflow stores absolute paths below the working directory of whoever creates an experiment, not encoded although it
+    decodes them, and goes on at the old place in a project that was moved or copied. Other locations stay: those whose
+    runs have artifacts there and not here.
+    """
+    path = sqlite_path(uri)
+    if path is None:
+        return
+    with closing(sqlite3.connect(path.resolve().as_uri(), uri=True, timeout=5)) as database:
+        runs_of = "SELECT count(*) FROM runs WHERE runs.experiment_id = e.experiment_id"
+        query = f"SELECT experiment_id, artifact_location, ({runs_of}) FROM experiments e"
+        for number, location, runs in database.execute(query).fetchall():
+            location = location or ""
+            is_address = location.startswith("file:")
+            stored = Path(urllib.parse.unquote(urllib.parse.urlsplit(location).path if is_address else location))
+            here = path.resolve().parent / ARTIFACTS / str(number)
+            is_ours = stored.parts[-2:] == here.parts[-2:] and stored != here
+            if is_ours and (not runs or here.exists() or not stored.parent.parent.exists()):
+                new, end = here.as_uri(), len(location) + 1
+                database.execute("UPDATE experiments SET artifact_location = ? WHERE experiment_id = ?", (new, number))
+                moved = "UPDATE runs SET artifact_uri = ? || substr(artifact_uri, ?) WHERE experiment_id = ?"
+                database.execute(f"{moved} AND substr(artifact_uri, 1, ?) = ?", (new, end, number, end, f"{location}/"))
+        database.commit()
+
+
 def _has_content(path: Path) -> bool:
     return path.exists() and path.stat().st_size > 0
 
@@ -57,7 +86,7 @@ def _create(path: Path) -> None:
     name = f"file:{zlib.crc32(bytes(path.parent))}?mode=memory&cache=shared"
     try:
         with closing(sqlite3.connect(name, uri=True)) as memory:
-            MlflowClient(tracking_uri=f"{PREFIX}{name}&uri=true").search_experiments(max_results=1)
+            MlflowClient(tracking_uri=f"{SQLITE_PREFIX}{name}&uri=true").search_experiments(max_results=1)
             with closing(sqlite3.connect(temporary)) as database:
                 database.execute("pragma synchronous = off")  # the whole file is synced once
                 memory.backup(database)

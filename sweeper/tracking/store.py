@@ -70,6 +70,7 @@ class Store:
         new_store.create_if_missing(uri)
         self._client = MlflowClient(tracking_uri=uri)
         self.experiment_id = self._open_experiment(experiment)
+        new_store.keep_artifacts_beside(uri)
         self._is_marked_running = True
         self.written_before = 0  # the number of first trials that were written when the sweep was last closed
         # The arguments of `finish_results` for what a finished sweep has; empty if it lacks something.

@@ -38,6 +38,7 @@ def write(uri: str, experiment: str, path: Path, settings: Mapping[str, str], re
         digest = hashlib.file_digest(file, "sha256").hexdigest()[:32]
     existing = client.get_experiment_by_name(experiment)
     experiment_id = str(existing.experiment_id if existing else client.create_experiment(experiment))
+    new_store.keep_artifacts_beside(uri)
     same_content = {mlflow_store.CONTENT: digest, mlflow_store.KIND: mlflow_store.IMPORT_KIND}
     settings = {**settings, "importer": IMPORTER_VERSION}
     done = f"imported into {experiment}"

@@ -35,6 +35,7 @@ from sweeper.results.description import SweepDescription
 from sweeper.results.stored import JOURNAL, JournalTail, StoredSweep, find_sweep, find_sweeps
 from sweeper.search.progress import SweepProgress
 from sweeper.tracking import mlflow_store
+from sweeper.tracking.mlflow_store import default_uri, sqlite_path
 from workloads.api.errors import UserInputError
 from workloads.api.metrics import get_metric
 
@@ -253,10 +254,11 @@ def _delete_runs(sweep: StoredSweep, uri: str | None) -> str:
     description = sweep.description
     if description is None:
         return "its runs in MLflow stay: an earlier version ran it and did not keep where they are"
-    uri = uri or description.tracking_uri
+    is_default = not description.config["tracking"].get("uri")  # then a project that was moved or copied has its own
+    uri = uri or (default_uri(sweep.folder.parent.parent) if is_default else description.tracking_uri)
     if "***" in uri:
         raise UserInputError(f"{sweep.name}: the password of {uri} is not stored; set tracking.uri=URI")
-    if uri.startswith("sqlite:///") and not Path(uri.removeprefix("sqlite:///")).exists():
+    if (file := sqlite_path(uri)) and not file.exists():
         return f"{uri}: there is no such store any more"
     mlflow_store.check_uri(uri)
     from mlflow import MlflowClient

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import socket
 import sqlite3
 import subprocess
@@ -19,7 +20,9 @@ from mlflow import MlflowClient
 from mlflow.exceptions import MlflowException
 
 from sweeper.common.trials import TrialRecord
+from sweeper.results.mlflow_results import SqliteReader
 from sweeper.tracking.client import TrackingClient
+from sweeper.tracking.mlflow_store import TRIAL_NUMBER, default_uri
 from sweeper.tracking.mlflow_view import TAG_PREFIX, RankedTrial, SweepView
 from sweeper.tracking.process import describe_error
 from sweeper.tracking.store import Store
@@ -212,6 +215,31 @@ def test_sweeps_of_the_same_name_in_one_store_are_kept_apart(uri: str) -> None:
     first.write_trial(record(0))
     assert open_store(uri, study_id="study-2").children.written_trials == []
     assert first.parent_id != second.parent_id
+
+
+def test_a_store_and_its_artifacts_stay_in_a_directory_of_any_name_and_move_with_it(
+    tmp_path: Path, empty_store: Path
+) -> None:
+    def write(directory: Path, number: int) -> None:
+        # MLflow remembers within a process where a run's artifacts are, here those of the parent run.
+        store = open_store(default_uri(directory), parent={**PARENT, "artifacts": {}})
+        store.write_trial(record(number))
+        runs = SqliteReader(directory / "mlflow.db").read_runs([store.experiment_id], {TRIAL_NUMBER: str(number)})
+        assert [run.info.status for run in runs] == ["FINISHED"]
+        assert len(list(directory.glob("mlruns/1/*/artifacts/trial.json"))) == number + 1
+
+    first, second = tmp_path / "run%41 ?x=1#é", tmp_path / "moved"
+    for folder in (first, tmp_path / "runA ?x=1#é"):  # the first one decoded
+        folder.mkdir()
+        shutil.copy(empty_store, folder)
+    write(first, 0)
+    first.rename(second)
+    write(second, 1)
+    copy = shutil.copytree(second, tmp_path / "copy")
+    write(copy, 2)
+    assert len(list(second.glob("mlruns/1/*/artifacts/trial.json"))) == 2
+    assert {path.name for path in tmp_path.iterdir()} == {"runA ?x=1#é", "moved", "copy"}
+    assert (tmp_path / "runA ?x=1#é" / "mlflow.db").read_bytes() == empty_store.read_bytes()
 
 
 def test_an_abandoned_trial_that_reported_steps_ends_as_cancelled(uri: str, workspace: Workspace) -> None:
