@@ -22,16 +22,19 @@ class TrialStatus(StrEnum):
     FAILED = "failed"  # an error in the code or the configuration
     LOST = "lost"  # the worker, the GPU or the node was lost more often than trial.retries
     TIMED_OUT = "timed_out"  # took longer than trial.timeout_s
+    INCONCLUSIVE = "inconclusive"  # other processes disturbed the measurement, also when it was repeated
     CANCELLED = "cancelled"  # the user stopped the sweep: runs again when it is resumed
 
 
 BAD = (TrialStatus.FAILED, TrialStatus.LOST, TrialStatus.TIMED_OUT)  # statuses that make a sweep exit with 1
+WITHOUT_RESULT = (*BAD, TrialStatus.INCONCLUSIVE)  # statuses whose trials a sweep offers to run again
 # The statuses of the trials that each value of the key `retry` runs again.
 RETRIED = {
     "failed": (TrialStatus.FAILED, TrialStatus.TIMED_OUT),
     "lost": (TrialStatus.LOST,),
+    "inconclusive": (TrialStatus.INCONCLUSIVE,),
     "infeasible": (TrialStatus.INFEASIBLE,),
-    "all": (*BAD, TrialStatus.INFEASIBLE),
+    "all": (*WITHOUT_RESULT, TrialStatus.INFEASIBLE),
 }
 
 

@@ -184,7 +184,7 @@ class Config:
     gpus: int | Literal["all"] = field(default=1, metadata={"min": 1})
     seed: int = field(default=0, metadata={"min": 0, "max": 2**32 - 1})
     progress: Literal["auto", "always", "never", "json"] = "auto"
-    retry: Literal["failed", "infeasible", "lost", "all"] | None = None
+    retry: Literal["failed", "infeasible", "inconclusive", "lost", "all"] | None = None
     plan: bool = False
     calibration: str = "auto"
     price_per_hour: float | None = field(default=None, metadata={"min": 0})

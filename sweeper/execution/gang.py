@@ -28,7 +28,7 @@ TRIALS_PER_GANG = 2  # one running, one next
 ROOT_CAUSE_GRACE_S = 3.0  # after the first failure of a rank, for the rank that knows the cause to report
 MAX_DRIFT = 1e-4  # between two machines' monotonic clocks; crystals are within 100 parts per million
 # Statuses that no rank reports merely because another rank is gone.
-ROOT_CAUSES = (TrialStatus.INFEASIBLE, TrialStatus.PRUNED, TrialStatus.TIMED_OUT)
+ROOT_CAUSES = (TrialStatus.INFEASIBLE, TrialStatus.PRUNED, TrialStatus.INCONCLUSIVE, TrialStatus.TIMED_OUT)
 
 
 @dataclass

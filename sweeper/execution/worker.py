@@ -21,6 +21,7 @@ from ray.exceptions import RayError
 from sweeper.config.environment import PREFIX
 from sweeper.execution.ray_internals import visible_gpus_variable
 from workloads.api.contract import (
+    HostBusy,
     Infeasible,
     Measurement,
     OutOfMemory,
@@ -142,6 +143,8 @@ def _describe_error(error: Exception) -> RankResult:
         return replace(result, status="infeasible", reusable=not isinstance(error, OutOfMemory))
     if isinstance(error, Pruned):
         return replace(result, status="pruned", reusable=True, reason="worse than other trials at the same step")
+    if isinstance(error, HostBusy):
+        return replace(result, status="inconclusive", reusable=True)
     if isinstance(error, TrialTimeout):
         return replace(result, status="timed_out")
     name = "" if isinstance(error, ProgramFailed) else f"{type(error).__name__}: "  # a program's reason is a sentence

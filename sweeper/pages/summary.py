@@ -12,7 +12,7 @@ from functools import cached_property
 from pathlib import Path
 
 from sweeper.common.format import TIE, count, format_duration, format_number, format_point
-from sweeper.common.trials import TrialRecord, TrialStatus
+from sweeper.common.trials import WITHOUT_RESULT, TrialRecord, TrialStatus
 from sweeper.pages import per_gpu
 from sweeper.pages import trial_tables as tables
 from sweeper.pages.sweep_results import Results
@@ -187,6 +187,9 @@ class Summary:
             lines.append(
                 f"finals   {len(failed)} of {count(len(finals), 'trial')} did not complete; example: {example}"
             )
+        for trial in results.lost_finalists:
+            place = "the best of the search, " if trial is results.best[0] else ""
+            lines.append(f"finals   trial {trial.number}, {place}has no result: its rounds did not complete")
         if quality := results.prediction_quality():
             error = quality["predicted_error"]
             distance = f"{error:.1%} off" if error < 1 else f"{1 + error:.0f} times the measured values"
@@ -199,7 +202,9 @@ class Summary:
         lines += [f"drained  {node}" for node in self.drained]
         lines += _describe_kinds("not ranked by speed", self._unranked)
         lines += _describe_kinds("infeasible", [r for r in results.records if r.status is TrialStatus.INFEASIBLE])
-        for status in (TrialStatus.FAILED, TrialStatus.LOST, TrialStatus.TIMED_OUT):
+        if results.is_inconclusive:
+            lines.append("busy     over a fifth of the trials are inconclusive: retry when the machine is idle")
+        for status in WITHOUT_RESULT:
             kinds = _group_by_reason([record for record in results.records if record.status is status])
             if len(kinds) > SHOWN_REASONS:
                 lines.append(f"{status.value} for {len(kinds)} reasons, the most frequent ones below: see trials.csv")

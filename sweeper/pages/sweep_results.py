@@ -22,6 +22,7 @@ from sweeper.search.progress import SweepProgress
 from sweeper.search.study import Study
 
 PROJECTED_NODES = (1, 2, 4, 8)  # unless projection.nodes sets others
+MAX_INCONCLUSIVE = 0.2  # share of the trials: a command of a busy machine still ends with 0
 MIN_TRIALS_OF_PLOTS = 20  # a table shows fewer better
 
 
@@ -68,7 +69,25 @@ class Results:
 
     @property
     def has_failures(self) -> bool:
-        return any(record.status in BAD for record in (*self.records, *self.remeasured))
+        """Return whether a trial failed, or more are inconclusive than a sweep is complete with."""
+        return any(record.status in BAD for record in self.every) or self.is_inconclusive
+
+    @property
+    def is_inconclusive(self) -> bool:
+        count = sum(record.status is TrialStatus.INCONCLUSIVE for record in self.every)
+        return count > MAX_INCONCLUSIVE * len(self.every)
+
+    @property
+    def every(self) -> list[TrialRecord]:
+        """The trials of the search, the finals and the node comparisons."""
+        return [*self.records, *self.remeasured]
+
+    @property
+    def lost_finalists(self) -> list[TrialRecord]:
+        """The finalists that have no result, since too few of their rounds were complete."""
+        chosen = {r.remeasurement.trial for r in self.remeasured if r.remeasurement and r.remeasurement.group}
+        compared = {row.trial.number for row in self.finalists} | {point.trial.number for point in self._certified}
+        return [trial for trial in self.best if trial.number in chosen - compared]
 
     @property
     def winner(self) -> TrialRecord | None:
@@ -89,8 +108,7 @@ class Results:
         columns: dict[int, dict[str, object]] = {number: {"front": "yes"} for number in self.front_numbers}
         for point in self._certified:
             columns.setdefault(point.trial.number, {})["front_share"] = point.share
-        every = [*self.records, *self.remeasured, *self.earlier_attempts]
-        files = {"trials.csv": trial_tables.trials_csv(every, columns)}
+        files = {"trials.csv": trial_tables.trials_csv([*self.every, *self.earlier_attempts], columns)}
         return files | ({"gpus.csv": trial_tables.csv_of([vars(gpu) for gpu in self.gpus])} if self.gpus else {})
 
     @property

@@ -132,6 +132,11 @@ class SweepProgress:
             self._trials_since_best += 1
         return is_better
 
+    def forget(self, record: TrialRecord) -> None:
+        """Count no more than the time of a trial that is neither the best nor on the front: it is tried again."""
+        self._records = [other for other in self._records if other is not record]
+        self.counts[record.status] -= 1
+
     def _losses_of(self, record: TrialRecord) -> tuple[float, ...]:
         losses = self._criteria.ranked_losses(record)
         assert losses is not None

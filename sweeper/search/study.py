@@ -312,18 +312,20 @@ class Study:
         if not runs or runs[-1]["state"] != run_state:
             study.set_user_attr(RUNS, [*runs, {"first_trial": self.trial_count, "state": run_state}])
         for record in self.current_records:
-            if not self._selects_retry(record) or record.number in self.retried:
-                continue
-            key = record.remeasurement or point_key(record.params)
-            if isinstance(key, str):
-                if self._allowed_keys is not None and key not in self._allowed_keys:
-                    continue
-                self._retry_points.append(dict(record.params))
-                self._known_keys.discard(key)
-            states = [run["state"] for run in runs if run["first_trial"] <= record.number]
-            changes = describe_differences(states[-1], run_state) if states else []
-            self._retry_marks[key] = Retry(record.number, tuple(changes))
-            self.retried.add(record.number)
+            if self._selects_retry(record) and record.number not in self.retried:
+                states = [run["state"] for run in runs if run["first_trial"] <= record.number]
+                self.try_again(record, describe_differences(states[-1], run_state) if states else [])
+
+    def try_again(self, record: TrialRecord, changes: Sequence[str] = ()) -> None:
+        """Queue the point of a trial, or its round of the finals, whose next trial replaces this one."""
+        key = record.remeasurement or point_key(record.params)
+        if isinstance(key, str):
+            if self._allowed_keys is not None and key not in self._allowed_keys:
+                return
+            self._retry_points.append(dict(record.params))
+            self._known_keys.discard(key)
+        self._retry_marks[key] = Retry(record.number, tuple(changes))
+        self.retried.add(record.number)
 
     def _queue_initial_points(self, points: Sequence[Parameters]) -> None:
         """Queue these points, unless they were tried."""

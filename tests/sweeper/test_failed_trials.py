@@ -163,6 +163,28 @@ def test_a_gang_runs_a_trial_on_all_its_ranks_and_one_failed_rank_ends_it(worksp
     assert len(set.union(*pids)) == 4
 
 
+@pytest.mark.long(25)
+def test_disturbed_trials_are_tried_again_at_the_end_and_what_stays_disturbed_is_inconclusive(
+    workspace: Workspace,
+) -> None:
+    """Up to a fifth of them leave a sweep complete; the finals measure a disturbed round again, too."""
+    sweep = [*PROBE, "search=grid", "space.x=range(0,6)", "space.y=0", "finals.top=2", "finals.rounds=2"]
+    once = [f"space.ledger={workspace.path}/ledger", "name=once", "space.behaviour=disturbed", "progress=json"]
+    result = workspace.run(*sweep, *once)
+    assert result.code == 0, result.err
+    assert "again trials 0, 1, 2, 3, 4, 5, which other processes disturbed" in result.err
+    assert json.loads(result.err.splitlines()[-1])["outcomes"] == {"complete": 6}
+    retried = [run.data.tags for run in workspace.runs("trial") if "retried_as" in run.data.tags]
+    assert {tags["outcome"] for tags in retried} == {"inconclusive"} and len(retried) == 6
+
+    always = [*sweep, "name=always", "finals.top=0", "space.behaviour=choice(ok,disturbed)"]
+    result = workspace.run(*always)
+    assert result.code == 1 and "6 complete, 6 inconclusive" in result.out, result.out + result.err
+    assert "over a fifth of the trials are inconclusive" in result.out
+    retry = next(line for line in result.out.splitlines() if line.startswith("retry    "))
+    assert shlex.split(retry)[-1] == "retry=inconclusive"
+
+
 @pytest.mark.soak
 def test_a_worker_that_rejected_a_trial_before_running_it_is_used_again(workspace: Workspace) -> None:
     overrides = ["workload=precision_casts", "space.format=fp8_tensorwise,fp8_rowwise", "space.direction=columns,rows"]

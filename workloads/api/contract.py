@@ -42,6 +42,10 @@ class TrialTimeout(Exception):
     """The trial ended itself at its timeout, so that it can report its last output."""
 
 
+class HostBusy(Exception):
+    """Other processes held the cores for so long that nothing could be measured."""
+
+
 class ParameterMismatch(Exception):
     """What ran differs from what was requested, so the measurement belongs to another configuration."""
 

@@ -15,15 +15,13 @@ from contextlib import closing, suppress
 from pathlib import Path
 from typing import NamedTuple
 
+from workloads.api.contract import HostBusy
+
 MAX_WAITED = 0.05  # share of an undisturbed turn's time that threads wait, summed over threads
 MAX_OVER_FASTEST = 3.0  # an undisturbed turn takes at most so many times the fastest: what Linux does not count
 EXTRA_S = 3.0  # how long further turns are tried
 PAUSE_S = 0.01  # after a disturbed turn: the scheduler prefers a process that has slept
 UNUSABLE = 0.5  # share of their time that the threads wait: the rate is too low by a factor of two or more
-
-
-class HostBusy(Exception):
-    """Other processes held the cores for so long that nothing could be measured."""
 
 
 class Turn(NamedTuple):

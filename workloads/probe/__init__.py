@@ -11,9 +11,10 @@ import os
 import signal
 import time
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Literal
 
-from workloads.api.contract import Measurement, Rank, Workload
+from workloads.api.contract import HostBusy, Measurement, Rank, Workload
 
 
 @dataclass(frozen=True)
@@ -26,8 +27,8 @@ class ProbeParameters:
     Attributes:
         x, y: search parameters; the best score is at (3, -1).
         sleep_s: seconds that the trial sleeps.
-        behaviour: how the trial ends; `leak` allocates memory until the process is killed, `lie` reports another x
-            than the requested one.
+        behaviour: how the trial ends; `disturbed` as on a busy host, with a ledger the first time only; `leak`
+            allocates memory until the process is killed, `lie` reports another x than the requested one.
         ledger: path of a file to which each rank that runs to its end appends a line; empty for no file.
         host_gib: GiB of the node's memory that are reserved for the trial. It does not allocate them.
     """
@@ -35,7 +36,9 @@ class ProbeParameters:
     x: float = 0.0
     y: float = 0.0
     sleep_s: float = field(default=0.0, metadata={"min": 0})
-    behaviour: Literal["ok", "raise", "hang", "out_of_memory", "leak", "killed", "lie"] = "ok"
+    behaviour: Literal[
+        "ok", "raise", "hang", "out_of_memory", "leak", "killed", "lie", "disturbed", "disturbed_once"
+    ] = "ok"
     ledger: str = ""
     host_gib: float = field(default=0.0, metadata={"min": 0, "host_memory": True})
 
@@ -74,6 +77,8 @@ class Probe(Workload):
                     time.sleep(0.05)
             case "killed":
                 os.kill(os.getpid(), signal.SIGKILL)
+            case "disturbed" if not _is_second_attempt(parameters):
+                raise HostBusy("the probe was told to be disturbed (behaviour=disturbed)")
             case "lie":
                 executed["x"] = parameters.x + 1
         if parameters.ledger:
@@ -85,3 +90,12 @@ class Probe(Workload):
             metrics={"score": math.exp(-((parameters.x - 3) ** 2) - (parameters.y + 1) ** 2)},
             machine_info={"rank": rank.rank, "world_size": rank.world_size, "pid": os.getpid()},
         )
+
+
+def _is_second_attempt(parameters: ProbeParameters) -> bool:
+    """Return whether an earlier trial of this x left its mark next to the ledger; without a ledger none does."""
+    mark = Path(f"{parameters.ledger}.{parameters.x:g}")
+    is_second = bool(parameters.ledger) and mark.exists()
+    if parameters.ledger:
+        mark.touch()
+    return is_second

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from sweeper.common.trials import BAD, TrialStatus, narrowest_retry
+from sweeper.common.trials import WITHOUT_RESULT, TrialStatus, narrowest_retry
 from sweeper.config.hardware import Target
 from sweeper.results.stored import StoredSweep
 
@@ -48,8 +48,8 @@ class CalibrationSweep:
 
     @property
     def without_result(self) -> list[TrialStatus]:
-        """The statuses of the trials to measure again: they failed, as on a busy processor, or were lost."""
-        return [record.status for record in StoredSweep(self.folder).current_records if record.status in BAD]
+        """The statuses of the trials to measure again: they failed, were lost or disturbed."""
+        return [record.status for record in StoredSweep(self.folder).current_records if record.status in WITHOUT_RESULT]
 
 
 def plan_sweeps(target: Target, run: str, directory: Path, further: Sequence[str]) -> dict[str, CalibrationSweep]:

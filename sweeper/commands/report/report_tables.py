@@ -28,7 +28,7 @@ from workloads.api.metrics import COST
 
 BEST_RESULTS = "Best results"
 FAILURES = "Trials without a result"
-WITHOUT_RESULT = ("failed", "lost", "timed_out", "infeasible")
+WITHOUT_RESULT = ("failed", "lost", "timed_out", "inconclusive", "infeasible")
 IMPORTED = "Imported results"
 CONTRADICTIONS = "Contradictions in imported results"
 EFFICIENCY_UNITS = {"joules_per_token": "J/token", "tflop_per_joule": "TFLOP/J"}

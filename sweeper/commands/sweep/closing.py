@@ -17,7 +17,7 @@ from sweeper.commands.best.files import FOLDER, build_files
 from sweeper.commands.sweep.opening import OpenedSweep
 from sweeper.common.clock import PhaseClock
 from sweeper.common.format import exact_value, format_interval, format_phases
-from sweeper.common.trials import BAD, TrialStatus, narrowest_retry
+from sweeper.common.trials import WITHOUT_RESULT, TrialStatus, narrowest_retry
 from sweeper.metrics.derivation import EFFICIENCY, MEMORY_METRICS
 from sweeper.metrics.intervals import Interval
 from sweeper.pages import trial_tables
@@ -180,7 +180,7 @@ def _next_commands(arguments: Sequence[str], results: Results, progress: SweepPr
         limits["budget.trials"] = progress.finished_trials
     doubled = {name: f"{2 * limit:.15g}" for name, limit in limits.items()}
     commands = {"extend_command": change({"retry": None, **doubled})}
-    if statuses := {record.status for record in (*results.records, *results.remeasured)} & set(BAD):
+    if statuses := {record.status for record in (*results.records, *results.remeasured)} & set(WITHOUT_RESULT):
         # The narrowest value that has them all; infeasible trials are left alone where that is possible.
         name, has_infeasible = narrowest_retry(statuses), results.counts.get(TrialStatus.INFEASIBLE)
         commands["retry_command"] = change({"retry": "failed" if name == "all" and has_infeasible else name})

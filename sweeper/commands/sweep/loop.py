@@ -34,6 +34,7 @@ from workloads.api.errors import describe_os_error
 from workloads.api.metrics import find_source
 
 START_PATIENCE_S = 20.0
+SHOWN_DISTURBED = 10  # trials in the line that names what is measured again
 
 
 class Sweep:
@@ -65,6 +66,7 @@ class Sweep:
         self._nodes = NodeMonitor(plan.target, plan.config, self._gang_resources, self._study.records)
         self._duration = DurationNote(plan)
         self._finals_ended = self._finals_planned = 0
+        self._finals: deque[tuple[TrialRecord, Remeasurement]] = deque()
 
     # ── the run ──
 
@@ -142,7 +144,7 @@ class Sweep:
                     break
                 self._pool.submit(trial)
             self._study.sync()
-            if not (self._pool.count_in_flight() or has_more()):
+            if not (self._pool.count_in_flight() or has_more() or self._queue_disturbed()):
                 break
             for trial, result in self._pool.wait(0.25):
                 self._take(trial, result)
@@ -160,6 +162,38 @@ class Sweep:
         self._collect_steps(wait=True)
         # Only the finals need what a gang that is starting holds.
         self._pool.close(START_PATIENCE_S if self._pending_finals() else 0)
+
+    def _queue_disturbed(self) -> bool:
+        """Queue once more what other processes disturbed, when all else has ended. Returns whether anything was."""
+        if self._stop.requested or self._progress.stop_reason:
+            return False
+        in_finals, kept = bool(self._finals_planned), {id(record) for record in self._progress.front}
+        disturbed = [
+            record
+            for record in self._study.current_records
+            if record.retry is None and record.number not in self._study.retried and id(record) not in kept
+            if (bool(record.remeasurement and record.remeasurement.group) if in_finals else not record.remeasurement)
+            if record.status is TrialStatus.INCONCLUSIVE or self._describe_stall(record)
+        ]
+        for record in disturbed:
+            self._study.try_again(record)
+            if not in_finals:
+                self._progress.forget(record)
+        if in_finals:
+            self._finals.extend(again := self._pending_finals())
+            self._finals_planned += len(again)
+        if disturbed:
+            numbers = ", ".join(str(record.number) for record in disturbed[:SHOWN_DISTURBED])
+            more = f" and {len(disturbed) - SHOWN_DISTURBED} more" if len(disturbed) > SHOWN_DISTURBED else ""
+            self._display.note(f"again    trials {numbers}{more}, which other processes disturbed")
+        return bool(disturbed)
+
+    def _describe_stall(self, record: TrialRecord) -> str:
+        """Return how far a trial of a CPU, whose cores other processes use too, is behind similar ones, or nothing."""
+        objective = self._config.workload.objective
+        if self._plan.target.is_gpu or record.remeasurement or not find_source(objective):
+            return ""
+        return describe_stall(record, self._study.records, objective, self._config.workload.direction)
 
     def _begin_stopping(self) -> float:
         """Cancel what has not started. Returns when the running trials are cancelled as well."""
@@ -186,7 +220,7 @@ class Sweep:
 
     def _run_finals(self) -> None:
         """Measure the best trials again, interleaved on the same devices."""
-        pending = deque(self._pending_finals())
+        self._finals = pending = deque(self._pending_finals())
         if not pending:
             return
         finalists = dict.fromkeys(remeasurement.trial for _, remeasurement in pending)
@@ -263,15 +297,8 @@ class Sweep:
             self._pool.submit(trial)
             return
         record = self._judge.build_record(trial, result, attempts=attempt, elapsed_s=self._progress.elapsed_s)
-        objective = self._config.workload.objective
-        # On a CPU other processes use the cores too: of a rate it shows whether the trial was measured properly.
-        can_stall = not (self._plan.target.is_gpu or record.remeasurement or self._stop.requested)
-        if attempt == 1 and can_stall and find_source(objective):
-            stall = describe_stall(record, self._study.records, objective, self._config.workload.direction)
-            if stall:
-                self._display.note(f"trial {trial.number} is measured again: {stall}")
-                self._pool.submit(trial)
-                return
+        if stall := self._describe_stall(record):
+            record = replace(record, status=TrialStatus.INCONCLUSIVE, reason=stall, metrics={})
         self._nodes.add_record(record)
         self._study.tell(record)
         self._factors.add(record)
@@ -286,7 +313,7 @@ class Sweep:
         if line := self._duration.next_line(self._progress, self._plan.budget_trials, self._plan.resources.gangs):
             self._display.note(line)
         if reason := self._progress.common_failure_reason():
-            self._display.note(f"all trials failed for the same reason: {reason}; press Ctrl-C to stop the sweep")
+            self._display.note(f"no trial has a result, for the same reason: {reason}; press Ctrl-C to stop the sweep")
 
     def _cancel_in_flight(self) -> None:
         """Record running trials as cancelled. Their gangs end after that: without Ray, ending them may not return."""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from sweeper.common.trials import Remeasurement, TrialRecord, TrialStatus
+from sweeper.common.trials import Remeasurement, Retry, TrialRecord, TrialStatus
 from sweeper.search.neighbours import describe_stall
 from tests.conftest import Workspace
 from tests.support.factories import trial_record
@@ -42,6 +44,25 @@ def test_distant_shapes_and_other_types_are_no_neighbours(m: int, dtype: str) ->
     assert not stall(0.0042, records_of(RATES), m, dtype)
 
 
+def test_trials_of_the_same_work_are_neighbours_whatever_else_differs() -> None:
+    work = {"model": "llama_tiny"}
+    layouts = {n: trial_record(n, {"layout": str(n)}, metrics={"tokens_per_s": 5000.0}, work=work) for n in range(3)}
+    slow = trial_record(3, {"layout": "3"}, metrics={"tokens_per_s": 200.0}, work=work)
+    assert (
+        describe_stall(slow, layouts, "tokens_per_s", "maximize")
+        == "its 3 nearest neighbours are 25 to 25 times as fast"
+    )
+    assert not describe_stall(replace(slow, work={"model": "other"}), layouts, "tokens_per_s", "maximize")
+
+
+@pytest.mark.parametrize(("seconds", "is_stalled"), [(2.2, False), (9.0, True)])
+def test_a_point_that_is_slow_in_both_of_its_measurements_is_slow(seconds: float, is_stalled: bool) -> None:
+    first = trial_record(8, {"m": 300, "dtype": "fp32"}, measurements=[{"step_times_s": [2.0]}])
+    second = replace(first, number=9, metrics={"tflops": 0.0042}, retry=Retry(8))
+    second = replace(second, measurements=[{"step_times_s": [seconds]}])
+    assert bool(describe_stall(second, {**records_of(RATES), 8: first}, "tflops", "maximize")) is is_stalled
+
+
 def test_one_fast_neighbour_or_one_slow_one_decides_nothing() -> None:
     assert not stall(0.0042, records_of({256: 0.13}))
     assert not stall(0.0042, records_of({**RATES, 310: 0.005}))
@@ -53,7 +74,7 @@ def test_trials_without_a_result_and_rounds_of_the_finals_are_no_neighbours() ->
 
 
 @pytest.mark.soak
-def test_a_stalled_trial_is_measured_again_before_the_search_sees_it(workspace: Workspace) -> None:
+def test_a_stalled_trial_is_measured_again_at_the_end(workspace: Workspace) -> None:
     program = workspace.path / "train.sh"
     # The sixth start of the program is 90 times as slow as the others.
     program.write_text(
@@ -63,6 +84,8 @@ def test_a_stalled_trial_is_measured_again_before_the_search_sees_it(workspace: 
     arguments = ["workload=command", f"command.run=[sh,{program},'{{x}}']", "command.log={step_time_s: 'step (.*)'}"]
     arguments += ["command.warmup=0", "command.steps=2", "space.x=range(16,24)", "search=grid", "finals.top=0"]
     result = workspace.run(*arguments, "workload.objective=step_time_ms", "workload.direction=minimize")
-    assert result.code == 0 and "is measured again: its 3 nearest neighbours are 90 to 90 times as fast" in result.err
-    assert {run.data.metrics["step_time_ms"] for run in workspace.runs("trial")} == {100.0}
-    assert sorted(run.data.tags["attempts"] for run in workspace.runs("trial")) == ["1"] * 7 + ["2"]
+    assert result.code == 0 and "again    trials 5, which other processes disturbed" in result.err
+    runs = workspace.runs("trial")
+    assert {run.data.metrics.get("step_time_ms") for run in runs} == {100.0, None}
+    attempts = [run.data.tags for run in runs if run.data.tags["outcome"] == "inconclusive"]
+    assert [tags["reason"] for tags in attempts] == ["its 3 nearest neighbours are 90 to 90 times as fast"]
