@@ -6,8 +6,8 @@ import io
 import shlex
 import shutil
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
@@ -41,6 +41,7 @@ class Recording:
     pending: int
     error: str
     is_complete: bool
+    refused: Mapping[int, str] = field(default_factory=dict)  # why MLflow refuses trials for good, by number
 
 
 @dataclass(frozen=True)
@@ -228,6 +229,10 @@ class Summary:
             lines.append(f"plots    {relative_path(plots)}")
         if (best := folder / "best").exists():
             lines.append(f"winner   python -m sweeper best {folder.name}   (its files: {relative_path(best)})")
+        if recording.refused:
+            number, reason = next(iter(recording.refused.items()))
+            refused = f"MLflow   refuses the values of {count(len(recording.refused), 'trial')} for good"
+            lines.append(f"{refused}, such as trial {number}: {reason}; they are in trials.csv")
         if not recording.is_complete:
             trials = len(self.results.records) + len(self.results.remeasured)
             reason = recording.error or "it has not answered yet"

@@ -55,6 +55,7 @@ class TrackingClient:
         self.experiment_id: str | None = None  # None until the process has opened the store
         self.view_key = ""  # of the sweep's view in MLflow's pages, once its results are there
         self.last_error = ""  # of the process's last attempt
+        self.refused: dict[int, str] = {}  # why the store refuses trials for good, by number
         self._is_refused = False  # by the last error
         self._start()
 
@@ -178,6 +179,8 @@ class TrackingClient:
                     }
                     self._stored_digest = opened["results"].get("digest", "")
                     self.view_key = opened["results"].get("view", "")
+                if "refused" in answer:
+                    self.refused[answer["written"]] = answer["refused"]
                 if "written" in answer:
                     self._unwritten.pop(answer["written"], None)
                 if "closed" in answer:

@@ -46,6 +46,7 @@ FRONT_VERDICT = "front_verdict"  # of such a point: on the front, dominated, not
 SAME_AS = "same_as"  # of such a point: the trials that cannot be told apart from it
 EXCEEDED = "exceeded"  # of a finalist: the limits that the median of its rounds is beyond
 OBJECTIVES = "objectives"  # of a sweep with several: their directions by metric, as JSON
+REFUSED = "not_written"  # of a trial: why MLflow refuses its values
 LIMITS = "limits"  # of a sweep, as JSON
 WORK = "work"  # the identity of what a trial computes, as JSON
 REMEASURED_TRIAL = "remeasured_trial"  # of a trial of the finals: the number of the finalist

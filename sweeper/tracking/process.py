@@ -10,12 +10,12 @@ descriptor that holds the sweep's lock.
                                     {"opened": {"experiment_id": …, "written_before": number, "written": [numbers],
                                      "results": {"digest": …, "view": key}, empty unless they are complete}}
     {"step": {…}}                   {}
-    {"record": "…"}                 {"written": number}
+    {"record": "…"}                 {"written": number}, with "refused": reason if the store refuses it for good
     {"front": [numbers]}            {}
     {"close": {…}, "view": {…}}     {"ranked": place} from 0 on, then {"closed": {"view": key or ""}}
 
 A message that fails is answered with {"error": "…", "is_refused": whether the server refuses it} and repeated until it
-succeeds.
+succeeds. What the store refuses for its content is set aside: others do not wait for it.
 
 It is a process of its own because MLflow takes seconds to import and milliseconds per write, for which the devices
 would wait, and because a server that hangs must not block the driver.
@@ -83,6 +83,9 @@ class RecordingProcess:
                     break
                 except Exception as error:  # of whatever kind: repeating a message loses nothing
                     print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
+                    if is_permanent(error) and not {"open", "close"} & message.keys():
+                        self._answer(self._set_aside(message, describe_error(error)))
+                        break
                     # Repeating the message does not help a user that the server refuses.
                     is_refused = isinstance(error, MlflowException) and error.get_http_status_code() in (401, 403)
                     self._answer({"error": describe_error(error), "is_refused": is_refused})
@@ -125,6 +128,18 @@ class RecordingProcess:
             print(f"no view: {error}", file=sys.stderr, flush=True)
         return {"closed": {"view": self._view_key}}
 
+    def _set_aside(self, message: dict[str, Any], reason: str) -> dict[str, Any]:
+        """Leave out a message whose content the store refuses. Returns the answer."""
+        if "record" not in message:  # a step, or the mark of a front
+            return {}
+        record = TrialRecord.from_json(message["record"])
+        assert self._store is not None
+        try:
+            self._store.set_aside(record, reason)
+        except Exception as error:  # then its run lacks the reason as well, and the next start tries again
+            print(f"trial {record.number}: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
+        return {"written": record.number, "refused": reason}
+
     def _answer(self, answer: dict[str, Any]) -> None:
         try:
             print(json.dumps(answer), file=self._answers, flush=True)
@@ -150,6 +165,13 @@ class RecordingProcess:
             pass  # it has printed its error
         except Exception as error:
             print(f"report not finished: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
+
+
+def is_permanent(error: Exception) -> bool:
+    """Return whether an error is one of the message's content, which no repetition changes."""
+    if isinstance(error, MlflowException) and error.get_http_status_code() in (400, 413, 422):
+        return True
+    return isinstance(error.__cause__ or error, (TypeError, UnicodeError, OverflowError))
 
 
 def describe_error(error: Exception) -> str:

@@ -7,6 +7,7 @@ what is missing.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import os
@@ -40,6 +41,7 @@ RUN_STATUS = {
     TrialStatus.FAILED: "FAILED",
 }
 NOTHING: Mapping[str, Any] = {}
+MAX_METRICS, MAX_TEXTS, MAX_NAME_LENGTH = 1000, 100, 250  # of a batch, and of a name
 MAX_EXPERIMENT_TAG_LENGTH = 5000  # a longer one would be refused
 
 
@@ -92,13 +94,21 @@ class Store:
         self._log(run_id, end_ms, metrics, {name: str(value)[:5000] for name, value in tags.items()}, record.all_params)
         self._client.log_text(run_id, record.to_json(), "trial.json")
         if record.detail:
-            self._client.log_text(run_id, record.detail, "last_lines.txt")
+            self._client.log_text(run_id, legal_text(record.detail), "last_lines.txt")
         for path in filter(os.path.exists, record.files):  # a user may have deleted them since
             self._client.log_artifact(run_id, path)
         self._client.set_terminated(run_id, RUN_STATUS.get(record.status, "KILLED"), end_ms)
         is_cancelled = record.status is TrialStatus.CANCELLED
         if record.retry and not is_cancelled and (earlier := self.children.find(record.retry.trial)):
             self._client.set_tag(earlier.info.run_id, mlflow_store.RETRIED_AS, str(record.number))
+
+    def set_aside(self, record: TrialRecord, reason: str) -> None:
+        """End the run of a trial whose values MLflow refuses for good: it has its outcome, the reason and its file."""
+        name = run_name(record.number, record.params, record.remeasurement)
+        run_id = self._child_id(record.number, name, record.started_at_s)
+        self._log(run_id, tags={mlflow_store.OUTCOME: record.status.value, mlflow_store.REFUSED: reason})
+        self._client.log_text(run_id, record.to_json(), "trial.json")
+        self._client.set_terminated(run_id, RUN_STATUS.get(record.status, "KILLED"), int(record.ended_at_s * 1e3))
 
     def write_step(self, number: int, name: str, step: int, at_s: float, metrics: Mapping[str, float]) -> None:
         """Write a step of a running trial as a point of the metrics `steps/…`. `at_s` is a time in epoch seconds."""
@@ -263,24 +273,23 @@ class Store:
         params: Mapping[str, Any] = NOTHING,
         step: int = 0,
     ) -> None:
-        """Write values of a run. In names of metrics and parameters, MLflow does not allow all characters."""
-
-        def legal(name: str) -> str:
-            return re.sub(r"[^\w\-. :/]", "_", name)
-
-        self._client.log_batch(
-            run_id,
-            metrics=[Metric(legal(name), value, at_ms, step) for name, value in metrics.items()],
-            params=[Param(legal(name), exact_value(value)) for name, value in params.items()],
-            tags=[RunTag(name, value) for name, value in tags.items()],
-        )
+        """Write values of a run, in batches that MLflow allows, under names and in texts that it allows."""
+        points = [Metric(name, value, at_ms, step) for name, value in _with_legal_names(metrics).items()]
+        texts = {name: legal_text(exact_value(value)) for name, value in _with_legal_names(params).items()}
+        settings = [Param(name, text) for name, text in texts.items()]
+        labels = [RunTag(name, legal_text(value)) for name, value in tags.items()]
+        while True:
+            self._client.log_batch(run_id, points[:MAX_METRICS], settings[:MAX_TEXTS], labels[:MAX_TEXTS])
+            points, settings, labels = points[MAX_METRICS:], settings[MAX_TEXTS:], labels[MAX_TEXTS:]
+            if not (points or settings or labels):
+                return
 
     def _child_id(self, number: int, name: str, started_at_s: float) -> str:
         """Return the id of a trial's run, after creating it if needed. With the first one, the sweep is running."""
         if not self._is_marked_running:
             self._client.update_run(self.parent_id, status="RUNNING")
             self._is_marked_running = True
-        return str(self.children.find_or_create(number, name, started_at_s).info.run_id)
+        return str(self.children.find_or_create(number, legal_text(name), started_at_s).info.run_id)
 
     def _trial_tags(self, record: TrialRecord) -> dict[str, Any]:
         """Return the tags of a trial's run; those that are None or empty are not written."""
@@ -301,6 +310,32 @@ class Store:
             **_machine_tags(record),
             **record.where,
         }
+
+
+def legal_name(name: str) -> str:
+    """Return the name of a metric or parameter as MLflow allows it: of few characters, and a path without gaps."""
+    parts = re.sub(r"[^\w\-. :/]", "_", name).split("/")
+    legal = "/".join("_" if part in ("", ".", "..") else part for part in parts)
+    if len(legal) <= MAX_NAME_LENGTH:
+        return legal
+    digest = hashlib.sha256(os.fsencode(name)).hexdigest()[:8]
+    return f"{legal[: MAX_NAME_LENGTH - 9]}_{digest}"
+
+
+def _with_legal_names(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values by legal names; of two that would get one name the second is numbered."""
+    legal: dict[str, Any] = {}
+    for name, value in values.items():
+        new = shortest = legal_name(name)
+        while new != name and (new in values or new in legal):
+            new = f"{shortest}_{len(legal)}"
+        legal[new] = value
+    return legal
+
+
+def legal_text(text: str) -> str:
+    """Return a text that every database takes: PostgreSQL refuses NUL, and none encodes half of a surrogate pair."""
+    return text.replace("\0", "\ufffd").encode(errors="replace").decode()
 
 
 def _machine_tags(record: TrialRecord) -> dict[str, Any]:

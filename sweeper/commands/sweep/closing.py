@@ -75,10 +75,10 @@ class FinishedRun:
         is_written = self._write(display, results, summary)
         uri, pending, error = self.plan.config.tracking.uri, tracking.pending, tracking.last_error
         runs_page = mlflow_view.runs_page(tracking.experiment_id, self.plan.name, tracking.view_key)
-        recording = Recording(uri, runs_page, pending, error, is_complete=is_written)
+        recording = Recording(uri, runs_page, pending, error, is_complete=is_written, refused=tracking.refused)
         summary.print(recording, is_over=self.is_over, is_exhausted=study.exhausted)
         has_complete = bool(results.counts.get(TrialStatus.COMPLETE))
-        is_complete = has_complete and is_written and not (results.has_failures or self.error)
+        is_complete = has_complete and is_written and not (results.has_failures or self.error or tracking.refused)
         code = INTERRUPTED if self.is_interrupted else COMPLETE if is_complete else SOME_FAILED
         self.clock.enter("report")
         if not self.is_interrupted:  # then there is no report

@@ -22,7 +22,7 @@ from mlflow.exceptions import MlflowException
 from sweeper.common.trials import TrialRecord
 from sweeper.results.mlflow_results import SqliteReader
 from sweeper.tracking.client import TrackingClient
-from sweeper.tracking.mlflow_store import TRIAL_NUMBER, default_uri
+from sweeper.tracking.mlflow_store import REFUSED, TRIAL_NUMBER, default_uri
 from sweeper.tracking.mlflow_view import TAG_PREFIX, RankedTrial, SweepView
 from sweeper.tracking.process import describe_error
 from sweeper.tracking.store import Store
@@ -205,9 +205,18 @@ def test_an_error_costs_one_lookup(uri: str, workspace: Workspace, monkeypatch: 
     assert len(workspace.runs("trial")) == 1 and len(filters) == 1
 
 
-def test_characters_that_mlflow_does_not_allow_in_a_metrics_name_are_replaced(uri: str, workspace: Workspace) -> None:
-    open_store(uri).write_trial(trial_record(0, {}, metrics={"rate (GB/s)": 2.0}))
-    assert workspace.runs("trial")[0].data.metrics["rate _GB/s_"] == 2.0
+def test_names_and_texts_that_mlflow_does_not_allow_are_replaced(uri: str, workspace: Workspace) -> None:
+    names = ["rate (GB/s)", "rate [GB/s]", "train//loss", "/a", "a/", "", "../up", "n" * 300, "n" * 301]
+    metrics = {name: float(place) for place, name in enumerate(names, start=2)}
+    many = {f"m{place}": 0.5 for place in range(1500)}
+    open_store(uri).write_trial(trial_record(0, {"text": "a\udc80"}, metrics={**metrics, **many}, reason="b\0"))
+    (run,) = workspace.runs("trial")
+    by_value = {value: name for name, value in run.data.metrics.items()}
+    legal = [by_value[value] for value in metrics.values()]
+    assert legal[:7] == ["rate _GB/s_", "rate _GB/s__1", "train/_/loss", "_/a", "a/_", "_", "_/up"]
+    assert {len(name) for name in legal[7:]} == {250} and legal[7] != legal[8]
+    assert (run.data.params["text"], run.data.tags["reason"]) == ("a?", "b\ufffd")
+    assert run.data.metrics.items() >= many.items()
 
 
 def test_sweeps_of_the_same_name_in_one_store_are_kept_apart(uri: str) -> None:
@@ -259,6 +268,8 @@ def test_the_client_records_trials_steps_results_and_the_report(uri: str, worksp
     lock_fd = os.open(workspace.path, os.O_RDONLY)
     client = TrackingClient(store_arguments(uri), workspace.path, workspace.path, lock_fd)
     client.log_step(0, "0000", 1, 1e9, {"score": 0.5})
+    bad = trial_record(3, {}, metrics={"score": "fast"})
+    client.log_trial(bad)  # no later one waits for it
     client.log_trial(record(0))
     results = {"status": "FINISHED", "metrics": {"best_score": 1.5}, "tags": {}, "artifacts": {}, "plots": []}
     assert client.close(results, VIEW, patience_s=60), client.last_error
@@ -267,8 +278,10 @@ def test_the_client_records_trials_steps_results_and_the_report(uri: str, worksp
     assert client.is_open and client.pending == 0 and client.last_error == ""
     client.detach()
     os.close(lock_fd)
-    (run,) = workspace.runs("trial")
+    run, refused = sorted(workspace.runs("trial"), key=lambda run: run.data.tags[TRIAL_NUMBER])
     assert run.info.status == "FINISHED" and run.data.metrics["steps/score"] == 0.5
+    assert list(client.refused) == [3] and "fast" in client.refused[3]
+    assert refused.info.status == "FINISHED" and refused.data.tags[REFUSED] == client.refused[3]
     (parent,) = workspace.runs("sweep")
     assert parent.info.status == "FINISHED" and parent.data.metrics["best_score"] == 1.5
     link = f"[report.html](#/experiments/{client.experiment_id}/runs/{parent.info.run_id}/artifacts/report.html)"
