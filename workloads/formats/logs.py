@@ -1,8 +1,8 @@
 """Parse the logs of trainers line by line: step numbers, metrics, and the configuration that the program reports.
 
-Supported are Megatron-LM, the programs built on it (Megatron-DeepSpeed, Primus, Megatron-Bridge, NeMo), and torchtitan,
-with or without what a launcher writes before each line. Where a program prints a pair of this step and the mean so far
-(`7443.9/7491.0`), the step's value is taken. A value that the log does not contain stays unknown.
+The formats are the rows of `workloads.formats.log_formats`, with or without what a launcher writes before a line. The
+first row whose line is found is the log's trainer; lines of others are ignored. Where a program prints a pair of this
+step and the mean so far (`7443.9/7491.0`), the step's value is taken. What the log does not contain stays unknown.
 """
 
 from __future__ import annotations
@@ -11,43 +11,16 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from workloads.api.contract import Scalar
 from workloads.formats import megatron, torchtitan
+from workloads.formats.log_formats import FORMATS, GIB, NUMBER, RATES, SUFFIXES, LogFormat, Metrics
 
 LONGEST_LINE = 65536  # characters; no step's line is longer, and only the beginning of a longer line is parsed
 LONGEST_ENTRY = 1024  # characters of a line with an entry of the configuration
-GIB = 2**30
 
-# A metric's name in this project, the factor to this project's unit, and the names under which programs print it.
-_PRINTED_METRICS = (
-    ("step_time_s", 1e-3, ("elapsed time per iteration (ms)",)),
-    ("step_time_s", 1.0, ("train_step_timing in s",)),
-    # Of one GPU, also the `TFLOPs` of Megatron-DeepSpeed.
-    ("tflops_per_gpu", 1.0, ("throughput per GPU (TFLOP/s/GPU)", "compute per GPU (TFLOP/s/GPU)")),
-    ("tflops_per_gpu", 1.0, ("TFLOPS_per_GPU", "TFLOPs", "tflops")),
-    ("tokens_per_s_per_gpu", 1.0, ("tokens per GPU (tokens/s/GPU)", "tokens/s/GPU inst/harmonic mean")),
-    # `wps` of torchtitan of 2024: words are tokens, of one GPU.
-    ("tokens_per_s_per_gpu", 1.0, ("tokens/sec/GPU", "tokens_per_sec_per_gpu", "tps", "wps")),
-    ("mfu", 0.01, ("mfu",)),
-    # The second as Megatron's port for Ascend spells it.
-    ("global_batch", 1.0, ("global batch size", "gloabl batch size", "global_batch_size")),
-    ("sequence_length", 1.0, ("actual seqlen",)),
-    ("skipped_iterations", 1.0, ("number of skipped iterations",)),
-    ("loss", 1.0, ("lm loss", "reduced_train_loss", "loss")),
-    ("grad_norm", 1.0, ("grad norm", "grad_norm")),
-    # What the allocator reserved, or what the driver saw in use; Primus writes GB and means GiB.
-    (
-        "peak_device_gib",
-        1.0,
-        ("memory", "hip mem usage/free/total/usage_ratio", "rocm mem usage/free/total/usage_ratio"),
-    ),
-    ("peak_device_gib", 1 / GIB, ("peak_memory_usage",)),
-    ("device_memory_share", 1.0, ("mem usages",)),
-)
-METRICS = {printed: (name, factor) for name, factor, names in _PRINTED_METRICS for printed in names}
-STEP_SIZES = ("global_batch", "sequence_length")  # the sizes of a step, which are no results
+STEP_SIZES = ("global_batch", "sequence_length", "batch_tokens")  # the sizes of a step, which are not results
 
 # Names in a line about a rank's memory. Megatron's MB are MiB; the other line has GB of 10^9 bytes.
 MEMORY = {
@@ -64,9 +37,16 @@ CONFIG = {name.key: name.field for name in (*megatron.NAMES, *torchtitan.NAMES) 
     "rampup_batch_size": "batch_rampup",
     "world_size": "gpus",
     "training.batch_size": "micro_batch",  # torchtitan of 2024
+    # GPT-NeoX and DeepSpeed
+    "train_batch_size": "global_batch",
+    "train_micro_batch_size_per_gpu": "micro_batch",
+    "model_parallel_size": "tp",
+    "pipe_parallel_size": "pp",
     "activation_checkpoint.mode": "checkpointing",
     "compile.enable": "compile",
 }
+# What DeepSpeed prints in `[config.py:…]` and means as others do; its world size is of data parallelism.
+DEEPSPEED_OWN = ("train_batch_size", "train_micro_batch_size_per_gpu")
 DTYPES = {
     name: dtype
     for dtype, names in {
@@ -77,16 +57,26 @@ DTYPES = {
     for name in names
 }
 
-_NUMBER = r"[-+]?\d[\d,]*(?:\.\d+)?(?:[eE][-+]?\d+)?"
-_VALUE = rf"(?:{_NUMBER}|[-+]?(?:nan|NaN|NAN|inf|Inf)\b)"
-_TIME = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d(?:[.,]\d+)?")
-_ITERATION = re.compile(r"\biteration:?\s+(\d+)\s*/\s*(\d+)\s*\|")
+_TIMES = (  # of a line, with their formats; nanotron's have no year
+    (re.compile(r"\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d(?:[.,]\d{1,6})?"), "%Y-%m-%d %H:%M:%S"),
+    (re.compile(r"(?<=\[)\d{8} \d\d:\d\d:\d\d(?:\.\d{1,6})?"), "%Y%m%d %H:%M:%S"),  # Primus
+    (re.compile(r"\b\d\d/\d\d/\d{4} \d\d:\d\d:\d\d"), "%m/%d/%Y %H:%M:%S"),
+    (re.compile(r"\b\d\d/\d\d \d\d:\d\d:\d\d"), "%m/%d %H:%M:%S"),
+)
+# After a validation torchtitan starts its clock again, and NeMo Automodel trains on.
+_VALIDATION = re.compile(r"\bvalidate step:\s*(\d+)|\[val\].*?\bstep (\d+)")
 _EPOCH = re.compile(r"\bTraining epoch (\d+),")
 _GLOBAL_STEP = re.compile(r"\bglobal_step: (\d+)")
-_TITAN_STEP = re.compile(r"\bstep:\s*(\d+)\s+loss:")
-_TITAN_METRIC = re.compile(rf"\b(\w+):\s*({_VALUE})")
-_BRIDGE = re.compile(rf"Step Time\s*:\s*({_NUMBER})\s*s GPU utilization:\s*({_NUMBER})\s*(?:MODEL_)?TFLOP/s/GPU")
-ARGUMENT = re.compile(r"(?:^|\s)(\w+) \.{3,} (\S.*?)\s*$")
+_BRIDGE = re.compile(rf"Step Time\s*:\s*({NUMBER})\s*s GPU utilization:\s*({NUMBER})\s*(?:MODEL_)?TFLOP/s/GPU")
+# GPT-NeoX says behind further dots whether the value is its default.
+ARGUMENT = re.compile(r"(?:^|\s)(\w+) \.{3,} (\S.*?)(?:\.+(?:updated|default)?)?\s*$")
+# Lines of nanochat, NeMo Automodel and Composer with numbers of the configuration: the names of their groups.
+_CONFIG_LINES = (
+    ("Total batch size", re.compile(r"\bTotal batch size ([\d,]+) => gradient acc"), ("batch_tokens",)),
+    ("micro-batch / rank", re.compile(r"micro-batch / rank: (\d+) x (\d+) ="), ("micro_batch", "sequence_length")),
+    ("World size:", re.compile(r"\bWorld size: (\d+)"), ("gpus",)),
+    ("sequence_length=", re.compile(r"\bsequence_length=(\d+)\b"), ("sequence_length",)),  # nanotron
+)
 WORLD_SIZE = re.compile(r"\busing world size: (\d+)")
 # A line of JSON behind whatever a launcher writes before it: the spaces, the key and the value.
 _JSON_ENTRY = re.compile(r'^(?:.*?[^ ])??( +)"(\w+)": (.+?),?$')
@@ -111,13 +101,16 @@ class Step:
     number: int
     metrics: Mapping[str, float]
     start: int = 0  # how often the program had been restarted before
+    resolution_s: float = 0.0  # what its time was rounded to
+    is_by_clock: bool = False  # its time is the difference of two lines' timestamps
 
 
 @dataclass
 class LogReader:
     """Reads a log line by line. After a restart the attributes are those of the new start."""
 
-    kind: str = ""  # the program that wrote the log, known once it has printed a step
+    format: LogFormat | None = None  # of the trainer that wrote the log, known once it has printed a step
+    kind: str = ""  # its program
     reported_config: dict[str, Scalar] = field(default_factory=dict)  # the configuration that the program reports
     mesh: dict[str, int] = field(default_factory=dict)  # the degrees of the device mesh that torchtitan built
     # the most memory that any rank has reported outside the lines of steps
@@ -130,80 +123,145 @@ class LogReader:
     _start: int = 0
     _last: int = -1
     _second_last: int = -1
-    _last_time: datetime | None = None
+    _clock: tuple[int, datetime] | None = None  # the last step with a later timestamp than those before, and its time
+    _total_tokens: tuple[int, float] | None = None  # the last step with a count of all tokens, and the count
+    _block: tuple[LogFormat, int, str, dict[str, str]] | None = None  # a step whose metrics are on lines of their own
     _section: str = ""
     _section_indent: int = 0
-    _pending: dict[str, float] = field(default_factory=dict)
+    _pending: dict[str, str] = field(default_factory=dict)
 
     def feed(self, line: str) -> Step | None:
-        """Parse one line and return the step that it reports. A step that several ranks print is returned once."""
+        """Parse one line and return the step that it completes. A step that several ranks print is returned once.
+
+        A step whose metrics are on lines of their own is complete at the first other line.
+        """
         line = strip_colours(line[:LONGEST_LINE]).rstrip()
-        if "iteration" in line and (match := _ITERATION.search(line)):
-            number = int(match[1])
-            if global_step := _GLOBAL_STEP.search(line):
-                number = int(global_step[1])
-            elif epoch := _EPOCH.search(line):  # of NeMo: the iteration begins again from 0 to the printed last
-                number += int(epoch[1]) * (int(match[2]) + 1)
-            return self._make_step(number, self._read_pairs(line), line)
-        if "step:" in line and (match := _TITAN_STEP.search(line)):
-            self.kind = "torchtitan"
-            printed = {name: _parse_number(text) for name, text in _TITAN_METRIC.findall(line[match.start() :])}
-            return self._make_step(int(match[1]), _rename_metrics(printed), line)
+        step = None
+        if self._block:
+            row, number, head, texts = self._block
+            if row.body and row.body.search(line):
+                texts |= _read_texts(row, line)
+                return None
+            self._block, step = None, self._make_step(row, number, texts, head)
+        for row in FORMATS:
+            if row.hint in line and (match := row.step.search(line)) and self._select(row):
+                number = self._read_number(match, line)
+                if row.body:
+                    self._block = (row, number, line, {})
+                    return step
+                texts, self._pending = self._pending | _read_texts(row, line[match.start(1) :], line), {}
+                return self._make_step(row, number, texts, line)
         if match := _BRIDGE.search(line):
             self.unnumbered_steps += 1
-            self._pending = {"step_time_s": _parse_number(match[1]), "tflops_per_gpu": _parse_number(match[2])}
+            self._pending = {"train_step_timing in s": match[1], "tflops": match[2]}
         elif "%|" in line and _PROGRESS_BAR.search(line):
             self.has_progress_bar = True
         elif "memory (" in line:
-            for name, value in _split_pairs(line).items():
-                if name in MEMORY:
+            for name, text in _read_texts(FORMATS[0], line).items():
+                if name in MEMORY and math.isfinite(value := _parse_number(text)[0]):
                     ours, factor = MEMORY[name]
                     self.memory[ours] = max(factor * value, self.memory.get(ours, 0.0))
+        elif (validation := _VALIDATION.search(line)) and (timestamp := _parse_timestamp(line)):
+            self._clock = (int(validation[1] or validation[2]), timestamp[0])
         elif len(line) <= LONGEST_ENTRY:
             self._read_configuration(line)
-        return None
+        return step
 
-    def _read_pairs(self, line: str) -> dict[str, float]:
-        """Return the metrics of a line of `name: value |` pairs."""
-        if "Training epoch" in line:
-            self.kind = "NeMo"
-        elif self._pending:
-            self.kind = "Megatron-Bridge"
-            self.unnumbered_steps -= 1
-        elif match := _RANK_OF.search(line):
-            self.kind = "Primus"
-            self.reported_config.setdefault("gpus", int(match[1]))
-        elif not self.kind:
-            self.kind = "Primus" if re.search(r"\(ms\): [\d.]+/|tokens per GPU", line) else "Megatron-LM"
-        metrics = self._pending | _rename_metrics(_split_pairs(line))
-        self._pending = {}
-        return metrics
+    def _select(self, row: LogFormat) -> bool:
+        """Return whether a step's line is the log's trainer's. The first one is, and those of its family.
 
-    def _make_step(self, number: int, metrics: dict[str, float], line: str) -> Step | None:
+        A trainer that runs on DeepSpeed takes the place of DeepSpeed, whose steps do not count then.
+        """
+        known = self.format
+        if known and known.log_family != row.log_family:
+            if not known.is_library or row.is_library:
+                return False
+            self._start = 0
+            self._last = self._second_last = -1
+            self._clock = None
+            known = None
+        # A general line does not take the place of a program's own, such as Primus's below Megatron-LM's.
+        if known is None or FORMATS.index(row) < FORMATS.index(known):
+            self.format, self.kind = row, row.program
+        if self._pending:
+            self.kind, self.unnumbered_steps = "Megatron-Bridge", self.unnumbered_steps - 1
+        return True
+
+    def _read_number(self, match: re.Match[str], line: str) -> int:
+        if rank := _RANK_OF.search(line):
+            self.reported_config.setdefault("gpus", int(rank[1]))
+        if global_step := _GLOBAL_STEP.search(line):
+            return int(global_step[1])
+        if epoch := _EPOCH.search(line):  # of NeMo: the iteration begins again from 0 to the printed last
+            return int(match[1]) + int(epoch[1]) * (int(match[2]) + 1)
+        return int(match[1])
+
+    def _make_step(self, row: LogFormat, number: int, texts: Mapping[str, str], line: str) -> Step | None:
         """Return the step, with its time from the lines' timestamps if it is not printed; None for a known step."""
-        timestamp = _parse_timestamp(line)
         if number < self._second_last:  # ranks are at most one printed step apart: the program was restarted
             self._begin_start()
         elif number <= self._last:
             return None
-        if "step_time_s" not in metrics and timestamp and self._last_time and timestamp > self._last_time:
-            metrics["step_time_s"] = (timestamp - self._last_time).total_seconds() / (number - self._last)
-        self._second_last, self._last, self._last_time = self._last, number, timestamp or self._last_time
+        metrics, resolutions = _rename_metrics(row.metrics, texts)
+        if row.is_of_interval and "step_time_s" in metrics:
+            steps = number - self._last if self._last >= 0 else 1 if number == 1 else 0
+            time_s, resolutions["step_time_s"] = metrics.pop("step_time_s"), resolutions["step_time_s"] / (steps or 1)
+            metrics |= {"step_time_s": time_s / steps} if steps else {}
+        self._derive(number, metrics, resolutions)
+        resolution_s = resolutions.get("step_time_s", 0.0)
+        is_by_clock = "step_time_s" not in metrics
+        if timestamp := _parse_timestamp(line):
+            time, tick_s = timestamp
+            number_before, before = self._clock or (number, time)
+            if is_by_clock and number > number_before and time > before:
+                steps = number - number_before
+                metrics["step_time_s"] = (time - before).total_seconds() / steps
+                resolution_s = 2 * tick_s / steps  # both are cut off
+            if not self._clock or time > before:
+                self._clock = (number, time)
+        self._second_last, self._last = self._last, number
         if "sequence_length" in metrics:
             self.reported_config["sequence_length"] = int(metrics["sequence_length"])
-        return Step(number, self.memory | metrics, self._start)
+        return Step(number, self.memory | metrics, self._start, resolution_s, is_by_clock)
+
+    def _derive(self, number: int, metrics: dict[str, float], resolutions: dict[str, float]) -> None:
+        """Replace rates by what follows from them: the time and the tokens of a step, and tokens per second."""
+        rates = {name: metrics.pop(name) for name in RATES if name in metrics}
+        samples_per_s, batches_per_s = rates.get("samples_per_s", 0.0), rates.get("batches_per_s", 0.0)
+        batch = metrics.get("global_batch") or self.reported_config.get("global_batch")
+        if "step_time_s" not in metrics and isinstance(batch, int | float) and samples_per_s > 0:
+            batches_per_s, resolutions["batches_per_s"] = samples_per_s / batch, resolutions["samples_per_s"] / batch
+        if "step_time_s" not in metrics and batches_per_s > 0:
+            metrics["step_time_s"] = 1 / batches_per_s
+            resolutions["step_time_s"] = resolutions["batches_per_s"] / batches_per_s**2
+        time_s = metrics.get("step_time_s", 0.0)
+        if samples_per_s and time_s > 0 and not batch:
+            metrics["global_batch"] = float(round(samples_per_s * time_s))
+        length = metrics.get("sequence_length") or self.reported_config.get("sequence_length")
+        if samples_per_s and isinstance(length, int | float):
+            metrics.setdefault("tokens_per_s", samples_per_s * length)
+        # nanotron's batch is one of tokens if it is what is trained on in the time of a step.
+        tokens = metrics.get("tokens_per_s", 0.0) * time_s
+        if tokens and "global_batch" in metrics and abs(tokens / metrics["global_batch"] - 1) < 0.03:
+            metrics["batch_tokens"] = metrics.pop("global_batch")
+        if total := rates.get("total_tokens"):
+            if self._total_tokens and number > self._total_tokens[0]:
+                tokens = (total - self._total_tokens[1]) / (number - self._total_tokens[0])
+                if tokens > 1000 * resolutions["total_tokens"]:
+                    self.reported_config["batch_tokens"] = round(tokens)
+            self._total_tokens = (number, total)
 
     def _begin_start(self) -> None:
         self._start += 1
         self._last = self._second_last = -1
-        self._last_time = None
+        self._clock = self._total_tokens = None
         self.memory = {}
 
     def _read_configuration(self, line: str) -> None:
         """Store a configuration entry or the device, if the line reports one."""
         if match := _JSON_ENTRY.match(line):
             self._read_json_entry(len(match[1]), match[2], match[3])
-        elif (match := ARGUMENT.search(line)) and "[config.py:" not in line:  # DeepSpeed's world size is another one
+        elif (match := ARGUMENT.search(line)) and ("[config.py:" not in line or match[1] in DEEPSPEED_OWN):
             # Megatron trains in `bf16` or `fp16`, and in fp8 beside one of them.
             name, text = match[1], match[2]
             if name in ("bf16", "fp16") and text == "True":
@@ -222,6 +280,10 @@ class LogReader:
             self.device = match[1]
         elif _TITAN_FP8.search(line):
             self._store_dtype("fp8")
+        elif line_of := next((row for row in _CONFIG_LINES if row[0] in line), None):
+            if match := line_of[1].search(line):
+                for name, text in zip(line_of[2], match.groups(), strict=True):
+                    self._store(name, int(text.replace(",", "")))
         elif "Running with config" in line:
             self._section = ""
 
@@ -273,29 +335,49 @@ class LogReader:
             self.reported_config.setdefault("global_batch", micro_batch * ranks)
 
 
-def _split_pairs(line: str) -> dict[str, float]:
-    """Return the numbers of a line of `name: value |` pairs."""
-    pairs = (part.rpartition(":") for part in line.split("|"))
-    numbers = ((name.strip(), re.match(rf"\s*({_VALUE})", text)) for name, _, text in pairs)
-    return {name: _parse_number(number[1]) for name, number in numbers if number}
+def _read_texts(row: LogFormat, *lines: str) -> dict[str, str]:
+    """Return the values of lines as they are printed, by name; of several the last one."""
+    return {match["name"]: match["value"] for line in lines for pair in row.pairs for match in pair.finditer(line)}
 
 
-def _rename_metrics(printed: Mapping[str, float]) -> dict[str, float]:
-    """Return the known metrics under this project's names, in its units. Only a loss may be no finite number."""
-    known = ((*METRICS[name], value) for name, value in printed.items() if name in METRICS)
-    return {ours: factor * value for ours, factor, value in known if math.isfinite(value) or ours == "loss"}
+def _rename_metrics(known: Metrics, texts: Mapping[str, str]) -> tuple[dict[str, float], dict[str, float]]:
+    """Return the known metrics under this project's names, in its units, and what each was rounded to.
+
+    Only a loss may be no finite number.
+    """
+    metrics, resolutions = {}, {}
+    for name, text in texts.items():
+        if name in known:
+            ours, factor = known[name]
+            value, resolution = _parse_number(text)
+            if math.isfinite(value) or ours == "loss":
+                metrics[ours], resolutions[ours] = factor * value, factor * resolution
+    return metrics, resolutions
 
 
-def _parse_number(text: str) -> float:
-    return float(text.replace(",", ""))
+def _parse_number(text: str) -> tuple[float, float]:
+    """Return a number such as 1,234.5, 1.2E+01 or 11.4K, and the unit of its last digit."""
+    digits = text.removesuffix("FLOPS").replace(",", "")
+    suffix = digits[-1] if digits[-1] in SUFFIXES else ""
+    digits = digits.removesuffix(suffix)
+    mantissa, _, exponent = digits.lower().partition("e")
+    scale = SUFFIXES[suffix] * 10.0 ** max(-300, min(int(exponent or 0) if exponent.lstrip("+-").isdigit() else 0, 300))
+    return float(digits) * SUFFIXES[suffix], scale * 10.0 ** -len(mantissa.partition(".")[2])
 
 
-def _parse_timestamp(line: str) -> datetime | None:
-    match = _TIME.search(line)
-    try:
-        return datetime.fromisoformat(match[0].replace(",", ".")) if match else None
-    except ValueError:
-        return None
+def _parse_timestamp(line: str) -> tuple[datetime, float] | None:
+    """Return the first time of a line and the seconds of its last digit."""
+    for pattern, form in _TIMES:
+        if match := pattern.search(line):
+            text, _, fraction = match[0].replace(",", ".").replace("T", " ").partition(".")
+            try:
+                # A leap year, of which every date exists.
+                text, form = (text, form) if "%Y" in form else (f"2000 {text}", f"%Y {form}")
+                time = datetime.strptime(text, form)
+            except ValueError:
+                return None
+            return time + timedelta(seconds=float(f"0.{fraction or 0}")), 10.0 ** -len(fraction)
+    return None
 
 
 def _parse_scalar(text: str) -> Scalar:
