@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 import statistics
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ MAX_COUNT = 10**15  # no batch and no sequence has more
 MAX_DEVICES = 10**6
 WARMUP_RULE = "leading steps of more than 1.2 times the median of the second half are warm-up"
 OUR_FLOPS = "causal"  # how this project counts a model's FLOPs: see docs/metrics.md
+TRAINING_DTYPES = ("bf16", "fp16", "fp8")
 POWER_OF_TWO_TOLERANCE = 0.1  # a claimed rate may include the warm-up
 MAX_LENGTH_FACTOR = 1024  # between the stated sequence length and one that explains a claim
 FLOPS_CLAIMS = frozenset({"tflops", "tflops_per_gpu", "mfu", "hfu"})
@@ -61,6 +62,7 @@ class ImportedResult:
     name: str
     params: dict[str, Any]
     step_times_s: tuple[float, ...] = ()
+    step_resolution_s: float = 0.0  # what the step times were rounded to
     tokens_per_step: int = 0
     devices: int | None = None
     device: str = ""
@@ -128,6 +130,7 @@ def _derive(result: ImportedResult, times_s: tuple[float, ...], statistic: str) 
     measurement = Measurement(
         executed={},
         step_times_s=times_s,
+        step_resolution_s=result.step_resolution_s,
         of_gang=True,
         statistic=statistic,
         tokens_per_step=result.tokens_per_step,
@@ -158,7 +161,8 @@ def find_contradictions(result: ImportedResult, derived: Mapping[str, float]) ->
     total, per_gpu = wrong.get("tokens_per_s"), wrong.get("tokens_per_s_per_gpu")
     if total is not None and per_gpu is not None and abs(per_gpu - total) <= CLAIM_TOLERANCE * total:
         del wrong["tokens_per_s_per_gpu"]
-    contradictions = [
+    contradictions = [*_find_impossible_claims(result)]
+    contradictions += [
         f"claimed {name} {format_number(claims.values[name])}, but the {claims.statistic} of the same steps gives "
         f"{format_number(ours[name])}{_suggest_sequence_length(result, name, ratio)}"
         for name, ratio in wrong.items()
@@ -168,6 +172,23 @@ def find_contradictions(result: ImportedResult, derived: Mapping[str, float]) ->
     if impossible := derivation.describe_impossible(derived):
         contradictions.append(impossible.partition(".")[0])
     return [*result.contradictions, *contradictions]
+
+
+def _find_impossible_claims(result: ImportedResult) -> Iterator[str]:
+    """Yield a message for a claim above the dense peak of the device, and for an MFU that does not fit the rate."""
+    claims, hardware = result.claims.values, get_hardware(result.device)
+    peaks, dtype = hardware.dense_peak_tflops if hardware else {}, str(result.params.get("dtype", ""))
+    # Without a data type it may be fp8.
+    peak = peaks.get(dtype) or max((peaks.get(name) or 0.0 for name in TRAINING_DTYPES), default=0.0)
+    tflops, mfu, bf16_peak = claims.get("tflops_per_gpu", 0.0), claims.get("mfu", 0.0), peaks.get("bf16")
+    if tflops and peak and tflops > peak:
+        of_dtype = f"dense {dtype} peak" if dtype in peaks else "highest dense peak"
+        yield f"the claimed {format_number(tflops)} TFLOP/s are above the device's {of_dtype} of {format_number(peak)}"
+    if mfu > 1:
+        yield f"the stated MFU is {mfu:.1%}: no device computes more than its peak"
+    elif mfu and tflops and bf16_peak and abs(mfu * bf16_peak / tflops - 1) > CLAIM_TOLERANCE:
+        rate = f"{format_number(tflops)} TFLOP/s are {tflops / bf16_peak:.1%} of the dense bf16 peak"
+        yield f"the stated MFU is {mfu:.1%}, but {rate}"
 
 
 def _suggest_sequence_length(result: ImportedResult, name: str, ratio: float) -> str:

@@ -21,11 +21,11 @@ from workloads.formats.printed import read_printed_layout
 DETECTION_BYTES = 64 * 2**20  # a log has to show a step within them
 CONFIGURATION_BYTES = 2**20  # a program prints its configuration before its steps
 MAX_STEPS = 1_000_000
-CLAIMS = ("tokens_per_s_per_gpu", "tflops_per_gpu", "mfu")
+CLAIMS = ("tokens_per_s", "tokens_per_s_per_gpu", "tflops_per_gpu", "mfu", "hfu")
 MEMORY = (*MEMORY_METRICS, "device_memory_share")
 DEGREES = ("tp", "pp", "cp", "dp", "dp_replicate", "dp_shard")
-FLOPS_OF = {"torchtitan": "full attention"}  # how a program counts the FLOPs that it states
-DTYPE_OF = {"torchtitan": "bf16"}  # its default, which it does not print
+MIN_AGREEING_STEPS = 3  # as few as are enough to take longer steps for pauses
+LENGTH_STEP = 128  # tokens: lengths of sequences that follow from printed rates are multiples
 MIN_PRECISE_CLAIM = 10.0  # below it a claim's one or two decimals are too coarse for a comparison of steps
 
 
@@ -65,7 +65,34 @@ class Run:
         """Return the number of devices: as reported, else the product of the degrees of Megatron."""
         sizes = {name: imported.as_positive_int(value) for name, value in self.log.reported_config.items()}
         product = math.prod(sizes.get(name) or 0 for name in ("dp", "tp", "pp")) * (sizes.get("cp") or 1)
-        return imported.as_device_count(sizes.get("gpus")) or imported.as_device_count(product)
+        known = imported.as_device_count(sizes.get("gpus")) or imported.as_device_count(product)
+        if known or self.log.format is None or self.log.format.counts_model_replicas:
+            return known
+        total, of_one = (self.get_median(name) for name in ("tokens_per_s", "tokens_per_s_per_gpu"))
+        ratio = total / of_one if total and of_one else 0.0
+        return imported.as_device_count(round(ratio)) if abs(ratio - round(ratio)) < 0.02 * ratio else None
+
+    def get_median(self, name: str) -> float:
+        """Return the median of a metric over the steady steps; 0 where it is not printed."""
+        return statistics.median([step.metrics.get(name, 0.0) for step in self.steady_steps])
+
+    def count_tokens(self) -> tuple[int, str]:
+        """Return the tokens of a step, 0 where they are unknown, and how they follow from other values."""
+        batch, length = self.get_size("global_batch"), self.get_size("sequence_length")
+        if batch and length:
+            return batch * length, ""
+        if tokens := self.get_size("batch_tokens"):
+            return tokens, ""
+        tokens = round(
+            self.get_median("tokens_per_s")
+            * statistics.median([step.metrics["step_time_s"] for step in self.steady_steps])
+        )
+        if tokens and batch and round(tokens / batch / LENGTH_STEP):
+            tokens = batch * LENGTH_STEP * round(tokens / batch / LENGTH_STEP)
+        return (
+            tokens,
+            "the tokens of a step are not printed: they are the printed tokens/s x its time" if tokens else "",
+        )
 
 
 def is_log(path: Path) -> bool:
@@ -125,9 +152,14 @@ def _read_runs(path: Path, reader: LogReader) -> list[Run]:
     runs: dict[tuple[Any, ...], Run] = {}
     steps = 0
     with path.open("rb") as file:
-        while line := file.readline(LONGEST_LINE):
-            step = reader.feed(line.decode(errors="replace"))
-            if step is None or not line.endswith(b"\n"):
+        is_last = False
+        while not is_last:
+            line = file.readline(LONGEST_LINE)
+            is_last = not line
+            before, step = reader.format, reader.feed(line.decode(errors="replace"))
+            if before and reader.format and before.log_family != reader.format.log_family:
+                runs.clear()  # steps of the library that the trainer runs on
+            if step is None or not (is_last or line.endswith(b"\n")):
                 continue
             steps += 1
             if steps > MAX_STEPS:
@@ -141,10 +173,16 @@ def _read_runs(path: Path, reader: LogReader) -> list[Run]:
 
 def _build_result(name: str, run: Run, program: str, notes: Sequence[str]) -> ImportedResult:
     batch, length = run.get_size("global_batch"), run.get_size("sequence_length")
-    log, steps, steady_steps, notes = run.log, run.timed_steps, run.steady_steps, list(notes)
-    params = {name: value for name, value in {**log.reported_config, **log.mesh}.items() if name != "gpus"}
+    log, steps, steady_steps, (tokens, origin) = run.log, run.timed_steps, run.steady_steps, run.count_tokens()
+    notes = [*notes, origin] if origin else list(notes)
+    length = length or (tokens // batch if origin and batch else None)
+    params = {
+        name: value
+        for name, value in {**log.reported_config, **log.mesh}.items()
+        if name not in ("gpus", "batch_tokens")
+    }
     params |= {"sequence_length": length, "global_batch": batch}
-    params |= {"model": log.model, "dtype": log.dtype or DTYPE_OF.get(program, "")}
+    params |= {"model": log.model, "dtype": log.dtype or (log.format.dtype if log.format else "")}
     metrics = {}
     for metric in (*CLAIMS, *MEMORY):
         of_steps = steady_steps if metric in CLAIMS else run.steps
@@ -162,10 +200,11 @@ def _build_result(name: str, run: Run, program: str, notes: Sequence[str]) -> Im
         name=name,
         params={name: value for name, value in params.items() if value not in (None, "")},
         step_times_s=run.times_s,
-        tokens_per_step=(batch or 0) * (length or 0),
+        step_resolution_s=statistics.median([step.resolution_s for step in steady_steps]),
+        tokens_per_step=tokens,
         devices=run.count_devices(),
         device=log.device,
-        claims=Claims(claims, flops=FLOPS_OF.get(program, "its own")),
+        claims=Claims(claims, flops=log.format.flops if log.format else "its own"),
         metrics=log.memory | memory,  # the most of any step and rank
         machine_info={"program": program, "loss": f"{losses[-1]:g}" if losses else ""},
         contradictions=tuple(_find_contradictions(run, claims)),
@@ -186,15 +225,22 @@ def _find_contradictions(run: Run, claims: Mapping[str, float]) -> Iterator[str]
         yield f"the parallel degrees {layout} do not give {gpus} GPUs"
     steady_steps = run.steady_steps
     for name, unit in (("tokens_per_s_per_gpu", "tokens"), ("tflops_per_gpu", "TFLOP")):
-        rates = [(step.metrics.get(name, 0.0), step.metrics["step_time_s"]) for step in steady_steps]
-        work = [rate * time_s for rate, time_s in rates if rate >= MIN_PRECISE_CLAIM]
+        work = [
+            step.metrics[name] * step.metrics["step_time_s"]
+            for step in steady_steps
+            if step.metrics.get(name, 0) >= MIN_PRECISE_CLAIM
+        ]
+        if all(step.is_by_clock for step in steady_steps):
+            work = _leave_out_pauses(work)
         if work and max(work) > (1 + imported.CLAIM_TOLERANCE) * min(work):  # equal steps are equal work
             amounts = f"{format_number(min(work))} to {format_number(max(work))} {unit} a step and GPU"
             yield f"the claimed {name} times the step time is {amounts}, though all steps are of the same size"
-    hardware = imported.get_hardware(run.log.device)
-    peak_tflops = hardware.dense_peak_tflops.get("bf16") if hardware else None
-    if peak_tflops and (mfu := claims.get("mfu")) and (tflops := claims.get("tflops_per_gpu")):
-        derived_mfu = tflops / peak_tflops
-        if abs(mfu / derived_mfu - 1) > imported.CLAIM_TOLERANCE:
-            rate = f"{format_number(tflops)} TFLOP/s are {derived_mfu:.1%} of the dense bf16 peak"
-            yield f"the stated MFU is {mfu:.1%}, but {rate}"
+
+
+def _leave_out_pauses(work: list[float]) -> list[float]:
+    """Return the work of steps, rate x time between two lines, without those of pauses: the rates leave them out.
+
+    A checkpoint or a validation only makes the time longer. The shortest steps have to agree, and to be the majority.
+    """
+    agreeing = [amount for amount in work if amount <= (1 + imported.CLAIM_TOLERANCE) * min(work)]
+    return agreeing if len(agreeing) >= max(MIN_AGREEING_STEPS, len(work) / 2) else work
