@@ -5,7 +5,9 @@
 Each row of the file is a run with its whole configuration (`planner_rows.csv` has the columns). A row that cannot be
 expressed as a job is listed with the reason and not scored. `--calibrate` writes the efficiency of each pair of trainer
 and device, fitted to the rows, and the bands around estimates into the planner's tables. With a source left out, the
-efficiencies are fitted to the rows of all other sources, and a pair without rows takes that of the nearest pair.
+efficiencies are fitted to the rows of all other sources, and a pair without rows takes that of the nearest pair. With
+neutral constants, those that were chosen with rows in sight are left out too (`planner_calibration.NEUTRAL`). The 95%
+interval of a mean error draws whole sources again and again, since the runs of one source err alike.
 """
 
 from __future__ import annotations
@@ -14,24 +16,29 @@ import argparse
 import csv
 import json
 import math
+import random
 import statistics
 import sys
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import combinations
+from itertools import chain, combinations
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from benchmarks.planner_calibration import Pair, calibrate, efficiencies_without, efficiency_of
+from benchmarks.planner_calibration import Pair, calibrate, efficiencies_without, efficiency_of, neutral_constants
 from benchmarks.planner_rows import PublishedRun, UnsupportedRow, read_rows, read_run
 from workloads.estimator.estimate import BANDS, JobEstimate, bands, half_width
 from workloads.estimator.step import estimate_job
 from workloads.layouts.trainers import EFFICIENCIES, efficiencies, find_efficiency
 
 ROWS = Path(__file__).parent / "planner_rows.csv"
+LATER_ROWS = ROWS.with_name("planner_rows_h200_fp32.csv")  # of this project, measured after the step's model was made
 FAMILIES = ("dense", "moe", "memory")
+DRAWS = 2000
+FEW_SOURCES = 5  # draws of fewer repeat too few combinations
 DIFFERENT = 0.10  # layouts whose rates differ by less are not put in order
 LARGE_PERCENT = 25  # beyond this error a row is listed with its cause
 
@@ -63,11 +70,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
     scores = score_all(runs, efficiencies())
     left_out = score_left_out(runs, own_runs)
     if options.calibrate:
-        write_bands(left_out)
+        write_bands(left_out, score_all(read_runs(LATER_ROWS)[0], efficiencies()))
+    with neutral_constants():
+        neutral = score_left_out(runs, own_runs)
+    tables = {
+        "with sources left out, neutral": neutral,
+        "with sources left out": left_out,
+        "with each pair's efficiency": scores,
+    }
     if options.json:
-        print(json.dumps(as_json(scores, left_out, unsupported), indent=1))
+        print(json.dumps(as_json(tables, scores, unsupported), indent=1))
     else:
-        print("\n".join(describe(scores, left_out, unsupported)))
+        print("\n".join(describe(tables, scores, unsupported)))
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -100,17 +114,25 @@ def write_efficiencies(runs: Sequence[PublishedRun]) -> None:
     find_efficiency.cache_clear()
 
 
-def write_bands(left_out: Sequence[Score]) -> None:
-    """Write how far the estimates of each family are from runs of sources that the efficiencies know nothing of."""
+def write_bands(left_out: Sequence[Score], later: Sequence[Score]) -> None:
+    """Write how far estimates are from runs of sources that the efficiencies know nothing of, and from later runs."""
     with BANDS.open("w", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(["family", "error_percent", "runs", "devices", "trainers"])
+        writer.writerow(["family", "error_percent", "runs", "low", "gpus", "tokens", "devices", "trainers"])
         for family in FAMILIES:
-            scores = [score for score in left_out if score.family == family]
-            devices = sorted({score.run.cluster.device.name for score in scores})
-            trainers = sorted({score.run.job.trainer for score in scores})
-            width = math.ceil(half_width([score.error_percent for score in scores]))
-            writer.writerow([family, width, len(scores), " ".join(devices), " ".join(trainers)])
+            published, own = ([score for score in some if score.family == family] for some in (left_out, later))
+            errors = [[score.error_percent for score in some] for some in (published, own) if some]
+            devices = sorted({score.run.cluster.device.name for score in published})
+            trainers = sorted({score.run.job.trainer for score in published})
+            sizes = [(score.run.cluster.gpus, score.run.job.sequence_length) for score in published]
+            low = sum(error < 0 for error in chain(*errors))
+            row = [
+                math.ceil(max(map(half_width, errors))),
+                len(published) + len(own),
+                low,
+                *map(max, zip(*sizes, strict=True)),
+            ]
+            writer.writerow([family, *row, " ".join(devices), " ".join(trainers)])
     bands.cache_clear()
 
 
@@ -120,7 +142,8 @@ def score_all(runs: Iterable[PublishedRun], table: dict[Pair, float]) -> list[Sc
 
 def score_left_out(runs: Sequence[PublishedRun], own_runs: Sequence[PublishedRun]) -> list[Score]:
     """Return the scores of each run with efficiencies of which its source knows nothing."""
-    tables = {source: efficiencies_without(source, own_runs, efficiencies()) for source in {run.source for run in runs}}
+    fitted = calibrate(own_runs)
+    tables = {source: efficiencies_without(source, own_runs, fitted) for source in {run.source for run in runs}}
     return [score for run in runs for score in score_run(run, efficiency_of(run, tables[run.source]))]
 
 
@@ -155,9 +178,26 @@ def explain_memory(estimate: JobEstimate, run: PublishedRun) -> str:
 
 
 def summarize(scores: Iterable[Score]) -> dict[str, dict[str, Any]]:
-    """Return rows, MAPE, median and worst of each family, in percent."""
-    errors = [(score.family, score.error_percent) for score in scores]
-    return {name: _statistics([error for family, error in errors if family == name]) for name in FAMILIES}
+    """Return rows, MAPE with its interval, median and worst of each family, in percent."""
+    families: dict[str, dict[str, list[float]]] = {name: defaultdict(list) for name in FAMILIES}
+    for score in scores:
+        families[score.family][score.run.source].append(score.error_percent)
+    return {
+        name: _statistics(list(chain(*sources.values()))) | {"mape_95": _interval(list(sources.values()))}
+        for name, sources in families.items()
+    }
+
+
+def _interval(sources: Sequence[Sequence[float]]) -> list[float] | None:
+    """Return the 95% interval of the mean size of the errors, over sources drawn with replacement; None for few."""
+    if len(sources) < FEW_SOURCES:
+        return None
+    draw = random.Random(0)
+    means = sorted(
+        statistics.fmean(abs(error) for source in draw.choices(sources, k=len(sources)) for error in source)
+        for _ in range(DRAWS)
+    )
+    return [round(means[round(share * (DRAWS - 1))], 1) for share in (0.025, 0.975)]
 
 
 def memory_kinds(scores: Iterable[Score]) -> dict[str, dict[str, Any]]:
@@ -206,12 +246,16 @@ def _is_compared(first: Score, second: Score) -> bool:
     return high / low - 1 >= DIFFERENT
 
 
-def as_json(scores: Sequence[Score], left_out: Sequence[Score], unsupported: list[dict[str, str]]) -> dict[str, Any]:
+def as_json(
+    tables: Mapping[str, Sequence[Score]], scores: Sequence[Score], unsupported: list[dict[str, str]]
+) -> dict[str, Any]:
+    neutral, left_out, _ = tables.values()
     return {
+        "neutral": {"families": summarize(neutral), "pairs_in_order": pairs_in_order(neutral)},
+        "leave_one_source_out": {"families": summarize(left_out), "pairs_in_order": pairs_in_order(left_out)},
         "families": summarize(scores),
         "memory_kinds": memory_kinds(scores),
         "pairs_in_order": pairs_in_order(scores),
-        "leave_one_source_out": {"families": summarize(left_out), "pairs_in_order": pairs_in_order(left_out)},
         "rows": [_as_row(score) for score in scores],
         "unsupported": unsupported,
     }
@@ -229,7 +273,9 @@ def _as_row(score: Score) -> dict[str, Any]:
     }
 
 
-def describe(scores: Sequence[Score], left_out: Sequence[Score], unsupported: Sequence[Mapping[str, str]]) -> list[str]:
+def describe(
+    tables: Mapping[str, Sequence[Score]], scores: Sequence[Score], unsupported: Sequence[Mapping[str, str]]
+) -> list[str]:
     """Return the scoreboard as lines."""
     lines = []
     for family in FAMILIES:
@@ -242,7 +288,7 @@ def describe(scores: Sequence[Score], left_out: Sequence[Score], unsupported: Se
                     f"    {score.reason}",
                 ]
         lines.append("")
-    lines += _table("with each pair's efficiency", scores) + _table("with the row's source left out", left_out)
+    lines += [line for title, table in tables.items() for line in _table(title, table)]
     large = [score for score in scores if abs(score.error_percent) > LARGE_PERCENT]
     lines += [f"beyond {LARGE_PERCENT}%: {score.run.name} {score.error_percent:+.1f}%" for score in large]
     lines += [f"unsupported: row {row['row']} {row['name']}: {row['reason']}" for row in unsupported]
@@ -251,12 +297,17 @@ def describe(scores: Sequence[Score], left_out: Sequence[Score], unsupported: Se
 
 def _table(title: str, scores: Sequence[Score]) -> list[str]:
     summary, order = summarize(scores), pairs_in_order(scores)
-    lines = [f"{title:34s} {'rows':>5} {'MAPE':>7} {'median':>7} {'worst':>8}  pairs in order"]
+    lines = [f"{title:34s} {'rows':>5} {'MAPE':>8} {'median':>8} {'worst':>8}  pairs in order  MAPE's 95%"]
     for family in FAMILIES:
         values, pairs = summary[family], order[family]
         errors = [values[key] for key in ("mape", "median", "worst")]
+        interval = "-" if values["mape_95"] is None else "{} to {}".format(*values["mape_95"])
         figures = ["       -" if error is None else f"{error:7.1f}%" for error in errors]
-        lines.append(f"  {family:32s} {values['rows']:5} {' '.join(figures)}  {pairs['right']} of {pairs['pairs']}")
+        lines.append(
+            f"  {family:32s} {values['rows']:5} {' '.join(figures)}  {pairs['right']} of {pairs['pairs']}"
+            + " " * 9
+            + interval
+        )
     return [*lines, ""]
 
 

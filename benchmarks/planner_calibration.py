@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from unittest.mock import patch
 
 from benchmarks.planner_rows import PublishedRun
+from workloads.estimator import operations, placed_job, step
 from workloads.estimator.step import estimate_job
 from workloads.layouts.trainers import nearest_efficiency
 
@@ -14,6 +17,29 @@ Pair = tuple[str, str]
 # An efficiency is drawn towards 1, what the kernels' rates alone give, as if one more run had shown that: a pair with a
 # single row would otherwise repeat that row and show no error.
 PRIOR_RUNS = 1
+
+# The constants that were chosen with published runs in sight, and what each would be without them.
+NEUTRAL = (
+    (operations, "EAGER_FACTOR", 1),  # single kernels move the bytes of fused ones
+    (operations, "ROUTING_S", 0),  # routing does not wait for the host
+    (placed_job, "HOST_GB_S", 600),  # the data sheets of two sockets with DDR5, all of it
+    (step, "IDLE_POWER_SHARE", 0),  # a GPU that waits draws as much as one that computes
+)
+
+
+@contextmanager
+def neutral_constants() -> Iterator[None]:
+    """Estimate with neutral constants, and keep no block's seconds over the change."""
+    patches = [patch.object(module, name, value) for module, name, value in NEUTRAL]
+    for each in patches:
+        each.start()
+    operations._BLOCK_SECONDS.clear()
+    try:
+        yield
+    finally:
+        for each in patches:
+            each.stop()
+        operations._BLOCK_SECONDS.clear()
 
 
 def calibrate(runs: Iterable[PublishedRun]) -> dict[Pair, float]:

@@ -125,8 +125,7 @@ def show_plan(plan: SweepPlan) -> None:
 def _show_estimates(plan: SweepPlan, estimates: CostEstimates, console: Console) -> None:
     if plan.target.is_gpu:
         band = bands()["dense"]
-        runs = f"90% of {band.runs} published runs are within it"
-        console.print(f"band     {band.error_share:.0%} of a step's time: {runs}")
+        console.print(f"band     {band.error_share:.0%} of a step's time: {band.meaning}")
     else:
         console.print("note     estimates for a CPU give the order of points, not their speed")
     if plan.calibration:

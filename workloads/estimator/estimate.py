@@ -96,22 +96,33 @@ class JobEstimate:
 
 BANDS = Path(__file__).parent / "tables" / "bands.csv"
 COVERED = 0.9  # of the runs are within the band
+FEW_RUNS = 10  # fewer are all within it
 
 
 @dataclass(frozen=True)
 class Band:
     """The band around estimates of a family of jobs."""
 
-    error_share: float  # half its width: 90% of the runs are within it, estimated with their source left out
-    runs: int  # published runs of this family
-    devices: frozenset[str]  # those of the runs, as the trainers
+    error_share: float  # half its width: 90% of the published runs, estimated without their source, and of later ones
+    runs: int  # of this family, published and later
+    low: int  # of these, estimated to be faster, or to need less memory, than was measured
+    gpus: int  # the most of a published run, as `tokens` of a sequence
+    tokens: int
+    devices: frozenset[str]  # those of the published runs, as the trainers
     trainers: frozenset[str]
+
+    @property
+    def meaning(self) -> str:
+        most = "all" if self.runs < FEW_RUNS else f"{COVERED:.0%}"
+        return f"{most} of {self.runs} measured runs are within it, {self.low} of them above the estimate"
 
     def missing(self, job: Job, cluster: Cluster) -> list[str]:
         """Return what of a job no published run has, in plain words."""
         lacks = [f"on {cluster.device.name}"] if cluster.device.name not in self.devices else []
         if not any(trainer.startswith(job.trainer) for trainer in self.trainers):  # megatron: megatron-lm, …
             lacks.append(f"of trainer={job.trainer}")
+        lacks += [f"on more than {self.gpus:,} GPUs"] * (cluster.gpus > self.gpus)
+        lacks += [f"of more than {self.tokens:,} tokens a sequence"] * (job.sequence_length > self.tokens)
         return [f"no published run {lacking} is among those that the band rests on" for lacking in lacks]
 
 
@@ -121,7 +132,7 @@ def bands() -> dict[str, Band]:
         return {
             row["family"]: Band(
                 error_share=float(row["error_percent"]) / 100,
-                runs=int(row["runs"]),
+                **{name: int(row[name]) for name in ("runs", "low", "gpus", "tokens")},
                 devices=frozenset(row["devices"].split()),
                 trainers=frozenset(row["trainers"].split()),
             )
@@ -134,7 +145,7 @@ def find_band(job: Job) -> Band:
 
 
 def half_width(errors: list[float]) -> float:
-    """Return the smallest band, in percent, that covers 90% of the errors; of fewer than ten runs all of them."""
+    """Return the smallest band, in percent, that covers 90% of the errors; of few runs all of them."""
     sizes = sorted(abs(error) for error in errors)
-    covered = len(sizes) if len(sizes) < 10 else -(-len(sizes) * 9 // 10)
+    covered = len(sizes) if len(sizes) < FEW_RUNS else -(-len(sizes) * 9 // 10)
     return sizes[covered - 1]

@@ -133,7 +133,9 @@ def attention_rates(device: Device, kernel: AttentionKernel) -> AttentionRates:
     return next((rates for rates in known if rates), UNKNOWN_RATES)
 
 
-EAGER_FACTOR = 3.5  # bytes of norms, rotary embeddings and activations in single PyTorch kernels, in fp32 where cast
+# Bytes of norms, rotary embeddings and activations in single PyTorch kernels, in fp32 where cast; chosen with
+# torchtitan's eager rows in sight (benchmarks/results/planner.md).
+EAGER_FACTOR = 3.5
 
 
 @dataclass(frozen=True)

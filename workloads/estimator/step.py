@@ -107,9 +107,9 @@ def rank_seconds(job: Job, cluster: Cluster) -> list[PassTimes]:
 
 # Of the power cap's, the power that a GPU does not draw while it waits for others or for data: a pipeline of two H200s
 # whose GPUs wait for 21% of the time has 1.10 times the rate that this leaves (benchmarks/results/parallel_h200.md),
-# and products follow the power to 0.55 (hardware/device_rates.csv).
+# and products follow the power to 0.62 (hardware/device_rates.csv). Chosen with that run and published ones in sight.
 IDLE_POWER_SHARE = 0.6
-POWER_EXPONENT = 0.55
+POWER_EXPONENT = 0.62
 
 
 def _estimate_step(placed: PlacedJob, efficiency: float | None = None, *, with_data_parallel: bool = True) -> StepTime:

@@ -11,7 +11,7 @@ from rich.console import Console
 from sweeper.commands.plan.answer import KEPT, SHOWN, Answer, tokens_of_a_day
 from sweeper.common.format import count, format_number
 from sweeper.pages.terminal import draw, open_console
-from workloads.estimator.estimate import find_band
+from workloads.estimator.estimate import bands, find_band
 from workloads.estimator.search import USABLE_MEMORY
 from workloads.estimator.words import describe, layout_words, write_words
 from workloads.models.model import find_trained_name
@@ -86,14 +86,16 @@ def head_lines(answer: Answer) -> list[str]:
     step_s, memory = estimate.step.total_s, estimate.memory
     mfu = MISSING if estimate.mfu is None else f"{100 * estimate.mfu:.0f}%"
     low, high = (round_to_band(step_s * factor, error_share) for factor in (1 - error_share, 1 + error_share))
+    least_gib, most_gib = (memory.total_gib * (1 + sign * bands()["memory"].error_share) for sign in (-1, 1))
     return [
         *lines,
         f"best      {describe(answer.best.layout)}",
         f"{INDENT}step {round_to_band(step_s, error_share)} s ({low} to {high}), "
         f"{round_to_band(estimate.tokens_per_s_per_gpu, error_share)} tokens/s per GPU, MFU {mfu}, "
         f"{round_to_band(tokens_of_a_day(estimate) / 1e9, error_share)} G tokens a day",
-        f"{INDENT}memory {memory.total_gib:.0f} GiB of {USABLE_MEMORY * device.memory_gib:.0f} usable; the framework "
-        f"reports {memory.allocated_gib:.0f} allocated, {memory.reserved_gib:.0f} reserved",
+        f"{INDENT}memory {memory.total_gib:.0f} GiB ({least_gib:.0f} to {most_gib:.0f}) of "
+        f"{USABLE_MEMORY * device.memory_gib:.0f} usable; the framework reports {memory.allocated_gib:.0f} allocated, "
+        f"{memory.reserved_gib:.0f} reserved",
     ]
 
 
@@ -177,11 +179,15 @@ def tail_lines(answer: Answer) -> list[str]:
             f"{100 * training.lost_share:.1f}% of it is lost to {failures} failures and to checkpoints"
         )
     unsure = [*band.missing(problem.job, problem.cluster)]
+    if (
+        estimate.memory.total_gib * (1 + bands()["memory"].error_share)
+        > USABLE_MEMORY * problem.cluster.device.memory_gib
+    ):
+        unsure.append("whether it fits: the band of the memory reaches beyond what is usable")
     if problem.calibration:
         unsure.append("the band is that of estimates with the tables' rates, not with rates measured here")
-    reason = f"90% of {band.runs} published runs are within it, each estimated by what other sources show"
     least = "at least " if unsure else ""
-    lines.append(f"band      {least}{band.error_share:.0%}: {reason} (benchmarks/results/planner.md)")
+    lines.append(f"band      {least}{band.error_share:.0%}: {band.meaning} (benchmarks/results/planner.md)")
     if problem.job.trainer == "own" and not find_trained_name(problem.job.model):
         missing = f"workload=parallel does not train {answer.model}, which conf/model does not have"
         unsure.append(f"{missing}: the plan is of a trainer like it; trainer= names another one")
