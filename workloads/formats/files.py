@@ -10,14 +10,15 @@ from workloads.api.errors import UserInputError, suggest
 from workloads.formats import megatron_files, own, printed, torchtitan
 from workloads.formats.names import FileReading, RenderedFile, canonical_job
 from workloads.layouts.layout import Job
-
-COMPILING = ("own", "torchtitan")  # trainers with a switch for torch.compile
+from workloads.layouts.trainers import find_trainer
+from workloads.models.model import Model
 
 
 class Format(NamedTuple):
     render: Callable[[Job, int], RenderedFile]  # takes a canonical job and the number of GPUs
     recognises: Callable[[str], bool]
-    read: Callable[[str, int | None], FileReading]  # takes a text, and the GPUs where the text does not say it
+    # takes a text, and the GPUs and the model where the text does not say them
+    read: Callable[[str, int | None, Model | None], FileReading]
 
 
 # By the planner's key of the trainer.
@@ -52,15 +53,15 @@ def render(job: Job, gpus: int, trainer: str | None = None) -> RenderedFile:
 
 def canonical(job: Job, trainer: str) -> Job:
     """Return the job as a trainer runs it, with fields that have no effect there at one value."""
-    job = canonical_job(replace(job, trainer=trainer, compiled=job.compiled and trainer in COMPILING))
+    job = canonical_job(replace(job, trainer=trainer, compiled=job.compiled and find_trainer(trainer).compiles))
     return torchtitan.canonical_state(job) if trainer == "torchtitan" else job
 
 
-def read_layout(text: str, gpus: int | None = None) -> FileReading:
-    """Return what a trainer's file or log says of its layout. Raises UserInputError if no format is recognised."""
+def read_layout(text: str, gpus: int | None = None, model: Model | None = None) -> FileReading:
+    """Return what a trainer's file or log says of its training. Raises UserInputError if no format is recognised."""
     for file_format in FORMATS.values():
         if file_format.recognises(text):
-            return file_format.read(text, gpus)
+            return file_format.read(text, gpus, model)
     if printed.has_configuration(text):
-        return printed.read_configuration(text, gpus)
+        return printed.read_configuration(text, gpus, model)
     raise UserInputError(f"neither a file nor a log of a known trainer. Known: {', '.join(FORMATS)}")

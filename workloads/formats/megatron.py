@@ -7,9 +7,10 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from workloads.api.errors import UserInputError
+from workloads.api.errors import UserInputError, suggest
 from workloads.formats.names import (
     FileReading,
+    FileSettings,
     Name,
     Obstacles,
     Settings,
@@ -30,6 +31,7 @@ FP8_RECIPES = {
     "fp8_te_blockwise": ("e4m3", "blockwise"),
     "mxfp8": ("e4m3", "mxfp8"),
 }
+FP4_RECIPES = {"nvfp4": "nvfp4"}  # with `fp4: e2m1`
 CP_METHODS = {"ring": "p2p", "allgather": "all_gather"}
 FSDP_STRATEGIES = {"zero2": "optim_grads", "megatron_fsdp": "optim_grads_params"}
 # megatron/core/transformer/transformer_config.py, `recompute_modules`. The activation is recomputed in experts only.
@@ -154,6 +156,10 @@ NAMES = (
     Name("fp8", write=lambda job: FP8_RECIPES.get(job.precision, (None,))[0]),
     Name("fp8_recipe", write=lambda job: FP8_RECIPES.get(job.precision, (None,))[-1]),
     Name("optimizer_cpu_offload", "offload_optimizer", False, optional=True),
+    Name("fp4", write=lambda job: "e2m1" if job.precision in FP4_RECIPES else None),
+    Name("fp4_recipe", write=lambda job: FP4_RECIPES.get(job.precision)),
+    Name("moe_enable_deepep", "dispatcher", False, {"alltoall": False, "deepep": True}, optional=True),
+    Name("overlap_moe_expert_parallel_comm", "expert_overlap", False, optional=True),
     # `validate_args` asks for it with the other.
     Name("use_precision_aware_optimizer", write=True, when=lambda job: job.layout.offload_optimizer),
 )
@@ -209,7 +215,7 @@ def _list_obstacles(job: Job) -> Iterator[str]:
 def support(trainer: str, *obstacles: Obstacles, name: str = "", **values: Sequence[object]) -> Support:
     values = {
         **TRAINERS[trainer].runs,
-        "precision": ("bf16", "fp16", "fp32", *FP8_RECIPES),
+        "precision": ("bf16", "fp16", "fp32", *FP8_RECIPES, *FP4_RECIPES),
         "state": ("fp32",),
         "document_tokens": (0,),  # documents are those of the data
         "activation": ("swiglu", "gelu", "squared_relu"),
@@ -219,11 +225,32 @@ def support(trainer: str, *obstacles: Obstacles, name: str = "", **values: Seque
     return Support(name or trainer, values, (_list_obstacles, *obstacles))
 
 
-def read_settings(settings: Settings, trainer: str, gpus: int | None, model: Model | None = None) -> FileReading:
-    """Return what settings say, with Megatron-LM's defaults, and the program's `model` where they have no sizes.
+# Fields of settings that do not have the value of one of ours; empty for the number of GPUs.
+FIELDS = {name.key: name.field for name in NAMES if name.field} | {
+    **dict.fromkeys(
+        ("num_layers_per_virtual_pipeline_stage", "virtual_pipeline_model_parallel_size"), "stages_per_rank"
+    ),
+    **dict.fromkeys(("patch_zero_bubble", "enable_zero_bubble", "zero_bubble_v_schedule"), "schedule"),
+    **dict.fromkeys(("use_torch_fsdp2", "use_megatron_fsdp", "use_custom_fsdp"), "sharding"),
+    **dict.fromkeys(("data_parallel_sharding_strategy", "use_distributed_optimizer"), "sharding"),
+    "num_distributed_optimizer_instances": "dp_replicate",
+    **dict.fromkeys(("recompute_granularity", "recompute_activations", "recompute_modules"), "checkpointing"),
+    **dict.fromkeys(("recompute_method", "recompute_num_layers"), "checkpointed_layers"),
+    **dict.fromkeys(("fp8", "fp8_recipe", "fp4", "fp4_recipe", "bf16", "fp16"), "precision"),
+    "grad_reduce_in_bf16": "gradient_bytes",
+    "data_parallel_size": "dp",
+}
+
+
+def read_settings(
+    given: Settings, trainer: str, gpus: int | None, model: Model | None = None, defaults: Settings | None = None
+) -> FileReading:
+    """Return what settings say, with a program's defaults or Megatron-LM's, and `model` where they have no sizes.
 
     Raises UserInputError for a value that no job has, or if `gpus` is needed and missing.
     """
+    settings = FileSettings(given, defaults)
+    sizes = _read_sizes(settings)
     model = _read_model(settings) or model
     layers = model.layers if model else settings.get("num_layers")
     degrees = read_names(settings, NAMES, ("tp", "cp", "pp"))
@@ -232,14 +259,17 @@ def read_settings(settings: Settings, trainer: str, gpus: int | None, model: Mod
     replicas = 1 if sharding == "fsdp2" else settings.get("num_distributed_optimizer_instances") or 1
     per_stage, stages = settings.get("num_layers_per_virtual_pipeline_stage"), 1
     virtual = ("num_virtual_stages_per_pipeline_rank", "virtual_pipeline_model_parallel_size")
-    if degrees["pp"] > 1 and (given := next((settings[name] for name in virtual if settings.get(name)), None)):
-        stages = int(given)
+    if degrees["pp"] > 1 and (count := next((settings[name] for name in virtual if settings.get(name)), None)):
+        stages = int(count)
     elif degrees["pp"] > 1 and per_stage and layers:
         stages = math.ceil(layers / degrees["pp"] / per_stage)
     schedule = "interleaved" if stages > 1 else "1f1b"
     if settings.get("patch_zero_bubble") and settings.get("enable_zero_bubble", True):
         schedule = "zbv" if settings.get("zero_bubble_v_schedule") else "zero_bubble"
     names = ("ep", "micro_batch", "global_batch", "sequence_parallel", "tp_overlap", "cp_method", "offload_optimizer")
+    others = read_names(settings, NAMES, ("dispatcher", "expert_overlap"))
+    if settings.get("grad_reduce_in_bf16"):
+        others["gradient_bytes"] = 2
     read = degrees | read_names(settings, NAMES, (*names, "reshard_after_forward"))
     read["global_batch"] = read["global_batch"] or read["micro_batch"] * dp
     read["reshard_after_forward"] |= sharding != "fsdp2"
@@ -254,7 +284,23 @@ def read_settings(settings: Settings, trainer: str, gpus: int | None, model: Mod
         model=model,
         precision=_read_precision(settings),
         notes=(f"rampup_batch_size={ramp}: the batch grows to the global batch",) if ramp else (),
+        others=others,
+        sizes=sizes,
+        taken=settings.list_taken(FIELDS),
+        left=settings.list_left(),
     )
+
+
+def _read_sizes(settings: Settings) -> dict[str, int]:
+    """Return the sizes of the model that the settings name, whether or not they name all."""
+    names = ("layers", "hidden_size", "heads", "kv_heads", "head_size", "intermediate_size")
+    experts = ("experts", "experts_per_token", "expert_intermediate_size") if settings.get("num_experts") else ()
+    sizes = {name.field: settings.get(name.key) for name in NAMES if name.field in (*names, *experts)}
+    if experts or not settings.get("ffn_hidden_size"):
+        del sizes["intermediate_size"]
+    if not settings.get("group_query_attention"):
+        del sizes["kv_heads"]
+    return {name: size for name, size in sizes.items() if isinstance(size, int) and size}
 
 
 def _read_sharding(settings: Settings) -> str:
@@ -289,6 +335,11 @@ def _read_checkpointing(settings: Settings, stages: int, layers: int | None) -> 
 
 
 def _read_precision(settings: Settings) -> str:
+    if settings.get("fp4"):
+        recipe = settings.get("fp4_recipe") or "nvfp4"
+        if recipe not in FP4_RECIPES:
+            raise UserInputError(f"fp4_recipe={recipe}: no precision of ours. {suggest(str(recipe), FP4_RECIPES)}")
+        return FP4_RECIPES[recipe]
     if number_format := settings.get("fp8"):
         recipe = settings.get("fp8_recipe") or "delayed"
         for name, (_, theirs) in FP8_RECIPES.items():

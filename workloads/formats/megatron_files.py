@@ -5,16 +5,30 @@ from __future__ import annotations
 import math
 import re
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import yaml
 
-from workloads.api.errors import UserInputError
+from workloads.api.errors import UserInputError, first_line
 from workloads.formats.megatron import FP8_RECIPES, NAMES, read_settings, support
-from workloads.formats.names import FileReading, RenderedFile, Settings, nodes_of, show, torchrun, write_names
-from workloads.formats.torchtitan import FLAVORS
+from workloads.formats.names import (
+    FileReading,
+    RenderedFile,
+    Settings,
+    Unset,
+    find_model,
+    flatten,
+    nodes_of,
+    show,
+    torchrun,
+    write_names,
+)
+from workloads.formats.shell import Script, find_unset, show_unset
+from workloads.formats.torchtitan import FP8, read_config
 from workloads.layouts.layout import Job
+from workloads.models.model import SIZES, Model
 
 # What a run needs that no layout has: synthetic tokens, twenty steps, a line for each.
 RUN: dict[str, Any] = {
@@ -34,13 +48,19 @@ RUN: dict[str, Any] = {
 SCRIPT = "megatron.sh"
 SCRIPT_SUPPORT = support("megatron")
 # Arguments whose name differs from the one under which Megatron-LM logs their value: megatron/training/arguments.py.
-RENAMED = {"fp8": "fp8-format"}
+RENAMED = {"fp8": "fp8-format", "fp4": "fp4-format"}
 SWITCHES_OFF = {
     "add_bias_linear": "disable-bias-linear",
     "gradient_accumulation_fusion": "no-gradient-accumulation-fusion",
     "torch_fsdp2_reshard_after_forward": "torch-fsdp2-no-reshard-after-forward",
 }
-_LAUNCH = re.compile(r"--(nnodes|nproc[-_]per[-_]node)[= ](\d+)")
+_LAUNCH = re.compile(r"--(nnodes|nproc[-_]per[-_]node)[= ](\d+)(?![\d:])")
+# Any of these makes a text a command of Megatron-LM, and a command of a script the one that trains.
+_ARGUMENTS = ("--num-layers", "--tensor-model-parallel-size", "--micro-batch-size")
+_YAML_ARGUMENT = re.compile(r"^[ \t]*--[\w-]+:(?:[ \t]|$)", re.MULTILINE)
+# An expansion that stands for several arguments rather than for the value of one.
+_SEVERAL = re.compile(r"\[[@*]\]|\$[@*]|ARG|OPT|EXTRA|FLAG", re.IGNORECASE)
+NO_VALUE = "the script gives it no value, or only under a condition: write the value into the file"
 
 # Megatron-Bridge's recipe with overrides: what NeMo trains large models with since NeMo 2.
 BRIDGE_SCRIPT = "megatron_bridge.sh"
@@ -90,12 +110,6 @@ BRIDGE_SUPPORT = support("nemo", _list_recipe_obstacles, name=BRIDGE, precision=
 
 # Primus's experiment file: its Megatron trainer with all sizes and degrees as overrides of its modules.
 EXPERIMENT = "primus.yaml"
-# Primus's models whose sizes a file may leave to it: primus/configs/models/megatron.
-MODELS = {
-    f"{family}_{size}": FLAVORS["llama3", size]
-    for family, sizes in {"llama3": ("8B", "70B"), "llama3.1": ("8B", "70B", "405B")}.items()
-    for size in sizes
-}
 # What Primus's own files set differently from Megatron-LM: primus/configs, language_model.yaml and pre_trainer.yaml.
 DEFAULTS: Settings = {
     "use_distributed_optimizer": True,
@@ -110,6 +124,9 @@ DEFAULTS: Settings = {
 }
 SWITCHED_OFF = {name: False for name, value in DEFAULTS.items() if value is True}
 STAGES = {"zero_bubble": 1, "zbv": 2}  # of a rank, by schedule
+# What Primus's torchtitan module sets differently from torchtitan: primus/configs/modules/torchtitan/pre_trainer.yaml.
+TITAN_DEFAULTS: Settings = {"compile.enable": True, "activation_checkpoint.mode": "none"}
+_VARIABLE = re.compile(r"\$\{\w+:([^{}]*)\}")
 _PRIMUS_LAUNCH = re.compile(r"\b(NNODES|GPUS_PER_NODE)=(\d+)")
 
 
@@ -151,40 +168,104 @@ def _shell_script(words: list[str], comment: str, connections: int) -> str:
 
 
 def recognises_script(text: str) -> bool:
-    return "--num-layers" in text and ("--micro-batch-size" in text or "--global-batch-size" in text)
+    return any(f"{name}{end}" in text for name in _ARGUMENTS for end in (" ", "=", ":"))
 
 
-def read_script(text: str, gpus: int | None = None) -> FileReading:
-    """Return what a script or a list of arguments says. Raises UserInputError if a value is not one of a job's."""
+def read_script(text: str, gpus: int | None = None, model: Model | None = None) -> FileReading:
+    """Return what a script, a list of arguments or their YAML says. Raises UserInputError for values of no job."""
+    if _YAML_ARGUMENT.search(text):
+        settings, left, notes = _read_yaml_arguments(text)
+        return _add(read_settings(settings, "megatron", gpus, model), left, notes)
+    launch, words, notes = _find_command(text)
+    values, left = _list_arguments(words)
+    settings = _read_switches({name: [parse_value(text) for text in texts] for name, texts in values.items()})
+    return _add(read_settings(settings, "megatron", gpus or _read_gpus(launch), model), left, notes)
+
+
+def _add(reading: FileReading, left: Iterable[str], notes: Iterable[str]) -> FileReading:
+    return replace(reading, left=(*reading.left, *left), notes=(*reading.notes, *notes))
+
+
+def _find_command(text: str) -> tuple[list[str], list[str], list[str]]:
+    """Return the words of the launcher, those of the program that it starts, and notes about others."""
+    script = Script(text)
+    commands = script.read()
+    notes = [
+        f"{show_unset(' '.join(command[:2]))}: another file, which is not read"
+        for command in commands
+        if command[0] in ("source", ".") and len(command) > 1
+    ]
+    # A shell within the command, such as `srun bash -c "..."`, has its words in one.
+    commands = [
+        [part for word in command for part in (_split_nested(word) if " --" in word else [word])]
+        for command in commands
+    ]
+    starting = [words for words in commands if any(word.partition("=")[0] in _ARGUMENTS for word in words)]
+    if len(starting) > 1 and any(words != starting[-1] for words in starting):
+        notes.append(f"{len(starting)} commands train: the last one is read")
+    # Files of arguments alone, which other scripts read, start nothing.
+    alone = [word for words in (*commands, *script.variables.values()) for word in words]
+    words = starting[-1] if starting else alone
+    start = max((number + 1 for number, word in enumerate(words) if word.endswith(".py")), default=0)
+    return words[:start], words[start:], notes
+
+
+def _split_nested(text: str) -> list[str]:
+    return [word for words in Script(text).read() for word in words]
+
+
+def _list_arguments(words: list[str]) -> tuple[dict[str, list[str]], list[str]]:
+    """Return the texts of each argument, and the expansions that stand for arguments which are not known."""
     values: dict[str, list[str]] = {}
-    name = ""
-    for word in split_words(text):
+    name, left = "", list[str]()
+    for word in words:
         if word.startswith("--"):
             name, equals, value = word[2:].partition("=")
             values[name] = [value] if equals else []
+        elif (unset := find_unset(word)) and (_SEVERAL.search(unset) or not name or values[name]):
+            left.append(unset)
         elif name:
             values[name].append(word)
+    return values, left
+
+
+def _read_switches(values: Mapping[str, list[Any]]) -> dict[str, Any]:
+    """Return Megatron-LM's settings by the names under which it logs them, from arguments and their values."""
     off = {flag: setting for setting, flag in SWITCHES_OFF.items()}
     renamed = off | {flag: setting for setting, flag in RENAMED.items()}
     settings = {}
-    for name, texts in values.items():
-        parsed = [parse_value(text) for text in texts]
+    for name, parsed in values.items():
         given = parsed if len(parsed) > 1 else parsed[0] if parsed else True
-        settings[renamed.get(name, name.replace("-", "_"))] = False if name in off else given
-    return read_settings(settings, "megatron", _read_gpus(text) or gpus)
+        settings[renamed.get(name, name.replace("-", "_"))] = (given is False) if name in off else given
+    return settings
 
 
-def split_words(text: str) -> list[str]:
-    """Return the words of a shell script. Raises UserInputError if a quote is not closed."""
+def _read_yaml_arguments(text: str) -> tuple[dict[str, Any], list[str], list[str]]:
+    """Return the settings of YAML with arguments as keys, other keys, and notes. Raises UserInputError for no YAML."""
     try:
-        return shlex.split(text.replace("\\\n", " "), comments=True)
-    except ValueError as error:
-        raise UserInputError(f"not a shell command: {error}") from error
+        config = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise UserInputError(f"not YAML: {first_line(error)}") from error
+    values: dict[str, list[Any]] = {}
+    left, notes = list[str](), list[str]()
+    for name, value in flatten(config if isinstance(config, dict) else {}).items():
+        _, is_argument, argument = name.rpartition("--")
+        if not is_argument:
+            left.append(name)
+            continue
+        value = parse_value(value) if isinstance(value, str) else value
+        if isinstance(value, str) and "$" in value:
+            value = Unset(value, NO_VALUE)
+        if argument in values and values[argument] != [value]:
+            notes.append(f"{name}={value}: the file has several values of it, the last one is read")
+        values[argument] = value if isinstance(value, list) else [value]
+    return _read_switches(values), left, notes
 
 
-def _read_gpus(text: str, launch: re.Pattern[str] = _LAUNCH) -> int | None:
-    """Return the GPUs of a command: nodes times those of a node; None if it does not say both numbers."""
-    numbers = {name.replace("_", "-"): int(number) for name, number in launch.findall(text)}
+def _read_gpus(words: Sequence[str]) -> int | None:
+    """Return the GPUs of a launcher: nodes times those of a node; None if it does not say both numbers."""
+    text = " ".join(words)
+    numbers = {name.replace("_", "-"): int(number) for name, number in _LAUNCH.findall(text)}
     return math.prod(numbers.values()) if len(numbers) == 2 else None
 
 
@@ -194,6 +275,8 @@ def parse_value(text: str) -> Any:
         return text.lower() == "true"
     if text in ("None", "null", ""):
         return None
+    if find_unset(text) is not None:
+        return Unset(show_unset(text), NO_VALUE)
     if re.fullmatch(r"-?\d{1,18}", text):
         return int(text)
     if re.fullmatch(r"\['?\w.*\]", text):
@@ -228,24 +311,30 @@ def recognises_recipe(text: str) -> bool:
     return "run_recipe.py" in text
 
 
-def read_recipe(text: str, gpus: int | None = None) -> FileReading:
+def read_recipe(text: str, gpus: int | None = None, model: Model | None = None) -> FileReading:
     """Return what a command with a recipe says, without what the recipe sets itself. Raises UserInputError."""
-    pairs = [word.partition("=") for word in split_words(text) if "=" in word and not word.startswith("-")]
+    command = next((words for words in Script(text).read() if any("run_recipe.py" in word for word in words)), [])
+    pairs = [word.partition("=") for word in command if "=" in word and not word.startswith("-")]
     overrides = {name: parse_value(value) for name, _, value in pairs}
+    mixed = overrides.pop("mixed_precision", "bf16_mixed")
     names = {theirs: ours for ours, theirs in SECTIONS.items()}
     settings = {names.get(name, name.rpartition(".")[2]): value for name, value in overrides.items()}
-    settings |= {"swiglu": True, "add_bias_linear": False, "position_embedding_type": "rope"}
-    settings["group_query_attention"] = "num_query_groups" in settings
-    settings["untie_embeddings_and_output_weights"] = not settings.get("share_embeddings_and_output_weights", False)
+    implied = {"swiglu": True, "add_bias_linear": False, "position_embedding_type": "rope"}
+    implied["group_query_attention"] = "num_query_groups" in settings
+    implied["untie_embeddings_and_output_weights"] = not settings.pop("share_embeddings_and_output_weights", False)
     if isinstance(vocabulary := overrides.get("model.vocab_size"), int):
         settings["vocab_size"] = vocabulary - 1
-    mixed = str(overrides.get("mixed_precision", "bf16_mixed"))
+    reading = read_settings(settings, "nemo", gpus or _read_gpus(command), model, implied | _read_mixed(mixed))
+    return replace(reading, taken={**reading.taken, "mixed_precision": ("precision", mixed)})
+
+
+def _read_mixed(mixed: object) -> dict[str, Any]:
+    """Return the settings of a precision that Megatron-Bridge registers. Raises UserInputError for another one."""
     ours = next((name for name, theirs in MIXED_PRECISION.items() if theirs == mixed), None)
     if ours is None:
         raise UserInputError(f"mixed_precision={mixed}: not known. Known: {', '.join(MIXED_PRECISION.values())}")
     number_format, recipe = FP8_RECIPES.get(ours, (None, None))
-    settings |= {"bf16": ours != "fp16", "fp16": ours == "fp16", "fp8": number_format, "fp8_recipe": recipe}
-    return read_settings(settings, "nemo", _read_gpus(text) or gpus)
+    return {"bf16": ours != "fp16", "fp16": ours == "fp16", "fp8": number_format, "fp8_recipe": recipe}
 
 
 def render_experiment(job: Job, gpus: int) -> RenderedFile:
@@ -272,29 +361,80 @@ def render_experiment(job: Job, gpus: int) -> RenderedFile:
 
 
 def recognises_experiment(text: str) -> bool:
-    return "pre_trainer" in text and _find_trainer(text) is not None
+    return "framework:" in text and _find_trainer(text) is not None
 
 
-def read_experiment(text: str, gpus: int | None = None) -> FileReading:
-    """Return what an experiment file says. Raises UserInputError if it is not one with a Megatron trainer."""
+def read_experiment(text: str, gpus: int | None = None, model: Model | None = None) -> FileReading:
+    """Return what an experiment file says. Raises UserInputError if it has no trainer that is known."""
     trainer = _find_trainer(text)
     if trainer is None:
-        raise UserInputError("not an experiment of Primus with modules.pre_trainer.framework: megatron")
-    overrides = dict(trainer.get("overrides") or {})
-    for name, value in overrides.items():
-        if isinstance(value, str) and (match := re.fullmatch(r"\$\{\w+:(.*)\}", value)):  # with a default: ${NAME:8}
-            overrides[name] = yaml.safe_load(match[1])
-    name = str(trainer.get("model", "")).removesuffix(".yaml")
-    return read_settings(
-        {**DEFAULTS, **overrides}, "primus", _read_gpus(text, _PRIMUS_LAUNCH) or gpus, MODELS.get(name)
-    )
+        raise UserInputError("not an experiment of Primus with a module that has a framework")
+    framework, overrides = trainer.get("framework", "megatron"), _fill(trainer.get("overrides") or {})
+    if framework not in FRAMEWORKS:
+        raise UserInputError(f"framework={framework}: not read of Primus. Read: {', '.join(FRAMEWORKS)}")
+    file = str(_fill(trainer.get("model", "")))
+    named, launched = find_model(file), gpus or _read_launched(text)
+    reading = FRAMEWORKS[framework](overrides, file, launched, model or named)
+    note = f"model: {file}: its sizes are not known here, so model= is not compared with it"
+    reading = _add(reading, (), () if named or file in ("", "language_model.yaml") else (note,))
+    sizes = {name: getattr(named, name) for name in SIZES} if named else {}
+    taken = {"model": ("model", file)} if named else {}
+    return replace(reading, sizes={**sizes, **reading.sizes}, taken={**reading.taken, **taken})
+
+
+def _read_launched(text: str) -> int | None:
+    numbers = dict(_PRIMUS_LAUNCH.findall(text))
+    return math.prod(map(int, numbers.values())) if len(numbers) == 2 else None
+
+
+def _read_primus_megatron(overrides: Settings, file: str, gpus: int | None, model: Model | None) -> FileReading:
+    return read_settings(overrides, "primus", gpus, model, DEFAULTS)
+
+
+def _read_primus_torchtitan(overrides: Settings, file: str, gpus: int | None, model: Model | None) -> FileReading:
+    defaults = {**TITAN_DEFAULTS, **({"model.converters": [FP8]} if "fp8" in file else {})}
+    return read_config(overrides, gpus, model, defaults)
+
+
+def _read_primus_bridge(overrides: Settings, file: str, gpus: int | None, model: Model | None) -> FileReading:
+    if (adapters := overrides.get("peft", "none")) not in (None, "none"):
+        raise UserInputError(f"peft={adapters}: training of adapters is not planned. Planned: none")
+    given = {name: value for name, value in overrides.items() if name not in ("peft", "precision_config")}
+    mixed = overrides.get("precision_config", "bf16_mixed")
+    implied = {"use_distributed_optimizer": True, **_read_mixed(mixed)}
+    reading = read_settings(given, "nemo", gpus, model, implied)
+    note = "the recipe of Megatron-Bridge sets what the file leaves out: here it has Megatron-LM's defaults"
+    taken = {"precision_config": ("precision", mixed)} if "precision_config" in overrides else {}
+    return _add(replace(reading, taken={**reading.taken, **taken}), (), (note,))
+
+
+FRAMEWORKS: dict[str, Callable[[Settings, str, int | None, Model | None], FileReading]] = {
+    "megatron": _read_primus_megatron,
+    "torchtitan": _read_primus_torchtitan,
+    "megatron_bridge": _read_primus_bridge,
+}
+
+
+def _fill(value: Any) -> Any:
+    """Return a value with the defaults of its variables, such as ${NAME:8}."""
+    if isinstance(value, Mapping):
+        return {name: _fill(inner) for name, inner in value.items()}
+    if isinstance(value, list):
+        return [_fill(inner) for inner in value]
+    if not isinstance(value, str) or "${" not in value:
+        return value
+    filled = _VARIABLE.sub(lambda match: match[1], value)
+    if "${" in filled:
+        return Unset(value, "the file gives it no default: write the value into the file")
+    return yaml.safe_load(filled) if _VARIABLE.fullmatch(value) else filled
 
 
 def _find_trainer(text: str) -> Mapping[str, Any] | None:
+    """Return the first module of an experiment that has a framework."""
     try:
-        part = yaml.safe_load(text)
+        config = yaml.safe_load(text)
     except yaml.YAMLError:
         return None
-    for key in ("modules", "pre_trainer"):
-        part = part.get(key) if isinstance(part, dict) else None
-    return part if isinstance(part, dict) and part.get("framework", "megatron") == "megatron" else None
+    modules = config.get("modules") if isinstance(config, dict) else None
+    named = [part for part in (modules if isinstance(modules, dict) else {}).values() if isinstance(part, dict)]
+    return next((part for part in named if "framework" in part), None)

@@ -3,17 +3,72 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from workloads.api.errors import UserInputError, suggest
 from workloads.layouts.layout import Job, Layout
-from workloads.models.model import Model
+from workloads.models.model import MODELS, Model
 
 Settings = Mapping[str, Any]
 Obstacles = Callable[[Job], Iterator[str]]  # yields the reasons why a job cannot be written
 GPUS_PER_NODE = 8
+
+
+@dataclass(frozen=True)
+class Unset:
+    """A value that the file leaves to those who run it."""
+
+    text: str  # as the file has it
+    reason: str
+
+    def __str__(self) -> str:
+        return self.text
+
+
+class FileSettings(Mapping[str, Any]):
+    """The settings of a file, which remember what a reader asked for: the others are those that it does not take."""
+
+    def __init__(self, given: Settings, defaults: Settings | None = None, renamed: Settings | None = None) -> None:
+        """Take a file's settings, a program's own `defaults`, and today's names of settings of older versions."""
+        renamed = renamed or {}
+        self._written = {renamed[name]: name for name in given if name in renamed} | {
+            name: name for name in given if name not in renamed
+        }
+        self._given = {name: given[written] for name, written in self._written.items()}
+        self._values = {**(defaults or {}), **self._given}
+        self._asked: set[str] = set()
+
+    def __getitem__(self, name: str) -> Any:
+        self._asked.add(name)
+        value = self._values[name]
+        if isinstance(value, Unset):
+            raise UserInputError(f"{self._written[name]}={value}: {value.reason}")
+        return value
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def list_taken(self, fields: Mapping[str, str]) -> dict[str, tuple[str, Any]]:
+        """Return the settings that a reader took, by the file's names: the field that each is of, and its value."""
+        return {
+            self._written[name]: (fields.get(name, ""), value)
+            for name, value in self._given.items()
+            if name in self._asked and value is not None
+        }
+
+    def list_left(self) -> tuple[str, ...]:
+        """Return the file's names of the settings that have a value which no reader asked for."""
+        return tuple(
+            self._written[name]
+            for name, value in self._given.items()
+            if name not in self._asked and value not in (None, [], {})
+        )
 
 
 @dataclass(frozen=True)
@@ -129,6 +184,11 @@ class FileReading:
     compiled: bool = False
     document_tokens: int = 0
     notes: tuple[str, ...] = ()  # settings that a job has no field for
+    others: Mapping[str, Any] = field(default_factory=dict)  # other fields of a job that it names
+    sizes: Mapping[str, int] = field(default_factory=dict)  # those of the model that it names itself
+    # settings that were read, by the file's names: the field that each is of, empty if of several, and its value
+    taken: Mapping[str, tuple[str, Any]] = field(default_factory=dict)
+    left: tuple[str, ...] = ()  # settings that were not read
 
     @property
     def job(self) -> Job:
@@ -136,7 +196,7 @@ class FileReading:
         if self.model is None:
             raise UserInputError(f"the configuration of {self.trainer} does not name all sizes of the model")
         job = Job(self.model, self.layout, self.sequence_length, self.trainer, self.precision)
-        job = replace(job, compiled=self.compiled, document_tokens=self.document_tokens)
+        job = replace(job, compiled=self.compiled, document_tokens=self.document_tokens, **self.others)
         return canonical_job(replace(job, state=self.state))  # type: ignore[arg-type]
 
 
@@ -168,6 +228,21 @@ def canonical_layout(layout: Layout, layers: int | None = None) -> Layout:
     if layout.checkpointing == "none" or layout.checkpointed_layers == layers:
         changes["checkpointed_layers"] = None
     return replace(layout, **changes)  # type: ignore[arg-type]
+
+
+def flatten(config: Mapping[str, Any], section: str = "") -> dict[str, Any]:
+    """Return settings by their sections and names, such as `training.steps`."""
+    settings: dict[str, Any] = {}
+    for name, value in config.items():
+        settings |= flatten(value, f"{section}{name}.") if isinstance(value, Mapping) else {f"{section}{name}": value}
+    return settings
+
+
+def find_model(name: str) -> Model | None:
+    """Return the model that a trainer's file names, such as `llama3.1_8B-fp8.yaml`; None for one of other sizes."""
+    name = re.sub(r"[-.]", "_", name.lower().removesuffix(".yaml"))
+    name = re.sub(r"(_(fp8|fp4|bf16|mxfp8|base|instruct|v0_\d))+$", "", name)
+    return MODELS.get(re.sub(r"^llama_?3(_?[123])?_", "llama3_", name))  # 3.1 to 3.3 have the sizes of 3
 
 
 def data_parallel_size(gpus: int | None, degrees: Mapping[str, int]) -> int:

@@ -11,7 +11,6 @@ from typing import Any, get_args, get_origin, get_type_hints
 
 from workloads.api import registry
 from workloads.api.errors import UserInputError
-from workloads.formats.megatron_files import split_words
 from workloads.formats.names import (
     FileReading,
     Name,
@@ -22,9 +21,10 @@ from workloads.formats.names import (
     show,
     write_names,
 )
+from workloads.formats.shell import Script
 from workloads.formats.torchtitan import find_interval
 from workloads.layouts.layout import LAYOUT_FIELDS, Job, Layout
-from workloads.models.model import TRAINED_MODELS, find_trained_name
+from workloads.models.model import SIZES, TRAINED_MODELS, Model, find_trained_name
 
 SCRIPT = "sweep.sh"
 # Parameters of `workload=parallel` by the name of a job's or a layout's field, where the names differ.
@@ -131,9 +131,10 @@ def recognises(text: str) -> bool:
     return "-m sweeper " in text and "workload=" in text
 
 
-def read(text: str, gpus: int | None = None) -> FileReading:
+def read(text: str, gpus: int | None = None, model: Model | None = None) -> FileReading:
     """Return what a command says, with defaults. Raises UserInputError if it has no layout with one value a key."""
-    texts = {match[1]: match[2] for word in split_words(text) if (match := _OVERRIDE.match(word))}
+    words = [word for command in Script(text).read() for word in command]
+    texts = {match[1]: match[2] for word in words if (match := _OVERRIDE.match(word))}
     workload = texts.get("workload")
     if workload not in ("parallel", "torchtitan"):
         raise UserInputError(f"workload={workload}: only parallel and torchtitan have a layout")
@@ -156,7 +157,18 @@ def read(text: str, gpus: int | None = None) -> FileReading:
         read["checkpointed_layers"] = model.layers // interval
     trainer = "own" if workload == "parallel" else "torchtitan"
     layout = canonical_layout(Layout(**read), model.layers)
-    return FileReading(trainer, layout, model=model, **(FIXED | of_job))
+    names = TITAN_NAMES if workload == "torchtitan" else own_names()
+    known = {name.key: name.field for name in names if name.field} | {"model": "model", "checkpointing_freq": ""}
+    known |= dict.fromkeys(("workload", "gpus", "search", "finals.top"), "")
+    return FileReading(
+        trainer,
+        layout,
+        model=model,
+        sizes={name: getattr(model, name) for name in SIZES},
+        taken={name: (known[name], text) for name, text in texts.items() if known.get(name)},
+        left=tuple(name for name in texts if name not in known),
+        **(FIXED | of_job),
+    )
 
 
 def _parse(text: str) -> Any:

@@ -21,6 +21,7 @@ from workloads.formats.logs import ARGUMENT, DTYPES, TITAN_MESH, WORLD_SIZE, str
 from workloads.formats.megatron_files import parse_value
 from workloads.formats.names import FileReading
 from workloads.layouts.layout import Layout
+from workloads.models.model import Model
 
 Printed = int | str
 
@@ -195,14 +196,16 @@ def has_configuration(text: str) -> bool:
     return _TITAN_START.search(text) is not None or bool(read_arguments(text))
 
 
-def read_configuration(text: str, gpus: int | None = None) -> FileReading:
+def read_configuration(text: str, gpus: int | None = None, model: Model | None = None) -> FileReading:
     """Return what a log's first start says of its configuration. Raises UserInputError for a value that no job has."""
     if _TITAN_START.search(text):
-        reading = torchtitan.read_config(_read_json(text), _read_mesh_gpus(text) or gpus)
+        reading = torchtitan.read_config(_read_json(text), _read_mesh_gpus(text) or gpus, model)
+        reading = replace(reading, left=())
         is_fp8 = reading.precision == "bf16" and _TITAN_FP8.search(text)  # versions before 0.1 have no converters
         return replace(reading, precision="fp8_tensorwise") if is_fp8 else reading
     settings = read_arguments(text)
-    reading = megatron.read_settings(settings, "megatron", gpus)
+    # A log lists all of a program's settings, most of them at their defaults: which are not read says nothing.
+    reading = replace(megatron.read_settings(settings, "megatron", gpus, model), left=())
     if missing := [name for name in DECISIVE if name not in settings]:
         note = f"not in the log, so Megatron-LM's default is taken: {', '.join(missing)}"
         return replace(reading, notes=(*reading.notes, note))

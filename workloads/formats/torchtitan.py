@@ -8,15 +8,18 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from workloads.api.errors import UserInputError
+from workloads.api.errors import UserInputError, suggest
 from workloads.formats.names import (
     FileReading,
+    FileSettings,
     Name,
     RenderedFile,
     Settings,
     Support,
     canonical_layout,
     data_parallel_size,
+    find_model,
+    flatten,
     only,
     read_names,
     show,
@@ -60,6 +63,22 @@ SCHEDULES = {
 ROTATIONS = {"allgather": "allgather", "ring": "alltoall"}
 RECIPES = {"fp8_rowwise": "rowwise", "fp8_rowwise_gw_hp": "rowwise_with_gw_hp"}
 FP8, MXFP8 = "quantize.linear.float8", "quantize.linear.mx"
+CONVERTERS = {FP8: "fp8_tensorwise", "float8": "fp8_tensorwise", MXFP8: "mxfp8", "mx": "mxfp8"}
+# Names of versions before 0.2, and those of today.
+_MOVED = (
+    *("data_parallel_replicate_degree", "data_parallel_shard_degree", "tensor_parallel_degree"),
+    *("pipeline_parallel_degree", "pipeline_parallel_schedule", "pipeline_parallel_microbatches"),
+    *("context_parallel_degree", "context_parallel_rotate_method", "enable_async_tensor_parallel"),
+    "fsdp_reshard_after_forward",
+)
+RENAMED = {
+    **{f"{section}.{name}": f"parallelism.{name}" for section in ("training", "experimental") for name in _MOVED},
+    "training.batch_size": "training.local_batch_size",
+    "training.data_parallel_degree": "parallelism.data_parallel_shard_degree",
+    "training.compile": "compile.enable",
+    "training.enable_float8_linear": "float8.enable_float8_linear",
+    "float8.recipe_name": f"{FP8}.recipe_name",
+}
 
 
 def find_flavor(model: Model) -> tuple[str, str]:
@@ -260,38 +279,71 @@ def recognises(text: str) -> bool:
     return isinstance(config.get("training"), dict) and "model" in config
 
 
-def read(text: str, gpus: int | None = None) -> FileReading:
+def read(text: str, gpus: int | None = None, model: Model | None = None) -> FileReading:
     """Return what a TOML file of torchtitan says. Raises UserInputError if it is not TOML or no job has a value."""
     try:
         config = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise UserInputError(f"not TOML: {error}") from error
-    return read_config(config, gpus)
+    return read_config(config, gpus, model)
 
 
-def read_config(config: Mapping[str, Any], gpus: int | None = None) -> FileReading:
-    """Return what a configuration says, with torchtitan's defaults. Raises UserInputError if no job has a value."""
-    settings = _flatten(config)
-    name, flavor = str(settings.get("model.name", "llama3")), str(settings.get("model.flavor", "debugmodel"))
+# Fields of settings that do not have the value of one of ours.
+FIELDS = {name.key: name.field for name in NAMES if name.field} | {
+    **dict.fromkeys(("model.name", "model.flavor"), "model"),
+    **dict.fromkeys(("activation_checkpoint.mode", "activation_checkpoint.selective_ac_option"), "checkpointing"),
+    **dict.fromkeys(("model.converters", f"{FP8}.recipe_name", "float8.enable_float8_linear"), "precision"),
+    "training.fp8_linear": "precision",
+    "training.mixed_precision_param": "precision",
+    "training.dtype": "state",
+    "training.data_parallel_type": "sharding",
+    "parallelism.fsdp_reshard_after_forward": "reshard_after_forward",
+    "parallelism.pipeline_parallel_microbatch_size": "micro_batch",
+    "parallelism.pipeline_parallel_microbatches": "micro_batch",
+}
+
+
+def read_config(
+    config: Mapping[str, Any],
+    gpus: int | None = None,
+    model: Model | None = None,
+    defaults: Settings | None = None,
+) -> FileReading:
+    """Return what a configuration says, with torchtitan's defaults or those of a program on it.
+
+    `model` is the one whose layers are counted where the configuration names none that is known.
+    Raises UserInputError if no job has a value.
+    """
+    given = flatten(config)
+    settings = FileSettings(given, defaults, RENAMED)
+    name, flavor = str(settings.get("model.name", "llama3")), str(settings.get("model.flavor", ""))
     plain = next((flavor.removesuffix(suffix) for suffix in MASKED_SUFFIXES if flavor.endswith(suffix)), flavor)
-    model = FLAVORS.get((name, plain))
+    named = FLAVORS.get((name, plain)) or find_model(f"{name}_{plain}")
+    model = model or named
     degrees = read_names(settings, NAMES, ("dp_replicate", "tp", "cp", "pp"))
     names = ("dp_shard", "ep", "tp_overlap", "cp_method", "micro_batch", "global_batch")
     read = degrees | read_names(settings, NAMES, names)
     if read["dp_shard"] == -1:  # the GPUs that the other degrees leave
         read["dp_shard"] = data_parallel_size(gpus, degrees)
+    if settings.get("training.data_parallel_type") == "ddp":
+        read |= {"dp_replicate": read["dp_replicate"] * read["dp_shard"], "dp_shard": 1}
     local_batch, dp, is_pipeline = read["micro_batch"], read["dp_replicate"] * read["dp_shard"], degrees["pp"] > 1
     if read["global_batch"] <= 0:
         read["global_batch"] = local_batch * dp
     policy = settings.get("parallelism.fsdp_reshard_after_forward", "default")
     read["reshard_after_forward"] = policy == "always" or (policy == "default" and not is_pipeline)
     if is_pipeline:
-        read["micro_batch"] = int(settings.get("parallelism.pipeline_parallel_microbatch_size", 1))
+        count = settings.get("parallelism.pipeline_parallel_microbatches")
+        if not count and "experimental.pipeline_parallel_degree" in given:  # versions of 2024 divide a batch by `pp`
+            count = degrees["pp"]
+        size = settings.get("parallelism.pipeline_parallel_microbatch_size", 1)
+        read["micro_batch"] = local_batch // int(count) if count else int(size)
         read |= read_names(settings, NAMES, ("schedule",))
         read["stages_per_rank"] = _read_stages(settings, read["schedule"], degrees["pp"], model)
     layout = Layout(**read, **_read_checkpointing(settings, model))
     layout = replace(layout, sharding="fsdp2" if layout.is_sharded else "none")
     precision, dtype = _read_precision(settings), settings.get("training.dtype")
+    others = [name for name in settings.get("model.converters") or () if name not in CONVERTERS]
     notes = {
         "training.enable_cpu_offload: weights, gradients and states are on the host, no field of a job": (
             settings.get("training.enable_cpu_offload")
@@ -299,6 +351,9 @@ def read_config(config: Mapping[str, Any], gpus: int | None = None) -> FileReadi
         "model.flavor: attention stays within documents, whose lengths the file does not say": plain != flavor,
         "training.local_batch_size: the pipeline is filled and drained several times a step": is_pipeline
         and local_batch * dp != layout.global_batch,
+        f"model.converters: {', '.join(others)}": others,
+        f"model.flavor={flavor}: {name} has no such model here, so model= is not compared with it": flavor
+        and named is None,
     }
     return FileReading(
         trainer="torchtitan",
@@ -307,15 +362,11 @@ def read_config(config: Mapping[str, Any], gpus: int | None = None) -> FileReadi
         precision=precision,
         state="bf16" if dtype == "bfloat16" else "fp32" if layout.is_sharded or precision == "fp32" else "amp",
         notes=tuple(note for note, is_noted in notes.items() if is_noted),
+        sizes={size: getattr(named, size) for size in SIZES} if named else {},
         **read_names(settings, NAMES, ("sequence_length", "compiled")),
+        taken=settings.list_taken(FIELDS),
+        left=settings.list_left(),
     )
-
-
-def _flatten(config: Mapping[str, Any], section: str = "") -> dict[str, Any]:
-    settings: dict[str, Any] = {}
-    for name, value in config.items():
-        settings |= _flatten(value, f"{section}{name}.") if isinstance(value, Mapping) else {f"{section}{name}": value}
-    return settings
 
 
 def _read_stages(settings: Settings, schedule: str, pp: int, model: Model | None) -> int:
@@ -341,10 +392,14 @@ def _read_checkpointing(settings: Settings, model: Model | None) -> dict[str, An
 
 
 def _read_precision(settings: Settings) -> str:
-    converters = settings.get("model.converters", [])
-    if MXFP8 in converters or "mx" in converters:
-        return "mxfp8"
-    if FP8 in converters or "float8" in converters:
-        recipe = settings.get(f"{FP8}.recipe_name")
-        return next((ours for ours, theirs in RECIPES.items() if theirs == recipe), "fp8_tensorwise")
-    return "fp32" if settings.get("training.mixed_precision_param") == "float32" else "bf16"
+    converters = settings.get("model.converters") or []
+    given = next((CONVERTERS[name] for name in converters if name in CONVERTERS), "")
+    # torchtitan of 2024 has switches in place of converters.
+    old = [settings.get("float8.enable_float8_linear"), settings.get("training.fp8_linear")]
+    if given == "fp8_tensorwise" or any(old):
+        recipe = settings.get(f"{FP8}.recipe_name") or "tensorwise"
+        recipes = {theirs: ours for ours, theirs in RECIPES.items()} | {"tensorwise": "fp8_tensorwise"}
+        if recipe not in recipes:
+            raise UserInputError(f"{FP8}.recipe_name={recipe}: not known here. {suggest(str(recipe), recipes)}")
+        return recipes[recipe]
+    return given or ("fp32" if settings.get("training.mixed_precision_param") == "float32" else "bf16")

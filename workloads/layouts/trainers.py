@@ -40,6 +40,7 @@ class Trainer:
     alone: Values = field(default_factory=dict)  # degrees that it does not combine with a sharding
     attention: AttentionKernel = "cudnn"  # the kernel that it calls
     fused: bool = True  # norms, activations and residual sums are fused kernels even where nothing is compiled
+    compiles: bool = False  # it has torch.compile, which a search takes as on
     gradient_bytes: int = 4  # of a gradient in its reduction
     main_gradients: bool = False  # gradients of all micro-batches are added up in fp32, unsharded (Megatron)
     overlaps_data_parallel: bool = True  # collectives of data parallelism run beside computation
@@ -102,6 +103,7 @@ _ROWS = (
         OWN,
         runs={"schedule": ALL_SCHEDULES, "checkpointing": ("none", "selective", "full")},
         search={"schedule": ("1f1b", "interleaved"), "checkpointing": ("none", "selective", "full")},
+        compiles=True,
         tensor_link_share=0.45,
         loss_bytes=16,
         logit_bytes=4,
@@ -114,6 +116,7 @@ _ROWS = (
         runs={"schedule": ALL_SCHEDULES, "checkpointing": ("none", "per_op", "full")},
         search={"schedule": ("1f1b", "interleaved"), "checkpointing": ("none", "per_op", "full")},
         fused=False,
+        compiles=True,
         tensor_link_share=0.45,
     ),
     MEGATRON,
@@ -155,7 +158,7 @@ _ROWS = (
         attention="flash2",
         fused=False,
     ),
-    FSDP.variant("prime-rl", without=("pp", "tp"), attention="flash2", fused=False),
+    FSDP.variant("prime-rl", without=("pp", "tp"), attention="flash2", fused=False, compiles=True),
 )
 TRAINERS = {row.name: row for row in _ROWS}
 SYNONYMS = {name.replace("-", "_"): name for name in TRAINERS if "-" in name}

@@ -1,0 +1,320 @@
+"""The words of a shell script's commands, with its variables and arrays expanded as bash does. Nothing is executed."""
+
+from __future__ import annotations
+
+import ast
+import operator
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from workloads.api.errors import UserInputError
+
+# What stands for a value that only a run has: the text of its expansion between these, which no script contains.
+UNSET, END = "\ue000", "\ue001"
+_UNSET = re.compile(f"{UNSET}(.*?){END}", re.DOTALL)
+_SPACE = re.compile(r"(?:[ \t\r]|\\\r?\n)+")
+_COMMENT = re.compile(r"#[^\n]*")
+_OPERATOR = re.compile(r";;&?|&&|\|\||<<<|[;&|\n()<>]")
+_HEREDOC = re.compile(r"<<-?\s*(['\"]?)(\w+)\1")
+_REDIRECTION = re.compile(r"\d*(?:&?>>?&?|<&?)")
+_ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(\+?)=")
+_SIMPLE = re.compile(r"\$(\w+|[@*#?$!-])")
+_BRACED = re.compile(r"(\w+|[@*])(?:\[([@*]|\w+)\])?(?:(:?[-=+?])(.*))?", re.DOTALL)
+_ARITHMETIC: Mapping[type, Callable[[Any, Any], Any]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.FloorDiv: operator.floordiv,
+    ast.Mod: operator.mod,
+}
+_OPENING = {"if", "for", "while", "until", "case", "select"}
+_CLOSING = {"fi", "done", "esac"}
+_BETWEEN = {"then", "else", "elif", "do", "!", "{", "}", "time"}
+_TESTS: Mapping[str, Callable[[str, str], bool]] = {
+    **dict.fromkeys(("=", "==", "-eq"), operator.eq),
+    **dict.fromkeys(("!=", "-ne"), operator.ne),
+    "-gt": lambda one, other: int(one) > int(other),
+    "-lt": lambda one, other: int(one) < int(other),
+    "-ge": lambda one, other: int(one) >= int(other),
+    "-le": lambda one, other: int(one) <= int(other),
+    "-n": lambda _, text: bool(text),
+    "-z": lambda _, text: not text,
+}
+_DECLARING = {"export", "declare", "local", "readonly", "typeset"}
+_PRINTING = {"echo", "printf", "cat", ":"}
+Fields = list[tuple[str, bool]]  # the pieces of a word, and whether each is quoted: others are split at spaces
+
+
+@dataclass
+class Script:
+    """A script that is read command by command."""
+
+    text: str
+    commands: list[list[str]] = field(default_factory=list)  # the expanded words of each
+    variables: dict[str, list[str]] = field(default_factory=dict)
+    _position: int = 0
+    # of each condition or loop around a command, whether its part is executed; None where that is not known
+    _parts: list[bool | None] = field(default_factory=list)
+    _done: list[bool | None] = field(default_factory=list)  # of each, whether an earlier part was executed
+    _tested: list[bool | None] = field(default_factory=list)  # the results of the commands since the last `if`
+
+    def read(self) -> list[list[str]]:
+        """Return the words of every command. Raises UserInputError if a quote or a bracket is not closed."""
+        words: list[str] = []
+        while self._position < len(self.text):
+            if self._skip(_SPACE) or (self._at_word_start() and self._skip(_COMMENT)):
+                continue
+            if match := _HEREDOC.match(self.text, self._position):
+                end = re.compile(rf"^\t*{match[2]}[ \t]*$", re.MULTILINE).search(self.text, match.end())
+                self._position = match.end() if end is None else end.end()
+            elif self._skip(_REDIRECTION) and not self._text_at("("):
+                self._skip(_SPACE)
+                self._read_word()
+            elif match := _OPERATOR.match(self.text, self._position):
+                self._position = match.end()
+                self._end_command(words)
+                words = []
+            elif not words and (match := _ASSIGNMENT.match(self.text, self._position)):
+                self._position = match.end()
+                self._assign(match[1], self._read_value(), is_added=bool(match[2]))
+            else:
+                words += self._split(self._read_word())
+                if words and words[0] in _DECLARING:
+                    words = []
+                elif words and words[0] in _OPENING | _CLOSING | _BETWEEN and len(words) == 1:
+                    self._enter(words[0])
+                    words = []
+        self._end_command(words)
+        return self.commands
+
+    def _end_command(self, words: list[str]) -> None:
+        self._tested += [_test(words)] if words else []
+        if words and words[0] not in _PRINTING and False not in self._parts:
+            self.commands.append(words)
+
+    def _enter(self, word: str) -> None:
+        """Note which part of a condition or a loop follows a word of the shell."""
+        if word in _OPENING:
+            self._parts.append(None)
+            self._done.append(None if word != "if" else False)
+            self._tested = []
+        elif word in _CLOSING and self._parts:
+            self._parts.pop()
+            self._done.pop()
+        elif word in ("then", "else") and self._parts:
+            done = self._done[-1]
+            now = (self._tested[0] if len(self._tested) == 1 else None) if word == "then" else True
+            now = False if done else now if done is False or now is False else None
+            self._parts[-1] = now
+            self._done[-1] = True if done or now else None if None in (done, now) else False
+        elif word == "elif":
+            self._tested = []
+
+    def _text_at(self, text: str) -> bool:
+        return self.text.startswith(text, self._position)
+
+    def _at_word_start(self) -> bool:
+        return self._position == 0 or self.text[self._position - 1] in " \t\n;&|()"
+
+    def _skip(self, pattern: re.Pattern[str]) -> bool:
+        if match := pattern.match(self.text, self._position):
+            self._position = match.end()
+        return match is not None
+
+    def _assign(self, name: str, values: list[str], *, is_added: bool) -> None:
+        if False in self._parts:
+            return
+        if None in self._parts:  # what is added under a condition is not known, and what is set has no value
+            kept = self.variables.get(name, []) if is_added else []
+            self.variables[name] = [*kept, f"{UNSET}${name}{END}"]
+        elif is_added and name in self.variables:
+            old = self.variables[name]
+            is_array = self.text[self._position - 1] == ")"
+            self.variables[name] = old + values if is_array else ["".join(old[:1] + values[:1]), *old[1:]]
+        else:
+            self.variables[name] = values
+
+    def _read_value(self) -> list[str]:
+        """Return the values of an assignment: those of an array, or one."""
+        if not self._text_at("("):
+            return ["".join(text for text, _ in self._read_word())]
+        self._position += 1
+        values: list[str] = []
+        while not self._text_at(")"):
+            if self._position >= len(self.text):
+                raise UserInputError("not a shell command: a bracket is not closed")
+            if not (self._skip(_SPACE) or (self._at_word_start() and self._skip(_COMMENT)) or self._skip_newline()):
+                start = self._position
+                values += self._split(self._read_word())
+                self._position += self._position == start  # a character that no word has
+        self._position += 1
+        return values
+
+    def _skip_newline(self) -> bool:
+        is_newline = self._text_at("\n")
+        self._position += is_newline
+        return is_newline
+
+    def _read_word(self) -> Fields:
+        """Return the pieces of the word at the position, which ends behind it."""
+        pieces: Fields = []
+        while self._position < len(self.text) and self.text[self._position] not in " \t\r\n;&|()<>":
+            character = self.text[self._position]
+            if character == "'":
+                pieces.append((self._take_until("'"), True))
+            elif character == '"':
+                pieces += [("", True), *self._read_quoted()]
+            elif character == "\\":
+                pieces.append((self.text[self._position + 1 : self._position + 2].replace("\n", ""), True))
+                self._position += 2
+            elif character in "$`":
+                pieces += [(text, False) for text in self._expand(" ")]
+            else:
+                pieces.append((character, False))
+                self._position += 1
+        return pieces
+
+    def _take_until(self, end: str) -> str:
+        start = self._position + 1
+        if (stop := self.text.find(end, start)) < 0:
+            raise UserInputError("not a shell command: No closing quotation")
+        self._position = stop + 1
+        return self.text[start:stop]
+
+    def _read_quoted(self) -> Fields:
+        pieces: Fields = []
+        self._position += 1
+        while not self._text_at('"'):
+            if self._position >= len(self.text):
+                raise UserInputError("not a shell command: No closing quotation")
+            if self.text[self._position] == "\\" and self.text[self._position + 1 : self._position + 2] in '"\\$`\n':
+                pieces.append((self.text[self._position + 1].replace("\n", ""), True))
+                self._position += 2
+            elif self.text[self._position] in "$`":
+                is_array = "[@]" in self.text[self._position : self.text.find("}", self._position)]
+                pieces += [(text, not (is_array and text == " ")) for text in self._expand(" ")]
+            else:
+                pieces.append((self.text[self._position], True))
+                self._position += 1
+        self._position += 1
+        return pieces
+
+    def _expand(self, joint: str) -> Iterator[str]:
+        """Yield the values of the expansion at the position, with `joint` between those of an array."""
+        text, start = self.text, self._position
+        if text.startswith("$((", start):
+            end = _find_end(text, start + 1, "()")
+            self._position = end
+            yield self._compute(text[start + 3 : end - 2])
+        elif text.startswith("$(", start) or text[start] == "`":
+            self._position = _find_end(text, start + 1, "()") if text[start] == "$" else text.find("`", start + 1) + 1
+            if not self._position:
+                raise UserInputError("not a shell command: No closing quotation")
+            yield f"{UNSET}{text[start : self._position]}{END}"
+        elif text.startswith("${", start):
+            self._position = _find_end(text, start + 1, "{}")
+            yield from _join(self._look_up(text[start + 2 : self._position - 1], text[start : self._position]), joint)
+        elif match := _SIMPLE.match(text, start):
+            self._position = match.end()
+            yield from _join(self._look_up(match[1], match[0])[:1], joint)
+        else:
+            self._position += 1
+            yield "$"
+
+    def _look_up(self, inner: str, written: str) -> list[str]:
+        match = _BRACED.fullmatch(inner)
+        values = self.variables.get(match[1]) if match else None
+        unset = [f"{UNSET}{written}{END}"]
+        if match is None:
+            return unset
+        if values is not None and match[2] and match[2].isdigit():
+            values = values[int(match[2]) : int(match[2]) + 1] or None
+        elif values is not None and match[2] is None:
+            values = values[:1]
+        if match[3] and match[3][-1] in "-=" and (values is None or (match[3][0] == ":" and values in ([], [""]))):
+            return ["".join(text for text, _ in Script(match[4], [], self.variables)._read_all())]
+        if match[3] and match[3][-1] == "+":
+            return unset
+        return unset if values is None else values
+
+    def _read_all(self) -> Fields:
+        """Return the pieces of the whole text as one word."""
+        self.text = self.text.strip("\"'")
+        self.text += '"'
+        self._position = -1
+        return self._read_quoted()
+
+    def _compute(self, expression: str) -> str:
+        """Return the value of whole numbers with + - * / %."""
+        expanded = "".join(text for text, _ in Script(expression, [], self.variables)._read_all())
+        expanded = re.sub(r"[A-Za-z_]\w*", lambda name: "".join(self._look_up(name[0], name[0])[:1]), expanded)
+        try:
+            return str(_evaluate(ast.parse(expanded.replace("/", "//").strip(), mode="eval").body))
+        except (SyntaxError, ValueError, ZeroDivisionError):
+            return f"{UNSET}$(({expression})){END}"
+
+    def _split(self, pieces: Fields) -> list[str]:
+        """Return the words of pieces: those that are not quoted are split at spaces."""
+        words, is_open = list[str](), False
+        for text, is_quoted in pieces:
+            parts = [text] if is_quoted or UNSET in text else re.split(r"\s+", text)
+            for number, part in enumerate(parts):
+                if number:
+                    is_open = False
+                if part or is_quoted:
+                    words = [*words[:-1], words[-1] + part] if is_open else [*words, part]
+                    is_open = True
+        return words
+
+
+def find_unset(text: str) -> str | None:
+    """Return the first expansion in a word that the script does not give a value; None if there is none."""
+    match = _UNSET.search(text)
+    return None if match is None else match[1]
+
+
+def show_unset(text: str) -> str:
+    """Return a word with the expansions as they are written that have no value."""
+    return _UNSET.sub(r"\1", text)
+
+
+def _test(words: list[str]) -> bool | None:
+    """Return the result of a command such as `[ "$A" = b ]`; None where it has no value before a run."""
+    if words[0] not in ("[", "[[", "test") or any(UNSET in word for word in words):
+        return None
+    words = [word for word in words[1:] if word not in ("]", "]]")]
+    left, name, right = ["", *words] if len(words) == 2 else words if len(words) == 3 else ("", "", "")
+    try:
+        return _TESTS[name](left, right) if name in _TESTS else None
+    except ValueError:
+        return None
+
+
+def _join(values: list[str], joint: str) -> Iterator[str]:
+    for number, value in enumerate(values):
+        if number:
+            yield joint
+        yield value
+
+
+def _find_end(text: str, start: int, brackets: str) -> int:
+    """Return the position behind the bracket that closes the one at `start`."""
+    depth = 0
+    for position in range(start, len(text)):
+        depth += (text[position] == brackets[0]) - (text[position] == brackets[1])
+        if depth == 0:
+            return position + 1
+    raise UserInputError("not a shell command: a bracket is not closed")
+
+
+def _evaluate(node: ast.expr) -> int:
+    """Return the value of an expression of whole numbers. Raises ValueError for any other."""
+    if isinstance(node, ast.Constant) and isinstance(node.value, int):
+        return node.value
+    if isinstance(node, ast.BinOp) and type(node.op) in _ARITHMETIC:
+        return int(_ARITHMETIC[type(node.op)](_evaluate(node.left), _evaluate(node.right)))
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+        return -_evaluate(node.operand)
+    raise ValueError("not a sum of whole numbers")
