@@ -16,7 +16,7 @@ from pathlib import Path
 from sweeper.cli.command import Subcommand, check_output_file, writing
 from sweeper.commands.plan.answer import answer, scale
 from sweeper.commands.plan.request import PlanRequest
-from sweeper.commands.plan.text import show
+from sweeper.commands.plan.text import show, show_file
 from workloads.api.errors import UserInputError, describe_os_error
 from workloads.formats.files import render
 
@@ -37,7 +37,11 @@ def run(request: PrintedPlan) -> int:
     path = Path(request.out or "")
     if request.out is not None:
         check_output_file("out", path)
-    planned = answer(request)
+    try:
+        planned = answer(request)
+    except UserInputError:
+        show_file(request)
+        raise
     problem = planned.problem
     show(planned)
     if request.file is not None:

@@ -22,6 +22,7 @@ from workloads.estimator.questions import FAILURES_PER_GPU_DAY, Reliability
 from workloads.estimator.words import layout_words
 from workloads.formats.files import FORMATS, read_layout
 from workloads.formats.names import FileReading
+from workloads.formats.torchtitan import FLAVORS
 from workloads.hardware.cluster import Cluster
 from workloads.hardware.precisions import PRECISIONS
 from workloads.layouts.enumeration import divisors
@@ -40,13 +41,15 @@ from workloads.layouts.layout import (
 )
 from workloads.layouts.trainers import OWN, TRAINERS, find_trainer
 from workloads.models.hugging_face import UnsupportedModel, load_model
+from workloads.models.model import MODELS, Model
 
 MAX_GPUS = 2**20  # more than any cluster has; degrees of a larger number take long to list
 MAX_SEQUENCES = 2**30
 OWN_WORKLOAD = "parallel"  # whose sweeps measure this project's trainer
 COMMAND_WORKLOAD = "command"  # and other trainers, by their names
 TOKENS_PER_STEP = 4_194_304  # of a global batch where none is given: that of Llama 3's first stage
-SEARCHED_FIELDS = tuple(layout_words(Layout()))
+SEQUENCE_LENGTH = 8192
+SEARCHED_FIELDS = frozenset(layout_words(Layout()))
 GIVEN_FIELDS = frozenset(LAYOUT_FIELDS) - {"global_batch"}
 
 
@@ -67,10 +70,10 @@ class PlanRequest:
         network_gb_s: bandwidth of one GPU to other nodes, each way; by default the topology's.
         calibration: rates measured by sweeper calibrate: a file or its folder, none, or those in ./calibration if any.
         trainer: whose rules, memory and efficiency apply; by default the one of the file `layout`, else own.
-        sequence_length: tokens of a sequence.
+        sequence_length: tokens of a sequence; by default those of the file `layout`, else 8192.
         global_batch: sequences in a step; by default 4 M tokens, rounded up to a multiple of the GPUs.
-        precision: data type or recipe of the matrix products.
-        state: data types of weights, moments and gradients.
+        precision: data type or recipe of the matrix products; by default that of the file `layout`, else bf16.
+        state: data types of weights, moments and gradients; by default those of the file `layout`, else fp32.
         dp_replicate, dp_shard, tp, cp, pp, ep: parallel degrees.
         stages_per_rank, schedule: pipeline stages of a GPU, and their order.
         layers_per_stage: of each stage, separated by commas; by default evenly divided.
@@ -80,7 +83,7 @@ class PlanRequest:
         tp_overlap: computation beside tensor parallel collectives.
         cp_method: exchange of keys and values between context parallel GPUs.
         checkpointing: what the backward pass computes again.
-        layout: a trainer's file or log, whose layout and batch are given ones.
+        layout: a trainer's file or log: all that it says is given, where no key of the command says otherwise.
         file: the trainer for which the fastest layout is written as a file.
         train_tokens: tokens of a whole training, for its duration and cost.
         tokens_per_day: find the number of GPUs that trains on this many tokens.
@@ -97,10 +100,10 @@ class PlanRequest:
     network_gb_s: float | None = field(default=None, metadata={"min": 0.1})
     calibration: str = AUTO
     trainer: str | None = None
-    sequence_length: int = field(default=8192, metadata={"min": 1})
+    sequence_length: int | None = degree(2**31)
     global_batch: int | None = degree(MAX_SEQUENCES)
-    precision: str = "bf16"
-    state: State = "fp32"
+    precision: str | None = None
+    state: State | None = None
     dp_replicate: int | None = degree()
     dp_shard: int | None = degree()
     tp: int | None = degree()
@@ -162,6 +165,7 @@ class Problem:
     batch: int | None  # the global batch of the request; None where it follows from the number of GPUs
     calibration: CalibrationFile | None  # the measured rates of the cluster's device; None for the tables' rates
     correction: Correction | None  # what sweeps on such a cluster have measured of the trainer
+    reading: FileReading | None = None  # what the file `layout` says
 
     def on(self, gpus: int) -> Problem:
         """Return the same problem on another number of GPUs, of which nothing was measured."""
@@ -185,13 +189,18 @@ def build_problem(request: PlanRequest) -> Problem:
     cluster = build_cluster(request.hardware, request.topology, gpus, calibration)
     if request.network_gb_s is not None:
         cluster = replace(cluster, topology=replace(cluster.topology, network_gb_s=request.network_gb_s))
-    reading = _read_layout(request.layout, request.gpus) if request.layout is not None else None
+    reading = _read_layout(request, model) if request.layout is not None else None
     given = {name: value for name in GIVEN_FIELDS if (value := getattr(request, name, None)) is not None}
     if reading:
         # These follow from the number of GPUs, and no sharding from nothing that could be sharded.
         free = {"dp_replicate", "dp_shard"} if request.tokens_per_day else set()
         free |= {"sharding"} if reading.layout.dp_shard * reading.layout.cp == 1 else set()
-        given = {name: getattr(reading.layout, name) for name in SEARCHED_FIELDS if name not in free} | given
+        read = {name: getattr(reading.layout, name) for name in GIVEN_FIELDS - free}
+        # Fields that no search tries are as Layout has them where the file does not change them.
+        usual = Layout()
+        given = {
+            name: value for name, value in read.items() if name in SEARCHED_FIELDS or value != getattr(usual, name)
+        } | given
     if (stages := request.layers_per_stage) is not None:
         if not re.fullmatch(r"[1-9]\d*(,[1-9]\d*)*", stages):
             raise UserInputError(f"layers_per_stage={stages}: must be the layers of each stage, such as 9,7,8,8")
@@ -202,29 +211,56 @@ def build_problem(request: PlanRequest) -> Problem:
     if not request.tokens_per_day:
         _check_degrees(given, gpus)
     batch = request.global_batch or (reading.layout.global_batch if reading else None)
-    job = Job(
-        model=model,
-        layout=Layout(global_batch=batch or default_batch(request.sequence_length, gpus)),
-        sequence_length=request.sequence_length,
-        trainer=trainer,
-        precision=request.precision,
-        state=request.state,
-        compiled=trainer != OWN or given.get("schedule") not in SPLIT_SCHEDULES,
-    )
+    job = _build_job(request, model, trainer, reading)
+    job = replace(job, layout=Layout(global_batch=batch or default_batch(job.sequence_length, gpus)))
+    if trainer == OWN and given.get("schedule") in SPLIT_SCHEDULES:
+        job = replace(job, compiled=False)
     fixed = {**find_trainer(trainer).fixed_degrees(given.get("sharding")), **given}
     correction = _find_correction(trainer, cluster, calibration)
-    return Problem(job, cluster, fixed, given, batch, calibration, correction)
+    return Problem(job, cluster, fixed, given, batch, calibration, correction, reading)
 
 
-def _read_layout(path: str, gpus: int | None) -> FileReading:
+def _build_job(request: PlanRequest, model: Model, trainer: str, reading: FileReading | None) -> Job:
+    """Return the job of a request without its layout: what the request does not say is as the file has it."""
+    of_file = reading or FileReading(trainer, Layout(), SEQUENCE_LENGTH, compiled=find_trainer(trainer).compiles)
+    return Job(
+        model=model,
+        layout=Layout(),
+        sequence_length=request.sequence_length or of_file.sequence_length or SEQUENCE_LENGTH,
+        trainer=trainer,
+        precision=request.precision or of_file.precision,
+        state=request.state or of_file.state,  # type: ignore[arg-type]
+        compiled=of_file.compiled,
+        document_tokens=of_file.document_tokens,
+        **of_file.others,
+    )
+
+
+def _read_layout(request: PlanRequest, model: Model) -> FileReading:
+    """Return what the file `layout` says.
+
+    Raises UserInputError if it cannot be read, or if it is of another model.
+    """
+    path = str(request.layout)
     try:
-        return read_layout(Path(path).read_text(), gpus)
+        reading = read_layout(Path(path).read_text(), request.gpus, model)
     except OSError as error:
         raise UserInputError(f"layout={path}: {describe_os_error(error)}") from error
     except UnicodeDecodeError as error:
         raise UserInputError(f"layout={path}: not a text file ({error.reason})") from error
     except UserInputError as error:
         raise UserInputError(f"layout={path}: {error}") from error
+    differing = {name: size for name, size in reading.sizes.items() if size != getattr(model, name)}
+    if not differing:
+        return reading
+    if reading.trainer == "torchtitan" and model not in FLAVORS.values():  # the file cannot name this model
+        note = f"model.flavor: torchtitan has none of model={request.model}, whose sizes are taken"
+        taken = {key: value for key, value in reading.taken.items() if value[0] != "model"}
+        return replace(reading, notes=(*reading.notes, note), taken=taken)
+    theirs = ", ".join(f"{name} {size}, not {getattr(model, name)}" for name, size in differing.items())
+    same = [name for name, sizes in MODELS.items() if all(getattr(sizes, k) == v for k, v in reading.sizes.items())]
+    hint = f" Did you mean model={same[0]}?" if same else ""
+    raise UserInputError(f"model={request.model}: layout={path} is of another model: {theirs}.{hint}")
 
 
 def _check_degrees(given: Mapping[str, Any], gpus: int) -> None:

@@ -3,21 +3,33 @@
 from __future__ import annotations
 
 import math
+import re
 import textwrap
+from contextlib import suppress
 from itertools import zip_longest
+from typing import Any
 
 from rich.console import Console
 
 from sweeper.commands.plan.answer import KEPT, SHOWN, Answer, tokens_of_a_day
+from sweeper.commands.plan.request import PlanRequest, Problem, build_problem
 from sweeper.common.format import count, format_number
 from sweeper.pages.terminal import draw, open_console
+from workloads.api.errors import UserInputError
 from workloads.estimator.estimate import bands, find_band
 from workloads.estimator.search import USABLE_MEMORY
 from workloads.estimator.words import describe, layout_words, write_words
+from workloads.formats.names import FileReading
+from workloads.layouts.trainers import find_trainer
 from workloads.models.model import find_trained_name
 
 MISSING = "—"
 INDENT = " " * 10  # before the text of each line; its first word stands there
+# Settings that hardly change a step's time or memory: of those that were not taken they are listed last.
+WITHOUT_EFFECT = re.compile(
+    r"lr|learning|adam|decay|warmup|iters|steps?$|seed|init|save|load|ckpt|checkpoint\b|path|dir|file|folder|token|vocab|"
+    r"data|split|log|tensorboard|wandb|exp|name|eval|interval|metrics|profil|dropout|clip|eps|descr|valid|dump|master|port"
+)
 Rows = tuple[list[str], list[list[str]]]
 
 
@@ -31,6 +43,14 @@ def show(answer: Answer) -> None:
         _print_lines(console, comparison_lines(answer))
         console.print(draw(*differences_table(answer), 4, console.width))
     _print_lines(console, tail_lines(answer))
+
+
+def show_file(request: PlanRequest) -> None:
+    """Print what a request takes of a trainer's file, as far as the request is valid."""
+    with suppress(UserInputError):
+        problem = build_problem(request)
+        if problem.reading:
+            _print_lines(open_console(soft_wrap=False), file_lines(problem, problem.reading))
 
 
 def _print_lines(console: Console, lines: list[str]) -> None:
@@ -59,7 +79,7 @@ def head_lines(answer: Answer) -> list[str]:
     job, cluster = problem.job, problem.cluster
     topology, device = cluster.topology, cluster.device
     tokens = job.layout.global_batch * job.sequence_length
-    eager = "" if job.compiled else ", not compiled"
+    eager = "" if job.compiled or not find_trainer(job.trainer).compiles else ", not compiled"
     wiring = {"switch": "a switch", "pairs": "links between pairs", "host": "the processors"}[topology.wiring]
     found = result.estimated + result.slower
     slower = f", {found - len(result.best):,} are slower than the best {len(result.best)}" if found > KEPT else ""
@@ -76,6 +96,8 @@ def head_lines(answer: Answer) -> list[str]:
         lines.append(f"rates     {problem.calibration.describe()}")
     if problem.correction:
         lines.append(f"measured  {problem.correction.describe()}")
+    if problem.reading:
+        lines += file_lines(problem, problem.reading)
     if problem.given:
         lines.append(f"given     {write_words(dict(sorted(problem.given.items())))}")
     if answer.rates:
@@ -97,6 +119,27 @@ def head_lines(answer: Answer) -> list[str]:
         f"{USABLE_MEMORY * device.memory_gib:.0f} usable; the framework reports {memory.allocated_gib:.0f} allocated, "
         f"{memory.reserved_gib:.0f} reserved",
     ]
+
+
+def file_lines(problem: Problem, reading: FileReading) -> list[str]:
+    """Return what was taken of a trainer's file, by our names with the file's, and what was not."""
+    values: dict[str, Any] = {**vars(reading.layout), **vars(reading), **reading.others}
+    planned = {**vars(problem.job), **problem.given, "global_batch": problem.job.layout.global_batch}
+    taken, left, of_model = dict[str, list[str]](), list(reading.left), list[str]()
+    for key, (name, value) in reading.taken.items():
+        if name not in planned or name == "model":
+            of_model.append(key)
+        elif planned[name] != values[name]:
+            left.append(f"{key} (given is {write_words({name: planned[name]})})")
+        else:
+            written = write_words({key: value})
+            is_same = write_words({key: planned[name]}) == written
+            taken.setdefault(write_words({name: planned[name]}), []).append(key if is_same else written)
+    words = [f"{word} ({', '.join(keys)})" for word, keys in taken.items()]
+    words += [f"of the model: {', '.join(of_model)}"] if of_model else []
+    left.sort(key=lambda key: bool(WITHOUT_EFFECT.search(key)))
+    lines = [f"taken     {', '.join(words)}", *([f"not taken {', '.join(left)}"] if left else [])]
+    return lines + [f"{INDENT if left or number else 'not taken '}{note}" for number, note in enumerate(reading.notes)]
 
 
 def parts_table(answer: Answer) -> Rows:
