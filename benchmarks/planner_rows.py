@@ -16,8 +16,9 @@ from workloads.hardware.cluster import Cluster
 from workloads.hardware.precisions import PRECISIONS
 from workloads.layouts.layout import AttentionKernel, Checkpointing, Job, Layout, Sharding, State
 from workloads.layouts.trainers import SYNONYMS, TRAINERS
+from workloads.models.families import UNSUPPORTED_FAMILIES
 from workloads.models.flops import model_flops_per_token
-from workloads.models.hugging_face import UNSUPPORTED_FAMILIES, UnsupportedModel, load_model
+from workloads.models.hugging_face import UnsupportedModel, load_model
 from workloads.models.model import Model
 
 SHARDINGS: dict[str, Sharding] = {

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator, Sequence
+from itertools import groupby
 from typing import Any
 
 from workloads.api.errors import UserInputError, suggest
@@ -47,8 +48,9 @@ def _vocabulary_multiple(job: Job) -> int:
 
 
 def _moe_layer_freq(job: Job) -> str | None:
-    dense, layers = job.model.dense_layers, job.model.layers
-    return f"([0]*{dense}+[1]*{layers - dense})" if dense else None
+    kinds = groupby(job.model.has_experts(layer) for layer in range(job.model.layers))
+    pattern = "+".join(f"[{int(has_experts)}]*{len(list(layers))}" for has_experts, layers in kinds)
+    return f"({pattern})" if job.model.dense_layers else None
 
 
 def _recompute(job: Job) -> dict[str, Any]:
@@ -360,8 +362,7 @@ def _read_model(settings: Settings) -> Model | None:
     default = int(4 * hidden_size * 2 / 3) // 64 * 64 if is_gated else 4 * hidden_size
     feed_forward = read["intermediate_size"] or default
     positions = {"rope": "rope", "learned_absolute": "learned"}.get(settings.get("position_embedding_type", ""), "none")
-    dense = re.search(r"\[0\]\*(\d+)(?:\+|$)", str(settings.get("moe_layer_freq")))  # such as ([0]*3+[1]*58)
-    dense_layers = min(int(dense[1]), read["layers"]) if dense else 0
+    dense_layers = _read_dense_layers(settings, read["layers"]) if experts else ()
     read |= {
         "kv_heads": (settings.get("group_query_attention") and read["kv_heads"]) or read["heads"],
         "head_size": read["head_size"] or hidden_size // read["heads"],
@@ -376,3 +377,14 @@ def _read_model(settings: Settings) -> Model | None:
         "dense_layers": dense_layers,
     }
     return Model(**read)
+
+
+def _read_dense_layers(settings: Settings, layers: int) -> tuple[int, ...]:
+    """Return the layers without experts: a pattern such as ([0]*3+[1]*58), or N where every Nth has experts."""
+    text = str(settings.get("moe_layer_freq") or 1)
+    kinds = [kind for kind, count in re.findall(r"([01])\]?(?:\*(\d+))?", text) for _ in range(int(count or 1))]
+    if text.isdecimal():
+        kinds = ["01"[layer % int(text) == 0] for layer in range(layers)]
+    if len(kinds) != layers:
+        raise UserInputError(f"moe_layer_freq={text}: has {len(kinds)} layers, num_layers is {layers}")
+    return tuple(layer for layer, kind in enumerate(kinds) if kind == "0")

@@ -8,42 +8,28 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from workloads.models.model import MODELS, Activation, Model, Positions
+from workloads.models.families import (
+    FAMILIES,
+    SHAPE_WORDS,
+    TEXT_PARTS,
+    UNSUPPORTED_FAMILIES,
+    WITHOUT_SHAPE,
+    Config,
+    Family,
+)
+from workloads.models.model import MODELS, Model
 
-FAMILIES: dict[str, tuple[Activation, Positions]] = {
-    **dict.fromkeys(("llama", "mistral", "qwen2", "qwen3"), ("swiglu", "rope")),
-    "gpt_neox": ("gelu", "rope"),
-    "gpt2": ("gelu", "learned"),
-    "mpt": ("gelu", "alibi"),
-    "nemotron": ("squared_relu", "rope"),
-    **dict.fromkeys(("qwen2_moe", "qwen3_moe", "mixtral", "gpt_oss", "deepseek"), ("swiglu", "rope")),
-}
-UNSUPPORTED_FAMILIES = {
-    "qwen3_next": "three of four layers are linear attention",
-    "qwen3_5": "most layers are linear attention",
-    **dict.fromkeys(("mamba", "jamba"), "layers are Mamba"),
-    **dict.fromkeys(("mamba2", "nemotron_h", "bamba", "falcon_h1", "granitemoehybrid"), "layers are Mamba-2"),
-    **dict.fromkeys(("kimi_linear", "minimax"), "layers are linear attention"),
-    **dict.fromkeys(("deepseek_v2", "deepseek_v3"), "keys and values are compressed (multi-head latent attention)"),
-}
-# Names of one size in the files of different families.
-NAMES = {
-    "layers": ("num_hidden_layers", "n_layer", "n_layers"),
-    "hidden_size": ("hidden_size", "n_embd", "d_model"),
-    "heads": ("num_attention_heads", "n_head", "n_heads"),
-    "kv_heads": ("num_key_value_heads",),
-    "head_size": ("head_dim",),
-    "intermediate_size": ("intermediate_size", "n_inner"),
-    "vocabulary": ("vocab_size",),
-    "experts": ("num_local_experts", "num_experts", "n_routed_experts"),
-    "experts_per_token": ("num_experts_per_tok",),
-    "expert_intermediate_size": ("moe_intermediate_size",),
-    "shared_expert_intermediate_size": ("shared_expert_intermediate_size",),
-    "window": ("sliding_window",),
-    "max_positions": ("max_position_embeddings", "n_positions", "max_seq_len"),
-}
 REQUIRED = ("layers", "hidden_size", "heads", "vocabulary")
 MAX_LAYERS, MAX_SIZE = 10_000, 2**31 - 1
+# Whole numbers and lists in files from which follows what a layer has.
+PERIODS = (
+    "sliding_window_pattern",
+    "no_rope_layer_interval",
+    "decoder_sparse_step",
+    "interleave_moe_layer_step",
+    "moe_layer_freq",
+)
+LISTS = ("no_rope_layers", "mlp_only_layers", "moe_layers")
 
 
 class UnsupportedModel(ValueError):
@@ -75,49 +61,173 @@ def _suggest(word: str, allowed: Iterable[str]) -> str:
     return f" Did you mean {close[0]}?" if close else ""
 
 
-def read_hugging_face(config: Mapping[str, Any]) -> Model:
+def read_hugging_face(config: Config) -> Model:
     """Return the sizes in a configuration. Raises UnsupportedModel, also for a size that is missing or cannot be."""
-    family = str(config.get("model_type") or "")
-    if family in UNSUPPORTED_FAMILIES:
-        raise UnsupportedModel(f"{family} is not modelled: {UNSUPPORTED_FAMILIES[family]}")
-    kinds = set(_layer_types(config)) - {"full_attention", "sliding_attention"}
-    if kinds:
-        raise UnsupportedModel(f"layers of kind {', '.join(sorted(kinds))} are not modelled")
-    if family not in FAMILIES:
-        what = f"model_type '{family}' is not modelled" if family else "no model_type"
-        raise UnsupportedModel(f"{what}. Available: {', '.join(FAMILIES)}.{_suggest(family, FAMILIES)}")
-    activation, positions = FAMILIES[family]
-    sizes = {}  # each by the first of its names that the file has; 0 where it has none or says null
-    for field, keys in NAMES.items():
-        limit, least = MAX_LAYERS if field == "layers" else MAX_SIZE, 1 if field in REQUIRED else 0
-        sizes[field] = next((_whole(config, key, least, limit) for key in keys if config.get(key) is not None), 0)
-    missing = [NAMES[key][0] for key in REQUIRED if not sizes[key]]
-    if missing:
-        raise UnsupportedModel(f"no {', '.join(missing)}. Required: {', '.join(NAMES[key][0] for key in REQUIRED)}")
-    attention = config.get("attn_config") or {}
-    if not isinstance(attention, Mapping):
-        raise UnsupportedModel(f"attn_config is {attention!r}: must be a mapping")
-    is_multiquery = attention.get("attn_type") == "multiquery_attention"
-    usual = 1 if is_multiquery else sizes["kv_heads"] or sizes["heads"]
-    heads, hidden_size, kv_heads = sizes["heads"], sizes["hidden_size"], _whole(attention, "kv_n_heads") or usual
+    name, given, remark = _text_part(config)
+    if name in UNSUPPORTED_FAMILIES:
+        raise UnsupportedModel(f"{name} is not modelled: {UNSUPPORTED_FAMILIES[name]}")
+    if name not in FAMILIES:
+        known = [*FAMILIES, *TEXT_PARTS]
+        what = f"model_type '{name}' is not modelled" if name else "no model_type"
+        raise UnsupportedModel(f"{what}. Available: {', '.join(known)}.{_suggest(name, known)}")
+    family = FAMILIES[name]
+    _check_keys(name, given)
+    config = {**family.defaults, **given}
+    _check_patterns(config)
+    config |= family.adapt(config)
+    sizes = _read_sizes(family, config)
+    sizes |= _experts(family, config, sizes)
+    qkv_bias, output_bias, mlp_bias = (
+        bool(config.get(bias)) if isinstance(bias, str) else bias
+        for bias in (family.qkv_bias, family.output_bias, family.mlp_bias)
+    )
+    return Model(
+        activation=family.activation,
+        positions=config.get("positions", family.positions),
+        tied=bool(config.get("tie_word_embeddings")),
+        qkv_bias=qkv_bias,
+        mlp_bias=mlp_bias,
+        norms=config.get("norms", family.norms),
+        norm_vectors=family.norm_vectors,
+        other_vectors=_other_vectors(family, config, sizes, output_bias),
+        shared_expert_gate=family.shared_expert_gate,
+        remark=remark,
+        **(sizes | _windows(name, config, sizes)),
+    )
+
+
+def _text_part(config: Config) -> tuple[str, Config, str]:
+    """Return the family and the configuration of the text part, and what is left out of it."""
+    name = str(config.get("model_type") or "")
+    if name not in TEXT_PARTS:
+        return name, config, ""
+    text = config.get("text_config")
+    if text is None:  # older files have one level
+        text = {key: value for key, value in config.items() if key not in ("model_type", "vision_config")}
+    if not isinstance(text, Mapping):
+        raise UnsupportedModel(f"text_config is {text!r}: must be a mapping")
+    if config.get("tie_word_embeddings"):
+        text = {**text, "tie_word_embeddings": True}
+    return str(text.get("model_type") or TEXT_PARTS[name]), text, f"the text part of {name}, without its vision part"
+
+
+def _check_keys(name: str, config: Config) -> None:
+    """Raise UnsupportedModel for a key that may change shapes and has no effect on the model here."""
+    known = FAMILIES[name].keys
+    ignored = {"sliding_window", "max_window_layers"} if config.get("use_sliding_window") is False else set()
+    for key, value in config.items():
+        is_shape = SHAPE_WORDS.search(key) and not WITHOUT_SHAPE.fullmatch(key)
+        if value and is_shape and key not in known | ignored:
+            raise UnsupportedModel(
+                f"{key} may change shapes, and is not known of model_type {name}.{_suggest(key, sorted(known))}"
+            )
+
+
+def _check_patterns(config: Config) -> None:
+    """Raise UnsupportedModel for a key of which layers follow that is not what it must be."""
+    for key in PERIODS:
+        _whole(config, key, 1)
+    for key in LISTS:
+        value = config.get(key) or []
+        if not isinstance(value, list) or any(type(item) is not int or not 0 <= item <= MAX_LAYERS for item in value):
+            raise UnsupportedModel(f"{key} is {value!r}: must be a list of whole numbers")
+    if not isinstance(config.get("attn_config") or {}, Mapping):
+        raise UnsupportedModel(f"attn_config is {config['attn_config']!r}: must be a mapping")
+
+
+def _read_sizes(family: Family, config: Config) -> dict[str, Any]:
+    """Return each size by the first of its names that the file has; 0 where it has none or says null."""
+    sizes = {}
+    for size, keys in family.size_names.items():
+        limit, least = MAX_LAYERS if size == "layers" else MAX_SIZE, 1 if size in REQUIRED else 0
+        sizes[size] = next((_whole(config, key, least, limit) for key in keys if config.get(key) is not None), 0)
+    _require(family, sizes, REQUIRED)
+    heads, hidden_size, kv_heads = sizes["heads"], sizes["hidden_size"], sizes["kv_heads"] or sizes["heads"]
     if heads % kv_heads:
         raise UnsupportedModel(f"num_key_value_heads {kv_heads} does not divide num_attention_heads {heads}")
     if not sizes["head_size"] and hidden_size % heads:
         raise UnsupportedModel(
             f"num_attention_heads {heads} does not divide hidden_size {hidden_size}, and there is no head_dim"
         )
-    sizes["kv_heads"], sizes["head_size"] = kv_heads, sizes["head_size"] or hidden_size // heads
-    if not sizes["intermediate_size"]:
-        sizes["intermediate_size"] = (_whole(config, "expansion_ratio") or 4) * hidden_size
-    sizes["max_positions"] = sizes["max_positions"] if positions == "learned" else 0
-    return Model(
-        activation=activation,
-        tied=bool(config.get("tie_word_embeddings", family in ("gpt2", "mpt"))),
-        qkv_bias=bool(config.get("attention_bias", family in ("gpt2", "gpt_neox", "qwen2", "qwen2_moe"))),
-        mlp_bias=bool(config.get("mlp_bias", family in ("gpt2", "gpt_neox"))),
-        positions=positions,
-        **(sizes | _windows(config, sizes["window"]) | _experts(config, sizes)),
-    )
+    expansion = _whole(config, "expansion_ratio") or family.expansion
+    return sizes | {
+        "kv_heads": kv_heads,
+        "head_size": sizes["head_size"] or hidden_size // heads,
+        "intermediate_size": sizes["intermediate_size"] or expansion * hidden_size,
+        "max_positions": sizes["max_positions"] if family.positions == "learned" else 0,
+    }
+
+
+def _require(family: Family, sizes: Mapping[str, int], names: Iterable[str]) -> None:
+    """Raise UnsupportedModel if one of these sizes is missing."""
+    keys = family.size_names
+    missing = [keys[name][0] for name in names if not sizes[name]]
+    if missing:
+        required = ", ".join(keys[name][0] for name in names)
+        raise UnsupportedModel(f"no {', '.join(missing)}. Required: {required}")
+
+
+def _experts(family: Family, config: Config, sizes: dict[str, Any]) -> dict[str, Any]:
+    """Return the sizes of experts and the layers without them; the dense size is 0 where every layer has experts."""
+    dense = tuple(layer for layer in range(sizes["layers"]) if not _has_experts(config, layer))
+    if "experts" not in sizes or len(dense) == sizes["layers"]:
+        _require(family, sizes, ("intermediate_size",))
+        return {name: 0 for name in sizes if "expert" in name}
+    needed = [name for name in family.size_names if "expert" in name]
+    _require(family, sizes, needed + ["intermediate_size"] * bool(dense))
+    if not 1 <= sizes["experts_per_token"] <= sizes["experts"]:
+        raise UnsupportedModel(
+            f"num_experts_per_tok is {sizes['experts_per_token']}: must be from 1 to the {sizes['experts']} experts"
+        )
+    shared = _whole(config, "n_shared_experts") * sizes["expert_intermediate_size"]
+    return {
+        "shared_expert_intermediate_size": sizes.get("shared_expert_intermediate_size", shared),
+        "dense_layers": dense,
+        "intermediate_size": sizes["intermediate_size"] if dense else 0,
+    }
+
+
+def _has_experts(config: Config, layer: int) -> bool:
+    if config.get("moe_layers") is not None:
+        return layer in config["moe_layers"]
+    step = config.get("decoder_sparse_step") or config.get("interleave_moe_layer_step") or 1
+    is_period = (layer + 1) % step == 0 and layer % (config.get("moe_layer_freq") or 1) == 0
+    dense = config.get("mlp_only_layers") or ()
+    return is_period and layer not in dense and layer >= _whole(config, "first_k_dense_replace")
+
+
+def _windows(name: str, config: Config, sizes: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the window, and the layers that attend to the whole sequence although others have it."""
+    family, layers = FAMILIES[name], sizes["layers"]
+    kinds = config.get("layer_types") or []
+    if not isinstance(kinds, list) or len(kinds) not in (0, layers):
+        raise UnsupportedModel(f"layer_types is {kinds!r:.60}: must be a list with the kind of each of {layers} layers")
+    windowed = "chunked_attention" if family.chunked else "sliding_attention"
+    known = {"full_attention", windowed} if family.window else {"full_attention"}
+    if other := {str(kind) for kind in kinds} - known:
+        raise UnsupportedModel(f"layer_types: layers of kind {', '.join(sorted(other))} are not modelled in {name}")
+    rotary = config.get("no_rope_layers")
+    if rotary and len(rotary) != layers:
+        raise UnsupportedModel(f"no_rope_layers has {len(rotary)} layers, num_hidden_layers is {layers}")
+    if not family.window or not sizes["window"] or not config.get("use_sliding_window", True):
+        return {"window": 0}
+    is_full = [kind == "full_attention" for kind in kinds]
+    is_full = is_full or [not family.window(config, layer) for layer in range(layers)]
+    if all(is_full):
+        return {"window": 0}
+    full_layers = tuple(layer for layer in range(layers) if is_full[layer])
+    return {"full_layers": full_layers, "chunked_window": family.chunked}
+
+
+def _other_vectors(family: Family, config: Config, sizes: Mapping[str, Any], output_bias: bool) -> int:
+    """Return the elements of a block's norms of queries and keys, of biases without a field, and of sinks."""
+    heads, hidden_size = sizes["heads"], sizes["hidden_size"]
+    total = hidden_size * output_bias + heads * family.sinks
+    if family.qk_norm and config.get("use_qk_norm", True):
+        total += sizes["head_size"] * (2 if family.qk_norm == "head" else heads + sizes["kv_heads"])
+    if family.expert_bias:  # of the gate, the up and the down projection of each, and of the router
+        total += sizes["experts"] * (2 * sizes["expert_intermediate_size"] + hidden_size + 1)
+    return total
 
 
 def _whole(config: Mapping[str, Any], key: str, least: int = 0, limit: int = MAX_SIZE) -> int:
@@ -129,39 +239,3 @@ def _whole(config: Mapping[str, Any], key: str, least: int = 0, limit: int = MAX
     if not is_whole or not least <= value <= limit:
         raise UnsupportedModel(f"{key} is {value!r}: must be a whole number from {least} to {limit:,}")
     return int(value)
-
-
-def _layer_types(config: Mapping[str, Any]) -> list[str]:
-    kinds = config.get("layer_types") or []
-    if not isinstance(kinds, list):
-        raise UnsupportedModel(f"layer_types is {kinds!r}: must be a list with the kind of each layer")
-    return [str(kind) for kind in kinds]
-
-
-def _windows(config: Mapping[str, Any], window: int) -> dict[str, int]:
-    """Return the window, and after how many layers one attends to the whole sequence; 0 if none does."""
-    kinds = _layer_types(config)
-    is_used = "sliding_attention" in kinds if kinds else config.get("use_sliding_window", True)
-    if not window or not is_used:
-        return {"window": 0, "window_every": 0}
-    full = kinds.count("full_attention")
-    return {"window": window, "window_every": round(len(kinds) / full) if full else 0}
-
-
-def _experts(config: Mapping[str, Any], sizes: Mapping[str, int]) -> dict[str, int]:
-    """Return the sizes of experts and the layers without them; the dense size is 0 where every layer has experts."""
-    if not sizes["experts"]:
-        return {}
-    if not 1 <= sizes["experts_per_token"] <= sizes["experts"]:
-        raise UnsupportedModel(
-            f"num_experts_per_tok is {sizes['experts_per_token']}: must be from 1 to the {sizes['experts']} experts"
-        )
-    width = sizes["expert_intermediate_size"] or sizes["intermediate_size"]
-    shared = sizes["shared_expert_intermediate_size"] or _whole(config, "n_shared_experts") * width
-    dense_layers = _whole(config, "first_k_dense_replace", limit=sizes["layers"])
-    return {
-        "expert_intermediate_size": width,
-        "shared_expert_intermediate_size": shared,
-        "dense_layers": dense_layers,
-        "intermediate_size": sizes["intermediate_size"] if dense_layers else 0,
-    }

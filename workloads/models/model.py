@@ -39,14 +39,24 @@ class Model:
     mlp_bias: bool = False
     positions: Positions = "rope"  # of the tokens; learned ones have weights
     max_positions: int = 0  # learned positions; 0 without
-    window: int = 0  # tokens that a layer with sliding-window attention sees; 0 without
-    window_every: int = 0  # every Nth layer attends to the whole sequence, the others to the window; 0 without
+    # window, full_layers: tokens that a layer with a window attends to, 0 without; and the layers that attend to the
+    # whole sequence although the others have the window. A chunked window begins anew after each of its lengths.
+    window: int = 0
+    full_layers: tuple[int, ...] = ()
+    chunked_window: bool = False
     # experts, experts_per_token: routed experts of a block and how many of them a token goes through; 0 if dense
     experts: int = 0
     experts_per_token: int = 0
     expert_intermediate_size: int = 0  # features inside one routed expert
     shared_expert_intermediate_size: int = 0  # features inside the shared expert; 0 without one
-    dense_layers: int = 0  # blocks at the start that have a dense MLP although the others have experts
+    shared_expert_gate: bool = False  # a matrix with one output weighs the shared expert
+    dense_layers: tuple[int, ...] = ()  # blocks that have a dense MLP although the others have experts
+    # Vectors, which cost next to nothing. norms, norm_vectors: norms of a block, and the vectors of one, a scale and a
+    # bias. other_vectors: a block's elements beyond: norms of queries and keys, other biases, attention sinks.
+    norms: int = field(default=2, compare=False)
+    norm_vectors: int = field(default=1, compare=False)
+    other_vectors: int = field(default=0, compare=False)
+    remark: str = field(default="", compare=False)  # what of a file is not in the model
     # rope_theta, norm_eps: base of the rotary frequencies and epsilon of the RMS norms, for this project's trainer
     rope_theta: float = field(default=500_000.0, compare=False)
     norm_eps: float = field(default=1e-5, compare=False)
@@ -71,17 +81,19 @@ class Model:
         return 3 if self.activation in ("swiglu", "gelu_gated") else 2
 
     def has_experts(self, layer: int) -> bool:
-        return self.experts > 0 and layer >= self.dense_layers
+        return self.experts > 0 and layer not in self.dense_layers
 
     def attends_to_all(self, layer: int) -> bool:
-        every = self.window_every
-        return not self.window or bool(every and layer % every == every - 1)
+        return not self.window or layer in self.full_layers
 
     def attended_tokens(self, layer: int, sequence_length: float) -> float:
         """Return how many earlier tokens a token attends to, at the mean over a sequence."""
         if self.attends_to_all(layer):
             return sequence_length / 2
         window = min(self.window, sequence_length)
+        if self.chunked_window:
+            rest = sequence_length % window
+            return (window * (sequence_length - rest) + rest * rest) / (2 * sequence_length)
         return window - window * window / (2 * sequence_length)
 
     def layer_kind(self, layer: int) -> LayerKind:
@@ -112,22 +124,30 @@ class Model:
         return self.mlp_matrices * self.hidden_size * intermediate_size
 
     def active_mlp_weights(self, layer: int) -> int:
-        """Return the weights of a block's MLP, or of the experts that a token goes through."""
+        """Return the weights of a block's MLP, or of the router and the experts that a token goes through."""
+        routed = self.experts_per_token * self.mlp_weights(self.expert_intermediate_size)
+        return self.shared_mlp_weights(layer) + (routed if self.has_experts(layer) else 0)
+
+    def shared_mlp_weights(self, layer: int) -> int:
+        """Return the weights of a block's MLP that every token goes through."""
         if not self.has_experts(layer):
             return self.mlp_weights(self.intermediate_size)
-        routed = self.experts_per_token * self.mlp_weights(self.expert_intermediate_size)
-        return routed + self.mlp_weights(self.shared_expert_intermediate_size)
+        return self.mlp_weights(self.shared_expert_intermediate_size) + self.hidden_size * self.router_outputs
+
+    @property
+    def router_outputs(self) -> int:
+        return self.experts + self.shared_expert_gate
 
     def expert_weights(self, layer: int) -> int:
         return self.experts * self.mlp_weights(self.expert_intermediate_size) if self.has_experts(layer) else 0
 
     def shared_weights(self, layer: int) -> int:
         """Return the weights of a block that are not those of routed experts."""
-        norms = 2 * self.hidden_size
-        if not self.has_experts(layer):
-            return self.attention_weights + self.mlp_weights(self.intermediate_size) + norms
-        router = self.hidden_size * self.experts
-        return self.attention_weights + self.mlp_weights(self.shared_expert_intermediate_size) + router + norms
+        return self.attention_weights + self.shared_mlp_weights(layer) + self.norms * self.norm_weights
+
+    @property
+    def norm_weights(self) -> int:
+        return self.norm_vectors * self.hidden_size
 
     @property
     def embedding_weights(self) -> int:
@@ -142,17 +162,23 @@ class Model:
         qkv = self.linear("qkv")[1] if self.qkv_bias else 0
         has_bias = self.mlp_bias and not self.has_experts(layer)
         mlp = self.linear("gate_up")[1] + self.hidden_size if has_bias else 0
-        return self.shared_weights(layer) + self.expert_weights(layer) + qkv + mlp
+        return self.shared_weights(layer) + self.expert_weights(layer) + qkv + mlp + self.other_vectors
 
     @property
     def embedding_and_head_parameters(self) -> int:
         """Return the number of parameters outside the blocks: embedding, last norm and output layer."""
-        return self.embedding_weights + self.hidden_size + (0 if self.tied else self.head_weights)
+        return self.embedding_weights + self.norm_weights + (0 if self.tied else self.head_weights)
 
     @property
     def parameters(self) -> int:
         """Return the number of all parameters, 8,030,261,248 for Llama 3 8B."""
         return sum(map(self.block_parameters, range(self.layers))) + self.embedding_and_head_parameters
+
+    @property
+    def active_parameters(self) -> int:
+        """Return the number of parameters that a token multiplies with: not those of embeddings, which it looks up."""
+        blocks = (self.attention_weights + self.active_mlp_weights(layer) for layer in range(self.layers))
+        return sum(blocks) + self.head_weights
 
 
 SIZES = tuple(item.name for item in fields(Model) if item.compare)
@@ -161,6 +187,7 @@ SIZES = tuple(item.name for item in fields(Model) if item.compare)
 def _read_table() -> dict[str, Model]:
     """Return the models of the table, in which empty cells stand for the defaults."""
     kinds: dict[str, Callable[[str], Any]] = {"int": int, "bool": "true".__eq__, "float": float, "float | None": float}
+    kinds["tuple[int, ...]"] = lambda text: tuple(map(int, text.split()))
     convert = {item.name: kinds.get(str(item.type), str) for item in fields(Model)}
     with Path(__file__).with_name("models.csv").open(newline="") as lines:
         return {

@@ -154,12 +154,12 @@ def test_windows_of_hugging_face_files() -> None:
         ({"num_hidden_layers": 10**9}, "num_hidden_layers is 1000000000: must be a whole number from 1 to 10,000"),
         ({"num_hidden_layers": "32"}, "num_hidden_layers is '32': must be a whole number"),
         ({"num_hidden_layers": True}, "num_hidden_layers is True: must be a whole number"),
-        ({"sliding_window": -1}, "sliding_window is -1: must be a whole number from 0"),
+        ({"model_type": "mistral", "sliding_window": -1}, "sliding_window is -1: must be a whole number from 0"),
         ({"layer_types": "full"}, "layer_types is 'full': must be a list"),
         ({"model_type": "mpt", "attn_config": "x"}, "attn_config is 'x': must be a mapping"),
         (
             {"model_type": "mixtral", "num_local_experts": 8},
-            "num_experts_per_tok is 0: must be from 1 to the 8",
+            "no num_experts_per_tok. Required: num_experts, num_experts_per_tok",
         ),
     ],
 )

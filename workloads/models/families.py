@@ -1,0 +1,331 @@
+"""Families of models: the names of sizes in their `config.json`, and what their blocks have beyond these."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from workloads.models.model import Activation, Positions
+
+Config = Mapping[str, Any]
+Names = dict[str, tuple[str, ...]]
+
+# Which layers have the window, where the file has no layer_types.
+
+
+def _every_layer(config: Config, layer: int) -> bool:
+    return True
+
+
+def _all_but_every_nth(config: Config, layer: int) -> bool:
+    return (layer + 1) % config["sliding_window_pattern"] != 0
+
+
+def _from_max_window_layers(config: Config, layer: int) -> bool:
+    return layer >= config["max_window_layers"]
+
+
+def _even_below_max_window_layers(config: Config, layer: int) -> bool:
+    return layer % 2 == 0 and layer < config["max_window_layers"]
+
+
+def _rotary(config: Config, layer: int) -> bool:
+    rotary = config["no_rope_layers"]  # 1 where a layer has rotary embeddings
+    return bool(rotary[layer] if rotary else (layer + 1) % config["no_rope_layer_interval"])
+
+
+def _not_rotary(config: Config, layer: int) -> bool:
+    return not _rotary(config, layer)
+
+
+# Names of one size in the files of different families, and those of mixtures of experts.
+NAMES: Names = {
+    "layers": ("num_hidden_layers", "n_layer", "n_layers"),
+    "hidden_size": ("hidden_size", "n_embd", "d_model"),
+    "heads": ("num_attention_heads", "n_head", "n_heads"),
+    "kv_heads": ("num_key_value_heads",),
+    "head_size": ("head_dim",),
+    "intermediate_size": ("intermediate_size", "n_inner"),
+    "vocabulary": ("vocab_size",),
+    "max_positions": ("max_position_embeddings", "n_positions", "max_seq_len"),
+}
+EXPERTS: Names = {
+    "experts": ("num_experts", "num_local_experts", "n_routed_experts"),
+    "experts_per_token": ("num_experts_per_tok", "experts_per_token"),
+    "expert_intermediate_size": ("moe_intermediate_size",),
+}
+WIDE_EXPERTS: Names = EXPERTS | {"expert_intermediate_size": ("intermediate_size",)}
+WINDOW: Names = {"window": ("sliding_window",)}
+
+
+@dataclass(frozen=True)
+class Family:
+    """What a family's blocks have beyond the sizes in its files, as its module in transformers 5.23 builds them.
+
+    Attributes:
+        norms: of a block; `norm_vectors` of each, a scale and a bias.
+        qk_norm: of queries and keys: over a head's features, or over those of all heads.
+        qkv_bias, output_bias, mlp_bias: whether these have biases, or the key that says so.
+        expert_bias: experts and routers have biases.
+        sinks: each head has an attention sink.
+        shared_expert_gate: a matrix with one output weighs the shared expert.
+        window: which layers have a window; None where none has, then a file may not have one.
+        chunked: windows are chunks.
+        expansion: of the hidden size in the MLP, where the file does not have its size.
+        names: of sizes, in addition to `NAMES` or instead.
+        defaults: values of keys that files may lack.
+        adapt: returns the keys that follow from others.
+    """
+
+    activation: Activation = "swiglu"
+    positions: Positions = "rope"
+    norms: int = 2
+    norm_vectors: int = 1
+    qk_norm: Literal["", "head", "all"] = ""
+    qkv_bias: bool | str = "attention_bias"
+    output_bias: bool | str = "attention_bias"
+    mlp_bias: bool | str = False
+    expert_bias: bool = False
+    sinks: bool = False
+    shared_expert_gate: bool = False
+    window: Callable[[Config, int], bool] | None = None
+    chunked: bool = False
+    expansion: int = 0
+    names: Names = field(default_factory=dict)
+    defaults: Config = field(default_factory=dict)
+    adapt: Callable[[Config], dict[str, Any]] = lambda config: {}
+
+    @property
+    def size_names(self) -> dict[str, tuple[str, ...]]:
+        return {**NAMES, **(WINDOW if self.window else {}), **self.names}
+
+    @property
+    def keys(self) -> set[str]:
+        """Return the keys of a file that have an effect on the model."""
+        biases = (key for key in (self.qkv_bias, self.output_bias, self.mlp_bias) if isinstance(key, str))
+        sizes = (key for names in self.size_names.values() for key in names)
+        return {*sizes, *biases, *self.defaults, "layer_types", "tie_word_embeddings"}
+
+
+def _falcon(config: Config) -> dict[str, Any]:
+    is_new, is_parallel = config["new_decoder_architecture"], config["parallel_attn"]
+    usual = config["num_attention_heads"] if is_new or not config["multi_query"] else 1
+    norms = config["num_ln_in_parallel_attn"] or (2 if is_new else 1)
+    return {
+        "num_kv_heads": (config["num_kv_heads"] if is_new else None) or usual,
+        "norms": norms if is_parallel else 2,
+        "positions": "alibi" if config["alibi"] else "rope",
+    }
+
+
+def _mpt(config: Config) -> dict[str, Any]:
+    attention = config["attn_config"] or {}
+    usual = 1 if attention.get("attn_type") == "multiquery_attention" else None
+    return {"num_key_value_heads": attention.get("kv_n_heads") or usual}
+
+
+TIED: dict[str, Any] = {"tie_word_embeddings": True}
+GPT: dict[str, Any] = {"activation": "gelu", "norm_vectors": 2}
+BIASED: dict[str, Any] = dict.fromkeys(("qkv_bias", "output_bias", "mlp_bias"), True)
+UNBIASED: dict[str, Any] = {"qkv_bias": False, "output_bias": False}
+GEMMA: dict[str, Any] = {"activation": "gelu_gated"}
+UPPER_WINDOWS: dict[str, Any] = {"use_sliding_window": False, "sliding_window": 4096, "max_window_layers": 28}
+QWEN2: dict[str, Any] = {"qkv_bias": True, "output_bias": False, "window": _from_max_window_layers}
+SPARSE_STEP: dict[str, Any] = {"decoder_sparse_step": 1, "mlp_only_layers": None}
+NO_ROPE: dict[str, Any] = {"no_rope_layers": None, "no_rope_layer_interval": 4}
+FALCON: dict[str, Any] = {
+    "num_kv_heads": None,
+    "new_decoder_architecture": False,
+    "parallel_attn": True,
+    "multi_query": True,
+}
+FAMILIES: dict[str, Family] = {
+    "llama": Family(mlp_bias="mlp_bias"),
+    "mistral": Family(**UNBIASED, window=_every_layer, defaults={"num_key_value_heads": 8, "sliding_window": 4096}),
+    "qwen2": Family(**QWEN2, defaults=UPPER_WINDOWS | {"num_key_value_heads": 32}),
+    "qwen3": Family(
+        qk_norm="head",
+        window=_from_max_window_layers,
+        defaults=UPPER_WINDOWS | {"num_key_value_heads": 32, "head_dim": 128},
+    ),
+    "gpt_neox": Family(**GPT, mlp_bias=True, defaults={"attention_bias": True}),
+    "gpt2": Family(**GPT, **BIASED, positions="learned", expansion=4, defaults={**TIED, "n_positions": 1024}),
+    "mpt": Family(
+        **UNBIASED,
+        activation="gelu",
+        positions="alibi",
+        expansion=4,
+        defaults={**TIED, "expansion_ratio": None, "attn_config": None},
+        adapt=_mpt,
+    ),
+    "nemotron": Family(activation="squared_relu", norm_vectors=2, mlp_bias="mlp_bias"),
+    "qwen2_moe": Family(
+        qkv_bias="qkv_bias",
+        output_bias=False,
+        window=_even_below_max_window_layers,
+        shared_expert_gate=True,
+        names={**EXPERTS, "shared_expert_intermediate_size": ("shared_expert_intermediate_size",)},
+        defaults=UPPER_WINDOWS | SPARSE_STEP | {"num_key_value_heads": 16, "qkv_bias": True},
+    ),
+    "qwen3_moe": Family(
+        qk_norm="head",
+        window=_every_layer,
+        names=EXPERTS,
+        defaults=UPPER_WINDOWS | SPARSE_STEP | {"num_key_value_heads": 4},
+    ),
+    "mixtral": Family(**UNBIASED, window=_every_layer, names=WIDE_EXPERTS, defaults={"num_key_value_heads": 8}),
+    "gpt_oss": Family(
+        expert_bias=True,
+        sinks=True,
+        window=_all_but_every_nth,
+        names=WIDE_EXPERTS,
+        defaults={
+            "attention_bias": True,
+            "num_key_value_heads": 8,
+            "head_dim": 64,
+            "sliding_window": 128,
+            "sliding_window_pattern": 2,
+        },
+    ),
+    "deepseek": Family(
+        names=EXPERTS, defaults={"first_k_dense_replace": 0, "moe_layer_freq": 1, "n_shared_experts": 0}
+    ),
+    "phi3": Family(**UNBIASED, window=_every_layer),
+    "olmo": Family(norm_vectors=0),
+    "olmo2": Family(qk_norm="all"),
+    "olmo3": Family(
+        qk_norm="all", window=_all_but_every_nth, defaults={"sliding_window": 4096, "sliding_window_pattern": 4}
+    ),
+    "olmoe": Family(qk_norm="all", names=WIDE_EXPERTS),
+    "granite": Family(mlp_bias="mlp_bias"),
+    "granitemoe": Family(names=WIDE_EXPERTS),
+    "granitemoeshared": Family(
+        names={**WIDE_EXPERTS, "shared_expert_intermediate_size": ("shared_intermediate_size",)}
+    ),
+    "smollm3": Family(
+        mlp_bias="mlp_bias",
+        window=_not_rotary,
+        defaults=TIED | NO_ROPE | {"num_key_value_heads": 4, "use_sliding_window": False, "max_window_layers": None},
+    ),
+    "seed_oss": Family(
+        output_bias="attention_out_bias",
+        mlp_bias="mlp_bias",
+        defaults={"attention_bias": True, "num_key_value_heads": 8, "head_dim": 128},
+    ),
+    "falcon": Family(
+        **GPT,
+        qkv_bias="bias",
+        output_bias="bias",
+        mlp_bias="bias",
+        expansion=4,
+        names={"kv_heads": ("num_kv_heads",), "intermediate_size": ("ffn_hidden_size",)},
+        defaults={**TIED, **FALCON, "num_ln_in_parallel_attn": None, "alibi": False},
+        adapt=_falcon,
+    ),
+    "starcoder2": Family(
+        **GPT,
+        qkv_bias="use_bias",
+        output_bias="use_bias",
+        mlp_bias="use_bias",
+        window=_every_layer,
+        defaults={**TIED, "use_bias": True, "num_key_value_heads": 2},
+    ),
+    "cohere": Family(norms=1, qk_norm="all", defaults={**TIED, "use_qk_norm": False}),
+    "cohere2": Family(
+        norms=1,
+        window=_all_but_every_nth,
+        defaults={**TIED, "sliding_window": 4096, "sliding_window_pattern": 4},
+    ),
+    "glm4_moe": Family(
+        output_bias=False,
+        qk_norm="head",
+        names=EXPERTS,
+        defaults={
+            "num_key_value_heads": 8,
+            "use_qk_norm": False,
+            "first_k_dense_replace": 1,
+            "n_shared_experts": 1,
+        },
+    ),
+    "gemma": Family(**GEMMA, defaults={**TIED, "num_key_value_heads": 16, "head_dim": 256}),
+    "gemma2": Family(
+        **GEMMA,
+        norms=4,
+        window=_all_but_every_nth,
+        defaults={
+            **TIED,
+            "num_key_value_heads": 4,
+            "head_dim": 256,
+            "sliding_window": 4096,
+            "sliding_window_pattern": 2,
+        },
+    ),
+    "gemma3_text": Family(
+        **GEMMA,
+        norms=4,
+        qk_norm="head",
+        window=_all_but_every_nth,
+        defaults={
+            **TIED,
+            "num_attention_heads": 8,
+            "num_key_value_heads": 4,
+            "head_dim": 256,
+            "vocab_size": 262_208,
+            "sliding_window": 4096,
+            "sliding_window_pattern": 6,
+        },
+    ),
+    "qwen2_5_vl_text": Family(**QWEN2, defaults=UPPER_WINDOWS | {"num_key_value_heads": 8, "max_window_layers": 80}),
+    "llama4_text": Family(
+        window=_rotary,
+        chunked=True,
+        names={
+            **WIDE_EXPERTS,
+            "intermediate_size": ("intermediate_size_mlp",),
+            "shared_expert_intermediate_size": ("intermediate_size",),
+            "window": ("attention_chunk_size",),
+        },
+        defaults={
+            **NO_ROPE,
+            "num_key_value_heads": 8,
+            "head_dim": 128,
+            "use_qk_norm": True,
+            "attention_chunk_size": 8192,
+            "interleave_moe_layer_step": 1,
+            "moe_layers": None,
+        },
+    ),
+}
+# Families that wrap a text part, and the family of that part where the file does not say.
+TEXT_PARTS = {
+    "mistral3": "mistral",
+    "gemma3": "gemma3_text",
+    "qwen2_5_vl": "qwen2_5_vl_text",
+    "llama4": "llama4_text",
+}
+LATENT = "keys and values are compressed (multi-head latent attention)"
+UNSUPPORTED_FAMILIES = {
+    "qwen3_next": "three of four layers are linear attention",
+    **dict.fromkeys(("qwen3_5", "qwen3_5_moe"), "most layers are linear attention"),
+    **dict.fromkeys(("mamba", "jamba", "falcon_mamba"), "layers are Mamba"),
+    **dict.fromkeys(("mamba2", "nemotron_h", "bamba", "falcon_h1", "granitemoehybrid", "zamba2"), "layers are Mamba-2"),
+    **dict.fromkeys(("kimi_linear", "minimax", "olmo_hybrid"), "layers are linear attention"),
+    "recurrent_gemma": "layers are recurrent",
+    "gemma3n": "layers have embeddings of their own",
+    **dict.fromkeys(("deepseek_v2", "deepseek_v3", "deepseek_v32", "glm4_moe_lite", "minicpm3"), LATENT),
+}
+# A key with one of these words in its name may change shapes, unless it is one of those below.
+SHAPE_WORDS = re.compile(
+    r"(^|_)(sizes?|dims?|layers?|heads?|experts?|window|chunk|rank|lora|ffn?|mlp|moe|bias|hidden|kv|qk|attn|attention"
+    r"|mamba|ssm|conv|sparse|blocks?|altup|laurel|mtp|inner|expansion|vision|freq|interval|pattern|ratio|width|depth"
+    r"|gate|norm|shared|residual|step)(_|$)"
+)
+WITHOUT_SHAPE = re.compile(
+    r".*(eps|epsilon|dropout|pdrop|dropout_prob|softcapping|multiplier|scalar|implementation\w*|_act|activation)"
+    r"|norm_(topk_prob|type)|mlp_type|attn_(scale|temperature_tuning)|sliding_window_size|_sliding_window_pattern"
+    r"|full_attn_mod|rope_local_base_freq|ff_factor|layer_switch|order_of_interleaved_layers|use_parallel_(block|residual)"
+    r"|apply_residual_connection_post_layernorm|num_(nextn_predict|mtp)_layers|scale_attn_\w+|reorder_and_upcast_attn"
+    r"|(output|use_bidirectional)_attentions?|output_hidden_states|use_flash_attn|no_bias|kv_cache\w*|vision_\w+_token_id"
+)
