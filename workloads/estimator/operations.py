@@ -48,6 +48,7 @@ def block_products(placed: PlacedJob, layer: int) -> list[Product]:
             Product("down", tokens, model.hidden_size, width / tp),
         ]
     if has_experts:  # a GPU's experts have equal shares of its tokens, times the imbalance
+        products.append(Product("router", tokens / tp, model.router_outputs, model.hidden_size))
         tokens = tokens / tp * model.experts_per_token * placed.job.expert_imbalance
         local, width = model.experts / placed.layout.ep, model.expert_intermediate_size
         products += [

@@ -157,6 +157,21 @@ def test_windows_of_hugging_face_files() -> None:
         ({"model_type": "mistral", "sliding_window": -1}, "sliding_window is -1: must be a whole number from 0"),
         ({"layer_types": "full"}, "layer_types is 'full': must be a list"),
         ({"model_type": "mpt", "attn_config": "x"}, "attn_config is 'x': must be a mapping"),
+        ({"kv_lora_rank": 512}, "kv_lora_rank may change shapes, and is not known of model_type llama"),
+        ({"model_type": "qwen2", "max_window_layer": 3}, "max_window_layer may .* Did you mean max_window_layers"),
+        ({"model_type": "mixtral", "moe_layer_freq": 2}, "moe_layer_freq may change shapes"),
+        ({"sliding_window": 4096}, "sliding_window may change shapes"),
+        (
+            {"model_type": "gemma2", "layer_types": ["full_attention"]},
+            "layer_types is .* the kind of each of 32 layers",
+        ),
+        (
+            {"model_type": "qwen3_moe", "decoder_sparse_step": 0},
+            "decoder_sparse_step is 0: must be a whole number from 1",
+        ),
+        ({"model_type": "qwen3_moe", "mlp_only_layers": 3}, "mlp_only_layers is 3: must be a list"),
+        ({"model_type": "gemma3", "text_config": 3}, "text_config is 3: must be a mapping"),
+        ({"model_type": "smollm3", "no_rope_layers": [1, 0]}, "no_rope_layers has 2 layers, num_hidden_layers is 32"),
         (
             {"model_type": "mixtral", "num_local_experts": 8},
             "no num_experts_per_tok. Required: num_experts, num_experts_per_tok",
