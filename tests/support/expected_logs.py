@@ -161,6 +161,25 @@ SAMPLE_LOGS: dict[str, str | tuple[Expected, ...]] = {
     # 75.161928 GB of 10^9 bytes; 6000 > 1.2 x 3000
     "bridge.log": (Expected(3000, 32 * 8192 / 3, devices=8, warmup=1, memory_gib=70.0),),
     "bridge_without_numbers.log": NO_NUMBERS,
+    # 2000, 1990, 2010, 2000, 2000 with three digits; 65,500 x 2 s / 64 = 2,047 tokens, nearest 16 x 128
+    "nanotron.log": (Expected(2000, 64 * 2048 / 2, devices=8, claimed=8190, params={"sequence_length": 2048}),),
+    "nanotron_2026.log": (Expected(2000, 131_000 / 2, devices=8, claimed=8190),),  # the batch is one of tokens
+    "nanochat.log": (Expected(500, 262_144 / 0.5, warmup=1, params={"micro_batch": 16, "sequence_length": 2048}),),
+    "gpt_neox.log": (Expected(3200, 64 * 2048 / 3.2, devices=16, warmup=1, params={"tp": 2, "global_batch": 64}),),
+    # 2 s each by a clock of 1 s, from the validation's end on again; the tokens are the claimed 20,480 a second
+    "nemo_automodel.log": (Expected(2000, 20_480, claimed=2560),),
+    # 1 / 0.5; 524,288 tokens more a step, on 32,768 x 2 = 65,536 a device; step 1 has no time
+    "olmo_core.log": (Expected(2000, 524_288 / 2, claimed=32_768, memory_gib=61.5),),
+    "llm_foundry.log": (Expected(4000, 256 * 2048 / 4, devices=16, claimed=8192, params={"global_batch": 256}),),
+    "deepspeed.log": (Expected(1600, params={"global_batch": 32}),),  # 32 / 20.0
+    "deepspeed_pipeline.log": (Expected(800),),  # 900 < 1.2 x 800
+    "primus_titan.log": (Expected(2000, devices=16, claimed=4096, memory_gib=120.25),),
+    # The time is of all steps since the last line: 18000 / 9, 20000 / 10, 20020 / 10, 19990 / 10, 20000 / 10.
+    "primus_titan_interval.log": (Expected(2000, devices=16, warmup=1, claimed=4096, memory_gib=120.25),),
+    # DeepSpeed prints the same steps, and they count once.
+    "megatron_deepspeed_seconds.log": (Expected(20_000, 256 * 2048 / 20, devices=64, warmup=1),),
+    # 20, 10 s / 5 after the validation, 20 / 10, and a checkpoint of 45 s within 65 s: 2, 2, 2, 6.5, 2
+    "titan_validation.log": (Expected(2000, claimed=4096),),
     "nemo_epochs.log": (NEMO_SAMPLE,),
     "nemo_epochs_without_global_step.log": (NEMO_SAMPLE,),
     "nemo_progress_bar.log": PROGRESS_BAR,

@@ -253,7 +253,7 @@ def read_settings(
     """
     settings = FileSettings(given, defaults)
     sizes = _read_sizes(settings)
-    model = _read_model(settings) or model
+    model = read_model(settings) or model
     layers = model.layers if model else settings.get("num_layers")
     degrees = read_names(settings, NAMES, ("tp", "cp", "pp"))
     dp = settings.get("data_parallel_size") or data_parallel_size(settings.get("world_size") or gpus, degrees)
@@ -351,9 +351,10 @@ def _read_precision(settings: Settings) -> str:
     return "bf16" if settings.get("bf16") else "fp16" if settings.get("fp16") else "fp32"
 
 
-def _read_model(settings: Settings) -> Model | None:
+def read_model(settings: Settings) -> Model | None:
+    """Return the model; None where the settings do not name all of its sizes."""
     sizes = ("num_layers", "hidden_size", "num_attention_heads", "vocab_size")
-    if any(not isinstance(settings.get(name), int) for name in sizes):
+    if any(not isinstance(size := settings.get(name), int) or size < 1 for name in sizes):
         return None
     names = ("layers", "hidden_size", "heads", "kv_heads", "head_size", "tied", "mlp_bias", "intermediate_size")
     expert_names = ("experts", "experts_per_token", "expert_intermediate_size", "shared_expert_intermediate_size")

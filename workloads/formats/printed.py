@@ -121,6 +121,10 @@ PRINTED_BY = {
 ALWAYS = ("sharding", "checkpointing")
 # Without one of these, Megatron-LM's default for it is taken, which a log that is not whole may differ from.
 DECISIVE = ("tensor_model_parallel_size", "use_distributed_optimizer", "recompute_granularity", "bf16")
+# Names of Megatron-Bridge and NeMo, by Megatron-LM's.
+YAML_NAMES = {"gated_linear_unit": "swiglu", "num_moe_experts": "num_experts", "bias": "add_bias_linear"}
+UNKNOWN_LAYERS = ("multi_latent_attention", "hybrid_override_pattern", "hybrid_layer_pattern", "linear_attention_freq")
+_YAML_ENTRY = re.compile(r"^(?:.*?[\]:] )?\s*(\w+): (\S+)\s*$")
 _TITAN_START = re.compile(r"Running with (?:args|configs?): \{")
 _TITAN_FP8 = re.compile(r"Swapped to Float8\w*Linear|Float8 tensorwise scaled training active")
 # A line of JSON behind what a launcher writes: an entry, a bracket, or a member of a list.
@@ -225,6 +229,30 @@ def read_printed_layout(text: str, gpus: int | None = None) -> dict[str, object]
     values = {field: getattr(layout, field) for field in fields}
     default = Layout()
     return {name: value for name, value in values.items() if name in ALWAYS or value != getattr(default, name)}
+
+
+def read_model(text: str) -> Model | None:
+    """Return the model whose sizes the arguments of Megatron-LM, or the YAML of programs on it, name; None without.
+
+    Raises:
+        UserInputError: it has layers whose operations are not known here.
+    """
+    settings = read_arguments(text)
+    if "num_layers" not in settings:
+        settings = {}
+        for line in text.splitlines():
+            if match := _YAML_ENTRY.match(strip_colours(line)):
+                settings.setdefault(YAML_NAMES.get(match[1], match[1]), parse_value(match[2]))
+        shared = settings.get("share_embeddings_and_output_weights")
+        settings["group_query_attention"] = bool(settings.get("num_query_groups"))
+        settings.setdefault("untie_embeddings_and_output_weights", shared is False)
+        settings["swiglu"] = bool(settings.get("swiglu")) or settings.get("activation") == "fast-swiglu"
+        settings.setdefault("position_embedding_type", "rope")
+    if unknown := [name for name in UNKNOWN_LAYERS if settings.get(name)]:
+        raise UserInputError(f"{unknown[0]}={settings[unknown[0]]}: the operations of such layers are not known here")
+    if not settings.get("vocab_size"):
+        settings["vocab_size"] = settings.get("padded_vocab_size")
+    return megatron.read_model({"tokenizer_type": "", **settings})
 
 
 def read_arguments(text: str) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from sweeper.config.schema import Hardware
 from sweeper.metrics import derivation
 from workloads.api.contract import MIN_STEP_TIME_S, Measurement
 from workloads.models.flops import model_flops_per_token
-from workloads.models.model import TRAINED_MODELS
+from workloads.models.model import TRAINED_MODELS, Model
 
 CLAIM_TOLERANCE = 0.05  # relative difference from which a claim contradicts the value that it is compared with
 MAX_COUNT = 10**15  # no batch and no sequence has more
@@ -67,6 +67,7 @@ class ImportedResult:
     devices: int | None = None
     device: str = ""
     feasible: bool = True
+    model: Model | None = None  # where the file has its sizes and not its name, or the command names it
     claims: Claims = field(default_factory=Claims)
     metrics: dict[str, float] = field(default_factory=dict)
     machine_info: dict[str, Any] = field(default_factory=dict)
@@ -122,7 +123,7 @@ def _derive(result: ImportedResult, times_s: tuple[float, ...], statistic: str) 
     if not times_s or not all(MIN_STEP_TIME_S <= time_s < math.inf for time_s in times_s):
         return {}
     hardware, devices, params = get_hardware(result.device), result.devices, result.params
-    length, model = params.get("sequence_length"), TRAINED_MODELS.get(str(params.get("model", "")))
+    length, model = params.get("sequence_length"), result.model or TRAINED_MODELS.get(str(params.get("model", "")))
     flops_per_token = 0.0
     if devices and model and isinstance(length, (int, float)):
         flops_per_token = model_flops_per_token(model, int(length))

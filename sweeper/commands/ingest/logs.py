@@ -16,7 +16,7 @@ from sweeper.common.format import count, format_number
 from sweeper.metrics.derivation import MEMORY_METRICS
 from workloads.api.errors import UserInputError
 from workloads.formats.logs import LONGEST_LINE, STEP_SIZES, LogReader, Step
-from workloads.formats.printed import read_printed_layout
+from workloads.formats.printed import read_model, read_printed_layout
 
 DETECTION_BYTES = 64 * 2**20  # a log has to show a step within them
 CONFIGURATION_BYTES = 2**20  # a program prints its configuration before its steps
@@ -134,13 +134,19 @@ def read_log(path: Path) -> Iterator[ImportedResult]:
     notes = [f"left out: {times} without a step's number"] if reader.unnumbered_steps else []
     several_starts = len({run.start for run in usable}) > 1
     differing = [name for name in STEP_SIZES if len({run.get_size(name) for run in usable}) > 1]
+    model = None
+    with path.open("rb") as file:
+        text = file.read(CONFIGURATION_BYTES).decode(errors="replace")
+    if reader.format and reader.format.log_family == "Megatron":
+        try:
+            model = read_model(text)
+        except UserInputError as error:
+            notes.append(f"without TFLOP/s of the model: {error}")
     for run in usable:
         parts = [path.stem, *([f"start {run.start + 1}"] if several_starts else [])]
         parts += [f"{name}={run.get_size(name)}" for name in differing]
-        result = _build_result(", ".join(parts), run, reader.kind, notes)
+        result = replace(_build_result(", ".join(parts), run, reader.kind, notes), model=model)
         if run.start == 0:  # the beginning of the log may have a configuration with more of its layout
-            with path.open("rb") as file:
-                text = file.read(CONFIGURATION_BYTES).decode(errors="replace")
             try:
                 result = replace(result, params=result.params | read_printed_layout(text, result.devices))
             except UserInputError as error:

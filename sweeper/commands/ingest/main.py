@@ -4,8 +4,9 @@
     python -m sweeper ingest train.log --check
 
 Supported formats: tprimat benchmarks (JSON, both generations), ml_dataflow results (CSV of 19 or 21 columns), and logs
-of Megatron-LM, Megatron-DeepSpeed, Primus, Megatron-Bridge, NeMo and torchtitan. A PATH is a file, or a folder whose
-files are all tried, with a reason for each that cannot be imported.
+of Megatron-LM, Megatron-DeepSpeed, Primus, Megatron-Bridge, NeMo, NeMo Automodel, torchtitan, nanotron, nanochat,
+GPT-NeoX, OLMo-core, llm-foundry and DeepSpeed. A PATH is a file, or a folder whose files are all tried, with a reason
+for each that cannot be imported.
 
 Each file becomes an MLflow run with the file attached, and each of its results a child run, in an experiment of their
 own. Metrics are derived again from tokens and step times; the tool's own values are stored as claimed_…, and
@@ -16,7 +17,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from sweeper.cli.command import StoreRequest, Subcommand, Tracking, switch, words
@@ -26,6 +27,8 @@ from sweeper.commands.ingest.readers import detect_format
 from sweeper.common.format import count, format_number, printable
 from sweeper.config.catalogue import catalogue
 from workloads.api.errors import UserInputError, suggest
+from workloads.models.hugging_face import UnsupportedModel, load_model
+from workloads.models.model import Model
 
 SHOWN_MESSAGES = 5  # of a file; the report has all of them
 
@@ -48,12 +51,14 @@ class IngestRequest(StoreRequest):
 
     Attributes:
         device: the device of results whose file names none, as in hardware=; else it is searched in the file's name.
+        model: the model of results whose file does not name it, as in `plan`: a name or a config.json.
         check: read and report, and write nothing.
     """
 
     paths: list[str] = field(default_factory=list, metadata=words("PATH", least=1))
     tracking: ImportTracking = field(default_factory=ImportTracking)
     device: str = ""
+    model: str = ""
     check: bool = switch()
 
 
@@ -65,11 +70,15 @@ def import_paths(request: IngestRequest) -> int:
     uri = None if request.check else request.open_uri()
     if request.device and imported.get_hardware(request.device) is None:
         raise UserInputError(f"device={request.device}: unknown device. {suggest(request.device, catalogue())}")
+    try:
+        model = load_model(request.model) if request.model else None
+    except UnsupportedModel as error:
+        raise UserInputError(f"model={request.model}: {error}") from error
     accepted, refused, named_refused = 0, 0, 0
     for path in map(Path, request.paths):
         for file in list_files(path):
             try:
-                print(printable(import_file(file, uri, request.tracking.experiment, request.device)), flush=True)
+                print(printable(import_file(file, uri, request.tracking.experiment, request.device, model)), flush=True)
                 accepted += 1
             except UserInputError as error:
                 refused += 1
@@ -91,7 +100,7 @@ def list_files(path: Path) -> list[Path]:
     return [file for file in files if not any(part.startswith(".") for part in file.relative_to(path).parts)]
 
 
-def import_file(path: Path, uri: str | None, experiment: str, device: str = "") -> str:
+def import_file(path: Path, uri: str | None, experiment: str, device: str = "", model: Model | None = None) -> str:
     """Read the whole file, then write its results to the store at `uri`, if any. Returns a summary for the terminal.
 
     Raises:
@@ -99,6 +108,7 @@ def import_file(path: Path, uri: str | None, experiment: str, device: str = "") 
     """
     file_format = detect_format(path)
     results = [imported.add_device(result, path, device) for result in file_format.read(path)]
+    results = [replace(result, model=result.model or model) for result in results]
     if not results:
         raise UserInputError(f"{path}: has no result")
     program = results[0].machine_info.get("program")
@@ -106,7 +116,7 @@ def import_file(path: Path, uri: str | None, experiment: str, device: str = "") 
     if uri is not None:
         from sweeper.commands.ingest import write  # MLflow takes seconds to import
 
-        settings = {"format": file_format.name, "device": device}
+        settings = {"format": file_format.name, "device": device, "model": repr(model) if model else ""}
         summary.append(write.write(uri, experiment, path, settings, results))
     messages = [
         f"contradiction in {result.name}: {contradiction}"
@@ -124,6 +134,8 @@ def _summarize(results: Sequence[ImportedResult]) -> list[str]:
     parts = [count(len(results), "result")]
     if len(results) == 1 and (derived := derive_metrics(results[0])):
         rate = f", {format_number(derived['tokens_per_s'])} tokens/s" if "tokens_per_s" in derived else ""
+        rate += f", {format_number(derived['tflops_per_gpu'])} TFLOP/s a GPU" if "tflops_per_gpu" in derived else ""
+        rate += f", MFU {derived['mfu']:.1%}" if "mfu" in derived else ""
         parts.append(f"{format_number(derived['step_time_ms'])} ms a step{rate}")
     if infeasible := sum(not result.feasible for result in results):
         parts.append(f"{infeasible} of them infeasible")

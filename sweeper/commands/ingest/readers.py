@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from sweeper.commands.ingest.imported import MAX_COUNT, Claims, ImportedResult, as_device_count, as_positive_int
 from sweeper.commands.ingest.logs import is_log, read_log
 from workloads.api.errors import UserInputError
+from workloads.formats.log_formats import FORMATS as LOG_FORMATS
 
 HEAD_BYTES = 8192  # of a file, by which its format is recognised
 
@@ -219,7 +220,7 @@ def _parse_number(text: str) -> float | None:
     return value if math.isfinite(value) else None
 
 
-LOGS = "log of Megatron-LM, Megatron-DeepSpeed, Primus, Megatron-Bridge, NeMo or torchtitan"
+LOGS = f"log of {', '.join(dict.fromkeys(row.program for row in LOG_FORMATS))}"
 FORMATS = (
     Format("tprimat benchmark (JSON)", is_tprimat, read_tprimat),
     Format("ml_dataflow results (CSV of 19 or 21 numbers a line)", is_ml_dataflow, read_ml_dataflow),

@@ -113,7 +113,8 @@ def test_a_folder_is_imported_with_the_reason_for_each_file_that_is_refused(
     assert ingest(folder, "--check", f"dir={tmp_path}") == 0
     first, second, third, summary = capsys.readouterr().out.splitlines()
     assert first.startswith(f"refused: {folder}/megatron_one_line.log: is a log of Megatron-LM with the time of one")
-    assert second == f"{folder}/more/titan.log: log of torchtitan; 1 result; 700 ms a step, 46,811 tokens/s"
+    rates = "46,811 tokens/s, 282.3 TFLOP/s a GPU, MFU 28.5%"
+    assert second == f"{folder}/more/titan.log: log of torchtitan; 1 result; 700 ms a step, {rates}"
     assert third.startswith(f"refused: {folder}/notes.txt: unknown format")
     assert summary == "3 files: 1 read, 2 refused"
     # A file that is named and refused, and a folder without a result, are errors; what can be read is read.

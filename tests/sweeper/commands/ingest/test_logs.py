@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import tracemalloc
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from sweeper.commands.ingest.imported import ImportedResult, derive_metrics, find_contradictions
-from sweeper.commands.ingest.logs import read_log
+from sweeper.commands.ingest.logs import is_log, read_log
 from tests.conftest import REPOSITORY
 from tests.support.expected_logs import REFERENCE_LOGS, SAMPLE_LOGS, WARMUP, Expected
 from tests.support.trainer_logs import MEGATRON, TITAN
@@ -131,6 +132,94 @@ def test_degrees_that_do_not_give_the_number_of_gpus_are_reported(tmp_path: Path
     assert result.contradictions == ("the parallel degrees dp 4 x pp 1 x tp 4 do not give 8 GPUs",)
     without_gpus = megatron_log().replace("world_size", "other_size")
     assert read_text(tmp_path, arguments + without_gpus).devices == 16
+
+
+ARGUMENTS = {
+    "num_layers": 12,
+    "hidden_size": 2048,
+    "ffn_hidden_size": 5632,
+    "num_attention_heads": 16,
+    "num_query_groups": 4,
+    "vocab_size": 32000,
+    "position_embedding_type": "rope",
+    "bf16": True,
+}
+# 6 FLOPs a weight and 6 x sequence length x hidden size for causal attention in a layer, and the head
+FLOPS_PER_TOKEN = 12 * (6 * (2048 * 2048 * 2 + 2 * 2048 * 512 + 3 * 2048 * 5632) + 6 * 8192 * 2048) + 6 * 2048 * 32000
+
+
+@pytest.mark.parametrize(
+    "form", ["  {} ................. {}\n", "[default0]:  {} ................ {}\n", "    {}: {}\n"]
+)
+def test_flops_and_mfu_follow_from_the_arguments_that_a_log_prints(tmp_path: Path, form: str) -> None:
+    is_yaml = ":" in form[-6:]
+    other = {"gated_linear_unit": "true", "share_embeddings_and_output_weights": "false", "add_bias_linear": "false"}
+    if not is_yaml:
+        other = {"swiglu": True, "untie_embeddings_and_output_weights": True, "add_bias_linear": False}
+        other["group_query_attention"] = True
+    text = "".join(form.format(name, value) for name, value in (ARGUMENTS | other).items()) + megatron_log()
+    result = replace(read_text(tmp_path, text), device="h100")
+    rate = 256 * 8192 / 2 / 8 * FLOPS_PER_TOKEN / 1e12
+    assert derive_metrics(result)["tflops_per_gpu"] == pytest.approx(rate)
+    assert is_yaml or derive_metrics(result)["mfu"] == pytest.approx(rate / 989)
+
+
+def test_layers_that_are_not_known_have_no_flops(tmp_path: Path) -> None:
+    arguments = ARGUMENTS | {"multi_latent_attention": True}
+    text = "".join(f"  {name} ............... {value}\n" for name, value in arguments.items()) + megatron_log()
+    result = read_text(tmp_path, text)
+    assert "tflops" not in derive_metrics(result) and "multi_latent_attention=True" in result.notes[0]
+
+
+@pytest.mark.parametrize(
+    ("device", "dtype", "message"),
+    [
+        ("h100", "bf16", "the claimed 1,200 TFLOP/s are above the device's dense bf16 peak of 989"),
+        ("h100", "", ""),  # it may be fp8
+        ("a100", "", "the claimed 1,200 TFLOP/s are above the device's highest dense peak of 312"),
+    ],
+)
+def test_a_claim_above_the_peak_is_reported_without_an_mfu(
+    tmp_path: Path, device: str, dtype: str, message: str
+) -> None:
+    head = f"  {dtype} ............... True\n" if dtype else ""
+    result = replace(read_text(tmp_path, head + megatron_log().replace(": 400.0", ": 1200.0")), device=device)
+    contradictions = find_contradictions(result, derive_metrics(result))
+    assert contradictions == ([message] if message else [])
+
+
+def test_an_mfu_above_one_is_reported_on_an_unknown_device(tmp_path: Path) -> None:
+    lines = [TITAN.format(rank=0, minute=4, second=2.0 * n, n=n, loss=3, tps=8192, tflops=449.0) for n in range(9)]
+    result = read_text(tmp_path, "\n".join(lines).replace("45.40%", "152.06%") + "\n")
+    assert find_contradictions(result, derive_metrics(result)) == [
+        "the stated MFU is 152.1%: no device computes more than its peak"
+    ]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "iteration {n}/500 | speed: 12.1 | loss: 3.2 |",
+        "step: {n}  loss: 3.20  lr: 1e-4",
+        "step {n} | loss 3.2 | tokens 4096",
+        "[step={n}] loss=3.2",
+    ],
+)
+def test_the_log_of_an_unknown_trainer_is_not_read_as_another_ones(tmp_path: Path, line: str) -> None:
+    (tmp_path / "run.log").write_text("".join(f"2026-01-02 03:04:{n:02d} {line.format(n=n)}\n" for n in range(9)))
+    assert not is_log(tmp_path / "run.log")
+
+
+def test_the_resolution_of_what_was_read_is_part_of_the_interval(tmp_path: Path) -> None:
+    """Steps of 20 s in a log in 0.01 s are all equal."""
+    lines = [MEGATRON.format(n=n, samples=1, ms=1.0, tflops=1.0, loss=9.0) for n in range(2, 9)]
+    text = "\n".join(lines).replace("(ms): 1.0", "(s): 20.00") + "\n"
+    derived = derive_metrics(read_text(tmp_path, text))
+    assert derived["step_resolution_ms"] == pytest.approx(10) and derived["step_time_ms"] == 20_000
+    tokens = 256 * 8192
+    derived = derive_metrics(read_text(tmp_path, "  seq_length ............... 8192\n" + text))
+    assert derived["tokens_per_s_ci_low"] == pytest.approx(tokens / 20.005)
+    assert derived["tokens_per_s_ci_high"] == pytest.approx(tokens / 19.995)
 
 
 def test_a_single_step_that_is_not_the_first_is_marked(tmp_path: Path) -> None:
