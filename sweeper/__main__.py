@@ -4,22 +4,44 @@ from __future__ import annotations
 
 import sys
 from importlib import import_module
+from importlib.metadata import packages_distributions
 from pathlib import Path
-
-from sweeper.cli.command import SUBCOMMANDS
-from sweeper.cli.exits import exit_with, interpreter
 
 
 def main() -> None:
     """Run the command and exit with a code of `sweeper.cli.exits`."""
-    words = sys.argv[1:]
+    try:
+        run(sys.argv[1:])
+    except Exception:
+        if not (shadow := find_shadow()):
+            raise
+        file, name = shadow
+        print(f"sweeper: {file} hides the module {name} that sweeper needs. Rename it", file=sys.stderr)
+        sys.exit(2)
+
+
+def run(words: list[str]) -> None:
+    """Run the command with these words and exit."""
+    from sweeper.cli.command import SUBCOMMANDS
+    from sweeper.cli.exits import exit_with, interpreter
+
     if words and words[0] in SUBCOMMANDS:
         import_module(f"sweeper.commands.{words[0]}.main").main(words[1:])
     else:
-        from sweeper.commands.sweep.main import run
+        from sweeper.commands.sweep.main import run as run_sweeps
 
         program = ["sweeper"] if Path(sys.argv[0]).name == "sweeper" else [interpreter(), "-m", "sweeper"]
-        exit_with(lambda: run(words, program))
+        exit_with(lambda: run_sweeps(words, program))
+
+
+def find_shadow() -> tuple[Path, str] | None:
+    """Return what was imported from the working directory, which `python -m` searches first, and the module it hides."""
+    here = Path.cwd()
+    for name in {*sys.stdlib_module_names, *packages_distributions()} & sys.modules.keys() - {"sweeper", "workloads"}:
+        file = Path(getattr(sys.modules[name], "__file__", None) or "/")
+        if file.parent in (here, here / name):
+            return file.relative_to(here), name
+    return None
 
 
 if __name__ == "__main__":

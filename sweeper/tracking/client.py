@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from omegaconf import OmegaConf
 
@@ -24,6 +24,7 @@ from sweeper.tracking.mlflow_view import SweepView
 from sweeper.tracking.provenance import driver_versions
 from workloads.api.secrets import masked
 
+PROCESS = "sweeper.tracking.process"
 MAX_RESTARTS = 3
 REFUSAL_PATIENCE_S = 20.0  # of a server that refuses this user
 START_PATIENCE_S = 60.0  # on a busy machine the process took 20 s to import MLflow and open its store
@@ -142,51 +143,59 @@ class TrackingClient:
                 self._process.stdin.close()
 
     def _start(self) -> None:
-        # The package may not be installed but found in the directory from which the driver was started.
-        path = [str(Path(__file__).resolve().parent.parent.parent), os.environ.get("PYTHONPATH", "")]
+        # The package may not be installed but found in the directory from which the driver was started. Modules of the
+        # results directory, such as a `queue.py` or `mlflow/`, are not for this process.
+        entries = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+        path = [str(Path(__file__).resolve().parent.parent.parent), *map(os.path.abspath, filter(None, entries))]
+        answers_fd, answering_fd = os.pipe()  # whatever is printed, by a sitecustomize too, goes to the log
+        log = self._log.open("a")
         with self._mutex:
             self.experiment_id = None
             self._unsent = deque(self._unwritten)
             self._sent = {}
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "sweeper.tracking.process", str(self._lock_fd)],
+                [*[sys.executable, "-P", "-W", "ignore", "-m", PROCESS], str(answering_fd), str(self._lock_fd)],
                 stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=self._log.open("a"),
+                stdout=log,
+                stderr=log,
                 text=True,
                 # It holds the sweep's lock too: nobody else may write to these runs before it has written everything.
-                pass_fds=[self._lock_fd],
+                pass_fds=[answering_fd, self._lock_fd],
                 start_new_session=True,  # Ctrl-C is for the driver
                 cwd=self._directory,  # MLflow keeps artifacts of a SQLite store in ./mlruns
-                env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, path))},
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(path)},
             )
+            os.close(answering_fd)
+            log.close()
             self._send({"open": self._store_arguments})
-        threading.Thread(target=self._read_answers, args=[self._process], daemon=True).start()
+        threading.Thread(target=self._read_answers, args=[os.fdopen(answers_fd)], daemon=True).start()
 
-    def _read_answers(self, process: subprocess.Popen[str]) -> None:
-        assert process.stdout is not None
-        for line in process.stdout:
-            answer = json.loads(line)
-            with self._mutex:
-                self.last_error = answer.get("error", "")
-                self._is_refused = answer.get("is_refused", False)
-                self._progress_count += "error" not in answer
-                if opened := answer.get("opened"):
-                    self.experiment_id = opened["experiment_id"]
-                    before, written = opened["written_before"], {*opened["written"]}
-                    self._unwritten = {
-                        n: record for n, record in self._unwritten.items() if n >= before and n not in written
-                    }
-                    self._stored_digest = opened["results"].get("digest", "")
-                    self.view_key = opened["results"].get("view", "")
-                if "refused" in answer:
-                    self.refused[answer["written"]] = answer["refused"]
-                if "written" in answer:
-                    self._unwritten.pop(answer["written"], None)
-                if "closed" in answer:
-                    self.view_key = answer["closed"]["view"]
-                    self._closed.set()
-                self._send_waiting()
+    def _read_answers(self, answers: TextIO) -> None:
+        with answers:
+            for line in answers:
+                self._take(json.loads(line))
+
+    def _take(self, answer: dict[str, Any]) -> None:
+        with self._mutex:
+            self.last_error = answer.get("error", "")
+            self._is_refused = answer.get("is_refused", False)
+            self._progress_count += "error" not in answer
+            if opened := answer.get("opened"):
+                self.experiment_id = opened["experiment_id"]
+                before, written = opened["written_before"], {*opened["written"]}
+                self._unwritten = {
+                    n: record for n, record in self._unwritten.items() if n >= before and n not in written
+                }
+                self._stored_digest = opened["results"].get("digest", "")
+                self.view_key = opened["results"].get("view", "")
+            if "refused" in answer:
+                self.refused[answer["written"]] = answer["refused"]
+            if "written" in answer:
+                self._unwritten.pop(answer["written"], None)
+            if "closed" in answer:
+                self.view_key = answer["closed"]["view"]
+                self._closed.set()
+            self._send_waiting()
 
     def _send_waiting(self) -> None:
         if not self.is_open:

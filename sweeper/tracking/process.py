@@ -1,9 +1,9 @@
 """The recording process: writes what the driver sends it to MLflow.
 
-    python -m sweeper.tracking.process [LOCK_FD]
+    python -m sweeper.tracking.process ANSWERS_FD [LOCK_FD]
 
-Reads messages from standard input and answers on standard output, one JSON object per line. `LOCK_FD` is a file
-descriptor that holds the sweep's lock.
+Reads messages from standard input and answers on `ANSWERS_FD`, one JSON object per line. `LOCK_FD` is a file descriptor
+that holds the sweep's lock.
 
     message                         answer
     {"open": {…Store's arguments}}  {"listed": number} repeatedly, then
@@ -192,10 +192,9 @@ def describe_error(error: Exception) -> str:
 def main() -> None:
     """Run the process."""
     os.nice(10)  # below the driver, and below trials that are timed on a CPU
-    # Answers keep the pipe under a new descriptor, so that nothing that a library prints is taken for one.
-    answers = os.fdopen(os.dup(1), "w")
+    answers = os.fdopen(os.dup(int(sys.argv[1])), "w")  # also if it is 1, which goes to the log below
     sys.stdout = sys.stderr = MaskedLog(sys.stderr.buffer, errors="backslashreplace", line_buffering=True)
-    RecordingProcess(answers, int(sys.argv[1]) if sys.argv[1:] else None).run()
+    RecordingProcess(answers, int(sys.argv[2]) if sys.argv[2:] else None).run()
 
 
 if __name__ == "__main__":

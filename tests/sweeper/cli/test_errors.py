@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
 from sweeper.execution import cluster
-from tests.conftest import CommandResult
+from tests.conftest import CommandResult, environment
 from workloads.api import host
 
 WRONG = {
@@ -153,3 +156,11 @@ def test_one_message_names_the_key_and_its_allowed_values(
     assert result.err.startswith("sweeper: ") and len(result.err.strip().splitlines()) <= 2
     assert "Traceback" not in result.err and "secret" not in result.err
     assert result.out == "" and started == []
+
+
+def test_a_file_that_hides_a_module_is_named(tmp_path: Path) -> None:
+    (tmp_path / "yaml.py").write_text("x = 1\n")
+    command = [sys.executable, "-m", "sweeper", "list"]
+    result = subprocess.run(command, cwd=tmp_path, env=environment(), capture_output=True, text=True)
+    message = "sweeper: yaml.py hides the module yaml that sweeper needs. Rename it\n"
+    assert (result.returncode, result.stderr) == (2, message)

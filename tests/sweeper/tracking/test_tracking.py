@@ -264,7 +264,16 @@ def test_an_abandoned_trial_that_reported_steps_ends_as_cancelled(uri: str, work
 # ── the recording process ───────────────────────────────────────────────────────────────────────────────────
 
 
-def test_the_client_records_trials_steps_results_and_the_report(uri: str, workspace: Workspace) -> None:
+def test_the_client_records_trials_steps_results_and_the_report(
+    uri: str, workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in ("queue", "mlflow"):  # in the results directory, where they are nobody's
+        (workspace.path / f"{module}.py").write_text("x = 1\n")
+    site = workspace.path / "site"
+    site.mkdir()
+    (site / "sitecustomize.py").write_text("print('site ready')\n")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, ["site", "", os.environ.get("PYTHONPATH", "")])))
+    monkeypatch.setenv("PYTHONWARNINGS", "error")
     lock_fd = os.open(workspace.path, os.O_RDONLY)
     client = TrackingClient(store_arguments(uri), workspace.path, workspace.path, lock_fd)
     client.log_step(0, "0000", 1, 1e9, {"score": 0.5})
@@ -302,7 +311,7 @@ def test_a_failure_to_write_the_report_loses_no_other_result(uri: str, workspace
         {"close": results, "view": asdict(VIEW)},
     ]
     process = subprocess.Popen(
-        [sys.executable, "-m", "sweeper.tracking.process"],
+        [sys.executable, "-m", "sweeper.tracking.process", "1"],
         cwd=workspace.path,
         env=environment(),
         stdin=subprocess.PIPE,
