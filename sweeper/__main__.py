@@ -35,7 +35,7 @@ def run(words: list[str]) -> None:
 
 
 def find_shadow() -> tuple[Path, str] | None:
-    """Return what was imported from the working directory, which `python -m` searches first, and the module it hides."""
+    """Return what `python -m` has imported from the working directory, and the module that it hides."""
     here = Path.cwd()
     for name in {*sys.stdlib_module_names, *packages_distributions()} & sys.modules.keys() - {"sweeper", "workloads"}:
         file = Path(getattr(sys.modules[name], "__file__", None) or "/")
