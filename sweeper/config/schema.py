@@ -185,7 +185,7 @@ class Config:
     seed: int = field(default=0, metadata={"min": 0, "max": 2**32 - 1})
     progress: Literal["auto", "always", "never", "json"] = "auto"
     retry: Literal["failed", "infeasible", "inconclusive", "lost", "all"] | None = None
-    plan: bool = False
+    plan: bool | Literal["run"] = False
     calibration: str = "auto"
     price_per_hour: float | None = field(default=None, metadata={"min": 0})
     price_per_kwh: float | None = field(default=None, metadata={"min": 0})

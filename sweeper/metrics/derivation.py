@@ -54,7 +54,8 @@ def derive(
         metrics["step_resolution_ms"] = 1e3 * first.step_resolution_s
     if first.statistic != "fastest":  # which has no interval
         metrics["effective_steps"] = len(times_s) / estimate_correlation(times_s, first.statistic).time_steps
-    metrics |= {f"step_time_ms{suffix}": 1e3 * value for suffix, value in step_time.items() if "_ci" not in suffix}
+    if not first.is_rate:
+        metrics |= {f"step_time_ms{suffix}": 1e3 * value for suffix, value in step_time.items() if "_ci" not in suffix}
     metrics |= _flops_metrics(measurements, step_time, dense_peak_tflops.get(first.matrix_dtype), world_size)
     if first.baseline_step_times_s:
         baseline_s, reduce = np.array(first.baseline_step_times_s), STATISTICS[first.statistic]
@@ -172,7 +173,7 @@ def energy_metrics(measurements: Sequence[Measurement], world_size: int) -> dict
     energies = [m.energy for m in measurements if m.energy]
     joules = sum(energy.joules / energy.steps for energy in energies)
     power_w = sum(energy.joules / energy.seconds for energy in energies)
-    metrics = {"joules_per_step": joules, "average_power_w": power_w}
+    metrics = {"average_power_w": power_w} | ({} if measurements[0].is_rate else {"joules_per_step": joules})
     if world_size > 1:
         metrics["average_power_w_per_gpu"] = power_w / world_size
     if tokens := sum(m.tokens_per_step for m in measurements):

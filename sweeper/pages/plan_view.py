@@ -120,6 +120,9 @@ def show_plan(plan: SweepPlan) -> None:
         point = plan.first_point()
         console.print(f"\npreview  {format_point(point) if point else 'the only point'}\n")
         console.print(printable(text), soft_wrap=True)
+    if plan.config.plan == "run":
+        read = plan.try_out() or "nothing: this workload runs no program"
+        console.print(f"\nread     {printable(read.replace(chr(10), chr(10) + ' ' * 9))}", soft_wrap=True)
 
 
 def _show_estimates(plan: SweepPlan, estimates: CostEstimates, console: Console) -> None:

@@ -111,12 +111,21 @@ class SweepPlan:
 
     def preview(self) -> str:
         """Return what the workload shows of the first point; empty if it shows nothing, or its values contradict."""
-        values = without_variables({**self.space.constants, **self.first_point()})
+        parameters = self._first_parameters()
+        return "" if parameters is None else self.workload.preview(parameters, self.machine)
+
+    def try_out(self) -> str:
+        """Run the program of the first point on this machine until its first steps, and return what was read."""
+        if self.resources.gpus > 1 or self.target.is_planned:
+            return "only a trial on one device of this machine is run"
+        parameters = self._first_parameters()
+        return "" if parameters is None else self.workload.try_out(parameters)
+
+    def _first_parameters(self) -> Any:
         try:
-            parameters = self.workload.Parameters(**values)
+            return self.workload.Parameters(**without_variables({**self.space.constants, **self.first_point()}))
         except ValueError:  # the trial fails for it, and others may not
-            return ""
-        return self.workload.preview(parameters, self.machine)
+            return None
 
 
 def plan_sweep(

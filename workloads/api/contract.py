@@ -171,6 +171,7 @@ class Measurement:
     sustained_step_times_s: tuple[float, ...] = ()  # of a step in each window of a back-to-back run, if requested
     independent: bool = False  # each rank measured its own device, and no rank waited for another
     of_gang: bool = False  # it describes the whole gang; of several ranks with steps the first one counts
+    is_rate: bool = False  # the steps are unknown and only a rate is: each is that of a number of tokens or samples
     unranked: str = ""  # why the trial has no speed to rank, such as emulated arithmetic; empty where it has one
     baseline_step_times_s: tuple[float, ...] = ()  # of each step of the baseline, interleaved with the steps
     bytes_per_step: float = 0.0  # that one step has to move through the device's memory
@@ -293,6 +294,10 @@ class Workload:
         for values in product(*dimensions.values()):
             point = dict(zip(dimensions, values, strict=True))
             yield Candidate(point, self.estimate(self.Parameters(**constants, **point), machine))
+
+    def try_out(self, parameters: Any) -> str:
+        """Run a program on this machine until its first steps, and return what is read of them; "" without one."""
+        return ""
 
     def preview(self, parameters: Any, machine: Machine) -> str:
         """Return what plan=true shows of one point beside its estimate, in lines; empty for nothing."""

@@ -160,6 +160,11 @@ class Command(Workload):
         parts += [f"\n# {{output}}/{name}\n{invocation.mask(text).rstrip()}" for name, text in invocation.files.items()]
         return "\n".join(parts)
 
+    def try_out(self, parameters: Any) -> str:
+        from workloads.command.run import read_first_steps
+
+        return read_first_steps(self.settings, vars(parameters))
+
     def program_files(self, parameters: Any, rank: Rank, folder: str) -> Mapping[str, str]:
         from workloads.command.invocation import program_files
 

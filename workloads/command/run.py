@@ -22,6 +22,7 @@ from workloads.api.contract import (
     Rank,
     Scalar,
     attach_output,
+    output_of,
 )
 from workloads.api.host import cpu_name
 from workloads.api.trial import describe_mismatches
@@ -30,7 +31,8 @@ from workloads.command.energy import EnergyMeter
 from workloads.command.invocation import Invocation, build_invocation, placeholder_values
 from workloads.command.process import Program
 from workloads.command.work import SIZES, DeclaredWork, find_contradictions, mark_claims, read_declared_work
-from workloads.formats.logs import STEP_SIZES, LogReader, Step
+from workloads.formats.common import read_rates, read_step_number
+from workloads.formats.logs import LONGEST_LINE, STEP_SIZES, LogReader, Step, strip_colours
 from workloads.formats.printed import NUMBERS, PrintedConfig
 from workloads.models.flops import model_flops_per_token
 from workloads.models.model import MODELS
@@ -42,6 +44,9 @@ _BAD_LOSS = re.compile(
     r"(?:reduced_train_|train(?:ing)?[_ ])?loss['\"]?(?:\s*[:=]\s*|\s+)(?:tensor\()?[-+]?(nan|inf(?:inity)?)\b",
     re.IGNORECASE,
 )
+FIRST_STEPS = 3  # that a plan shows
+RATE_UNIT = 1000  # tokens or samples that stand for a step where the log has nothing but their rate
+SAMPLES = "samples_per_s"
 _STEP_NUMBER = re.compile(r"\b(?:global_step|step|iteration|iter)['\"]?[\s:=]{1,12}(\d+)", re.IGNORECASE)
 
 
@@ -68,6 +73,36 @@ def measure(settings: CommandSettings, parameters: Mapping[str, Scalar], rank: R
         shutil.rmtree(output, ignore_errors=True)
 
 
+def read_first_steps(settings: CommandSettings, parameters: Mapping[str, Scalar]) -> str:
+    """Run the program on this machine until its first steps, and return a line of what was read of each.
+
+    The last line is the reason where it ended before.
+    """
+    steps = _FirstSteps()
+    try:
+        measure(replace(settings, warmup=0, steps=FIRST_STEPS), parameters, Rank(reporter=steps))
+    except Exception as error:
+        return "\n".join([*steps.lines, *output_of(error).last_lines.splitlines()[-FIRST_STEPS:], str(error)])
+    return "\n".join(steps.lines)
+
+
+@dataclass
+class _FirstSteps:
+    """A `StepReporter` that keeps a line for each step."""
+
+    lines: list[str] = field(default_factory=list)
+
+    def report(self, step: int, metrics: Mapping[str, float]) -> bool:
+        values = [f"{name}={value:.6g}" for name, value in metrics.items() if not name.startswith("claimed_")]
+        self.lines.append(f"step {step}: {' '.join(values)}")
+        return False
+
+    def finish(self) -> None: ...
+
+    def is_finished(self) -> bool:
+        return False
+
+
 def _empty_measurement(parameters: Mapping[str, Scalar], rank: Rank) -> Measurement:
     """Return the measurement of a rank whose gang is measured by another rank."""
     return Measurement(executed=dict(parameters), step_times_s=(), of_gang=True, machine_info=_machine_info(rank))
@@ -80,7 +115,7 @@ def _measure_program(
     for name, text in invocation.files.items():
         (output / name).write_text(text)
     work = read_declared_work(settings, parameters, placeholder_values(settings, parameters, rank, str(output)))
-    log = ProgramLog(RegexLogReader(settings.log) if settings.log else LogReader(), settings.warmup)
+    log = ProgramLog(RegexLogReader(settings.log) if settings.log else CommonLogReader(), settings.warmup)
     meter, reporter = EnergyMeter(rank), rank.reporter
 
     def stop_on_line(line: str) -> bool:
@@ -162,7 +197,7 @@ def _build_measurement(
         hint = f"; nothing in it matches log.{unmatched[0]}" if unmatched else ""
         raise ProgramFailed(
             f"the program ended after {program.elapsed_s:.0f} s, and no line of its {len(program.log)} bytes of log "
-            f"has the time of a step{hint}"
+            f"has the time of a step or a rate, such as 1234 tok/s, 2 it/s, 5 samples/s, 80 ms/step{hint}"
         )
     timed_steps = log.steps[settings.warmup :]
     samples: dict[str, list[float]] = defaultdict(list)
@@ -178,20 +213,15 @@ def _build_measurement(
     contradictions = find_contradictions(timed_steps, work, tokens, length, rank.world_size, log.reader.kind)
     if contradictions and settings.claims == "fail":
         raise ProgramFailed("; ".join(contradictions))
-    times_s = [time_s for time_s in samples.get("step_time_s", ()) if time_s > 0]
-    rates = [rate for rate in samples.get("tokens_per_s", ()) if rate > 0]
-    if rates and not times_s and not tokens:
-        raise ProgramFailed(
-            "the log has tokens_per_s and no time of a step, and the tokens of a step are unknown: set "
-            "command.global_batch and command.sequence_length"
-        )
+    times_s, tokens, is_rate = _time_steps(samples, tokens, work.global_batch)
     reported = log.reader.reported_config
     return Measurement(
         executed={name: value if name in SIZES else reported.get(name, value) for name, value in parameters.items()},
-        step_times_s=tuple(times_s or [tokens / rate for rate in rates]),
+        step_times_s=tuple(times_s),
+        is_rate=is_rate,
         of_gang=True,
         unranked="; ".join(contradictions),
-        flops_per_step=model_flops_per_token(MODELS[work.model], length) * tokens if work.model else 0.0,
+        flops_per_step=model_flops_per_token(MODELS[work.model], length) * tokens if work.model and length else 0.0,
         tokens_per_step=tokens,
         matrix_dtype=work.dtype,
         metrics=mark_claims({name: metrics[name] for name in metrics if name not in ("step_time_s", *STEP_SIZES)}),
@@ -199,8 +229,42 @@ def _build_measurement(
     )
 
 
+def _time_steps(samples: Mapping[str, list[float]], tokens: int, batch: int) -> tuple[list[float], int, bool]:
+    """Return the times of steps, the tokens of a step, and whether only a rate is known, not the steps.
+
+    `tokens` and `batch` are those of a step as far as they are known, else 0. Then a printed rate stands for them.
+    """
+    times_s, rates, samples_per_s = (
+        [value for value in samples.get(name, ()) if value > 0] for name in ("step_time_s", "tokens_per_s", SAMPLES)
+    )
+    if times_s:
+        return times_s, tokens or round(statistics.median(rates or [0.0]) * statistics.median(times_s)), False
+    if rates:
+        return [(tokens or RATE_UNIT) / rate for rate in rates], tokens or RATE_UNIT, not tokens
+    return [(batch or RATE_UNIT) / rate for rate in samples_per_s], tokens, not batch and bool(samples_per_s)
+
+
 def _machine_info(rank: Rank) -> dict[str, Scalar]:
     return {"rank": rank.rank, "world_size": rank.world_size, "host_cpu": cpu_name()}
+
+
+@dataclass
+class CommonLogReader(LogReader):
+    """Reads the formats of trainers, and rates in the lines of a program that none of them has printed."""
+
+    _count: int = 0
+
+    def feed(self, line: str) -> Step | None:
+        if (step := super().feed(line)) or self.kind or self._pending or self.has_progress_bar:
+            return step
+        line = strip_colours(line[:LONGEST_LINE])
+        if not (rates := read_rates(line)):
+            return None
+        number = read_step_number(line)
+        if number is not None and number == self._last:  # another rank's line
+            return None
+        self._count, self._last = self._count + 1, -1 if number is None else number
+        return Step(self._count if number is None else number, rates)
 
 
 @dataclass

@@ -65,8 +65,8 @@ class DeclaredWork:
         """Return a step's metrics with its tokens/s: from its tokens and its time, or else as printed."""
         tokens, _ = self.tokens(step.metrics, reported_config)
         rate, time_s = step.metrics.get("tokens_per_s"), step.metrics.get("step_time_s", 0.0)
-        if time_s > 0:
-            rate = tokens / time_s if tokens else None
+        if time_s > 0 and tokens:
+            rate = tokens / time_s
         return mark_claims(step.metrics) | ({} if rate is None else {"tokens_per_s": rate})
 
     def find_differences(

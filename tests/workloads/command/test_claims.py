@@ -96,11 +96,11 @@ def test_a_contradicted_claim_is_marked_or_fails_the_trial(claims: str) -> None:
     assert run_program(program.replace("6144", "5300"), **settings).unranked == ""
 
 
-def test_a_log_of_tokens_per_s_alone_needs_the_tokens_of_a_step() -> None:
+def test_a_log_of_tokens_per_s_alone_has_a_rate_and_no_steps() -> None:
     program = "for _ in range(9): print('at 5120')"
     log = {"tokens_per_s": r"at (\d+)"}
-    with pytest.raises(ProgramFailed, match=r"set command\.global_batch and command\.sequence_length"):
-        run_program(program, log=log)
+    alone = run_program(program, log=log)
+    assert alone.is_rate and alone.tokens_per_step / alone.step_times_s[0] == pytest.approx(5120)
     assert run_program(program, log=log, global_batch="2", sequence_length="128").step_times_s == (0.05,) * 5
 
 

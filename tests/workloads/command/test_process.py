@@ -10,11 +10,14 @@ from typing import Any
 
 import pytest
 
+from sweeper.metrics.derivation import derive
 from tests.conftest import REPOSITORY, wait_for
 from tests.support.programs import STEPS, escape, run_program
 from workloads.api.contract import Infeasible, OutOfMemory, ParameterMismatch, ProgramFailed, Rank
 from workloads.api.trial import run_trial
+from workloads.command import CommandSettings
 from workloads.command.guard import find_marked
+from workloads.command.run import measure, read_first_steps
 
 
 def test_a_program_ends_after_enough_steps_and_warm_up_steps_are_not_measured() -> None:
@@ -219,3 +222,28 @@ def test_a_loss_that_is_no_number_fails_the_trial(program: str, changes: dict[st
 @pytest.mark.parametrize("line", ["grad norm: nan", "eval loss: nan", "val_loss: nan", "loss scale: inf"])
 def test_only_the_training_loss_ends_a_trial(line: str) -> None:
     assert run_program(f"print({line!r})\n{STEPS}", sequence_length="1").step_times_s
+
+
+@pytest.mark.parametrize(
+    ("line", "settings", "metrics"),
+    [
+        ("step {n} loss 2 | 500 tok/s", {}, {"tokens_per_s": 500, "step_time_ms": None}),
+        ("step {n} | 500 tok/s", {"global_batch": "4", "sequence_length": "25"}, {"step_time_ms": 200}),
+        ("step {n} dt 20 ms, 500 tok/s", {}, {"tokens_per_s": 500, "step_time_ms": 20}),
+        ("step {n} 8 samples/s", {}, {"samples_per_s": 8, "step_time_ms": None, "tokens_per_s": None}),
+        ("{n} 8 it/s", {}, {"step_time_ms": 125, "tokens_per_s": None}),
+    ],
+)
+def test_a_rate_without_a_pattern_is_enough(
+    line: str, settings: dict[str, str], metrics: dict[str, float | None]
+) -> None:
+    program = f"for n in range(5): print({line!r}.format(n=n), flush=True)"
+    run = CommandSettings(run=["{python}", "-c", escape(program)], warmup=1, steps=3, **settings)
+    derived = derive([measure(run, {}, Rank())], {})
+    assert {name: derived.get(name) and round(derived[name], 6) for name in metrics} == metrics
+
+
+def test_the_first_steps_of_a_program_are_shown_and_why_there_are_none() -> None:
+    program = "print('step 1 500 tok/s', flush=True); raise SystemExit('no data')"
+    text = read_first_steps(CommandSettings(run=["{python}", "-c", escape(program)]), {})
+    assert text.startswith("step 1: tokens_per_s=500\n") and "no data" in text

@@ -1,0 +1,30 @@
+"""Rates in the lines of training scripts that no trainer's format describes."""
+
+from __future__ import annotations
+
+import pytest
+
+from workloads.formats.common import read_rates
+
+
+@pytest.mark.parametrize(
+    ("line", "rates"),
+    [
+        ("step 7 | loss 1.5 | 2,048 tok/s", {"tokens_per_s": 2048, "loss": 1.5}),
+        ("step: 9, tokens/sec: 1.5k", {"tokens_per_s": 1500}),
+        ("tokens_per_second=3.2M", {"tokens_per_s": 3.2e6}),
+        ("{'loss': 2.0, 'samples_per_second': 12.5}", {"samples_per_s": 12.5, "loss": 2.0}),
+        ("epoch 2: 4 it/s", {"step_time_s": 0.25}),
+        ("250 ms/step", {"step_time_s": 0.25}),
+        ("0.5 s/it", {"step_time_s": 0.5}),
+        ("iter 30: loss 4.0, time 125.0ms, mfu 3.0%", {"step_time_s": 0.125, "loss": 4.0}),
+        ("step 5 dt 20 ms 100 tokens/s", {"tokens_per_s": 100, "step_time_s": 0.02}),
+        ("total time 30 s", {}),
+        ("0 tok/s", {}),
+        ("100 tokens/sample", {}),
+        ("1000 tokens/s/GPU", {}),
+        ("'train_samples_per_second': 12", {}),
+    ],
+)
+def test_rates_are_read_from_common_lines(line: str, rates: dict[str, float]) -> None:
+    assert read_rates(line) == pytest.approx(rates)

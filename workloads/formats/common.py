@@ -1,0 +1,61 @@
+"""Rates in the lines that training scripts print, where no trainer's own format is known.
+
+A line counts as a step if it has a number with the unit of a rate or of a step's time: `1,234 tok/s`,
+`tokens/sec: 1.2k`, `3.4 it/s`, `412 ms/step`, `time 98.1ms`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+_NUMBER = r"(\d+(?:,\d{3})*(?:\.\d+)?(?:[eE][-+]?\d+)?)\s*([kKM]?)"
+_SECOND = r"(?:s|secs?|seconds?)\b"
+_STEPWISE = r"(?:/|_per_| per )(?:it|iter|iteration|step|batch)\b"
+_SCALE = {"": 1.0, "k": 1e3, "K": 1e3, "M": 1e6}
+# The unit before or behind the number, this project's name, and the factor or the function to its unit.
+_UNITS: tuple[tuple[str, str, Callable[[float], float]], ...] = (
+    (rf"(?:tok|toks|tokens?)(?:/|_per_| per ){_SECOND}", "tokens_per_s", float),
+    (rf"(?:samples?|examples?|sequences?|seqs?|imgs?|images?)(?:/|_per_| per ){_SECOND}", "samples_per_s", float),
+    (rf"(?:it|its|iters?|iterations?|steps?)(?:/|_per_| per ){_SECOND}", "step_time_s", lambda rate: 1 / rate),
+    (rf"(?:ms|msecs?|milliseconds?){_STEPWISE}", "step_time_s", lambda ms: ms / 1e3),
+    (rf"(?:s|secs?|seconds?){_STEPWISE}", "step_time_s", float),
+)
+_RATES = [
+    (re.compile(pattern), name, convert)
+    for unit, name, convert in _UNITS
+    for pattern in (
+        rf"(?<![\w/]){unit}['\"]?\s*[:=]\s*{_NUMBER}",
+        rf"(?<![\w.]){_NUMBER}\s*{unit}(?!/)",
+        rf"(?<![\w/]){unit}\s+{_NUMBER}",
+    )
+]
+_TIME = re.compile(r"\b(?:(?:step|iter|iteration|batch)[ _]?time|time|dt)['\"]?\s*[:= ]\s*(\d[\d,]*\.?\d*)\s*(ms|s)\b")
+_STEP = re.compile(r"(?<![\w-])(?:global_step|step|iteration|iter)s?['\"]?[\s:=#]{1,4}(\d+)", re.IGNORECASE)
+_LOSS = re.compile(
+    r"(?<![\w-])(?:train(?:ing)?[_ ])?loss['\"]?\s*[:= ]\s*([-+]?\d[\d.]*(?:[eE][-+]?\d+)?)", re.IGNORECASE
+)
+_HINT = re.compile(r"/s|/it|/step|/batch|per[_ ]|time|dt")  # every other line is skipped after one search
+
+
+def read_rates(line: str) -> dict[str, float]:
+    """Return the rates and the loss of a line under this project's names; empty if it has no rate above zero."""
+    if not _HINT.search(line):
+        return {}
+    rates: dict[str, float] = {}
+    for pattern, name, convert in _RATES:
+        match = None if name in rates else pattern.search(line)
+        if match and (value := float(match[1].replace(",", "")) * _SCALE[match[2]]) > 0:
+            rates[name] = convert(value)
+    if "step_time_s" not in rates and (match := _TIME.search(line)):
+        seconds = float(match[1].replace(",", "")) * (1e-3 if match[2] == "ms" else 1.0)
+        is_of_step = rates or _STEP.search(line)
+        rates |= {"step_time_s": seconds} if seconds > 0 and is_of_step else {}
+    if rates and (loss := _LOSS.search(line)):
+        rates["loss"] = float(loss[1])
+    return rates
+
+
+def read_step_number(line: str) -> int | None:
+    """Return the number of the step that a line names; None if it names none."""
+    return int(match[1]) if (match := _STEP.search(line)) else None
