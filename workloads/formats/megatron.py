@@ -247,13 +247,13 @@ FIELDS = {name.key: name.field for name in NAMES if name.field} | {
 def read_settings(
     given: Settings, trainer: str, gpus: int | None, model: Model | None = None, defaults: Settings | None = None
 ) -> FileReading:
-    """Return what settings say, with a program's defaults or Megatron-LM's, and `model` where they have no sizes.
+    """Return what settings say of a model, with a program's defaults or Megatron-LM's; their own sizes without one.
 
     Raises UserInputError for a value that no job has, or if `gpus` is needed and missing.
     """
     settings = FileSettings(given, defaults)
     sizes = _read_sizes(settings)
-    model = read_model(settings) or model
+    model = model or read_model(settings)
     layers = model.layers if model else settings.get("num_layers")
     degrees = read_names(settings, NAMES, ("tp", "cp", "pp"))
     dp = settings.get("data_parallel_size") or data_parallel_size(settings.get("world_size") or gpus, degrees)
@@ -293,14 +293,14 @@ def read_settings(
     )
 
 
-def _read_sizes(settings: Settings) -> dict[str, int]:
+def _read_sizes(settings: FileSettings) -> dict[str, int]:
     """Return the sizes of the model that the settings name, whether or not they name all."""
     names = ("layers", "hidden_size", "heads", "kv_heads", "head_size", "intermediate_size")
-    experts = ("experts", "experts_per_token", "expert_intermediate_size") if settings.get("num_experts") else ()
-    sizes = {name.field: settings.get(name.key) for name in NAMES if name.field in (*names, *experts)}
-    if experts or not settings.get("ffn_hidden_size"):
+    experts = ("experts", "experts_per_token", "expert_intermediate_size") if settings.find("num_experts") else ()
+    sizes = {name.field: settings.find(name.key) for name in NAMES if name.field in (*names, *experts)}
+    if experts or not settings.find("ffn_hidden_size"):
         del sizes["intermediate_size"]
-    if not settings.get("group_query_attention"):
+    if not settings.find("group_query_attention"):
         del sizes["kv_heads"]
     return {name: size for name, size in sizes.items() if isinstance(size, int) and size}
 
@@ -337,6 +337,7 @@ def _read_checkpointing(settings: Settings, stages: int, layers: int | None) -> 
 
 
 def _read_precision(settings: Settings) -> str:
+    plain = {name: settings.get(name) for name in ("bf16", "fp16")}
     if settings.get("fp4"):
         recipe = settings.get("fp4_recipe") or "nvfp4"
         if recipe not in FP4_RECIPES:
@@ -348,7 +349,7 @@ def _read_precision(settings: Settings) -> str:
             if theirs == recipe:
                 return name
         raise UserInputError(f"fp8_recipe={recipe} ({number_format}): no precision of ours")
-    return "bf16" if settings.get("bf16") else "fp16" if settings.get("fp16") else "fp32"
+    return next((name for name, is_set in plain.items() if is_set), "fp32")
 
 
 def read_model(settings: Settings) -> Model | None:

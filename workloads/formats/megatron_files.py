@@ -178,8 +178,13 @@ def read_script(text: str, gpus: int | None = None, model: Model | None = None) 
         return _add(read_settings(settings, "megatron", gpus, model), left, notes)
     launch, words, notes = _find_command(text)
     values, left = _list_arguments(words)
+    if not values:
+        raise UserInputError("the script has arguments of Megatron-LM only under conditions that a run decides")
     settings = _read_switches({name: [parse_value(text) for text in texts] for name, texts in values.items()})
-    return _add(read_settings(settings, "megatron", gpus or _read_gpus(launch), model), left, notes)
+    launched = _read_gpus(launch)
+    if gpus and launched not in (None, gpus):
+        notes.append(f"the script starts {launched} ranks: gpus={gpus} is given")
+    return _add(read_settings(settings, "megatron", gpus or launched, model), left, notes)
 
 
 def _add(reading: FileReading, left: Iterable[str], notes: Iterable[str]) -> FileReading:
@@ -195,17 +200,16 @@ def _find_command(text: str) -> tuple[list[str], list[str], list[str]]:
         for command in commands
         if command[0] in ("source", ".") and len(command) > 1
     ]
-    # A shell within the command, such as `srun bash -c "..."`, has its words in one.
-    commands = [
-        [part for word in command for part in (_split_nested(word) if " --" in word else [word])]
-        for command in commands
+    # A shell within a command, such as `srun bash -c "..."`, has its words in one.
+    *commands, alone = [
+        [part for word in words for part in (_split_nested(word) if " --" in word else [word])]
+        for words in (*commands, [word for words in script.variables.values() for word in words])
     ]
     starting = [words for words in commands if any(word.partition("=")[0] in _ARGUMENTS for word in words)]
     if len(starting) > 1 and any(words != starting[-1] for words in starting):
         notes.append(f"{len(starting)} commands train: the last one is read")
     # Files of arguments alone, which other scripts read, start nothing.
-    alone = [word for words in (*commands, *script.variables.values()) for word in words]
-    words = starting[-1] if starting else alone
+    words = starting[-1] if starting else [*(word for words in commands for word in words), *alone]
     start = max((number + 1 for number, word in enumerate(words) if word.endswith(".py")), default=0)
     return words[:start], words[start:], notes
 
@@ -426,7 +430,10 @@ def _fill(value: Any) -> Any:
     filled = _VARIABLE.sub(lambda match: match[1], value)
     if "${" in filled:
         return Unset(value, "the file gives it no default: write the value into the file")
-    return yaml.safe_load(filled) if _VARIABLE.fullmatch(value) else filled
+    try:
+        return yaml.safe_load(filled) if _VARIABLE.fullmatch(value) else filled
+    except yaml.YAMLError:
+        return filled  # such as ([0]*1+[1]*26)
 
 
 def _find_trainer(text: str) -> Mapping[str, Any] | None:

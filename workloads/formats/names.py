@@ -48,6 +48,10 @@ class FileSettings(Mapping[str, Any]):
             raise UserInputError(f"{self._written[name]}={value}: {value.reason}")
         return value
 
+    def find(self, name: str) -> Any:
+        """Return the value of a setting, None where the file leaves it open: then it is one that was not taken."""
+        return None if isinstance(self._values.get(name), Unset) else self.get(name)
+
     def __iter__(self) -> Iterator[str]:
         return iter(self._values)
 

@@ -14,6 +14,7 @@ from workloads.api.errors import UserInputError
 # What stands for a value that only a run has: the text of its expansion between these, which no script contains.
 UNSET, END = "\ue000", "\ue001"
 _UNSET = re.compile(f"{UNSET}(.*?){END}", re.DOTALL)
+_SPACES = re.compile(f"\\s+(?![^{UNSET}]*{END})")  # between words, not within an expansion that has no value
 _SPACE = re.compile(r"(?:[ \t\r]|\\\r?\n)+")
 _COMMENT = re.compile(r"#[^\n]*")
 _OPERATOR = re.compile(r";;&?|&&|\|\||<<<|[;&|\n()<>]")
@@ -169,6 +170,8 @@ class Script:
             elif character == "\\":
                 pieces.append((self.text[self._position + 1 : self._position + 2].replace("\n", ""), True))
                 self._position += 2
+            elif character == UNSET:  # of a text that was expanded before
+                pieces.append((UNSET + self._take_until(END) + END, True))
             elif character in "$`":
                 pieces += [(text, False) for text in self._expand(" ")]
             else:
@@ -259,7 +262,7 @@ class Script:
         """Return the words of pieces: those that are not quoted are split at spaces."""
         words, is_open = list[str](), False
         for text, is_quoted in pieces:
-            parts = [text] if is_quoted or UNSET in text else re.split(r"\s+", text)
+            parts = [text] if is_quoted else _SPACES.split(text)
             for number, part in enumerate(parts):
                 if number:
                     is_open = False

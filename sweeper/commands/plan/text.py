@@ -28,9 +28,10 @@ MISSING = "—"
 INDENT = " " * 10  # before the text of each line; its first word stands there
 # Settings that hardly change a step's time or memory: of those that were not taken they are listed last.
 WITHOUT_EFFECT = re.compile(
-    r"lr|learning|adam|decay|warmup|iters|steps?$|seed|init|save|load|ckpt|checkpoint\b|path|dir|file|folder|token|vocab|"
+    r"swiglu|norm|rotary|position|untie|bias_linear|lr|learning|adam|decay|warmup|iters|steps?$|seed|init|save|load|ckpt|checkpoint\b|path|dir|file|folder|token|vocab|"
     r"data|split|log|tensorboard|wandb|exp|name|eval|interval|metrics|profil|dropout|clip|eps|descr|valid|dump|master|port"
 )
+OF_JOB = ("sequence_length", "precision", "state", "compiled")
 Rows = tuple[list[str], list[list[str]]]
 
 
@@ -105,8 +106,10 @@ def head_lines(answer: Answer) -> list[str]:
         lines.append(f"measured  {problem.correction.describe()}")
     if problem.reading:
         lines += file_lines(problem, problem.reading)
-    if problem.given:
-        lines.append(f"given     {write_words(dict(sorted(problem.given.items())))}")
+    of_file = problem.reading.layout if problem.reading else None
+    given = {name: value for name, value in problem.given.items() if of_file is None or value != getattr(of_file, name)}
+    if given:
+        lines.append(f"given     {write_words(dict(sorted(given.items())))}")
     if answer.rates:
         rates = {gpus: round_to_band(rate / 1e9, error_share) for gpus, rate in answer.rates.items()}
         *fewer, last = (f"{gpus:,} GPUs {rate} G" for gpus, rate in rates.items())
@@ -130,22 +133,28 @@ def head_lines(answer: Answer) -> list[str]:
 
 def file_lines(problem: Problem, reading: FileReading) -> list[str]:
     """Return what was taken of a trainer's file, by our names with the file's, and what was not."""
+    job = {name: getattr(problem.job, name) for name in (*OF_JOB, *reading.others)}
+    planned = {**job, "global_batch": problem.job.layout.global_batch, **problem.given}
     values: dict[str, Any] = {**vars(reading.layout), **vars(reading), **reading.others}
-    planned = {**vars(problem.job), **problem.given, "global_batch": problem.job.layout.global_batch}
     taken, left, of_model = dict[str, list[str]](), list(reading.left), list[str]()
     for key, (name, value) in reading.taken.items():
-        if name not in planned or name == "model":
+        if name not in planned:
             of_model.append(key)
         elif planned[name] != values[name]:
-            left.append(f"{key} (given is {write_words({name: planned[name]})})")
+            left.append(f"{key} ({write_words({name: planned[name]})} is given)")
         else:
-            written = write_words({key: value})
-            is_same = write_words({key: planned[name]}) == written
-            taken.setdefault(write_words({name: planned[name]}), []).append(key if is_same else written)
-    words = [f"{word} ({', '.join(keys)})" for word, keys in taken.items()]
+            is_same = write_words({key: planned[name]}) == write_words({key: value})
+            taken.setdefault(name, []).append(key if is_same else write_words({key: value}))
+    words = [f"{write_words({name: planned[name]})} ({', '.join(keys)})" for name, keys in taken.items()]
     words += [f"of the model: {', '.join(of_model)}"] if of_model else []
     left.sort(key=lambda key: bool(WITHOUT_EFFECT.search(key)))
-    lines = [f"taken     {', '.join(words)}", *([f"not taken {', '.join(left)}"] if left else [])]
+    named = {*taken, *reading.others, *(() if find_trainer(problem.job.trainer).compiles else ("compiled",))}
+    default = {name: planned[name] for name in sorted(planned.keys() - named) if planned[name] == values[name]}
+    lines = [
+        f"taken     {', '.join(words)}",
+        f"default   {write_words(default)}: the file does not name these",
+        *([f"not taken {', '.join(left)}"] if left else []),
+    ]
     return lines + [f"{INDENT if left or number else 'not taken '}{note}" for number, note in enumerate(reading.notes)]
 
 

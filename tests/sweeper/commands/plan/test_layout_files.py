@@ -1,0 +1,212 @@
+"""A plan takes everything that a trainer's file says, prints it by both names, and names what it did not take."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from sweeper.commands.plan.main import COMMAND
+from sweeper.commands.plan.request import Problem, build_problem, read_request
+from sweeper.commands.plan.text import file_lines
+from workloads.api.errors import UserInputError
+
+SCRIPT = """
+NODES=2
+SIZES=(--num-layers 32 --hidden-size 4096 --num-attention-heads 32 --seq-length 4096)
+PARALLEL=" --tensor-model-parallel-size 2 --pipeline-model-parallel-size 2 --sequence-parallel "
+TRAIN=(
+    --micro-batch-size 1
+    --global-batch-size $((NODES * 16))  # (sequences)
+    --bf16 --fp8-format hybrid --fp8-recipe tensorwise
+    --grad-reduce-in-bf16 --tp-comm-overlap
+)
+torchrun --nnodes $NODES --nproc_per_node 8 pretrain_gpt.py "${SIZES[@]}" $PARALLEL ${TRAIN[@]} $EXTRA_ARGS
+"""
+YAML = """
+ENV_VARS: {SOME_VARIABLE: 1}
+MODEL_ARGS:
+  --micro-batch-size: 2
+  --global-batch-size: 64
+  --seq-length: 2048
+  --tensor-model-parallel-size: 4
+  --disable-bias-linear: true
+  --use-distributed-optimizer: true
+  --fp4-format: e2m1
+  --save: ${FOLDER}
+"""
+OLD_TITAN = """
+[model]
+name = "llama3"
+flavor = "8B"
+[training]
+batch_size = 4
+seq_len = 2048
+data_parallel_degree = -1
+tensor_parallel_degree = 2
+fsdp_reshard = true
+[experimental]
+pipeline_parallel_degree = 2
+[activation_checkpoint]
+mode = "full"
+"""
+PRIMUS = """
+modules:
+  pre_trainer:
+    framework: FRAMEWORK
+    model: ${MODEL:llama3.1_8B-fp8}.yaml
+    overrides: OVERRIDES
+"""
+TITAN_INSIDE = "{training: {local_batch_size: 2, seq_len: '${LENGTH:1024}'}, parallelism: {tensor_parallel_degree: 2}}"
+BRIDGE_INSIDE = "{micro_batch_size: 2, seq_length: 1024, tensor_model_parallel_size: 2, precision_config: fp16_mixed}"
+MEGATRON_INSIDE = "{seq_length: 1024, tensor_model_parallel_size: 2, micro_batch_size: 2, moe_enable_deepep: true}"
+
+
+def write(folder: Path, text: str) -> str:
+    (folder / "file").write_text(text)
+    return f"layout={folder / 'file'}"
+
+
+def build(folder: Path, text: str, *words: str, model: str = "llama3_8b", hardware: str = "b200") -> Problem:
+    words = (f"model={model}", f"hardware={hardware}", "gpus=16", write(folder, text), *words)
+    return build_problem(read_request(words))
+
+
+def primus(framework: str, overrides: str) -> str:
+    return PRIMUS.replace("FRAMEWORK", framework).replace("OVERRIDES", overrides)
+
+
+@pytest.mark.parametrize(
+    ("text", "of_job", "of_layout"),
+    [
+        (
+            SCRIPT,
+            {"trainer": "megatron", "sequence_length": 4096, "precision": "fp8_te_current", "gradient_bytes": 2},
+            {"tp": 2, "pp": 2, "micro_batch": 1, "tp_overlap": "async", "dp_replicate": 4},
+        ),
+        (
+            YAML,
+            {"trainer": "megatron", "sequence_length": 2048, "precision": "nvfp4"},
+            {"tp": 4, "micro_batch": 2, "sharding": "zero1", "dp_shard": 4},
+        ),
+        (
+            OLD_TITAN,
+            {"trainer": "torchtitan", "sequence_length": 2048, "precision": "bf16", "compiled": False},
+            {"tp": 2, "pp": 2, "micro_batch": 2, "dp_shard": 4, "checkpointing": "full"},
+        ),
+        (
+            primus("torchtitan", TITAN_INSIDE),
+            {"trainer": "torchtitan", "sequence_length": 1024, "precision": "fp8_tensorwise", "compiled": True},
+            {"tp": 2, "micro_batch": 2, "checkpointing": "none", "dp_shard": 8},
+        ),
+        (
+            primus("megatron_bridge", BRIDGE_INSIDE),
+            {"trainer": "nemo", "sequence_length": 1024, "precision": "fp16"},
+            {"tp": 2, "micro_batch": 2, "sharding": "zero1"},
+        ),
+        (
+            primus("megatron", MEGATRON_INSIDE),
+            {"trainer": "primus", "sequence_length": 1024, "precision": "bf16", "dispatcher": "deepep"},
+            {"tp": 2, "micro_batch": 2, "sharding": "zero1"},
+        ),
+    ],
+)
+def test_a_plan_takes_all_that_a_file_says(
+    tmp_path: Path, text: str, of_job: dict[str, object], of_layout: dict[str, object]
+) -> None:
+    problem = build(tmp_path, text)
+    assert {name: getattr(problem.job, name) for name in of_job} == of_job
+    assert {name: problem.given[name] for name in of_layout} == of_layout
+
+
+def read_lines(problem: Problem) -> dict[str, str]:
+    assert problem.reading is not None
+    return {line[:10].strip(): line[10:] for line in file_lines(problem, problem.reading)}
+
+
+def test_what_was_taken_has_both_names_and_the_rest_is_listed(tmp_path: Path) -> None:
+    lines = read_lines(build(tmp_path, OLD_TITAN))
+    assert "micro_batch=2 (training.batch_size=4)" in lines["taken"]
+    assert "tp=2 (training.tensor_parallel_degree)" in lines["taken"]
+    assert "precision=bf16" in lines["default"] and "tp=" not in lines["default"]
+    assert lines["not taken"] == "training.fsdp_reshard"
+    lines = read_lines(build(tmp_path, SCRIPT))
+    assert "of the model: num_layers, hidden_size, num_attention_heads" in lines["taken"]
+    assert lines["not taken"] == "$EXTRA_ARGS"
+
+
+def test_a_word_of_the_command_goes_before_the_file(tmp_path: Path) -> None:
+    problem = build(tmp_path, OLD_TITAN, "sequence_length=8192", "precision=fp8_rowwise", "tp=1")
+    assert (problem.job.sequence_length, problem.job.precision, problem.given["tp"]) == (8192, "fp8_rowwise", 1)
+    assert "training.seq_len (sequence_length=8192 is given)" in read_lines(problem)["not taken"]
+
+
+def test_what_was_taken_is_printed_where_nothing_fits(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = OLD_TITAN.replace("batch_size = 4", "batch_size = 512")
+    with pytest.raises(UserInputError, match="no layout fits"):
+        COMMAND.run(["model=llama3_8b", "hardware=h100", "gpus=16", write(tmp_path, text)])
+    assert "taken     micro_batch=256 (training.batch_size=512)" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("text", "model", "message"),
+    [
+        (OLD_TITAN, "llama3_70b", r"is of another model: layers 32, not 80.* Did you mean model=llama3_8b\?"),
+        (SCRIPT, "llama3_70b", "is of another model: layers 32, not 80, hidden_size 4096, not 8192"),
+        (primus("megatron", MEGATRON_INSIDE), "qwen3_8b", r"layers 32, not 36.* Did you mean model=llama3_8b\?"),
+    ],
+)
+def test_a_model_that_contradicts_the_file_is_refused(tmp_path: Path, text: str, model: str, message: str) -> None:
+    with pytest.raises(UserInputError, match=message):
+        build(tmp_path, text, model=model)
+
+
+def test_a_model_that_torchtitan_cannot_name_is_taken_and_noted(tmp_path: Path) -> None:
+    problem = build(tmp_path, OLD_TITAN, model="llama2_13b")
+    assert problem.job.model.layers == 40
+    assert read_lines(problem)["not taken"].startswith("training.fsdp_reshard")
+    assert problem.reading is not None and "torchtitan has none of model=llama2_13b" in problem.reading.notes[0]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            SCRIPT.replace("parallel-size 2 --pipe", "parallel-size $TP --pipe"),
+            "tensor_model_parallel_size=.TP: the scri",
+        ),
+        (YAML.replace("size: 64", "size: ${BATCH}"), "global_batch_size=.{BATCH}: the script gives it no value"),
+        (
+            YAML.replace("e2m1", "e2m1\n  --fp4-recipe: mxfp4"),
+            "fp4_recipe=mxfp4: no precision of ours. Available: nvfp4",
+        ),
+        (primus("maxtext", "{}"), "framework=maxtext: not read of Primus. Read: megatron, torchtitan, megatron_bridge"),
+        (primus("megatron", "{seq_length: '${LENGTH}'}"), "seq_length=.{LENGTH}: the file gives it no default"),
+        (primus("megatron_bridge", "{peft: lora}"), "peft=lora: training of adapters is not planned"),
+        ('if [ $A = 1 ]; then B="--num-layers 2"; fi\nrun $B', "has arguments of Megatron-LM only under conditions"),
+    ],
+)
+def test_a_value_that_is_not_known_is_refused_by_name(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(UserInputError, match=message) as refusal:
+        build(tmp_path, text)
+    assert "\n" not in str(refusal.value)
+
+
+def test_the_last_of_several_commands_is_read_and_others_are_noted(tmp_path: Path) -> None:
+    again = (
+        SCRIPT + 'TRAIN+=(--seq-length 1024)\nsource other.sh\nsrun bash -c "python a.py ${TRAIN[*]} --num-layers 32"'
+    )
+    problem = build(tmp_path, again)
+    assert problem.job.sequence_length == 1024 and problem.reading is not None
+    first, second = problem.reading.notes
+    assert first == "source other.sh: another file, which is not read"
+    assert second == "2 commands train: the last one is read"
+
+
+def test_an_eager_trainer_is_planned_eager() -> None:
+    words = ["model=llama3_8b", "hardware=h100", "gpus=8"]
+    compiled = {
+        name: build_problem(read_request([*words, f"trainer={name}"])).job.compiled
+        for name in ("torchtitan", "llm-foundry")
+    }
+    assert compiled == {"torchtitan": True, "llm-foundry": False}

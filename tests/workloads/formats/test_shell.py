@@ -1,0 +1,78 @@
+"""The words of a script are those that bash gives its commands, and what only a run decides has no value."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+
+import pytest
+
+from workloads.api.errors import UserInputError
+from workloads.formats.shell import Script, find_unset, show_unset
+
+# Each ends with the command `show`, which prints its words in bash.
+SCRIPTS = {
+    "arrays": 'A=(\n  --layers 4  # of (both) kinds\n  --name "a b"\n)\nA+=(--last)\nshow ${A[@]} x "${A[@]}" $A',
+    "all words of an array at once": 'A=(1 2)\nshow --sizes="${A[*]}" --first=${A[0]}',
+    "text that is split": 'A=" --tp 2\n --pp \'4\' "\nB=$A\nshow $A "$A" $B',
+    "added text": 'A="--tp 2"\nA+=" --pp 4"\nshow $A',
+    "defaults": 'A=${B:-7}\nC=${A:-8}\nshow $A ${C} "${D-x y}" ${E:=3}',
+    "arithmetic": "A=4\nB=$((A * 2 + $A))\nshow $B $((B / 5 % 2)) $((B-1))",
+    "quotes": 'A=b\nshow \'$A\' "$A" \\$A "\\$A" a\'b\'"c"',
+    "conditions": 'A=8\nif [ "$A" = 8 ]; then B=1; else B=2; fi\nif [[ $A -gt 8 ]]; then C=1; '
+    'elif [ -n "$A" ]; then C=2; '
+    "else C=3; fi\nif [ -z $A ]; then D=1\nelse D=2\nfi\nshow $B $C $D",
+    "a chain ends at its first part": "if [ 1 = 1 ]; then A=1; elif [ 1 = 1 ]; then A=2; else A=3; fi\nshow $A",
+    "other commands": "export A=1\nC=3 D=4\necho --tp 9 >/dev/null\ncat <<EOF >/dev/null\nshow --in a document\nEOF\n"
+    "show $A $C $D 2>&1",
+    "lines that go on": "show --tp \\\n  2 \\\n  --pp 4 | cat",
+}
+
+
+def read_last(text: str) -> list[str]:
+    return next(words[1:] for words in reversed(Script(text).read()) if words[0] == "show")
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash")
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_words_are_those_of_bash(name: str) -> None:
+    text = "show() { printf '%s\\0' \"$@\"; }\n" + SCRIPTS[name]
+    ended = subprocess.run(["bash", "-c", text], capture_output=True, text=True, check=True)
+    assert read_last(SCRIPTS[name]) == ended.stdout.split("\0")[:-1]
+
+
+@pytest.mark.parametrize(
+    ("text", "written"),
+    [
+        ("show $TP", "$TP"),
+        ('A=" $TP "\nshow $A', "$TP"),
+        ("show ${1}", "${1}"),
+        ("show $(nproc)", "$(nproc)"),
+        ("show $((N * 2))", "$((N * 2))"),
+        ("TP=2\nif [ $GPU = h100 ]; then TP=4; fi\nshow $TP", "$TP"),
+        ("for TP in 1 2; do\nA=$TP\ndone\nshow $A", "$A"),
+        ("case $1 in\n7B) A=2;;\nesac\nshow $A", "$A"),
+    ],
+)
+def test_a_value_that_only_a_run_has_is_open(text: str, written: str) -> None:
+    (word,) = read_last(text)
+    assert find_unset(word) == written
+    assert show_unset(word) == written
+
+
+def test_what_is_added_under_a_condition_does_not_hide_what_was_there() -> None:
+    added, kept = "if [ -n $FP8 ]; then A+=(--fp8); fi", "A=(--tp 2)"
+    *words, last = read_last(f"{kept}\n{added}\nshow ${{A[@]}}")
+    assert words == ["--tp", "2"]
+    assert find_unset(last) == "$A"
+
+
+def test_nothing_is_executed(tmp_path: object) -> None:
+    assert read_last(f"A=$(touch {tmp_path}/made)\ntouch {tmp_path}/made\nshow 1") == ["1"]
+    assert not list(tmp_path.iterdir())  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("text", ["show 'a", 'show "a', "A=(1 2", "show ${A", "show $((1"])
+def test_what_is_not_closed_is_refused(text: str) -> None:
+    with pytest.raises(UserInputError, match="not a shell command"):
+        Script(text).read()
