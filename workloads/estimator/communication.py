@@ -109,6 +109,10 @@ def tensor_s(placed: PlacedJob, layer: int) -> float:
     if placed.precision.gathered_bytes == 1:  # a quarter of the collectives gathers what a product takes in fp8
         half = all_gather_s(placed.cluster, placed.tensor_group, residual / 2, share)
         once = 0.75 * once + 0.25 * half
+    if placed.layout.tp > model.kv_heads:  # Megatron divides the projections evenly, and gathers what they compute
+        queries_keys_values = placed.tokens * (model.heads + 2 * model.kv_heads) * model.head_size
+        gathered_bytes = queries_keys_values * placed.element_bytes
+        once += all_gather_s(placed.cluster, placed.tensor_group, gathered_bytes, share) / collectives
     return once * collectives * (ASYNC_TENSOR_EXPOSED if placed.layout.tp_overlap == "async" else 1.0)
 
 
@@ -117,7 +121,7 @@ def context_s(placed: PlacedJob, attention_s: float, *, backward: bool) -> float
     group, model = placed.context_group, placed.model
     if group.ranks == 1:
         return 0.0
-    keys = placed.tokens * 2 * model.kv_heads * model.head_size / placed.layout.tp * placed.element_bytes
+    keys = placed.tokens * 2 * max(1, model.kv_heads / placed.layout.tp) * model.head_size * placed.element_bytes
     if placed.layout.cp_method == "allgather":
         return all_gather_s(placed.cluster, group, keys * group.ranks) * (2 if backward else 1)
     ring_s = (group.ranks - 1) * send_s(placed.cluster, group.stride, keys) * (2 if backward else 1)

@@ -122,7 +122,7 @@ def saved_elements(placed: PlacedJob, layer: int, checkpointing: str) -> float:
     residual = model.hidden_size / placed.residual_parts
     if checkpointing == "full":
         return residual
-    queries, keys = model.heads * model.head_size / tp, model.kv_heads * model.head_size / tp
+    queries, keys = model.heads * model.head_size / tp, max(1, model.kv_heads / tp) * model.head_size
     copies = model.experts_per_token if model.has_experts(layer) else 0
     width = (copies * model.expert_intermediate_size + model.shared_expert_intermediate_size) / tp
     if not copies:

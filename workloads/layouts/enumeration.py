@@ -10,7 +10,7 @@ from typing import Any
 from workloads.hardware.cluster import Cluster
 from workloads.layouts.layout import Checkpointing, Job, Layout
 from workloads.layouts.rules import Site, find_violation, rules_of
-from workloads.layouts.trainers import OWN
+from workloads.layouts.trainers import OWN, find_trainer
 
 MAX_MICRO_BATCH = 16  # sequences; a larger one fills the GPU no better
 MAX_STAGES_PER_RANK = 16
@@ -96,12 +96,12 @@ class _Space:
                     yield replace(base, tp=tp, cp=cp, pp=pp, **choices), shards, reshardings
 
     def _list_degrees(self) -> Iterator[tuple[int, int, int, int]]:
-        model, gpus = self.job.model, self.cluster.gpus
+        model, gpus, divides = self.job.model, self.cluster.gpus, find_trainer(self.job.trainer).divides_kv_heads
         for pp in self._degree("pp", divisors(gpus)):
             if pp > model.layers:
                 continue
             for tp in self._degree("tp", divisors(gpus // pp)):
-                if tp > self.cluster.topology.gpus_per_domain or model.heads % tp or model.kv_heads % tp:
+                if tp > self.cluster.topology.gpus_per_domain or model.heads % tp or not divides(model.kv_heads, tp):
                     continue
                 for cp in self._degree("cp", divisors(gpus // pp // tp)):
                     if cp == 1 or self.job.sequence_length % (2 * cp) == 0:

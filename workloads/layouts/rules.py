@@ -95,9 +95,11 @@ def _check_tp(job: Job, site: Site) -> Iterator[str]:
         "hidden size": model.hidden_size,
         "intermediate size": model.intermediate_size,
         "tokens of a sequence on a rank": job.sequence_length // job.layout.cp,
-        "key-value heads": model.kv_heads,
     }
     yield from (f"tp {tp} does not divide {size} {name}" for name, size in sizes.items() if size % tp)
+    if not (trainer := find_trainer(job.trainer)).divides_kv_heads(model.kv_heads, tp):
+        multiple = ", nor is it a multiple of them" if trainer.shares_kv_heads else ""
+        yield f"tp {tp} does not divide {model.kv_heads} key-value heads{multiple}"
 
 
 def _check_vocabulary(job: Job, site: Site) -> Iterator[str]:

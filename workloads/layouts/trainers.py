@@ -38,6 +38,8 @@ class Trainer:
     search: Values = field(default_factory=lambda: FSDP_SEARCH)
     without: tuple[str, ...] = ()  # degrees that it does not have: they are 1
     alone: Values = field(default_factory=dict)  # degrees that it does not combine with a sharding
+    # ranks of tensor parallelism may share a key-value head: their number may be a multiple of the heads'
+    shares_kv_heads: bool = False
     attention: AttentionKernel = "cudnn"  # the kernel that it calls
     fused: bool = True  # norms, activations and residual sums are fused kernels even where nothing is compiled
     compiles: bool = False  # it has torch.compile, which a search takes as on
@@ -62,6 +64,9 @@ class Trainer:
     def fixed_degrees(self, sharding: str | None = None) -> dict[str, int]:
         """Return the degrees that it does not have, and those that it cannot combine with a sharding: they are 1."""
         return dict.fromkeys((*self.without, *self.alone.get(sharding or "", ())), 1)
+
+    def divides_kv_heads(self, kv_heads: int, tp: int) -> bool:
+        return not kv_heads % tp or (self.shares_kv_heads and not tp % kv_heads)
 
     def find_unsupported(self, given: Mapping[str, Any]) -> str:
         """Return why it cannot run given fields of a layout; empty where it can."""
@@ -93,6 +98,8 @@ MEGATRON = Trainer(
         "reshard_after_forward": (True,),
     },
     alone={"fsdp2": ("pp", "ep", "dp_replicate")},  # megatron/training/arguments.py, `validate_args`
+    # `num_query_groups` is a multiple or a divisor of tp: core 0.16.1 to 0.20, transformer_config.py.
+    shares_kv_heads=True,
     main_gradients=True,
     loss_bytes=24,
 )
@@ -128,13 +135,25 @@ _ROWS = (
         runs={"sharding": ("none", "zero1"), "checkpointing": ("none", "core_attention", "full")},
         search={"sharding": ("none", "zero1")},
         alone={},
+        shares_kv_heads=False,
         attention="unfused",
         gradient_bytes=2,
         overlaps_data_parallel=False,
     ),
     MEGATRON.variant("nemo", runs=WITHOUT_FSDP2),
     MEGATRON.variant("primus", runs={"schedule": ("1f1b", "interleaved", "zero_bubble", "zbv")}),
-    FSDP.variant("nemo-automodel", without=("pp",)),
+    # 0.5.0: schedules are PyTorch's (pipelining/functional.py, `get_schedule_class`), tp divides the key-value heads
+    # (parallelizer.py), and Megatron-FSDP runs without pp and ep (mesh_utils.py).
+    FSDP.variant(
+        "nemo-automodel",
+        runs={
+            "schedule": ALL_SCHEDULES,
+            "sharding": ("none", "fsdp2", "megatron_fsdp"),
+            "checkpointing": ("none", "per_op", "full"),
+        },
+        search={"schedule": ("1f1b", "interleaved"), "checkpointing": ("none", "per_op", "full")},
+        alone={"megatron_fsdp": ("pp", "ep")},
+    ),
     # Two buckets of 5e8 gradients and 1e9 gathered weights stay allocated: the defaults reduce_bucket_size with
     # overlap_comm, and stage3_max_live_parameters. The loss is in pieces, as Liger's kernels compute it. fsdp1 stands
     # for ZeRO-3.

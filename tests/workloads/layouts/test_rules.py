@@ -9,6 +9,7 @@ import pytest
 from tests.support.planner import LLAMA_8B, cluster, job
 from workloads.layouts.layout import Layout
 from workloads.layouts.rules import find_violation, matrix_dtype
+from workloads.layouts.trainers import find_trainer
 
 
 @pytest.mark.parametrize(
@@ -32,6 +33,32 @@ from workloads.layouts.rules import find_violation, matrix_dtype
 def test_a_broken_rule_is_named(layout: Layout, gpus: int, reason: str) -> None:
     violation = find_violation(replace(job(layout), trainer="torchtitan"), cluster(gpus, gpus_per_domain=4))
     assert violation is not None and reason in violation.reason
+
+
+@pytest.mark.parametrize(
+    ("trainer", "kv_heads", "reason"),
+    [
+        *((trainer, 2, "") for trainer in ("megatron", "megatron-bridge", "nemo", "primus")),
+        ("megatron", 3, "tp 4 does not divide 3 key-value heads, nor is it a multiple of them"),
+        *(
+            (trainer, 2, "tp 4 does not divide 2 key-value heads")
+            for trainer in ("torchtitan", "nemo-automodel", "own")
+        ),
+    ],
+)
+def test_ranks_share_a_key_value_head_where_the_trainer_lets_them(trainer: str, kv_heads: int, reason: str) -> None:
+    heads = replace(LLAMA_8B, heads=24, head_size=128, kv_heads=kv_heads)
+    shared = replace(job(Layout(tp=4, global_batch=8), heads), trainer=trainer)
+    violation = find_violation(shared, cluster(4))
+    assert (violation.reason if violation else "") == reason
+
+
+def test_automodel_has_pipelines_with_fsdp2_alone() -> None:
+    trainer = find_trainer("automodel")
+    assert not trainer.find_unsupported({"pp": 4, "schedule": "zbv", "sharding": "fsdp2"})
+    assert "pp=4: nemo-automodel does not run it with sharding=megatron_fsdp" in trainer.find_unsupported(
+        {"pp": 4, "sharding": "megatron_fsdp"}
+    )
 
 
 def test_a_rule_that_differs_between_trainers_is_a_row_of_each() -> None:
