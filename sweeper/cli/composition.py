@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import hydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import ChoiceSweep, RangeSweep
+from hydra.core.override_parser.types import ChoiceSweep, Quote, QuotedString, RangeSweep
 from hydra.errors import HydraException, MissingConfigException
 from omegaconf import DictConfig
 from yaml import YAMLError
@@ -155,7 +155,8 @@ def _quote(override: str, multirun: bool) -> str:
         pass  # its commas belong to the value: the quotes stay for the space's grammar
     elif not isinstance(parsed.value(), list):
         return override
-    return f'{key}="{text}"' if '"' not in text else f"{key}='{text}'"
+    quote = Quote.single if '"' in text and "'" not in text else Quote.double
+    return f"{key}={QuotedString(text, quote).with_quotes()}"
 
 
 def _check_count(overrides: Sequence[str]) -> None:

@@ -16,6 +16,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from hydra.core.override_parser.types import Quote, QuotedString
+
 from workloads.api import registry
 from workloads.api.errors import UserInputError
 
@@ -23,6 +25,8 @@ FOLDER = "functions"
 RANK, REPORT = "rank", "report"  # parameters of these names are none of the space (`workloads.function`)
 SCALARS = (str, int, float, bool, type(None))
 DIGEST_LENGTH = 12
+PLAIN_TEXT = re.compile(r"[A-Za-z_][\w.-]*")  # needs no quotes, except:
+NO_TEXTS = ("null", "true", "false", "nan", "inf")  # of Hydra's grammar
 
 
 def write_function(function: Callable[..., Any], space: Mapping[str, Any], directory: Path) -> Path:
@@ -131,6 +135,12 @@ def _write_scalar(key: str, value: Any, *, quoted: bool) -> str:
         return "null" if value is None else str(value).lower()
     if not isinstance(value, str):
         return repr(value)
-    if not quoted or re.fullmatch(r"[A-Za-z_][\w.-]*", value):
+    if not quoted and any(mark in value for mark in "(,["):
+        return value  # in the space's grammar
+    if PLAIN_TEXT.fullmatch(value) and value.lower() not in NO_TEXTS:
         return value
-    return "'" + value.replace("'", "\\'") + "'"
+    if "\n" in value or "\0" in value:
+        raise UserInputError(f"{key}={value!r}: a text must be one line")
+    # OmegaConf takes ${…} for a reference.
+    literal = re.sub(r"(\\*)\$\{", lambda found: f"{found[1] * 2}\\${{", value)
+    return QuotedString(literal, Quote.single).with_quotes()

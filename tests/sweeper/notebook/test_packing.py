@@ -70,6 +70,24 @@ def test_a_function_that_cannot_be_packed_is_refused(tmp_path: Path) -> None:
 
 def test_a_space_of_python_values_is_the_space_that_they_describe(monkeypatch: pytest.MonkeyPatch) -> None:
     space = {"x": [1, 2], "m": range(64, 257, 64), "lr": "interval(0.1, 1)", "kind": ["a", "b c", "it's"], "on": True}
+    texts = [
+        "null",
+        "True",
+        "nan",
+        "-inf",
+        "1e5",
+        "",
+        " a",
+        'q"q',
+        "it\\'s",
+        "a\\",
+        "${dir}",
+        "\\${dir}",
+        "a,[b]",
+        "x=1",
+        "é\t",
+    ]
+    space |= {"text": texts, "constant": "false", "reference": "${dir}"}
     space |= {"n": np.int64(4), "some": (True, None), "env": {"NCCL_ALGO": ["Ring", "Tree"]}, "name": "abc"}
     monkeypatch.setattr(sys, "argv", ["sweeper"])
     monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
@@ -81,6 +99,10 @@ def test_a_space_of_python_values_is_the_space_that_they_describe(monkeypatch: p
     assert read.dimensions["some"] == Choice((True, None)) and read.dimensions["env.NCCL_ALGO"] == Choice(
         ("Ring", "Tree")
     )
+    assert read.dimensions["text"] == Choice(tuple(texts))
+    assert {"constant": "false", "reference": "${dir}"}.items() <= read.constants.items()
     assert {"on": True, "n": 4, "name": "abc"}.items() <= read.constants.items()
+    with pytest.raises(UserInputError, match=r"space\.x='a\\nb': a text must be one line"):
+        space_words({"x": ["a\nb"]})
     with pytest.raises(UserInputError, match=r"space\.x=\{1\}: must be a number, a text"):
         space_words({"x": {1}})
