@@ -223,6 +223,8 @@ def support(trainer: str, *obstacles: Obstacles, name: str = "", **values: Seque
         "activation": ("swiglu", "gelu", "squared_relu"),
         "positions": ("rope", "learned", "none"),
         "window": (0,),
+        "norms": (2,),
+        "shared_expert_gate": (False,),
     } | values
     return Support(name or trainer, values, (_list_obstacles, *obstacles))
 
@@ -387,6 +389,6 @@ def _read_dense_layers(settings: Settings, layers: int) -> tuple[int, ...]:
     kinds = [kind for kind, count in re.findall(r"([01])\]?(?:\*(\d+))?", text) for _ in range(int(count or 1))]
     if text.isdecimal():
         kinds = ["01"[layer % int(text) == 0] for layer in range(layers)]
-    if len(kinds) != layers:
-        raise UserInputError(f"moe_layer_freq={text}: has {len(kinds)} layers, num_layers is {layers}")
+    if len(kinds) != layers or ")*" in text:
+        raise UserInputError(f"moe_layer_freq={text}: must be N or a sum such as ([0]*3+[1]*58) of {layers} layers")
     return tuple(layer for layer, kind in enumerate(kinds) if kind == "0")

@@ -234,20 +234,13 @@ FAMILIES: dict[str, Family] = {
     ),
     "cohere": Family(norms=1, qk_norm="all", defaults={**TIED, "use_qk_norm": False}),
     "cohere2": Family(
-        norms=1,
-        window=_all_but_every_nth,
-        defaults={**TIED, "sliding_window": 4096, "sliding_window_pattern": 4},
+        norms=1, window=_all_but_every_nth, defaults={**TIED, "sliding_window": 4096, "sliding_window_pattern": 4}
     ),
     "glm4_moe": Family(
         output_bias=False,
         qk_norm="head",
         names=EXPERTS,
-        defaults={
-            "num_key_value_heads": 8,
-            "use_qk_norm": False,
-            "first_k_dense_replace": 1,
-            "n_shared_experts": 1,
-        },
+        defaults={"num_key_value_heads": 8, "use_qk_norm": False, "first_k_dense_replace": 1, "n_shared_experts": 1},
     ),
     "gemma": Family(**GEMMA, defaults={**TIED, "num_key_value_heads": 16, "head_dim": 256}),
     "gemma2": Family(
@@ -299,12 +292,7 @@ FAMILIES: dict[str, Family] = {
     ),
 }
 # Families that wrap a text part, and the family of that part where the file does not say.
-TEXT_PARTS = {
-    "mistral3": "mistral",
-    "gemma3": "gemma3_text",
-    "qwen2_5_vl": "qwen2_5_vl_text",
-    "llama4": "llama4_text",
-}
+TEXT_PARTS = {"mistral3": "mistral", "gemma3": "gemma3_text", "qwen2_5_vl": "qwen2_5_vl_text", "llama4": "llama4_text"}
 LATENT = "keys and values are compressed (multi-head latent attention)"
 UNSUPPORTED_FAMILIES = {
     "qwen3_next": "three of four layers are linear attention",
@@ -327,5 +315,5 @@ WITHOUT_SHAPE = re.compile(
     r"|norm_(topk_prob|type)|mlp_type|attn_(scale|temperature_tuning)|sliding_window_size|_sliding_window_pattern"
     r"|full_attn_mod|rope_local_base_freq|ff_factor|layer_switch|order_of_interleaved_layers|use_parallel_(block|residual)"
     r"|apply_residual_connection_post_layernorm|num_(nextn_predict|mtp)_layers|scale_attn_\w+|reorder_and_upcast_attn"
-    r"|(output|use_bidirectional)_attentions?|output_hidden_states|use_flash_attn|no_bias|kv_cache\w*|vision_\w+_token_id"
+    r"|(output|use_bidirectional)_attentions?|output_hidden_states|use_flash_attn|no_bias|kv_cache\w*|vision_(\w+_)?token_id|ep_size"
 )

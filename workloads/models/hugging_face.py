@@ -103,12 +103,13 @@ def _text_part(config: Config) -> tuple[str, Config, str]:
         return name, config, ""
     text = config.get("text_config")
     if text is None:  # older files have one level
-        text = {key: value for key, value in config.items() if key not in ("model_type", "vision_config")}
+        text = {key: value for key, value in config.items() if key != "vision_config"}
     if not isinstance(text, Mapping):
         raise UnsupportedModel(f"text_config is {text!r}: must be a mapping")
-    if config.get("tie_word_embeddings"):
-        text = {**text, "tie_word_embeddings": True}
-    return str(text.get("model_type") or TEXT_PARTS[name]), text, f"the text part of {name}, without its vision part"
+    if (is_tied := config.get("tie_word_embeddings")) is not None:
+        text = {**text, "tie_word_embeddings": is_tied}
+    part = str(text.get("model_type") or name)
+    return TEXT_PARTS.get(part, part), text, f"the text part of {name}, without its vision part"
 
 
 def _check_keys(name: str, config: Config) -> None:

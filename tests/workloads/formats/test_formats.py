@@ -19,6 +19,7 @@ from workloads.api.registry import load
 from workloads.command.invocation import build_invocation
 from workloads.command.layouts import read_job
 from workloads.formats.files import FORMATS, canonical, read_layout, render
+from workloads.formats.megatron import _read_dense_layers
 from workloads.formats.own import own_support
 from workloads.formats.printed import read_printed_layout
 from workloads.layouts.layout import Job, Layout
@@ -311,3 +312,16 @@ def test_own_sweeps_have_what_the_planner_says_of_this_project_s_trainer() -> No
     values = own_support().values
     runs = TRAINERS["own"].runs
     assert {name: set(values[name]) for name in runs} == {name: set(some) for name, some in runs.items()}
+
+
+@pytest.mark.parametrize(
+    ("written", "dense"),
+    [("([0]*2+[1]*3)", (0, 1)), ("[1,0,1,0,1]", (1, 3)), ("2", (1, 3)), ("([1]*1+[0]*1+[1]*3)", (1,)), ("1", ())],
+)
+def test_layers_with_experts_of_megatron(written: str, dense: tuple[int, ...]) -> None:
+    assert _read_dense_layers({"moe_layer_freq": written}, 5) == dense
+
+
+def test_a_pattern_of_experts_for_other_layers_is_refused() -> None:
+    with pytest.raises(UserInputError, match=r"moe_layer_freq=.*\*3: must be N or a sum .* of 9 layers"):
+        _read_dense_layers({"moe_layer_freq": "([0]+[1]*2)*3"}, 9)

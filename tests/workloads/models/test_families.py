@@ -167,3 +167,35 @@ def test_flops_are_those_that_transformers_multiplies(family: str, changes: dict
     config = file_of(family, changes)
     forward = model_flops_per_token(read_hugging_face(config), SEQUENCE) / 3
     assert forward == pytest.approx(count_flops(config), rel=0.002)
+
+
+TEXT_SIZES = {
+    "mistral3": {},
+    "gemma3": {"head_dim": 16},
+    "qwen2_5_vl": TAIL_WINDOWS,
+    "llama4": CHUNKS,
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "is_tied"),
+    [(name, tied) for name in TEXT_PARTS for tied in (True, False) if not (tied and name == "llama4")],
+)  # transformers does not tie Llama 4 by the key of the whole model
+def test_the_text_part_has_the_parameters_of_transformers(name: str, is_tied: bool) -> None:
+    config = {"model_type": name, "text_config": SIZES | TEXT_SIZES[name], "tie_word_embeddings": is_tied}
+    with torch.device("meta"):
+        model = build(config)
+    parameters = sum(
+        parameter.numel()
+        for key, parameter in model.named_parameters()
+        if not {"vision_tower", "vision_model", "visual", "multi_modal_projector"}.intersection(key.split("."))
+    )
+    read = read_hugging_face(config)
+    assert read.parameters == parameters and f"the text part of {name}" in read.remark
+
+
+def test_a_file_of_one_level_has_a_text_part() -> None:
+    flat = {"model_type": "qwen2_5_vl", **SIZES, **TAIL_WINDOWS, "vision_config": {"depth": 3}, "vision_token_id": 5}
+    assert read_hugging_face(flat) == read_hugging_face(
+        {"model_type": "qwen2_5_vl", "text_config": SIZES | TAIL_WINDOWS}
+    )
