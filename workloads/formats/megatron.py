@@ -304,7 +304,7 @@ def _read_sizes(settings: FileSettings) -> dict[str, int]:
         del sizes["intermediate_size"]
     if not settings.find("group_query_attention"):
         del sizes["kv_heads"]
-    return {name: size for name, size in sizes.items() if isinstance(size, int) and size}
+    return {name: size for name, size in sizes.items() if isinstance(size, int) and size > 0}
 
 
 def _read_sharding(settings: Settings) -> str:

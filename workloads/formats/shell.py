@@ -125,17 +125,18 @@ class Script:
         return match is not None
 
     def _assign(self, name: str, values: list[str], *, is_added: bool) -> None:
+        old = self.variables.get(name, [])
+        is_array = self.text[self._position - 1] == ")"
         if False in self._parts:
             return
         if None in self._parts:  # what is added under a condition is not known, and what is set has no value
-            kept = self.variables.get(name, []) if is_added else []
-            self.variables[name] = [*kept, f"{UNSET}${name}{END}"]
-        elif is_added and name in self.variables:
-            old = self.variables[name]
-            is_array = self.text[self._position - 1] == ")"
-            self.variables[name] = old + values if is_array else ["".join(old[:1] + values[:1]), *old[1:]]
-        else:
+            unset = f"{UNSET}${name}{END}"
+            is_added = is_added or bool(old and values[:1] and values[0].startswith(old[0]))
+            values = [unset] if is_array or not is_added else [f" {unset}"]
+        if not is_added or not old:
             self.variables[name] = values
+        else:
+            self.variables[name] = old + values if is_array else [old[0] + "".join(values), *old[1:]]
 
     def _read_value(self) -> list[str]:
         """Return the values of an assignment: those of an array, or one."""

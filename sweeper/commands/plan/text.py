@@ -134,18 +134,18 @@ def head_lines(answer: Answer) -> list[str]:
 def file_lines(problem: Problem, reading: FileReading) -> list[str]:
     """Return what was taken of a trainer's file, by our names with the file's, and what was not."""
     job = {name: getattr(problem.job, name) for name in (*OF_JOB, *reading.others)}
-    planned = {**job, "global_batch": problem.job.layout.global_batch, **problem.given}
+    planned = {**job, **problem.given, "global_batch": problem.job.layout.global_batch}
     values: dict[str, Any] = {**vars(reading.layout), **vars(reading), **reading.others}
-    taken, left, of_model = dict[str, list[str]](), list(reading.left), list[str]()
+    taken, left, of_model = dict[str, list[str]](), list(dict.fromkeys(reading.left)), list[str]()
     for key, (name, value) in reading.taken.items():
-        if name not in planned:
+        if name not in values or name == "model":
             of_model.append(key)
-        elif planned[name] != values[name]:
+        elif planned.get(name, values[name]) != values[name]:
             left.append(f"{key} ({write_words({name: planned[name]})} is given)")
         else:
-            is_same = write_words({key: planned[name]}) == write_words({key: value})
+            is_same = write_words({key: values[name]}) == write_words({key: value})
             taken.setdefault(name, []).append(key if is_same else write_words({key: value}))
-    words = [f"{write_words({name: planned[name]})} ({', '.join(keys)})" for name, keys in taken.items()]
+    words = [f"{write_words({name: values[name]})} ({', '.join(keys)})" for name, keys in taken.items()]
     words += [f"of the model: {', '.join(of_model)}"] if of_model else []
     left.sort(key=lambda key: bool(WITHOUT_EFFECT.search(key)))
     named = {*taken, *reading.others, *(() if find_trainer(problem.job.trainer).compiles else ("compiled",))}

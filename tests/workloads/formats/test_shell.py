@@ -60,9 +60,16 @@ def test_a_value_that_only_a_run_has_is_open(text: str, written: str) -> None:
     assert show_unset(word) == written
 
 
-def test_what_is_added_under_a_condition_does_not_hide_what_was_there() -> None:
-    added, kept = "if [ -n $FP8 ]; then A+=(--fp8); fi", "A=(--tp 2)"
-    *words, last = read_last(f"{kept}\n{added}\nshow ${{A[@]}}")
+@pytest.mark.parametrize(
+    ("kept", "added"),
+    [
+        ("A=(--tp 2)", "A+=(--fp8)"),
+        ('A="--tp 2"', 'A+=" --fp8"'),
+        ('A="--tp 2"', 'A="$A --fp8"'),
+    ],
+)
+def test_what_is_added_under_a_condition_does_not_hide_what_was_there(kept: str, added: str) -> None:
+    *words, last = read_last(f"{kept}\nif [ -n $FP8 ]; then {added}; fi\nshow ${{A[@]}}")
     assert words == ["--tp", "2"]
     assert find_unset(last) == "$A"
 
