@@ -302,7 +302,7 @@ UNSUPPORTED_FAMILIES = {
     **dict.fromkeys(("kimi_linear", "minimax", "olmo_hybrid"), "layers are linear attention"),
     "recurrent_gemma": "layers are recurrent",
     "gemma3n": "layers have embeddings of their own",
-    **dict.fromkeys(("deepseek_v2", "deepseek_v3", "deepseek_v32", "glm4_moe_lite", "minicpm3"), LATENT),
+    **dict.fromkeys(("deepseek_v2", "deepseek_v3", "deepseek_v32", "glm4_moe_lite", "glm_moe_dsa", "kimi_k2"), LATENT),
 }
 # A key with one of these words in its name may change shapes, unless it is one of those below.
 SHAPE_WORDS = re.compile(

@@ -87,13 +87,17 @@ def head_lines(answer: Answer) -> list[str]:
     slower = f", {found - len(result.best):,} are slower than the best {len(result.best)}" if found > KEPT else ""
     model = job.model
     active, flops = model.active_parameters, model_flops_per_token(model, job.sequence_length)
-    looked_up = "" if model.tied else f" ({(active + model.embedding_weights) / 1e9:.4g} B with those it looks up)"
+    looked_up = (
+        ""
+        if model.tied
+        else f" ({(active + model.embedding_weights) / 1e9:.4g} B with embeddings, which are looked up)"
+    )
     remark = f"; {model.remark}" if model.remark else ""
     lines = [
         f"train     {answer.model} by {job.trainer}, {job.precision}, {job.state} state{eager}; "
         f"{count(job.layout.global_batch, 'sequence')} of {job.sequence_length:,} tokens a step "
         f"({tokens / 1e6:.3g} M tokens)",
-        f"model     {model.parameters / 1e9:.4g} B parameters, a token multiplies with {active / 1e9:.4g} B"
+        f"model     {model.parameters / 1e9:.4g} B parameters, {active / 1e9:.4g} B active"
         f"{looked_up}, {flops / 1e9:.4g} GFLOP per token, forward and backward{remark}",
         f"cluster   {cluster.gpus:,} x {device.name} ({device.memory_gib:.0f} GiB); {topology.name}: "
         f"{topology.gpus_per_domain} GPUs over {wiring} at {topology.link_gb_s:g} GB/s, "

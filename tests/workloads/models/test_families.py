@@ -194,6 +194,15 @@ def test_the_text_part_has_the_parameters_of_transformers(name: str, is_tied: bo
     assert read.parameters == parameters and f"the text part of {name}" in read.remark
 
 
+@pytest.mark.parametrize("changes", [TAIL_WINDOWS, UNEVEN | {"use_sliding_window": True}])
+def test_flops_of_a_text_part_are_those_that_transformers_multiplies(changes: dict[str, Any]) -> None:
+    vision = {"depth": 1, "hidden_size": 32, "num_heads": 2, "intermediate_size": 32, "out_hidden_size": 96}
+    rotary = {"rope_scaling": {"type": "mrope", "mrope_section": [2, 1, 1]}}  # of half a head's 8 features
+    config = {"model_type": "qwen2_5_vl", "text_config": SIZES | rotary | changes, "vision_config": vision}
+    forward = model_flops_per_token(read_hugging_face(config), SEQUENCE) / 3
+    assert forward == pytest.approx(count_flops(config), rel=0.002)
+
+
 def test_a_file_of_one_level_has_a_text_part() -> None:
     flat = {"model_type": "qwen2_5_vl", **SIZES, **TAIL_WINDOWS, "vision_config": {"depth": 3}, "vision_token_id": 5}
     assert read_hugging_face(flat) == read_hugging_face(

@@ -34,7 +34,7 @@ def test_a_plan_prints_what_the_model_has_and_multiplies(tmp_path: Path, capsys:
     text = " ".join(capsys.readouterr().out.split())
     matrices = 20 * (2 * 1280 * 64 * (20 + 4) + 3 * 1280 * 3584) + 50000 * 1280
     total = matrices + 50000 * 1280 + 41 * 1280
-    assert f"{total / 1e9:.4g} B parameters, a token multiplies with {matrices / 1e9:.4g} B" in text
+    assert f"{total / 1e9:.4g} B parameters, {matrices / 1e9:.4g} B active" in text
     assert f"{(6 * matrices + 20 * 12 * 512 * 1280) / 1e9:.4g} GFLOP" in text
     assert "the text part of mistral3" in text
 
