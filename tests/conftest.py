@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import io
 import os
 import shutil
@@ -143,6 +144,11 @@ class Workspace:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Start the longest tests first, so that pytest-xdist's workers end at about the same time."""
     items.sort(key=expected_duration_s, reverse=True)
+
+
+def pytest_collection_finish() -> None:
+    """Keep the garbage collector off what was imported: a trial calls it, and would search a million objects."""
+    gc.freeze()
 
 
 def expected_duration_s(item: pytest.Item) -> float:
