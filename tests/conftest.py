@@ -24,9 +24,8 @@ import pytest
 from hydra.core.global_hydra import GlobalHydra
 from hypothesis import settings
 
-from tests.support.any_load.sitecustomize import LIMITS
+import tests.support.any_load.sitecustomize  # noqa: F401  sets limits of measurements
 from tests.support.process_state import ModuleWatch, unchanged_process
-from workloads.instruments import host_waits
 
 # Several tests share few cores, on which OpenMP's threads would wait for one another.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -37,11 +36,6 @@ settings.register_profile("ci", deadline=None, derandomize=True, max_examples=50
 settings.register_profile("soak", deadline=None, max_examples=2000)
 PROFILE = os.environ.get("HYPOTHESIS_PROFILE", "ci")
 settings.load_profile(PROFILE)
-
-# Tests share the cores with other processes. tests/workloads/test_host_waits.py restores the limits of measurements.
-HOST_LIMITS = {name: getattr(host_waits, name) for name in LIMITS}
-for name, value in LIMITS.items():
-    setattr(host_waits, name, value)
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 # A sweep whose trials take no time.

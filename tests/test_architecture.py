@@ -112,11 +112,12 @@ def test_no_modules_import_each_other_in_a_circle(package: str) -> None:
         pytest.fail(" → ".join(reversed(error.args[1])))
 
 
-def test_what_ray_does_not_document_is_imported_in_one_module() -> None:
+def test_what_is_not_documented_is_imported_in_one_module_for_ray_and_one_for_hydra() -> None:
     """Names that begin with an underscore, on any level, of Ray, Optuna, MLflow and Hydra; also in programs' text."""
     private = re.compile(r"\b(ray|optuna|mlflow|hydra|omegaconf)(\.\w+)*(\.| import )_\w+")
     modules = {path.relative_to(REPOSITORY) for path in python_files("sweeper") if private.search(path.read_text())}
-    assert modules == {Path("sweeper/execution/ray_internals.py")}, "put the use there, with a test of its own"
+    allowed = {Path("sweeper/execution/ray_internals.py"), Path("sweeper/cli/composition.py")}
+    assert modules == allowed, "put the use there, with a test of its own"
 
 
 def test_no_attribute_of_another_object_is_private() -> None:

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 import hydra
+from hydra._internal.hydra import Hydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import ChoiceSweep, Quote, QuotedString, RangeSweep
@@ -35,6 +36,8 @@ OPTIONAL_SECTIONS = ("space.", "command.", "workload.", "hardware.", "limits.", 
 VALUE_KEYS = re.compile(r"(space(\.\w+)+|search\.initial_points|projection\.nodes)=")
 MAX_SWEEPS = 1000  # of one command with -m
 VARIABLES = "space.env."
+# Hydra composes a configuration twice, at first only for its key hydra.mode; here the flag -m decides.
+Hydra.get_mode = lambda *_, **__: None  # type: ignore[method-assign]
 NULL_BY_DEFAULT = {key.name for key in keys_of(Config) if key.default is None} | {"finals.top", "finals.rounds"}
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import faulthandler
+import importlib.util
 import itertools
 import multiprocessing
 import socket
@@ -146,7 +147,9 @@ class Ranks:
     """Processes that train one layout after the other, each in a new process group."""
 
     def __init__(self, count: int, device: str = "cpu") -> None:
-        # Importing torch in a new process takes seconds; a process that has used a GPU cannot be forked.
+        # Importing torch and torchao in a new process takes seconds; a process that has used a GPU cannot be forked.
+        if importlib.util.find_spec("torchao"):
+            importlib.import_module("torchao.float8.float8_ops")
         self._device = device
         context: Any = multiprocessing.get_context("fork" if device == "cpu" else "spawn")
         self._calls = [context.Queue() for _ in range(count)]

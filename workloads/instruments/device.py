@@ -26,7 +26,7 @@ AMD_CACHES_MIB = {"gfx908": 8, "gfx90a": 8, "gfx942": 32 + 256, "gfx950": 32 + 2
 # The flush is FLUSH_FACTOR times the largest cache: where lines are replaced at random, exp(-4) = 2% of a step's lines
 # stay. It is at least LEAST_FLUSH_MIB: server processors have up to about 400 MB for all cores.
 FLUSH_FACTOR = 4
-LEAST_FLUSH_MIB = 512
+LEAST_FLUSH_MIB = CPU_FLUSH_MIB = 512
 PROPERTIES = (
     *("name", "major", "minor", "gcnArchName", "total_memory", "multi_processor_count", "L2_cache_size", "warp_size"),
     *("max_threads_per_multi_processor", "shared_memory_per_block", "pci_bus_id", "is_integrated"),
@@ -87,7 +87,7 @@ def machine_info(device: torch.device) -> dict[str, Scalar]:
 def flush_mib(device: torch.device) -> int:
     """Return the MiB that a flush of a device's caches reads and writes. A GPU not in the table counts with its L2."""
     if device.type == "cpu":
-        return LEAST_FLUSH_MIB
+        return CPU_FLUSH_MIB
     l2_mib = torch.cuda.get_device_properties(device).L2_cache_size // MIB
     return max(LEAST_FLUSH_MIB, FLUSH_FACTOR * AMD_CACHES_MIB.get(architecture(device).partition(":")[0], l2_mib))
 

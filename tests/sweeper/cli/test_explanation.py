@@ -5,8 +5,10 @@ from __future__ import annotations
 import re
 from importlib.metadata import version
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
+from hydra._internal.hydra import Hydra
 
 from sweeper.cli.arguments import parse_arguments
 from sweeper.cli.composition import compose_sweeps
@@ -62,3 +64,10 @@ def test_hydras_own_help_beside_a_file_that_cannot_be_read_is_one_line(
     (tmp_path / "mine/workload/wrong.yaml").write_text("seed: \x7f1\n")
     with pytest.raises(UserInputError, match=r"wrong.yaml: special characters are not allowed"):
         compose_sweeps(parse_arguments(["--hydra-help", "-cd", "mine", "workload=wrong"]))
+
+
+def test_a_configuration_is_composed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By default Hydra composes it a second time, to read its mode."""
+    compose = Mock(wraps=Hydra.compose_config)
+    monkeypatch.setattr(Hydra, "compose_config", lambda *arguments, **keywords: compose(*arguments, **keywords))
+    assert len(compose_sweeps(parse_arguments(["workload=probe"]))) == compose.call_count == 1

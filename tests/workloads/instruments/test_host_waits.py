@@ -10,14 +10,14 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.conftest import HOST_LIMITS
+from tests.support.any_load.sitecustomize import ORIGINAL
 from workloads.instruments import host_waits
 from workloads.instruments.host_waits import HostBusy, ThreadWaits, Turn, select_turns, time_undisturbed
 
 
 @pytest.fixture(autouse=True)
 def real_limits(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in HOST_LIMITS.items():
+    for name, value in ORIGINAL[host_waits.__name__].items():
         monkeypatch.setattr(host_waits, name, value)
 
 

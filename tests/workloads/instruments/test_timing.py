@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from tests.support.amd_device import MI250X, MI300X, MI355X, StandInProperties, amd_device
+from tests.support.any_load.sitecustomize import ORIGINAL
 from workloads.instruments import device as devices
 from workloads.instruments import timing
 
@@ -112,6 +113,7 @@ def test_other_gpus_have_the_cache_that_their_driver_reports(monkeypatch: pytest
     for l2_mib, flushed_mib in ((60, 512), (126, 512), (192, 768)):
         reports(l2_mib)
         assert devices.flush_mib(DEVICE) == flushed_mib
+    monkeypatch.setattr(devices, "CPU_FLUSH_MIB", ORIGINAL[devices.__name__]["CPU_FLUSH_MIB"])
     assert devices.flush_mib(torch.device("cpu")) == 512
 
 
@@ -124,6 +126,7 @@ def test_a_flush_reads_and_writes_every_element_of_the_whole_buffer(monkeypatch:
         return buffers[-1]
 
     monkeypatch.setattr(devices, "LEAST_FLUSH_MIB", 1)
+    monkeypatch.setattr(devices, "CPU_FLUSH_MIB", 1)
     monkeypatch.setattr(devices.torch, "zeros", create)
     with amd_device(StandInProperties("AMD GPU", "gfx90a", 9, 0, 104, 2**36)):
         flush = devices.Flush(DEVICE)

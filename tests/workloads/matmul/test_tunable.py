@@ -12,6 +12,7 @@ from torch.cuda import tunable as torch_tunable
 
 from tests.support.amd_device import amd_device
 from workloads.api.contract import Infeasible
+from workloads.instruments import device as devices
 from workloads.matmul import MatmulParameters, gemm, tunable
 from workloads.matmul.operands import make_operands
 
@@ -92,7 +93,7 @@ def test_results_stay_out_of_the_users_folder(stand_in: StandInTunableOp) -> Non
         assert folder.is_dir() and folder.parent == Path(tempfile.gettempdir())
 
 
-@pytest.mark.parametrize(("statistic", "rotating_mib"), [("median_cold", 512), ("median_warm", 0)])
+@pytest.mark.parametrize(("statistic", "rotating_mib"), [("median_cold", devices.CPU_FLUSH_MIB), ("median_warm", 0)])
 def test_the_search_has_the_cache_of_the_measurement(
     statistic: str, rotating_mib: int, stand_in: StandInTunableOp
 ) -> None:
