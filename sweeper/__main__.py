@@ -23,7 +23,9 @@ def main() -> None:
 def run(words: list[str]) -> None:
     """Run the command with these words and exit."""
     from sweeper.cli.command import SUBCOMMANDS
-    from sweeper.cli.exits import exit_with, interpreter
+    from sweeper.cli.exits import exit_with, interpreter, open_streams
+
+    open_streams()
 
     if words and words[0] in SUBCOMMANDS:
         import_module(f"sweeper.commands.{words[0]}.main").main(words[1:])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import signal
 import sys
@@ -16,7 +17,17 @@ COMPLETE = 0
 SOME_FAILED = 1  # trials failed, or the sweep could not end as it should
 INVALID_INPUT = 2
 INTERRUPTED = 130
-SIGNALS = (signal.SIGINT, signal.SIGTERM)
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # the last one when a terminal is closed
+
+
+def open_streams() -> None:
+    """Open closed standard streams, whose numbers other files would get, and let them take every character."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_RDWR), mode))  # by the lowest free number
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
 
 
 def exit_with(command: Callable[[], int], program: str = "sweeper") -> NoReturn:
@@ -62,7 +73,8 @@ class StopRequests:
     def install(self) -> None:
         """Handle the signals from now on. Called again after Ray has installed its own handlers."""
         for signum in SIGNALS:
-            signal.signal(signum, self._handle)
+            if signum != signal.SIGHUP or signal.getsignal(signum) != signal.SIG_IGN:  # as nohup asks for
+                signal.signal(signum, self._handle)
 
     def restore(self) -> None:
         """Give the signals back: another sweep may follow in this process."""
@@ -73,8 +85,13 @@ class StopRequests:
         """Count a request that came by another way: Ray answers SIGTERM with SystemExit while it starts."""
         self._count += 1
 
-    def _handle(self, *_: object) -> None:
+    def _handle(self, signum: int, _: object) -> None:
         self.add()
+        for number in (1, 2) if signum == signal.SIGHUP else ():
+            try:
+                os.write(number, b"")
+            except OSError:  # a terminal that is gone: nobody reads the rest
+                os.dup2(os.open(os.devnull, os.O_WRONLY), number)
         if self._count > 1 or self.leave_at_once:
             self.leave("left at once", INTERRUPTED)
 

@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import IO, Any, TextIO
 
-from sweeper.cli.exits import INTERRUPTED, SOME_FAILED
+from sweeper.cli.exits import INTERRUPTED, SIGNALS, SOME_FAILED
 
 
 @dataclass
@@ -69,7 +69,7 @@ def run_queues(queues: Sequence[SweepQueue]) -> int:
         for queue in queues:
             queue.stop(signum)
 
-    previous = [(signum, signal.signal(signum, stop)) for signum in (signal.SIGINT, signal.SIGTERM)]
+    previous = [(signum, signal.signal(signum, stop)) for signum in SIGNALS]
     try:
         for thread in threads:
             thread.start()

@@ -33,6 +33,7 @@ from workloads.api.contract import (
     TrialTimeout,
     output_of,
 )
+from workloads.api.errors import message_of
 from workloads.api.trial import run_trial
 from workloads.api.visible_devices import settle
 
@@ -106,7 +107,7 @@ class Worker:
             measurement = run_trial(job.workload, job.parameters, rank, localize(job.settings))
             executed = {**measurement.executed, **check_variables(job.variables)}  # a workload may have changed one
             measurement = replace(measurement, executed=executed)
-        except Exception as error:
+        except BaseException as error:  # also what ends programs: else Ray takes this process for lost
             return replace(_describe_error(error), rank=rank.rank, started_s=started_s, ended_s=time.monotonic())
         return RankResult(rank.rank, started_s, time.monotonic(), measurement)
 
@@ -135,10 +136,10 @@ def check_variables(requested: Mapping[str, str | None]) -> dict[str, str | None
     return {f"{PREFIX}{name}": value for name, value in actual.items()}
 
 
-def _describe_error(error: Exception) -> RankResult:
+def _describe_error(error: BaseException) -> RankResult:
     """Return the result of a rank that an exception ended, without its rank and times."""
     output = output_of(error)
-    result = RankResult(0, reason=str(error), detail=output.last_lines, files=output.files)
+    result = RankResult(0, reason=message_of(error), detail=output.last_lines, files=output.files)
     if isinstance(error, Infeasible):
         return replace(result, status="infeasible", reusable=not isinstance(error, OutOfMemory))
     if isinstance(error, Pruned):
@@ -147,8 +148,10 @@ def _describe_error(error: Exception) -> RankResult:
         return replace(result, status="inconclusive", reusable=True)
     if isinstance(error, TrialTimeout):
         return replace(result, status="timed_out")
+    if isinstance(error, SystemExit):
+        return replace(result, reason=f"the function called sys.exit({'' if error.code is None else repr(error.code)})")
     name = "" if isinstance(error, ProgramFailed) else f"{type(error).__name__}: "  # a program's reason is a sentence
-    reason = f"{name}{str(error).strip() or 'no message'}".splitlines()[0]
+    reason = f"{name}{message_of(error) or 'no message'}".splitlines()[0]
     if isinstance(error, EXPLAINED) and output.last_lines:
         return replace(result, reason=reason)
     lines = "\n".join(traceback.format_exc().strip().splitlines()[-TRACEBACK_LINES:])

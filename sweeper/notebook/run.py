@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 import sweeper
-from sweeper.cli.exits import INVALID_INPUT
+from sweeper.cli.exits import INVALID_INPUT, SIGNALS
 from sweeper.notebook.display import make_display
 from sweeper.notebook.packing import space_words, write_function
 from sweeper.notebook.result import SweepError, SweepResult, read_result
@@ -138,7 +138,7 @@ def _run_process(words: Sequence[str], on_event: Callable[[dict[str, Any]], None
     """Run `python -m` with these words until it ends. The events are handed over in this thread's order.
 
     A KeyboardInterrupt is passed on as a SIGINT, so that the sweep ends in order; a second one ends it at once. So is
-    a SIGTERM of this process, as a batch system sends it, unless another thread than the main one calls this.
+    a SIGTERM or SIGHUP of this process, as a batch system or a closed terminal sends it, unless another thread than the main one calls this.
     """
     # The process finds this package wherever it was imported from. A notebook's kernel asks programs for colours, which
     # have no place in a result's summary.
@@ -162,7 +162,8 @@ def _run_process(words: Sequence[str], on_event: Callable[[dict[str, Any]], None
     for reader in readers:
         reader.start()
     is_main = threading.current_thread() is threading.main_thread()
-    previous = signal.signal(signal.SIGTERM, lambda number, _: process.send_signal(number)) if is_main else None
+    handled = SIGNALS[1:] if is_main else ()
+    previous = [(signum, signal.signal(signum, lambda number, _: process.send_signal(number))) for signum in handled]
     try:
         while True:
             try:
@@ -173,8 +174,8 @@ def _run_process(words: Sequence[str], on_event: Callable[[dict[str, Any]], None
                 with suppress(ProcessLookupError):
                     process.send_signal(signal.SIGINT)
     finally:
-        if is_main:
-            signal.signal(signal.SIGTERM, previous)
+        for signum, handler in previous:
+            signal.signal(signum, handler)
     for reader in readers:
         reader.join(PATIENCE_S)
     outcome.code = process.returncode

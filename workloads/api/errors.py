@@ -31,6 +31,14 @@ def nearest(word: str, allowed: Iterable[str]) -> str | None:
     return names[close[0]] if close else None
 
 
+def message_of(error: BaseException) -> str:
+    """Return an error's message; empty if it has none, or none that it can return."""
+    try:
+        return str(error).strip()
+    except Exception:  # of its own __str__
+        return ""
+
+
 def first_line(error: BaseException) -> str:
     """Return the first line of an error's message, or its type if it has none."""
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+    return (message_of(error).splitlines() or [type(error).__name__])[0]

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from workloads.api.contract import Measurement, OutOfMemory, ParameterMismatch, Rank, Scalar
-from workloads.api.errors import first_line
+from workloads.api.errors import first_line, message_of
 from workloads.api.registry import load
 
 # Torch raises its own class for a GPU, but a plain RuntimeError where the CPU's allocator fails.
@@ -58,4 +58,4 @@ def is_out_of_memory(error: Exception) -> bool:
     torch = sys.modules.get("torch")  # not imported here: a workload without torch does not wait for it
     if isinstance(error, MemoryError) or (torch and isinstance(error, torch.OutOfMemoryError)):
         return True
-    return isinstance(error, RuntimeError) and any(text in str(error) for text in _OUT_OF_MEMORY)
+    return isinstance(error, RuntimeError) and any(text in message_of(error) for text in _OUT_OF_MEMORY)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -9,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from sweeper.cli.exits import StopRequests
 from sweeper.execution import cluster
 from tests.conftest import CommandResult, environment
 from workloads.api import host
@@ -164,3 +167,25 @@ def test_a_file_that_hides_a_module_is_named(tmp_path: Path) -> None:
     result = subprocess.run(command, cwd=tmp_path, env=environment(), capture_output=True, text=True)
     message = "sweeper: yaml.py hides the module yaml that sweeper needs. Rename it\n"
     assert (result.returncode, result.stderr) == (2, message)
+
+
+def test_closed_streams_change_nothing_and_narrow_ones_get_every_character(tmp_path: Path) -> None:
+    command = f"cd {tmp_path} && {sys.executable} -m sweeper"
+    closed = subprocess.run(f"{command} list >&- 2>&- <&-", shell=True, env=environment())
+    narrow = environment(PYTHONIOENCODING="ascii", PYTHONUTF8="0")
+    refused = subprocess.run(f"{command} list name=\u00e9", shell=True, env=narrow, capture_output=True, text=True)
+    assert closed.returncode == 0 and refused.returncode == 2 and "\\xe9" in refused.stderr
+
+
+def test_a_closed_terminal_stops_a_sweep_unless_nohup_runs_it() -> None:
+    previous = signal.getsignal(signal.SIGHUP)
+    try:
+        for handler in (signal.SIG_DFL, signal.SIG_IGN):
+            signal.signal(signal.SIGHUP, handler)
+            requests = StopRequests("command")
+            requests.install()
+            os.kill(os.getpid(), signal.SIGHUP)
+            assert requests.requested is (handler == signal.SIG_DFL)
+            requests.restore()
+    finally:
+        signal.signal(signal.SIGHUP, previous)

@@ -31,6 +31,31 @@ def test_an_error_of_this_project_has_its_traceback() -> None:
     assert result.reason.startswith("RuntimeError: ") and "Traceback" in result.detail
 
 
+class Mute(RuntimeError):
+    def __str__(self) -> str:
+        raise ValueError("no text")
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (SystemExit(3), "the function called sys.exit(3)"),
+        (SystemExit(), "the function called sys.exit()"),
+        (KeyboardInterrupt(), "KeyboardInterrupt: no message"),
+        (Mute(), "Mute: no message"),
+    ],
+    ids=["exit code", "exit", "interrupt", "mute"],
+)
+def test_whatever_ends_a_trial_is_its_reason(
+    error: BaseException, reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def end(_: float) -> None:
+        raise error
+
+    monkeypatch.setattr("workloads.probe.time.sleep", end)
+    assert Worker().run(Job("probe", {}, {}, Rank())).reason == reason
+
+
 def test_a_worker_without_the_requested_variables_runs_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("NCCL_ALGO", "Ring")
     monkeypatch.delenv("NCCL_DEBUG", raising=False)
