@@ -137,8 +137,8 @@ def _read_result(outcome: Outcome) -> SweepResult:
 def _run_process(words: Sequence[str], on_event: Callable[[dict[str, Any]], None]) -> Outcome:
     """Run `python -m` with these words until it ends. The events are handed over in this thread's order.
 
-    A KeyboardInterrupt is passed on as a SIGINT, so that the sweep ends in order; a second one ends it at once. So is
-    a SIGTERM or SIGHUP of this process, as a batch system or a closed terminal sends it, unless another thread than the main one calls this.
+    A KeyboardInterrupt is passed on as a SIGINT, so that the sweep ends in order; a second one ends it at once. So are
+    a SIGTERM and a SIGHUP of this process, from a batch system or a closed terminal, unless another thread calls this.
     """
     # The process finds this package wherever it was imported from. A notebook's kernel asks programs for colours, which
     # have no place in a result's summary.
