@@ -16,6 +16,7 @@ UNSET, END = "\ue000", "\ue001"
 _UNSET = re.compile(f"{UNSET}(.*?){END}", re.DOTALL)
 _SPACES = re.compile(f"\\s+(?![^{UNSET}]*{END})")  # between words, not within an expansion that has no value
 _SPACE = re.compile(r"(?:[ \t\r]|\\\r?\n)+")
+_BETWEEN_VALUES = re.compile(r"(?:\s|\\\r?\n)+")
 _COMMENT = re.compile(r"#[^\n]*")
 _OPERATOR = re.compile(r";;&?|&&|\|\||<<<|[;&|\n()<>]")
 _HEREDOC = re.compile(r"<<-?\s*(['\"]?)(\w+)\1")
@@ -30,9 +31,9 @@ _ARITHMETIC: Mapping[type, Callable[[Any, Any], Any]] = {
     ast.FloorDiv: operator.floordiv,
     ast.Mod: operator.mod,
 }
-_OPENING = {"if", "for", "while", "until", "case", "select"}
-_CLOSING = {"fi", "done", "esac"}
-_BETWEEN = {"then", "else", "elif", "do", "!", "{", "}", "time"}
+_OPENING = {"if", "for", "while", "until", "case", "select", "{"}
+_CLOSING = {"fi", "done", "esac", "}"}
+_BETWEEN = {"then", "else", "elif", "do", "!", "time"}
 _TESTS: Mapping[str, Callable[[str, str], bool]] = {
     **dict.fromkeys(("=", "==", "-eq"), operator.eq),
     **dict.fromkeys(("!=", "-ne"), operator.ne),
@@ -56,6 +57,9 @@ class Script:
     commands: list[list[str]] = field(default_factory=list)  # the expanded words of each
     variables: dict[str, list[str]] = field(default_factory=dict)
     _position: int = 0
+    _guard: bool | None = True  # whether a command behind `&&` or `||` is executed
+    _result: bool | None = True  # of the last command
+    _is_function: bool = False  # the braces that follow are the body of a function
     # of each condition or loop around a command, whether its part is executed; None where that is not known
     _parts: list[bool | None] = field(default_factory=list)
     _done: list[bool | None] = field(default_factory=list)  # of each, whether an earlier part was executed
@@ -75,7 +79,7 @@ class Script:
                 self._read_word()
             elif match := _OPERATOR.match(self.text, self._position):
                 self._position = match.end()
-                self._end_command(words)
+                self._end_command(words, match[0])
                 words = []
             elif not words and (match := _ASSIGNMENT.match(self.text, self._position)):
                 self._position = match.end()
@@ -87,18 +91,25 @@ class Script:
                 elif words and words[0] in _OPENING | _CLOSING | _BETWEEN and len(words) == 1:
                     self._enter(words[0])
                     words = []
-        self._end_command(words)
+        self._end_command(words, "\n")
         return self.commands
 
-    def _end_command(self, words: list[str]) -> None:
-        self._tested += [_test(words)] if words else []
-        if words and words[0] not in _PRINTING and False not in self._parts:
+    def _end_command(self, words: list[str], end: str) -> None:
+        """Keep a command that is executed, as far as is known, and note on what the next one depends."""
+        if words and words[0] not in _PRINTING and False not in (*self._parts, self._guard):
             self.commands.append(words)
+        if self._guard is not False:  # a list has the result of its last command that is executed
+            self._result = None if self._guard is None else _test(words)
+        self._tested += [self._result] if words else []
+        self._guard = True
+        if end in ("&&", "||"):
+            self._guard = self._result if self._result is None or end == "&&" else not self._result
+        self._is_function = (end == "(" and len(words) == 1) or (self._is_function and end in ")\n")
 
     def _enter(self, word: str) -> None:
         """Note which part of a condition or a loop follows a word of the shell."""
         if word in _OPENING:
-            self._parts.append(None)
+            self._parts.append(None if word != "{" or self._is_function else True)
             self._done.append(None if word != "if" else False)
             self._tested = []
         elif word in _CLOSING and self._parts:
@@ -127,9 +138,12 @@ class Script:
     def _assign(self, name: str, values: list[str], *, is_added: bool) -> None:
         old = self.variables.get(name, [])
         is_array = self.text[self._position - 1] == ")"
-        if False in self._parts:
+        if False in (*self._parts, self._guard):
             return
-        if None in self._parts:  # what is added under a condition is not known, and what is set has no value
+        if None in (
+            *self._parts,
+            self._guard,
+        ):  # what is added under a condition is not known, and what is set has no value
             unset = f"{UNSET}${name}{END}"
             is_added = is_added or bool(old and values[:1] and values[0].startswith(old[0]))
             values = [unset] if is_array or not is_added else [f" {unset}"]
@@ -147,17 +161,12 @@ class Script:
         while not self._text_at(")"):
             if self._position >= len(self.text):
                 raise UserInputError("not a shell command: a bracket is not closed")
-            if not (self._skip(_SPACE) or (self._at_word_start() and self._skip(_COMMENT)) or self._skip_newline()):
+            if not (self._skip(_BETWEEN_VALUES) or (self._at_word_start() and self._skip(_COMMENT))):
                 start = self._position
                 values += self._split(self._read_word())
                 self._position += self._position == start  # a character that no word has
         self._position += 1
         return values
-
-    def _skip_newline(self) -> bool:
-        is_newline = self._text_at("\n")
-        self._position += is_newline
-        return is_newline
 
     def _read_word(self) -> Fields:
         """Return the pieces of the word at the position, which ends behind it."""
@@ -174,7 +183,7 @@ class Script:
             elif character == UNSET:  # of a text that was expanded before
                 pieces.append((UNSET + self._take_until(END) + END, True))
             elif character in "$`":
-                pieces += [(text, False) for text in self._expand(" ")]
+                pieces += [(text, False) for text in self._expand()]
             else:
                 pieces.append((character, False))
                 self._position += 1
@@ -198,15 +207,15 @@ class Script:
                 self._position += 2
             elif self.text[self._position] in "$`":
                 is_array = "[@]" in self.text[self._position : self.text.find("}", self._position)]
-                pieces += [(text, not (is_array and text == " ")) for text in self._expand(" ")]
+                pieces += [(text, not (is_array and text == " ")) for text in self._expand()]
             else:
                 pieces.append((self.text[self._position], True))
                 self._position += 1
         self._position += 1
         return pieces
 
-    def _expand(self, joint: str) -> Iterator[str]:
-        """Yield the values of the expansion at the position, with `joint` between those of an array."""
+    def _expand(self) -> Iterator[str]:
+        """Yield the values of the expansion at the position, with spaces between those of an array."""
         text, start = self.text, self._position
         if text.startswith("$((", start):
             end = _find_end(text, start + 1, "()")
@@ -219,10 +228,11 @@ class Script:
             yield f"{UNSET}{text[start : self._position]}{END}"
         elif text.startswith("${", start):
             self._position = _find_end(text, start + 1, "{}")
-            yield from _join(self._look_up(text[start + 2 : self._position - 1], text[start : self._position]), joint)
+            values = self._look_up(text[start + 2 : self._position - 1], text[start : self._position])
+            yield from [part for value in values for part in (" ", value)][1:]
         elif match := _SIMPLE.match(text, start):
             self._position = match.end()
-            yield from _join(self._look_up(match[1], match[0])[:1], joint)
+            yield from self._look_up(match[1], match[0])[:1]
         else:
             self._position += 1
             yield "$"
@@ -286,21 +296,18 @@ def show_unset(text: str) -> str:
 
 def _test(words: list[str]) -> bool | None:
     """Return the result of a command such as `[ "$A" = b ]`; None where it has no value before a run."""
+    if not words:
+        return True  # an assignment
     if words[0] not in ("[", "[[", "test") or any(UNSET in word for word in words):
         return None
     words = [word for word in words[1:] if word not in ("]", "]]")]
+    if len(words) == 1:
+        return bool(words[0])
     left, name, right = ["", *words] if len(words) == 2 else words if len(words) == 3 else ("", "", "")
     try:
         return _TESTS[name](left, right) if name in _TESTS else None
     except ValueError:
         return None
-
-
-def _join(values: list[str], joint: str) -> Iterator[str]:
-    for number, value in enumerate(values):
-        if number:
-            yield joint
-        yield value
 
 
 def _find_end(text: str, start: int, brackets: str) -> int:

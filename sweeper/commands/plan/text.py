@@ -153,7 +153,7 @@ def file_lines(problem: Problem, reading: FileReading) -> list[str]:
     words += [f"of the model: {', '.join(of_model)}"] if of_model else []
     left.sort(key=lambda key: bool(WITHOUT_EFFECT.search(key)))
     named = {*taken, *reading.others, *(() if find_trainer(problem.job.trainer).compiles else ("compiled",))}
-    default = {name: planned[name] for name in sorted(planned.keys() - named) if planned[name] == values[name]}
+    default = {name: planned[name] for name in sorted(planned.keys() - named) if values[name] in (planned[name], 0)}
     lines = [
         f"taken     {', '.join(words)}",
         f"default   {write_words(default)}: the file does not name these",

@@ -23,6 +23,7 @@ SCRIPTS = {
     'elif [ -n "$A" ]; then C=2; '
     "else C=3; fi\nif [ -z $A ]; then D=1\nelse D=2\nfi\nshow $B $C $D",
     "a chain ends at its first part": "if [ 1 = 1 ]; then A=1; elif [ 1 = 1 ]; then A=2; else A=3; fi\nshow $A",
+    "lists": "A=\n[ -z $A ] && A=1\n[ $A = 2 ] && B=1 || B=2\n{ C=3; }\nshow $A $B $C",
     "other commands": "export A=1\nC=3 D=4\necho --tp 9 >/dev/null\ncat <<EOF >/dev/null\nshow --in a document\nEOF\n"
     "show $A $C $D 2>&1",
     "lines that go on": "show --tp \\\n  2 \\\n  --pp 4 | cat",
@@ -51,6 +52,8 @@ def test_words_are_those_of_bash(name: str) -> None:
         ("show $((N * 2))", "$((N * 2))"),
         ("TP=2\nif [ $GPU = h100 ]; then TP=4; fi\nshow $TP", "$TP"),
         ("for TP in 1 2; do\nA=$TP\ndone\nshow $A", "$A"),
+        ("test -d x && A=1\nshow $A", "$A"),
+        ("A=1\nf() {\n  A=2\n}\nshow $A", "$A"),
         ("case $1 in\n7B) A=2;;\nesac\nshow $A", "$A"),
     ],
 )
