@@ -19,7 +19,7 @@ TORCH_INDEX ?= $(if $(GIVEN_TORCH),,https://download.pytorch.org/whl/rocm7.2)
 endif
 TORCH := $(or $(firstword $(GIVEN_TORCH)),$(shell grep '^torch==' constraints.txt))
 
-.PHONY: run test check soak clean help
+.PHONY: run test check soak verify clean help
 
 help:             ## list the targets
 	@grep -E '^[a-z]+: .*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -61,6 +61,9 @@ test: $(STAMP)    ## tests that need no GPU, about six minutes on two cores
 soak: $(STAMP)    ## long tests, such as a sweep whose driver is killed 25 times, and many random examples of laws
 	$(BIN)/python -m pytest -m 'soak and not gpu' --timeout=3600 $(ARGS)
 	HYPOTHESIS_PROFILE=soak $(BIN)/python -m pytest -m 'hypothesis and not gpu' --timeout=3600 $(ARGS)
+
+verify: $(STAMP)  ## measure a published result again: CARD=planner, or another card of benchmarks/cards/
+	$(BIN)/python benchmarks/verify.py $(CARD)
 
 clean:            ## remove the environment and the caches; results stay
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache build *.egg-info

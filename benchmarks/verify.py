@@ -1,0 +1,147 @@
+"""Measure a published result again, and say whether it still holds.
+
+    make verify CARD=planner        (python benchmarks/verify.py planner)
+
+A card, `benchmarks/cards/NAME.yaml`, has a claim, the command that measures it, the machine, and gates. The command
+runs in the repository's root; a `{scratch}` in it is a new folder. A gate reads a metric from what the command
+prints, by its path in printed JSON (`key`) or by a regular expression with one group (`pattern`, the median of all
+matches), and compares it. Exit codes: 0 the claim holds, 1 it does not, or the command failed, 2 an invalid card, 4
+the machine is not such a machine, where nothing is run.
+"""
+
+from __future__ import annotations
+
+import json
+import operator
+import re
+import shlex
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+REPOSITORY = Path(__file__).parents[1]
+CARDS = Path(__file__).parent / "cards"
+KEYS = (
+    "page",
+    "claims",
+    "command",
+    "gates",
+    "machine",
+    "commit",
+    "date",
+    "versions",
+    "clocks",
+    "samples",
+    "interval",
+    "missed",
+)
+COMPARISONS: dict[str, Callable[[float, float], bool]] = {"at least": operator.ge, "at most": operator.le}
+HOLDS, FAILS, INVALID, OTHER_MACHINE = 0, 1, 2, 4
+
+
+class InvalidCard(Exception):
+    """A card that cannot be verified, with the reason."""
+
+
+def read_card(path: Path) -> dict[str, Any]:
+    """Return a card.
+
+    Raises:
+        InvalidCard: a key is missing or unknown, or a gate has no metric, comparison or value.
+    """
+    card = yaml.safe_load(path.read_text())
+    wrong = set(card) ^ set(KEYS)
+    if wrong:
+        raise InvalidCard(f"{path.name}: {', '.join(sorted(wrong))} missing or unknown. A card has {', '.join(KEYS)}")
+    for gate in card["gates"]:
+        if set(gate) - {"tolerance"} not in ({"key", "comparison", "value"}, {"pattern", "comparison", "value"}):
+            raise InvalidCard(
+                f"{path.name}: a gate has key or pattern, comparison, value, and perhaps tolerance: {gate}"
+            )
+        if gate["comparison"] not in (*COMPARISONS, "within"):
+            raise InvalidCard(f"{path.name}: comparison is '{gate['comparison']}': at least, at most or within")
+    return dict(card)
+
+
+def list_gpus() -> list[str]:
+    """Return the names of this machine's NVIDIA GPUs."""
+    if not shutil.which("nvidia-smi"):
+        return []
+    command = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
+    printed = subprocess.run(command, capture_output=True, text=True, check=False)
+    return printed.stdout.split("\n")[:-1] if printed.returncode == 0 else []
+
+
+def lacks(machine: dict[str, Any], gpus: Sequence[str]) -> str:
+    """Return what a card's machine has that these GPUs are not; nothing where they are, or where no GPU is needed."""
+    count = int(machine.get("gpus", 0))
+    if not count or sum(name == machine["gpu"] for name in gpus) >= count:
+        return ""
+    return f"measured on {count} x {machine['gpu']}; here are {', '.join(gpus) or 'no NVIDIA GPUs'}"
+
+
+def read_metric(gate: dict[str, Any], output: str) -> float | None:
+    """Return a gate's metric from what a command printed; None where it printed none."""
+    if "pattern" in gate:
+        found = [float(value.replace(",", "")) for value in re.findall(gate["pattern"], output, re.MULTILINE)]
+        return statistics.median(found) if found else None
+    value: Any = json.loads(output)
+    for name in gate["key"].split("."):
+        value = value[int(name)] if isinstance(value, list) else value.get(name)
+    return None if value is None else float(value)
+
+
+def passes(gate: dict[str, Any], metric: float) -> bool:
+    """Return whether a metric is as a gate says; a tolerance is a share of the value."""
+    slack = abs(gate["value"]) * gate.get("tolerance", 0.0)
+    if gate["comparison"] == "within":
+        return abs(metric - gate["value"]) <= slack
+    towards = -slack if gate["comparison"] == "at least" else slack
+    return COMPARISONS[gate["comparison"]](metric, gate["value"] + towards)
+
+
+def verify(card: dict[str, Any]) -> int:
+    """Run a card's command, print each gate with what was measured, and return the exit code."""
+    if missing := lacks(card["machine"], list_gpus()):
+        print(f"not verified: {missing}")
+        return OTHER_MACHINE
+    with tempfile.TemporaryDirectory() as scratch:
+        words = [word.replace("{scratch}", scratch) for word in shlex.split(card["command"])]
+        words[0] = sys.executable if words[0] == "python" else words[0]
+        ran = subprocess.run(words, cwd=REPOSITORY, stdout=subprocess.PIPE, text=True, check=False)
+    if ran.returncode:
+        print(f"does not hold: the command ended with {ran.returncode}: {card['command']}")
+        return FAILS
+    verdicts = []
+    for gate in card["gates"]:
+        metric = read_metric(gate, ran.stdout)
+        verdicts.append(metric is not None and passes(gate, metric))
+        slack = f" ({gate['tolerance']:.0%})" if "tolerance" in gate else ""
+        wanted = f"{gate['comparison']} {gate['value']:,}{slack}"
+        measured = "nothing" if metric is None else f"{metric:,}"
+        print(f"{'holds' if verdicts[-1] else 'fails'}: {gate.get('key') or gate['pattern']}: {measured}, {wanted}")
+    print(f"{'holds' if all(verdicts) else 'does not hold'}: measured {card['date']} at {card['commit']}")
+    return HOLDS if all(verdicts) else FAILS
+
+
+def main(arguments: Sequence[str]) -> int:
+    names = sorted(path.stem for path in CARDS.glob("*.yaml"))
+    if len(arguments) != 1 or arguments[0] not in names:
+        print(f"CARD={' '.join(arguments)}: one of {', '.join(names)}", file=sys.stderr)
+        return INVALID
+    try:
+        return verify(read_card(CARDS / f"{arguments[0]}.yaml"))
+    except InvalidCard as error:
+        print(error, file=sys.stderr)
+        return INVALID
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
