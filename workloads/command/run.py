@@ -32,7 +32,7 @@ from workloads.command.invocation import Invocation, build_invocation, placehold
 from workloads.command.process import Program
 from workloads.command.work import SIZES, DeclaredWork, find_contradictions, mark_claims, read_declared_work
 from workloads.formats.common import read_rates, read_step_number
-from workloads.formats.logs import LONGEST_LINE, STEP_SIZES, LogReader, Step, strip_colours
+from workloads.formats.logs import LONGEST_LINE, STEP_SIZES, LogReader, Step, parse_number, strip_colours
 from workloads.formats.printed import NUMBERS, PrintedConfig
 from workloads.models.flops import model_flops_per_token
 from workloads.models.model import MODELS
@@ -219,6 +219,7 @@ def _build_measurement(
         executed={name: value if name in SIZES else reported.get(name, value) for name, value in parameters.items()},
         step_times_s=tuple(times_s),
         is_rate=is_rate,
+        step_resolution_s=statistics.median([step.resolution_s for step in timed_steps]) if times_s else 0.0,
         of_gang=True,
         unranked="; ".join(contradictions),
         flops_per_step=model_flops_per_token(MODELS[work.model], length) * tokens if work.model and length else 0.0,
@@ -277,20 +278,24 @@ class RegexLogReader:
     device: str = ""
     _pending: dict[str, float] = field(default_factory=dict)
     _count: int = 0
+    _resolution_s: float = 0.0  # of the last step's time
 
     def feed(self, line: str) -> Step | None:
         for name, expression in self.expressions.items():
             try:
-                value = float((match[1] or "").replace(",", "")) if (match := re.search(expression, line)) else math.nan
+                match = re.search(expression, line)
+                value, resolution = parse_number(match[1] or "") if match else (math.nan, 0.0)
             except ValueError:
                 continue
             if match and (math.isfinite(value) or name == "loss"):
                 metric = "step_time_s" if name in STEP_TIME_UNITS_S else name
                 self._pending[metric] = value * STEP_TIME_UNITS_S.get(name, 1.0)
+                if metric == "step_time_s":
+                    self._resolution_s = resolution * STEP_TIME_UNITS_S[name]
         if len(self._pending) < len(self.expressions):
             return None
         metrics, self._pending, self._count = self._pending, {}, self._count + 1
-        return Step(self._count, metrics)
+        return Step(self._count, metrics, resolution_s=self._resolution_s)
 
 
 @dataclass

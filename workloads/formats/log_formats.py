@@ -72,6 +72,7 @@ class LogFormat:
     flops: str = "its own"  # how it counts the operations that it states
     dtype: str = ""  # its default, which it does not print
     is_of_interval: bool = False  # the printed time is of all steps since the last line
+    has_equal_steps: bool = True  # each trains on as many tokens: it does not count without padding
     counts_model_replicas: bool = False  # its rate `per GPU` is of a rank of data or context parallelism
 
     @property
@@ -109,6 +110,7 @@ _OLMO = LogFormat(
         ("grad_norm", 1.0, ("optim/total grad norm",)),
         ("peak_device_gib", 1.0, ("gpu_memory/GPU reserved mem (GiB)",)),
         ("peak_memory_gib", 1.0, ("gpu_memory/GPU active mem (GiB)",)),
+        ("peak_memory_gib", 1e6 / GIB, ("System/Peak GPU Memory (MB)",)),
     ),
     (re.compile(rf"(?:^|\s{{2,}})(?P<name>[A-Za-z][^=\s][^=]*)=(?P<value>{VALUE})"),),
     body=re.compile(r"(?:^|\s{2,})[A-Za-z][^=]*=\S+\s*$"),
@@ -167,6 +169,7 @@ FORMATS = (
             ("grad_norm", 1.0, ("grad_norm",)),
         ),
         (*_BARS, re.compile(rf"\((?P<value>{VALUE})(?P<name>/gpu)\)")),
+        has_equal_steps=False,
         counts_model_replicas=True,
     ),
     replace(
@@ -205,6 +208,7 @@ FORMATS = (
             ("batches_per_s", 1.0, ("throughput/batches_per_sec",)),
             ("samples_per_s", 1.0, ("throughput/samples_per_sec",)),
             ("tokens_per_s", 1.0, ("throughput/tokens_per_sec",)),
+            ("total_tokens", 1.0, ("time/token",)),
             ("tokens_per_s_per_gpu", 1.0, ("throughput/device/tokens_per_sec",)),
             ("tflops_per_gpu", 1e-12, ("throughput/device/flops_per_sec",)),
             ("mfu", 1.0, ("throughput/device/mfu",)),
@@ -215,8 +219,9 @@ FORMATS = (
     ),
     LogFormat(
         "DeepSpeed",
-        "global_step=",
-        re.compile(r"\bglobal_step=(\d+), RunningAvgSamplesPerSec="),
+        "SamplesPerSec=",
+        # Before 0.8 the step stands behind the epoch alone, and before 0.7 there is a running mean alone.
+        re.compile(r"(?:\bglobal_step=|\[timer\.py:\d+:stop\] \d+/)(\d+), (?:RunningAvg)?SamplesPerSec="),
         _metrics(("samples_per_s", 1.0, ("CurrSamplesPerSec",)), ("peak_memory_gib", 1.0, ("MaxMemAllocated",))),
         (re.compile(rf"\b(?P<name>\w+)=(?P<value>{VALUE})"),),
         is_library=True,

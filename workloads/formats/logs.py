@@ -124,7 +124,7 @@ class LogReader:
     _last: int = -1
     _second_last: int = -1
     _clock: tuple[int, datetime] | None = None  # the last step with a later timestamp than those before, and its time
-    _total_tokens: tuple[int, float] | None = None  # the last step with a count of all tokens, and the count
+    _total_tokens: tuple[int, float] | None = None  # the first step with a count of all tokens, and the count
     _block: tuple[LogFormat, int, str, dict[str, str]] | None = None  # a step whose metrics are on lines of their own
     _section: str = ""
     _section_indent: int = 0
@@ -158,7 +158,7 @@ class LogReader:
             self.has_progress_bar = True
         elif "memory (" in line:
             for name, text in _read_texts(FORMATS[0], line).items():
-                if name in MEMORY and math.isfinite(value := _parse_number(text)[0]):
+                if name in MEMORY and math.isfinite(value := parse_number(text)[0]):
                     ours, factor = MEMORY[name]
                     self.memory[ours] = max(factor * value, self.memory.get(ours, 0.0))
         elif (validation := _VALIDATION.search(line)) and (timestamp := _parse_timestamp(line)):
@@ -227,6 +227,16 @@ class LogReader:
     def _derive(self, number: int, metrics: dict[str, float], resolutions: dict[str, float]) -> None:
         """Replace rates by what follows from them: the time and the tokens of a step, and tokens per second."""
         rates = {name: metrics.pop(name) for name in RATES if name in metrics}
+        if total := rates.get("total_tokens"):
+            if self._total_tokens and number > self._total_tokens[0]:
+                tokens = (total - self._total_tokens[1]) / (number - self._total_tokens[0])
+                if tokens > 1000 * resolutions["total_tokens"]:
+                    self.reported_config["batch_tokens"] = round(tokens)
+                    if "step_time_s" not in metrics and metrics.get("tokens_per_s", 0.0) > 0:
+                        metrics["step_time_s"] = tokens / metrics["tokens_per_s"]
+                        share = resolutions["tokens_per_s"] / metrics["tokens_per_s"]
+                        resolutions["step_time_s"] = share * metrics["step_time_s"]
+            self._total_tokens = self._total_tokens or (number, total)
         samples_per_s, batches_per_s = rates.get("samples_per_s", 0.0), rates.get("batches_per_s", 0.0)
         batch = metrics.get("global_batch") or self.reported_config.get("global_batch")
         if "step_time_s" not in metrics and isinstance(batch, int | float) and samples_per_s > 0:
@@ -235,7 +245,8 @@ class LogReader:
             metrics["step_time_s"] = 1 / batches_per_s
             resolutions["step_time_s"] = resolutions["batches_per_s"] / batches_per_s**2
         time_s = metrics.get("step_time_s", 0.0)
-        if samples_per_s and time_s > 0 and not batch:
+        # A batch that is rounded from few digits may be another one.
+        if samples_per_s and not batch and resolutions.get("step_time_s", 0.0) * samples_per_s < 0.5 and time_s > 0:
             metrics["global_batch"] = float(round(samples_per_s * time_s))
         length = metrics.get("sequence_length") or self.reported_config.get("sequence_length")
         if samples_per_s and isinstance(length, int | float):
@@ -244,12 +255,6 @@ class LogReader:
         tokens = metrics.get("tokens_per_s", 0.0) * time_s
         if tokens and "global_batch" in metrics and abs(tokens / metrics["global_batch"] - 1) < 0.03:
             metrics["batch_tokens"] = metrics.pop("global_batch")
-        if total := rates.get("total_tokens"):
-            if self._total_tokens and number > self._total_tokens[0]:
-                tokens = (total - self._total_tokens[1]) / (number - self._total_tokens[0])
-                if tokens > 1000 * resolutions["total_tokens"]:
-                    self.reported_config["batch_tokens"] = round(tokens)
-            self._total_tokens = (number, total)
 
     def _begin_start(self) -> None:
         self._start += 1
@@ -349,16 +354,16 @@ def _rename_metrics(known: Metrics, texts: Mapping[str, str]) -> tuple[dict[str,
     for name, text in texts.items():
         if name in known:
             ours, factor = known[name]
-            value, resolution = _parse_number(text)
+            value, resolution = parse_number(text)
             if math.isfinite(value) or ours == "loss":
                 metrics[ours], resolutions[ours] = factor * value, factor * resolution
     return metrics, resolutions
 
 
-def _parse_number(text: str) -> tuple[float, float]:
+def parse_number(text: str) -> tuple[float, float]:
     """Return a number such as 1,234.5, 1.2E+01 or 11.4K, and the unit of its last digit."""
     digits = text.removesuffix("FLOPS").replace(",", "")
-    suffix = digits[-1] if digits[-1] in SUFFIXES else ""
+    suffix = digits[-1:] if digits[-1:] in SUFFIXES else ""
     digits = digits.removesuffix(suffix)
     mantissa, _, exponent = digits.lower().partition("e")
     scale = SUFFIXES[suffix] * 10.0 ** max(-300, min(int(exponent or 0) if exponent.lstrip("+-").isdigit() else 0, 300))

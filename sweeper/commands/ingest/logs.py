@@ -104,7 +104,7 @@ def is_log(path: Path) -> bool:
             bytes_read += len(line)
             if reader.feed(line.decode(errors="replace")) or reader.has_progress_bar or reader.unnumbered_steps:
                 return True
-    return False
+    return reader.feed("") is not None  # a last step whose metrics are on lines of their own
 
 
 def read_log(path: Path) -> Iterator[ImportedResult]:
@@ -229,7 +229,11 @@ def _find_contradictions(run: Run, claims: Mapping[str, float]) -> Iterator[str]
     if gpus and is_whole and math.prod(degrees.values()) != gpus:
         layout = " x ".join(f"{name} {degree}" for name, degree in degrees.items())
         yield f"the parallel degrees {layout} do not give {gpus} GPUs"
-    steady_steps = run.steady_steps
+    steady_steps = [
+        step for step in run.steady_steps if step.resolution_s < imported.CLAIM_TOLERANCE * step.metrics["step_time_s"]
+    ]
+    if not steady_steps or (run.log.format and not run.log.format.has_equal_steps):
+        return
     for name, unit in (("tokens_per_s_per_gpu", "tokens"), ("tflops_per_gpu", "TFLOP")):
         work = [
             step.metrics[name] * step.metrics["step_time_s"]

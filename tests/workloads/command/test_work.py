@@ -9,6 +9,7 @@ import pytest
 from tests.support.programs import STEPS, run_program
 from workloads.api.contract import ParameterMismatch, Rank
 from workloads.command import CommandSettings
+from workloads.command.run import RegexLogReader
 from workloads.command.work import read_declared_work
 from workloads.formats.printed import PrintedConfig
 
@@ -111,3 +112,11 @@ def test_a_log_of_its_own_is_held_to_the_declared_work() -> None:
     with pytest.raises(ParameterMismatch, match="global_batch=64, requested 128"):
         run_program(program, global_batch="128", **settings)
     assert run_program(program, **settings).tokens_per_step == 64 * 128
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "resolution_s"), [("step_time_s", "0.41", 0.01), ("step_time_ms", "412", 1e-3)]
+)
+def test_the_resolution_of_a_printed_time_is_that_of_its_last_digit(name: str, text: str, resolution_s: float) -> None:
+    step = RegexLogReader({name: "took (.*)"}).feed(f"took {text}")
+    assert step is not None and step.resolution_s == pytest.approx(resolution_s)
