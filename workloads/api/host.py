@@ -17,7 +17,7 @@ from workloads.api.gpus import Gpu, GpuIdentity, open_gpus
 
 PACKAGES = (
     *("torch", "ray", "nvidia-nccl-cu12", "nvidia-nccl-cu13", "triton"),
-    *("flash-attn-4", "flash-attn", "amd-aiter"),  # attention kernels
+    *("flash-attn-4", "flash-attn", "amd-aiter", "quack-kernels"),  # kernels of attention and products
 )
 # The kernel's names (x86 and ARM) of the matrix and vector instructions that multiply each number format.
 CPU_FORMATS = {"bf16": {"avx512_bf16", "amx_bf16", "bf16"}, "fp16": {"avx512_fp16", "amx_fp16", "asimdhp"}}

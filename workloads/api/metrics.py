@@ -112,6 +112,9 @@ ROWS = (
     Metric("step_resolution_ms", source=STEPS),
     # The errors of one product differ by 3% (fp32) and 1.3% (bf16) between seeds, one standard deviation.
     Metric("relative_error", "", "", LESS, resolution=0.1),
+    Metric("executed_imbalance"),
+    Metric("experts_held"),
+    Metric("rows"),
     Metric("peak_memory_gib", "GiB", "", LESS, needs=Need.GPU),
     Metric("peak_reserved_gib", "GiB"),
     Metric("copied_gib_per_step", "GiB", "", LESS),

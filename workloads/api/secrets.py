@@ -8,8 +8,10 @@ from itertools import zip_longest
 from typing import Any
 
 SHORTEST_SECRET = 6  # characters of a value that is masked wherever it stands
-# A name that ends like a secret's: WANDB_API_KEY, hf-token, PGPASSWORD; not tokens_per_s.
-_ENDING = r"token|secret|\w{0,60}password|passwd|passphrase|credentials?|(?:api|access|private|secret)[_-]?key"
+# A name that ends like a secret's: WANDB_API_KEY, hf-token, PGPASSWORD; not tokens_per_s or flops_per_token.
+_ENDING = (
+    r"(?<!per[_.-])token|secret|\w{0,60}password|passwd|passphrase|credentials?|(?:api|access|private|secret)[_-]?key"
+)
 _SECRET = rf"(?:[\w.-]{{0,60}}[_.-])?(?:{_ENDING})"
 _ASSIGNMENT = re.compile(rf"(?i)(?<![\w-])({_SECRET})(['\"]?\s*[=:]\s*)(\"[^\"]*\"|'[^']*'|[^\s}}]+)")
 _VARIABLE = re.compile(rf"(?i)(?:{_SECRET}|\w+_key)")  # SIGNING_KEY: a log has other words that end so

@@ -35,6 +35,7 @@ def test_a_secret_is_masked(text: str) -> None:
     "text",
     [
         "tokens_per_s: 11360",
+        "flops_per_token=48e9",
         "tokenizer=llama",
         "--max-tokens=5",
         "key: m",
