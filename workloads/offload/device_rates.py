@@ -43,6 +43,9 @@ KEPT_FOR_S = 24 * 3600
 PACKAGES = ("triton", "flash-attn-4", "flash-attn", "amd-aiter", "torchao")
 # Environment variables whose names begin so can change what a GPU reaches; trials set some (space.env).
 ENVIRONMENT = ("AITER_", "CUBLAS", "CUDA_", "GPU_", "HIP", "HSA_", "MIOPEN_", "PYTORCH_", "ROC", "TORCH", "TRITON_")
+# As the process found it: PyTorch's compiler adds paths of its tools while it runs (Inductor's compile_tasks.py), which
+# would have every process measure twice.
+FOUND_ENVIRONMENT = sorted(item for item in os.environ.items() if item[0].startswith(ENVIRONMENT))
 
 
 @dataclass(frozen=True)
@@ -89,7 +92,7 @@ def load_or_measure(model: str, sequence_length: int, device: torch.device, prec
         "length": sequence_length,
         "precision": precision,
         "versions": [find_version(package) for package in PACKAGES],
-        "environment": sorted(item for item in os.environ.items() if item[0].startswith(ENVIRONMENT)),
+        "environment": FOUND_ENVIRONMENT,
         "code": hashlib.sha256(b"".join(code)).hexdigest(),
     }
     return keep(folder, key, measure)

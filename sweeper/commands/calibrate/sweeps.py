@@ -15,7 +15,7 @@ from sweeper.results.stored import StoredSweep
 # rises. Products and attention run back to back once clocks and power have settled (`workloads.instruments.timing`).
 GPU_WORDS = {
     "matmul": "workload=matmul_layers model=llama3_8b space.layer=qkv,gate_up,down space.product=forward "
-    "space.dtype=bf16,fp8_tensorwise space.repeats=20 space.sustained_s=2",
+    "space.dtype=bf16,fp8_tensorwise space.repeats=20 space.sustained_s=4",
     "memory": "workload=memory space.operation=copy",
     "attention": "workload=attention space.sequence_length=2048,16384 "
     "space.kernel=flash,cudnn,flash4,aotriton,ck,aiter space.repeats=10 space.sustained_s=1",
