@@ -34,16 +34,8 @@ _ARITHMETIC: Mapping[type, Callable[[Any, Any], Any]] = {
 _OPENING = {"if", "for", "while", "until", "case", "select", "{"}
 _CLOSING = {"fi", "done", "esac", "}"}
 _BETWEEN = {"then", "else", "elif", "do", "!", "time"}
-_TESTS: Mapping[str, Callable[[str, str], bool]] = {
-    **dict.fromkeys(("=", "==", "-eq"), operator.eq),
-    **dict.fromkeys(("!=", "-ne"), operator.ne),
-    "-gt": lambda one, other: int(one) > int(other),
-    "-lt": lambda one, other: int(one) < int(other),
-    "-ge": lambda one, other: int(one) >= int(other),
-    "-le": lambda one, other: int(one) <= int(other),
-    "-n": lambda _, text: bool(text),
-    "-z": lambda _, text: not text,
-}
+_TEXT_TESTS = {"=": operator.eq, "==": operator.eq, "!=": operator.ne}
+_NUMBER_TESTS = {f"-{name}": getattr(operator, name) for name in ("eq", "ne", "gt", "lt", "ge", "le")}
 _DECLARING = {"export", "declare", "local", "readonly", "typeset"}
 _PRINTING = {"echo", "printf", "cat", ":"}
 Fields = list[tuple[str, bool]]  # the pieces of a word, and whether each is quoted: others are split at spaces
@@ -300,14 +292,17 @@ def _test(words: list[str]) -> bool | None:
         return True  # an assignment
     if words[0] not in ("[", "[[", "test") or any(UNSET in word for word in words):
         return None
+    is_pattern = words[0] == "[[" and any(character in words[-2] for character in "*?[")
     words = [word for word in words[1:] if word not in ("]", "]]")]
-    if len(words) == 1:
-        return bool(words[0])
-    left, name, right = ["", *words] if len(words) == 2 else words if len(words) == 3 else ("", "", "")
-    try:
-        return _TESTS[name](left, right) if name in _TESTS else None
-    except ValueError:
+    if len(words) == 1 or (len(words) == 2 and words[0] in ("-n", "-z")):
+        return bool(words[-1]) == (words[0] != "-z" or len(words) == 1)
+    if len(words) != 3 or is_pattern:
         return None
+    left, name, right = words
+    if name in _TEXT_TESTS:
+        return bool(_TEXT_TESTS[name](left, right))
+    is_number = name in _NUMBER_TESTS and all(re.fullmatch(r"-?\d+", text) for text in (left, right))
+    return bool(_NUMBER_TESTS[name](int(left), int(right))) if is_number else None
 
 
 def _find_end(text: str, start: int, brackets: str) -> int:

@@ -53,6 +53,7 @@ def test_words_are_those_of_bash(name: str) -> None:
         ("TP=2\nif [ $GPU = h100 ]; then TP=4; fi\nshow $TP", "$TP"),
         ("for TP in 1 2; do\nA=$TP\ndone\nshow $A", "$A"),
         ("test -d x && A=1\nshow $A", "$A"),
+        ("A=1\nB=7B\nif [[ $B == 7* ]]; then A=2; fi\nshow $A", "$A"),
         ("A=1\nf() {\n  A=2\n}\nshow $A", "$A"),
         ("case $1 in\n7B) A=2;;\nesac\nshow $A", "$A"),
     ],
