@@ -151,3 +151,14 @@ def test_the_gates_find_their_metrics_in_what_the_command_printed_for_the_page(n
     for gate in CARDS[name]["gates"]:
         metric = verify.read_metric(gate, printed)
         assert metric is not None and verify.passes(gate, metric), gate
+
+
+def test_a_sweeps_table_gives_its_measured_rate_and_not_the_predicted_one() -> None:
+    table = [
+        " trial   reshard_after_forward   speed tokens/s   95% from   to   predicted tokens/s    loss",
+        "     1   True                           16,129          —    —               16,900   6.639",
+        "     0   False                                                               17,400",
+        "fixed    cp=1 global_batch=16",
+    ]
+    (gate,) = CARDS["parallel_h100_fsdp2"]["gates"]
+    assert verify.read_metric(gate, "\n".join(table)) == 16129
