@@ -22,7 +22,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from sweeper.config.hardware import Node, Target
 from sweeper.execution import code_probe, head, ray_internals
 from sweeper.execution.node_description import build_node, count_gpus, describe_local_node
-from sweeper.execution.ray_environment import find_address
+from sweeper.execution.ray_environment import find_address, name_address
 from sweeper.execution.shipping import PARTS, SweepCode, build_runtime_env
 from workloads.api.errors import UserInputError
 
@@ -50,9 +50,13 @@ def discover_nodes(
             f"RAY_AUTH_MODE={mode}: Ray listens on every interface and needs a token;"
             " set RAY_AUTH_MODE=token or cluster.insecure=true"
         )
+    named, is_given = name_address(address), bool(address)
     address = find_address(address)
     if address is None:
         return [describe_local_node(variables)]
+    remedy = "" if is_given else "; to run on this machine, set cluster.address=local or unset RAY_ADDRESS"
+    if address.startswith(("http://", "https://")):
+        raise UserInputError(f"{named}: is the address of Ray's dashboard; set HOST:PORT of the head{remedy}")
     try:
         if address == "auto":
             address = ray_internals.find_running_cluster()
@@ -61,11 +65,11 @@ def discover_nodes(
             socket.create_connection((host_port[1], int(host_port[2])), timeout=5).close()
             head.watch(f"{host_port[1]}:{host_port[2]}")
         if not insecure:
-            _check_authentication(address)
+            _check_authentication(address, named)
         init_ray(address=address)
     except (OSError, ValueError, RuntimeError) as error:
         cause = "start one with `ray start --head`" if address == "auto" else summarize_ray_error(error)
-        raise UserInputError(f"cluster.address={address}: no Ray cluster answers ({cause})") from error
+        raise UserInputError(f"{named}: no Ray cluster answers ({cause}){remedy}") from error
     global _code
     _code = code or SweepCode()
     nodes, missing, problems = _query_nodes(variables)
@@ -134,7 +138,7 @@ def _send_code(address: str, missing: Mapping[str, set[str]]) -> None:
             raise UserInputError(f"cluster: Ray cannot send {names} to the nodes: {cause}") from error
 
 
-def _check_authentication(address: str) -> None:
+def _check_authentication(address: str, named: str) -> None:
     """Check that the cluster requires a token and accepts ours.
 
     Raises:
@@ -142,7 +146,7 @@ def _check_authentication(address: str) -> None:
     """
     if address.startswith("ray://"):
         raise UserInputError(
-            f"cluster.address={address}: authentication cannot be checked through ray://;"
+            f"{named}: authentication cannot be checked through ray://;"
             " set cluster.address to HOST:PORT of the head, or set cluster.insecure=true"
         )
 
@@ -157,12 +161,12 @@ def _check_authentication(address: str) -> None:
 
     if accepts("disabled"):
         raise UserInputError(
-            f"cluster.address={address}: accepts unauthenticated connections; start the cluster with"
+            f"{named}: accepts unauthenticated connections; start the cluster with"
             " RAY_AUTH_MODE=token (docs/clusters.md), or set cluster.insecure=true"
         )
     if not accepts("token"):
         raise UserInputError(
-            f"cluster.address={address}: no Ray cluster answers, or it requires a different token;"
+            f"{named}: no Ray cluster answers, or it requires a different token;"
             " set RAY_AUTH_TOKEN_PATH, or write its token to ~/.ray/auth_token"
         )
 

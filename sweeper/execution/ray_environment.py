@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import os
 import shlex
+import sys
 from collections.abc import MutableMapping
 
 from workloads.api import gpu_setup, visible_devices
 from workloads.api.errors import UserInputError
+
+SOCKET, MAX_SOCKET_PATH = "/ray/session_2026-11-25_13-16-02_926810_1234567/sockets/plasma_store.12", 107
 
 
 def prepare(address: str | None = None, insecure: bool = False) -> None:
@@ -16,9 +19,10 @@ def prepare(address: str | None = None, insecure: bool = False) -> None:
     For `auto` and on this machine Ray uses a token by itself, but not for an explicit address.
 
     Raises:
-        UserInputError: an installed package makes Ray's import fail.
+        UserInputError: an installed package makes Ray's import fail, or RAY_TMPDIR its start.
     """
     _unify_devices(os.environ)
+    _shorten_sockets(os.environ)
     if find_address(address) and not insecure:
         os.environ.setdefault("RAY_AUTH_MODE", "token")
     if problem := gpu_setup.find_broken_amdsmi():
@@ -29,6 +33,23 @@ def find_address(address: str | None) -> str | None:
     """Return the address of the cluster to join, by default that in RAY_ADDRESS; None: start one on this machine."""
     address = address or os.environ.get("RAY_ADDRESS")
     return None if address == "local" else address
+
+
+def name_address(address: str | None) -> str:
+    """Return the setting or the variable that has the address of the cluster to join, for messages."""
+    return f"cluster.address={address}" if address else f"RAY_ADDRESS={os.environ.get('RAY_ADDRESS')}"
+
+
+def _shorten_sockets(variables: MutableMapping[str, str]) -> None:
+    """Let Ray have its sockets in /tmp where their paths below TMPDIR would be too long for the system."""
+    name = "RAY_TMPDIR" if variables.get("RAY_TMPDIR") else "TMPDIR"
+    if len(os.fsencode(variables.get(name, ""))) + len(SOCKET) <= MAX_SOCKET_PATH:
+        return
+    problem = f"{name}={variables[name]}: is too long for the paths of Ray's sockets"
+    if name == "RAY_TMPDIR":
+        raise UserInputError(f"{problem}; at most {MAX_SOCKET_PATH - len(SOCKET)} characters, such as RAY_TMPDIR=/tmp")
+    print(f"sweeper: {problem}, which are in /tmp", file=sys.stderr)
+    variables["RAY_TMPDIR"] = "/tmp"
 
 
 def shell_commands() -> str:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import fcntl
 import json
 import math
+import os
+import sys
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -18,7 +20,7 @@ from sweeper.config.space_checks import POINTS, WarmStart
 from sweeper.metrics.criteria import Criteria
 from sweeper.results.description import SweepDescription, read_description
 from sweeper.search.front import Front, measure_front, measured_interval
-from workloads.api.errors import UserInputError, suggest
+from workloads.api.errors import UserInputError, describe_os_error, suggest
 
 JOURNAL = "study.journal"
 RECORD = "record"  # as in `search.journal`, which takes a second to import
@@ -201,8 +203,14 @@ def front_value(front: Front, record: TrialRecord, criteria: Criteria) -> Winner
 def find_sweeps(directory: Path) -> list[StoredSweep]:
     """Return the sweeps of a results directory, the last one first."""
     root = directory / "sweeps"  # Hydra keeps its own below one that begins with a dot
-    folders = root.iterdir() if root.is_dir() else ()
-    sweeps = [StoredSweep(path) for path in folders if path.is_dir() and (path / "lock").exists()]
+    try:
+        folders = [path for path in root.iterdir() if path.is_dir()] if root.is_dir() else []
+    except PermissionError as error:
+        raise UserInputError(f"dir={directory}: {describe_os_error(error)}") from error
+    readable = [path for path in folders if os.access(path, os.R_OK | os.X_OK)]
+    if private := sorted(path.name for path in folders if path not in readable):
+        print(f"sweeper: not readable, of other users: {', '.join(private)}", file=sys.stderr)
+    sweeps = [StoredSweep(path) for path in readable if (path / "lock").exists()]
     return sorted(sweeps, key=lambda sweep: sweep.changed_at_s, reverse=True)
 
 

@@ -10,12 +10,16 @@ import configparser
 import contextlib
 import http.client
 import importlib.metadata
+import importlib.util
 import os
 import socket
+import sqlite3
+import sys
 import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -105,8 +109,9 @@ def check_uri(uri: str, option: str = "tracking.uri=") -> None:
         raise UserInputError(f"{shown}: not a valid address") from error
     scheme = parts.scheme.split("+")[0]
     if file := sqlite_path(uri):
-        if not os.access(file.parent, os.W_OK):
-            raise UserInputError(f"{shown}: {file.parent} cannot be written")
+        for path in (file.parent, file) if file.exists() else (file.parent,):
+            if not os.access(path, os.W_OK):
+                raise UserInputError(f"{shown}: {path} cannot be written")
         if reason := _find_damage(file):
             raise UserInputError(f"{shown}: {reason}")
         return
@@ -132,6 +137,8 @@ def check_uri(uri: str, option: str = "tracking.uri=") -> None:
             elif os.environ.get(TOKEN):
                 reason = f"the server refuses the token in {TOKEN}"
             raise UserInputError(f"{shown}: {reason}") from error
+        if error.code == 404 and not _serves_api(parts):
+            raise UserInputError(f"{shown}: no MLflow server answers there (status 404)") from error
         if error.code >= 500:
             raise UserInputError(f"{shown}: the server answers with status {error.code}") from error
     except (OSError, http.client.HTTPException) as error:
@@ -147,6 +154,11 @@ def check_default_store(folder: Path) -> None:
     file = folder / "mlflow.db"
     if reason := _find_damage(file):
         raise UserInputError(f"dir={folder}: {file.name}: {reason}; move it away, or set tracking.uri")
+    if file.exists() and not os.access(file, os.W_OK):
+        raise UserInputError(f"dir={folder}: {file.name}: cannot be written; set dir or tracking.uri")
+    if ignored := os.environ.get("MLFLOW_TRACKING_URI"):
+        remedy = f"results are written to {file.name}; set tracking.uri= for another store"
+        print(f"sweeper: MLFLOW_TRACKING_URI={mask(ignored)}: is not used: {remedy}", file=sys.stderr)
 
 
 def _find_damage(file: Path) -> str:
@@ -158,7 +170,30 @@ def _find_damage(file: Path) -> str:
             begin = opened.read(len(SQLITE_MAGIC))
     except OSError as error:
         return "" if isinstance(error, FileNotFoundError) else describe_os_error(error)
-    return "" if begin in (b"", SQLITE_MAGIC) else "is not a SQLite database"
+    if begin not in (b"", SQLITE_MAGIC):
+        return "is not a SQLite database"
+    return _find_newer_schema(file) if begin else ""
+
+
+def _find_newer_schema(file: Path) -> str:
+    """Return why the installed MLflow cannot open a SQLite file; empty if it may."""
+    found = importlib.util.find_spec("mlflow")  # which does not import it
+    assert found is not None and found.origin
+    migrations, address = Path(found.origin).parent / "store/db_migrations/versions", file.resolve().as_uri()
+    with contextlib.suppress(sqlite3.Error), closing(sqlite3.connect(f"{address}?mode=ro", uri=True)) as database:
+        for (revision,) in database.execute("SELECT version_num FROM alembic_version"):
+            if not list(migrations.glob(f"{revision}_*.py")):
+                return f"was written by a newer MLflow than {importlib.metadata.version('mlflow')} ({revision})"
+    return ""
+
+
+def _serves_api(parts: urllib.parse.SplitResult) -> bool:
+    """Return whether MLflow's API is there, where a server has neither of its pages /health and /version."""
+    try:
+        _request(parts, "/api/2.0/mlflow/experiments/search?max_results=1").close()
+    except urllib.error.HTTPError as error:
+        return error.code != 404
+    return True
 
 
 def _request(parts: urllib.parse.SplitResult, path: str) -> Any:

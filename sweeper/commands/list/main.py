@@ -36,7 +36,7 @@ from sweeper.results.stored import JOURNAL, JournalTail, StoredSweep, find_sweep
 from sweeper.search.progress import SweepProgress
 from sweeper.tracking import mlflow_store
 from sweeper.tracking.mlflow_store import default_uri, sqlite_path
-from workloads.api.errors import UserInputError
+from workloads.api.errors import UserInputError, describe_os_error
 from workloads.api.metrics import get_metric
 
 HEADING = ["sweep", "state", "best", "size", "age"]
@@ -130,8 +130,9 @@ main = COMMAND.main
 
 def describe_row(sweep: StoredSweep) -> list[str]:
     """Return the cells of a sweep; of one with a damaged file what is known without it."""
-    size, started_s = format_amount(sweep.size_bytes, SIZES), sweep.changed_at_s
+    size, started_s = "", sweep.changed_at_s
     try:
+        size = format_amount(sweep.size_bytes, SIZES)
         state, best = str(sweep.state), f"front of {count(sweep.front_size, 'trial')}" if sweep.front_size else ""
         if description := sweep.description:
             started_s = description.started_at_s
@@ -140,6 +141,8 @@ def describe_row(sweep: StoredSweep) -> list[str]:
                 best = f"{format_number(winner.value)} {unit}, trial {winner.trial}"
     except UserInputError as error:
         state, best, started_s = "damaged", str(error), sweep.changed_at_s
+    except PermissionError as error:  # another user's
+        state, best = "not readable", describe_os_error(error)
     return [sweep.name, state, best, size, format_amount(time.time() - started_s, AGES_S)]
 
 

@@ -10,9 +10,11 @@ from pathlib import Path
 import pytest
 
 from sweeper.execution import ray_environment
+from sweeper.execution.cluster import discover_nodes
 from tests.conftest import CommandResult
 from tests.conftest import environment as variables
 from workloads.api import gpu_setup
+from workloads.api.errors import UserInputError
 
 
 @pytest.fixture
@@ -80,3 +82,17 @@ def test_an_amdsmi_with_which_ray_crashes_gives_a_message(words: tuple[str, ...]
     result = CommandResult(run.returncode, run.stdout, run.stderr)
     assert result.code == 2 and "amdsmi does not work (KeyError" in result.err and "pip uninstall amdsmi" in result.err
     assert len(result.err.splitlines()) == 1
+
+
+def test_the_variable_that_misleads_ray_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    for address, reason in (("http://127.0.0.1:8265", "dashboard"), ("127.0.0.1:9", "no Ray cluster answers")):
+        monkeypatch.setenv("RAY_ADDRESS", address)
+        with pytest.raises(UserInputError, match=rf"^RAY_ADDRESS={address}: .*{reason}.*cluster\.address=local"):
+            discover_nodes(None)
+    monkeypatch.setenv("TMPDIR", "/" + 90 * "t")
+    monkeypatch.setenv("RAY_TMPDIR", "")
+    ray_environment.prepare("local")
+    assert os.environ["RAY_TMPDIR"] == "/tmp"
+    monkeypatch.setenv("RAY_TMPDIR", "/" + 90 * "t")
+    with pytest.raises(UserInputError, match=r"^RAY_TMPDIR=/t+: is too long .* at most"):
+        ray_environment.prepare("local")

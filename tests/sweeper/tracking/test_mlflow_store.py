@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import base64
+import shutil
+import sqlite3
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, HTTPServer
+from contextlib import closing
+from functools import partial
+from http.server import BaseHTTPRequestHandler, HTTPServer, SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -156,3 +160,26 @@ def test_a_file_that_is_no_database_is_refused_before_a_sweep_starts(tmp_path: P
     (tmp_path / "mlflow.db").mkdir()
     with pytest.raises(UserInputError, match="is a directory, and no SQLite database"):
         mlflow_store.check_default_store(tmp_path)
+
+
+def test_a_store_of_a_newer_mlflow_is_refused_and_a_variable_that_is_not_used_is_named(
+    tmp_path: Path, empty_store: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = Path(shutil.copy(empty_store, tmp_path))
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://user:word@host:5000")
+    mlflow_store.check_default_store(tmp_path)
+    assert "MLFLOW_TRACKING_URI=http://user:***@host:5000: is not used" in capsys.readouterr().err
+    with closing(sqlite3.connect(file)) as database:
+        database.execute("UPDATE alembic_version SET version_num = 'fffffffffff0'")
+        database.commit()
+    with pytest.raises(UserInputError, match=r"mlflow\.db: was written by a newer MLflow than .* \(fffffffffff0\)"):
+        mlflow_store.check_default_store(tmp_path)
+
+
+def test_a_web_server_without_mlflow_is_refused(tmp_path: Path) -> None:
+    handler = partial(SimpleHTTPRequestHandler, directory=str(tmp_path))
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        with pytest.raises(UserInputError, match=r"no MLflow server answers there \(status 404\)"):
+            mlflow_store.check_uri(f"http://127.0.0.1:{server.server_port}")
+        server.shutdown()
