@@ -102,16 +102,25 @@ class Family:
         return {**NAMES, **(WINDOW if self.window else {}), **self.names}
 
     @property
+    def flags(self) -> set[str]:
+        """Return the keys of a file that are true or false."""
+        biases = (key for key in (self.qkv_bias, self.output_bias, self.mlp_bias) if isinstance(key, str))
+        return {*biases, *(key for key, value in self.defaults.items() if type(value) is bool), "tie_word_embeddings"}
+
+    @property
     def keys(self) -> set[str]:
         """Return the keys of a file that have an effect on the model."""
-        biases = (key for key in (self.qkv_bias, self.output_bias, self.mlp_bias) if isinstance(key, str))
-        sizes = (key for names in self.size_names.values() for key in names)
-        return {*sizes, *biases, *self.defaults, "layer_types", "tie_word_embeddings"}
+        return {
+            *(key for names in self.size_names.values() for key in names),
+            *self.flags,
+            *self.defaults,
+            "layer_types",
+        }
 
 
 def _falcon(config: Config) -> dict[str, Any]:
     is_new, is_parallel = config["new_decoder_architecture"], config["parallel_attn"]
-    usual = config["num_attention_heads"] if is_new or not config["multi_query"] else 1
+    usual = None if is_new or not config["multi_query"] else 1  # as many as heads
     norms = config["num_ln_in_parallel_attn"] or (2 if is_new else 1)
     return {
         "num_kv_heads": (config["num_kv_heads"] if is_new else None) or usual,

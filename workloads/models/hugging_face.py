@@ -22,13 +22,11 @@ from workloads.models.model import MODELS, Model
 REQUIRED = ("layers", "hidden_size", "heads", "vocabulary")
 MAX_LAYERS, MAX_SIZE = 10_000, 2**31 - 1
 # Whole numbers and lists in files from which follows what a layer has.
-PERIODS = (
-    "sliding_window_pattern",
-    "no_rope_layer_interval",
-    "decoder_sparse_step",
-    "interleave_moe_layer_step",
-    "moe_layer_freq",
-)
+NUMBERS = {
+    **dict.fromkeys(("sliding_window_pattern", "no_rope_layer_interval", "decoder_sparse_step"), 1),  # the least
+    **dict.fromkeys(("interleave_moe_layer_step", "moe_layer_freq"), 1),
+    **dict.fromkeys(("max_window_layers", "first_k_dense_replace", "num_ln_in_parallel_attn"), 0),
+}
 LISTS = ("no_rope_layers", "mlp_only_layers", "moe_layers")
 
 
@@ -72,9 +70,11 @@ def read_hugging_face(config: Config) -> Model:
         raise UnsupportedModel(f"{what}. Available: {', '.join(known)}.{_suggest(name, known)}")
     family = FAMILIES[name]
     _check_keys(name, given)
-    config = {**family.defaults, **given}
-    _check_patterns(config)
-    config |= family.adapt(config)
+    _check_values(family, given)
+    read = {key: given[key] for key in family.keys & given.keys() if given[key] is not None or key not in NUMBERS}
+    config = {**family.defaults, **read}
+    adapted = family.adapt(config)
+    config |= adapted
     sizes = _read_sizes(family, config)
     sizes |= _experts(family, config, sizes)
     qkv_bias, output_bias, mlp_bias = (
@@ -83,11 +83,11 @@ def read_hugging_face(config: Config) -> Model:
     )
     return Model(
         activation=family.activation,
-        positions=config.get("positions", family.positions),
+        positions=adapted.get("positions", family.positions),
         tied=bool(config.get("tie_word_embeddings")),
         qkv_bias=qkv_bias,
         mlp_bias=mlp_bias,
-        norms=config.get("norms", family.norms),
+        norms=adapted.get("norms", family.norms),
         norm_vectors=family.norm_vectors,
         other_vectors=_other_vectors(family, config, sizes, output_bias),
         shared_expert_gate=family.shared_expert_gate,
@@ -124,12 +124,16 @@ def _check_keys(name: str, config: Config) -> None:
             )
 
 
-def _check_patterns(config: Config) -> None:
-    """Raise UnsupportedModel for a key of which layers follow that is not what it must be."""
-    for key in PERIODS:
-        _whole(config, key, 1)
+def _check_values(family: Family, config: Config) -> None:
+    """Raise UnsupportedModel for a key, other than a size, that is not what it must be."""
+    for key, least in NUMBERS.items():
+        _whole(config, key, least)
+    for key in family.flags & config.keys():
+        if not isinstance(config[key], bool | None):
+            raise UnsupportedModel(f"{key} is {config[key]!r}: must be true or false")
     for key in LISTS:
-        value = config.get(key) or []
+        value = config.get(key)
+        value = [] if value is None else value
         if not isinstance(value, list) or any(type(item) is not int or not 0 <= item <= MAX_LAYERS for item in value):
             raise UnsupportedModel(f"{key} is {value!r}: must be a list of whole numbers")
     if not isinstance(config.get("attn_config") or {}, Mapping):

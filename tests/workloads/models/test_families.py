@@ -37,7 +37,7 @@ FALCON = {"num_kv_heads": 4, "num_key_value_heads": None, "intermediate_size": N
 CHUNKS = LOCAL_EXPERTS | {"attention_chunk_size": 100, "intermediate_size_mlp": 200, "head_dim": 16}
 FILES: dict[str, list[dict[str, Any]]] = {
     "llama": [{}, {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True, "head_dim": 16}],
-    "mistral": [WINDOW, {"sliding_window": None, "head_dim": 16}],
+    "mistral": [WINDOW | {"use_sliding_window": False}, {"sliding_window": None, "head_dim": 16}],
     "qwen2": [{}, TAIL_WINDOWS, TAIL_WINDOWS | {"max_window_layers": 6}, UNEVEN | {"use_sliding_window": True}],
     "qwen3": [{"head_dim": 16}, {}, TAIL_WINDOWS],
     "gpt_neox": [{"num_key_value_heads": None}, {"num_key_value_heads": None, "attention_bias": False}],

@@ -162,6 +162,8 @@ def test_windows_of_hugging_face_files() -> None:
         ({"model_type": "mistral", "sliding_window": -1}, "sliding_window is -1: must be a whole number from 0"),
         ({"layer_types": "full"}, "layer_types is 'full': must be a list"),
         ({"model_type": "mpt", "attn_config": "x"}, "attn_config is 'x': must be a mapping"),
+        ({"attention_bias": "false"}, "attention_bias is 'false': must be true or false"),
+        ({"model_type": "qwen2", "max_window_layers": "4"}, "max_window_layers is '4': must be a whole number"),
         ({"kv_lora_rank": 512}, "kv_lora_rank may change shapes, and is not known of model_type llama"),
         ({"model_type": "qwen2", "max_window_layer": 3}, "max_window_layer may .* Did you mean max_window_layers"),
         ({"model_type": "mixtral", "moe_layer_freq": 2}, "moe_layer_freq may change shapes"),
