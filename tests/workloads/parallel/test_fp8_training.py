@@ -26,7 +26,7 @@ needs_torchao = pytest.mark.skipif(importlib.util.find_spec("torchao") is None, 
 @pytest.mark.long(11)
 @pytest.mark.xdist_group("ranks")
 def test_fp8_layers_train_the_same_in_every_layout_and_near_fp32(ranks: Ranks, reference: Trained) -> None:
-    one_rank = Layout(micro_batch=2, global_batch=BATCH)
+    one_rank = Layout(micro_batch=4, global_batch=BATCH)
     (fp8_reference,) = ranks.train(one_rank, recipe="fp8_tensorwise")
     sharded = ranks.train(replace(one_rank, dp_shard=2), recipe="fp8_tensorwise")
     assert all(rank.fp8_gathers["fp8_all_gather"] for rank in sharded)  # FSDP casts weights before it gathers them
@@ -51,7 +51,7 @@ def test_fp8_layers_train_the_same_in_every_layout_and_near_fp32(ranks: Ranks, r
 )
 def test_fp8_with_tensor_parallelism_trains_like_one_process(recipe: str, dp_shard: int, ranks: Ranks) -> None:
     """Sums outside the products differ by a ten-millionth, so here and there a number rounds to another fp8 number."""
-    one_rank = Layout(micro_batch=2, global_batch=BATCH)
+    one_rank = Layout(micro_batch=4, global_batch=BATCH)
     (expected,) = ranks.train(one_rank, recipe=recipe, exact_fp8_sums=True)
     for rank in ranks.train(replace(one_rank, tp=2, dp_shard=dp_shard), recipe=recipe, exact_fp8_sums=True):
         casts_first = recipe == "fp8_tensorwise"
@@ -67,7 +67,7 @@ def test_fp8_with_tensor_parallelism_trains_like_one_process(recipe: str, dp_sha
 @pytest.mark.long(6)
 @pytest.mark.xdist_group("ranks")
 def test_emulated_mxfp8_trains_like_one_process_with_fsdp_and_near_bf16(ranks: Ranks) -> None:
-    one_rank = Layout(micro_batch=2, global_batch=BATCH)
+    one_rank = Layout(micro_batch=4, global_batch=BATCH)
     (expected,) = ranks.train(one_rank, recipe="mxfp8", dtype=torch.bfloat16)
     (bf16,) = ranks.train(one_rank, dtype=torch.bfloat16)
     assert expected.losses == pytest.approx(bf16.losses, abs=0.02)
