@@ -121,7 +121,7 @@ def check_training(plan: Plan, device_type: str = "cpu", shape: Model = SHAPE) -
     before, losses, after = train_with_pytorch(shape, plan.accumulation_rounds)
     device = torch.device(device_type)
     kernel = select_attention_kernel(shape, LENGTH, device, torch.float32)
-    with Arena(64 * 2**20, device) as arena:
+    with Arena(32 * 2**20, device) as arena:
         engine = Engine(shape, plan, arena, device, kernel, precision=FP32, optimizer=OPTIMIZER)
         engine.load(before.__getitem__)
         engine_losses = [float(engine.step(batch)) for batch in draw_tokens(plan.accumulation_rounds)]
@@ -179,7 +179,7 @@ def train_in_fp8(
     precision = Precision(torch.bfloat16, recipe=recipe)
     plan = build_plan([layer] * SHAPE.layers, layer.optimizer_states, ROUNDS, segments)
     kernel = select_attention_kernel(SHAPE, FP8_LENGTH, device, torch.bfloat16)
-    with Arena(64 * 2**20, device) as arena:
+    with Arena(32 * 2**20, device) as arena:
         plan = replace(plan, sequence_length=FP8_LENGTH)
         engine = Engine(SHAPE, plan, arena, device, kernel, precision=precision, optimizer=OPTIMIZER)
         engine.initialize(0)
@@ -233,7 +233,7 @@ def test_segments_in_fp8_train_nearly_like_whole_sequences(recipe: str) -> None:
 
 
 def initial_weights(precision: Precision) -> dict[str, torch.Tensor]:
-    with Arena(64 * 2**20, CPU) as arena:
+    with Arena(32 * 2**20, CPU) as arena:
         plan = build_plan([place()] * SHAPE.layers, "device", 1)
         engine = Engine(SHAPE, plan, arena, CPU, KERNELS["cpu"], precision=precision)
         engine.initialize(0)
@@ -242,7 +242,7 @@ def initial_weights(precision: Precision) -> dict[str, torch.Tensor]:
 
 @pytest.mark.parametrize("location", LOCATIONS)
 def test_drawn_master_weights_are_those_that_the_first_gradients_belong_to(location: Location) -> None:
-    with Arena(64 * 2**20, CPU) as arena:
+    with Arena(32 * 2**20, CPU) as arena:
         plan = build_plan([place(location, location, location)] * SHAPE.layers, location, 1)
         engine = Engine(SHAPE, plan, arena, CPU, KERNELS["cpu"], precision=Precision(torch.bfloat16, True))
         engine.initialize(0)
@@ -359,7 +359,7 @@ def test_master_weights_keep_updates_that_bf16_rounds_away(location: Location) -
     plan = build_plan([place(location, location, location)] * shape.layers, location, 1)
 
     def train(precision: Precision) -> torch.Tensor:
-        with Arena(64 * 2**20, CPU) as arena:
+        with Arena(32 * 2**20, CPU) as arena:
             optimizer = AdamW(learning_rate=1e-5)
             engine = Engine(shape, plan, arena, CPU, KERNELS["cpu"], precision=precision, optimizer=optimizer)
             engine.load(before.__getitem__)

@@ -53,7 +53,7 @@ def build_plan(layers: tuple[LayerPlan, ...], location: Location) -> Plan:
 
 def train(precision: Precision, location: Location) -> tuple[list[float], dict[str, torch.Tensor], Engine]:
     layers = (LayerPlan(location, location, location),) * SHAPE.layers
-    with Arena(256 * 2**20, CPU) as arena:
+    with Arena(32 * 2**20, CPU) as arena:
         engine = Engine(
             SHAPE,
             build_plan(layers, location),
@@ -74,7 +74,7 @@ def train_with_torchao(states: StateFormat) -> tuple[list[float], dict[str, torc
     from torchao.optim.subclass_8bit import OptimState8bit
 
     model = Llama(SHAPE)
-    with Arena(64 * 2**20, CPU) as arena:
+    with Arena(32 * 2**20, CPU) as arena:
         plan = build_plan((LayerPlan(),) * SHAPE.layers, "device")
         engine = Engine(SHAPE, plan, arena, CPU, KERNELS["cpu"], precision=Precision(torch.float32))
         engine.initialize(0)
