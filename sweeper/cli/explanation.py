@@ -19,6 +19,7 @@ from sweeper.cli.sources import (
     compose_groups,
     display,
     find_file,
+    list_choices,
     locate_text,
 )
 from sweeper.config.space import ALLOWED_FORMS
@@ -96,7 +97,7 @@ def explain(error: Exception, arguments: Arguments) -> str:
     if isinstance(error, OSError):
         return describe_os_error(error)
     if isinstance(error, OverrideParseException):
-        return _explain_syntax(str(error.override).removeprefix("++"))
+        return _explain_syntax(str(error.override).removeprefix("++"), arguments)
     text = f"{error}\n{error.__cause__ or ''}"
     if text.startswith("In '"):
         return _explain_file(text, arguments)
@@ -172,8 +173,10 @@ def _workload_of(arguments: Arguments, preset: str) -> str | None:
         return None
 
 
-def _explain_syntax(override: str) -> str:
+def _explain_syntax(override: str, arguments: Arguments) -> str:
     key, _, value = override.partition("=")
+    if groups := [group for group in GROUPS if override in list_choices(arguments, group)]:
+        return f"{override}: must be group=choice. Did you mean {groups[0]}={override}?"
     if not value or not re.fullmatch(r"[+~]{0,2}[\w.@/:-]+", key):
         return f"{override}: cannot be parsed; must be key=value or group=choice"
     for quote in ("'", '"'):

@@ -12,6 +12,8 @@ class WorkloadSection:
 
     Attributes:
         name: the benchmark that runs; workload=NAME selects a file that sets it.
+        preset: the name of a file that sets what the benchmark trains, by which its sweeps are named; empty if it is
+            the benchmark's.
         objective: the metric that ranks trials; of several the leading one.
         direction: whether a higher or a lower objective is better.
         strategy: the name of a fixed layout in `conf/strategies.yaml`, such as balanced.
@@ -21,6 +23,11 @@ class WorkloadSection:
     objective: str
     direction: Literal["maximize", "minimize"] = "maximize"
     strategy: str | None = None
+    preset: str = ""
+
+    @property
+    def title(self) -> str:
+        return self.preset or self.name
 
 
 @dataclass(frozen=True)

@@ -104,6 +104,10 @@ def convert(annotation: Any, value: Any, key: str) -> Any:
         return annotation(value)  # name=2026 is a name
     number = re.fullmatch(r"(\d+(?:\.\d+)?) ?([kKMGBT])", str(value))  # such as 1T or 300B
     hint = f". Write {number[1]}e{SI_PREFIXES[number[2]]}" if number else ""
+    if is_dataclass(annotation):
+        names = [item.name for item in fields(annotation)]
+        meant = f". Did you mean {key}.{names[0]}={value}?" if isinstance(value, int | float) else ""
+        hint = f" with the keys {', '.join(names)}{meant}"
     raise UserInputError(f"{key}={_format_value(value)}: must be {describe_type(annotation)}{hint}")
 
 

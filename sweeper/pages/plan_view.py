@@ -126,7 +126,10 @@ def show_plan(plan: SweepPlan) -> None:
 
 
 def _show_estimates(plan: SweepPlan, estimates: CostEstimates, console: Console) -> None:
-    if plan.target.is_gpu:
+    if plan.workload.plan_band:
+        console.print(f"band     {plan.workload.plan_band}", soft_wrap=True)
+        console.print("rates    of the catalogue, with PCIe to the host; a trial plans with its GPU's measured rates")
+    elif plan.target.is_gpu:
         band = bands()["dense"]
         console.print(f"band     {band.error_share:.0%} of a step's time: {band.meaning}")
     else:
@@ -160,6 +163,7 @@ def _show_estimates(plan: SweepPlan, estimates: CostEstimates, console: Console)
 
 def _show_candidates(estimates: CostEstimates, console: Console) -> None:
     headings = {estimates.objective: f"estimated {estimates.objective}", "memory_gib": "GiB"}
+    headings |= {"peak_host_gib": "host GiB", "trial_s": "s a trial"}
     shown = [name for name in headings if any(name in candidate.estimate.metrics for candidate in estimates.valid)]
     rows = []
     for place, candidate in enumerate(estimates.valid[:SHOWN_CANDIDATES], start=1):

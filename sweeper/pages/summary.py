@@ -56,7 +56,7 @@ class Summary:
 
     @property
     def title(self) -> str:
-        return f"{self.results.plan.config.workload.name} on {self.results.plan.target.model}"
+        return f"{self.results.plan.config.workload.title} on {self.results.plan.target.model}"
 
     def markdown(self) -> str:
         """Return the summary for the parent run's page in MLflow."""

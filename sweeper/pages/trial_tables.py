@@ -47,8 +47,10 @@ def common_parameters(records: Sequence[TrialRecord]) -> dict[str, Any]:
 
 
 def fixed_parameters(records: Iterable[TrialRecord]) -> dict[str, Any]:
-    """Return the parameters that the sweep holds fixed: constants, defaults and settings."""
-    fixed = next((record.fixed for record in records if record.fixed), {})
+    """Return the parameters that are equal in all trials and not searched: constants, defaults and settings."""
+    fixed: dict[str, Any] = {}
+    for number, other in enumerate(record.fixed for record in records if record.fixed):
+        fixed = {name: value for name, value in fixed.items() if other.get(name) == value} if number else dict(other)
     return {name: value for name, value in fixed.items() if value not in (None, "")}
 
 

@@ -46,7 +46,8 @@ def estimate_space(
     Raises UserInputError if the space is too large or has an interval, or if no point of it is valid.
     """
     workload, criteria = resolved.workload, resolved.criteria
-    if not workload.has_estimates:
+    is_plan = bool(workload.plan_band and resolved.config.plan and math.isfinite(machine.cluster.device.memory_gb_s))
+    if not (workload.has_estimates or is_plan):
         return None
     candidates = list(islice(_list_candidates(workload, space, machine), MAX_CANDIDATES + 1))
     if len(candidates) > MAX_CANDIDATES:

@@ -124,7 +124,9 @@ def _select_kind(hardware: Hardware, nodes: Sequence[Node]) -> tuple[Hardware, l
     else:
         selected = [node for node in selected if has_hardware(node, hardware)]
         if not selected:
-            raise UserInputError(f"hardware={hardware.name}: not in the cluster, which has {describe_inventory(nodes)}")
+            advice = "plan=true plans without it; cluster.address=HOST:PORT joins a cluster that has it"
+            inventory = describe_inventory(nodes)
+            raise UserInputError(f"hardware={hardware.name}: not in the cluster, which has {inventory}; {advice}")
     check_partition(hardware)
     modes = sorted(set[str]().union(*(node.partitions for node in selected)))
     if hardware.partition is None and len(modes) > 1:

@@ -176,7 +176,10 @@ def plan_sweep(
     if name is None:
         digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:6]
         dtype = [str(space.constants["dtype"])] if "dtype" in space.constants else []
-        name = "-".join([config.workload.name, target.hardware.name, *dtype, config.search.sampler, digest])
+        parts = [target.hardware.name, *dtype, config.search.sampler, digest]
+        name = "-".join([config.workload.name, *parts])
+        if not (directory / "sweeps" / name).exists():  # as an earlier version named a preset's sweep
+            name = "-".join([config.workload.title, *parts])
     if config.retry and not (directory / "sweeps" / name / "study.journal").exists():
         close = nearest(name, (journal.parent.name for journal in directory.glob("sweeps/*/study.journal")))
         hint = f". Did you mean name={close}?" if close else ""
@@ -295,7 +298,9 @@ def estimate_steps_s(plan: SweepPlan) -> float | None:
     for candidate in valid[:: 1 + len(valid) // SAMPLED_POINTS]:
         parameters = plan.workload.Parameters(**without_variables({**plan.space.constants, **candidate.point}))
         rate = candidate.estimate.metrics.get("tokens_per_s")
-        if rate and all(hasattr(parameters, name) for name in PARAMETERS_OF_STEPS):
+        if trial_s := candidate.estimate.metrics.get("trial_s"):
+            seconds.append(trial_s)
+        elif rate and all(hasattr(parameters, name) for name in PARAMETERS_OF_STEPS):
             batch, length, warmup, steps = (getattr(parameters, name) for name in PARAMETERS_OF_STEPS)
             seconds.append((warmup + steps) * batch * length / rate)
     trials = min(limit, len(valid))

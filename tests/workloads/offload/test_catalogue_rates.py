@@ -1,0 +1,56 @@
+"""Plans of memory budgets by the catalogue's rates, compared with what an H200 measured."""
+
+from __future__ import annotations
+
+import csv
+
+import pytest
+import torch
+
+from sweeper.preflight.clusters import build_cluster
+from tests.conftest import REPOSITORY, CommandResult
+from workloads.api.contract import Machine
+from workloads.offload import Offload, OffloadParameters
+from workloads.offload.catalogue_rates import CHUNK_TOKENS, model_sizes
+from workloads.offload.device_rates import TIMED_CHUNK_TOKENS
+from workloads.offload.optimizer import Precision
+
+CELLS = REPOSITORY / "benchmarks/results/offload_h200_cells.csv"
+SHOWN = ("model", "sequence_length", "device_gib", "host_gib")
+
+
+@pytest.mark.parametrize("number", [1, 6, 9])
+def test_the_estimated_speed_is_within_the_band_of_the_plan(number: int) -> None:
+    rows = [row for row in csv.DictReader(CELLS.open()) if row["measured_tokens_per_s"]]
+    cell = rows[number]
+    cluster = build_cluster("h200", None, 1)
+    machine = Machine("gpu", "sm90", 1, 1, cluster.device.memory_gib, cluster)
+    point = {name: cell[name] if name == "model" else float(cell[name]) for name in SHOWN}
+    point["sequence_length"] = int(cell["sequence_length"])
+    constants = {"sequences_per_step": int(float(cell["measured_sequences_per_step"]))}
+    (candidate,) = Offload().list_candidates({name: [value] for name, value in point.items()}, constants, machine)
+    measured = float(cell["measured_tokens_per_s"])
+    assert candidate.estimate.metrics["tokens_per_s"] == pytest.approx(measured, rel=0.15)
+    assert candidate.estimate.metrics["memory_gib"] <= float(cell["device_gib"])
+
+
+@pytest.mark.parametrize("states", [None, "int8"])
+@pytest.mark.parametrize("masters", ["none", "fp32"])
+@pytest.mark.parametrize("dtype", ["bf16", "fp32"])
+def test_the_planned_states_are_those_of_the_engine(dtype: str, masters: str, states: str | None) -> None:
+    parameters = OffloadParameters(8, 8, dtype=dtype, master_weights=masters, optimizer_states=states)  # type: ignore[arg-type]
+    engine = Precision(
+        {"bf16": torch.bfloat16, "fp32": torch.float32}[dtype],
+        master_weights=masters == "fp32" and dtype != "fp32",
+        optimizer_states=states,  # type: ignore[arg-type]
+    )
+    assert model_sizes(parameters).state_bytes_per_parameter == engine.state_bytes_per_parameter
+    assert TIMED_CHUNK_TOKENS["cuda"] == CHUNK_TOKENS
+
+
+def test_a_plan_shows_the_speed_memory_and_duration_of_each_budget(run_cli: object) -> None:
+    result: CommandResult = run_cli("workload=llama8b", "hardware=h100", "space.host_gib=60,100", "plan=true")
+    assert result.code == 0, result.err
+    for text in ("band     15%", "host GiB", "s a trial", "device_gib=78 host_gib=60", "the GPU has 79"):
+        assert text in result.out, result.out
+    assert "/sweeps/llama8b-h100-" in result.out

@@ -1,0 +1,120 @@
+"""What a trial of a memory budget would reach by the catalogue's rates of its GPU. No torch."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import product
+
+from workloads.api.contract import Candidate, Estimate, Machine, Scalar
+from workloads.api.recipes import MULTIPLES
+from workloads.estimator.operations import Product, attention_s, block_products, block_seconds, product_s
+from workloads.estimator.placed_job import PlacedJob
+from workloads.hardware.cluster import Cluster
+from workloads.layouts.layout import Job, Layout
+from workloads.models.model import MODELS, Model
+from workloads.offload import OffloadParameters, infeasible_reason
+from workloads.offload.cost_model import DeviceRates, MemoryBudget, ModelSizes
+from workloads.offload.plan import GIB, RECOMPUTED_UNDER, SAVED_ACTIVATIONS
+from workloads.offload.plan_search import find_fastest_plans
+
+CHUNK_TOKENS = 8192  # the fewest of a chunk on a GPU (`device_rates.TIMED_CHUNK_TOKENS`)
+# GB/s each way between host and GPU while both directions copy: 49 measured on an H200 with PCIe 5
+# (benchmarks/results/offload_h200_rates.json), half of it with PCIe 4. GH200 and GB200 reach their host faster.
+HOST_LINK_GB_S, OLDER_HOST_LINK_GB_S = 49.0, 24.0
+OLDER = ("sm70", "sm75", "sm80", "sm86", "sm89", "gfx90")  # architectures whose GPUs have PCIe 4 or less
+VECTORS_OF_ADAMW = 7  # it reads weight, gradient and two moments, and writes all but the gradient
+STATE_BYTES = {"fp32": 4.0, "bf16": 2.0, "int8": 1 + 4 / 256}  # of one moment
+
+
+def list_candidates(
+    dimensions: Mapping[str, Sequence[Scalar]], constants: Mapping[str, Scalar], machine: Machine
+) -> Iterator[Candidate]:
+    """Yield every point with its estimate. Budgets of the same training are planned together, which is faster."""
+    trainings: dict[OffloadParameters, list[tuple[dict[str, Scalar], MemoryBudget]]] = defaultdict(list)
+    for values in product(*dimensions.values()):
+        point = dict(zip(dimensions, values, strict=True))
+        parameters = OffloadParameters(**{**constants, **point})  # type: ignore[arg-type]
+        budget = MemoryBudget(parameters.device_gib, parameters.host_gib)
+        trainings[replace(parameters, device_gib=0, host_gib=0)].append((point, budget))
+    for training, points in trainings.items():
+        estimates = _estimate_budgets(training, [budget for _, budget in points], machine)
+        yield from (Candidate(point, estimate) for (point, _), estimate in zip(points, estimates, strict=True))
+
+
+def _estimate_budgets(
+    training: OffloadParameters, budgets: Sequence[MemoryBudget], machine: Machine
+) -> Iterator[Estimate]:
+    """Yield the speed, memory and duration of the fastest plan within each budget, without the start of the process."""
+    length, sequences = training.sequence_length, training.sequences_per_step
+    if reason := infeasible_reason(training.dtype, length, machine.architecture):
+        yield from (Estimate(reason, "the GPU trains in this data type") for _ in budgets)
+        return
+    rates = estimate_rates(MODELS[training.model], length, training.dtype, machine.cluster)
+    predictions = find_fastest_plans(model_sizes(training), length, sequences, budgets, rates)
+    for budget, prediction in zip(budgets, predictions, strict=True):
+        point = f"device_gib={budget.device_gib:g} host_gib={budget.host_gib:g}"
+        if budget.device_gib > (memory_gib := machine.cluster.device.memory_gib):
+            reason = f"device_gib={budget.device_gib:g}: the GPU has {memory_gib:.4g} GiB"
+            yield Estimate(reason, "the budget is within the GPU's memory", description=point)
+        elif prediction is None:
+            yield Estimate(f"{point} are too small", "a plan fits the budget", description=point)
+        else:
+            step_s = prediction.times.step_s
+            metrics = {"tokens_per_s": length * sequences / step_s, "memory_gib": prediction.device_bytes / GIB}
+            metrics |= {
+                "peak_host_gib": prediction.host_bytes / GIB,
+                "trial_s": (training.warmup + training.steps) * step_s,
+            }
+            yield Estimate(metrics=metrics, description=point)
+
+
+def model_sizes(parameters: OffloadParameters) -> ModelSizes:
+    is_fp32, recipe = parameters.dtype == "fp32", parameters.dtype if parameters.dtype in MULTIPLES else ""
+    has_masters = parameters.master_weights == "fp32" and not is_fp32
+    states = parameters.optimizer_states or ("fp32" if is_fp32 or has_masters else "bf16")
+    return ModelSizes(
+        MODELS[parameters.model],
+        4 if is_fp32 else 2,
+        2 * STATE_BYTES[states] + 4 * has_masters,
+        cast_bytes_per_parameter=2 if recipe else 0,
+        token_multiple=MULTIPLES[recipe][2] if recipe else 1,
+    )
+
+
+def estimate_rates(model: Model, sequence_length: int, precision: str, cluster: Cluster) -> DeviceRates:
+    """Return the rates of one GPU by those of the catalogue, as `device_rates` measures them."""
+    job = Job(model, Layout(micro_batch=1), sequence_length, precision=precision, state="bf16", manual_backward=True)
+    placed = PlacedJob(job, cluster)
+    block, tokens = block_seconds(placed, 0), placed.tokens
+    by_name = {
+        product.name: product_s(placed, product, placed.precision.dtype) for product in block_products(placed, 0)
+    }
+    operation_s = {
+        "qkv": by_name["qkv"],
+        "output": by_name["output"],
+        "gate": by_name["up"] / 2,
+        "up": by_name["up"] / 2,
+        "attention": attention_s(placed, 0, backward=False),
+    }
+    recompute_s = {
+        saved: sum(operation_s[name] for name, choices in RECOMPUTED_UNDER.items() if saved in choices) / tokens
+        for saved in SAVED_ACTIVATIONS
+    }
+    head = Product("head", tokens, model.vocabulary, model.hidden_size)
+    is_older = cluster.device.architecture.startswith(OLDER)
+    host_s = 1e-9 / (OLDER_HOST_LINK_GB_S if is_older else HOST_LINK_GB_S)
+    # As measured for Llama 3 1B and 8B on an H200: 112,768 and 200,832 bytes in bf16.
+    workspace = placed.element_bytes * (6 * model.intermediate_size + 3.5 * model.hidden_size)
+    return DeviceRates(
+        forward_s_per_token=block.forward.total / tokens,
+        backward_s_per_token=block.backward.total / tokens,
+        recompute_s_per_token=recompute_s,
+        lm_head_s_per_token=3 * product_s(placed, head, placed.plain_dtype) / tokens,
+        h2d_s_per_byte=host_s,
+        d2h_s_per_byte=host_s,
+        optimizer_s_per_byte=placed.copy_s(VECTORS_OF_ADAMW),
+        workspace_bytes_per_token=workspace,
+        min_chunk_tokens=CHUNK_TOKENS,
+    )
