@@ -11,7 +11,7 @@ import os
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from contextlib import closing, suppress
+from contextlib import closing
 from pathlib import Path
 from typing import NamedTuple
 
@@ -19,6 +19,7 @@ from workloads.api.contract import HostBusy
 
 MAX_WAITED = 0.05  # share of an undisturbed turn's time that threads wait, summed over threads
 MAX_OVER_FASTEST = 3.0  # an undisturbed turn takes at most so many times the fastest: what Linux does not count
+COMPUTING = 0.1  # a thread that computes runs for at least this share of what the busiest one does
 EXTRA_S = 3.0  # how long further turns are tried
 PAUSE_S = 0.01  # after a disturbed turn: the scheduler prefers a process that has slept
 UNUSABLE = 0.5  # share of their time that the threads wait: the rate is too low by a factor of two or more
@@ -41,13 +42,28 @@ class ThreadWaits:
         for file in self._files:
             file.close()
 
-    def read_s(self) -> float:
-        """Return the seconds that threads have waited since they started; 0 where the system does not count them."""
-        waited_ns = 0
+    def read(self) -> list[tuple[int, int]]:
+        """Return the nanoseconds that each thread has run and waited since it started; 0 where Linux has no count."""
+        counts = []
         for file in self._files:
-            with suppress(OSError, IndexError):  # the thread has ended, or the kernel counts nothing
-                waited_ns += int(os.pread(file.fileno(), 100, 0).split()[1])
-        return waited_ns / 1e9
+            try:
+                ran, waited, *_ = os.pread(file.fileno(), 100, 0).split()
+            except (OSError, ValueError):  # the thread has ended, or the kernel counts nothing
+                ran, waited = b"0", b"0"
+            counts.append((int(ran), int(waited)))
+        return counts
+
+    def waited_s(self, before: Sequence[tuple[int, int]]) -> float:
+        """Return the seconds that computing threads have waited since `before`.
+
+        Others, such as those of a worker's connections, run for an instant now and then: their waits delay nothing.
+        """
+        changes = [
+            (ran - ran_0, waited - waited_0)
+            for (ran, waited), (ran_0, waited_0) in zip(self.read(), before, strict=True)
+        ]
+        most_ns = max((ran for ran, _ in changes), default=0)
+        return sum(waited for ran, waited in changes if ran >= COMPUTING * most_ns) / 1e9
 
 
 def time_undisturbed(steps: Sequence[Callable[[], float]], repeats: int, threads: int) -> list[tuple[float, ...]]:
@@ -69,9 +85,9 @@ def time_undisturbed(steps: Sequence[Callable[[], float]], repeats: int, threads
 
 def _time_turn(steps: Sequence[Callable[[], float]], waits: ThreadWaits, threads: int) -> Turn:
     started_s = time.perf_counter()
-    before_s = waits.read_s()
+    before = waits.read()
     times_s = tuple(step() for step in steps)
-    waited_s = waits.read_s() - before_s
+    waited_s = waits.waited_s(before)
     # Also between the calls and the readings the threads may wait, which disturbs nothing.
     outside_s = max(0.0, time.perf_counter() - started_s - sum(times_s))
     return Turn(times_s, max(0.0, waited_s - threads * outside_s))
