@@ -34,6 +34,7 @@ from workloads.api.errors import describe_os_error
 from workloads.api.metrics import find_source
 
 START_PATIENCE_S = 20.0
+ROUNDS_AGAIN = 3  # in which disturbed trials are measured again at the end of the search, and of the finals
 SHOWN_DISTURBED = 10  # trials in the line that names what is measured again
 
 
@@ -65,7 +66,7 @@ class Sweep:
         self._gang_resources = GangResources(resources.gpus, resources.whole_nodes, resources.host_gib)
         self._nodes = NodeMonitor(plan.target, plan.config, self._gang_resources, self._study.records)
         self._duration = DurationNote(plan)
-        self._finals_ended = self._finals_planned = 0
+        self._finals_ended = self._finals_planned = self._rounds_again = 0
         self._finals: deque[tuple[TrialRecord, Remeasurement]] = deque()
 
     # ── the run ──
@@ -164,16 +165,17 @@ class Sweep:
         self._pool.close(START_PATIENCE_S if self._pending_finals() else 0)
 
     def _queue_disturbed(self) -> bool:
-        """Queue once more what other processes disturbed, when all else has ended. Returns whether anything was."""
-        if self._stop.requested or self._progress.stop_reason:
+        """Queue again what other processes disturbed, when all else has ended. Returns whether anything was."""
+        if self._stop.requested or self._progress.stop_reason or self._rounds_again == ROUNDS_AGAIN:
             return False
+        self._rounds_again += 1
         in_finals, kept = bool(self._finals_planned), {id(record) for record in self._progress.front}
         disturbed = [
             record
             for record in self._study.current_records
-            if record.retry is None and record.number not in self._study.retried and id(record) not in kept
+            if record.number not in self._study.retried and id(record) not in kept
             if (bool(record.remeasurement and record.remeasurement.group) if in_finals else not record.remeasurement)
-            if record.status is TrialStatus.INCONCLUSIVE or self._describe_stall(record)
+            if record.status is TrialStatus.INCONCLUSIVE or (record.retry is None and self._describe_stall(record))
         ]
         for record in disturbed:
             self._study.try_again(record)
@@ -226,7 +228,7 @@ class Sweep:
         finalists = dict.fromkeys(remeasurement.trial for _, remeasurement in pending)
         numbers, rounds = ", ".join(map(str, finalists)), self._config.finals.rounds
         self._display.note(f"finals   remeasuring trials {numbers} in turns, {rounds} rounds, in a fresh worker")
-        self._finals_ended, self._finals_planned = 0, len(pending)
+        self._finals_ended, self._finals_planned, self._rounds_again = 0, len(pending), 0
         self._clock.enter("finals")
 
         def ask() -> Trial:
