@@ -21,7 +21,7 @@ from sweeper.common.format import exact_value
 from sweeper.tracking import mlflow_store, new_store
 
 # What the importer makes of a file. With another version, a file of the same content is imported again.
-IMPORTER_VERSION = "2"
+IMPORTER_VERSION = "3"
 MAX_TAG_LENGTH = 5000
 
 logging.getLogger("mlflow.store.db.utils").setLevel(logging.WARNING)  # at INFO it reports every table that it creates
