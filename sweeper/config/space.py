@@ -17,6 +17,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from decimal import Decimal
@@ -34,6 +35,7 @@ from workloads.api.errors import UserInputError
 
 Value = str | int | float | bool | None
 Parameters = dict[str, Value]
+NULL_CHOICE = re.compile(r"^choice\((.*\bnull\b.*)\)$")  # which Hydra's function does not take, unlike a list
 ALLOWED_FORMS = "range(first, end, step), choice(a, b), interval(low, high) or a constant"
 
 
@@ -199,8 +201,9 @@ def parse_entry(name: str, entry: Any) -> Dimension | Value:
 
 def parse_text(key: str, text: str) -> Any:
     """Return the text as Hydra's grammar parses it. Raises UserInputError if it does not."""
+    listed = NULL_CHOICE.sub(r"[\1]", text)
     try:
-        return OverridesParser.create().parse_override(f"{key}={text}").value()
+        return OverridesParser.create().parse_override(f"{key}={listed}").value()
     except HydraException as error:
         quotes = "; within {} in a file it needs quotes" if "(" in text and ")" not in text else ""
         raise UserInputError(f"{key}={text}: cannot be parsed. Allowed: {ALLOWED_FORMS}{quotes}") from error

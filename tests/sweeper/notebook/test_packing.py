@@ -69,7 +69,13 @@ def test_a_function_that_cannot_be_packed_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_space_of_python_values_is_the_space_that_they_describe(monkeypatch: pytest.MonkeyPatch) -> None:
-    space = {"x": [1, 2], "m": range(64, 257, 64), "lr": "interval(0.1, 1)", "kind": ["a", "b c", "it's"], "on": True}
+    space = {
+        "x": [1, 2],
+        "m": range(64, 257, 64),
+        "lr": "interval(0.1, 1)",
+        "kind": ["a", "b c", "it's"],
+        "on": True,
+    }
     texts = [
         "null",
         "True",
@@ -87,7 +93,7 @@ def test_a_space_of_python_values_is_the_space_that_they_describe(monkeypatch: p
         "x=1",
         "é\t",
     ]
-    space |= {"text": texts, "constant": "false", "reference": "${dir}"}
+    space |= {"text": texts, "constant": "false", "or": "choice(1,null)", "reference": "${dir}"}
     space |= {"n": np.int64(4), "some": (True, None), "env": {"NCCL_ALGO": ["Ring", "Tree"]}, "name": "abc"}
     monkeypatch.setattr(sys, "argv", ["sweeper"])
     monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
@@ -99,6 +105,7 @@ def test_a_space_of_python_values_is_the_space_that_they_describe(monkeypatch: p
     assert read.dimensions["some"] == Choice((True, None)) and read.dimensions["env.NCCL_ALGO"] == Choice(
         ("Ring", "Tree")
     )
+    assert read.dimensions["or"] == spaces.parse_entry("or", "choice(1,null)") == Choice((1, None))
     assert read.dimensions["text"] == Choice(tuple(texts))
     assert {"constant": "false", "reference": "${dir}"}.items() <= read.constants.items()
     assert {"on": True, "n": 4, "name": "abc"}.items() <= read.constants.items()
