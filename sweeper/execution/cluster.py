@@ -60,6 +60,7 @@ def discover_nodes(
     try:
         if address == "auto":
             address = ray_internals.find_running_cluster()
+            named = f"cluster.address={address}"
         if host_port := re.fullmatch(r"(?:ray://)?([^:/]+):(\d+)", address):
             # Ray itself retries for minutes and prints each attempt.
             socket.create_connection((host_port[1], int(host_port[2])), timeout=5).close()

@@ -99,7 +99,7 @@ def test_a_wrong_result_is_an_error() -> None:
 
 def test_a_disturbed_rank_calls_as_often_as_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     waited_s = iter(range(10**6))
-    monkeypatch.setattr(ThreadWaits, "read_s", lambda _: next(waited_s))
+    monkeypatch.setattr(ThreadWaits, "waited_s", lambda *_: next(waited_s))
     calls: list[None] = []
     times_s = time_calls(lambda: calls.append(None), torch.device("cpu"), warmup=2, repeats=3)
     assert (len(calls), len(times_s)) == (5, 3)
