@@ -57,6 +57,11 @@ def interpreter() -> str:
     return str(interpreter.relative_to(Path.cwd())) if below else interpreter.name
 
 
+def is_hangup_handled() -> bool:
+    """Return whether a closed terminal ends this process; not where it was started by nohup."""
+    return signal.getsignal(signal.SIGHUP) != signal.SIG_IGN
+
+
 class StopRequests:
     """Counts the requests to stop. `command` resumes the sweep, and is shown when it leaves at once."""
 
@@ -73,7 +78,7 @@ class StopRequests:
     def install(self) -> None:
         """Handle the signals from now on. Called again after Ray has installed its own handlers."""
         for signum in SIGNALS:
-            if signum != signal.SIGHUP or signal.getsignal(signum) != signal.SIG_IGN:  # as nohup asks for
+            if signum != signal.SIGHUP or is_hangup_handled():
                 signal.signal(signum, self._handle)
 
     def restore(self) -> None:
@@ -86,6 +91,8 @@ class StopRequests:
         self._count += 1
 
     def _handle(self, signum: int, _: object) -> None:
+        if signum == signal.SIGHUP and self.requested:
+            return  # the shell and the kernel each send one when a terminal is closed
         self.add()
         for number in (1, 2) if signum == signal.SIGHUP else ():
             try:

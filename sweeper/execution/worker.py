@@ -108,6 +108,8 @@ class Worker:
             executed = {**measurement.executed, **check_variables(job.variables)}  # a workload may have changed one
             measurement = replace(measurement, executed=executed)
         except BaseException as error:  # also what ends programs: else Ray takes this process for lost
+            if hasattr(error, "ray_terminate_msg"):  # SIGTERM, by which this process is lost
+                raise
             return replace(_describe_error(error), rank=rank.rank, started_s=started_s, ended_s=time.monotonic())
         return RankResult(rank.rank, started_s, time.monotonic(), measurement)
 

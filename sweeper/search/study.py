@@ -316,16 +316,20 @@ class Study:
                 states = [run["state"] for run in runs if run["first_trial"] <= record.number]
                 self.try_again(record, describe_differences(states[-1], run_state) if states else [])
 
-    def try_again(self, record: TrialRecord, changes: Sequence[str] = ()) -> None:
-        """Queue the point of a trial, or its round of the finals, whose next trial replaces this one."""
+    def try_again(self, record: TrialRecord, changes: Sequence[str] = ()) -> bool:
+        """Queue the point of a trial, or its round of the finals, whose next trial replaces this one.
+
+        Returns False where the space does not have the point any more.
+        """
         key = record.remeasurement or point_key(record.params)
         if isinstance(key, str):
             if self._allowed_keys is not None and key not in self._allowed_keys:
-                return
+                return False
             self._retry_points.append(dict(record.params))
             self._known_keys.discard(key)
         self._retry_marks[key] = Retry(record.number, tuple(changes))
         self.retried.add(record.number)
+        return True
 
     def _queue_initial_points(self, points: Sequence[Parameters]) -> None:
         """Queue these points, unless they were tried."""

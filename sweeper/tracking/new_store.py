@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
 import sqlite3
 import urllib.parse
 import zlib
@@ -65,10 +66,12 @@ def keep_artifacts_beside(uri: str) -> None:
         for number, location, runs in database.execute(query).fetchall():
             location = location or ""
             is_address = location.startswith("file:")
+            if not is_address and re.match(r"\w[\w+.-]*:", location):
+                continue  # in a bucket or on a server
             stored = Path(urllib.parse.unquote(urllib.parse.urlsplit(location).path if is_address else location))
             here = path.resolve().parent / ARTIFACTS / str(number)
             is_ours = stored.parts[-2:] == here.parts[-2:] and stored != here
-            if is_ours and (not runs or here.exists() or not stored.parent.parent.exists()):
+            if is_ours and (not runs or here.exists() or (here.parent.exists() and not stored.parent.parent.exists())):
                 new, end = here.as_uri(), len(location) + 1
                 database.execute("UPDATE experiments SET artifact_location = ? WHERE experiment_id = ?", (new, number))
                 moved = "UPDATE runs SET artifact_uri = ? || substr(artifact_uri, ?) WHERE experiment_id = ?"

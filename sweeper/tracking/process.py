@@ -33,6 +33,8 @@ import sys
 import threading
 from typing import Any, TextIO
 
+from sqlalchemy import exc
+
 from sweeper.common.trials import TrialRecord
 from sweeper.tracking.mlflow_view import SweepView
 from sweeper.tracking.store import MlflowException, Store
@@ -167,8 +169,14 @@ class RecordingProcess:
             print(f"report not finished: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
 
 
+# A database that is busy or gone, which may answer the next time.
+BUSY = (exc.DisconnectionError, exc.InterfaceError, exc.InternalError, exc.OperationalError, exc.TimeoutError)
+
+
 def is_permanent(error: Exception) -> bool:
     """Return whether an error is one of the message's content, which no repetition changes."""
+    if isinstance(error.__cause__ or error.__context__, BUSY):  # MLflow calls them bad requests, too
+        return False
     if isinstance(error, MlflowException) and error.get_http_status_code() in (400, 413, 422):
         return True
     return isinstance(error.__cause__ or error, (TypeError, UnicodeError, OverflowError))

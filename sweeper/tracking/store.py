@@ -41,7 +41,7 @@ RUN_STATUS = {
     TrialStatus.FAILED: "FAILED",
 }
 NOTHING: Mapping[str, Any] = {}
-MAX_METRICS, MAX_TEXTS, MAX_NAME_LENGTH = 1000, 100, 250  # of a batch, and of a name
+MAX_METRICS, MAX_TEXTS, MAX_NAME_LENGTH = 800, 100, 250  # of a batch, which has 1,000 in all, and of a name
 MAX_EXPERIMENT_TAG_LENGTH = 5000  # a longer one would be refused
 
 

@@ -12,6 +12,7 @@ from collections.abc import Callable
 _NUMBER = r"(\d+(?:,\d{3})*(?:\.\d+)?(?:[eE][-+]?\d+)?)\s*([kKM]?)"
 _SECOND = r"(?:s|secs?|seconds?)\b"
 _STEPWISE = r"(?:/|_per_| per )(?:it|iter|iteration|step|batch)\b"
+_PER_DEVICE = re.compile(r"\s*[(,]?\s*(?:per|/)[ _]?(?:gpu|device|rank)|[A-Za-z_]", re.IGNORECASE)  # not the job's rate
 _SCALE = {"": 1.0, "k": 1e3, "K": 1e3, "M": 1e6}
 # The unit before or behind the number, this project's name, and the factor or the function to its unit.
 _UNITS: tuple[tuple[str, str, Callable[[float], float]], ...] = (
@@ -26,14 +27,21 @@ _RATES = [
     for unit, name, convert in _UNITS
     for pattern in (
         rf"(?<![\w/]){unit}['\"]?\s*[:=]\s*{_NUMBER}",
-        rf"(?<![\w.]){_NUMBER}\s*{unit}(?!/)",
+        rf"(?<![\w.])(?<!step )(?<!iter ){_NUMBER}\s*{unit}(?!/)",
         rf"(?<![\w/]){unit}\s+{_NUMBER}",
     )
 ]
-_TIME = re.compile(r"\b(?:(?:step|iter|iteration|batch)[ _]?time|time|dt)['\"]?\s*[:= ]\s*(\d[\d,]*\.?\d*)\s*(ms|s)\b")
-_STEP = re.compile(r"(?<![\w-])(?:global_step|step|iteration|iter)s?['\"]?[\s:=#]{1,4}(\d+)", re.IGNORECASE)
+_TIME = re.compile(
+    r"(?:\b(?:step|iter|iteration|batch)[ _]?time|(?<![\w-])(?<![A-Za-z] )(?:time|dt))"
+    r"['\"]?\s*[:= ]\s*(\d[\d,]*\.?\d*)\s*(ms|s)\b"
+)
+_STEP = re.compile(
+    r"(?<![\w-])(?<!total )(?<!max )(?:global_step|step|iteration|iter)s?['\"]?[\s:=#]{1,4}(\d+)", re.IGNORECASE
+)
 _LOSS = re.compile(
-    r"(?<![\w-])(?:train(?:ing)?[_ ])?loss['\"]?\s*[:= ]\s*([-+]?\d[\d.]*(?:[eE][-+]?\d+)?)", re.IGNORECASE
+    r"(?<![\w-])(?<!val )(?<!eval )(?<!validation )"
+    r"(?:train(?:ing)?[_ ])?loss['\"]?\s*[:= ]\s*([-+]?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?)",
+    re.IGNORECASE,
 )
 _HINT = re.compile(r"/s|/it|/step|/batch|per[_ ]|time|dt")  # every other line is skipped after one search
 
@@ -45,6 +53,8 @@ def read_rates(line: str) -> dict[str, float]:
     rates: dict[str, float] = {}
     for pattern, name, convert in _RATES:
         match = None if name in rates else pattern.search(line)
+        if match and _PER_DEVICE.match(line, match.end()):
+            continue
         if match and (value := float(match[1].replace(",", "")) * _SCALE[match[2]]) > 0:
             rates[name] = convert(value)
     if "step_time_s" not in rates and (match := _TIME.search(line)):

@@ -61,7 +61,10 @@ def read_layout(text: str, gpus: int | None = None, model: Model | None = None) 
     """Return what a trainer's file or log says of its training. Raises UserInputError if no format is recognised."""
     for file_format in FORMATS.values():
         if file_format.recognises(text):
-            return file_format.read(text, gpus, model)
+            try:
+                return file_format.read(text, gpus, model)
+            except (IndexError, RecursionError, TypeError, ValueError) as error:
+                raise UserInputError(f"a value of the file cannot be read: {error}") from error
     if printed.has_configuration(text):
         return printed.read_configuration(text, gpus, model)
     raise UserInputError(f"neither a file nor a log of a known trainer. Known: {', '.join(FORMATS)}")

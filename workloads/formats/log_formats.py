@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 GIB = 2**30
 NUMBER = r"[-+]?\d[\d,]*(?:\.\d+)?(?:[eE][-+]?\d+)?"
 # A number, with the suffix that some programs write for powers of 1,000.
-VALUE = rf"(?:{NUMBER}(?:[KMBTPE](?:FLOPS)?\b)?|[-+]?(?:nan|NaN|NAN|inf|Inf)\b)"
+VALUE = rf"(?:{NUMBER}(?:[KMBGTPE](?:FLOPS)?\b)?|[-+]?(?:nan|NaN|NAN|inf|Inf)\b)"
 SUFFIXES = {"": 1.0, "K": 1e3, "M": 1e6, "B": 1e9, "G": 1e9, "T": 1e12, "P": 1e15, "E": 1e18}
 Metrics = Mapping[str, tuple[str, float]]  # by printed name: this project's name, and the factor to its unit
 
@@ -53,7 +53,7 @@ MEGATRON_METRICS = _metrics(
     ("device_memory_share", 1.0, ("mem usages",)),
 )
 # `name: value | name: value`, or without the colon
-_BARS = (re.compile(rf"(?:^|\|)\s*(?P<name>[^|]+?)\s*[:\s]\s*(?P<value>{VALUE})"),)
+_BARS = (re.compile(rf"(?:^|\|)\s*(?P<name>[^|\s](?:[^|]*?[^|\s:])?)(?:\s*:\s*|\s+)(?P<value>{VALUE})"),)
 _WORDS = (re.compile(rf"\b(?P<name>\w+):\s*(?P<value>{VALUE})"),)
 
 

@@ -304,6 +304,9 @@ def _read_sizes(settings: FileSettings) -> dict[str, int]:
         del sizes["intermediate_size"]
     if not settings.find("group_query_attention"):
         del sizes["kv_heads"]
+    for name, size in sizes.items():
+        if isinstance(size, str):
+            raise UserInputError(f"{name}={size}: not a whole number")
     return {name: size for name, size in sizes.items() if isinstance(size, int) and size > 0}
 
 
@@ -332,6 +335,9 @@ def _read_checkpointing(settings: Settings, stages: int, layers: int | None) -> 
             if set(modules) <= set(theirs):
                 return {"checkpointing": ours}
         raise UserInputError(f"recompute_modules={','.join(modules)}: no layout has these. Known: core_attn, layernorm")
+    for key, known in (("recompute_granularity", ("full", "selective")), ("recompute_method", ("uniform", "block"))):
+        if (value := settings.get(key)) not in (None, *known):
+            raise UserInputError(f"{key}={value}: not known here. {suggest(str(value), known)}")
     if settings.get("recompute_method") == "block":
         total = (settings.get("recompute_num_layers") or 1) * stages
         return {"checkpointing": "full", "checkpointed_layers": min(total, layers) if layers else total}

@@ -210,7 +210,8 @@ def _find_command(text: str) -> tuple[list[str], list[str], list[str]]:
         notes.append(f"{len(starting)} commands train: the last one is read")
     # Files of arguments alone, which other scripts read, start nothing.
     words = starting[-1] if starting else [*(word for words in commands for word in words), *alone]
-    start = max((number + 1 for number, word in enumerate(words) if word.endswith(".py")), default=0)
+    first = next((number for number, word in enumerate(words) if word.partition("=")[0] in _ARGUMENTS), len(words))
+    start = max((number + 1 for number, word in enumerate(words[:first]) if word.endswith(".py")), default=0)
     return words[:start], words[start:], notes
 
 

@@ -116,14 +116,18 @@ def read_names(settings: Settings, names: Iterable[Name], fields: Sequence[str])
         if name.field not in fields:
             continue
         value = settings.get(name.key)
-        value = value[0] if isinstance(value, list) and value else value
+        if isinstance(value, list) and value:
+            if any(item != value[0] for item in value):
+                raise UserInputError(f"{name.key}={' '.join(map(str, value))}: more than one value")
+            value = value[0]
         if value is None or (value == 0 and value is not False):
             value = name.default
         elif name.default is not None:
             try:
-                value = type(name.default)(value)
-            except ValueError as error:
-                raise UserInputError(f"{name.key}={value}: not a number") from error
+                value = _convert(value, name.default)
+            except (KeyError, OverflowError, TypeError, ValueError) as error:
+                kind = {bool: "true or false", int: "a whole number"}.get(type(name.default), "a number")
+                raise UserInputError(f"{name.key}={value}: not {kind}") from error
         if name.values:
             ours = {_plain(theirs): our for our, theirs in name.values.items()}
             if _plain(value) not in ours:
@@ -133,6 +137,15 @@ def read_names(settings: Settings, names: Iterable[Name], fields: Sequence[str])
             value = ours[_plain(value)]
         read[name.field] = value
     return read
+
+
+def _convert(value: Any, default: Any) -> Any:
+    """Return the value in the default's type. Raises ValueError or TypeError if it has none."""
+    if isinstance(default, bool):
+        return {"true": True, "false": False, "1": True, "0": False}[str(value).lower()]
+    if isinstance(default, int) and (isinstance(value, bool) or float(value) != int(float(value))):
+        raise ValueError(value)
+    return int(float(value)) if isinstance(default, int) else type(default)(value)
 
 
 def _plain(value: object) -> str:

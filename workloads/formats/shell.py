@@ -37,6 +37,8 @@ _BETWEEN = {"then", "else", "elif", "do", "!", "time"}
 _TEXT_TESTS = {"=": operator.eq, "==": operator.eq, "!=": operator.ne}
 _NUMBER_TESTS = {f"-{name}": getattr(operator, name) for name in ("eq", "ne", "gt", "lt", "ge", "le")}
 _DECLARING = {"export", "declare", "local", "readonly", "typeset"}
+_CHANGING = {"let", "read", "unset", "mapfile", "readarray"}  # commands that change variables
+_CHANGED = re.compile(r"([A-Za-z_]\w*)\s*(?:[-+*/%]?=(?!=)|\+\+|--)")
 _PRINTING = {"echo", "printf", "cat", ":"}
 Fields = list[tuple[str, bool]]  # the pieces of a word, and whether each is quoted: others are split at spaces
 
@@ -52,6 +54,8 @@ class Script:
     _guard: bool | None = True  # whether a command behind `&&` or `||` is executed
     _result: bool | None = True  # of the last command
     _is_function: bool = False  # the braces that follow are the body of a function
+    _is_negated: bool = False  # by `!`
+    _names_variable: bool = False  # what follows is the variable of a loop
     # of each condition or loop around a command, whether its part is executed; None where that is not known
     _parts: list[bool | None] = field(default_factory=list)
     _done: list[bool | None] = field(default_factory=list)  # of each, whether an earlier part was executed
@@ -63,7 +67,16 @@ class Script:
         while self._position < len(self.text):
             if self._skip(_SPACE) or (self._at_word_start() and self._skip(_COMMENT)):
                 continue
-            if match := _HEREDOC.match(self.text, self._position):
+            if words[:1] == ["[["] and self.text[self._position] in "<>":  # a comparison
+                words.append(self.text[self._position])
+                self._position += 1
+            elif not words and self._text_at("(("):
+                stop = _find_end(self.text, self._position, "()")
+                for name in _CHANGED.findall(self.text[self._position : stop]):
+                    self._forget(name)
+                self._position = stop
+                words = ["(("]
+            elif match := _HEREDOC.match(self.text, self._position):
                 end = re.compile(rf"^\t*{match[2]}[ \t]*$", re.MULTILINE).search(self.text, match.end())
                 self._position = match.end() if end is None else end.end()
             elif self._skip(_REDIRECTION) and not self._text_at("("):
@@ -83,20 +96,32 @@ class Script:
                 elif words and words[0] in _OPENING | _CLOSING | _BETWEEN and len(words) == 1:
                     self._enter(words[0])
                     words = []
+                elif words[:1] == ["function"] and words[-1] == "{":
+                    self._is_function = True
+                    self._enter("{")
+                    words = []
         self._end_command(words, "\n")
         return self.commands
 
     def _end_command(self, words: list[str], end: str) -> None:
         """Keep a command that is executed, as far as is known, and note on what the next one depends."""
+        for name in words[:1] if self._names_variable else words[1:] if words[:1] and words[0] in _CHANGING else ():
+            self._forget(name.partition("=")[0].rstrip("+-*/%"))
+        self._names_variable = False
         if words and words[0] not in _PRINTING and False not in (*self._parts, self._guard):
             self.commands.append(words)
         if self._guard is not False:  # a list has the result of its last command that is executed
             self._result = None if self._guard is None else _test(words)
+            if self._is_negated and self._result is not None:
+                self._result = not self._result
+        self._is_negated = False
         self._tested += [self._result] if words else []
         self._guard = True
         if end in ("&&", "||"):
             self._guard = self._result if self._result is None or end == "&&" else not self._result
-        self._is_function = (end == "(" and len(words) == 1) or (self._is_function and end in ")\n")
+        self._is_function = (
+            (end == "(" and len(words) == 1) or words[:1] == ["function"] or (self._is_function and end in ")\n")
+        )
 
     def _enter(self, word: str) -> None:
         """Note which part of a condition or a loop follows a word of the shell."""
@@ -104,6 +129,9 @@ class Script:
             self._parts.append(None if word != "{" or self._is_function else True)
             self._done.append(None if word != "if" else False)
             self._tested = []
+            self._names_variable = word in ("for", "select")
+        elif word == "!":
+            self._is_negated = True
         elif word in _CLOSING and self._parts:
             self._parts.pop()
             self._done.pop()
@@ -137,12 +165,17 @@ class Script:
             self._guard,
         ):  # what is added under a condition is not known, and what is set has no value
             unset = f"{UNSET}${name}{END}"
-            is_added = is_added or bool(old and values[:1] and values[0].startswith(old[0]))
+            is_added = is_added or bool(old and old[0] and values[:1] and values[0].startswith(f"{old[0]} "))
             values = [unset] if is_array or not is_added else [f" {unset}"]
         if not is_added or not old:
             self.variables[name] = values
         else:
             self.variables[name] = old + values if is_array else [old[0] + "".join(values), *old[1:]]
+
+    def _forget(self, name: str) -> None:
+        """Let a variable have no value that is known before a run."""
+        if name in self.variables:
+            self.variables[name] = [f"{UNSET}${name}{END}"]
 
     def _read_value(self) -> list[str]:
         """Return the values of an assignment: those of an array, or one."""
@@ -233,7 +266,7 @@ class Script:
         match = _BRACED.fullmatch(inner)
         values = self.variables.get(match[1]) if match else None
         unset = [f"{UNSET}{written}{END}"]
-        if match is None:
+        if match is None or (match[2] and match[2] not in "@*" and not match[2].isdigit()):
             return unset
         if values is not None and match[2] and match[2].isdigit():
             values = values[int(match[2]) : int(match[2]) + 1] or None
@@ -292,7 +325,7 @@ def _test(words: list[str]) -> bool | None:
         return True  # an assignment
     if words[0] not in ("[", "[[", "test") or any(UNSET in word for word in words):
         return None
-    is_pattern = words[0] == "[[" and any(character in words[-2] for character in "*?[")
+    is_pattern = words[0] == "[[" and len(words) > 1 and any(character in words[-2] for character in "*?[")
     words = [word for word in words[1:] if word not in ("]", "]]")]
     if len(words) == 1 or (len(words) == 2 and words[0] in ("-n", "-z")):
         return bool(words[-1]) == (words[0] != "-z" or len(words) == 1)

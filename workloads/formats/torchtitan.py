@@ -402,4 +402,7 @@ def _read_precision(settings: Settings) -> str:
         if recipe not in recipes:
             raise UserInputError(f"{FP8}.recipe_name={recipe}: not known here. {suggest(str(recipe), recipes)}")
         return recipes[recipe]
+    for key in ("training.mixed_precision_param", "training.dtype"):
+        if (dtype := settings.get(key)) not in (None, "bfloat16", "float32"):
+            raise UserInputError(f"{key}={dtype}: not known here. Known: bfloat16, float32")
     return given or ("fp32" if settings.get("training.mixed_precision_param") == "float32" else "bf16")

@@ -36,9 +36,7 @@ class ProbeParameters:
     x: float = 0.0
     y: float = 0.0
     sleep_s: float = field(default=0.0, metadata={"min": 0})
-    behaviour: Literal[
-        "ok", "raise", "hang", "out_of_memory", "leak", "killed", "lie", "disturbed", "disturbed_once"
-    ] = "ok"
+    behaviour: Literal["ok", "raise", "hang", "out_of_memory", "leak", "killed", "lie", "disturbed"] = "ok"
     ledger: str = ""
     host_gib: float = field(default=0.0, metadata={"min": 0, "host_memory": True})
 

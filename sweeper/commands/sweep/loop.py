@@ -168,8 +168,11 @@ class Sweep:
         """Queue again what other processes disturbed, when all else has ended. Returns whether anything was."""
         if self._stop.requested or self._progress.stop_reason or self._rounds_again == ROUNDS_AGAIN:
             return False
+        if {"time_s", "gpu_hours", "cost"} & set(self._progress.exhausted_limits()):
+            return False
         self._rounds_again += 1
-        in_finals, kept = bool(self._finals_planned), {id(record) for record in self._progress.front}
+        in_finals = bool(self._finals_planned)
+        kept = {id(record) for record in (*self._progress.front, self._progress.best)}
         disturbed = [
             record
             for record in self._study.current_records
@@ -177,10 +180,9 @@ class Sweep:
             if (bool(record.remeasurement and record.remeasurement.group) if in_finals else not record.remeasurement)
             if record.status is TrialStatus.INCONCLUSIVE or (record.retry is None and self._describe_stall(record))
         ]
-        for record in disturbed:
-            self._study.try_again(record)
-            if not in_finals:
-                self._progress.forget(record)
+        disturbed = [record for record in disturbed if self._study.try_again(record)]
+        for record in [] if in_finals else disturbed:
+            self._progress.forget(record)
         if in_finals:
             self._finals.extend(again := self._pending_finals())
             self._finals_planned += len(again)

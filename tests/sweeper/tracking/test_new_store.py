@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from mlflow import MlflowClient
 
-from sweeper.tracking.new_store import create_if_missing
+from sweeper.tracking.new_store import create_if_missing, keep_artifacts_beside
 
 KILLS = 3
 
@@ -85,3 +85,27 @@ def test_a_full_disk_leaves_nothing_and_the_next_attempt_succeeds(small_disk: Pa
     subprocess.run(["mount", "-o", "remount,size=20m", str(small_disk)], check=True)
     create_if_missing(uri)
     assert is_whole(small_disk / "mlflow.db")
+
+
+@pytest.mark.parametrize(
+    ("location", "stays"),
+    [
+        ("s3://bucket/mlruns/1", True),
+        ("dbfs:/mlruns/1", True),
+        ("/absent/mlruns/1", False),
+        ("file:///absent/mlruns/1", False),
+    ],
+)
+def test_only_artifacts_of_a_project_that_was_moved_get_a_place_beside_the_store(
+    tmp_path: Path, location: str, stays: bool
+) -> None:
+    path = tmp_path / "mlflow.db"
+    create_if_missing(f"sqlite:///{path}")
+    client = MlflowClient(tracking_uri=f"sqlite:///{path}")
+    number = client.create_experiment("sweep", artifact_location=location)
+    assert number == "1"
+    client.create_run(number)
+    (tmp_path / "mlruns").mkdir()
+    keep_artifacts_beside(f"sqlite:///{path}")
+    found = client.get_experiment(number).artifact_location
+    assert found == (location if stays else (tmp_path / "mlruns/1").as_uri())

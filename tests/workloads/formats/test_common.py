@@ -28,3 +28,23 @@ from workloads.formats.common import read_rates
 )
 def test_rates_are_read_from_common_lines(line: str, rates: dict[str, float]) -> None:
     assert read_rates(line) == pytest.approx(rates)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "step 10 | 5,000 tokens/s per GPU",
+        "step 10 tokens/s per GPU: 5000",
+        "5000 tokens/s (per device)",
+        "step 10 tok/s: 1.2G",
+        "step 10 | loss 2.3 | elapsed time: 360 s",
+    ],
+)
+def test_a_rate_of_one_gpu_and_a_time_of_something_else_are_not_the_jobs(line: str) -> None:
+    assert read_rates(line) == {}
+
+
+def test_a_line_has_the_time_of_its_step_and_the_loss_of_training() -> None:
+    assert read_rates("step 10 | data time 3ms | step time 412ms") == {"step_time_s": pytest.approx(0.412)}
+    assert read_rates("step 5, val loss 3.1 | train loss 2.2, 80 ms/step.")["loss"] == 2.2
+    assert read_rates("Step 10: 4 it/s, loss 2.34.") == {"step_time_s": 0.25, "loss": 2.34}

@@ -26,6 +26,8 @@ SCRIPTS = {
     "lists": "A=\n[ -z $A ] && A=1\n[ $A = 2 ] && B=1 || B=2\n{ C=3; }\nshow $A $B $C",
     "other commands": "export A=1\nC=3 D=4\necho --tp 9 >/dev/null\ncat <<EOF >/dev/null\nshow --in a document\nEOF\n"
     "show $A $C $D 2>&1",
+    "negation": "A=b\nB=1\nif ! [ $A = b ]; then B=2; fi\nif ! [ $A = c ]; then C=3; fi\nshow $B $C",
+    "brackets in a test": 'A=b\nif [[ ( "$A" == b ) ]]; then B=1; fi\nshow x',
     "lines that go on": "show --tp \\\n  2 \\\n  --pp 4 | cat",
 }
 
@@ -55,6 +57,16 @@ def test_words_are_those_of_bash(name: str) -> None:
         ("test -d x && A=1\nshow $A", "$A"),
         ("A=1\nB=7B\nif [[ $B == 7* ]]; then A=2; fi\nshow $A", "$A"),
         ("A=1\nf() {\n  A=2\n}\nshow $A", "$A"),
+        ("A=1\nif [ $S = 70b ]; then A=16; fi\nshow $A", "$A"),
+        ("A=1\nif [[ $A < 2 ]]; then A=8; fi\nshow $A", "$A"),
+        ("A=1\nfunction f {\n  A=2\n}\nshow $A", "$A"),
+        ("A=1\nfunction f() {\n  A=2\n}\nshow $A", "$A"),
+        ("A=(2 4)\ni=1\nshow ${A[i]}", "${A[i]}"),
+        ("A=1\nfor A in 2 4; do\nB=1\ndone\nshow $A", "$A"),
+        ("A=1\nlet A=A*2\nshow $A", "$A"),
+        ("A=1\n((A *= 2))\nshow $A", "$A"),
+        ("A=1\nread -r A < file\nshow $A", "$A"),
+        ("A=1\nunset A\nshow $A", "$A"),
         ("case $1 in\n7B) A=2;;\nesac\nshow $A", "$A"),
     ],
 )
