@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import fcntl
 import os
-import re
 import sqlite3
 import urllib.parse
 import zlib
@@ -65,10 +64,10 @@ def keep_artifacts_beside(uri: str) -> None:
         query = f"SELECT experiment_id, artifact_location, ({runs_of}) FROM experiments e"
         for number, location, runs in database.execute(query).fetchall():
             location = location or ""
-            is_address = location.startswith("file:")
-            if not is_address and re.match(r"\w[\w+.-]*:", location):
+            address = urllib.parse.urlsplit(location)
+            if address.scheme not in ("", "file"):
                 continue  # in a bucket or on a server
-            stored = Path(urllib.parse.unquote(urllib.parse.urlsplit(location).path if is_address else location))
+            stored = Path(urllib.parse.unquote(address.path if address.scheme else location))
             here = path.resolve().parent / ARTIFACTS / str(number)
             is_ours = stored.parts[-2:] == here.parts[-2:] and stored != here
             if is_ours and (not runs or here.exists() or (here.parent.exists() and not stored.parent.parent.exists())):

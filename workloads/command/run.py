@@ -31,9 +31,9 @@ from workloads.command.energy import EnergyMeter
 from workloads.command.invocation import Invocation, build_invocation, placeholder_values
 from workloads.command.process import Program
 from workloads.command.work import SIZES, DeclaredWork, find_contradictions, mark_claims, read_declared_work
-from workloads.formats.common import read_rates, read_step_number
 from workloads.formats.logs import LONGEST_LINE, STEP_SIZES, LogReader, Step, parse_number, strip_colours
 from workloads.formats.printed import NUMBERS, PrintedConfig
+from workloads.formats.rate_lines import read_rates, read_step_number
 from workloads.models.flops import model_flops_per_token
 from workloads.models.model import MODELS
 

@@ -36,7 +36,7 @@ FORMATS = {
 def render(job: Job, gpus: int, trainer: str | None = None) -> RenderedFile:
     """Return a trainer's file of a job, of the job's own by default; `own` gives this project's command for that one.
 
-    Raises UserInputError if there is no such format, or the GPUs, the batch or the trainer do not allow the layout.
+    Raises UserInputError if the format is unknown, or the GPUs, the batch or the trainer do not allow the layout.
     """
     trainer, layout = trainer or job.trainer, job.layout
     if trainer not in FORMATS:

@@ -229,7 +229,7 @@ def support(trainer: str, *obstacles: Obstacles, name: str = "", **values: Seque
     return Support(name or trainer, values, (_list_obstacles, *obstacles))
 
 
-# Fields of settings that do not have the value of one of ours; empty for the number of GPUs.
+# Fields of settings that have other values than our layouts; empty for the number of GPUs.
 FIELDS = {name.key: name.field for name in NAMES if name.field} | {
     **dict.fromkeys(
         ("num_layers_per_virtual_pipeline_stage", "virtual_pipeline_model_parallel_size"), "stages_per_rank"

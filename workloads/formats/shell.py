@@ -156,14 +156,11 @@ class Script:
         return match is not None
 
     def _assign(self, name: str, values: list[str], *, is_added: bool) -> None:
-        old = self.variables.get(name, [])
+        old, conditions = self.variables.get(name, []), (*self._parts, self._guard)
         is_array = self.text[self._position - 1] == ")"
-        if False in (*self._parts, self._guard):
+        if False in conditions:
             return
-        if None in (
-            *self._parts,
-            self._guard,
-        ):  # what is added under a condition is not known, and what is set has no value
+        if None in conditions:  # what is added under a condition is not known, and what is set has no value
             unset = f"{UNSET}${name}{END}"
             is_added = is_added or bool(old and old[0] and values[:1] and values[0].startswith(f"{old[0]} "))
             values = [unset] if is_array or not is_added else [f" {unset}"]

@@ -288,7 +288,7 @@ def read(text: str, gpus: int | None = None, model: Model | None = None) -> File
     return read_config(config, gpus, model)
 
 
-# Fields of settings that do not have the value of one of ours.
+# Fields of settings that have other values than our layouts.
 FIELDS = {name.key: name.field for name in NAMES if name.field} | {
     **dict.fromkeys(("model.name", "model.flavor"), "model"),
     **dict.fromkeys(("activation_checkpoint.mode", "activation_checkpoint.selective_ac_option"), "checkpointing"),

@@ -28,7 +28,7 @@ def unsupported_reason(parameters: GroupedMatmulParameters, architecture: str) -
         return f"backend=quack computes bf16 and fp16 here, not dtype={dtype}: set backend=torch"
     if dtype == "fp8_rowwise" and not re.match(r"sm90|sm10\d|gfx942|gfx950", architecture):
         return "dtype=fp8_rowwise: PyTorch groups products with scales on sm90, sm100, gfx942 and gfx950 alone"
-    if dtype != "bf16" and dtype != "fp8_rowwise" and parameters.backend == "torch" and not is_cpu:
+    if dtype in ("fp32", "fp16") and parameters.backend == "torch" and not is_cpu:
         return f"dtype={dtype}: PyTorch's grouped kernels compute bf16; others run one product for each expert"
     unit = 16 if dtype == "fp8_rowwise" else 1 if is_cpu else 8
     for name, size in zip(("inputs", "outputs"), parameters.features, strict=True):

@@ -51,8 +51,9 @@ def measure(parameters: GroupedMatmulParameters, rank: Rank) -> Measurement:
     generator = torch.Generator(device=device).manual_seed(parameters.seed)
     operands = make_operands(parameters, device, generator, architecture)
     started = time.perf_counter()
-    error = relative_error(operands, operands.multiply())
+    c = operands.multiply()
     tuning_s = time.perf_counter() - started
+    error = relative_error(operands, c)
     matrix_dtype = RECIPES[parameters.dtype].matrix_dtype
     if not error <= (limit := tolerance(matrix_dtype, architecture)):
         raise ArithmeticError(
@@ -117,8 +118,8 @@ def _scaled(a: Tensor, b: Tensor, ends: Tensor, parameters: GroupedMatmulParamet
     scale_a, scale_b = (torch.ones(size, device=a.device) for size in sizes)
     kind = functional.ScalingType.RowWise
     options: dict[str, Any] = {"offs": ends, "output_dtype": torch.bfloat16, "use_fast_accum": True}
-    multiply: Any = vars(functional)["scaled_grouped_mm"]  # PyTorch's type stubs lack it
-    return lambda: multiply(a, b, scale_a, kind, scale_b, kind, **options)
+    # PyTorch's type stubs lack it.
+    return lambda: functional.scaled_grouped_mm(a, b, scale_a, kind, scale_b, kind, **options)  # type: ignore[attr-defined]
 
 
 def _quack(a: Tensor, b: Tensor, ends: Tensor) -> Callable[[], Tensor]:

@@ -16,6 +16,7 @@ import pandas as pd
 
 from sweeper.common.clock import SECONDS_PER_DAY
 from sweeper.common.format import format_interval, format_number, format_percent, format_point, spreadsheet_cell
+from sweeper.common.trials import WITHOUT_RESULT, TrialStatus
 from sweeper.metrics.derivation import MEMORY_METRICS, Prices, cost_metrics
 from sweeper.metrics.intervals import missing_reason
 from sweeper.pages.html_page import Table
@@ -28,7 +29,7 @@ from workloads.api.metrics import COST
 
 BEST_RESULTS = "Best results"
 FAILURES = "Trials without a result"
-WITHOUT_RESULT = ("failed", "lost", "timed_out", "inconclusive", "infeasible")
+OUTCOMES_OF_FAILURES = [str(status) for status in (*WITHOUT_RESULT, TrialStatus.INFEASIBLE)]
 IMPORTED = "Imported results"
 CONTRADICTIONS = "Contradictions in imported results"
 EFFICIENCY_UNITS = {"joules_per_token": "J/token", "tflop_per_joule": "TFLOP/J"}
@@ -122,7 +123,7 @@ def build_failures_table(trials: pd.DataFrame) -> Table:
     heading = ["sweep", "outcome", "trials", "example", "reason"]
     if not len(trials) or "tag.reason" not in trials:
         return Table(FAILURES, heading, [])
-    failed = trials[trials["tag.outcome"].isin(WITHOUT_RESULT)]
+    failed = trials[trials["tag.outcome"].isin(OUTCOMES_OF_FAILURES)]
     reasons = failed["tag.reason"].fillna("")
     kinds = reasons.str.replace(r"[\d.,]+", "#", regex=True)  # reasons that differ only in numbers are of one kind
     groups = failed.assign(reason=reasons).groupby(["tag.sweep", "tag.outcome", kinds], sort=False)
@@ -130,7 +131,7 @@ def build_failures_table(trials: pd.DataFrame) -> Table:
         [str(sweep), str(outcome), str(len(group)), str(group["run"].iloc[-1]), str(group["reason"].iloc[-1])]
         for (sweep, outcome, _), group in groups
     ]
-    rows.sort(key=lambda row: (row[0], WITHOUT_RESULT.index(row[1]), -int(row[2])))
+    rows.sort(key=lambda row: (row[0], OUTCOMES_OF_FAILURES.index(row[1]), -int(row[2])))
     return Table(FAILURES, heading, rows)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from workloads.formats.common import read_rates
+from workloads.formats.rate_lines import read_rates
 
 
 @pytest.mark.parametrize(
