@@ -57,9 +57,10 @@ def interpreter() -> str:
     return str(interpreter.relative_to(Path.cwd())) if below else interpreter.name
 
 
-def is_hangup_handled() -> bool:
-    """Return whether a closed terminal ends this process; not where it was started by nohup."""
-    return signal.getsignal(signal.SIGHUP) != signal.SIG_IGN
+def signals_to_handle() -> list[signal.Signals]:
+    """Return SIGNALS, without a closed terminal's where nohup has started this process."""
+    ignored = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    return [signum for signum in SIGNALS if signum != signal.SIGHUP or not ignored]
 
 
 class StopRequests:
@@ -77,9 +78,8 @@ class StopRequests:
 
     def install(self) -> None:
         """Handle the signals from now on. Called again after Ray has installed its own handlers."""
-        for signum in SIGNALS:
-            if signum != signal.SIGHUP or is_hangup_handled():
-                signal.signal(signum, self._handle)
+        for signum in signals_to_handle():
+            signal.signal(signum, self._handle)
 
     def restore(self) -> None:
         """Give the signals back: another sweep may follow in this process."""

@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import IO, Any, TextIO
 
-from sweeper.cli.exits import INTERRUPTED, SIGNALS, SOME_FAILED, is_hangup_handled
+from sweeper.cli.exits import INTERRUPTED, SOME_FAILED, signals_to_handle
 
 
 @dataclass
@@ -69,8 +69,7 @@ def run_queues(queues: Sequence[SweepQueue]) -> int:
         for queue in queues:
             queue.stop(signum)
 
-    handled = [signum for signum in SIGNALS if signum != signal.SIGHUP or is_hangup_handled()]
-    previous = [(signum, signal.signal(signum, stop)) for signum in handled]
+    previous = [(signum, signal.signal(signum, stop)) for signum in signals_to_handle()]
     try:
         for thread in threads:
             thread.start()
