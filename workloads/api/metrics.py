@@ -97,6 +97,7 @@ ROWS = (
     Metric(COST, "cost", "10^6 tokens", LESS, source=f"{STEPS}, tokens_per_step and energy", needs=Need.PRICE),
     Metric("peak_device_gib", "GiB", "device", LESS, needs=Need.GPU),
     Metric("peak_host_gib", "GiB", "host", LESS),
+    Metric("replanned_device_gib", "GiB", "replanned for"),
     Metric("loss", "", "loss", LESS),
     Metric("step_time_ms", "ms", "step", LESS, source=STEPS),
     Metric("sm_clock_mhz", "MHz", "clock"),

@@ -35,9 +35,9 @@ def run_trial(
         measurement = loaded.run(loaded.Parameters(**parameters), rank)
     except Exception as error:
         if is_out_of_memory(error):
-            # The part of the message with the requested and the available memory; PyTorch's advice follows it.
+            # Up to what PyTorch advises: what is reserved but not allocated tells fragmentation from a lack of memory.
             line = re.sub(r"^\[enforce fail at [^]]*\] (err == 0\. )?", "", first_line(error))
-            line = re.split(r" Including non-PyTorch| Error code", line)[0][:200]
+            line = re.split(r" If reserved but unallocated| Error code", line)[0]
             raise OutOfMemory(f"out of memory: {line}") from error
         raise
     if mismatches := describe_mismatches(measurement, parameters):

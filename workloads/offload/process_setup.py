@@ -87,13 +87,20 @@ def describe_segments(device: torch.device) -> dict[str, Scalar]:
 
 @contextmanager
 def device_memory_limit(device: torch.device, device_gib: float) -> Iterator[None]:
-    """Limit the allocator of a GPU to `device_gib`. Raises Infeasible if the GPU has less memory."""
+    """Limit the allocator of a GPU to `device_gib`.
+
+    Raises:
+        Infeasible: the GPU has less memory that the allocator can take: CUDA's context and other processes have some.
+    """
     if device.type == "cpu":
         yield
         return
-    total_bytes = torch.cuda.get_device_properties(device).total_memory
-    if device_gib * GIB > total_bytes:
-        raise Infeasible(f"device_gib={device_gib:g} exceeds the {total_bytes / GIB:.1f} GiB of this GPU")
+    torch.empty(1, device=device)  # makes the context
+    free_bytes, total_bytes = torch.cuda.mem_get_info(device)
+    usable_gib = (free_bytes + torch.cuda.memory_reserved(device)) / GIB
+    if device_gib > usable_gib:
+        free = f"{usable_gib:.1f} GiB that are free on this GPU of {total_bytes / GIB:.1f} GiB"
+        raise Infeasible(f"device_gib={device_gib:g} exceeds the {free}")
     torch.cuda.set_per_process_memory_fraction(device_gib * GIB / total_bytes, device)
     try:
         yield

@@ -7,6 +7,7 @@ import statistics
 import time
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import replace
 from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
@@ -14,6 +15,7 @@ from pathlib import Path
 import torch
 
 from workloads.api.contract import Infeasible, Measurement, Rank, Scalar
+from workloads.api.errors import first_line
 from workloads.api.host import available_memory_bytes, node_activity
 from workloads.api.recipes import MULTIPLES
 from workloads.instruments import device as devices
@@ -40,11 +42,12 @@ SAVED_ACTIVATIONS_TEXT: dict[SavedActivations, str] = {
     "attention": "input and attention",
     "input": "input",
 }
+SMALLER_PLAN = 0.95  # of the device's budget, for the plan that follows one that ran out of memory
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32} | dict.fromkeys(FP8_RECIPES, torch.bfloat16)
 
 
 def measure(parameters: OffloadParameters, rank: Rank) -> Measurement:
-    """Train under the fastest plan within the budgets.
+    """Train under the fastest plan within the budgets, and where it runs out of memory once under a smaller one.
 
     Raises:
         Infeasible: no plan fits, or this device cannot train the model; raised before state is allocated.
@@ -78,17 +81,44 @@ def measure(parameters: OffloadParameters, rank: Rank) -> Measurement:
         measured = load_or_measure(parameters.model, parameters.sequence_length, device, precision)
         devices.release_memory(device)
         started_s["rates"] = time.perf_counter()
-        budget = MemoryBudget(parameters.device_gib, parameters.host_gib)
-        length, sequences = parameters.sequence_length, parameters.sequences_per_step
-        prediction = find_fastest_plan(model, length, sequences, budget, measured.rates)
-        print("\n".join(describe_plan(prediction)), flush=True)
-        started_s["plan"] = time.perf_counter()
-        # 512 bytes of alignment for each allocation: a chunk has at most eight tensors, and a layer a dozen vectors.
-        chunks_on_host = sum(location == "host" for _, location in prediction.plan.list_activations())
-        alignment_bytes = (8 * chunks_on_host + 16 * (shape.layers + 1)) * ALIGNMENT_BYTES
-        with Arena(math.ceil(prediction.host_bytes) + alignment_bytes, device) as arena:
-            started_s["host memory"] = time.perf_counter()
-            return _train(parameters, prediction, measured, arena, device, precision, started_s)
+        training = (parameters, model, measured, device, precision, started_s)
+        try:
+            return _plan_and_train(parameters.device_gib, *training)
+        except torch.OutOfMemoryError as error:
+            reason = first_line(error)
+        # Outside of the handler, where the error no longer holds the engine's tensors.
+        devices.release_memory(device)
+        smaller_gib = SMALLER_PLAN * parameters.device_gib
+        print(f"plan again for {smaller_gib:.2f} GiB: {reason}", flush=True)
+        measurement = _plan_and_train(smaller_gib, *training)
+        return replace(
+            measurement,
+            metrics={**measurement.metrics, "replanned_device_gib": smaller_gib},
+            machine_info={**measurement.machine_info, "out_of_memory": reason},
+        )
+
+
+def _plan_and_train(
+    device_gib: float,
+    parameters: OffloadParameters,
+    model: ModelSizes,
+    measured: MeasuredDevice,
+    device: torch.device,
+    precision: Precision,
+    started_s: dict[str, float],
+) -> Measurement:
+    """Train under the fastest plan for `device_gib`. Raises torch.OutOfMemoryError if it takes more than planned."""
+    budget = MemoryBudget(device_gib, parameters.host_gib)
+    length, sequences = parameters.sequence_length, parameters.sequences_per_step
+    prediction = find_fastest_plan(model, length, sequences, budget, measured.rates)
+    print("\n".join(describe_plan(prediction)), flush=True)
+    started_s["plan"] = time.perf_counter()
+    # 512 bytes of alignment for each allocation: a chunk has at most eight tensors, and a layer a dozen vectors.
+    chunks_on_host = sum(location == "host" for _, location in prediction.plan.list_activations())
+    alignment_bytes = (8 * chunks_on_host + 16 * (model.shape.layers + 1)) * ALIGNMENT_BYTES
+    with Arena(math.ceil(prediction.host_bytes) + alignment_bytes, device) as arena:
+        started_s["host memory"] = time.perf_counter()
+        return _train(parameters, prediction, measured, arena, device, precision, started_s)
 
 
 def select_precision(parameters: OffloadParameters, architecture: str) -> Precision:

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 
 from tests.conftest import CommandResult, Workspace, examples
 from tests.support import replay
-from workloads.api.contract import Infeasible, Machine, Rank, Scalar
+from workloads.api.contract import Infeasible, Machine, OutOfMemory, Rank, Scalar
 from workloads.api.trial import run_trial
 from workloads.llama.attention_kernels import CPU_KERNEL
 from workloads.llama.fp8_block import build_block_math
@@ -311,6 +311,38 @@ def test_what_ran_is_read_back_from_the_engine(monkeypatch: pytest.MonkeyPatch) 
     assert measurement.machine_info["type_of_optimizer_states"] == "fp32"
     assert measurement.executed["model"] == "llama_tiny" and measurement.executed["sequence_length"] == 32
     assert measurement.executed["sequences_per_step"] == 4 and measurement.executed["steps"] == 1
+
+
+@pytest.mark.parametrize("failures", [0, 1, 2])
+def test_a_plan_that_runs_out_of_memory_is_followed_by_one_smaller_plan(
+    failures: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The engine fails as the allocator of a GPU makes it fail; a CPU has no allocator with a limit."""
+    made, step, find = 0, run.Engine.step, run.find_fastest_plan
+    budgets_gib: list[float] = []
+
+    def fail_first(engine: run.Engine, tokens: torch.Tensor) -> torch.Tensor:
+        nonlocal made
+        made += 1
+        if made <= failures:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. Of the allocated memory")
+        return step(engine, tokens)
+
+    def find_and_note(model: ModelSizes, length: int, sequences: int, budget: MemoryBudget, rates: DeviceRates) -> Any:
+        budgets_gib.append(budget.device_gib)
+        return find(model, length, sequences, budget, rates)
+
+    monkeypatch.setattr(run.Engine, "step", fail_first)
+    monkeypatch.setattr(run, "find_fastest_plan", find_and_note)
+    parameters = {**TINY, "device_gib": 1.0, "host_gib": 0.0}
+    if failures == 2:
+        with pytest.raises(OutOfMemory, match=r"2\.00 GiB\. Of the allocated memory"):
+            run_trial("offload", parameters, Rank())
+    else:
+        measurement = run_trial("offload", parameters, Rank())
+        assert measurement.metrics.get("replanned_device_gib") == (0.95 if failures else None)
+        assert ("2.00 GiB" in str(measurement.machine_info.get("out_of_memory"))) == bool(failures)
+    assert budgets_gib == [1.0, 0.95][: 1 + (failures > 0)]
 
 
 def find_min_device_gib(host_gib: float) -> float:
