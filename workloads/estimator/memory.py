@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from workloads.estimator.copies import STATE_BYTES
 from workloads.estimator.estimate import StageMemory
 from workloads.estimator.pipeline import head_rank, in_flight, peak_ranks, rank_layers
 from workloads.estimator.placed_job import PlacedJob, Weights, block_gpu_weights, divided_weights, rank_weights
 from workloads.hardware.cluster import Cluster
 from workloads.layouts.layout import Job
+from workloads.layouts.trainers import is_own
 
 GIB = 2**30
 RUNTIME_GIB = 1.5  # CUDA's context, NCCL's buffers, workspaces of the libraries
 OPTIMIZER_STATES = 2  # of AdamW, in the data type of the weights
 LOSS_CHUNK_TOKENS = 2048  # the loss takes its tokens in chunks of this size, so that the full logits never exist
-STATE_BYTES = {"fp32": (4, 8), "amp": (4, 8), "bf16": (2, 4), "int8": (2, 2)}  # of a weight and of its moments
 
 
 def peak_memory_gib(job: Job, cluster: Cluster) -> float:
@@ -27,7 +28,7 @@ def stage_memories(placed: PlacedJob, ranks: Sequence[int] | None = None) -> tup
     model, layout = placed.model, placed.layout
     layers = rank_layers(model, layout)
     ranks = range(len(layers)) if ranks is None else ranks
-    if is_own(placed):
+    if is_counted(placed):
         return tuple(_own_memory(placed, rank, sum(some.count for some in layers[rank])) for rank in ranks)
     # Bytes for one micro-batch: what a block of each kind saves, and what it holds while it is computed again, with the
     # gradients of that.
@@ -139,11 +140,11 @@ def saved_elements(placed: PlacedJob, layer: int, checkpointing: str) -> float:
     return 4 * residual + 2 * queries + 2 * keys + inside + routed + gathered
 
 
-def is_own(placed: PlacedJob) -> bool:
+def is_counted(placed: PlacedJob) -> bool:
     """Return whether the trainer is this project's own, and the job one that it runs."""
     job, layout = placed.job, placed.layout
     return (
-        placed.trainer.name == "own"
+        is_own(job)
         and job.model.activation == "swiglu"
         and not job.model.experts
         and job.state in ("fp32", "bf16")
@@ -228,8 +229,9 @@ def _own_saved_elements(placed: PlacedJob, checkpointing: str) -> float:
         return 2 * model.hidden_size + qkv + attention + (0 if selective else 2 * model.intermediate_size)
     if placed.job.precision.startswith("fp8") and not selective:  # measured: the inputs of products stay in fp8
         return 3 * model.hidden_size + qkv + attention + 2 * model.intermediate_size
-    inside = qkv + attention if selective else 2 * qkv + attention + 3 * model.intermediate_size
-    gathered = model.hidden_size
-    if layout.cp > 1:  # a ring saves this rank's keys and values alone
-        gathered = keys_values * (1 if layout.cp_method == "ring" else layout.cp)
-    return (2 * model.hidden_size + inside + gathered) / layout.tp + 2 * model.hidden_size
+    # Attention over ranks saves the keys and values that it gathered; a ring has this rank's alone.
+    exchanged = keys_values * (1 if layout.cp_method == "ring" else layout.cp) if layout.cp > 1 else 0
+    if selective:  # what `parallel.stage._save_all_but` names and the backward pass reads
+        return (2 * model.hidden_size + qkv + attention + exchanged) / layout.tp
+    inside = 2 * qkv + attention + 3 * model.intermediate_size
+    return (2 * model.hidden_size + inside + (exchanged or model.hidden_size)) / layout.tp + 2 * model.hidden_size

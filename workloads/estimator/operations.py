@@ -12,6 +12,7 @@ from workloads.estimator.placed_job import PlacedJob
 from workloads.hardware.cluster import AttentionRates, Device
 from workloads.hardware.precisions import sustained_flops
 from workloads.layouts.layout import AttentionKernel
+from workloads.layouts.trainers import is_own
 
 # A product takes so long beyond its FLOPs at the sustained rate: 512^3 to 2048^3 on an H200 (timing_h200.md, profiler).
 PRODUCT_OVERHEAD_S = 2.5e-6
@@ -163,7 +164,25 @@ def _activation_elements(placed: PlacedJob, layer: int, *, backward: bool) -> fl
     if model.has_experts(layer):
         width = model.experts_per_token * model.expert_intermediate_size + model.shared_expert_intermediate_size
     passes = (6, 3) if model.mlp_matrices == 3 else (3, 2)  # backward, forward
-    return width / placed.layout.tp * passes[0 if backward else 1]
+    # Compiled code that writes the gradients of gate and up into one tensor computes both for every element: 688 us for
+    # 8192 tokens of 8B instead of 334 (benchmarks/offload.md, entry 11).
+    repeats = 2 if backward and is_own(placed.job) and not placed.job.manual_backward else 1
+    return width / placed.layout.tp * passes[0 if backward else 1] * repeats
+
+
+def _attention_over_ranks_elements(placed: PlacedJob, *, backward: bool) -> float:
+    """Return how many values of a token this project's attention over ranks reads and writes around its kernels.
+
+    Counted in `workloads.parallel.context` for gathered keys and values: those of all ranks are put in order, each of
+    two parts of the queries merges two results, and sums of gradients are in fp32.
+    """
+    model, layout = placed.model, placed.layout
+    if layout.cp == 1 or not is_own(placed.job) or layout.cp_method != "allgather":
+        return 0.0
+    queries, keys_values = model.heads * model.head_size / layout.tp, 2 * model.kv_heads * model.head_size / layout.tp
+    if backward:
+        return 13 * queries + (12 * layout.cp + 7) * keys_values
+    return 7 * queries + (2 + 2 * layout.cp) * keys_values
 
 
 # A dropless mixture of experts tells the host how many tokens each expert has, so that in each block's forward pass the
@@ -183,6 +202,7 @@ def pass_s(placed: PlacedJob, layer: int, *, backward: bool) -> float:
     rotary = 2 * (model.heads + model.kv_heads) * model.head_size / tp if model.positions == "rope" else 0.0
     fused = placed.trainer.fused or placed.job.compiled
     elements = placed.tokens * (residual + activation + rotary) * (1 if fused else EAGER_FACTOR)
+    elements += placed.tokens * _attention_over_ranks_elements(placed, backward=backward)
     seconds = placed.pass_s(placed.element_bytes * elements)
     if not model.has_experts(layer):
         return seconds
@@ -209,10 +229,10 @@ def block_seconds(placed: PlacedJob, layer: int) -> BlockSeconds:
     """Return the seconds of a block. A search asks for the same operations in many layouts, so they are kept."""
     job, layout, device = placed.job, placed.layout, placed.cluster.device
     sizes = (layer, job.sequence_length, job.document_tokens, layout.micro_batch, layout.tp, layout.cp, layout.ep)
-    kernels = (job.trainer, job.precision, placed.attention_kernel, job.compiled, job.dispatcher)
-    choices = (layout.checkpointing, layout.sequence_parallel, job.expert_imbalance)
-    rates = (device.name, device.architecture, device.memory_gb_s, *device.sustained_tflops.items())
-    key = (job.model, sizes, kernels, choices, rates)
+    kernels = (job.trainer, job.precision, placed.attention_kernel, job.compiled, job.dispatcher, job.manual_backward)
+    choices = (layout.checkpointing, layout.sequence_parallel, layout.cp_method, job.expert_imbalance)
+    rates = (device.name, device.architecture, device.memory_gb_s, device.copy_gb_s, *device.sustained_tflops.items())
+    key = (job.model, sizes, kernels, choices, rates, *device.attention.items())
     if key not in _BLOCK_SECONDS:
         products_s = sum(
             product_s(placed, product, placed.precision.dtype) for product in block_products(placed, layer)
@@ -235,6 +255,10 @@ def _seconds(placed: PlacedJob, layer: int, products_s: float, *, backward: bool
 def recomputed(placed: PlacedJob, layer: int, once: Seconds) -> Seconds:
     """Return the seconds of what a block's backward pass computes again; `once` are the forward pass's."""
     match placed.layout.checkpointing:
+        case "full" if is_own(placed.job) and placed.job.manual_backward:  # the last product's result is not needed
+            down = [product for product in block_products(placed, layer) if product.name == "down"]
+            down_s = sum(product_s(placed, product, placed.precision.dtype) for product in down)
+            return Seconds(once.products - down_s, once.attention, once.other)
         case "full":
             return once
         case "per_op":
@@ -259,9 +283,16 @@ def recomputed(placed: PlacedJob, layer: int, once: Seconds) -> Seconds:
     return Seconds()
 
 
+# Of this project's loss over a divided vocabulary, which is not compiled, for a logit: cast to fp32 (6), logsumexp (4),
+# difference (8), exponential (8), division (8) and cast to bf16 (6).
+EAGER_LOSS_BYTES = 40
+
+
 def head_s(placed: PlacedJob) -> float:
     """Return the seconds of the output layer and the loss of a micro-batch, forward and backward."""
     model, tp = placed.model, placed.layout.tp
     head = Product("head", placed.tokens, model.vocabulary / tp, model.hidden_size)
     logits = placed.tokens * model.vocabulary / tp
-    return 3 * product_s(placed, head, placed.plain_dtype) + placed.pass_s(logits * placed.trainer.loss_bytes)
+    is_eager = is_own(placed.job) and tp > 1
+    loss_bytes = EAGER_LOSS_BYTES if is_eager else placed.trainer.loss_bytes
+    return 3 * product_s(placed, head, placed.plain_dtype) + placed.pass_s(logits * loss_bytes)

@@ -29,6 +29,9 @@ class PlacedJob:
         self.checkpointed_share = layout.count_checkpointed(job.model.layers) / job.model.layers  # of the blocks
         # Of the blocks whose whole forward pass is computed again.
         self.repeated_share = self.checkpointed_share if layout.checkpointing == "full" else 0.0
+        # Of tensor parallel collectives: recomputation that saves products gathers again, but does not reduce.
+        gathers_again = layout.checkpointing in ("selective", "per_op")
+        self.repeated_collectives_share = self.checkpointed_share / 2 if gathers_again else self.repeated_share
         self.tokens = layout.micro_batch * job.sequence_length / layout.cp  # of a micro-batch on a GPU
         self.residual_parts = layout.tp if layout.sequence_parallel else 1  # of the residual stream
         self.is_sharded = layout.sharding in ("fsdp1", "fsdp2", "megatron_fsdp")  # gathered for each use
@@ -78,14 +81,19 @@ def block_gpu_weights(placed: PlacedJob, layer: int) -> Weights:
     return Weights(model.shared_weights(layer) / layout.tp, experts)
 
 
-def rank_weights(placed: PlacedJob, rank: int, layers: tuple[RankLayers, ...]) -> Weights:
-    """Return the weights of a pipeline rank on one GPU, with the embedding and the head where it has them."""
+def end_weights(placed: PlacedJob, rank: int) -> Weights:
+    """Return the weights of the embedding and the head on one GPU of a pipeline rank that has them."""
     model, ends = placed.model, 0
     if rank == 0:
         ends += model.embedding_weights
     if rank == head_rank(placed.layout) and not (model.tied and rank == 0):
         ends += model.head_weights
-    total = Weights(ends / placed.layout.tp)
+    return Weights(ends / placed.layout.tp)
+
+
+def rank_weights(placed: PlacedJob, rank: int, layers: tuple[RankLayers, ...]) -> Weights:
+    """Return the weights of a pipeline rank on one GPU, with the embedding and the head where it has them."""
+    total = end_weights(placed, rank)
     for some in layers:
         total += block_gpu_weights(placed, some.layer) * some.count
     return total
@@ -102,7 +110,6 @@ UPDATE_BYTES = {"fp32": 34, "amp": 32, "bf16": 16, "int8": 16}
 # Memory bandwidth of a host of eight GPUs that its processors reach in AdamW's update. Assumed: a quarter of the 600
 # GB/s of two sockets with DDR5. No microbenchmark of it is known to us.
 HOST_GB_S = 150
-HOST_LINK_GB_S = 25  # between host and GPU, each way, while all GPUs of a host copy
 
 
 def optimizer_s(placed: PlacedJob, owned_weights: float) -> float:
@@ -111,10 +118,3 @@ def optimizer_s(placed: PlacedJob, owned_weights: float) -> float:
         return placed.copy_s(update_bytes)
     gpus = min(placed.cluster.gpus, placed.cluster.topology.gpus_per_domain)
     return update_bytes * gpus / (HOST_GB_S * 1e9)
-
-
-def host_copies_s(placed: PlacedJob, owned_weights: float) -> float:
-    """Return the seconds of copying gradients to the host and weights back, where the optimizer is there."""
-    if not placed.layout.offload_optimizer:
-        return 0.0
-    return owned_weights * (2 + 2) / (HOST_LINK_GB_S * 1e9)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from workloads.estimator import communication, operations
 from workloads.estimator.communication import exposed
+from workloads.estimator.copies import ELEMENT, copied_bytes, host_copies_s
 from workloads.estimator.estimate import JobEstimate, StepTime
 from workloads.estimator.memory import stage_memories
 from workloads.estimator.operations import Seconds
@@ -16,7 +17,7 @@ from workloads.estimator.placed_job import (
     Weights,
     block_gpu_weights,
     divided_weights,
-    host_copies_s,
+    end_weights,
     optimizer_s,
     rank_weights,
 )
@@ -25,10 +26,6 @@ from workloads.hardware.precisions import peak_tflops
 from workloads.layouts.layout import Job
 from workloads.layouts.trainers import efficiencies, find_efficiency
 from workloads.models.flops import model_flops_per_token
-
-# Bytes that FSDP2 copies for a weight that is gathered forward and backward, into and out of the collectives' buffers:
-# ten passes in bf16, fitted to two and four H200s (benchmarks/results/parallel_h200.md). FSDP1 gathers in place.
-GATHER_COPY_BYTES = {"fsdp2": 20, "fsdp1": 8, "megatron_fsdp": 6}
 
 
 @dataclass(frozen=True)
@@ -99,8 +96,9 @@ def rank_seconds(job: Job, cluster: Cluster) -> list[PassTimes]:
         passes.append((forward + head / 3 + rest / 2, backward + 2 * head / 3 + rest / 2))
     step = _estimate_step(placed, efficiency)
     busy_s = step.total_s - step.bubble - step.optimizer - step.pipeline - step.data_parallel
-    busy_s += sum(blocks[some.layer].data * some.count for some in layers) * layout.microbatches
-    scale = busy_s / layout.microbatches / max(sum(pair) for pair in passes)
+    slowest = max(range(layout.pp), key=lambda rank: sum(passes[rank]))
+    data_s = sum(blocks[some.layer].data * some.count for some in rank_layers(placed.model, layout)[slowest])
+    scale = (busy_s / layout.microbatches + data_s) / sum(passes[slowest])
     repeated = placed.repeated_share
     return [PassTimes(f * scale, b * scale, b * scale / (2 + repeated)) for f, b in passes]
 
@@ -156,7 +154,9 @@ def _step_time(placed: PlacedJob, efficiency: float, with_data_parallel: bool) -
         data_parallel=sum(block.data * count for block, count in counts)
         + _step_data_parallel_s(placed, weights, rank_s[slowest]),
         optimizer=optimizer_s(placed, owned),
-        copies=sum(block.copies * count for block, count in counts) + host_copies_s(placed, owned),
+        copies=sum(block.copies * count for block, count in counts)
+        + _copies_s(placed, end_weights(placed, slowest)) * micro
+        + host_copies_s(placed, owned),
     )
 
 
@@ -168,24 +168,17 @@ def _block_time(placed: PlacedJob, layer: int, efficiency: float, with_data_para
     data = copies = 0.0
     if with_data_parallel:
         weights = block_gpu_weights(placed, layer)
-        copied = 0
-        if layout.reshard_after_forward:
-            copied = GATHER_COPY_BYTES.get(layout.sharding, 0)
-            if placed.is_sharded:  # weights are gathered and gradients reduced in each micro-batch
-                gather = communication.sharded_s(placed, weights, placed.precision.gathered_bytes)
-                reduce = communication.sharded_s(placed, weights, placed.gradient_bytes)
-                reduce += 0.0 if trainer.averages_copies_once else communication.average_s(placed, weights)
-                data = exposed(gather, forward.total) + exposed(gather + reduce, backward.total)
-        gathered = weights.shared if placed.shard_group.ranks * layout.dp_replicate > 1 else 0.0
-        gathered += weights.experts if placed.expert_shard_group.ranks > 1 else 0.0
-        added = 0  # bytes of adding a micro-batch's gradient of a weight to those before: fp32 in Megatron, else bf16
-        if layout.microbatches > 1:
-            added = 6 if trainer.main_gradients else 4
-        copies = placed.copy_s(gathered * copied + weights.total * added)
+        copies = _copies_s(placed, weights)
+        if layout.reshard_after_forward and placed.is_sharded:
+            # Weights are gathered and gradients reduced in each micro-batch.
+            gather = communication.sharded_s(placed, weights, placed.precision.gathered_bytes)
+            reduce = communication.sharded_s(placed, weights, placed.gradient_bytes)
+            reduce += 0.0 if trainer.averages_copies_once else communication.average_s(placed, weights)
+            data = exposed(gather, forward.total) + exposed(gather + reduce, backward.total)
     return BlockTime(
         forward,
         backward,
-        tensor=communication.tensor_s(placed, layer) * (2 + is_repeated),
+        tensor=communication.tensor_s(placed, layer) * (2 + placed.repeated_collectives_share),
         context=communication.context_s(placed, forward.attention, backward=False) * (1 + is_repeated)
         + communication.context_s(placed, backward.attention, backward=True),
         expert=communication.expert_s(placed, layer) * (2 + is_repeated),
@@ -194,14 +187,25 @@ def _block_time(placed: PlacedJob, layer: int, efficiency: float, with_data_para
     )
 
 
+def _copies_s(placed: PlacedJob, weights: Weights) -> float:
+    """Return the seconds of a micro-batch's copies of weights and gradients: casts, buffers of collectives and sums."""
+    shared, experts = (copied_bytes(placed, group.ranks) for group in (placed.shard_group, placed.expert_shard_group))
+    return placed.copy_s(weights.shared * shared + weights.experts * experts)
+
+
 def _step_data_parallel_s(placed: PlacedJob, weights: Weights, micro_batch_s: float) -> float:
     layout = placed.layout
     reduce = communication.reduce_s(placed, weights)
     gather = communication.sharded_s(placed, weights, placed.precision.gathered_bytes)
     if placed.is_sharded:
         if layout.reshard_after_forward:
-            # The first block's weights are gathered and its gradients reduced with nothing beside them.
+            # Nothing runs beside the gather of the first unit's weights and the reduction of its gradients: the
+            # embedding's in each micro-batch where FSDP2 wraps units, else a block's.
             first_s = (reduce + gather) / max(1, placed.model.layers / layout.pp)
+            if layout.sharding == "fsdp2":
+                embedding = Weights(placed.model.embedding_weights / layout.tp)
+                both_bytes = ELEMENT + placed.gradient_bytes
+                first_s = communication.sharded_s(placed, embedding, both_bytes) * layout.microbatches
             if not placed.trainer.averages_copies_once:
                 return first_s
             return first_s + exposed(communication.average_s(placed, weights), micro_batch_s * 2 / 3)

@@ -10,7 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from workloads.layouts.layout import AttentionKernel, Schedule
+from workloads.layouts.layout import AttentionKernel, Job, Schedule
 
 EFFICIENCIES = Path(__file__).with_name("efficiencies.csv")
 OWN = "own"
@@ -182,6 +182,11 @@ _ROWS = (
 TRAINERS = {row.name: row for row in _ROWS}
 SYNONYMS = {name.replace("-", "_"): name for name in TRAINERS if "-" in name}
 SYNONYMS |= {"megatron-deepspeed": "megatron-lm", "automodel": "nemo-automodel"}
+
+
+def is_own(job: Job) -> bool:
+    """Return whether this project's own trainer runs a job."""
+    return job.trainer == OWN
 
 
 def find_trainer(name: str) -> Trainer:

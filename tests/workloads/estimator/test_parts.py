@@ -12,7 +12,8 @@ from sweeper.preflight.clusters import find_topology
 from tests.conftest import examples
 from tests.support.planner_estimates import H100, cluster, job
 from workloads.estimator.communication import Group, all_gather_s, all_reduce_s, all_to_all_s, bandwidth_gb_s
-from workloads.estimator.operations import attention_s, block_products
+from workloads.estimator.copies import copied_bytes
+from workloads.estimator.operations import attention_s, block_products, block_seconds
 from workloads.estimator.pipeline import rank_layers
 from workloads.estimator.placed_job import PlacedJob, divided_weights, rank_weights
 from workloads.estimator.step import estimate_job
@@ -206,3 +207,29 @@ def test_a_power_cap_limits_the_mean_of_work_and_waiting() -> None:
     capped = cluster()
     uncapped = replace(capped, device=replace(H100, power_headroom=1.3))
     assert estimate_job(work, uncapped).step.total_s < estimate_job(work, capped).step.total_s
+
+
+# Read and written by a gather (twice) and a reduction of a weight, summed from FSDP2's code (torch 2.11 to 2.13).
+@pytest.mark.parametrize(
+    ("ranks", "state", "read_and_written"),
+    [
+        (1, "fp32", 2 * (6 + 4) + 6 + 8 + 12),
+        (2, "fp32", 2 * (6 / 2 + 4) + 6 + 12 / 2),
+        (4, "bf16", 2 * (4 / 4 + 4) + 4 + 6 / 4),
+    ],
+)
+def test_copies_of_fsdp2_are_those_of_its_code(ranks: int, state: str, read_and_written: float) -> None:
+    work = job(dp_shard=ranks, tp=8 // ranks, global_batch=1 << 30, state=state, trainer="own")
+    assert copied_bytes(setting(work), ranks) == pytest.approx(read_and_written, rel=1e-6)
+
+
+@pytest.mark.parametrize(("checkpointing", "collectives"), [("none", 8), ("selective", 10), ("full", 12)])
+def test_recomputation_repeats_collectives(checkpointing: str, collectives: int) -> None:
+    placed = setting(job(dp_shard=1, tp=8, checkpointing=checkpointing, trainer="own"))
+    assert 4 * (2 + placed.repeated_collectives_share) == collectives
+
+
+def test_a_blocks_seconds_follow_a_calibration() -> None:
+    placed = setting(job())
+    calibrated = PlacedJob(placed.job, replace(placed.cluster, device=replace(H100, copy_gb_s=1000)))
+    assert block_seconds(calibrated, 0).forward.other > block_seconds(placed, 0).forward.other

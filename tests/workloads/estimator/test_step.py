@@ -40,7 +40,8 @@ def test_more_bandwidth_is_never_slower(layout: dict[str, int]) -> None:
 
 
 def test_more_data_parallel_ranks_do_not_gain_tokens_per_gpu() -> None:
-    rates = [estimate(job(dp_shard=n, global_batch=8 * n)).tokens_per_s_per_gpu for n in (8, 64, 512, 4096)]
+    replicas = [job(dp_shard=8, dp_replicate=n, global_batch=64 * n) for n in (1, 8, 64, 512)]
+    rates = [estimate(each).tokens_per_s_per_gpu for each in replicas]
     assert rates == sorted(rates, reverse=True)
 
 

@@ -6,6 +6,7 @@ from collections import Counter
 from dataclasses import replace
 from itertools import pairwise
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -21,9 +22,11 @@ from workloads.estimator.pipeline import (
     in_flight,
     list_actions,
 )
-from workloads.estimator.step import estimate_job, rank_seconds
+from workloads.estimator.placed_job import PlacedJob
+from workloads.estimator.step import _block_time, estimate_job, rank_seconds
 from workloads.layouts.layout import V_SCHEDULES, Layout, Schedule
 from workloads.layouts.rules import find_violation
+from workloads.layouts.trainers import find_efficiency
 from workloads.parallel.train import SCHEDULES
 
 SPLIT = ("zero_bubble", *V_SCHEDULES)
@@ -142,11 +145,18 @@ def test_the_order_is_that_of_pytorch(layout: Layout) -> None:
         ]
 
 
-def test_the_slowest_rank_takes_the_seconds_of_the_estimate() -> None:
-    work = job("llama3_70b", pp=4, dp_shard=16, tp=1, global_batch=256, sharding="zero1", trainer="megatron")
+@pytest.mark.parametrize("is_gathered_again", [False, True])  # data parallel communication in each micro-batch
+def test_the_slowest_rank_takes_the_seconds_of_the_estimate(is_gathered_again: bool) -> None:
+    layers: dict[str, Any] = {"sharding": "zero1", "reshard_after_forward": False}
+    if is_gathered_again:
+        layers = {"sharding": "fsdp2", "reshard_after_forward": True, "layers_per_stage": (20, 40, 10, 10)}
+    work = job("llama3_70b", pp=4, dp_shard=16, tp=1, global_batch=256, trainer="megatron", **layers)
     target = cluster(64)
-    step = estimate_job(work, target).step
+    placed, step = PlacedJob(work, target), estimate_job(work, target).step
     busy_s = step.total_s - step.bubble - step.pipeline - step.optimizer - step.data_parallel
+    if is_gathered_again:  # of the second rank, which has neither embedding nor head
+        block = _block_time(placed, 0, find_efficiency(work.trainer, target.device.name), with_data_parallel=True)
+        busy_s += 40 * block.data * work.layout.microbatches
     slowest_s = max(times.forward_s + times.backward_s for times in rank_seconds(work, target))
     assert slowest_s * work.layout.microbatches == pytest.approx(busy_s)
 
