@@ -25,6 +25,7 @@ from sweeper.execution.node_description import build_node, count_gpus, describe_
 from sweeper.execution.ray_environment import find_address, name_address
 from sweeper.execution.shipping import PARTS, SweepCode, build_runtime_env
 from workloads.api.errors import UserInputError
+from workloads.api.processes import Orphans
 
 NODE_REPLY_TIMEOUT_S = 60.0
 
@@ -221,6 +222,7 @@ def start(target: Target) -> None:
     Raises:
         ClusterError: Ray does not start.
     """
+    global _orphans
     if ray.is_initialized():
         return
     try:
@@ -231,6 +233,15 @@ def start(target: Target) -> None:
             init_ray(address="local", num_cpus=cpus, object_store_memory=128 * 2**20)
     except Exception as error:  # Ray raises its own exceptions, built-in ones and OSError
         raise ClusterError(f"Ray does not start on this machine: {summarize_ray_error(error)}") from error
+    _orphans = Orphans()
+
+
+_orphans: Orphans | None = None  # of a local cluster, whose nodes end with this process
+
+
+def end_orphans() -> list[str]:
+    """End what trials left behind whose workers were killed on this machine. Returns their command lines."""
+    return _orphans.end() if _orphans else []
 
 
 def init_ray(**options: Any) -> None:
@@ -250,6 +261,7 @@ def stop() -> None:
     """Disconnect from the cluster, and end it if this process started it."""
     head.watch(None)
     ray.shutdown()
+    end_orphans()
 
 
 def summarize_ray_error(error: BaseException) -> str:

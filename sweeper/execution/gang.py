@@ -15,7 +15,7 @@ import ray
 from ray.exceptions import OutOfMemoryError, RayError, RayTaskError
 from ray.util.placement_group import PlacementGroup
 
-from sweeper.common.trials import LOST_NODE, Trial, TrialResult, TrialStatus, rank_file_name
+from sweeper.common.trials import LEFT, LOST_NODE, Trial, TrialResult, TrialStatus, rank_file_name
 from sweeper.execution.cluster import summarize_ray_error
 from sweeper.execution.ray_internals import LOW_MEMORY
 from sweeper.execution.worker import RankResult
@@ -26,6 +26,7 @@ Environment = tuple[tuple[str, str], ...]
 
 TRIALS_PER_GANG = 2  # one running, one next
 ROOT_CAUSE_GRACE_S = 3.0  # after the first failure of a rank, for the rank that knows the cause to report
+MAX_LEFT = 300  # characters of command lines that are kept
 MAX_DRIFT = 1e-4  # between two machines' monotonic clocks; crystals are within 100 parts per million
 # Statuses that no rank reports merely because another rank is gone.
 ROOT_CAUSES = (TrialStatus.INFEASIBLE, TrialStatus.PRUNED, TrialStatus.INCONCLUSIVE, TrialStatus.TIMED_OUT)
@@ -219,14 +220,14 @@ class Gang:
             ended_at_s - (ended_s - started_s),
             ended_at_s,
             measurements=tuple(result.measurement for result in results if result.measurement),
-            where=self.location,
-            reusable=True,
+            where=self.location | _name_left(*results),
+            reusable=not any(result.left for result in results),  # which may have served later trials
         )
 
     def _build_failure(self, running: RunningTrial, result: RankResult) -> TrialResult:
         """Build the trial's result as a rank without a measurement reports it, with that rank's last lines."""
         now = time.time()
-        where, location = self.location, self.locations[result.rank]
+        where, location = self.location | _name_left(result), self.locations[result.rank]
         detail = result.detail or _read_log_tail(location.get("log"))
         if detail and len(self.workers) > 1:
             detail = f"rank {result.rank} on {location['node']}:\n{detail}"
@@ -240,9 +241,15 @@ class Gang:
             detail,
             where=where,
             # With several ranks, the others may still wait for this one in a collective operation.
-            reusable=result.reusable and len(self.workers) == 1,
+            reusable=result.reusable and len(self.workers) == 1 and not result.left,
             files={rank_file_name(result.rank, name): content for name, content in result.files.items()},
         )
+
+
+def _name_left(*results: RankResult) -> dict[str, Scalar]:
+    """Return for `where` the processes that the ranks of a trial left behind."""
+    left = dict.fromkeys(command for result in results for command in result.left)
+    return {LEFT: "; ".join(left)[:MAX_LEFT]} if left else {}
 
 
 def _merge_failures(failures: Sequence[TrialResult]) -> TrialResult:

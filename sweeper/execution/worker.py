@@ -7,10 +7,11 @@ worker starts fast.
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import time
 import traceback
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,7 @@ from workloads.api.contract import (
     output_of,
 )
 from workloads.api.errors import message_of
+from workloads.api.processes import Orphans
 from workloads.api.trial import run_trial
 from workloads.api.visible_devices import settle
 
@@ -72,6 +74,7 @@ class RankResult:
     reason: str = ""  # one line
     detail: str = ""  # the last lines of a program's output, or of a traceback
     files: Mapping[str, bytes] = field(default_factory=dict)  # of a program, as in `Measurement.files`
+    left: Sequence[str] = ()  # the command lines of processes that the trial left behind, which were ended
 
 
 class Worker:
@@ -79,6 +82,8 @@ class Worker:
 
     def __init__(self) -> None:
         settle(os.environ, visible_gpus_variable())
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # a Ray with a subreaper ignores it: exit codes would be lost
+        self._orphans = Orphans()
 
     def handshake(self) -> dict[str, Scalar]:
         """Return the location of this process: its node, a free port for a rendezvous, its GPUs and its log."""
@@ -97,7 +102,14 @@ class Worker:
         }
 
     def run(self, job: Job) -> RankResult:
-        """Run one trial. Exceptions are returned in the result: the driver decides on their consequences."""
+        """Run one trial and end what it leaves behind.
+
+        Exceptions are returned in the result: the driver decides on their consequences.
+        """
+        result = self._measure(job)
+        return replace(result, left=self._orphans.end())
+
+    def _measure(self, job: Job) -> RankResult:
         started_s = time.monotonic()
         reporter = RayStepReporter(job.collector, job.rank.sequence_number) if job.collector is not None else None
         set_variables = {name: value for name, value in job.variables.items() if value is not None}

@@ -14,8 +14,8 @@ from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 
+from workloads.api import processes
 from workloads.api.contract import OutOfMemory, ProgramFailed, TrialTimeout
-from workloads.command import guard
 from workloads.command.invocation import Invocation
 from workloads.formats.logs import LONGEST_LINE
 
@@ -71,7 +71,7 @@ class Program:
         )
         # If this process were killed, the program would go on and keep its GPUs.
         self._guard = subprocess.Popen(
-            [sys.executable, "-S", guard.__file__, self._mark, str(self._process.pid), str(output)],
+            [sys.executable, "-P", "-S", processes.__file__, self._mark, str(self._process.pid), str(output)],
             stdin=subprocess.PIPE,
         )
         self._guard.wait()  # it forks, and its child guards the program
@@ -93,7 +93,7 @@ class Program:
                 return
             code = self._process.wait()
         finally:
-            guard.terminate_marked(self._mark, self._process.pid, reap=self._process.poll)
+            processes.terminate(self._find_running)
             assert self._guard.stdin is not None
             self._guard.stdin.close()
         if code and not self._should_stop():
@@ -103,6 +103,10 @@ class Program:
             word_lines = [line for line in self.last_lines if re.search(r"\w", line)]
             reason = (error_lines or word_lines or ["it printed nothing"])[-1].strip()
             raise ProgramFailed(f"the program ended with {ending}: {reason}")
+
+    def _find_running(self) -> set[int]:
+        self._process.poll()  # reaps it
+        return processes.find_marked(self._mark, self._process.pid)
 
     def _read(self) -> bool:
         """Return whether the program is to be stopped; False where it has ended by itself."""

@@ -14,7 +14,8 @@ from sweeper.cli.exits import SOME_FAILED, StopRequests
 from sweeper.commands.sweep.closing import FinishedRun
 from sweeper.commands.sweep.opening import open_sweep
 from sweeper.common.clock import PhaseClock
-from sweeper.common.trials import Remeasurement, Trial, TrialRecord, TrialResult, TrialStatus, run_name
+from sweeper.common.format import one_line
+from sweeper.common.trials import LEFT, Remeasurement, Trial, TrialRecord, TrialResult, TrialStatus, run_name
 from sweeper.config.environment import is_variable
 from sweeper.execution import cluster, gang_pool, head
 from sweeper.execution.gang_launcher import GangResources, GangSpec
@@ -32,6 +33,7 @@ from sweeper.search.front import select_finalists
 from sweeper.search.neighbours import describe_stall
 from workloads.api.errors import describe_os_error
 from workloads.api.metrics import find_source
+from workloads.api.secrets import mask
 
 START_PATIENCE_S = 20.0
 ROUNDS_AGAIN = 3  # in which disturbed trials are measured again at the end of the search, and of the finals
@@ -158,6 +160,7 @@ class Sweep:
                 self._cancel_in_flight()
                 self._pool.close()
             self._update_nodes()
+            self._note_left("a trial whose worker is gone", "; ".join(cluster.end_orphans()))
             self._tracking.restart_if_dead()
             self._display.update(self._state())
         self._collect_steps(wait=True)
@@ -300,6 +303,7 @@ class Sweep:
             self._nodes.add_attempt(trial, result)
             self._pool.submit(trial)
             return
+        self._note_left(f"trial {trial.number}", str(result.where.get(LEFT, "")))
         record = self._judge.build_record(trial, result, attempts=attempt, elapsed_s=self._progress.elapsed_s)
         if stall := self._describe_stall(record):
             record = replace(record, status=TrialStatus.INCONCLUSIVE, reason=stall, metrics={})
@@ -318,6 +322,10 @@ class Sweep:
             self._display.note(line)
         if reason := self._progress.common_failure_reason():
             self._display.note(f"no trial has a result, for the same reason: {reason}; press Ctrl-C to stop the sweep")
+
+    def _note_left(self, owner: str, left: str) -> None:
+        if left:
+            self._display.note(f"ended    what {owner} left behind: {one_line(mask(left))}")
 
     def _cancel_in_flight(self) -> None:
         """Record running trials as cancelled. Their gangs end after that: without Ray, ending them may not return."""

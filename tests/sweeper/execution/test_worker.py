@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 
 import pytest
@@ -90,3 +91,20 @@ def test_a_command_is_kept_with_its_trials_variables(monkeypatch: pytest.MonkeyP
     settings = {"run": ["{python}", "-c", "import os; print(os.environ['NCCL_ALGO'])"]}
     result = Worker().run(Job("command", {}, {"NCCL_ALGO": "Ring"}, Rank(), settings))
     assert result.detail.startswith("Ring") and b"NCCL_ALGO=Ring" in result.files["command.txt"]
+
+
+def test_a_daemon_of_a_program_ends_with_its_trial() -> None:
+    """It has another session and none of the program's variables."""
+    result = run(
+        "import os, time; os.system('setsid env -i sleep 600 &'); time.sleep(0.3); print('loss: nan', flush=True)"
+    )
+    assert result.left == ["sleep 600"]
+
+
+def test_a_program_has_its_exit_code_where_ray_ignores_ended_children() -> None:
+    """As Ray's workers do with RAY_kill_child_processes_on_worker_exit_with_raylet_subreaper."""
+    before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    try:
+        assert run("print('loss: 1'); raise SystemExit(3)").reason == "the program ended with exit code 3: loss: 1"
+    finally:
+        signal.signal(signal.SIGCHLD, before)

@@ -14,9 +14,9 @@ from sweeper.metrics.derivation import derive
 from tests.conftest import REPOSITORY, wait_for
 from tests.support.programs import STEPS, escape, run_program
 from workloads.api.contract import Infeasible, OutOfMemory, ParameterMismatch, ProgramFailed, Rank
+from workloads.api.processes import find_marked
 from workloads.api.trial import run_trial
 from workloads.command import CommandSettings
-from workloads.command.guard import find_marked
 from workloads.command.run import measure, read_first_steps
 
 

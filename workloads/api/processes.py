@@ -1,0 +1,124 @@
+"""Terminate a program and everything that it started, and processes that a trial leaves behind.
+
+    python processes.py MARK SESSION FOLDER  waits for the end of its standard input, then terminates the marked
+                                             processes and removes FOLDER, the program's output
+
+A process is marked if its environment contains MARK. Children inherit it, also those in a session of their own whose
+parent has ended. A process is also marked if it is in the program's session, whatever happened to its environment. The
+file is run by an interpreter without site packages, so it imports only the standard library.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import multiprocessing
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+GRACE_S = 5.0  # between SIGTERM and SIGKILL
+PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h, since Linux 3.4
+# Part of the command lines of processes that serve this one until it ends: the guard of a program, which ends by
+# itself, and the helpers of `multiprocessing` and of joblib, which no object holds.
+SERVING = (__file__, "resource_tracker", "forkserver")
+
+
+def terminate(find: Callable[[], set[int]]) -> None:
+    """Terminate the processes that `find` returns, until it returns none: SIGTERM first, SIGKILL after GRACE_S."""
+    for signum in (signal.SIGTERM, signal.SIGKILL):
+        signalled = set[int]()
+        deadline = time.monotonic() + GRACE_S
+        while time.monotonic() < deadline:
+            alive = find()
+            if not alive:
+                return
+            for pid in alive - signalled:  # also processes that were started meanwhile
+                with suppress(ProcessLookupError, PermissionError):
+                    os.kill(pid, signum)
+            signalled |= alive
+            time.sleep(0.05)
+
+
+def find_marked(mark: str, session: int) -> set[int]:
+    """Return the marked processes, except those that have ended and were not reaped."""
+    pids = set()
+    for entry in Path("/proc").iterdir():
+        with suppress(OSError):
+            if entry.name.isdigit():
+                state, _, _, process_session = (entry / "stat").read_text().rpartition(")")[2].split()[:4]
+                is_marked = int(process_session) == session or mark.encode() in (entry / "environ").read_bytes()
+                if is_marked and state != "Z":
+                    pids.add(int(entry.name))
+    return pids
+
+
+class Orphans:
+    """The processes that trials leave behind, as daemons do: descendants of this process whose own parent has ended.
+
+    They become children of this process, which is made a subreaper: a mark in the environment, a session and a process
+    group can all be left, this cannot. Children that an object of this process holds are kept.
+    """
+
+    def __init__(self) -> None:
+        with suppress(OSError, AttributeError):  # not Linux
+            ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+        self._kept = _children()
+
+    def end(self) -> list[str]:
+        """Terminate what was left since the last call, and reap it. Returns the command lines, of running ones."""
+        left: dict[int, str] = {}
+
+        def find() -> set[int]:
+            if not (new := _children() - self._kept):
+                return set()
+            held = _held_children()
+            self._kept |= {pid for pid in new if pid in held or any(part in _command(pid) for part in SERVING)}
+            for pid in new - self._kept:
+                with suppress(ChildProcessError):
+                    if not os.waitpid(pid, os.WNOHANG)[0]:
+                        left.setdefault(pid, _command(pid))
+            return new & left.keys() & _children()
+
+        terminate(find)
+        self._kept &= _children()  # numbers are used again
+        return list(left.values())
+
+
+def _children() -> set[int]:
+    """Return the child processes of all threads of this process, also those that were not reaped."""
+    pids = set[int]()
+    for file in Path("/proc/self/task").glob("*/children"):
+        with suppress(OSError):  # the thread has ended
+            pids.update(map(int, file.read_text().split()))
+    return pids
+
+
+def _command(pid: int) -> str:
+    with suppress(OSError):
+        return Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").replace("\0", " ").strip()
+    return ""
+
+
+def _held_children() -> set[int]:
+    """Return the children that this process can still reach: of a `Popen` or a `multiprocessing.Process` in use."""
+    gc.collect()
+    dropped = {id(process) for process in getattr(subprocess, "_active", [])}  # their `Popen` is gone
+    held = (o for o in gc.get_objects() if issubclass(type(o), subprocess.Popen) and id(o) not in dropped)
+    return {process.pid for process in held} | {process.pid or 0 for process in multiprocessing.active_children()}
+
+
+if __name__ == "__main__":
+    if os.fork():  # a worker is killed with its children, and this process has to outlive it
+        os._exit(0)
+    os.setsid()
+    sys.stdin.read()
+    mark, session = sys.argv[1], int(sys.argv[2])
+    terminate(lambda: find_marked(mark, session))
+    shutil.rmtree(sys.argv[3], ignore_errors=True)
