@@ -39,6 +39,7 @@ SUBCOMMANDS = {
     "best": "what runs the winner of a sweep again",
     "ingest": "import results of other tools and logs of trainers",
     "doctor": "inventory and diagnose every node; record",
+    "accept": "measure every part of a cluster, and say which one is too slow",
     "calibrate": "measure the rates of the GPUs and links that are here, for plans",
     "function": "run a sweep of a Python function that sweeper.run has packed",
 }

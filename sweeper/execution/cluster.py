@@ -19,12 +19,15 @@ import ray
 from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from sweeper.config.catalogue import catalogue
 from sweeper.config.hardware import Node, Target
+from sweeper.config.schema import Hardware
 from sweeper.execution import code_probe, head, ray_internals
 from sweeper.execution.node_description import build_node, count_gpus, describe_local_node
 from sweeper.execution.ray_environment import find_address, name_address
 from sweeper.execution.shipping import PARTS, SweepCode, build_runtime_env
-from workloads.api.errors import UserInputError
+from sweeper.preflight.devices import select_target
+from workloads.api.errors import UserInputError, suggest
 from workloads.api.processes import Orphans
 
 NODE_REPLY_TIMEOUT_S = 60.0
@@ -83,6 +86,19 @@ def discover_nodes(
     for problem in problems:
         print(f"sweeper: {problem}; the sweep does not use it", file=sys.stderr)
     return nodes
+
+
+def find_target(hardware: str, address: str | None, insecure: bool) -> tuple[Target, list[Node]]:
+    """Return the devices that `hardware=` names, and all nodes. The connection to a cluster stays open.
+
+    Raises:
+        UserInputError: for an unknown kind of device, or one that is not there.
+    """
+    kinds = {"auto": Hardware("auto"), "cpu": Hardware("cpu", kind="cpu"), **catalogue()}
+    if hardware not in kinds:
+        raise UserInputError(f"hardware={hardware}: unknown hardware. {suggest(hardware, kinds)}")
+    nodes = discover_nodes(address, insecure)
+    return select_target(kinds[hardware], nodes, 1), nodes
 
 
 _code = SweepCode()  # of the connected cluster

@@ -13,6 +13,7 @@ import math
 import time
 from collections import Counter, deque
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import ray
@@ -190,6 +191,11 @@ class GangPool:
         return lines
 
     # ── trials ──
+
+    def use_workload(self, name: str) -> None:
+        """Run trials of another workload on the same workers from now on. No trial is in flight."""
+        assert not self._in_flight
+        self._spec = replace(self._spec, workload=name)
 
     def submit(self, trial: Trial, node_id: str | None = None) -> None:
         """Hand a trial to the least loaded gang; to one of this node alone, if there is one with capacity."""

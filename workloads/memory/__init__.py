@@ -1,4 +1,4 @@
-"""`workload=memory`: the bandwidth of a device's memory by copies, reads and writes of a buffer."""
+"""`workload=memory`: the bandwidth of a device's memory, or of its link to the host, by passes over a buffer."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal
 
-from workloads.api.contract import Measurement, Rank, Workload
+from workloads.api.contract import Infeasible, Measurement, Rank, Workload
 
 # Bytes that each operation moves for a byte of the buffer.
-MOVED = {"copy": 2, "read": 1, "write": 1}
+MOVED = {"copy": 2, "read": 1, "write": 1, "to_device": 1, "from_device": 1}
 
 
 @dataclass(frozen=True)
@@ -17,13 +17,14 @@ class MemoryParameters:
     """Parameters of one pass over the memory.
 
     Attributes:
-        operation: copy a buffer into another one, read it (a sum) or write it (a constant).
+        operation: copy a buffer into another one, read it (a sum), write it (a constant), or copy it from pinned memory
+            of the host to the device or back.
         mib: size of a buffer; far above the last-level cache, or the cache is measured.
         warmup: calls that are not timed.
         repeats: timed calls.
     """
 
-    operation: Literal["copy", "read", "write"] = "copy"
+    operation: Literal["copy", "read", "write", "to_device", "from_device"] = "copy"
     mib: int = field(default=1024, metadata={"min": 1})
     warmup: int = field(default=3, metadata={"min": 0})
     repeats: int = field(default=20, metadata={"min": 1})
@@ -43,7 +44,9 @@ class Memory(Workload):
     def run(self, parameters: MemoryParameters, rank: Rank) -> Measurement:
         """Time the operation on a buffer of ones, with the last-level cache flushed before each call on a GPU.
 
-        Raises ArithmeticError if the result is wrong.
+        Raises:
+            ArithmeticError: the result is wrong.
+            Infeasible: a copy between host and device on a CPU.
         """
         import torch
 
@@ -52,18 +55,24 @@ class Memory(Workload):
         from workloads.instruments.timing import event_metrics
 
         device, operation = devices.device_of(rank), parameters.operation
+        if operation in ("to_device", "from_device") and device.type == "cpu":
+            raise Infeasible(f"operation={operation}: a CPU has no memory of its own beside the host's")
         source = torch.ones(parameters.mib * devices.MIB // 4, device=device)
-        target = torch.zeros_like(source) if operation != "read" else torch.zeros(1, device=device)
+        target = torch.zeros(1 if operation == "read" else source.numel(), device=device)
+        if operation == "to_device":
+            source = source.cpu().pin_memory()
+        elif operation == "from_device":
+            target = target.cpu().pin_memory()
         calls: dict[str, Callable[[], object]] = {
-            "copy": lambda: target.copy_(source),
             "write": lambda: target.fill_(1),
             "read": lambda: torch.sum(source, dim=0, keepdim=True, out=target),
         }
         times = {"warmup": parameters.warmup, "repeats": parameters.repeats}
-        times_s, readings = time_untainted(calls[operation], device, **times, cold_cache=device.type != "cpu")
+        call = calls.get(operation, lambda: target.copy_(source, non_blocking=True))
+        times_s, readings = time_untainted(call, device, **times, cold_cache=device.type != "cpu")
         # A sum of many ones in fp32 is rounded.
         is_sum = operation == "read" and abs(float(target) / source.numel() - 1) < 1e-3
-        if not is_sum and not torch.equal(target, source):
+        if not is_sum and not torch.equal(target.to(device), source.to(device)):
             raise ArithmeticError(f"operation={operation}: the result is wrong")
         return Measurement(
             executed=vars(parameters) | {"mib": source.nbytes // devices.MIB, "repeats": len(times_s)},

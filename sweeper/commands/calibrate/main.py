@@ -30,7 +30,6 @@ from sweeper.commands.calibrate.rates import Cells, Row, measured_topology
 from sweeper.commands.calibrate.sweeps import gpus_per_node, plan_sweeps
 from sweeper.config.catalogue import catalogue
 from sweeper.config.hardware import Target
-from sweeper.config.schema import Hardware
 from sweeper.execution import ray_environment
 from sweeper.pages.terminal import open_console
 from sweeper.preflight.calibration import (
@@ -42,8 +41,7 @@ from sweeper.preflight.calibration import (
     write_yaml,
 )
 from sweeper.preflight.clusters import build_device, default_topology
-from sweeper.preflight.devices import select_target
-from workloads.api.errors import UserInputError, suggest
+from workloads.api.errors import UserInputError
 from workloads.hardware.cluster import Cluster, Device
 
 
@@ -98,21 +96,13 @@ def run(request: CalibrateRequest) -> int:
 
 
 def find_target(request: CalibrateRequest) -> Target:
-    """Return the devices that are measured.
-
-    Raises:
-        UserInputError: for an unknown kind of device, or one that is not there.
-    """
-    name, address, insecure = request.hardware, request.cluster.address, request.cluster.insecure
-    kinds = {"auto": Hardware("auto"), "cpu": Hardware("cpu", kind="cpu"), **catalogue()}
-    if name not in kinds:
-        raise UserInputError(f"hardware={name}: unknown hardware. {suggest(name, kinds)}")
+    """Return the devices that are measured. Raises UserInputError for an unknown kind, or one that is not there."""
+    ray_environment.prepare(request.cluster.address, request.cluster.insecure)
     from sweeper.execution import cluster  # with Ray, which takes a second to import
 
-    ray_environment.prepare(address, insecure)
-    nodes = cluster.discover_nodes(address, insecure)
+    target, _ = cluster.find_target(request.hardware, request.cluster.address, request.cluster.insecure)
     cluster.stop()
-    return select_target(kinds[name], nodes, 1)
+    return target
 
 
 def begin_or_resume(unfinished: Path, hardware: str) -> str:

@@ -1,0 +1,88 @@
+"""The experiments of an acceptance and the spreads of their results, read from the tables beside this module."""
+
+from __future__ import annotations
+
+import csv
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+
+from sweeper.metrics.outliers import Spread
+from workloads.api.contract import Scalar
+
+Profile = Literal["quick", "standard", "burn_in"]
+Scope = Literal["device", "pair", "node", "link", "whole"]
+PRODUCT_OF_RANKS = {"ranks": 1, "4 * ranks": 4}  # parameters that grow with the gang
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """A trial that an acceptance runs, and the results that it takes from it: metrics by the names of tests."""
+
+    workload: str
+    scope: Scope
+    parameters: Mapping[str, Any]
+    tests: Mapping[str, str]
+
+    def parameters_for(self, ranks: int) -> dict[str, Scalar]:
+        """Return the parameters for a gang of that many ranks."""
+        return {
+            name: ranks * PRODUCT_OF_RANKS[value] if value in PRODUCT_OF_RANKS else value
+            for name, value in self.parameters.items()
+        }
+
+
+@dataclass(frozen=True)
+class Reading:
+    """The result of one test of one part of the cluster.
+
+    Attributes:
+        part: a device, a pair, a node, a link between nodes, or the whole.
+        nodes: of the part.
+        value: the rate, NaN where there is none.
+        low, high: its 95% interval, NaN without one.
+        beside: what was read of the device meanwhile: clock, power, temperature, reasons for a lower clock.
+        problem: why there is no value; empty where there is one.
+    """
+
+    test: str
+    scope: Scope
+    part: str
+    nodes: tuple[str, ...]
+    unit: str
+    value: float = math.nan
+    low: float = math.nan
+    high: float = math.nan
+    beside: Mapping[str, Scalar] = field(default_factory=dict)
+    problem: str = ""
+
+
+@cache
+def read_experiments(kind: str, profile: Profile) -> tuple[Experiment, ...]:
+    """Return the experiments on a kind of device, cpu or gpu, in the order in which they run."""
+    rows = yaml.safe_load(Path(__file__).with_name("experiments.yaml").read_text())[kind]
+    chosen = [
+        {name: value[profile] if isinstance(value, dict) else value for name, value in row["parameters"].items()}
+        for row in rows
+    ]
+    return tuple(Experiment(**{**row, "parameters": own}) for row, own in zip(rows, chosen, strict=True))
+
+
+def spread_of(kind: str, test: str) -> Spread:
+    """Return the spread of a test's results: of the table's first row whose text is a part of the test's name."""
+    return next(spread for text, spread in _read_spreads(kind) if text in test)
+
+
+@cache
+def _read_spreads(kind: str) -> list[tuple[str, Spread]]:
+    def rows() -> Iterator[dict[str, str]]:
+        with Path(__file__).with_name("spreads.csv").open(newline="") as lines:
+            yield from csv.DictReader(lines)
+
+    names = ("device", "node", "run", "expected", "worth")
+    return [(row["tests"], Spread(*(float(row[name]) for name in names))) for row in rows() if row["kind"] == kind]

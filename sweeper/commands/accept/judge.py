@@ -1,0 +1,135 @@
+"""From readings to verdicts: of each test of each part, and of the whole."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from sweeper.commands.accept.experiments import Reading, spread_of
+from sweeper.commands.doctor.checks import Finding
+from sweeper.common.format import count
+from sweeper.metrics.outliers import Limit, limits_among, set_limit
+
+SHOWN_PARTS = 5
+
+
+class Verdict(StrEnum):
+    PASS = "pass"
+    FAIL = "fail"
+    INCONCLUSIVE = "inconclusive"
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """The verdict on one test of one part.
+
+    Attributes:
+        limit: the strictest of its comparisons; None where there is nothing to compare with.
+        reason: the verdict's, in one line.
+        cause: what was read beside it that explains a failure, with the remedy; empty where nothing does.
+    """
+
+    reading: Reading
+    verdict: Verdict
+    limit: Limit | None
+    reason: str
+    cause: str = ""
+
+
+def judge(
+    readings: Sequence[Reading],
+    kind: str,
+    expected: Mapping[tuple[str, str], float],
+    baseline: Mapping[tuple[str, str], float],
+) -> list[Judgement]:
+    """Return the verdict of every reading; the limits share the false alarms of the whole test.
+
+    Args:
+        kind: of the devices, cpu or gpu.
+        expected: rates by test and part, from the catalogue or the planner.
+        baseline: rates by test and part, of an accepted run.
+    """
+    by_test = defaultdict[str, list[Reading]](list)
+    for reading in readings:
+        if not reading.problem:
+            by_test[reading.test].append(reading)
+    keys = [(reading.test, reading.part) for own in by_test.values() for reading in own]
+    comparisons = sum(len(own) for own in by_test.values() if len(own) > 1)
+    comparisons += sum((key in expected) + (key in baseline) for key in keys)
+    limits = defaultdict[tuple[str, str], list[Limit]](list)
+    for test, own in by_test.items():
+        spread = spread_of(kind, test)
+        if len(own) > 1:
+            among = limits_among([r.value for r in own], ["/".join(r.nodes) for r in own], spread, comparisons)
+            for reading, limit in zip(own, among, strict=True):
+                limits[test, reading.part].append(limit)
+        for basis, rates, deviation in (
+            ("the expected rate", expected, math.hypot(spread.total, spread.expected)),
+            ("the baseline", baseline, math.sqrt(2) * spread.run),
+        ):
+            for reading in own:
+                if rate := rates.get((test, reading.part)):
+                    limit = set_limit(basis, rate, deviation, spread.worth, comparisons)
+                    limits[test, reading.part].append(limit)
+    return [_judge_reading(reading, limits[reading.test, reading.part]) for reading in readings]
+
+
+def _judge_reading(reading: Reading, limits: Sequence[Limit]) -> Judgement:
+    if reading.problem:
+        return Judgement(reading, Verdict.INCONCLUSIVE, None, f"not measured: {reading.problem}")
+    if not limits:
+        return Judgement(reading, Verdict.INCONCLUSIVE, None, "nothing to compare it with: set baseline=ACCEPT.json")
+    limit = max(limits, key=lambda limit: limit.lowest)
+    share = f"{reading.value / limit.expected:.3f} of {limit.basis}, of which {limit.lowest / limit.expected:.3f} pass"
+    if reading.value >= limit.lowest:
+        return Judgement(reading, Verdict.PASS, limit, share)
+    if reading.high >= limit.lowest:
+        return Judgement(reading, Verdict.INCONCLUSIVE, limit, f"{share}; its 95% interval includes that")
+    return Judgement(reading, Verdict.FAIL, limit, share)
+
+
+def verdict_of(judgements: Iterable[Judgement]) -> Verdict:
+    """Return the verdict on a part: one failed test fails it, and one without a verdict leaves it open."""
+    verdicts = {judgement.verdict for judgement in judgements}
+    if Verdict.FAIL in verdicts:
+        return Verdict.FAIL
+    return Verdict.INCONCLUSIVE if Verdict.INCONCLUSIVE in verdicts or not verdicts else Verdict.PASS
+
+
+def overall_verdict(judgements: Iterable[Judgement], findings: Iterable[Finding]) -> Verdict:
+    """Return the verdict on the whole: a problem of a GPU fails it, one of a node that affects results leaves it open.
+
+    Problems are those that the doctor finds.
+    """
+    verdict, affecting = verdict_of(judgements), [finding for finding in findings if finding.affects_results]
+    if any(" GPU " in finding.location for finding in affecting):
+        return Verdict.FAIL
+    return Verdict.INCONCLUSIVE if affecting and verdict is Verdict.PASS else verdict
+
+
+def describe(verdict: Verdict, judgements: Sequence[Judgement], findings: Iterable[Finding]) -> str:
+    """Return the verdict on the whole in one sentence, which begins with it."""
+    tests, parts = len({j.reading.test for j in judgements}), len({j.reading.part for j in judgements})
+    slow, undecided = (list_parts(judgements, kind) for kind in (Verdict.FAIL, Verdict.INCONCLUSIVE))
+    problems = [finding.location for finding in findings if finding.affects_results]
+    reasons = [
+        f"{name_some(names)} {state}"
+        for names, state in ((slow, "too slow"), (problems, "with problems"), (undecided, "without a verdict"))
+        if names
+    ]
+    measured = f"{count(tests, 'test')} of {count(parts, 'part')}"
+    return f"{verdict.value.upper()}: {'; '.join(reasons) or 'nothing is too slow'}, in {measured}"
+
+
+def list_parts(judgements: Iterable[Judgement], verdict: Verdict) -> list[str]:
+    """Return the parts that have a test with this verdict, in the order of the tests."""
+    return list(dict.fromkeys(j.reading.part for j in judgements if j.verdict is verdict))
+
+
+def name_some(names: Sequence[str]) -> str:
+    """Return the first names, and how many more there are."""
+    more = f" and {len(names) - SHOWN_PARTS} more" if len(names) > SHOWN_PARTS else ""
+    return ", ".join(dict.fromkeys(names[:SHOWN_PARTS])) + more

@@ -1,0 +1,206 @@
+"""Run the experiments of an acceptance: all nodes at once, pairs of nodes in rounds, then the whole cluster."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from sweeper.commands.accept.experiments import Experiment, Reading, Scope
+from sweeper.common.trials import Trial, TrialResult, TrialStatus
+from sweeper.config.hardware import Target
+from sweeper.execution.cluster import ClusterError
+from sweeper.execution.gang_launcher import GangResources, GangSpec
+from sweeper.execution.gang_pool import GangPool
+from sweeper.metrics.derivation import derive, step_times_s
+from sweeper.metrics.intervals import interval_of_steps
+from workloads.api.contract import Measurement
+
+CPU_RANKS = 2  # processes of a CPU that stand for the devices of a node
+TRIAL_TIMEOUT_S = 300.0
+START_TIMEOUT_S = 120.0  # of the first trial, for the workers to start
+POLL_S = 0.05
+UNITS = {"tflops": "TFLOP/s", "tflops_sustained": "TFLOP/s", "tokens_per_s": "tokens/s"} | dict.fromkeys(
+    ("gb_per_s", "bus_gb_s"), "GB/s"
+)
+SHOWN_BESIDE = ("sm_clock_mhz", "power_w", "temperature_c", "power_limit_w", "slowed_by", "gpu_uuid", "device")
+
+
+@dataclass
+class Job:
+    """Experiments that one gang runs one after another, on all devices of its nodes."""
+
+    target: Target
+    names: tuple[str, ...]  # of the nodes
+    ranks: int
+    experiments: deque[Experiment]
+    pool: GangPool | None = None
+    deadline_s: float = 0.0  # of the running experiment, by the monotonic clock
+
+    @property
+    def title(self) -> str:
+        return " + ".join(self.names)
+
+    def start(self) -> None:
+        """Start the workers, with the first experiment waiting for them."""
+        first = self.experiments[0]
+        resources = GangResources(self.ranks)
+        spec = GangSpec(first.workload, {}, settings=None, resources=resources, timeout_s=TRIAL_TIMEOUT_S)
+        self.pool = GangPool(self.target, spec, count=1)
+        self._submit(START_TIMEOUT_S)
+
+    def _submit(self, further_s: float = 0.0) -> None:
+        assert self.pool
+        self.pool.use_workload(self.experiments[0].workload)
+        self.pool.submit(Trial(0, self.experiments[0].parameters_for(self.ranks)))
+        self.deadline_s = time.monotonic() + TRIAL_TIMEOUT_S + further_s
+
+    def poll(self) -> tuple[Experiment, TrialResult] | None:
+        """Return the experiment that ended, if one did, and start the next one. A lost node ends the job."""
+        assert self.pool
+        try:
+            ended = self.pool.wait(0.0)
+        except ClusterError as error:
+            ended = [(Trial(0, {}), _failure(TrialStatus.LOST, str(error)))]
+        if not ended and time.monotonic() > self.deadline_s:
+            ended = [(Trial(0, {}), _failure(TrialStatus.TIMED_OUT, "no worker answered in time"))]
+        if not ended:
+            return None
+        experiment, result = self.experiments.popleft(), ended[0][1]
+        if self.experiments and result.status not in (TrialStatus.LOST, TrialStatus.TIMED_OUT):
+            self._submit(0.0 if result.reusable else START_TIMEOUT_S)
+        return experiment, result
+
+
+def _failure(status: TrialStatus, reason: str) -> TrialResult:
+    now = time.time()
+    return TrialResult(status, now, now, reason)
+
+
+def plan_phases(target: Target, names: Sequence[str], experiments: Sequence[Experiment]) -> list[list[Job]]:
+    """Return the jobs in phases, one after another; the jobs of a phase run at once on different nodes.
+
+    Each node alone comes first, then the pairs of nodes in rounds, then all nodes.
+    """
+
+    def build(nodes: Sequence[int], scopes: set[Scope]) -> Job | None:
+        of_nodes = replace(target, nodes=tuple(target.nodes[number] for number in nodes))
+        ranks = count_ranks(of_nodes, scopes)
+        own = deque(e for e in experiments if e.scope in scopes and _fits(e, ranks))
+        return Job(of_nodes, tuple(names[number] for number in nodes), ranks, own) if own else None
+
+    count = len(target.nodes)
+    alone: list[set[Scope]] = [{"device", "pair", "node"}] if target.is_gpu else [{"device"}, {"pair", "node"}]
+    plans: list[tuple[list[list[int]], set[Scope]]] = [([[n] for n in range(count)], scopes) for scopes in alone]
+    plans += [(pairs, {"link"}) for pairs in pair_rounds(count)]
+    plans += [([list(range(count))], {"whole"})] if count > 1 else []
+    phases = [[job for nodes in groups if (job := build(nodes, scopes))] for groups, scopes in plans]
+    return [phase for phase in phases if phase]
+
+
+def count_ranks(target: Target, scopes: set[Scope]) -> int:
+    """Return the ranks of a gang: the GPUs of its nodes; of a CPU one for all cores, or two where ranks talk."""
+    if target.is_gpu:
+        return target.devices
+    return 1 if "device" in scopes else max(min(CPU_RANKS, target.devices), len(target.nodes))
+
+
+def _fits(experiment: Experiment, ranks: int) -> bool:
+    """Return whether the experiment is another one than that of its node on so many ranks."""
+    if experiment.scope == "pair":
+        return ranks > 2 and ranks % 2 == 0
+    return experiment.scope == "device" or ranks > 1
+
+
+def pair_rounds(count: int) -> list[list[list[int]]]:
+    """Return about log2(count) rounds of disjoint pairs of nodes, so that every node has a different partner in each.
+
+    In round r node i meets node i XOR 2^r, and nodes that are left over meet each other.
+    """
+    rounds = []
+    for step in (2**power for power in range(max(0, (count - 1).bit_length()))):
+        pairs = [[node, node ^ step] for node in range(count) if node < node ^ step < count]
+        left = sorted({*range(count)} - {node for pair in pairs for node in pair})
+        pairs += [[first, second] for first, second in zip(left[::2], left[1::2], strict=False)]
+        rounds.append(pairs)
+    return rounds
+
+
+def run_phases(phases: Sequence[Sequence[Job]], deadline_s: float) -> Iterator[tuple[Job, Experiment, TrialResult]]:
+    """Run the phases and yield each result as it arrives. What has not ended at the deadline has no result.
+
+    `deadline_s`: by the monotonic clock.
+    """
+    for phase in phases:
+        running = list(phase)
+        try:
+            for job in running:
+                if time.monotonic() < deadline_s:
+                    job.start()
+            while running:
+                ended = [(job, one) for job in running if (one := _poll(job, deadline_s))]
+                yield from ((job, *one) for job, one in ended)
+                running = [job for job in running if job.experiments]
+                if running and not ended:
+                    time.sleep(POLL_S)
+        finally:
+            for job in phase:
+                if job.pool:
+                    job.pool.close()
+
+
+def _poll(job: Job, deadline_s: float) -> tuple[Experiment, TrialResult] | None:
+    is_late = job.pool is None or time.monotonic() > deadline_s
+    lost = job.pool is not None and not job.pool.count_in_flight()
+    if is_late or lost:
+        reason = "its node or an earlier test failed" if lost else "no time was left for it in this profile"
+        return job.experiments.popleft(), _failure(TrialStatus.CANCELLED, reason)
+    return job.poll()
+
+
+def read_result(job: Job, experiment: Experiment, result: TrialResult) -> Iterator[Reading]:
+    """Yield a reading for each test and part of an experiment; none where the devices do not support it."""
+    if result.status is TrialStatus.INFEASIBLE:
+        return
+    hardware = job.target.hardware
+    groups = _parts(job, experiment, result.measurements)
+    for test, metric in experiment.tests.items():
+        for part, measurements in groups.items():
+            if not measurements:
+                problem = f"{result.status.value}: {result.reason}"
+                yield Reading(test, experiment.scope, part, job.names, UNITS[metric], problem=problem)
+                continue
+            metrics = derive(measurements, hardware.dense_peak_tflops, None, hardware.bandwidth_tb_s)
+            rate = _interval(metric, metrics, measurements)
+            beside = _beside(metric, measurements)
+            yield Reading(test, experiment.scope, part, job.names, UNITS[metric], *rate, beside=beside)
+
+
+def _parts(job: Job, experiment: Experiment, ranks: Sequence[Measurement]) -> dict[str, Sequence[Measurement]]:
+    """Return the measurements of each part of the experiment, by its name. Ranks are in the order of GPUs' numbers."""
+    if experiment.scope == "device" and job.target.is_gpu:
+        return {f"{job.title} GPU {n}": ranks[n : n + 1] for n in range(job.ranks)}
+    if experiment.scope == "pair":
+        return {f"{job.title} GPU {n} + {n + 1}": ranks[n : n + 2] for n in range(0, job.ranks, 2)}
+    return {"the whole" if experiment.scope == "whole" else job.title: ranks}
+
+
+def _interval(
+    metric: str, metrics: Mapping[str, float], measurements: Sequence[Measurement]
+) -> tuple[float, float, float]:
+    """Return a rate with its interval: its own, else that of the step times that it follows from."""
+    value, low, high = (metrics.get(f"{metric}{end}", math.nan) for end in ("", "_ci_low", "_ci_high"))
+    if metric == "bus_gb_s" and (times := interval_of_steps(step_times_s(measurements), "median")):
+        low, high = value * times.value / times.high, value * times.value / times.low
+    return value, low, high
+
+
+def _beside(metric: str, measurements: Sequence[Measurement]) -> dict[str, Any]:
+    """Return what the first rank read of its device during the steps, or during the run back to back."""
+    first = measurements[0]
+    prefix = "sustained_" if metric.endswith("_sustained") else ""
+    read = {**first.machine_info, **{name: first.metrics.get(f"{prefix}{name}") for name in SHOWN_BESIDE[:3]}}
+    return {name: value for name in SHOWN_BESIDE if (value := read.get(name)) not in (None, "")}

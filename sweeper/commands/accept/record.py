@@ -1,0 +1,120 @@
+"""accept.json: everything that a verdict rests on, with a hash that shows later changes."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import sweeper
+from sweeper.commands.accept.judge import Judgement
+from sweeper.commands.doctor.checks import Finding
+from sweeper.config.hardware import Target
+from workloads.api.errors import UserInputError, first_line
+
+FORMAT = 1
+HASH = "sha256"
+FINGERPRINT = ("driver", "name", "memory_gib", "ecc", "power_limit_w", "clock_max_mhz", "numa_node")  # of a GPU
+
+
+def build_record(
+    target: Target,
+    profile: str,
+    sentence: str,
+    judgements: Sequence[Judgement],
+    findings: Sequence[Finding],
+    node_states: Mapping[str, Mapping[str, Any]],
+) -> dict[str, Any]:
+    """Return the plain values of accept.json with their hash. NaN, a value that is not there, is null."""
+    record = {
+        "format": FORMAT,
+        "sweeper": sweeper.__version__,
+        "date": f"{datetime.now(UTC):%Y-%m-%d %H:%M:%S} UTC",
+        "profile": profile,
+        "hardware": target.hardware.name,
+        "kind": target.hardware.kind,
+        "model": target.model,
+        "devices": target.devices if target.is_gpu else len(target.nodes),
+        "verdict": sentence.partition(":")[0].lower(),
+        "sentence": sentence,
+        "findings": [asdict(finding) for finding in findings],
+        "nodes": {name: fingerprint(state) for name, state in node_states.items()},
+        "results": [_result(judgement) for judgement in judgements],
+    }
+    return record | {HASH: hash_of(record)}
+
+
+def fingerprint(state: Mapping[str, Any]) -> dict[str, str]:
+    """Return what should be equal on all nodes, as texts by name: kernel, versions, GPUs and their settings."""
+    values = {"kernel": state["kernel"]["release"], "command line": " ".join(state["kernel"]["command_line"])}
+    values |= {name: text for name, text in state["versions"].items() if text}
+    values |= {"cores": state["cpus"], "GPUs": len(state["gpus"])}
+    for name in FINGERPRINT:
+        if of_gpus := [gpu[name] for gpu in state["gpus"] if name in gpu]:
+            values[f"GPU {name}"] = ", ".join(f"{value}" for value in dict.fromkeys(of_gpus))
+    return {name: str(value) for name, value in values.items()}
+
+
+def _result(judgement: Judgement) -> dict[str, Any]:
+    values = asdict(judgement.reading) | {
+        "verdict": judgement.verdict.value,
+        "reason": judgement.reason,
+        "cause": judgement.cause,
+        "limit": judgement.limit and judgement.limit.lowest,
+        "basis": judgement.limit and judgement.limit.basis,
+        "expected": judgement.limit and judgement.limit.expected,
+        "found_loss": judgement.limit and judgement.limit.found_loss,
+    }
+    return {name: None if isinstance(v, float) and math.isnan(v) else v for name, v in values.items()}
+
+
+def hash_of(record: Mapping[str, Any]) -> str:
+    """Return the hash of a record's other values, whatever their order and spaces in the file are."""
+    others = {name: value for name, value in record.items() if name != HASH}
+    return hashlib.sha256(json.dumps(others, sort_keys=True).encode()).hexdigest()
+
+
+def write_record(path: Path, record: Mapping[str, Any]) -> None:
+    temporary = path.with_name(f".{path.name}.new")
+    temporary.write_text(json.dumps(record, indent=1) + "\n")
+    temporary.replace(path)
+
+
+def read_record(path: Path, key: str = "") -> dict[str, Any]:
+    """Return the values of an accept.json, or of the one in a folder. Raises UserInputError if it is none.
+
+    `key` is the setting that named it, for the message.
+    """
+    named = f"{key}={path}" if key else str(path)
+    try:
+        record = json.loads((path / "accept.json" if path.is_dir() else path).read_text())
+    except (OSError, ValueError) as error:
+        raise UserInputError(f"{named}: cannot be read ({first_line(error)})") from error
+    if not isinstance(record, dict) or record.get("format") != FORMAT or HASH not in record:
+        raise UserInputError(f"{named}: is not an accept.json of this version")
+    return record
+
+
+def is_unchanged(record: Mapping[str, Any]) -> bool:
+    return bool(record[HASH] == hash_of(record))
+
+
+def read_baseline(path: Path, target: Target) -> dict[tuple[str, str], float]:
+    """Return the rates of an accepted run by test and part.
+
+    Raises:
+        UserInputError: the file was changed, did not pass, or is of other devices.
+    """
+    record = read_record(path, "baseline")
+    if not is_unchanged(record):
+        raise UserInputError(f"baseline={path}: was changed after it was written; see `sweeper accept verify`")
+    if record["verdict"] == "fail":
+        raise UserInputError(f"baseline={path}: that run failed; a baseline has to be an accepted run")
+    if record["model"] != target.model:
+        raise UserInputError(f"baseline={path}: was measured on {record['model']}, not on {target.model}")
+    return {(row["test"], row["part"]): row["value"] for row in record["results"] if row["value"]}

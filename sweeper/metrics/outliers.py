@@ -1,0 +1,124 @@
+"""Which of equal parts is too slow: limits below which chance puts a part in at most 1% of whole tests.
+
+Rates are compared as logarithms. A rate is the sum of a common value, of what its node and its device are, and of the
+error of one measurement, each normal with the standard deviation in `Spread`. The limits of all comparisons of a test
+share `FALSE_ALARMS` evenly (Bonferroni 1936), which holds for comparisons that are correlated, too.
+`benchmarks/acceptance.py` measures how often a healthy cluster fails, and which losses are found.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import NormalDist
+
+import numpy as np
+
+FALSE_ALARMS = 0.01  # of a whole test, all comparisons together
+FOUND = 0.99  # how often a loss of the stated size is found
+MEDIAN_VARIANCE = math.pi / 2  # of a median of normal values over that of their mean
+FEWEST_FOR_SPREAD = 8  # parts whose own spread counts beside the table's
+MAD_TO_SD = 1.4826  # of a normal distribution
+
+
+@dataclass(frozen=True)
+class Spread:
+    """How the rates of equal parts differ, as standard deviations of their logarithms.
+
+    Attributes:
+        device: between the devices of a node.
+        node: between nodes.
+        run: between two measurements of one device.
+        expected: of the expected value from the catalogue or the planner.
+        worth: the least loss that fails a part, however small the spreads are.
+    """
+
+    device: float
+    node: float
+    run: float
+    expected: float
+    worth: float
+
+    @property
+    def own(self) -> float:
+        """Of a device within its node, measured once."""
+        return math.hypot(self.device, self.run)
+
+    @property
+    def total(self) -> float:
+        return math.hypot(self.own, self.node)
+
+
+@dataclass(frozen=True)
+class Limit:
+    """The lowest rate of a part that passes one comparison.
+
+    Attributes:
+        basis: what the part is compared with.
+        expected: the rate that it is compared with.
+        lowest: a rate below it fails.
+        deviation: standard deviation of the logarithm of a healthy part's rate over the expected one.
+    """
+
+    basis: str
+    expected: float
+    lowest: float
+    deviation: float
+
+    @property
+    def found_loss(self) -> float:
+        """The smallest loss that is found in `FOUND` of all cases, as a share of the expected rate."""
+        return 1 - self.lowest / self.expected * math.exp(-NormalDist().inv_cdf(FOUND) * self.deviation)
+
+
+def quantile_of(comparisons: int) -> float:
+    """Return how many standard deviations below its expected value a healthy part may be, of so many comparisons."""
+    return NormalDist().inv_cdf(1 - FALSE_ALARMS / max(1, comparisons))
+
+
+def set_limit(basis: str, expected: float, deviation: float, worth: float, comparisons: int) -> Limit:
+    """Return the limit of one of `comparisons` comparisons with an expected rate."""
+    loss = max(quantile_of(comparisons) * deviation, -math.log1p(-worth))
+    return Limit(basis, expected, expected * math.exp(-loss), deviation)
+
+
+def limits_among(rates: Sequence[float], nodes: Sequence[str], spread: Spread, comparisons: int) -> list[Limit]:
+    """Return the limit of each of several equal parts, compared with the median of the others.
+
+    Args:
+        rates: of the parts, two or more.
+        nodes: the node of each part.
+    """
+    logs = np.log(np.asarray(rates, dtype=float))
+    deviation = fleet_deviation(logs, nodes, spread)
+    medians = np.exp(medians_of_others(logs))
+    return [set_limit("the others", float(median), deviation, spread.worth, comparisons) for median in medians]
+
+
+def fleet_deviation(logs: np.ndarray, nodes: Sequence[str], spread: Spread) -> float:
+    """Return the standard deviation of a part's logarithm less the median of the others'.
+
+    Spreads that are larger here than in the table count as they are here.
+    """
+    count, groups = len(logs), len(set(nodes))
+    variance = spread.own**2 * (1 + MEDIAN_VARIANCE / (count - 1))
+    if groups > 1:
+        variance += spread.node**2 * (1 + MEDIAN_VARIANCE / (groups - 1))
+    if count < FEWEST_FOR_SPREAD:
+        return math.sqrt(variance)
+    measured = MAD_TO_SD * float(np.median(np.abs(logs - np.median(logs))))
+    return max(math.sqrt(variance), measured)
+
+
+def medians_of_others(values: np.ndarray) -> np.ndarray:
+    """Return for each of two or more values the median of the others."""
+    count = len(values)
+    order = np.argsort(values, kind="stable")
+    ordered, place = values[order], np.empty(count, dtype=int)
+    place[order] = np.arange(count)
+
+    def without_own(position: int) -> np.ndarray:
+        return ordered[position + (place <= position)]
+
+    return (without_own((count - 2) // 2) + without_own((count - 1) // 2)) / 2

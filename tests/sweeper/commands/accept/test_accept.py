@@ -1,0 +1,131 @@
+"""`python -m sweeper accept`: what is measured where, verdicts, the record, and a processor from end to end."""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+import sys
+from dataclasses import replace
+from itertools import chain
+from pathlib import Path
+
+import pytest
+
+from sweeper.commands.accept.expected import expected_rates
+from sweeper.commands.accept.experiments import Profile, Reading, read_experiments, spread_of
+from sweeper.commands.accept.judge import Judgement, Verdict, describe, judge, overall_verdict
+from sweeper.commands.accept.main import AcceptRequest, accept
+from sweeper.commands.accept.measure import pair_rounds, plan_phases
+from sweeper.commands.doctor.checks import Finding
+from sweeper.config.catalogue import catalogue
+from sweeper.config.hardware import Target
+from sweeper.preflight.devices import planned_target
+from tests.conftest import REPOSITORY, environment
+from workloads.api import registry
+from workloads.api.errors import UserInputError
+
+TEST = "bf16 products sustained"
+
+
+def gpus(per_node: int, nodes: int, hardware: str = "h100") -> Target:
+    planned = planned_target(catalogue()[hardware], per_node)
+    return replace(planned, nodes=(replace(planned.nodes[0], gpus=per_node, cpus=8),) * nodes)
+
+
+def readings(*rates: float, test: str = TEST) -> list[Reading]:
+    return [Reading(test, "device", f"n GPU {n}", ("n",), "TFLOP/s", rate) for n, rate in enumerate(rates)]
+
+
+def verdicts(judgements: list[Judgement]) -> list[str]:
+    return [judgement.verdict.value for judgement in judgements]
+
+
+@pytest.mark.parametrize("profile", ["quick", "standard", "burn_in"])
+@pytest.mark.parametrize("kind", ["cpu", "gpu"])
+def test_every_experiment_has_valid_parameters_and_its_tests_have_a_spread(kind: str, profile: Profile) -> None:
+    for experiment in read_experiments(kind, profile):
+        registry.load(experiment.workload).Parameters(**experiment.parameters_for(8))
+        assert all(spread_of(kind, test) for test in experiment.tests)
+
+
+def test_nodes_are_measured_alone_then_in_pairs_then_together() -> None:
+    phases = plan_phases(gpus(8, 3), ["a", "b", "c"], read_experiments("gpu", "quick"))
+    titles = [[job.title for job in phase] for phase in phases]
+    assert titles == [["a", "b", "c"], ["a + b"], ["a + c"], ["a + b + c"]]
+    assert [job.ranks for job in chain(*phases)] == [8, 8, 8, 16, 16, 24]
+
+
+def test_one_gpu_has_no_collectives_and_two_have_no_pairs_beside_the_node() -> None:
+    def scopes(count: int) -> set[str]:
+        ((job,),) = plan_phases(gpus(count, 1), ["a"], read_experiments("gpu", "quick"))
+        return {experiment.scope for experiment in job.experiments}
+
+    assert [scopes(count) for count in (1, 2, 8)] == [{"device"}, {"device", "node"}, {"device", "pair", "node"}]
+
+
+@pytest.mark.parametrize("count", [2, 5, 8, 64])
+def test_every_node_meets_others_in_about_log2_rounds_of_disjoint_pairs(count: int) -> None:
+    rounds = pair_rounds(count)
+    assert len(rounds) == math.ceil(math.log2(count))
+    for pairs in rounds:
+        assert len(set(chain(*pairs))) == 2 * len(pairs) and len(pairs) == count // 2
+
+
+def test_the_expected_rates_are_the_catalogues_the_tables_and_the_planners() -> None:
+    target = gpus(2, 1)
+    rates = {
+        test: rate
+        for experiment in read_experiments("gpu", "quick")
+        for test, rate in expected_rates(target, experiment, 2).items()
+    }
+    assert rates["bf16 products sustained"] == 690 and rates["bf16 products burst"] == pytest.approx(690 * 1.15)
+    assert rates["memory copy"] == pytest.approx(0.85 * 3350) and rates["node training"] > 50_000
+
+
+def test_a_slow_gpu_fails_by_its_peers_and_a_slow_fleet_by_the_expected_rate() -> None:
+    assert verdicts(judge(readings(700, 702, 600, 698, 701, 699, 703, 697), "gpu", {}, {})).count("fail") == 1
+    fleet = readings(500, 502, 498, 501)
+    expected = {(reading.test, reading.part): 690.0 for reading in fleet}
+    assert set(verdicts(judge(fleet, "gpu", expected, {}))) == {"fail"}
+
+
+def test_a_part_without_anything_to_compare_it_with_has_no_verdict_and_with_a_baseline_has_one() -> None:
+    (one,) = readings(700)
+    assert verdicts(judge([one], "gpu", {}, {})) == ["inconclusive"]
+    for rate, verdict in ((705.0, "pass"), (760.0, "fail")):
+        assert verdicts(judge([one], "gpu", {}, {(one.test, one.part): rate})) == [verdict]
+
+
+def test_a_rate_whose_interval_includes_the_limit_has_no_verdict() -> None:
+    first, second = readings(600, 700)
+    assert verdicts(judge([replace(first, low=500, high=690), second], "gpu", {}, {})) == ["inconclusive", "pass"]
+
+
+def test_the_sentence_names_what_failed_and_what_is_open() -> None:
+    judgements = judge([*readings(600, 700), Reading(TEST, "device", "m", ("m",), "", problem="lost")], "gpu", {}, {})
+    verdict = overall_verdict(judgements, [])
+    assert verdict is Verdict.FAIL
+    assert describe(verdict, judgements, []) == ("FAIL: n GPU 0 too slow; m without a verdict, in 1 test of 3 parts")
+
+
+def test_a_problem_of_a_gpu_fails_the_whole_and_one_of_a_node_leaves_it_open() -> None:
+    passed = judge(readings(700, 700), "gpu", {}, {})
+    for location, verdict in (("n GPU 1", Verdict.FAIL), ("n", Verdict.INCONCLUSIVE)):
+        assert overall_verdict(passed, [Finding(location, "p", "r")]) is verdict
+
+
+def test_an_unknown_device_is_named_before_anything_runs() -> None:
+    with pytest.raises(UserInputError, match=r"hardware=h1000: unknown hardware. Available: .*Did you mean h100\?"):
+        accept(AcceptRequest(hardware="h1000"))
+
+
+@pytest.mark.long(60)
+def test_a_machine_without_gpus_is_measured_and_is_accepted_against_itself(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "sweeper", "accept", "hardware=cpu", f"dir={tmp_path}"]
+    result = subprocess.run(command, cwd=REPOSITORY, env=environment(), capture_output=True, text=True, timeout=300)
+    (path,) = tmp_path.rglob("accept.json")
+    record = json.loads(path.read_text())
+    assert result.returncode == 3 and record["verdict"] == "inconclusive", result.stdout + result.stderr
+    assert {row["test"] for row in record["results"]} >= {"fp32 products sustained", "node all-reduce 4 MiB"}
+    assert any(row["value"] for row in record["results"])
