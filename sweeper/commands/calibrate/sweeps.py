@@ -13,9 +13,10 @@ from sweeper.results.stored import StoredSweep
 
 # The products of a block of Llama 3 8B, those of training; attention with its heads, at lengths that show how its rate
 # rises. Products and attention run back to back once clocks and power have settled (`workloads.instruments.timing`).
+# Windows of a product are correlated: on an H100 4 s gave no interval for one of three, 6 s one for each.
 GPU_WORDS = {
     "matmul": "workload=matmul_layers model=llama3_8b space.layer=qkv,gate_up,down space.product=forward "
-    "space.dtype=bf16,fp8_tensorwise space.repeats=20 space.sustained_s=4",
+    "space.dtype=bf16,fp8_tensorwise space.repeats=20 space.sustained_s=8",
     "memory": "workload=memory space.operation=copy",
     "attention": "workload=attention space.sequence_length=2048,16384 "
     "space.kernel=flash,cudnn,flash4,aotriton,ck,aiter space.repeats=10 space.sustained_s=1",
