@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cache
 from statistics import NormalDist
 
 import numpy as np
@@ -18,7 +19,7 @@ import numpy as np
 FALSE_ALARMS = 0.01  # of a whole test, all comparisons together
 FOUND = 0.99  # how often a loss of the stated size is found
 MEDIAN_VARIANCE = math.pi / 2  # of a median of normal values over that of their mean
-FEWEST_FOR_SPREAD = 8  # parts whose own spread counts beside the table's
+FEWEST_FOR_SPREAD = 16  # parts whose own spread counts beside the table's: that of fewer is known to 40% or worse
 MAD_TO_SD = 1.4826  # of a normal distribution
 
 
@@ -49,6 +50,10 @@ class Spread:
     def total(self) -> float:
         return math.hypot(self.own, self.node)
 
+    def of_median(self, devices: int) -> Spread:
+        """Return the spread of the medians of a node's devices."""
+        return replace(self, device=self.own * math.sqrt(MEDIAN_VARIANCE / devices), run=0.0)
+
 
 @dataclass(frozen=True)
 class Limit:
@@ -72,15 +77,20 @@ class Limit:
         return 1 - self.lowest / self.expected * math.exp(-NormalDist().inv_cdf(FOUND) * self.deviation)
 
 
+@cache
 def quantile_of(comparisons: int) -> float:
     """Return how many standard deviations below its expected value a healthy part may be, of so many comparisons."""
     return NormalDist().inv_cdf(1 - FALSE_ALARMS / max(1, comparisons))
 
 
+def allowed_loss(deviation: float, worth: float, comparisons: int) -> float:
+    """Return by how much the logarithm of a passing rate may be below that of the expected rate."""
+    return max(quantile_of(comparisons) * deviation, -math.log1p(-worth))
+
+
 def set_limit(basis: str, expected: float, deviation: float, worth: float, comparisons: int) -> Limit:
     """Return the limit of one of `comparisons` comparisons with an expected rate."""
-    loss = max(quantile_of(comparisons) * deviation, -math.log1p(-worth))
-    return Limit(basis, expected, expected * math.exp(-loss), deviation)
+    return Limit(basis, expected, expected * math.exp(-allowed_loss(deviation, worth, comparisons)), deviation)
 
 
 def limits_among(rates: Sequence[float], nodes: Sequence[str], spread: Spread, comparisons: int) -> list[Limit]:

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 from sweeper.commands.accept.experiments import Experiment
 from sweeper.config.hardware import Target
 from sweeper.preflight.clusters import build_device, build_machine, default_topology
 from workloads.api import registry
 from workloads.api.errors import UserInputError
-from workloads.estimator.communication import bandwidth_gb_s
+from workloads.estimator.communication import all_reduce_s, all_to_all_s
 from workloads.estimator.placed_job import COPY_SHARE
 from workloads.hardware.cluster import Cluster, Group
 from workloads.hardware.precisions import sustained_flops
 
-LARGE_KIB = 2**20  # of a message from which bandwidth alone counts
 Expected = Callable[[Target, Experiment, int], float | None]
 
 
@@ -42,11 +42,15 @@ def _copies(target: Target, experiment: Experiment, ranks: int) -> float | None:
 
 
 def _collectives(target: Target, experiment: Experiment, ranks: int) -> float | None:
-    if experiment.parameters["kib"] < LARGE_KIB or experiment.parameters["collective"] != "all_reduce":
-        return None
-    size = int(experiment.parameters.get("ranks") or ranks)
-    cluster = Cluster(build_device(target.hardware), default_topology(target.hardware), size)
-    return bandwidth_gb_s(cluster, Group(size))
+    """Return the bandwidth that the planner's time of the collective is: GB/s of each link, as nccl-tests counts it."""
+    size, moved = int(experiment.parameters.get("ranks") or ranks), 1024.0 * experiment.parameters["kib"]
+    topology = replace(default_topology(target.hardware), gpus_per_domain=target.ranks_per_node(ranks))
+    cluster, group = Cluster(build_device(target.hardware), topology, size), Group(size)
+    others = (size - 1) / size
+    if experiment.parameters["collective"] == "all_reduce":
+        return 2 * others * moved / all_reduce_s(cluster, group, moved) / 1e9
+    remote = max(0.0, 1 - topology.gpus_per_domain / size)
+    return others * moved / all_to_all_s(cluster, group, others * moved, remote * moved) / 1e9
 
 
 def _training(target: Target, experiment: Experiment, ranks: int) -> float | None:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from statistics import median
 
 from sweeper.commands.accept.experiments import Reading, spread_of
 from sweeper.commands.doctor.checks import Finding
@@ -14,6 +15,7 @@ from sweeper.common.format import count
 from sweeper.metrics.outliers import Limit, limits_among, set_limit
 
 SHOWN_PARTS = 5
+MEDIAN = ", median of the node"  # ends the name of a test whose results are medians of device results
 
 
 class Verdict(StrEnum):
@@ -52,6 +54,7 @@ def judge(
         expected: rates by test and part, from the catalogue or the planner.
         baseline: rates by test and part, of an accepted run.
     """
+    readings = [*readings, *node_medians(readings)]
     by_test = defaultdict[str, list[Reading]](list)
     for reading in readings:
         if not reading.problem:
@@ -62,6 +65,8 @@ def judge(
     limits = defaultdict[tuple[str, str], list[Limit]](list)
     for test, own in by_test.items():
         spread = spread_of(kind, test)
+        if test.endswith(MEDIAN):
+            spread = spread.of_median(int(str(own[0].beside["devices"])))
         if len(own) > 1:
             among = limits_among([r.value for r in own], ["/".join(r.nodes) for r in own], spread, comparisons)
             for reading, limit in zip(own, among, strict=True):
@@ -75,6 +80,20 @@ def judge(
                     limit = set_limit(basis, rate, deviation, spread.worth, comparisons)
                     limits[test, reading.part].append(limit)
     return [_judge_reading(reading, limits[reading.test, reading.part]) for reading in readings]
+
+
+def node_medians(readings: Iterable[Reading]) -> Iterator[Reading]:
+    """Yield the median rate of each node's devices, where several nodes have several: all may be a little slow."""
+    groups = defaultdict[str, dict[tuple[str, ...], list[Reading]]](lambda: defaultdict(list))
+    for reading in readings:
+        if reading.scope == "device" and not reading.problem:
+            groups[reading.test][reading.nodes].append(reading)
+    for test, by_node in groups.items():
+        most = max(len(own) for own in by_node.values())
+        for nodes, own in by_node.items():
+            if len(by_node) > 1 and len(own) == most > 1:
+                middle, beside = median(reading.value for reading in own), {"devices": most}
+                yield Reading(f"{test}{MEDIAN}", "node", nodes[0], nodes, own[0].unit, middle, beside=beside)
 
 
 def _judge_reading(reading: Reading, limits: Sequence[Limit]) -> Judgement:
@@ -102,9 +121,10 @@ def verdict_of(judgements: Iterable[Judgement]) -> Verdict:
 def overall_verdict(judgements: Iterable[Judgement], findings: Iterable[Finding]) -> Verdict:
     """Return the verdict on the whole: a problem of a GPU fails it, one of a node that affects results leaves it open.
 
-    Problems are those that the doctor finds.
+    Problems are those that the doctor finds. Results that nothing was compared with do not count beside others.
     """
-    verdict, affecting = verdict_of(judgements), [finding for finding in findings if finding.affects_results]
+    compared = [judgement for judgement in judgements if judgement.limit or judgement.reading.problem]
+    verdict, affecting = verdict_of(compared), [finding for finding in findings if finding.affects_results]
     if any(" GPU " in finding.location for finding in affecting):
         return Verdict.FAIL
     return Verdict.INCONCLUSIVE if affecting and verdict is Verdict.PASS else verdict

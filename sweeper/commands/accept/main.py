@@ -10,8 +10,10 @@ with the other parts, with the catalogue's and the planner's expected rate, and 
 most 1% of healthy clusters fail, all comparisons together. quick ends within five minutes, standard within half an
 hour; burn_in loads each GPU for minutes.
 
-Writes accept.json to DIR/acceptance/HARDWARE-DATE. The exit code is 0 if everything passes, 1 if a part fails, 3 if
-there is no verdict on some part. Nothing is changed on the machines, and no root is needed.
+Writes accept.json, a page (HTML), Markdown and JUnit XML to DIR/acceptance/HARDWARE-DATE. verify says whether an
+accept.json is as it was written; compare prints what has become slower from one run to a later one. The exit code is 0
+if everything passes, 1 if a part fails, 3 if there is no verdict on some part. Nothing is changed on the machines, and
+no root is needed.
 """
 
 from __future__ import annotations
@@ -21,18 +23,27 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from rich.console import Console
 
-from sweeper.cli.command import Cluster, Subcommand
+from sweeper.cli.command import Cluster, Subcommand, word
 from sweeper.cli.exits import COMPLETE, INTERRUPTED, SOME_FAILED
 from sweeper.commands.accept.expected import expected_rates
 from sweeper.commands.accept.experiments import Profile, Reading, read_experiments
 from sweeper.commands.accept.judge import Judgement, Verdict, describe, judge, overall_verdict
-from sweeper.commands.accept.record import build_record, read_baseline, write_record
+from sweeper.commands.accept.page import build_html, build_junit, build_markdown
+from sweeper.commands.accept.record import (
+    build_record,
+    compare_records,
+    is_unchanged,
+    read_baseline,
+    read_record,
+    write_record,
+)
 from sweeper.commands.doctor.checks import Finding, check_gpu_setup, check_nodes
-from sweeper.common.format import format_number
+from sweeper.common.format import count, format_number
 from sweeper.config.hardware import Node
 from sweeper.execution import ray_environment
 from sweeper.preflight.devices import describe_inventory
@@ -41,6 +52,7 @@ LONGEST_S = {"quick": 285.0, "standard": 1800.0, "burn_in": 7200.0}  # of all ex
 NO_VERDICT = 3  # exit code
 CODES = {Verdict.PASS: COMPLETE, Verdict.FAIL: SOME_FAILED, Verdict.INCONCLUSIVE: NO_VERDICT}
 FOLDER = "acceptance"
+PAGES = {"accept.html": build_html, "accept.md": build_markdown, "accept.xml": build_junit}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,6 +71,21 @@ class AcceptRequest:
     baseline: str | None = None
     dir: str = "."
     cluster: Cluster = field(default_factory=Cluster)
+
+
+@dataclass(frozen=True, kw_only=True)
+class VerifyRequest:
+    """The accept.json to check, or its folder."""
+
+    file: str = word("FILE")
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompareRequest:
+    """Two runs on the same machines, the earlier one first."""
+
+    first: str = word("BEFORE")
+    second: str = word("AFTER")
 
 
 def accept(request: AcceptRequest) -> int:
@@ -102,7 +129,13 @@ def accept(request: AcceptRequest) -> int:
     folder = Path(request.dir).expanduser() / FOLDER / f"{target.hardware.name}-{datetime.now(UTC):%Y%m%d-%H%M%S}"
     folder.mkdir(parents=True)
     write_record(folder / "accept.json", record)
-    for line in (*list_problems(judgements, findings), sentence, f"written    {folder / 'accept.json'}"):
+    for name, build in PAGES.items():
+        (folder / name).write_text(build(record))
+    for line in (
+        *list_problems(judgements, findings),
+        sentence,
+        f"written    {folder}: accept.json, {', '.join(PAGES)}",
+    ):
         console.print(line)
     return INTERRUPTED if interrupted else CODES[verdict]
 
@@ -137,5 +170,33 @@ def list_problems(judgements: Sequence[Judgement], findings: Sequence[Finding]) 
                 yield f"{sign} {reading.part}: {reading.test}:{value} {judgement.reason}{cause}"
 
 
-COMMAND = Subcommand("accept", __doc__, {"": (AcceptRequest, accept)})
+def verify(request: VerifyRequest) -> int:
+    """Print whether an accept.json is as it was written. Returns the exit code."""
+    record = read_record(Path(request.file))
+    unchanged = is_unchanged(record)
+    print(f"{'unchanged' if unchanged else 'CHANGED'}: {request.file}, {record['date']}: {record['sentence']}")
+    return COMPLETE if unchanged else SOME_FAILED
+
+
+def compare(request: CompareRequest) -> int:
+    """Print what has become slower between two runs. Returns the exit code: 1 if anything has."""
+    before, after = (read_record(Path(file)) for file in (request.first, request.second))
+    changes = compare_records(before, after)
+    slower = [change for change in changes if change.is_slower]
+    for change in slower:
+        print(f"! {change}")
+    for test in dict.fromkeys(change.test for change in changes):
+        own = [change.ratio.value for change in changes if change.test == test]
+        print(
+            f"{test}: {count(len(own), 'part')}, {median(own) - 1:+.1%} in the median, {min(own) - 1:+.1%} at the least"
+        )
+    print(f"{count(len(slower), 'result')} of {len(changes)} slower than on {before['date']}")
+    return SOME_FAILED if slower else COMPLETE
+
+
+COMMAND = Subcommand(
+    "accept",
+    __doc__,
+    {"": (AcceptRequest, accept), "verify": (VerifyRequest, verify), "compare": (CompareRequest, compare)},
+)
 main = COMMAND.main

@@ -6,15 +6,18 @@ import hashlib
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import sweeper
+from sweeper.commands.accept.experiments import spread_of
 from sweeper.commands.accept.judge import Judgement
 from sweeper.commands.doctor.checks import Finding
 from sweeper.config.hardware import Target
+from sweeper.metrics.intervals import Interval, ratio_interval
+from sweeper.metrics.outliers import set_limit
 from workloads.api.errors import UserInputError, first_line
 
 FORMAT = 1
@@ -118,3 +121,42 @@ def read_baseline(path: Path, target: Target) -> dict[tuple[str, str], float]:
     if record["model"] != target.model:
         raise UserInputError(f"baseline={path}: was measured on {record['model']}, not on {target.model}")
     return {(row["test"], row["part"]): row["value"] for row in record["results"] if row["value"]}
+
+
+@dataclass(frozen=True)
+class Change:
+    """A result of a later run over that of an earlier one."""
+
+    test: str
+    part: str
+    ratio: Interval
+    is_slower: bool
+
+    def __str__(self) -> str:
+        bounds = f" (95% {self.ratio.low - 1:+.1%} to {self.ratio.high - 1:+.1%})" if self.ratio.has_interval else ""
+        return f"{self.part}: {self.test}: {self.ratio.value - 1:+.1%}{bounds}"
+
+
+def compare_records(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[Change]:
+    """Return the change of each result that both runs have, the largest loss first.
+
+    Raises:
+        UserInputError: the runs are of different devices.
+    """
+    if before["model"] != after["model"]:
+        raise UserInputError(f"the runs are of {before['model']} and of {after['model']}: only equal devices compare")
+    earlier = {(row["test"], row["part"]): row for row in before["results"] if row["value"]}
+    pairs = [
+        (earlier[key], row)
+        for row in after["results"]
+        if row["value"] and (key := (row["test"], row["part"])) in earlier
+    ]
+    changes = []
+    for old, new in pairs:
+        spread = spread_of(before["kind"], new["test"])
+        limit = set_limit("the earlier run", old["value"], math.sqrt(2) * spread.run, spread.worth, len(pairs))
+        first, second = (Interval(*(row[name] or math.nan for name in ("value", "low", "high"))) for row in (old, new))
+        has_both = first.has_interval and second.has_interval
+        ratio = ratio_interval(second, first) if has_both else Interval(second.value / first.value)
+        changes.append(Change(new["test"], new["part"], ratio, new["value"] < limit.lowest))
+    return sorted(changes, key=lambda change: change.ratio.value)

@@ -9,14 +9,18 @@ import sys
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 
 from sweeper.commands.accept.expected import expected_rates
 from sweeper.commands.accept.experiments import Profile, Reading, read_experiments, spread_of
 from sweeper.commands.accept.judge import Judgement, Verdict, describe, judge, overall_verdict
-from sweeper.commands.accept.main import AcceptRequest, accept
+from sweeper.commands.accept.main import AcceptRequest, VerifyRequest, accept, verify
 from sweeper.commands.accept.measure import pair_rounds, plan_phases
+from sweeper.commands.accept.page import build_html, build_junit, build_markdown
+from sweeper.commands.accept.record import build_record, compare_records, read_baseline, read_record, write_record
 from sweeper.commands.doctor.checks import Finding
 from sweeper.config.catalogue import catalogue
 from sweeper.config.hardware import Target
@@ -120,6 +124,94 @@ def test_an_unknown_device_is_named_before_anything_runs() -> None:
         accept(AcceptRequest(hardware="h1000"))
 
 
+def test_results_that_nothing_compares_with_do_not_leave_a_compared_whole_open() -> None:
+    judgements = judge([*readings(700, 701), *readings(50, test="copy to host")[:1]], "gpu", {}, {})
+    assert verdicts(judgements) == ["pass", "pass", "inconclusive"]
+    assert overall_verdict(judgements, []) is Verdict.PASS
+    assert overall_verdict(judgements[2:], []) is Verdict.INCONCLUSIVE
+
+
+def test_a_node_whose_gpus_are_all_a_little_slow_fails_by_their_median_and_one_slow_gpu_does_not_fail_its_node() -> (
+    None
+):
+    def cluster(slow: float, of: range) -> list[Reading]:
+        rates = [[700 + (node * 8 + gpu) % 5 for gpu in range(8)] for node in range(16)]
+        for gpu in of:
+            rates[3][gpu] *= slow
+        return [
+            Reading(TEST, "device", f"n{node} GPU {gpu}", (f"n{node}",), "TFLOP/s", rate)
+            for node, own in enumerate(rates)
+            for gpu, rate in enumerate(own)
+        ]
+
+    def failed(readings: list[Reading]) -> list[str]:
+        return [j.reading.part for j in judge(readings, "gpu", {}, {}) if j.verdict is Verdict.FAIL]
+
+    assert failed(cluster(0.95, range(8))) == ["n3"]
+    assert failed(cluster(0.7, range(1))) == ["n3 GPU 0"]
+
+
+@pytest.fixture
+def record() -> dict[str, Any]:
+    """Return the record of two nodes, of which one has a slow GPU and another driver."""
+    judgements = judge([*readings(700, 600), Reading(TEST, "device", "m", ("m",), "", problem="lost")], "gpu", {}, {})
+    states = [
+        {"kernel": {"release": "6.8", "command_line": []}, "versions": {}, "cpus": 8, "gpus": [{"driver": driver}]}
+        for driver in ("580", "580", "570")
+    ]
+    finding = Finding("n", "/dev/shm has 0.1 GiB", "more")
+    return build_record(gpus(2, 1), "quick", "FAIL: x", judgements, [finding], dict(zip("nmo", states, strict=True)))
+
+
+def test_the_pages_begin_with_what_failed_and_name_the_nodes_that_differ(record: dict[str, Any]) -> None:
+    markdown = build_markdown(record).splitlines()
+    assert markdown[0] == "**FAIL: x**" and markdown[6].startswith(f"| fail | n GPU 1 | {TEST} | 600 |")
+    assert "| GPU driver | 580 | o 570 |" in markdown
+    page = build_html(record)
+    assert page.index("n GPU 1") < page.index("Nodes that differ") < page.index("Nodes and GPUs")
+
+
+def test_junit_has_a_case_for_each_result_and_counts_what_has_no_verdict_as_skipped(record: dict[str, Any]) -> None:
+    suite = ElementTree.fromstring(build_junit(record))
+    assert {name: suite.get(name) for name in ("tests", "failures", "skipped")} == {
+        "tests": "3",
+        "failures": "1",
+        "skipped": "1",
+    }
+    (failure,) = suite.iter("failure")
+    assert "of the others" in failure.get("message", "")
+
+
+def test_a_change_of_the_record_is_shown_and_its_layout_does_not_matter(
+    record: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "accept.json"
+    path.write_text(json.dumps(record))
+    assert verify(VerifyRequest(file=str(path))) == 0 and "unchanged" in capsys.readouterr().out
+    record["results"][1]["value"] = 700.0
+    write_record(path, record)
+    assert verify(VerifyRequest(file=str(tmp_path))) == 1 and "CHANGED" in capsys.readouterr().out
+    with pytest.raises(UserInputError, match="was changed after it was written"):
+        read_baseline(path, gpus(2, 1))
+
+
+def test_a_failed_run_and_one_of_other_devices_are_no_baseline(record: dict[str, Any], tmp_path: Path) -> None:
+    write_record(tmp_path / "accept.json", record)
+    with pytest.raises(UserInputError, match="that run failed"):
+        read_baseline(tmp_path, gpus(2, 1))
+    with pytest.raises(UserInputError, match=r"accept.json: is not an accept.json of this version|cannot be read"):
+        read_record(tmp_path / "none")
+
+
+def test_a_later_run_is_compared_part_by_part(record: dict[str, Any]) -> None:
+    later = json.loads(json.dumps(record))
+    later["results"][0] |= {"value": 600.0, "low": 595.0, "high": 605.0}
+    slower = compare_records(record, later)
+    assert [change.is_slower for change in slower] == [True, False] and str(slower[0]) == f"n GPU 0: {TEST}: -14.3%"
+    record["results"][0] |= {"low": 695.0, "high": 705.0}
+    assert "(95% -15.2% to -13.3%)" in str(compare_records(record, later)[0])
+
+
 @pytest.mark.long(60)
 def test_a_machine_without_gpus_is_measured_and_is_accepted_against_itself(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "sweeper", "accept", "hardware=cpu", f"dir={tmp_path}"]
@@ -128,4 +220,5 @@ def test_a_machine_without_gpus_is_measured_and_is_accepted_against_itself(tmp_p
     record = json.loads(path.read_text())
     assert result.returncode == 3 and record["verdict"] == "inconclusive", result.stdout + result.stderr
     assert {row["test"] for row in record["results"]} >= {"fp32 products sustained", "node all-reduce 4 MiB"}
-    assert any(row["value"] for row in record["results"])
+    assert any(row["value"] for row in record["results"]) and record["sentence"] in result.stdout
+    assert {file.name for file in path.parent.iterdir()} == {"accept.json", "accept.html", "accept.md", "accept.xml"}

@@ -1,0 +1,169 @@
+"""The record of an acceptance as an HTML page, as Markdown and as JUnit XML: failures first."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from statistics import median
+from typing import Any
+from xml.etree import ElementTree
+
+from sweeper.common.format import format_number, one_line
+from sweeper.pages.html_page import Chart, Table, build_page
+
+ORDER = ("fail", "inconclusive", "pass")  # of verdicts, the most urgent first
+HEADING = ["verdict", "part", "test", "measured", "unit", "passes from", "reason", "likely cause"]
+TESTS = ["test", "parts", "unit", "median", "slowest", "fastest", "expected", "passes from", "loss found in 99%"]
+# From a failed to a passed part, as the color-blind can tell apart (Okabe and Ito 2008).
+COLORS = [[0.0, "#D55E00"], [0.5, "#F0E442"], [1.0, "#0072B2"]]
+Record = Mapping[str, Any]
+
+
+def sort_results(record: Record) -> list[dict[str, Any]]:
+    return sorted(record["results"], key=lambda row: ORDER.index(row["verdict"]))
+
+
+def build_rows(rows: Sequence[Mapping[str, Any]]) -> list[list[str]]:
+    """Return the cells of results under HEADING."""
+    return [
+        [
+            *(row["verdict"], row["part"], row["test"], _number(row["value"]), row["unit"], _number(row["limit"])),
+            *(one_line(row["reason"]), one_line(row["cause"])),
+        ]
+        for row in rows
+    ]
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else format_number(value)
+
+
+def summarize_tests(rows: Sequence[Mapping[str, Any]]) -> Iterator[list[str]]:
+    """Yield the cells of each test under TESTS, over its parts."""
+    for test in dict.fromkeys(row["test"] for row in rows):
+        measured = [row for row in rows if row["test"] == test and row["value"]]
+        if not measured:
+            continue
+        values, compared = [row["value"] for row in measured], [row for row in measured if row["limit"]]
+        limits = [_number(max((row[name] for row in compared), default=None)) for name in ("expected", "limit")]
+        found = f"{max(row['found_loss'] for row in compared):.1%}" if compared else ""
+        range_of_values = [_number(value) for value in (median(values), min(values), max(values))]
+        yield [test, str(len(measured)), measured[0]["unit"], *range_of_values, *limits, found]
+
+
+def list_differences(nodes: Mapping[str, Mapping[str, str]]) -> Iterator[list[str]]:
+    """Yield what differs between nodes: the property, its value on most nodes, and the nodes that have another one."""
+    for name in dict.fromkeys(name for values in nodes.values() for name in values):
+        counts = Counter(values.get(name, "none") for values in nodes.values())
+        common = counts.most_common(1)[0][0]
+        others = [f"{node} {values.get(name, 'none')}" for node, values in nodes.items() if values.get(name) != common]
+        if others:
+            yield [name, common, ", ".join(others)]
+
+
+def build_html(record: Record) -> str:
+    """Return the page, which opens offline and prints."""
+    rows = sort_results(record)
+    urgent = [row for row in rows if row["verdict"] != "pass"]
+    problem = ("location", "problem", "remedy")
+    findings = [[finding[name] for name in problem] for finding in record["findings"]]
+    first: Mapping[str, str] = next(iter(record["nodes"].values()), {})
+    tables = [
+        Table("Failed and open", HEADING, build_rows(urgent)),
+        Table("Problems of nodes and GPUs", ["place", "problem", "remedy"], findings),
+        Table("Nodes that differ", ["property", "most nodes", "others"], list(list_differences(record["nodes"]))),
+        Table("Environment", ["property", "value on the first node"], [list(item) for item in first.items()]),
+        Table("Tests", TESTS, list(summarize_tests(rows)), "All results are in accept.json."),
+    ]
+    devices = f"{record['devices']} x {record['model']}"
+    made = f"profile {record['profile']}, {record['date']}, sweeper {record['sweeper']}, sha256 {record['sha256'][:16]}"
+    return build_page(
+        f"Acceptance of {devices}",
+        [table for table in tables if table.rows],
+        [*_build_map(record["results"]), *_build_distributions(record["results"])],
+        f"{record['sentence']}. {devices}, {made}.",
+    )
+
+
+def _build_map(results: Sequence[Mapping[str, Any]]) -> Iterator[Chart]:
+    """Yield a map of nodes and GPUs: the margin of each one's worst test to its limit, as share of the limit."""
+    from plotly import graph_objects
+
+    margins: dict[str, dict[int, float]] = defaultdict(dict)
+    for row in results:
+        if row["scope"] == "device" and row["value"] and row["limit"]:
+            number = int(found[1]) if (found := re.search(r" GPU (\d+)$", row["part"])) else 0
+            of_node, margin = margins[row["nodes"][0]], row["value"] / row["limit"] - 1
+            of_node[number] = min(margin, of_node.get(number, margin))
+    if not margins:
+        return
+    columns = sorted({number for of_node in margins.values() for number in of_node})
+    grid = [[of_node.get(column) for column in columns] for of_node in margins.values()]
+    text = [["" if value is None else f"{value:+.1%}" for value in cells] for cells in grid]
+    figure = graph_objects.Figure(
+        graph_objects.Heatmap(
+            z=grid,
+            x=[f"GPU {column}" for column in columns],
+            y=list(margins),
+            text=text,
+            texttemplate="%{text}",
+            colorscale=COLORS,
+            zmid=0.0,
+            zmin=-0.1,
+            zmax=0.1,
+            showscale=False,
+            hovertemplate="%{y} %{x}: %{z:+.1%}",
+        )
+    )
+    figure.update_layout(height=140 + 24 * len(margins))
+    figure.update_yaxes(autorange="reversed", type="category")
+    yield Chart("Nodes and GPUs", [figure], "Margin of the worst test of each GPU to its limit; below zero it fails.")
+
+
+def _build_distributions(results: Sequence[Mapping[str, Any]]) -> Iterator[Chart]:
+    """Yield the rates of each test that several parts have, with the limit of the slowest part."""
+    from plotly import graph_objects
+
+    by_test: dict[str, list[Mapping[str, Any]]] = defaultdict(list)
+    for row in results:
+        if row["value"] and row["limit"]:
+            by_test[row["test"]].append(row)
+    figures = []
+    for test, rows in by_test.items():
+        if len(rows) > 1:
+            figure = graph_objects.Figure(graph_objects.Histogram(x=[row["value"] for row in rows], nbinsx=30))
+            figure.add_vline(x=max(row["limit"] for row in rows), line_dash="dash", line_color=COLORS[0][1])
+            figure.update_layout(title=test, height=260, showlegend=False, xaxis_title=rows[0]["unit"])
+            figures.append(figure)
+    if figures:
+        yield Chart("Distributions", figures, "Parts by rate; the dashed line is the strictest limit.")
+
+
+def build_markdown(record: Record) -> str:
+    """Return the verdict, what failed or is open, the doctor's findings and the nodes that differ."""
+    urgent = [row for row in sort_results(record) if row["verdict"] != "pass"]
+    lines = [f"**{record['sentence']}**", "", f"{record['devices']} x {record['model']}, {record['date']}", ""]
+    for heading, rows in (
+        (HEADING, build_rows(urgent)),
+        (["place", "problem", "remedy"], [[f["location"], f["problem"], f["remedy"]] for f in record["findings"]]),
+        (["property", "most nodes", "others"], list(list_differences(record["nodes"]))),
+    ):
+        if rows:
+            cells = [heading, ["---"] * len(heading), *rows]
+            lines += [f"| {' | '.join(cell.replace('|', '/') for cell in row)} |" for row in cells] + [""]
+    return "\n".join(lines)
+
+
+def build_junit(record: Record) -> str:
+    """Return a test case for each test of each part; one without a verdict counts as skipped."""
+    suite = ElementTree.Element("testsuite", name="sweeper accept", tests=str(len(record["results"])))
+    counts = Counter(row["verdict"] for row in record["results"])
+    suite.set("failures", str(counts["fail"]))
+    suite.set("skipped", str(counts["inconclusive"]))
+    for row in sort_results(record):
+        case = ElementTree.SubElement(suite, "testcase", classname=row["test"], name=row["part"])
+        if row["verdict"] != "pass":
+            element = ElementTree.SubElement(case, "failure" if row["verdict"] == "fail" else "skipped")
+            element.set("message", one_line(f"{row['reason']} {row['cause']}".strip()))
+    return ElementTree.tostring(suite, encoding="unicode", xml_declaration=True) + "\n"
