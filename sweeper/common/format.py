@@ -18,6 +18,15 @@ def format_number(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
 
 
+def round_to_interval(value: float, half_width: float) -> float:
+    """Return a value with the digits that its interval supports, two of the half width; without one, as in tables."""
+    if not math.isfinite(value) or not value:
+        return value
+    if not (math.isfinite(half_width) and half_width > 0):
+        return float(format_number(value).replace(",", ""))
+    return round(value, 1 - math.floor(math.log10(half_width)))
+
+
 def format_interval(low: float, high: float) -> str:
     """Return the bounds of an interval: `1.5 to 2.5`; empty if either is not known."""
     return "" if math.isnan(low) or math.isnan(high) else f"{format_number(low)} to {format_number(high)}"

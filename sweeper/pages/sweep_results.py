@@ -134,8 +134,7 @@ class Results:
 
     def metrics(self) -> dict[str, float]:
         """Return the sweep's metrics: `best_…` of the search's best trial, `final_…` of the winner of the finals."""
-        metrics = {f"best_{name}": value for name, value in self.best[0].metrics.items()} if self.best else {}
-        metrics |= self.prediction_quality()
+        metrics = self.prediction_quality()
         final = None
         if self.front:
             metrics["front_trials"] = float(len(self.front.numbers))
@@ -148,7 +147,8 @@ class Results:
         if final:
             ends = ("", "_ci_low", "_ci_high")
             metrics |= {f"final_{self.objective}{end}": value for end, value in zip(ends, final.bounds, strict=True)}
-        return metrics
+        best = self.best[0].metrics if self.best else {}
+        return metrics | {f"best_{name}": value for name, value in best.items()}
 
     def prediction_quality(self) -> dict[str, float]:
         """Return the estimates' median relative error and Spearman's rank correlation; empty without estimates."""

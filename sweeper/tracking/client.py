@@ -236,12 +236,14 @@ def opening_message(
         "sweep": plan.name,
         "parent": {
             "trials": trials,
+            "objectives": plan.criteria.metrics,
+            "has_gpus": plan.target.is_gpu,
             "started_at": time.strftime("%Y-%m-%d %H-%M-%S UTC", time.gmtime()),
             "params": {
                 "sweep.gpus": plan.resources.gpus,
                 "sweep.sampler": config.search.sampler,
                 "sweep.seed": config.seed,
-                **plan.space.described(),
+                **plan.space.constants,
             },
             "tags": {
                 "workload": config.workload.name,
@@ -252,6 +254,7 @@ def opening_message(
                 "git_commit": provenance["git"].get("commit", ""),
                 "driver": driver_versions(provenance),
                 **versions,
+                **{f"space.{name}": str(dimension) for name, dimension in plan.space.dimensions.items()},
                 **{name: text for name, text in texts.items() if text},
             },
             "artifacts": {"config.yaml": resolved, "provenance.json": json.dumps(provenance, indent=2)},

@@ -21,7 +21,6 @@ from dataclasses import dataclass, field
 from itertools import combinations
 from typing import Any
 
-from sweeper.metrics.derivation import MEMORY_METRICS
 from sweeper.tracking import mlflow_store
 
 TAG_PREFIX = "mlflow.sharedViewState."
@@ -33,6 +32,7 @@ RANKED_TRIALS = 10  # as many as the summary shows; each takes a write, of 10 ms
 # What the runs of a view have beside their own metrics.
 PLACE = "place"  # 0 of the parent run, 1 of the winner, counting up
 INTERVAL = "interval"  # the 95% interval of the rate, as text
+TRIAL = "trial"  # the number of a trial as a metric: charts have no other axis for it
 
 # Widths in pixels. At 1400 px MLflow's menu and its assistant leave 780 px for the table, of which 70 are check boxes.
 RUN_NAME_PX, CREATED_PX, DURATION_PX = 150, 45, 80
@@ -43,6 +43,9 @@ RUN_NAME, CREATED, DURATION = "attributes.`Run Name`", "runDateAndNestInfo", "du
 SECTION = "Sweep"  # of charts
 OTHER_SECTION = "Model metrics"  # where MLflow puts a chart of every other metric
 CHART_COLUMNS = 2
+MAX_PARAMETER_CHARTS = 6
+MACHINE_LEARNING = "workflowType=machine_learning"  # else MLflow opens an experiment as a chat application
+AS_CHARTS = "&compareRunsMode=CHART"
 MAX_LINES = 100  # runs in a chart; MLflow loads as many at first
 
 
@@ -67,9 +70,10 @@ class SweepView:
     minimize: bool
     metrics: Sequence[str]  # the columns of metrics; the first one has the winner's rate
     parameters: Sequence[str]  # those that vary
-    space: Mapping[str, str]  # all parameters, as the parent run has them
+    space: Mapping[str, str]  # all parameters, by the columns that the parent run has them in
     ranking: Sequence[RankedTrial] = ()  # the best first
     other_objectives: Sequence[str] = ()
+    memory: str = ""  # the metric of memory that the objective is drawn over; empty without one
 
     @staticmethod
     def from_dict(values: Mapping[str, Any]) -> SweepView:
@@ -93,12 +97,13 @@ def runs_page(experiment_id: str | None, sweep: str, key: str) -> str:
         return f"/{view_link(experiment_id, key)}"
     sweep_filter = urllib.parse.quote(mlflow_store.tag_filter({mlflow_store.SWEEP_NAME: sweep}))
     order = urllib.parse.quote(_metric_column(PLACE))
-    return f"/#/experiments/{experiment_id}/runs?searchFilter={sweep_filter}&orderByKey={order}&orderByAsc=true"
+    search = f"searchFilter={sweep_filter}&orderByKey={order}&orderByAsc=true"
+    return f"/#/experiments/{experiment_id}/runs?{MACHINE_LEARNING}&{search}"
 
 
 def view_link(experiment_id: str | None, key: str) -> str:
     """Return the link from any page of MLflow's UI to a view of an experiment's runs."""
-    return f"#/experiments/{experiment_id}/runs?viewStateShareKey={key}"
+    return f"#/experiments/{experiment_id}/runs?{MACHINE_LEARNING}&viewStateShareKey={key}"
 
 
 def encode(state: Mapping[str, Any]) -> str:
@@ -127,9 +132,9 @@ def build_devices_state(view: SweepView) -> dict[str, Any]:
 
     Sweeps of another space did other work, and are not in one chart.
     """
-    best = f"final_{view.objective}" if f"final_{view.objective}" in view.metrics else f"best_{view.objective}"
+    best = view.metrics[0]
     tags = mlflow_store.tag_filter({mlflow_store.KIND: mlflow_store.SWEEP_KIND})
-    params = [f"params.`{name}` = '{value}'" for name, value in view.space.items() if "'" not in value]
+    params = [f"{column} = '{value}'" for column, value in view.space.items() if "'" not in value]
     group = {"mode": "tag", "groupByData": "device"}
     return {
         "searchFilter": " and ".join([tags, *params]),
@@ -172,17 +177,23 @@ def _charts(charts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _build_charts(view: SweepView) -> Iterator[dict[str, Any]]:
-    """Yield the charts of a sweep: parallel coordinates, pairs of objectives or rate against memory, the best rates."""
-    if view.parameters:
-        axes = {"selectedParams": list(view.parameters), "selectedMetrics": [view.objective], "showAllRuns": True}
-        yield {"type": "PARALLEL", "uuid": "parallel", "runsCountToCompare": MAX_LINES, **axes}
-    pairs = [(view.objective, name) for name in MEMORY_METRICS if name in view.metrics][:1]
+    """Yield the charts of a sweep: the objective over the trials, its pairs, and against each parameter that varies.
+
+    They draw the metrics of trials alone, which the parent run lacks: it has no value of a parameter.
+    """
+    pairs = [(view.objective, view.memory)] if view.memory else []
     if view.other_objectives:
         pairs = list(combinations((view.objective, *view.other_objectives), 2))
-    for y, x in pairs:
-        axes = {"xaxis": {"key": x, "type": "METRIC"}, "yaxis": {"key": y, "type": "METRIC"}}
-        yield {"type": "SCATTER", "uuid": f"{y} over {x}", **axes, "runsCountToCompare": MAX_LINES}
-    yield _bar_chart(view.metrics[0], view.metrics[0])
+    axes = [(y, {"key": x, "type": "METRIC"}) for y, x in ((view.objective, TRIAL), *pairs)]
+    axes += [(view.objective, {"key": name, "type": "PARAM"}) for name in view.parameters[:MAX_PARAMETER_CHARTS]]
+    for y, x in axes:
+        yield {
+            **{"type": "SCATTER", "uuid": f"{y} over {x['key']}", "runsCountToCompare": MAX_LINES},
+            **{"xaxis": x, "yaxis": {"key": y, "type": "METRIC"}},
+        }
+    if len(view.parameters) > 1:
+        selected = {"selectedParams": list(view.parameters), "selectedMetrics": [view.objective], "showAllRuns": True}
+        yield {"type": "PARALLEL", "uuid": "parallel", "runsCountToCompare": MAX_LINES, **selected}
 
 
 def _bar_chart(metric: str, title: str) -> dict[str, Any]:

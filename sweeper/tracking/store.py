@@ -8,6 +8,7 @@ what is missing.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import math
 import os
@@ -32,6 +33,7 @@ from sweeper.common.trials import TrialRecord, TrialStatus, run_name
 from sweeper.tracking import mlflow_store, mlflow_view, new_store
 from sweeper.tracking.child_runs import PAGE_SIZE, ChildRuns
 from sweeper.tracking.mlflow_view import RankedTrial, SweepView
+from sweeper.tracking.shown_metrics import USUAL, shown_metrics
 
 # MLflow has three final states of a run. The tag `outcome` has the trial's own status; one not listed here is KILLED.
 RUN_STATUS = {
@@ -43,6 +45,8 @@ RUN_STATUS = {
 NOTHING: Mapping[str, Any] = {}
 MAX_METRICS, MAX_TEXTS, MAX_NAME_LENGTH = 800, 100, 250  # of a batch, which has 1,000 in all, and of a name
 MAX_EXPERIMENT_TAG_LENGTH = 5000  # a longer one would be refused
+SWEEPS_HEADING = "**Sweeps**:"  # what follows it in an experiment's description is written again with each sweep
+LISTED_SWEEPS = 12  # there, in one paragraph, of which the page shows the first line unasked
 
 
 class Store:
@@ -62,13 +66,17 @@ class Store:
         Args:
             study_id: the id of the sweep's study, by which its runs are found.
             parent: of the parent run: its `tags`, its `params`, its text `artifacts` by name, `started_at`, the time at
-                which the command started, and `trials`, the number of trials in the study then.
+                which the command started, `trials`, the number of trials in the study then, `objectives`, the metrics
+                that rank them, and `has_gpus`, whether GPUs run them.
             on_page: is called while runs are listed, with their number so far.
         """
         self.uri = uri
         self._study_id = study_id
         self._sweep = sweep
         self._parent_tags = parent["tags"]
+        self._listed_first = [*parent.get("objectives", ()), *USUAL]
+        self._has_gpus = bool(parent.get("has_gpus"))
+        self._monitor: Any = None  # MLflow's, where this machine has a GPU
         new_store.create_if_missing(uri)
         self._client = MlflowClient(tracking_uri=uri)
         self.experiment_id = self._open_experiment(experiment)
@@ -83,13 +91,16 @@ class Store:
             self.children.expect(self.written_before)
         else:
             self.children.list_all(on_page)
+        if self._is_marked_running:
+            self._watch_gpus()
 
     def write_trial(self, record: TrialRecord) -> None:
         """Write one trial. Repeating it changes nothing, whether all or a part of it was written."""
         end_ms = int(record.ended_at_s * 1e3)
         name = run_name(record.number, record.params, record.remeasurement)
         run_id = self._child_id(record.number, name, record.started_at_s)
-        metrics = {**record.metrics, "trial_time_s": record.ended_at_s - record.started_at_s}
+        metrics = shown_metrics(record.metrics, self._listed_first) | dict(record.metrics)
+        metrics |= {"trial_time_s": record.ended_at_s - record.started_at_s, mlflow_view.TRIAL: record.number}
         tags = {name: value for name, value in self._trial_tags(record).items() if value not in ("", None)}
         self._log(run_id, end_ms, metrics, {name: str(value)[:5000] for name, value in tags.items()}, record.all_params)
         self._client.log_text(run_id, record.to_json(), "trial.json")
@@ -151,6 +162,8 @@ class Store:
             digest: of all results of the sweep.
         """
         now_ms = int(time.time() * 1e3)
+        if self._monitor:
+            self._monitor.finish()
         self._client.set_tag(self.parent_id, mlflow_store.RESULTS, json.dumps({"begun": digest}))
         for run in filter(None, map(self.children.find, abandoned)):
             self._client.set_tag(run.info.run_id, mlflow_store.OUTCOME, TrialStatus.CANCELLED.value)
@@ -171,7 +184,9 @@ class Store:
         `on_place` is called with each place that is written.
         """
         self._write_ranking(view.ranking, on_place)
-        if not mlflow_view.is_known(mlflow_store.read_version(self.uri)):
+        is_known = mlflow_view.is_known(mlflow_store.read_version(self.uri))
+        self._link_sweeps(is_known)
+        if not is_known:
             return ""
         trials_key = mlflow_view.share_key(self._study_id)
         devices = mlflow_view.build_devices_state(view)
@@ -182,10 +197,38 @@ class Store:
             if len(value) <= MAX_EXPERIMENT_TAG_LENGTH:
                 self._client.set_experiment_tag(self.experiment_id, mlflow_view.TAG_PREFIX + key, value)
         link = mlflow_view.view_link(self.experiment_id, devices_key)
+        links = f"{self._describe_links(self._sweep, trials_key)}, [the same space on each device]({link})"
         description = self._client.get_run(self.parent_id).data.tags.get(mlflow_store.DESCRIPTION, "")
-        description += f"\n\nSweeps of the same space: [the best of each device]({link})"
-        self._client.set_tag(self.parent_id, mlflow_store.DESCRIPTION, description)
+        self._client.set_tag(self.parent_id, mlflow_store.DESCRIPTION, f"{links}\n\n{description}")
         return trials_key
+
+    def _link_sweeps(self, is_known: bool) -> None:
+        """List the latest sweeps of the experiment in its description, with links to their views."""
+        sweeps, links = {mlflow_store.KIND: mlflow_store.SWEEP_KIND}, list[str]()
+        found = mlflow_store.search_runs(self._client, [self.experiment_id], sweeps, LISTED_SWEEPS)
+        for run in itertools.islice(found, LISTED_SWEEPS):
+            key = mlflow_view.share_key(run.data.tags[mlflow_store.STUDY]) if is_known else ""
+            links.append(self._describe_links(run.info.run_name, key))
+        written = self._client.get_experiment(self.experiment_id).tags.get(mlflow_store.DESCRIPTION, "")
+        kept = written.partition(SWEEPS_HEADING)[0]  # what a person has written
+        text = f"{kept}{SWEEPS_HEADING} {', '.join(links)}"
+        if len(text) <= MAX_EXPERIMENT_TAG_LENGTH:
+            self._client.set_experiment_tag(self.experiment_id, mlflow_store.DESCRIPTION, text)
+
+    def _describe_links(self, sweep: str, key: str) -> str:
+        page = mlflow_view.runs_page(self.experiment_id, sweep, key).removeprefix("/")
+        return f"[{sweep}]({page}) ([charts]({page}{mlflow_view.AS_CHARTS}))"
+
+    def _watch_gpus(self) -> None:
+        """Log system metrics of this machine's GPUs to the parent run while it runs, by MLflow's own thread."""
+        if not self._has_gpus:
+            return
+        from mlflow.system_metrics import system_metrics_monitor as system
+
+        monitor = system.SystemMetricsMonitor(self.parent_id, resume_logging=True, tracking_uri=self.uri)
+        if any(isinstance(part, system.GPUMonitor | system.ROCMMonitor) for part in monitor.monitors):
+            monitor.start()
+            self._monitor = monitor
 
     def finish_results(self, digest: str, view: str) -> None:
         """Mark the results that `close` has begun to write as complete, unless another process has closed since."""
@@ -289,6 +332,7 @@ class Store:
         if not self._is_marked_running:
             self._client.update_run(self.parent_id, status="RUNNING")
             self._is_marked_running = True
+            self._watch_gpus()
         return str(self.children.find_or_create(number, legal_text(name), started_at_s).info.run_id)
 
     def _trial_tags(self, record: TrialRecord) -> dict[str, Any]:

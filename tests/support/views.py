@@ -7,6 +7,7 @@ from typing import Any
 
 from sweeper.common.trials import Remeasurement
 from sweeper.tracking.mlflow_view import RankedTrial, SweepView
+from sweeper.tracking.shown_metrics import FINAL, shown_name
 from sweeper.tracking.store import Store
 from tests.support.factories import trial_record
 
@@ -18,10 +19,11 @@ def make_view(
     return SweepView(
         objective=objective,
         minimize=False,
-        metrics=[f"final_{objective}", objective, "mfu", memory_metric],
+        metrics=[shown_name(objective, FINAL), *map(shown_name, (objective, "mfu", memory_metric))],
         parameters=list(space),
-        space=space,
+        space={f"tags.`space.{name}`": text for name, text in space.items()},
         ranking=ranking,
+        memory=memory_metric,
     )
 
 
@@ -46,7 +48,8 @@ def write_sweep(
         fields: further fields of every trial's record.
     """
     tags = {"workload": experiment, "device": "cpu"}
-    parent = {"started_at": "now", "params": view.space, "tags": tags, "artifacts": {}}
+    tags |= {column.split("`")[1]: text for column, text in view.space.items()}
+    parent = {"started_at": "now", "params": {}, "tags": tags, "artifacts": {}, "objectives": [view.objective]}
     store = Store(uri, experiment, "study", name, parent)
     for number, (params, metrics) in enumerate(trials):
         store.write_trial(trial_record(number, params, metrics=dict(metrics), **fields))

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from sweeper.commands.sweep.closing import build_view
+from sweeper.commands.sweep.closing import build_view, describe_winner
 from sweeper.common.trials import Remeasurement, rank_trials
 from sweeper.config.space import Choice, Space
 from sweeper.pages.sweep_results import Results
@@ -57,7 +57,8 @@ def test_the_best_trials_have_places_with_the_winner_of_the_finals_first(
     store = store_trials(workspace, results)
     view = build_view(results)
     store.write_view(view)
-    assert view.metrics == ["final_tokens_per_s", "tokens_per_s", "peak_memory_gib"]
+    assert view.metrics == ["final tokens per s", "tokens per s"]  # all trials take the same memory
+    assert describe_winner(results) == {"final tokens per s": 96.0, "tokens per s": 90.0, "peak_memory_gib": 3.0}
     assert view.parameters == ["x"] and view.ranking[0].interval and not view.ranking[2].metrics
     trials = {run.data.metrics.get("place"): run.data.tags["sweeper.trial"] for run in workspace.runs("trial")}
     places = {place: int(number) for place, number in trials.items() if place is not None}

@@ -18,7 +18,7 @@ from sweeper.commands.sweep.opening import OpenedSweep
 from sweeper.common.clock import PhaseClock
 from sweeper.common.format import exact_value, format_interval, format_phases
 from sweeper.common.trials import WITHOUT_RESULT, TrialStatus, narrowest_retry
-from sweeper.metrics.derivation import EFFICIENCY, MEMORY_METRICS
+from sweeper.metrics.derivation import MEMORY_METRICS
 from sweeper.metrics.intervals import Interval
 from sweeper.pages import trial_tables
 from sweeper.pages.progress import Progress
@@ -33,8 +33,8 @@ from sweeper.search.progress import SweepProgress
 from sweeper.tracking import mlflow_store, mlflow_view
 from sweeper.tracking.mlflow_view import RANKED_TRIALS, RankedTrial, SweepView
 from sweeper.tracking.provenance import compute_digest
+from sweeper.tracking.shown_metrics import FINAL, USUAL, shown_metrics, shown_name, varying_metrics
 from workloads.api import secrets
-from workloads.api.metrics import COST
 
 # A server that was restarted on a busy machine answered after 54 to 82 s. A person starts the command again; after a
 # batch job nobody may, and its runs would stay RUNNING. A sweep that is stopped has little time before it is killed.
@@ -125,7 +125,7 @@ class FinishedRun:
         study, tracking = self.opened.study, self.opened.tracking
         message: dict[str, Any] = {  # of `Store.close`, without the files, which follow from the trials
             "status": "KILLED" if self.is_interrupted else "FAILED" if self.error else "FINISHED",
-            "metrics": results.metrics(),
+            "metrics": describe_winner(results) | results.metrics(),
             "tags": {
                 mlflow_store.DESCRIPTION: summary.markdown(),
                 "outcome": trial_tables.format_counts(results.counts),
@@ -207,21 +207,35 @@ def build_view(results: Results) -> SweepView:
         for trial in results.best
         if trial.number not in numbers
     ]
-    measured = results.best[0].metrics if results.best else {}
-    metrics = [f"final_{objective}"] if finalists else []
-    metrics += [objective, *results.other_objectives]
+    objectives = (objective, *results.other_objectives)
+    varying = varying_metrics([trial.metrics for trial in results.best])
+    metrics = [shown_name(objective, FINAL)] * bool(finalists) + [shown_name(name) for name in objectives]
     metrics += ["front"] * bool(front) + ["front_share"] * bool(certified)
-    metrics += [*(name for name in ("mfu", *MEMORY_METRICS, COST) if name in measured and name not in metrics)]
-    metrics += [name for name in EFFICIENCY if name in measured and name not in metrics][:1]
+    metrics += [shown_name(name) for name in varying if name not in objectives]
+    columns = {True: "tags.`space.{}`", False: "params.`{}`"}
     return SweepView(
         objective=objective,
         minimize=results.direction == "minimize",
         metrics=metrics,
-        parameters=list(plan.space.dimensions),
-        space={name: exact_value(value) for name, value in plan.space.described().items()},
+        parameters=trial_tables.varying_parameters(results.records),
+        space={
+            columns[name in plan.space.dimensions].format(name): exact_value(value)
+            for name, value in plan.space.described().items()
+        },
+        memory=next((name for name in MEMORY_METRICS if name in varying), ""),
         ranking=[*finalists, *others[: max(0, RANKED_TRIALS - len(numbers))], *exceeding],
         other_objectives=results.other_objectives,
     )
+
+
+def describe_winner(results: Results) -> dict[str, float]:
+    """Return what MLflow's pages show of the winner in the row of its sweep: its value in the finals first."""
+    if (winner := results.winner) is None:
+        return {}
+    rows: list[FinalistResult | FrontPoint] = [*results.finalists, *(results.front.certified if results.front else ())]
+    finals = next((_rank(row, results.objective).metrics for row in rows if row.trial is winner), {})
+    final = {name: value for name, value in finals.items() if name.startswith(FINAL)}
+    return final | shown_metrics(winner.metrics, [results.objective, *results.other_objectives, *USUAL])
 
 
 def _rank(row: FinalistResult | FrontPoint, objective: str) -> RankedTrial:
@@ -230,7 +244,8 @@ def _rank(row: FinalistResult | FrontPoint, objective: str) -> RankedTrial:
     metrics: dict[str, float] = {}
     for name, value in values.items():
         bounds = {"": value.value, "_ci_low": value.low, "_ci_high": value.high}
-        metrics |= {f"final_{name}{end}": bound for end, bound in bounds.items() if not math.isnan(bound)}
+        known = {f"{name}{end}": bound for end, bound in bounds.items() if not math.isnan(bound)}
+        metrics |= shown_metrics(known, [name], FINAL) | {f"final_{name}": bound for name, bound in known.items()}
     tags = {mlflow_store.EXCEEDED: "; ".join(row.exceeded)}
     if isinstance(row, FrontPoint):
         metrics[mlflow_store.FRONT_SHARE] = row.share

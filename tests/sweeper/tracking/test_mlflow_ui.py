@@ -18,15 +18,15 @@ from tests.conftest import Server, wait_for
 from tests.support import browser
 from tests.support.views import make_view, write_sweep
 
-pytestmark = [pytest.mark.soak, pytest.mark.skipif(browser.CHROMIUM is None, reason="needs Chromium")]
+pytestmark = pytest.mark.skipif(browser.CHROMIUM is None, reason="needs Chromium")
 RATES = {64: 5.0, 128: 20.0, 256: 10.0}  # by m
 VIEW = make_view(
     "tflops",
     "peak_memory_gib",
     {"m": "choice(64,128,256)", "n": "choice(1,7)"},
     [
-        RankedTrial(2, {"final_tflops": 12.5}, "12.1 to 12.9"),
-        RankedTrial(1, {"final_tflops": 11.5}, "11 to 12"),
+        RankedTrial(2, {"final TFLOP per s": 12.5}, "12.1 to 12.9"),
+        RankedTrial(1, {"final TFLOP per s": 11.5}, "11 to 12"),
         RankedTrial(0, {}, "4.5 to 5.5"),
     ],
 )
@@ -86,11 +86,24 @@ def test_the_link_shows_the_winner_with_its_rate_and_parameters_without_a_scroll
     open_text(tab, link, "0002 m=256 n=7", "12.5", "4 matching runs")
     assert tab.evaluate(ROWS) == ["a sweep", "0002 m=256 n=7", "0001 m=128 n=7", "0000 m=64 n=7"]
     headings = tab.evaluate("[...document.querySelectorAll('.ag-header-cell')].map(cell => cell.innerText.trim())")
-    assert {"final_tflops", "interval", "m", "n"} <= set(headings) and "Dataset" not in headings
+    assert {"final TFLOP per s", "interval", "m", "MFU percent"} <= set(headings) and "Dataset" not in headings
     for value in ("12.5", "12.1 to 12.9", "256", "7"):
         assert tab.evaluate(f"{RIGHT_EDGE}({json.dumps(value)})") <= 0, value
-    charts = open_text(tab, f"{link}&compareRunsMode=CHART", "Sweep (3)", "Parallel Coordinates")
-    assert "peak_memory_gib" in charts and "final_tflops" in charts
+
+
+@pytest.mark.soak
+def test_the_views_of_a_sweep_are_found_from_its_experiment(
+    server: Server, finished_sweep: Store, tab: browser.Page
+) -> None:
+    key = mlflow_view.share_key("study")
+    link = server.uri + mlflow_view.runs_page(finished_sweep.experiment_id, "a sweep", key)
+    charts = open_text(tab, f"{link}{mlflow_view.AS_CHARTS}", "Sweep (5)", "trial vs. tflops", "n vs. tflops")
+    assert "peak_memory_gib vs. tflops" in charts and "GenAI" in charts and "Judges" not in charts
+    # From the experiment's own page: its description has the sweep's view.
+    plain = f"{server.uri}/#/experiments/{finished_sweep.experiment_id}/runs?{mlflow_view.MACHINE_LEARNING}"
+    open_text(tab, plain, "Sweeps: a sweep (charts)")
+    href = tab.evaluate("[...document.querySelectorAll('a')].find(a => a.innerText == 'charts').getAttribute('href')")
+    assert f"/{href}" == f"{mlflow_view.runs_page(finished_sweep.experiment_id, 'a sweep', key)}{mlflow_view.AS_CHARTS}"
     devices = mlflow_view.share_key(mlflow_view.build_devices_state(VIEW)["searchFilter"])
     page = f"{server.uri}/{mlflow_view.view_link(finished_sweep.experiment_id, devices)}"
     assert "a sweep" in open_text(tab, page, "Group by: device", "1 matching run")
@@ -99,6 +112,7 @@ def test_the_link_shows_the_winner_with_its_rate_and_parameters_without_a_scroll
     assert tab.evaluate(ROWS)[:2] == ["a sweep", "0002 m=256 n=7"]
 
 
+@pytest.mark.soak
 def test_a_sweep_can_be_reviewed_in_mlflows_own_pages(server: Server, finished_sweep: Store, tab: browser.Page) -> None:
     # The parent: its description in Markdown, with the table, and a link to the report.
     experiment = f"{server.uri}/#/experiments/{finished_sweep.experiment_id}"

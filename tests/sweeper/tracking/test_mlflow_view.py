@@ -67,7 +67,8 @@ def test_the_view_has_the_sweep_and_its_trials_with_the_winner_of_the_finals_on_
     (devices,) = states.values()
     assert search(client, experiment_id, devices) == ["sweep"]
     description = client.get_run(store.parent_id).data.tags[mlflow_store.DESCRIPTION]
-    assert "[the best of each device](#/experiments/" in description
+    page = mlflow_view.view_link(experiment_id, key)
+    assert description.startswith(f"[sweep]({page}) ([charts]({page}&compareRunsMode=CHART)), [the same space on each")
     # After an extension another trial wins, and one is no longer among the best.
     assert store.write_view(SweepView(**{**vars(VIEW), "ranking": [RankedTrial(2, {}, "")]})) == key
     assert search(client, experiment_id, state)[:2] == ["sweep", "0002 tp=2"]
@@ -80,10 +81,12 @@ def test_the_view_has_the_sweep_and_its_trials_with_the_winner_of_the_finals_on_
 
 def test_the_link_opens_the_view_or_where_there_is_none_the_plain_list() -> None:
     assert mlflow_view.runs_page("7", "my sweep", "") == (
-        "/#/experiments/7/runs?searchFilter=tags.%60sweep%60%20%3D%20%27my%20sweep%27"
+        "/#/experiments/7/runs?workflowType=machine_learning&searchFilter=tags.%60sweep%60%20%3D%20%27my%20sweep%27"
         "&orderByKey=metrics.%60place%60&orderByAsc=true"
     )
-    assert mlflow_view.runs_page("7", "my sweep", "abc") == "/#/experiments/7/runs?viewStateShareKey=abc"
+    assert mlflow_view.runs_page("7", "my sweep", "abc") == (
+        "/#/experiments/7/runs?workflowType=machine_learning&viewStateShareKey=abc"
+    )
 
 
 def test_the_version_of_a_local_store_is_that_of_the_installed_mlflow() -> None:
@@ -98,6 +101,7 @@ def test_mlflows_pages_read_the_tag_and_the_link_of_a_view() -> None:
     pages = Path(mlflow.__file__).parent / "server/js/build/static/js"
     scripts = "".join(path.read_text() for path in pages.glob("main.*.js"))
     names = (mlflow_view.TAG_PREFIX.rstrip("."), "viewStateShareKey", mlflow_view.COMPRESSED)
+    names += tuple(mlflow_view.MACHINE_LEARNING.split("="))
     assert not (missing := [name for name in names if name not in scripts]), (
         f"MLflow {mlflow.__version__} no longer has {missing} in its pages: see how its button Share makes a link,"
         " adapt sweeper/tracking/mlflow_view.py, and run tests/sweeper/tracking/test_mlflow_ui.py (-m soak). Until then"
@@ -107,21 +111,24 @@ def test_mlflows_pages_read_the_tag_and_the_link_of_a_view() -> None:
 
 def test_the_winners_rate_interval_and_parameters_are_the_first_columns_and_fit() -> None:
     state = mlflow_view.build_trials_state(VIEW, "study")
-    first = ["metrics.`place`", "metrics.`final_tokens_per_s`", "tags.`interval`", "params.`tp`", "params.`batch`"]
+    first = ["metrics.`place`", "metrics.`final tokens per s`", "tags.`interval`", "params.`tp`", "params.`batch`"]
     assert state["selectedColumns"][:5] == first
-    assert state["selectedColumns"][5:] == ["metrics.`tokens_per_s`", "metrics.`mfu`", "metrics.`peak_device_gib`"]
+    assert state["selectedColumns"][5:] == ["metrics.`tokens per s`", "metrics.`MFU percent`", "metrics.`device GiB`"]
     widths_px, order = state["columnWidths"], state["columnOrder"]
     assert sum(widths_px[column] for column in order[: order.index("params.`batch`") + 1]) <= TABLE_PX
-    kinds = {chart["type"]: chart for chart in state["compareRunCharts"]}
-    assert kinds["PARALLEL"]["selectedParams"] == ["tp", "batch"]
-    assert kinds["SCATTER"]["xaxis"]["key"] == "peak_device_gib"
-    assert kinds["BAR"]["metricKey"] == "final_tokens_per_s"
+    *scatters, parallel = state["compareRunCharts"]
+    assert parallel["selectedParams"] == ["tp", "batch"]
+    assert [chart["uuid"].removeprefix("tokens_per_s over ") for chart in scatters] == [
+        *("trial", "peak_device_gib", "tp", "batch")
+    ]
+    assert [section["display"] for section in state["compareRunSections"]] == [True, False]  # open unasked
     assert mlflow_view.build_devices_state(VIEW)["groupBy"]["groupByKeys"] == [{"mode": "tag", "groupByData": "device"}]
 
 
 def test_a_view_of_many_parameters_fits_into_a_tag() -> None:
     names = [f"parameter_number_{n}" for n in range(40)]
-    view = SweepView("tflops", False, ["tflops"], names, dict.fromkeys(names, "choice(1,2,3,4)"))
+    space = {f"tags.`space.{name}`": "choice(1,2,3,4)" for name in names}
+    view = SweepView("tflops", False, ["TFLOP per s"], names, space)
     for state in (mlflow_view.build_trials_state(view, "study"), mlflow_view.build_devices_state(view)):
         assert len(mlflow_view.encode(state)) < 5000
 
@@ -129,11 +136,11 @@ def test_a_view_of_many_parameters_fits_into_a_tag() -> None:
 def test_several_objectives_are_columns_beside_the_front_and_have_a_chart_for_each_pair() -> None:
     objectives = ("tokens_per_s", "peak_device_gib", "joules_per_token")
     metrics = [*objectives, "front", "front_share"]
-    view = SweepView("tokens_per_s", False, metrics, ["tp"], {"tp": "1"}, other_objectives=objectives[1:])
+    view = SweepView("tokens_per_s", False, metrics, ["tp"], {"params.`tp`": "1"}, other_objectives=objectives[1:])
     state = mlflow_view.build_trials_state(view, "study")
     first = ["metrics.`place`", "metrics.`front`", "metrics.`tokens_per_s`", "tags.`interval`", "params.`tp`"]
     assert state["selectedColumns"][:5] == first and state["selectedColumns"][-1] == "metrics.`front_share`"
-    charts = [chart for chart in state["compareRunCharts"] if chart["type"] == "SCATTER"]
+    charts = [chart for chart in state["compareRunCharts"] if chart["xaxis"]["key"] in objectives]
     assert [(chart["yaxis"]["key"], chart["xaxis"]["key"]) for chart in charts] == [
         ("tokens_per_s", "peak_device_gib"),
         ("tokens_per_s", "joules_per_token"),
