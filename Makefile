@@ -19,7 +19,7 @@ TORCH_INDEX ?= $(if $(GIVEN_TORCH),,https://download.pytorch.org/whl/rocm7.2)
 endif
 TORCH := $(or $(firstword $(GIVEN_TORCH)),$(shell grep '^torch==' constraints.txt))
 
-.PHONY: run test check soak verify clean help
+.PHONY: install run test check soak verify clean help
 
 help:             ## list the targets
 	@grep -E '^[a-z]+: .*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -44,6 +44,8 @@ ifneq ($(and $(AMD),$(wildcard $(AMDSMI))),)
 endif
 	@$(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || true  # as pip does, on all cores
 	@touch $@
+
+install: $(STAMP) ## set up .venv
 
 run: $(STAMP)     ## the default sweep: find the fastest matrix products of this machine
 	$(BIN)/python -m sweeper $(ARGS)

@@ -17,7 +17,7 @@ from typing import Any, get_args, get_type_hints
 
 from workloads.api.contract import Infeasible, Measurement, Rank, Scalar
 from workloads.api.errors import suggest
-from workloads.api.registry import load, names
+from workloads.api.registry import load, names, unknown_reason
 from workloads.api.trial import run_trial
 
 USAGE_ERROR = 2  # as argparse exits
@@ -70,7 +70,7 @@ def format_measurement(measurement: Measurement) -> str:
 def _parse_parameters(workload: str, pairs: Sequence[str]) -> dict[str, Scalar]:
     """Return the parameters with values of the annotated types. Raises ValueError if they are invalid."""
     if workload not in names():
-        raise ValueError(f"unknown workload {workload!r}. {suggest(workload, names())}")
+        raise ValueError(f"{workload}: {unknown_reason(workload)}")
     parameters_class = load(workload).Parameters
     if load(workload).Settings is not None:
         raise ValueError(f"{workload} needs settings: run it with python -m sweeper workload={workload}")

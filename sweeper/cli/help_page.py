@@ -19,7 +19,7 @@ from sweeper.config.resolution import CONF
 from sweeper.config.schema import Config
 from sweeper.config.validation import Key, attribute_docs, build, keys_of, literal_values
 from workloads.api import registry
-from workloads.api.errors import UserInputError, suggest
+from workloads.api.errors import UserInputError
 from workloads.api.host import version_of
 
 PACKAGES = ("torch", "ray", "optuna", "mlflow", "hydra-core")
@@ -102,7 +102,7 @@ def workload_rows(composed: DictConfig, files: list[ConfigFile]) -> list[tuple[s
     """
     name = composed.workload.name
     if name not in registry.names():
-        raise UserInputError(f"workload.name={name}: unknown workload. {suggest(str(name), registry.names())}")
+        raise UserInputError(f"workload.name={name}: {registry.unknown_reason(str(name))}")
     workload = registry.load(name)
     layout = attribute_docs(registry.load("parallel").Parameters) if workload.Settings else {}
     comments = {f"space.{name}": meaning for name, meaning in layout.items()}

@@ -22,7 +22,7 @@ from sweeper.config.validation import build, convert
 from sweeper.metrics.criteria import DIRECTIONS, MAX_OBJECTIVES, Criteria
 from workloads.api import registry
 from workloads.api.contract import Workload
-from workloads.api.errors import UserInputError, first_line, nearest, suggest
+from workloads.api.errors import UserInputError, first_line, nearest
 from workloads.api.metrics import METRICS
 from workloads.api.recipes import is_architecture
 
@@ -111,9 +111,9 @@ def _check_rules(config: Config) -> None:
     if config.name is not None and not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", config.name):
         allowed = "letters, digits, '.', '_' and '-', starting with a letter or digit"
         raise UserInputError(f"name={config.name}: allowed are {allowed}")
-    name, names = config.workload.name, registry.names()
-    if name not in names:
-        raise UserInputError(f"workload.name={name}: unknown workload. {suggest(name, names)}")
+    name = config.workload.name
+    if name not in registry.names():
+        raise UserInputError(f"workload.name={name}: {registry.unknown_reason(name)}")
     architecture = config.hardware.architecture
     if architecture is not None and not is_architecture(architecture):
         raise UserInputError(f"hardware.architecture={architecture}: must have the form of sm90, gfx942 or cpu")

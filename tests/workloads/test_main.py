@@ -39,8 +39,9 @@ def test_a_trial_prints_its_measurement() -> None:
     [
         (
             ["matmull"],
-            ["unknown workload 'matmull'", "Available: allreduce, attention, collectives", "Did you mean matmul?"],
+            ["matmull: unknown workload", "Available: allreduce, attention, collectives", "Did you mean matmul?"],
         ),
+        (["bandwidth"], ["bandwidth: unknown workload", "registers it in sweeper.workloads: pip install -e ."]),
         (
             ["probe", "sleeps_s=1"],
             ["no parameter 'sleeps_s'", "Available: behaviour, ", "Did you mean sleep_s?"],
@@ -49,7 +50,7 @@ def test_a_trial_prints_its_measurement() -> None:
         (["matmul", "m=4"], ["matmul: m, n and k have to be given"]),
         (["command", "run=x"], ["command needs settings", "python -m sweeper workload=command"]),
     ],
-    ids=["unknown workload", "unknown key", "missing key", "missing keys together", "a command"],
+    ids=["unknown workload", "not installed", "unknown key", "missing key", "missing keys together", "a command"],
 )
 def test_invalid_input_is_refused_in_two_lines(arguments: list[str], parts: list[str]) -> None:
     result = run_workloads(*arguments)

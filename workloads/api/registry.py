@@ -13,6 +13,7 @@ from importlib.metadata import EntryPoint, entry_points
 
 import workloads
 from workloads.api.contract import Workload
+from workloads.api.errors import suggest
 
 GROUP = "sweeper.workloads"
 
@@ -30,6 +31,13 @@ def load(name: str) -> Workload:
         workload: Workload = registered[name].load()()
         return workload
     return _built_in()[name]()
+
+
+def unknown_reason(name: str) -> str:
+    """Return what a message says of a name that no workload has."""
+    suggestion = suggest(name, names())
+    installed = f" Install the package that registers it in {GROUP}: pip install -e ."
+    return f"unknown workload. {suggestion}{'' if 'Did you mean' in suggestion else installed}"
 
 
 def find_entry_point(name: str) -> EntryPoint | None:
