@@ -46,7 +46,7 @@ def test_the_memory_estimate_is_within_5_percent_of_a_gpus_allocations(row: dict
 
 
 # Llama 3 8B with fp32 state over two H100s, 16 sequences of 8192 a step (benchmarks/results/parallel_h100.md): GiB that
-# the allocator gave out, and tokens/s of both. With two sequences cp 2 waits for the allocator: its rate does not count.
+# the allocator gave out, and tokens/s of both. With two sequences cp 2 waits for the allocator: that rate is left out.
 @pytest.mark.parametrize(
     ("degree", "micro_batch", "checkpointing", "gib", "tokens_per_s"),
     [
