@@ -6,7 +6,7 @@ import csv
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -14,7 +14,7 @@ from sweeper.preflight.clusters import build_cluster
 from workloads.api.errors import UserInputError
 from workloads.hardware.cluster import Cluster
 from workloads.hardware.precisions import PRECISIONS
-from workloads.layouts.layout import AttentionKernel, Checkpointing, Job, Layout, Sharding, State
+from workloads.layouts.layout import AttentionKernel, Checkpointing, Dispatcher, Job, Layout, Sharding, State
 from workloads.layouts.trainers import SYNONYMS, TRAINERS
 from workloads.models.families import UNSUPPORTED_FAMILIES
 from workloads.models.flops import model_flops_per_token
@@ -42,6 +42,15 @@ CHECKPOINTINGS: dict[str, Checkpointing] = {
     "full": "full",
     "partial": "full",
 }
+MODEL_NAMES = {"deepseek_v3_671b": "deepseek_v3"}
+# Keys that mean another recipe in these trainers: Transformer Engine's of MXFP8, a scale of the whole tensor in LLMQ.
+PRECISION_NAMES = {("megatron", "mxfp8"): "fp8_te_mxfp8", ("pytorch", "fp8"): "fp8_te_current"}
+# What the text says of recomputation where the key is empty, the first that it has; and what is assumed of the rest.
+RECOMPUTED = {
+    **{"selective []": "none", "some blocks": "half", "mla_up_proj": "norm_act"},
+    **{"ffn": "selective", "swiglu": "norm_act", "norm": "norm_act"},
+}
+ASSUMED_RECOMPUTED = {"torchtitan": "per_op"}  # by trainer, of others none: torchtitan's default
 SELECTIVE: dict[str, Checkpointing] = {"own": "selective", "torchtitan": "per_op"}  # what each trainer means by it
 COLUMNS = (
     *("source", "model", "gpus", "seq_len", "tp", "pp", "vpp", "cp", "ep", "dp", "sharding", "micro_batch"),
@@ -64,6 +73,7 @@ class PublishedRun:
         pair: the trainer and the device, which share one calibrated efficiency.
         step_s: of the whole step; None where the row has memory only.
         memory_gib: None where the row has none. `is_reserved` tells which of the framework's two figures it is.
+        assumed: what the row does not say and is assumed.
     """
 
     row: Mapping[str, str]
@@ -72,6 +82,7 @@ class PublishedRun:
     step_s: float | None
     memory_gib: float | None
     is_reserved: bool
+    assumed: str = ""
 
     @property
     def pair(self) -> tuple[str, str]:
@@ -114,7 +125,7 @@ def read_run(row: Mapping[str, str]) -> PublishedRun:
     """
     try:
         model = load_model(_model_name(row))
-        cluster = build_cluster(row["hardware_key"], row["cluster_key"], _integer(row, "gpus"))
+        cluster = _named_network(row, build_cluster(row["hardware_key"], row["cluster_key"], _integer(row, "gpus")))
     except (UnsupportedModel, UserInputError, KeyError) as error:
         raise UnsupportedRow(str(error)) from error
     job = _job(row, model, cluster)
@@ -123,16 +134,25 @@ def read_run(row: Mapping[str, str]) -> PublishedRun:
     if step_s is None and memory is None:
         raise UnsupportedRow("nothing was measured: no step_s, tokens/s, TFLOP/s or memory_gib")
     is_reserved = "reserved" in row["note"].lower() or "allocated" not in row["note"].lower()
-    return PublishedRun(row, job, cluster, step_s, memory, is_reserved)
+    is_assumed = not row["recompute_key"] and not any(text in row["recompute"] for text in RECOMPUTED)
+    return PublishedRun(row, job, cluster, step_s, memory, is_reserved, "recomputation" if is_assumed else "")
 
 
 def _model_name(row: Mapping[str, str]) -> str:
-    name = row["model_key"]
-    hybrid = next((family for family in UNSUPPORTED_FAMILIES if name.startswith(family)), None)
-    hybrid = "nemotron_h" if name.startswith("nemotron3") else hybrid
-    if hybrid:
-        raise UnsupportedModel(f"model {name} is not modelled: {UNSUPPORTED_FAMILIES[hybrid]}")
-    return name
+    name = row["model_key"] or row["model"].split()[0].lower()
+    family = next((family for family in UNSUPPORTED_FAMILIES if name.startswith(family)), None)
+    if family:
+        raise UnsupportedModel(f"model {name} is not modelled: {UNSUPPORTED_FAMILIES[family]}")
+    return MODEL_NAMES.get(name, name)
+
+
+def _named_network(row: Mapping[str, str], cluster: Cluster) -> Cluster:
+    """Return the cluster with the network that the text names, such as `50 Gb/s a GPU`."""
+    named = re.findall(r"(\d+) Gb/s a (GPU|node)", row.get("hardware", ""))
+    if not named:
+        return cluster
+    gb_s = min(float(bits) / (8 if place == "GPU" else 8 * cluster.topology.gpus_per_domain) for bits, place in named)
+    return replace(cluster, topology=replace(cluster.topology, network_gb_s=gb_s))
 
 
 def _job(row: Mapping[str, str], model: Model, cluster: Cluster) -> Job:
@@ -140,6 +160,7 @@ def _job(row: Mapping[str, str], model: Model, cluster: Cluster) -> Job:
     if trainer not in TRAINERS:
         raise UnsupportedRow(f"unknown framework '{trainer}'. Available: {', '.join(TRAINERS)}")
     precision = row["precision_key"]
+    precision = PRECISION_NAMES.get((TRAINERS[trainer].core, precision), precision)
     if precision not in PRECISIONS:
         raise UnsupportedRow(f"unknown precision '{precision}'. Available: {', '.join(PRECISIONS)}")
     dtype = PRECISIONS[precision].dtype
@@ -148,7 +169,7 @@ def _job(row: Mapping[str, str], model: Model, cluster: Cluster) -> Job:
     note = row["note"].lower()
     is_pure = "pure" in row["sharding_key"]
     state: State = "amp" if precision.endswith("_amp") or trainer == "llm-foundry" else "fp32"
-    state = "bf16" if "pure bf16" in row["precision"].lower() else state
+    state = "bf16" if "pure bf16" in row["precision"].lower() or trainer == "llmq" else state
     return Job(
         model=model,
         layout=_layout(row, trainer, cluster, model),
@@ -156,13 +177,20 @@ def _job(row: Mapping[str, str], model: Model, cluster: Cluster) -> Job:
         trainer=trainer,
         precision=precision,
         state=state,
-        compiled=_is_compiled(note),
+        compiled=_is_compiled(note) or trainer == "fms-fsdp",
         manual_backward=_has_manual_backward(trainer, precision, row),
         gradient_bytes=2 if is_pure else None,
         attention_kernel=_attention_kernel(row, trainer),
-        dispatcher="deepep" if "deepep" in note else "alltoall",
+        dispatcher=_dispatcher(row, trainer),
         expert_overlap="1f1b overlap" in note or "a2a overlap" in note,
     )
+
+
+def _dispatcher(row: Mapping[str, str], trainer: str) -> Dispatcher:
+    """Return how tokens go to experts: by DeepEP or HybridEP where named, and in Megatron's recipes of 2026."""
+    text = f"{row['note']} {row['source']}".lower()
+    is_recent = TRAINERS[trainer].core == "megatron" and re.search(r"2026|\b26\.\d\d", text)
+    return "deepep" if is_recent or "deepep" in text or "hybridep" in text else "alltoall"
 
 
 def _attention_kernel(row: Mapping[str, str], trainer: str) -> AttentionKernel | Literal[""]:
@@ -196,25 +224,27 @@ def _layout(row: Mapping[str, str], trainer: str, cluster: Cluster, model: Model
         raise UnsupportedRow(f"ep {degrees['ep']} does not divide {model.experts} experts")
     dp = _data_parallel(degrees, cluster.gpus)
     key = row["sharding_key"].removesuffix("_cpu_optimizer").removesuffix("_pure")
+    key = "zero1" if not key and "ZeRO-1" in row["sharding"] else key
     key = "hsdp" if "hybrid" in key or "hsdp" in key else key
     if key in ("fsdp", "fsdp2") and TRAINERS[trainer].core == "megatron":
         key = "megatron_fsdp"
     if key not in SHARDINGS:
         raise UnsupportedRow(f"unknown sharding '{row['sharding_key']}'. Available: {', '.join(SHARDINGS)}")
-    chunks = _integer(row, "vpp", 1)
+    chunks = _integer(row, "vpp", 1) if degrees["pp"] > 1 else 1
+    is_v = re.search(r"schedule (zbv|v-half|v-min)", row["note"])
     micro_batch = _integer(row, "micro_batch", 1)
     global_batch = _integer(row, "global_batch", micro_batch * dp)
     if global_batch % (micro_batch * dp):
         raise UnsupportedRow(f"global batch {global_batch} is not a multiple of micro-batch {micro_batch} x dp {dp}")
     shard = _shard_ranks(row, dp, cluster) if key == "hsdp" else dp
     note, recompute = row["note"].lower(), row["recompute"].lower()
-    checkpointing, layers = _checkpointing(row, trainer)
+    checkpointing, layers = _checkpointing(row, trainer, model.layers)
     is_async = "asynctp" in note or "async tp" in note or "tp overlap" in note or trainer == "megatron-bridge"
     return Layout(
         dp_replicate=dp // shard,
         dp_shard=shard,
         stages_per_rank=chunks,
-        schedule="interleaved" if chunks > 1 else "1f1b",
+        schedule="zbv" if is_v else "interleaved" if chunks > 1 else "1f1b",
         micro_batch=micro_batch,
         global_batch=global_batch,
         sharding=SHARDINGS[key],
@@ -255,9 +285,16 @@ def _shard_ranks(row: Mapping[str, str], dp: int, cluster: Cluster) -> int:
     return shard
 
 
-def _checkpointing(row: Mapping[str, str], trainer: str) -> tuple[Checkpointing, int | None]:
+def _checkpointing(row: Mapping[str, str], trainer: str, model_layers: int) -> tuple[Checkpointing, int | None]:
     """Return what is recomputed, and in how many layers where the row gives a number."""
     key = row["recompute_key"]
+    if not key:
+        named = (meant for text, meant in RECOMPUTED.items() if text in row["recompute"])
+        key = next(named, ASSUMED_RECOMPUTED.get(trainer, "none"))
+    if key == "half":
+        return "full", model_layers // 2
+    if key == "full_some_layers" and (each := re.search(r"(\d+) layers of each stage", row["recompute"])):
+        return "full", int(each[1]) * _integer(row, "pp", 1) * _integer(row, "vpp", 1)
     match = re.fullmatch(r"(full|partial)[_ ]?(\d+)(_layers?)?", key)
     if match:
         return "full", int(match[2])

@@ -118,7 +118,10 @@ def _assumed_topology(hardware: Hardware, calibration: CalibrationFile | None) -
 
 
 def default_topology(hardware: Hardware) -> Topology:
-    """Return nodes of eight with the GPU's own links and a NIC of 400 Gb/s for each GPU."""
+    """Return the GPU's rack where it is of one, else nodes of eight with its own links and a NIC of 400 Gb/s each."""
+    racks = (topology for topology in known_topologies().values() if topology.gpus_per_domain > NODE_GPUS)
+    if rack := next((rack for rack in racks if rack.name.startswith(f"{hardware.name}_")), None):
+        return rack
     link_gb_s = hardware.link_gb_s or MAX_HOST_GB_S / 2
     switch: Wiring = "switch" if link_gb_s > MAX_HOST_GB_S else "host"
     return Topology(

@@ -102,7 +102,9 @@ def tensor_s(placed: PlacedJob, layer: int) -> float:
     """
     model = placed.model
     is_dense = not model.has_experts(layer) or model.shared_expert_intermediate_size > 0
-    collectives = 4 if is_dense else 2
+    collectives = 2 * (model.mixer(layer) != "none") + 2 * (model.has_mlp(layer) and is_dense)
+    if not collectives:
+        return 0.0
     residual = placed.tokens * placed.model.hidden_size * placed.element_bytes
     share = placed.trainer.tensor_link_share
     once = all_gather_s(placed.cluster, placed.tensor_group, residual, share)
@@ -110,7 +112,7 @@ def tensor_s(placed: PlacedJob, layer: int) -> float:
         half = all_gather_s(placed.cluster, placed.tensor_group, residual / 2, share)
         once = 0.75 * once + 0.25 * half
     if placed.layout.tp > model.kv_heads:  # Megatron divides the projections evenly, and gathers what they compute
-        queries_keys_values = placed.tokens * (model.heads + 2 * model.kv_heads) * model.head_size
+        queries_keys_values = placed.tokens * (model.heads * model.head_size + model.kv_features)
         gathered_bytes = queries_keys_values * placed.element_bytes
         once += all_gather_s(placed.cluster, placed.tensor_group, gathered_bytes, share) / collectives
     return once * collectives * (ASYNC_TENSOR_EXPOSED if placed.layout.tp_overlap == "async" else 1.0)
@@ -121,7 +123,8 @@ def context_s(placed: PlacedJob, attention_s: float, *, backward: bool) -> float
     group, model = placed.context_group, placed.model
     if group.ranks == 1:
         return 0.0
-    keys = placed.tokens * 2 * max(1, model.kv_heads / placed.layout.tp) * model.head_size * placed.element_bytes
+    features = max(1, model.kv_heads / placed.layout.tp) * (model.head_size + model.value_features)
+    keys = placed.tokens * features * placed.element_bytes
     if placed.layout.cp_method == "allgather":
         return all_gather_s(placed.cluster, group, keys * group.ranks) * (2 if backward else 1)
     ring_s = (group.ranks - 1) * send_s(placed.cluster, group.stride, keys) * (2 if backward else 1)
@@ -136,7 +139,7 @@ def expert_s(placed: PlacedJob, layer: int) -> float:
     domain = placed.cluster.topology.gpus_per_domain
     nodes = max(1, group.ranks // group.ranks_per_domain(domain))
     tokens = placed.tokens / placed.layout.tp * placed.job.expert_imbalance
-    token_bytes = model.hidden_size * 2
+    token_bytes = (model.expert_hidden_size or model.hidden_size) * 2
     copies = _copies(placed, group.ranks)
     remote = _copies(placed, nodes)
     once = all_to_all_s(placed.cluster, group, tokens * copies * token_bytes, tokens * remote * token_bytes)

@@ -123,21 +123,34 @@ def saved_elements(placed: PlacedJob, layer: int, checkpointing: str) -> float:
     residual = model.hidden_size / placed.residual_parts
     if checkpointing == "full":
         return residual
-    queries, keys = model.heads * model.head_size / tp, max(1, model.kv_heads / tp) * model.head_size
+    queries, keys, outputs = _mixer_elements(placed, layer)
     copies = model.experts_per_token if model.has_experts(layer) else 0
     width = (copies * model.expert_intermediate_size + model.shared_expert_intermediate_size) / tp
     if not copies:
-        width = model.intermediate_size / tp
+        width = model.intermediate_size / tp if model.has_mlp(layer) else 0
     gated = model.mlp_matrices == 3
     routed = 2 * copies * model.hidden_size / tp
     if checkpointing == "per_op":  # the block's input, attention, and every second product
-        return residual + 2 * queries + keys + width + routed
+        return residual + queries + outputs + keys / 2 + width + routed
     inside = (3 if gated else 2) * width  # the products of the activation, and its result
     if checkpointing in ("norm_act", "selective"):
-        return 2 * residual + 2 * queries + 2 * keys + (inside - width) + routed
+        return model.norms * residual + queries + outputs + keys + (inside - width) + routed
     # PyTorch saves what is gathered for a tensor parallel product; Megatron gathers it again (arXiv 2205.05198).
     gathered = 2 * model.hidden_size if tp > 1 and placed.trainer.core == "pytorch" else 0.0
-    return 4 * residual + 2 * queries + 2 * keys + inside + routed + gathered
+    return 2 * model.norms * residual + queries + outputs + keys + inside + routed + gathered
+
+
+def _mixer_elements(placed: PlacedJob, layer: int) -> tuple[float, float, float]:
+    """Return a token's values that a mixer's core reads, as queries and as keys with values, and that it gives."""
+    model, tp = placed.model, placed.layout.tp
+    match model.mixer(layer):
+        case "none":
+            return 0.0, 0.0, 0.0
+        case "linear":  # before and after the convolution
+            return 2 * model.linear_in / tp, 0.0, 2 * model.linear_out / tp
+    keys = max(1, model.kv_heads / tp) * (model.head_size + model.value_features)
+    latent = model.query_rank + model.kv_rank + model.rope_size
+    return model.heads * model.head_size / tp + latent, keys, model.heads * model.value_features / tp
 
 
 def is_counted(placed: PlacedJob) -> bool:
@@ -147,6 +160,8 @@ def is_counted(placed: PlacedJob) -> bool:
         is_own(job)
         and job.model.activation == "swiglu"
         and not job.model.experts
+        and not job.model.kv_rank
+        and not job.model.linear_layers
         and job.state in ("fp32", "bf16")
         and (layout.sharding == "fsdp2" or (layout.sharding == "none" and layout.dp_shard * layout.cp == 1))
         and layout.checkpointing in ("none", "selective", "full")

@@ -36,11 +36,13 @@ class Product:
 
 def block_products(placed: PlacedJob, layer: int) -> list[Product]:
     model, tp, tokens = placed.model, placed.layout.tp, placed.tokens
-    heads, kv_heads = model.heads * model.head_size, model.kv_heads * model.head_size
-    products = [
-        Product("qkv", tokens, (heads + 2 * kv_heads) / tp, model.hidden_size),
-        Product("output", tokens, model.hidden_size, heads / tp),
-    ]
+    products = []
+    for matrix in model.mixer_matrices(layer):
+        sizes = {"tokens": tokens, "inputs": matrix.inputs, "outputs": matrix.outputs}
+        sizes[matrix.divided] /= tp
+        products.append(Product(matrix.name, sizes["tokens"], sizes["outputs"], sizes["inputs"]))
+    if not model.has_mlp(layer):
+        return products
     has_experts, parts = model.has_experts(layer), model.mlp_matrices - 1
     width = model.shared_expert_intermediate_size if has_experts else model.intermediate_size
     if width or not has_experts:
@@ -50,11 +52,15 @@ def block_products(placed: PlacedJob, layer: int) -> list[Product]:
         ]
     if has_experts:  # a GPU's experts have equal shares of its tokens, times the imbalance
         products.append(Product("router", tokens / tp, model.router_outputs, model.hidden_size))
+        hidden = model.expert_hidden_size or model.hidden_size
+        if model.expert_hidden_size:
+            products.append(Product("expert_in", tokens / tp, hidden, model.hidden_size))
+            products.append(Product("expert_out", tokens / tp, model.hidden_size, hidden))
         tokens = tokens / tp * model.experts_per_token * placed.job.expert_imbalance
         local, width = model.experts / placed.layout.ep, model.expert_intermediate_size
         products += [
-            Product("up", tokens / local, width, model.hidden_size, parts * local, grouped=True),
-            Product("down", tokens / local, model.hidden_size, width, local, grouped=True),
+            Product("up", tokens / local, width, hidden, parts * local, grouped=True),
+            Product("down", tokens / local, hidden, width, local, grouped=True),
         ]
     return products
 
@@ -102,6 +108,8 @@ UNKNOWN_RATES = AttentionRates(0.45, 0.4, 900)
 
 def attention_s(placed: PlacedJob, layer: int, *, backward: bool) -> float:
     job, model = placed.job, placed.model
+    if model.mixer(layer) != "attention":
+        return _linear_mixer_s(placed, backward=backward) if model.mixer(layer) == "linear" else 0.0
     if placed.attention_kernel == "unfused":
         scores = placed.tokens * job.sequence_length * model.heads / placed.layout.tp
         traffic = scores * (SCORE_BACKWARD_BYTES if backward else SCORE_FORWARD_BYTES)
@@ -109,12 +117,24 @@ def attention_s(placed: PlacedJob, layer: int, *, backward: bool) -> float:
         return flops / sustained_flops(placed.cluster.device, "bf16") + placed.pass_s(traffic)
     length = job.document_tokens or job.sequence_length
     pairs = placed.tokens * model.attended_tokens(layer, length)
-    flops = 4 * pairs * model.heads * model.head_size / placed.layout.tp
+    flops = 2 * pairs * model.heads * (model.head_size + model.value_features) / placed.layout.tp
     rates = attention_rates(placed.cluster.device, placed.attention_kernel)
     share = rates.backward_share if backward else rates.forward_share
     rate = sustained_flops(placed.cluster.device, placed.plain_dtype) * share * length / (length + rates.half_tokens)
     rate *= min(1.0, 0.5 + model.head_size / 256)
     return flops * (ATTENTION_BACKWARD_PRODUCTS if backward else 1) / rate
+
+
+# Of a linear mixer (Mamba-2, gated delta rule), assumed: no microbenchmark of its kernels is known to us. Values that
+# its convolution, gate, norm and chunks read and write for each that its projections give and take, and the tokens of a
+# chunk, after which its state is written and read in fp32.
+LINEAR_PASSES, LINEAR_CHUNK = 6, 128
+
+
+def _linear_mixer_s(placed: PlacedJob, *, backward: bool) -> float:
+    model = placed.model
+    elements = LINEAR_PASSES * (model.linear_in + model.linear_out) + 2 * 2 * model.linear_state / LINEAR_CHUNK
+    return placed.pass_s(placed.element_bytes * placed.tokens * elements / placed.layout.tp) * (2 if backward else 1)
 
 
 @cache
@@ -160,7 +180,7 @@ class Seconds:
 def _activation_elements(placed: PlacedJob, layer: int, *, backward: bool) -> float:
     """Return how many values of a token the MLP's activation reads and writes."""
     model = placed.model
-    width = model.intermediate_size
+    width = model.intermediate_size if model.has_mlp(layer) else 0
     if model.has_experts(layer):
         width = model.experts_per_token * model.expert_intermediate_size + model.shared_expert_intermediate_size
     passes = (6, 3) if model.mlp_matrices == 3 else (3, 2)  # backward, forward
@@ -179,7 +199,7 @@ def _attention_over_ranks_elements(placed: PlacedJob, *, backward: bool) -> floa
     model, layout = placed.model, placed.layout
     if layout.cp == 1 or not is_own(placed.job) or layout.cp_method != "allgather":
         return 0.0
-    queries, keys_values = model.heads * model.head_size / layout.tp, 2 * model.kv_heads * model.head_size / layout.tp
+    queries, keys_values = model.heads * model.head_size / layout.tp, model.kv_features / layout.tp
     if backward:
         return 13 * queries + (12 * layout.cp + 7) * keys_values
     return 7 * queries + (2 + 2 * layout.cp) * keys_values
@@ -197,9 +217,10 @@ def pass_s(placed: PlacedJob, layer: int, *, backward: bool) -> float:
     rank before and by expert after it, both ways. DeepEP brings a token to a rank once for all of its experts there.
     """
     model, tp, ranks = placed.model, placed.layout.tp, placed.layout.ep
-    residual = (16 if backward else 10) * model.hidden_size / placed.residual_parts
+    residual = (8 if backward else 5) * model.norms * model.hidden_size / placed.residual_parts
     activation = _activation_elements(placed, layer, backward=backward)
-    rotary = 2 * (model.heads + model.kv_heads) * model.head_size / tp if model.positions == "rope" else 0.0
+    is_rotated = model.positions == "rope" and model.mixer(layer) == "attention"
+    rotary = 2 * (model.heads + model.kv_heads) * model.head_size / tp if is_rotated else 0.0
     fused = placed.trainer.fused or placed.job.compiled
     elements = placed.tokens * (residual + activation + rotary) * (1 if fused else EAGER_FACTOR)
     elements += placed.tokens * _attention_over_ranks_elements(placed, backward=backward)
@@ -264,10 +285,10 @@ def recomputed(placed: PlacedJob, layer: int, once: Seconds) -> Seconds:
         case "per_op":
             products = {product.name: product for product in block_products(placed, layer)}
             model, flops = placed.model, {name: product.flops for name, product in products.items()}
-            key = flops["qkv"] * model.kv_heads / (model.heads + 2 * model.kv_heads)
-            up = flops["up"] / max(1, model.mlp_matrices - 1)
+            key = flops.get("qkv", 0) * model.kv_heads / (model.heads + 2 * model.kv_heads)
+            up = flops.get("up", 0) / max(1, model.mlp_matrices - 1)
             total = sum(product.flops for product in products.values())
-            share = (key + flops["output"] + up) / total
+            share = (key + flops.get("output", 0) + up) / total
             casts = sum(cast_s(placed, product, backward=False) for product in products.values())
             return Seconds(once.products * share, 0.0, once.other - casts * (1 - share))
         case "selective":
@@ -295,4 +316,8 @@ def head_s(placed: PlacedJob) -> float:
     logits = placed.tokens * model.vocabulary / tp
     is_eager = is_own(placed.job) and tp > 1
     loss_bytes = EAGER_LOSS_BYTES if is_eager else placed.trainer.loss_bytes
-    return 3 * product_s(placed, head, placed.plain_dtype) + placed.pass_s(logits * loss_bytes)
+    once_s = 3 * product_s(placed, head, placed.plain_dtype) + placed.pass_s(logits * loss_bytes)
+    if not model.prediction_layers:
+        return once_s
+    joined = Product("joined", placed.tokens / tp, model.hidden_size, 2 * model.hidden_size)  # with the next embedding
+    return once_s + model.prediction_layers * (once_s + 3 * product_s(placed, joined, placed.plain_dtype))

@@ -54,6 +54,7 @@ def _rank_layers(
     ranks = [[layer for chunk in chunks[rank::pp] for layer in chunk] for rank in range(pp)]
     if is_folded:
         ranks = [[*chunks[rank], *chunks[-1 - rank]] for rank in range(pp)]
+    ranks[0 if is_folded else -1] += [model.layers - 1] * model.prediction_layers  # beside the head
     samples = model.layer_kinds
     counts = (Counter(model.layer_kind(layer) for layer in layers) for layers in ranks)
     return tuple(tuple(RankLayers(samples[kind], number) for kind, number in rank.items()) for rank in counts)

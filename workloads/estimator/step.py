@@ -175,12 +175,15 @@ def _block_time(placed: PlacedJob, layer: int, efficiency: float, with_data_para
             reduce = communication.sharded_s(placed, weights, placed.gradient_bytes)
             reduce += 0.0 if trainer.averages_copies_once else communication.average_s(placed, weights)
             data = exposed(gather, forward.total) + exposed(gather + reduce, backward.total)
+    context = 0.0
+    if placed.model.mixer(layer) == "attention":
+        context = communication.context_s(placed, forward.attention, backward=False) * (1 + is_repeated)
+        context += communication.context_s(placed, backward.attention, backward=True)
     return BlockTime(
         forward,
         backward,
         tensor=communication.tensor_s(placed, layer) * (2 + placed.repeated_collectives_share),
-        context=communication.context_s(placed, forward.attention, backward=False) * (1 + is_repeated)
-        + communication.context_s(placed, backward.attention, backward=True),
+        context=context,
         expert=communication.expert_s(placed, layer) * (2 + is_repeated),
         data=data,
         copies=copies,

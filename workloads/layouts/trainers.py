@@ -177,6 +177,26 @@ _ROWS = (
         attention="flash2",
         fused=False,
     ),
+    # Runs what FSDP1 shards, in compiled blocks (foundation-model-stack/fms-fsdp).
+    FSDP.variant(
+        "fms-fsdp",
+        runs={"sharding": ("none", "fsdp1")},
+        search={"sharding": ("fsdp1",)},
+        without=("pp", "tp", "cp"),
+        attention="flash2",
+        compiles=True,
+    ),
+    # C++ and CUDA (IST-DASLab/llmq): fused kernels, gradients in bf16, the loss in pieces. `selective` stands for
+    # --recompute-ffn, `norm_act` for --recompute-swiglu and --recompute-norm.
+    FSDP.variant(
+        "llmq",
+        runs={"sharding": ("none", "zero1", "zero2"), "checkpointing": ("none", "norm_act", "selective", "full")},
+        search={"sharding": ("zero1",), "checkpointing": ("none", "full"), "reshard_after_forward": (True,)},
+        without=("pp", "tp", "cp"),
+        gradient_bytes=2,
+        loss_bytes=10,
+        chunked_loss=True,
+    ),
     FSDP.variant("prime-rl", without=("pp", "tp"), attention="flash2", fused=False, compiles=True),
 )
 TRAINERS = {row.name: row for row in _ROWS}

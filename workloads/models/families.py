@@ -23,6 +23,14 @@ def _all_but_every_nth(config: Config, layer: int) -> bool:
     return (layer + 1) % config["sliding_window_pattern"] != 0
 
 
+def _all_but_every_fourth(config: Config, layer: int) -> bool:
+    return (layer + 1) % config["full_attention_interval"] != 0
+
+
+def _no_layer(config: Config, layer: int) -> bool:
+    return False
+
+
 def _from_max_window_layers(config: Config, layer: int) -> bool:
     return layer >= config["max_window_layers"]
 
@@ -58,6 +66,14 @@ EXPERTS: Names = {
 }
 WIDE_EXPERTS: Names = EXPERTS | {"expert_intermediate_size": ("intermediate_size",)}
 WINDOW: Names = {"window": ("sliding_window",)}
+LATENT: Names = {
+    "kv_rank": ("kv_lora_rank",),
+    "query_rank": ("q_lora_rank",),
+    "rope_size": ("qk_rope_head_dim",),
+    "value_size": ("v_head_dim",),
+    "prediction_layers": ("num_nextn_predict_layers", "num_mtp_layers"),
+}
+LINEAR: Names = {name: (name,) for name in ("linear_in", "linear_out", "linear_state", "linear_vectors")}
 
 
 @dataclass(frozen=True)
@@ -73,6 +89,8 @@ class Family:
         shared_expert_gate: a matrix with one output weighs the shared expert.
         window: which layers have a window; None where none has, then a file may not have one.
         chunked: windows are chunks.
+        linear: which layers are linear, where the file has no layer_types; None where none can be.
+        split_blocks: a block is a mixer or an MLP alone, as its `layer_types` say.
         expansion: of the hidden size in the MLP, where the file does not have its size.
         names: of sizes, in addition to `NAMES` or instead.
         defaults: values of keys that files may lack.
@@ -92,6 +110,9 @@ class Family:
     shared_expert_gate: bool = False
     window: Callable[[Config, int], bool] | None = None
     chunked: bool = False
+    linear: Callable[[Config, int], bool] | None = None
+    split_blocks: bool = False
+    attention_gate: bool = False
     expansion: int = 0
     names: Names = field(default_factory=dict)
     defaults: Config = field(default_factory=dict)
@@ -99,7 +120,7 @@ class Family:
 
     @property
     def size_names(self) -> dict[str, tuple[str, ...]]:
-        return {**NAMES, **(WINDOW if self.window else {}), **self.names}
+        return {**NAMES, **(WINDOW if self.window else {}), **(LINEAR if self.linear else {}), **self.names}
 
     @property
     def flags(self) -> set[str]:
@@ -135,6 +156,44 @@ def _mpt(config: Config) -> dict[str, Any]:
     return {"num_key_value_heads": attention.get("kv_n_heads") or usual}
 
 
+def _latent(config: Config) -> dict[str, Any]:
+    return {
+        "head_dim": config["qk_nope_head_dim"] + config["qk_rope_head_dim"],
+        "num_key_value_heads": config["num_attention_heads"],
+    }
+
+
+def _delta_rule(config: Config) -> dict[str, Any]:
+    """Return the sizes of a gated delta rule: queries, keys, values and a gate, and two scalars of each head."""
+    heads, value_size = config["linear_num_value_heads"], config["linear_value_head_dim"]
+    keys, values = config["linear_num_key_heads"] * config["linear_key_head_dim"], heads * value_size
+    return {
+        "linear_in": 2 * keys + 2 * values + 2 * heads,
+        "linear_out": values,
+        "linear_state": heads * config["linear_key_head_dim"] * value_size,
+        "linear_vectors": (2 * keys + values) * config["linear_conv_kernel_dim"] + 2 * heads + value_size,
+    }
+
+
+BLOCK_LETTERS = {"M": "linear_attention", "E": "moe", "*": "full_attention", "-": "mlp"}
+
+
+def _nemotron_h(config: Config) -> dict[str, Any]:
+    """Return the kinds of Nemotron-H's blocks, and the sizes of Mamba-2: a gate, inputs, B, C and steps."""
+    pattern = config["hybrid_override_pattern"]
+    kinds = config["layers_block_type"] or [BLOCK_LETTERS.get(letter, letter) for letter in pattern or ""]
+    heads, size = config["mamba_num_heads"], config["mamba_num_heads"] * config["mamba_head_dim"]
+    convolved = size + 2 * config["n_groups"] * config["ssm_state_size"]
+    return {
+        "layer_types": kinds,
+        "num_hidden_layers": len(kinds),
+        "linear_in": size + convolved + heads,
+        "linear_out": size,
+        "linear_state": size * config["ssm_state_size"],
+        "linear_vectors": convolved * (config["conv_kernel"] + config["use_conv_bias"]) + 3 * heads + size,
+    }
+
+
 TIED: dict[str, Any] = {"tie_word_embeddings": True}
 GPT: dict[str, Any] = {"activation": "gelu", "norm_vectors": 2}
 BIASED: dict[str, Any] = dict.fromkeys(("qkv_bias", "output_bias", "mlp_bias"), True)
@@ -143,6 +202,11 @@ GEMMA: dict[str, Any] = {"activation": "gelu_gated"}
 UPPER_WINDOWS: dict[str, Any] = {"use_sliding_window": False, "sliding_window": 4096, "max_window_layers": 28}
 QWEN2: dict[str, Any] = {"qkv_bias": True, "output_bias": False, "window": _from_max_window_layers}
 SPARSE_STEP: dict[str, Any] = {"decoder_sparse_step": 1, "mlp_only_layers": None}
+LATENT_SIZES: dict[str, Any] = {
+    **{"kv_lora_rank": 512, "q_lora_rank": 1536, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128},
+    **{"first_k_dense_replace": 0, "moe_layer_freq": 1, "n_shared_experts": 1, "mlp_layer_types": None},
+}
+LATENT_FAMILY: dict[str, Any] = {"qkv_bias": False, "names": EXPERTS | LATENT, "adapt": _latent}
 NO_ROPE: dict[str, Any] = {"no_rope_layers": None, "no_rope_layer_interval": 4}
 FALCON: dict[str, Any] = {
     "num_kv_heads": None,
@@ -200,6 +264,44 @@ FAMILIES: dict[str, Family] = {
     ),
     "deepseek": Family(
         names=EXPERTS, defaults={"first_k_dense_replace": 0, "moe_layer_freq": 1, "n_shared_experts": 0}
+    ),
+    # Keys and values are compressed (multi-head latent attention). Routing groups change which experts a token goes to,
+    # not how many.
+    "deepseek_v2": Family(**LATENT_FAMILY, defaults=LATENT_SIZES | {"n_shared_experts": 2}),
+    "deepseek_v3": Family(**LATENT_FAMILY, defaults=LATENT_SIZES | {"first_k_dense_replace": 3}),
+    "glm4_moe_lite": Family(
+        **LATENT_FAMILY,
+        defaults=LATENT_SIZES
+        | {"q_lora_rank": 768, "qk_nope_head_dim": 192, "v_head_dim": 256, "first_k_dense_replace": 1},
+    ),
+    "qwen3_next": Family(
+        qk_norm="head",
+        shared_expert_gate=True,
+        attention_gate=True,
+        linear=_all_but_every_fourth,
+        names={**EXPERTS, "shared_expert_intermediate_size": ("shared_expert_intermediate_size",)},
+        defaults=SPARSE_STEP
+        | {"num_key_value_heads": 2, "head_dim": 256, "linear_conv_kernel_dim": 4, "full_attention_interval": 4}
+        | {"linear_key_head_dim": 128, "linear_value_head_dim": 128}
+        | {"linear_num_key_heads": 16, "linear_num_value_heads": 32},
+        adapt=_delta_rule,
+    ),
+    "nemotron_h": Family(
+        activation="squared_relu",
+        positions="none",
+        norms=1,
+        linear=_no_layer,
+        split_blocks=True,
+        names={
+            **EXPERTS,
+            "shared_expert_intermediate_size": ("moe_shared_expert_intermediate_size",),
+            "expert_hidden_size": ("moe_latent_size",),
+            "prediction_layers": ("num_nextn_predict_layers",),
+        },
+        defaults={"num_key_value_heads": 8, "head_dim": 128, "hybrid_override_pattern": None, "layers_block_type": None}
+        | {"mamba_num_heads": 128, "mamba_head_dim": 64, "n_groups": 8, "ssm_state_size": 128, "conv_kernel": 4}
+        | {"use_conv_bias": True, "n_shared_experts": 1},
+        adapt=_nemotron_h,
     ),
     "phi3": Family(**UNBIASED, window=_every_layer),
     "olmo": Family(norm_vectors=0),
@@ -300,18 +402,18 @@ FAMILIES: dict[str, Family] = {
         },
     ),
 }
+FAMILIES["kimi_k2"] = FAMILIES["deepseek_v3"]
 # Families that wrap a text part, and the family of that part where the file does not say.
 TEXT_PARTS = {"mistral3": "mistral", "gemma3": "gemma3_text", "qwen2_5_vl": "qwen2_5_vl_text", "llama4": "llama4_text"}
-LATENT = "keys and values are compressed (multi-head latent attention)"
 UNSUPPORTED_FAMILIES = {
-    "qwen3_next": "three of four layers are linear attention",
     **dict.fromkeys(("qwen3_5", "qwen3_5_moe"), "most layers are linear attention"),
     **dict.fromkeys(("mamba", "jamba", "falcon_mamba"), "layers are Mamba"),
-    **dict.fromkeys(("mamba2", "nemotron_h", "bamba", "falcon_h1", "granitemoehybrid", "zamba2"), "layers are Mamba-2"),
+    **dict.fromkeys(("mamba2", "bamba", "falcon_h1", "granitemoehybrid", "zamba2"), "layers are Mamba-2"),
     **dict.fromkeys(("kimi_linear", "minimax", "olmo_hybrid"), "layers are linear attention"),
     "recurrent_gemma": "layers are recurrent",
     "gemma3n": "layers have embeddings of their own",
-    **dict.fromkeys(("deepseek_v2", "deepseek_v3", "deepseek_v32", "glm4_moe_lite", "glm_moe_dsa", "kimi_k2"), LATENT),
+    **dict.fromkeys(("deepseek_v32", "glm_moe_dsa"), "attention selects tokens by an index"),
+    "deepseek_v4": "attention is to compressed tokens",
 }
 # A key with one of these words in its name may change shapes, unless it is one of those below.
 SHAPE_WORDS = re.compile(

@@ -39,12 +39,17 @@ def model_flops_per_token(model: Model, sequence_length: float) -> float:
     For a dense model L(6D(2D + 2K + 3F) + 6SD) + 6DV with L the layers, D the hidden size, K kv heads x head size, F
     the intermediate size, S the sequence length and V the vocabulary. A linear layer costs six FLOPs per weight (Kaplan
     et al. 2020, table 1). Attention costs twelve per pair of token and earlier token and unit of the hidden size; it is
-    causal, so half of the pairs are never computed and do not count. Routers count. Sequences that are packed with
-    documents have their `attended_length`.
+    causal, so half of the pairs are never computed and do not count. Routers count; multi-token prediction does not.
+    Sequences that are packed with documents have their `attended_length`.
     """
     total = 6.0 * model.active_parameters
     for layer in range(model.layers):
-        total += 12 * model.attended_tokens(layer, sequence_length) * model.heads * model.head_size
+        match model.mixer(layer):
+            case "attention":
+                attended = model.attended_tokens(layer, sequence_length)
+                total += 6 * attended * model.heads * (model.head_size + model.value_features)
+            case "linear":  # an element of the state is updated and read, two FLOPs each
+                total += 12 * model.linear_state
     return total
 
 

@@ -91,8 +91,9 @@ def read_hugging_face(config: Config) -> Model:
         norm_vectors=family.norm_vectors,
         other_vectors=_other_vectors(family, config, sizes, output_bias),
         shared_expert_gate=family.shared_expert_gate,
+        attention_gate=family.attention_gate,
         remark=remark,
-        **(sizes | _windows(name, config, sizes)),
+        **(sizes | _windows(name, config, sizes) | _linear_layers(family, config, sizes["layers"])),
     )
 
 
@@ -174,11 +175,13 @@ def _require(family: Family, sizes: Mapping[str, int], names: Iterable[str]) -> 
 
 def _experts(family: Family, config: Config, sizes: dict[str, Any]) -> dict[str, Any]:
     """Return the sizes of experts and the layers without them; the dense size is 0 where every layer has experts."""
-    dense = tuple(layer for layer in range(sizes["layers"]) if not _has_experts(config, layer))
+    dense = tuple(layer for layer in range(sizes["layers"]) if not _has_experts(family, config, layer))
     if "experts" not in sizes or len(dense) == sizes["layers"]:
         _require(family, sizes, ("intermediate_size",))
         return {name: 0 for name in sizes if "expert" in name}
-    needed = [name for name in family.size_names if "expert" in name]
+    if family.split_blocks:
+        dense = tuple(layer for layer in dense if config["layer_types"][layer] == "mlp")
+    needed = [name for name in family.size_names if "expert" in name and name != "expert_hidden_size"]
     _require(family, sizes, needed + ["intermediate_size"] * bool(dense))
     if not 1 <= sizes["experts_per_token"] <= sizes["experts"]:
         raise UnsupportedModel(
@@ -192,7 +195,11 @@ def _experts(family: Family, config: Config, sizes: dict[str, Any]) -> dict[str,
     }
 
 
-def _has_experts(config: Config, layer: int) -> bool:
+def _has_experts(family: Family, config: Config, layer: int) -> bool:
+    if family.split_blocks:
+        return bool(config["layer_types"][layer] == "moe")
+    if config.get("mlp_layer_types"):
+        return bool(config["mlp_layer_types"][layer] == "sparse")
     if config.get("moe_layers") is not None:
         return layer in config["moe_layers"]
     step = config.get("decoder_sparse_step") or config.get("interleave_moe_layer_step") or 1
@@ -208,7 +215,8 @@ def _windows(name: str, config: Config, sizes: Mapping[str, Any]) -> dict[str, A
     if not isinstance(kinds, list) or len(kinds) not in (0, layers):
         raise UnsupportedModel(f"layer_types is {kinds!r:.60}: must be a list with the kind of each of {layers} layers")
     windowed = "chunked_attention" if family.chunked else "sliding_attention"
-    known = {"full_attention", windowed} if family.window else {"full_attention"}
+    known = {"full_attention"} | ({windowed} if family.window else set())
+    known |= ({"linear_attention"} if family.linear else set()) | ({"moe", "mlp"} if family.split_blocks else set())
     if other := {str(kind) for kind in kinds} - known:
         raise UnsupportedModel(f"layer_types: layers of kind {', '.join(sorted(other))} are not modelled in {name}")
     rotary = config.get("no_rope_layers")
@@ -224,12 +232,29 @@ def _windows(name: str, config: Config, sizes: Mapping[str, Any]) -> dict[str, A
     return {"full_layers": full_layers, "chunked_window": family.chunked}
 
 
+def _linear_layers(family: Family, config: Config, layers: int) -> dict[str, Any]:
+    """Return the linear layers, and where blocks are a mixer or an MLP alone the latter."""
+    if family.linear is None:
+        return {}
+    kinds = config.get("layer_types") or []
+    is_linear = [kind == "linear_attention" for kind in kinds]
+    is_linear = is_linear or [family.linear(config, layer) for layer in range(layers)]
+    return {
+        "linear_layers": tuple(layer for layer in range(layers) if is_linear[layer]),
+        "split_blocks": family.split_blocks,
+        "mlp_only_layers": tuple(layer for layer, kind in enumerate(kinds) if kind in ("moe", "mlp")),
+    }
+
+
 def _other_vectors(family: Family, config: Config, sizes: Mapping[str, Any], output_bias: bool) -> int:
     """Return the elements of a block's norms of queries and keys, of biases without a field, and of sinks."""
     heads, hidden_size = sizes["heads"], sizes["hidden_size"]
     total = hidden_size * output_bias + heads * family.sinks
     if family.qk_norm and config.get("use_qk_norm", True):
         total += sizes["head_size"] * (2 if family.qk_norm == "head" else heads + sizes["kv_heads"])
+    if "kv_rank" in family.names:  # norms of the latent features, and biases of their projections
+        latent = sizes["query_rank"] + sizes["kv_rank"]
+        total += latent + bool(config.get("attention_bias")) * (latent + sizes["rope_size"])
     if family.expert_bias:  # of the gate, the up and the down projection of each, and of the router
         total += sizes["experts"] * (2 * sizes["expert_intermediate_size"] + hidden_size + 1)
     return total

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 # The models of the table that this project's workloads train.
 ModelName = Literal["llama_tiny", "llama3_1b", "llama3_8b", "llama3_70b", "qwen2_5_7b", "qwen2_5_14b"]
@@ -15,7 +15,17 @@ Activation = Literal["swiglu", "gelu", "gelu_gated", "squared_relu"]
 Positions = Literal["rope", "learned", "alibi", "none"]
 LayerName = Literal["qkv", "output", "gate_up", "down", "lm_head"]
 PassName = Literal["forward", "input_gradient", "weight_gradient"]
-LayerKind = tuple[bool, bool]  # has experts, attends to the whole sequence
+Mixer = Literal["attention", "linear", "none"]
+LayerKind = tuple[bool, bool, Mixer, bool]  # has experts, attends to the whole sequence, mixer, has an MLP
+
+
+class Matrix(NamedTuple):
+    """A linear layer of a mixer, and what tensor parallelism divides of its product: a side, or the tokens."""
+
+    name: str
+    inputs: int
+    outputs: int
+    divided: Literal["inputs", "outputs", "tokens"]
 
 
 @dataclass(frozen=True)
@@ -44,18 +54,40 @@ class Model:
     window: int = 0
     full_layers: tuple[int, ...] = ()
     chunked_window: bool = False
+    # Multi-head latent attention (arXiv 2405.04434); 0 without. kv_rank, query_rank: features of the latent keys and
+    # values, and of latent queries (0 where these are projected at once). rope_size: features of a head's key that all
+    # heads share. value_size: features of a head's value, 0 for as many as the key has.
+    kv_rank: int = 0
+    query_rank: int = 0
+    rope_size: int = 0
+    value_size: int = 0
+    attention_gate: bool = False  # a projection as wide as the queries' weighs the output of attention
+    # linear_layers: blocks whose mixer has a state in place of scores: Mamba-2, or a gated delta rule. linear_in,
+    # linear_out: features that its two projections give and take. linear_state: elements of the state of all heads
+    linear_layers: tuple[int, ...] = ()
+    linear_in: int = 0
+    linear_out: int = 0
+    linear_state: int = 0
+    split_blocks: bool = False  # a block is a mixer alone, or an MLP alone if it is one of `mlp_only_layers`
+    mlp_only_layers: tuple[int, ...] = ()
+    prediction_layers: int = 0  # blocks of multi-token prediction, each followed by the head; not among `layers`
     # experts, experts_per_token: routed experts of a block and how many of them a token goes through; 0 if dense
     experts: int = 0
     experts_per_token: int = 0
     expert_intermediate_size: int = 0  # features inside one routed expert
     shared_expert_intermediate_size: int = 0  # features inside the shared expert; 0 without one
+    expert_hidden_size: int = (
+        0  # features that routed experts read and give, between two projections; 0 for hidden_size
+    )
     shared_expert_gate: bool = False  # a matrix with one output weighs the shared expert
     dense_layers: tuple[int, ...] = ()  # blocks that have a dense MLP although the others have experts
     # Vectors, which cost next to nothing. norms, norm_vectors: norms of a block, and the vectors of one, a scale and a
-    # bias. other_vectors: a block's elements beyond: norms of queries and keys, other biases, attention sinks.
+    # bias. other_vectors: elements of a block with attention beyond: norms of queries and keys, other biases, sinks.
+    # linear_vectors: those of a linear layer: convolution, decay, norm.
     norms: int = field(default=2, compare=False)
     norm_vectors: int = field(default=1, compare=False)
     other_vectors: int = field(default=0, compare=False)
+    linear_vectors: int = field(default=0, compare=False)
     remark: str = field(default="", compare=False)  # what of a file is not in the model
     # rope_theta, norm_eps: base of the rotary frequencies and epsilon of the RMS norms, for this project's trainer
     rope_theta: float = field(default=500_000.0, compare=False)
@@ -80,8 +112,16 @@ class Model:
     def mlp_matrices(self) -> int:
         return 3 if self.activation in ("swiglu", "gelu_gated") else 2
 
+    def mixer(self, layer: int) -> Mixer:
+        if layer in self.mlp_only_layers:
+            return "none"
+        return "linear" if layer in self.linear_layers else "attention"
+
+    def has_mlp(self, layer: int) -> bool:
+        return not self.split_blocks or layer in self.mlp_only_layers
+
     def has_experts(self, layer: int) -> bool:
-        return self.experts > 0 and layer not in self.dense_layers
+        return self.experts > 0 and layer not in self.dense_layers and self.has_mlp(layer)
 
     def attends_to_all(self, layer: int) -> bool:
         return not self.window or layer in self.full_layers
@@ -97,7 +137,7 @@ class Model:
         return window - window * window / (2 * sequence_length)
 
     def layer_kind(self, layer: int) -> LayerKind:
-        return self.has_experts(layer), self.attends_to_all(layer)
+        return self.has_experts(layer), self.attends_to_all(layer), self.mixer(layer), self.has_mlp(layer)
 
     @cached_property
     def layer_kinds(self) -> dict[LayerKind, int]:
@@ -117,33 +157,71 @@ class Model:
     # Weights are those of matrices and norms, without biases, which estimates leave out. Parameters have all.
 
     @property
-    def attention_weights(self) -> int:
-        return self.hidden_size * self.head_size * 2 * (self.heads + self.kv_heads)
+    def value_features(self) -> int:
+        """Return the features of a head's value."""
+        return self.value_size or self.head_size
+
+    @property
+    def kv_features(self) -> int:
+        """Return the features of the keys and values of all heads."""
+        return self.kv_heads * (self.head_size + self.value_features)
+
+    def mixer_matrices(self, layer: int) -> tuple[Matrix, ...]:
+        """Return the linear layers of a block's attention or of what it has instead."""
+        hidden, queries, values = self.hidden_size, self.heads * self.head_size, self.heads * self.value_features
+        match self.mixer(layer):
+            case "none":
+                return ()
+            case "linear":
+                given = Matrix("linear_in", hidden, self.linear_in, "outputs")
+                return given, Matrix("linear_out", self.linear_out, hidden, "inputs")
+        output = Matrix("output", values, hidden, "inputs")
+        if not self.kv_rank:
+            gate = queries if self.attention_gate else 0
+            return Matrix("qkv", hidden, queries + self.kv_features + gate, "outputs"), output
+        down = (Matrix("query_down", hidden, self.query_rank, "tokens"),) if self.query_rank else ()
+        return (
+            *down,
+            Matrix("query", self.query_rank or hidden, queries, "outputs"),
+            Matrix("kv_down", hidden, self.kv_rank + self.rope_size, "tokens"),
+            Matrix("kv", self.kv_rank, self.kv_features - self.kv_heads * self.rope_size, "outputs"),
+            output,
+        )
+
+    def mixer_weights(self, layer: int) -> int:
+        return sum(matrix.inputs * matrix.outputs for matrix in self.mixer_matrices(layer))
 
     def mlp_weights(self, intermediate_size: int) -> int:
         return self.mlp_matrices * self.hidden_size * intermediate_size
 
     def active_mlp_weights(self, layer: int) -> int:
         """Return the weights of a block's MLP, or of the router and the experts that a token goes through."""
-        routed = self.experts_per_token * self.mlp_weights(self.expert_intermediate_size)
+        routed = self.experts_per_token * self.weights_of_an_expert
         return self.shared_mlp_weights(layer) + (routed if self.has_experts(layer) else 0)
 
     def shared_mlp_weights(self, layer: int) -> int:
         """Return the weights of a block's MLP that every token goes through."""
+        if not self.has_mlp(layer):
+            return 0
         if not self.has_experts(layer):
             return self.mlp_weights(self.intermediate_size)
-        return self.mlp_weights(self.shared_expert_intermediate_size) + self.hidden_size * self.router_outputs
+        around = 2 * self.hidden_size * self.expert_hidden_size
+        return self.mlp_weights(self.shared_expert_intermediate_size) + self.hidden_size * self.router_outputs + around
+
+    @property
+    def weights_of_an_expert(self) -> int:
+        return self.mlp_matrices * (self.expert_hidden_size or self.hidden_size) * self.expert_intermediate_size
 
     @property
     def router_outputs(self) -> int:
         return self.experts + self.shared_expert_gate
 
     def expert_weights(self, layer: int) -> int:
-        return self.experts * self.mlp_weights(self.expert_intermediate_size) if self.has_experts(layer) else 0
+        return self.experts * self.weights_of_an_expert if self.has_experts(layer) else 0
 
     def shared_weights(self, layer: int) -> int:
         """Return the weights of a block that are not those of routed experts."""
-        return self.attention_weights + self.shared_mlp_weights(layer) + self.norms * self.norm_weights
+        return self.mixer_weights(layer) + self.shared_mlp_weights(layer) + self.norms * self.norm_weights
 
     @property
     def norm_weights(self) -> int:
@@ -160,9 +238,10 @@ class Model:
 
     def block_parameters(self, layer: int) -> int:
         qkv = self.linear("qkv")[1] if self.qkv_bias else 0
-        has_bias = self.mlp_bias and not self.has_experts(layer)
+        has_bias = self.mlp_bias and not self.has_experts(layer) and self.has_mlp(layer)
         mlp = self.linear("gate_up")[1] + self.hidden_size if has_bias else 0
-        return self.shared_weights(layer) + self.expert_weights(layer) + qkv + mlp + self.other_vectors
+        mixer = {"attention": qkv + self.other_vectors, "linear": self.linear_vectors, "none": 0}[self.mixer(layer)]
+        return self.shared_weights(layer) + self.expert_weights(layer) + mlp + mixer
 
     @property
     def embedding_and_head_parameters(self) -> int:
@@ -177,7 +256,7 @@ class Model:
     @property
     def active_parameters(self) -> int:
         """Return the number of parameters that a token multiplies with: not those of embeddings, which it looks up."""
-        blocks = (self.attention_weights + self.active_mlp_weights(layer) for layer in range(self.layers))
+        blocks = (self.mixer_weights(layer) + self.active_mlp_weights(layer) for layer in range(self.layers))
         return sum(blocks) + self.head_weights
 
 

@@ -100,11 +100,11 @@ def test_no_part_is_negative(model: str, tp: int, pp: int, cp: int, dp: int, sha
     assert result.mfu is not None and 0 < result.mfu < 0.9
 
 
-@pytest.mark.parametrize("name", ["llama3_8b", "qwen3_30b_a3b"])
+@pytest.mark.parametrize("name", ["llama3_8b", "qwen3_30b_a3b", "deepseek_v3", "nemotron_3_nano_30b_a3b"])
 def test_products_have_two_flops_for_each_active_weight_and_token(name: str) -> None:
     work = setting(job(name, expert_imbalance=1.0))
     flops = sum(product.flops for product in block_products(work, 0))
-    assert flops == 2 * work.tokens * (work.model.attention_weights + work.model.active_mlp_weights(0))
+    assert flops == 2 * work.tokens * (work.model.mixer_weights(0) + work.model.active_mlp_weights(0))
 
 
 def test_tensor_parallelism_divides_products() -> None:

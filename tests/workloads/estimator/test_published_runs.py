@@ -95,8 +95,8 @@ def _row(**changes: str) -> dict[str, str]:
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"model_key": "qwen3_next_80b_a3b"}, "linear attention"),
-        ({"model_key": "nemotron3_nano_30b"}, "Mamba-2"),
+        ({"model_key": "kimi_linear_48b_a3b"}, "linear attention"),
+        ({"model_key": "bamba_9b"}, "Mamba-2"),
         ({"model_key": "llama9"}, "unknown model"),
         ({"framework": "mytrainer"}, "unknown framework"),
         ({"hardware_key": "h1000"}, "unknown hardware"),
