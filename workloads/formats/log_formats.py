@@ -155,7 +155,7 @@ FORMATS = (
             ("hfu", 0.01, ("HFU",)),
             ("loss", 1.0, ("lm_loss",)),
         ),
-        (re.compile(rf"(?:^|\||.*(?=samples/sec))\s*(?P<name>[^|]+?)\s*:\s*(?P<value>{VALUE})"),),
+        (*_BARS, re.compile(rf"(?P<name>samples/sec): (?P<value>{VALUE})")),  # behind a date, without a bar
     ),
     LogFormat(
         "NeMo Automodel",

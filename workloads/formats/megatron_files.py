@@ -61,6 +61,8 @@ _YAML_ARGUMENT = re.compile(r"^[ \t]*--[\w-]+:(?:[ \t]|$)", re.MULTILINE)
 # An expansion that stands for several arguments rather than for the value of one.
 _SEVERAL = re.compile(r"\[[@*]\]|\$[@*]|ARG|OPT|EXTRA|FLAG", re.IGNORECASE)
 NO_VALUE = "the script gives it no value, or only under a condition: write the value into the file"
+_POSITIONAL = re.compile(r"\$\{?[1-9]")
+OF_ARGUMENTS = "the script takes arguments: begin it with `set -- ` and those of your run"
 
 # Megatron-Bridge's recipe with overrides: what NeMo trains large models with since NeMo 2.
 BRIDGE_SCRIPT = "megatron_bridge.sh"
@@ -180,7 +182,9 @@ def read_script(text: str, gpus: int | None = None, model: Model | None = None) 
     values, left = _list_arguments(words)
     if not values:
         raise UserInputError("the script has arguments of Megatron-LM only under conditions that a run decides")
-    settings = _read_switches({name: [parse_value(text) for text in texts] for name, texts in values.items()})
+    reason = OF_ARGUMENTS if _POSITIONAL.search(text) and "set -- " not in text else NO_VALUE
+    parsed = {name: [parse_value(word, reason) for word in texts] for name, texts in values.items()}
+    settings = _read_switches(parsed)
     launched = _read_gpus(launch)
     if gpus and launched not in (None, gpus):
         notes.append(f"the script starts {launched} ranks: gpus={gpus} is given")
@@ -274,14 +278,14 @@ def _read_gpus(words: Sequence[str]) -> int | None:
     return math.prod(numbers.values()) if len(numbers) == 2 else None
 
 
-def parse_value(text: str) -> Any:
+def parse_value(text: str, no_value: str = NO_VALUE) -> Any:
     """Return a value of Python's as Megatron-LM prints it: a truth value, a number, a list, None, or the text."""
     if text in ("True", "False", "true", "false"):
         return text.lower() == "true"
     if text in ("None", "null", ""):
         return None
     if find_unset(text) is not None:
-        return Unset(show_unset(text), NO_VALUE)
+        return Unset(show_unset(text), no_value)
     if re.fullmatch(r"-?\d{1,18}", text):
         return int(text)
     if re.fullmatch(r"\['?\w.*\]", text):

@@ -22,7 +22,7 @@ _OPERATOR = re.compile(r";;&?|&&|\|\||<<<|[;&|\n()<>]")
 _HEREDOC = re.compile(r"<<-?\s*(['\"]?)(\w+)\1")
 _REDIRECTION = re.compile(r"\d*(?:&?>>?&?|<&?)")
 _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(\+?)=")
-_SIMPLE = re.compile(r"\$(\w+|[@*#?$!-])")
+_SIMPLE = re.compile(r"\$([A-Za-z_]\w*|\d|[@*#?$!-])")
 _BRACED = re.compile(r"(\w+|[@*])(?:\[([@*]|\w+)\])?(?:(:?[-=+?])(.*))?", re.DOTALL)
 _ARITHMETIC: Mapping[type, Callable[[Any, Any], Any]] = {
     ast.Add: operator.add,
@@ -44,6 +44,20 @@ Fields = list[tuple[str, bool]]  # the pieces of a word, and whether each is quo
 
 
 @dataclass
+class _Block:
+    """A compound command around others: a condition, a loop, braces or a subshell."""
+
+    is_executed: bool | None  # its current part; None where that is not known
+    is_done: bool | None = None  # whether an earlier part of a condition was executed
+    # of the list that it is in, as they were before it
+    guard: bool | None = True
+    result: bool | None = True
+    is_negated: bool = False
+    is_bracket: bool = False
+    outer: dict[str, list[str]] | None = None  # the variables around a subshell
+
+
+@dataclass
 class Script:
     """A script that is read command by command."""
 
@@ -56,10 +70,10 @@ class Script:
     _is_function: bool = False  # the braces that follow are the body of a function
     _is_negated: bool = False  # by `!`
     _names_variable: bool = False  # what follows is the variable of a loop
-    # of each condition or loop around a command, whether its part is executed; None where that is not known
-    _parts: list[bool | None] = field(default_factory=list)
-    _done: list[bool | None] = field(default_factory=list)  # of each, whether an earlier part was executed
-    _tested: list[bool | None] = field(default_factory=list)  # the results of the commands since the last `if`
+    _is_declaring: bool = False  # the words are names, options and assignments of `export` or `declare`
+    _is_closed: bool = False  # a block ends the command
+    _blocks: list[_Block] = field(default_factory=list)
+    _hidden: dict[str, list[str] | None] = field(default_factory=dict)  # values that the command's assignments replace
 
     def read(self) -> list[list[str]]:
         """Return the words of every command. Raises UserInputError if a quote or a bracket is not closed."""
@@ -79,19 +93,31 @@ class Script:
             elif match := _HEREDOC.match(self.text, self._position):
                 end = re.compile(rf"^\t*{match[2]}[ \t]*$", re.MULTILINE).search(self.text, match.end())
                 self._position = match.end() if end is None else end.end()
-            elif self._skip(_REDIRECTION) and not self._text_at("("):
+            elif self._text_at("<(") or self._text_at(">("):
+                start, self._position = self._position, _find_end(self.text, self._position + 1, "()")
+                words.append(f"{UNSET}{self.text[start : self._position]}{END}")
+            elif self._skip(_REDIRECTION):
                 self._skip(_SPACE)
                 self._read_word()
             elif match := _OPERATOR.match(self.text, self._position):
                 self._position = match.end()
-                self._end_command(words, match[0])
+                if match[0] == "(":
+                    self._open_bracket(words)
+                else:
+                    self._end_command(words, match[0])
+                    if match[0] == ")" and self._blocks and self._blocks[-1].is_bracket:
+                        self._close()
                 words = []
             elif not words and (match := _ASSIGNMENT.match(self.text, self._position)):
                 self._position = match.end()
+                self._hidden.setdefault(match[1], self.variables.get(match[1]))
                 self._assign(match[1], self._read_value(), is_added=bool(match[2]))
             else:
+                if not words and not self._is_declaring:
+                    self._restore()
                 words += self._split(self._read_word())
-                if words and words[0] in _DECLARING:
+                if self._is_declaring or (words[:1] and words[0] in _DECLARING):
+                    self._is_declaring = True
                     words = []
                 elif words and words[0] in _OPENING | _CLOSING | _BETWEEN and len(words) == 1:
                     self._enter(words[0])
@@ -105,17 +131,22 @@ class Script:
 
     def _end_command(self, words: list[str], end: str) -> None:
         """Keep a command that is executed, as far as is known, and note on what the next one depends."""
+        is_command = bool(words or self._hidden or self._is_declaring)
+        if end == "\n" and not is_command and not self._is_closed:
+            return  # a list goes on
         for name in words[:1] if self._names_variable else words[1:] if words[:1] and words[0] in _CHANGING else ():
             self._forget(name.partition("=")[0].rstrip("+-*/%"))
         self._names_variable = False
-        if words and words[0] not in _PRINTING and False not in (*self._parts, self._guard):
+        if words[:2] == ["set", "--"] or words[:1] == ["shift"]:
+            self._set_arguments(words[2:] if words[0] == "set" else [])
+        if words and words[0] not in _PRINTING and False not in self._conditions:
             self.commands.append(words)
-        if self._guard is not False:  # a list has the result of its last command that is executed
+        if self._guard is not False and is_command:  # a list has the result of its last command executed
             self._result = None if self._guard is None else _test(words)
             if self._is_negated and self._result is not None:
                 self._result = not self._result
-        self._is_negated = False
-        self._tested += [self._result] if words else []
+        self._is_negated = self._is_declaring = self._is_closed = False
+        self._hidden = {}
         self._guard = True
         if end in ("&&", "||"):
             self._guard = self._result if self._result is None or end == "&&" else not self._result
@@ -123,26 +154,60 @@ class Script:
             (end == "(" and len(words) == 1) or words[:1] == ["function"] or (self._is_function and end in ")\n")
         )
 
+    @property
+    def _conditions(self) -> tuple[bool | None, ...]:
+        return (*(block.is_executed for block in self._blocks), self._guard)
+
+    def _restore(self) -> None:
+        """Give variables their values back that were assigned for a command alone, such as `A=1 command`."""
+        for name, values in self._hidden.items():
+            if values is None:
+                self.variables.pop(name, None)
+            else:
+                self.variables[name] = values
+        self._hidden = {}
+
+    def _open(self, is_executed: bool | None, **values: Any) -> None:
+        block = _Block(is_executed, guard=self._guard, result=self._result, is_negated=self._is_negated, **values)
+        self._blocks.append(block)
+        self._guard, self._is_negated = True, False
+
+    def _open_bracket(self, words: list[str]) -> None:
+        """Begin a subshell, or what stands in brackets behind a word: nothing, as in `f()`, or a test's expression."""
+        is_executed = None if self._is_function and not words else self._guard
+        if words:
+            self._end_command(words, "(")
+        self._open(is_executed, is_bracket=True, outer=None if words else dict(self.variables))
+
+    def _close(self) -> None:
+        block = self._blocks.pop()
+        self.variables = self.variables if block.outer is None else block.outer
+        if block.guard is not True:
+            self._result = None if block.guard is None else block.result
+        elif block.is_negated and self._result is not None:
+            self._result = not self._result
+        self._guard, self._is_closed = block.guard, True
+
     def _enter(self, word: str) -> None:
         """Note which part of a condition or a loop follows a word of the shell."""
         if word in _OPENING:
-            self._parts.append(None if word != "{" or self._is_function else True)
-            self._done.append(None if word != "if" else False)
-            self._tested = []
+            is_known = word == "{" and not self._is_function
+            self._open(self._guard if is_known else None, is_done=False if word == "if" else None)
             self._names_variable = word in ("for", "select")
         elif word == "!":
             self._is_negated = True
-        elif word in _CLOSING and self._parts:
-            self._parts.pop()
-            self._done.pop()
-        elif word in ("then", "else") and self._parts:
-            done = self._done[-1]
-            now = (self._tested[0] if len(self._tested) == 1 else None) if word == "then" else True
+        elif not self._blocks:
+            return
+        elif word in _CLOSING:
+            self._close()
+            self._result = self._result if word == "}" else None
+        elif word in ("then", "else"):
+            block = self._blocks[-1]
+            done = block.is_done
+            now = self._result if word == "then" else True
             now = False if done else now if done is False or now is False else None
-            self._parts[-1] = now
-            self._done[-1] = True if done or now else None if None in (done, now) else False
-        elif word == "elif":
-            self._tested = []
+            block.is_executed = now
+            block.is_done = True if done or now else None if None in (done, now) else False
 
     def _text_at(self, text: str) -> bool:
         return self.text.startswith(text, self._position)
@@ -156,7 +221,7 @@ class Script:
         return match is not None
 
     def _assign(self, name: str, values: list[str], *, is_added: bool) -> None:
-        old, conditions = self.variables.get(name, []), (*self._parts, self._guard)
+        old, conditions = self.variables.get(name, []), self._conditions
         is_array = self.text[self._position - 1] == ")"
         if False in conditions:
             return
@@ -168,6 +233,12 @@ class Script:
             self.variables[name] = values
         else:
             self.variables[name] = old + values if is_array else [old[0] + "".join(values), *old[1:]]
+
+    def _set_arguments(self, words: list[str]) -> None:
+        """Set `$1` and those that follow, where it is known that a command does."""
+        self.variables = {name: values for name, values in self.variables.items() if not name.isdigit()}
+        if all(self._conditions):
+            self.variables |= {str(number): [word] for number, word in enumerate(words, 1)}
 
     def _forget(self, name: str) -> None:
         """Let a variable have no value that is known before a run."""

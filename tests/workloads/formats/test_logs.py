@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import time
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -135,3 +137,13 @@ def test_any_lines_are_read_without_an_error(lines: list[str]) -> None:
     reader = LogReader()
     numbers = [(step.start, step.number) for step in map(reader.feed, lines) if step]
     assert numbers == sorted(set(numbers))
+
+
+def test_a_long_line_takes_time_in_proportion() -> None:
+    """A pattern that searches a line from each of its characters needs minutes for this one."""
+    log = Path("tests/samples/logs/gpt_neox.log").read_text()
+    line = next(line for line in log.splitlines() if "samples/sec: 16.000 | iteration" in line)
+    start = time.process_time()
+    _, (step,) = read(f"{'word ' * 2000}{line} {'samples/sec: ' * 2000}")
+    assert time.process_time() - start < 5
+    assert (step.number, step.metrics["step_time_s"]) == (10, 4.0)

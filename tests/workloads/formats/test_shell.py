@@ -28,6 +28,16 @@ SCRIPTS = {
     "show $A $C $D 2>&1",
     "negation": "A=b\nB=1\nif ! [ $A = b ]; then B=2; fi\nif ! [ $A = c ]; then C=3; fi\nshow $B $C",
     "brackets in a test": 'A=b\nif [[ ( "$A" == b ) ]]; then B=1; fi\nshow x',
+    "subshells": "A=1\n(A=2; B=3)\n[ 1 = 2 ] && (A=4; A=5)\nC=$( (A=6) )\nshow $A ${B:-none}",
+    "a condition in a subshell": "A=1\nif (A=2; [ 1 = 2 ]); then A=3; fi\nshow $A",
+    "a subshell with a case": "A=1\n(case x in x) A=2 ;; esac; A=3)\nshow $A",
+    "functions that are subshells": "A=1\nf() (A=2)\nf\nshow $A",
+    "assignments for a command alone": "A=1 B=2\nA=3 true\nB=4 C=5 show $A $B ${C:-none}",
+    "declarations with options": "declare -a A=(1 2)\nexport -n B=3\nexport C=4 A D=5\nshow ${A[@]} $B $C $D",
+    "lists with braces": "[ 1 = 2 ] && { A=1; B=2; } || C=3\n{ D=4; } && E=5\nshow ${A:-none} ${B:-none} $C $D $E",
+    "conditions of several commands": "A=1\nif [ $A = 2 ] && [ -d x ]; then A=3; fi\nif [ $A = 1 ] ||\n  [ -d x ];\n"
+    "then B=2; fi\n[ $A = 2 ] &&\n  A=4\nshow $A $B",
+    "arguments": "set -- 7B 2 '4 5' 6 7 8 9 10 11 12\nA=$2\nshow $1 $A \"$3\" ${10} $10 ${11:-x}",
     "lines that go on": "show --tp \\\n  2 \\\n  --pp 4 | cat",
 }
 
@@ -68,6 +78,12 @@ def test_words_are_those_of_bash(name: str) -> None:
         ("A=1\nread -r A < file\nshow $A", "$A"),
         ("A=1\nunset A\nshow $A", "$A"),
         ("case $1 in\n7B) A=2;;\nesac\nshow $A", "$A"),
+        ("A=1\n(cd x) || A=2\nshow $A", "$A"),
+        ("A=1\n[ -d x ] && { B=2; A=2; }\nshow $A", "$A"),
+        ("A=1\nif [ -d x ]; then B=1; fi && A=2\nshow $A", "$A"),
+        ("show <(nproc)", "<(nproc)"),
+        ("set -- 1 2\nshift\nshow $1", "$1"),
+        ("if [ -d x ]; then set -- 1; fi\nshow $1", "$1"),
     ],
 )
 def test_a_value_that_only_a_run_has_is_open(text: str, written: str) -> None:

@@ -175,6 +175,10 @@ def test_a_model_that_torchtitan_cannot_name_is_taken_and_noted(tmp_path: Path) 
             SCRIPT.replace("parallel-size 2 --pipe", "parallel-size $TP --pipe"),
             "tensor_model_parallel_size=.TP: the scri",
         ),
+        (
+            "TP=$2\nrun --tensor-model-parallel-size $TP",
+            "tensor_model_parallel_size=.2: the script takes arguments: begin it with `set -- ` and those",
+        ),
         (YAML.replace("size: 64", "size: ${BATCH}"), "global_batch_size=.{BATCH}: the script gives it no value"),
         (
             YAML.replace("e2m1", "e2m1\n  --fp4-recipe: mxfp4"),
@@ -201,6 +205,12 @@ def test_the_last_of_several_commands_is_read_and_others_are_noted(tmp_path: Pat
     first, second = problem.reading.notes
     assert first == "source other.sh: another file, which is not read"
     assert second == "2 commands train: the last one is read"
+
+
+def test_the_arguments_of_a_script_are_those_that_it_begins_with(tmp_path: Path) -> None:
+    script = 'if [ "$1" = 8B ]; then LAYERS=32; else LAYERS=80; fi\nrun --num-layers $LAYERS --micro-batch-size ${2}'
+    problem = build(tmp_path, f"set -- 8B 4\n{script}")
+    assert problem.reading is not None and problem.reading.sizes["layers"] == 32 and problem.given["micro_batch"] == 4
 
 
 def test_an_eager_trainer_is_planned_eager() -> None:
