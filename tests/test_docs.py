@@ -6,10 +6,12 @@ import ast
 import re
 import subprocess
 import sys
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import yaml
 
 from sweeper.config.catalogue import catalogue, list_figures
 from sweeper.config.resolution import CONF
@@ -210,6 +212,12 @@ def test_the_links_of_a_page_lead_to_files(page: str) -> None:
     folder = (REPOSITORY / page).parent
     links = re.findall(r"\]\(([^)#:]+)\)", (REPOSITORY / page).read_text())
     assert not [link for link in links if not (folder / link).exists()]
+
+
+def test_the_citation_has_the_version_of_the_package() -> None:
+    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
+    citation = yaml.safe_load((REPOSITORY / "CITATION.cff").read_text())
+    assert (citation["version"], citation["license"]) == (project["version"], project["license"])
 
 
 def test_the_readme_is_short() -> None:
