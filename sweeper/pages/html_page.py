@@ -12,6 +12,7 @@ from typing import Any
 from sweeper.pages.chart_style import without_markup
 
 STYLE, SCRIPT = (Path(__file__).with_name(name).read_text() for name in ("page.css", "page.js"))
+MAX_WITHOUT_CONTENTS = 3  # sections of a page without contents
 LONG_TEXT = 12  # characters; shorter ones are not broken into lines
 # As page.css has the colours of a light page; page.js replaces them on a dark one.
 AXIS = {"gridcolor": "#e3e5e8", "zerolinecolor": "#e3e5e8", "linecolor": "#e3e5e8", "automargin": True}
@@ -40,15 +41,19 @@ class Chart:
 
 
 def build_page(title: str, tables: Sequence[Table], charts: Sequence[Chart], overview: str = "") -> str:
-    """Return the HTML of the report, with the overview as its first paragraph."""
+    """Return the HTML of the report: a paragraph for each line of the overview, the contents, and the sections."""
     sections = [_build_table(table) for table in tables]
     sections += [_build_chart(chart, include_plotly=not n) for n, chart in enumerate(charts)]
-    paragraph = f"<p class='overview'>{escape(overview)}</p>" if overview else ""
+    paragraphs = "".join(f"<p class='overview'>{escape(line)}</p>" for line in overview.splitlines())
+    titles = [*(table.title for table in tables), *(chart.title for chart in charts)]
+    links = " · ".join(f"<a href='#s{n}'>{escape(title)}</a>" for n, title in enumerate(titles))
+    contents = f"<nav>{links}</nav>" if len(titles) > MAX_WITHOUT_CONTENTS else ""
+    body = "".join(section.replace("<section", f"<section id='s{n}'", 1) for n, section in enumerate(sections))
     return (
         "<!doctype html><html lang='en'><head><meta charset='utf-8'>"
         "<meta name='viewport' content='width=device-width, initial-scale=1'>"
         f"<title>{escape(title)}</title><style>{STYLE}</style></head><body><h1>{escape(title)}</h1>"
-        f"{paragraph}{''.join(sections)}<script>{SCRIPT}</script></body></html>"
+        f"{paragraphs}{contents}{body}<script>{SCRIPT}</script></body></html>"
     )
 
 

@@ -8,7 +8,7 @@ run shows: the verdict allows for that too (`sweeper/results/runs.py`).
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -82,10 +82,10 @@ def find_pairs(first: pd.DataFrame, second: pd.DataFrame) -> list[Pair]:
     metric = find_speed_metric(first) if len(first) else None
     if metric is None or not len(second) or f"metric.{metric}" not in second:
         return []
-    speeds = {_key(row): float(row[f"metric.{metric}"]) for row in second.to_dict("records")}
+    speeds = {point_key(row): float(row[f"metric.{metric}"]) for row in second.to_dict("records")}
     pairs = []
     for row in first.to_dict("records"):
-        before, after = float(row[f"metric.{metric}"]), speeds.get(_key(row), math.nan)
+        before, after = float(row[f"metric.{metric}"]), speeds.get(point_key(row), math.nan)
         if before > 0 and after > 0:
             pairs.append(Pair(dict(_params(row)), before, after))
     return sorted(pairs, key=lambda pair: -abs(math.log(pair.ratio)))
@@ -109,7 +109,16 @@ def describe_pairs(pairs: list[Pair]) -> list[str]:
     return lines
 
 
-def _key(row: Mapping[Any, Any]) -> tuple[Any, ...]:
+def select_common_points(sides: Sequence[pd.DataFrame]) -> list[pd.DataFrame]:
+    """Return the complete trials of each side whose points both sides measured."""
+    complete = [select_complete(side) for side in sides]
+    keys = [[point_key(row) for row in side.to_dict("records")] for side in complete]
+    common = set(keys[0]).intersection(*keys[1:])
+    return [side[[key in common for key in own]] for side, own in zip(complete, keys, strict=True)]
+
+
+def point_key(row: Mapping[Any, Any]) -> tuple[Any, ...]:
+    """Return what is equal for trials of equal work, parameters and devices."""
     return tuple(sorted(read_work(row).items())), row.get("tag.device"), row.get("param.sweep.gpus"), _params(row)
 
 

@@ -2,7 +2,17 @@
 
 from __future__ import annotations
 
-from sweeper.results.comparison import compare_values, describe_basis, describe_pairs, find_pairs, judge
+import json
+
+from sweeper.preflight.work import SEARCHED
+from sweeper.results.comparison import (
+    compare_values,
+    describe_basis,
+    describe_pairs,
+    find_pairs,
+    judge,
+    select_common_points,
+)
 from sweeper.results.mlflow_results import Stored
 from sweeper.results.ranking import BestResult, describe_differences, find_best_results, label_works
 from sweeper.results.runs import Comparison, Gate, find_worst
@@ -26,6 +36,8 @@ def find_latest_sweep(stored: Stored, baseline: str) -> str:
 def compare_sweeps(stored: Stored, first: str, second: str, gate: Gate) -> tuple[list[str], Comparison | None]:
     """Return a line for each kind of work of two sweeps, per device; and the comparison with the worst verdict, if any.
 
+    The best of two spaces answer different questions: sweeps of spaces that differ compare at the points of both.
+
     Raises:
         UserInputError: a name is not one of a sweep.
     """
@@ -33,11 +45,16 @@ def compare_sweeps(stored: Stored, first: str, second: str, gate: Gate) -> tuple
     for name in (first, second):
         if name not in names:
             raise UserInputError(f"{name}: unknown sweep. {suggest(name, names)}")
-    first_results, second_results = (
-        find_best_results(stored.trials[stored.trials["tag.sweep"] == name]) for name in (first, second)
-    )
-    labels = label_works([result.work for result in (*first_results, *second_results)])
+    sides = [stored.trials[stored.trials["tag.sweep"] == name] for name in (first, second)]
     lines: list[str] = []
+    if differences := _describe_spaces(stored, first, second):
+        sides = select_common_points(sides)
+        remedy = "compared at the points that both measured" if len(sides[0]) else "no point was measured by both"
+        lines.append(f"the spaces differ ({differences}): {remedy}")
+        if not len(sides[0]):
+            return lines, None
+    first_results, second_results = map(find_best_results, sides)
+    labels = label_works([result.work for result in (*first_results, *second_results)])
     comparisons: list[Comparison] = []
     for result, work_label in zip(first_results, labels, strict=False):  # those of the second sweep follow
         label, metric = f"{work_label} {result.speed_metric}", result.speed_metric
@@ -57,6 +74,17 @@ def compare_sweeps(stored: Stored, first: str, second: str, gate: Gate) -> tuple
             lines.append(f"{label}: {comparison}, from {describe_basis(result, other)}")
             comparisons.append(judge(before, after, gate))
     return lines or [f"{first} has no complete trial"], find_worst(comparisons)
+
+
+def _describe_spaces(stored: Stored, first: str, second: str) -> str:
+    """Return how the spaces of two sweeps differ in parameters that are part of the work; empty if they do not."""
+    trials = stored.trials[stored.trials["tag.sweep"].isin([first, second])]
+    works = trials.get("tag.work", trials["run"][:0]).dropna().unique()
+    searched = dict.fromkeys(name for work in works for name, value in json.loads(work).items() if value == SEARCHED)
+    rows = (stored.sweeps[stored.sweeps["run"] == name].iloc[-1].dropna() for name in (first, second))
+    # Version 0.3 kept the space in the sweep's parameters.
+    spaces = [{name: str(row.get(f"tag.space.{name}", row.get(f"param.{name}"))) for name in searched} for row in rows]
+    return "; ".join(describe_differences(*spaces))
 
 
 def compare_points(stored: Stored, first: str, second: str) -> list[str]:

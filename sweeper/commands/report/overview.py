@@ -1,4 +1,4 @@
-"""The report's first paragraph: what was measured, what won or is on the front, how sure, and what it means to run it.
+"""The report's first paragraphs: what was measured; what won or is on the front, how sure, and what it means to run it.
 
 No word of a fastest trial of several objectives, which need not be the one to take.
 """
@@ -23,7 +23,10 @@ from workloads.api.metrics import get_metric
 
 
 def describe(stored: Stored, fronts: Sequence[SweepFront] = ()) -> str:
-    """Return the paragraph, on the front or with one objective the best result of the latest sweep that has one."""
+    """Return the paragraphs, one a line: for each workload the front or best result of its latest sweep that has one.
+
+    Results of different workloads have no common winner. Those of a single workload follow in the first paragraph.
+    """
     parts = []
     if len(stored.sweeps):
         names, devices = (
@@ -37,15 +40,23 @@ def describe(stored: Stored, fronts: Sequence[SweepFront] = ()) -> str:
     if len(stored.imported):
         parts.append(f"{count(len(stored.imported), 'result')} of other tools were imported, which are not ranked")
     sentences = [f"{'; '.join(parts)}."]
-    studies = list(stored.sweeps.sort_values("start")["tag.sweeper.study"]) if len(stored.sweeps) else []
+    sweeps = stored.sweeps.sort_values("start").to_dict("records") if len(stored.sweeps) else []
+    studies = [sweep["tag.sweeper.study"] for sweep in sweeps]
+    workloads = {sweep["tag.sweeper.study"]: sweep.get("tag.workload") for sweep in sweeps}
     found: dict[str, BestResult | SweepFront] = {r.trial["tag.sweeper.study"]: r for r in stored.best_results}
     found |= {front.study: front for front in fronts}
-    headline = found[max(found, key=studies.index)] if found else None
-    if isinstance(headline, BestResult):
-        sentences += [_describe_winner(headline, stored), _describe_use(headline)]
-    elif headline:
-        sentences.append(_describe_front(headline))
-    return " ".join(filter(None, sentences))
+    latest: dict[Any, str] = {}
+    for study in sorted(found, key=studies.index):
+        latest[workloads[study]] = _describe_headline(found[study], stored)
+    if len(latest) > 1:
+        return "\n".join([*sentences, *(f"{workload}: {headline}" for workload, headline in latest.items())])
+    return " ".join([*sentences, *latest.values()])
+
+
+def _describe_headline(found: BestResult | SweepFront, stored: Stored) -> str:
+    if not isinstance(found, BestResult):
+        return _describe_front(found)
+    return " ".join(filter(None, [_describe_winner(found, stored), _describe_use(found)]))
 
 
 def _describe_winner(result: BestResult, stored: Stored) -> str:

@@ -56,7 +56,7 @@ PUBLISHED_NOTE = (
 
 
 def build_tables(stored: Stored, prices: Prices | None, fronts: Iterable[Table] = ()) -> list[Table]:
-    """Return the tables that have rows: sweeps, fronts, best results, failures, and published and imported results."""
+    """Return the tables that have rows: fronts, best results, sweeps, failures, and published and imported results."""
     models = {result.work["model"] for result in stored.best_results if "model" in result.work}
     selected = [dict(zip(imported.HEADING, row, strict=True)) for row in imported.list_rows(stored.imported)]
     contradictions = [
@@ -64,10 +64,10 @@ def build_tables(stored: Stored, prices: Prices | None, fronts: Iterable[Table] 
         for row in imported.list_contradictions(stored.imported)
     ]
     tables = [
-        _build_sweeps_table(stored),
         *fronts,
         _build_best_results_table(stored.best_results, stored.trials, prices),
         _build_parameters_table(stored.best_results),
+        _build_sweeps_table(stored),
         build_failures_table(stored.trials),
         _build_table("Published results", _list_published(models), PUBLISHED_NOTE, unranked=True),
         _build_table(IMPORTED, selected, imported.NOTE, unranked=True),

@@ -35,6 +35,21 @@ def test_the_report_opens_with_what_was_measured_what_won_and_what_it_means() ->
     assert "the fastest is the only configuration with 1,000" in alone and "ahead" not in alone
 
 
+def test_each_workload_has_a_sentence_of_its_own_and_none_is_the_fastest_of_all() -> None:
+    parts = [build_stored(complete_trials({"H200": [speed]}, tp=[1])) for speed in (1000.0, 2000.0)]
+    sweeps, trials = (
+        pd.concat([table.assign(**{"tag.sweeper.study": n}) for n, table in enumerate(tables)], ignore_index=True)
+        for tables in ([part.sweeps for part in parts], [part.trials for part in parts])
+    )
+    sweeps["tag.workload"], trials["tag.work"] = ["parallel", "matmul"], ['{"workload": "a"}', '{"workload": "b"}']
+    first, *sentences = overview.describe(Stored(sweeps, trials)).splitlines()
+    assert first == "2 sweeps of parallel and matmul on H200 tried 2 trials (2 complete)."
+    assert [sentence.partition(", ")[0].partition(" (")[0] for sentence in sentences] == [
+        "parallel: On H200 the fastest is the only configuration with 1,000 tokens/s",
+        "matmul: On H200 the fastest is the only configuration with 2,000 tokens/s",
+    ]
+
+
 def test_the_lead_of_a_winner_of_the_finals_is_that_of_the_finals() -> None:
     finals = {"final.speed": "tokens_per_s", "final.trial": "0", "final.value": 990.0, "final.rounds": 5.0}
     trials = complete_trials({"H200": [1000.0, 1100.0, 900.0]}, tp=[1, 2, 4])
