@@ -23,9 +23,10 @@ def main() -> None:
 def run(words: list[str]) -> None:
     """Run the command with these words and exit."""
     from sweeper.cli.command import SUBCOMMANDS
-    from sweeper.cli.exits import exit_with, interpreter, open_streams
+    from sweeper.cli.exits import exit_with, interpreter, name_user, open_streams
 
     open_streams()
+    name_user()
 
     if words and words[0] in SUBCOMMANDS:
         import_module(f"sweeper.commands.{words[0]}.main").main(words[1:])

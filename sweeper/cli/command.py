@@ -121,12 +121,14 @@ class StoreRequest:
 
     def open_uri(self) -> str:
         """Return the address of the store. Raises UserInputError if nothing answers there: MLflow tries for minutes."""
-        from sweeper.tracking.mlflow_store import check_uri, default_uri
+        from sweeper.tracking.mlflow_store import check_uri, default_uri, name_ignored_store
 
-        uri = self.tracking.uri or default_uri(Path(self.dir))
-        if not uri.startswith("sqlite"):
-            check_uri(uri)
-        return uri
+        if not self.tracking.uri:
+            name_ignored_store(Path(self.dir))
+            return default_uri(Path(self.dir))
+        if not self.tracking.uri.startswith("sqlite"):
+            check_uri(self.tracking.uri)
+        return self.tracking.uri
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import pwd
 import signal
 import sys
 from collections.abc import Callable
@@ -28,6 +29,15 @@ def open_streams() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
+
+
+def name_user() -> None:
+    """Give a user whom the system does not know a home and a name, as container runtimes do: libraries need both."""
+    try:
+        pwd.getpwuid(os.getuid())
+    except KeyError:
+        os.environ.setdefault("HOME", "/")
+        os.environ.setdefault("USER", str(os.getuid()))
 
 
 def exit_with(command: Callable[[], int], program: str = "sweeper") -> NoReturn:

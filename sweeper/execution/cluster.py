@@ -24,7 +24,7 @@ from sweeper.config.hardware import Node, Target
 from sweeper.config.schema import Hardware
 from sweeper.execution import code_probe, head, ray_internals
 from sweeper.execution.node_description import build_node, count_gpus, describe_local_node
-from sweeper.execution.ray_environment import find_address, name_address
+from sweeper.execution.ray_environment import find_address, name_address, provide_token
 from sweeper.execution.shipping import PARTS, SweepCode, build_runtime_env
 from sweeper.preflight.devices import select_target
 from workloads.api.errors import UserInputError, suggest
@@ -245,6 +245,7 @@ def start(target: Target) -> None:
         # "local" ignores an address file that another cluster may have left behind.
         node = target.nodes[0]
         cpus = max(node.cpus, node.gpus)  # a worker takes one of each; a container may have fewer cores than GPUs
+        provide_token(os.environ)
         with ray_internals.without_unused_processes():
             init_ray(address="local", num_cpus=cpus, object_store_memory=128 * 2**20)
     except Exception as error:  # Ray raises its own exceptions, built-in ones and OSError

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import atexit
 import os
+import secrets
 import shlex
 import sys
+import tempfile
 from collections.abc import MutableMapping
+from pathlib import Path
 
 from workloads.api import gpu_setup, visible_devices
-from workloads.api.errors import UserInputError
+from workloads.api.errors import UserInputError, describe_os_error
 
 SOCKET, MAX_SOCKET_PATH = "/ray/session_2026-11-25_13-16-02_926810_1234567/sockets/plasma_store.12", 107
 
@@ -27,6 +31,32 @@ def prepare(address: str | None = None, insecure: bool = False) -> None:
         os.environ.setdefault("RAY_AUTH_MODE", "token")
     if problem := gpu_setup.find_broken_amdsmi():
         raise UserInputError(str(problem))
+
+
+def provide_token(variables: MutableMapping[str, str]) -> None:
+    """Write the token of local clusters to ~/.ray, as Ray does, or where that fails to a file of this process."""
+    if variables.get("RAY_AUTH_TOKEN") or variables.get("RAY_AUTH_TOKEN_PATH"):
+        return
+    path, token = Path.home() / ".ray" / "auth_token", secrets.token_hex(32)
+    try:
+        if path.exists():
+            if path.read_text():
+                return
+            path.unlink()  # a full disk has left it
+        path.parent.mkdir(exist_ok=True)
+        with tempfile.NamedTemporaryFile("w", dir=path.parent) as file:
+            file.write(token)
+            file.flush()
+            os.link(file.name, path)
+    except FileExistsError:  # another process was first
+        return
+    except OSError as error:
+        descriptor, variables["RAY_AUTH_TOKEN_PATH"] = tempfile.mkstemp(prefix="ray-token-")
+        atexit.register(Path(variables["RAY_AUTH_TOKEN_PATH"]).unlink, missing_ok=True)
+        os.write(descriptor, token.encode())
+        os.close(descriptor)
+        where = f"Ray's token is in {variables['RAY_AUTH_TOKEN_PATH']} until this sweep ends"
+        print(f"sweeper: HOME={Path.home()}: {describe_os_error(error)}; {where}", file=sys.stderr)
 
 
 def find_address(address: str | None) -> str | None:

@@ -23,7 +23,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from workloads.api.errors import UserInputError, describe_os_error
+from workloads.api.errors import UserInputError, describe_os_error, first_line
 from workloads.api.secrets import mask
 
 # Tags that identify a run.
@@ -71,6 +71,7 @@ PAGE_SIZE = 5000
 ANSWER_TIMEOUT_S = 15.0  # a server with eight sweeps took more than 5 s on two busy cores
 DATABASE_PORTS = {"postgresql": 5432, "mysql": 3306, "mssql": 1433}
 SQLITE_PREFIX = "sqlite:///"
+REVISION = "SELECT version_num FROM alembic_version"  # of MLflow's tables
 SQLITE_MAGIC = b"SQLite format 3\0"  # the begin of such a file
 
 
@@ -123,6 +124,8 @@ def check_uri(uri: str, option: str = "tracking.uri=") -> None:
     try:
         if scheme in DATABASE_PORTS:
             socket.create_connection((host, port or DATABASE_PORTS[scheme]), timeout=5).close()
+            if reason := _find_database_problem(uri):
+                raise UserInputError(f"{shown}: {reason}")
         else:
             _request(parts, "/health").close()
             _request(parts, "/version").close()  # unlike /health it asks for a password where the server has users
@@ -137,12 +140,14 @@ def check_uri(uri: str, option: str = "tracking.uri=") -> None:
             elif os.environ.get(TOKEN):
                 reason = f"the server refuses the token in {TOKEN}"
             raise UserInputError(f"{shown}: {reason}") from error
+        proxy = _describe_proxy(parts)
         if error.code == 404 and not _serves_api(parts):
-            raise UserInputError(f"{shown}: no MLflow server answers there (status 404)") from error
-        if error.code >= 500:
-            raise UserInputError(f"{shown}: the server answers with status {error.code}") from error
+            raise UserInputError(f"{shown}: no MLflow server answers there (status 404){proxy}") from error
+        if error.code >= 500 or (proxy and error.code in (403, 407)):
+            raise UserInputError(f"{shown}: the server answers with status {error.code}{proxy}") from error
     except (OSError, http.client.HTTPException) as error:
-        raise UserInputError(f"{shown}: nothing answers there ({getattr(error, 'reason', error)})") from error
+        reason = f"nothing answers there ({getattr(error, 'reason', error)})"
+        raise UserInputError(f"{shown}: {reason}{_describe_proxy(parts)}") from error
 
 
 def check_default_store(folder: Path) -> None:
@@ -156,9 +161,7 @@ def check_default_store(folder: Path) -> None:
         raise UserInputError(f"dir={folder}: {file.name}: {reason}; move it away, or set tracking.uri")
     if file.exists() and not os.access(file, os.W_OK):
         raise UserInputError(f"dir={folder}: {file.name}: cannot be written; set dir or tracking.uri")
-    if ignored := os.environ.get("MLFLOW_TRACKING_URI"):
-        remedy = f"results are written to {file.name}; set tracking.uri= for another store"
-        print(f"sweeper: MLFLOW_TRACKING_URI={mask(ignored)}: is not used: {remedy}", file=sys.stderr)
+    name_ignored_store(folder)
 
 
 def _find_damage(file: Path) -> str:
@@ -172,19 +175,64 @@ def _find_damage(file: Path) -> str:
         return "" if isinstance(error, FileNotFoundError) else describe_os_error(error)
     if begin not in (b"", SQLITE_MAGIC):
         return "is not a SQLite database"
-    return _find_newer_schema(file) if begin else ""
+    return _find_other_schema(file) if begin else ""
 
 
-def _find_newer_schema(file: Path) -> str:
+def _find_other_schema(file: Path) -> str:
     """Return why the installed MLflow cannot open a SQLite file; empty if it may."""
+    with (
+        contextlib.suppress(sqlite3.Error),
+        closing(sqlite3.connect(f"{file.resolve().as_uri()}?mode=ro", uri=True)) as db,
+    ):
+        for (revision,) in db.execute(REVISION):
+            return _describe_schema(revision, sqlite_uri(file))
+    return ""
+
+
+def _find_database_problem(uri: str) -> str:
+    """Return why a database refuses this user, cannot be written, or has another schema; empty if none is known."""
+    import sqlalchemy  # which takes as long as all else of a check
+
+    connection_s = {"connect_timeout": int(ANSWER_TIMEOUT_S)} if uri.startswith(("postgresql", "mysql")) else {}
+    try:
+        with sqlalchemy.create_engine(uri, connect_args=connection_s).connect() as connection:
+            if not sqlalchemy.inspect(connection).has_table("alembic_version"):
+                return ""  # MLflow makes its tables
+            revision = connection.execute(sqlalchemy.text(REVISION)).scalar()
+            connection.execute(sqlalchemy.text("UPDATE experiments SET name = name WHERE 1 = 0"))
+            connection.rollback()
+    except (sqlalchemy.exc.SQLAlchemyError, ImportError) as error:
+        return mask(first_line(getattr(error, "orig", None) or error))
+    return _describe_schema(str(revision), uri)
+
+
+def _describe_schema(revision: str, uri: str) -> str:
+    """Return why the installed MLflow cannot use a database with this revision of its tables; empty if it can."""
     found = importlib.util.find_spec("mlflow")  # which does not import it
     assert found is not None and found.origin
-    migrations, address = Path(found.origin).parent / "store/db_migrations/versions", file.resolve().as_uri()
-    with contextlib.suppress(sqlite3.Error), closing(sqlite3.connect(f"{address}?mode=ro", uri=True)) as database:
-        for (revision,) in database.execute("SELECT version_num FROM alembic_version"):
-            if not list(migrations.glob(f"{revision}_*.py")):
-                return f"was written by a newer MLflow than {importlib.metadata.version('mlflow')} ({revision})"
+    migrations = list((Path(found.origin).parent / "store/db_migrations/versions").glob("*_*.py"))
+    version = importlib.metadata.version("mlflow")
+    if revision not in {file.name.partition("_")[0] for file in migrations}:
+        return f"was written by a newer MLflow than {version} ({revision})"
+    if any(f'down_revision = "{revision}"' in file.read_text() for file in migrations):
+        upgrade = f"`mlflow db upgrade {mask(uri)}` changes it for good: copy it before"
+        return f"was written by an older MLflow than {version} ({revision}); {upgrade}"
     return ""
+
+
+def name_ignored_store(folder: Path) -> None:
+    """Print that the variable of MLflow's own client does not choose the store, if it is set."""
+    if ignored := os.environ.get("MLFLOW_TRACKING_URI"):
+        remedy = f"the store is {folder / 'mlflow.db'}; set tracking.uri= for another one"
+        print(f"sweeper: MLFLOW_TRACKING_URI={mask(ignored)}: is not used: {remedy}", file=sys.stderr)
+
+
+def _describe_proxy(parts: urllib.parse.SplitResult) -> str:
+    """Return the proxy through which Python's clients reach a server, and how to go around it; empty without one."""
+    proxy = urllib.request.getproxies().get(parts.scheme)
+    if not proxy or not parts.hostname or urllib.request.proxy_bypass(parts.hostname):
+        return ""
+    return f", through {parts.scheme}_proxy={mask(proxy)}; set no_proxy={parts.hostname} to go around it"
 
 
 def _serves_api(parts: urllib.parse.SplitResult) -> bool:

@@ -96,3 +96,21 @@ def test_the_variable_that_misleads_ray_is_named(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("RAY_TMPDIR", "/" + 90 * "t")
     with pytest.raises(UserInputError, match=r"^RAY_TMPDIR=/t+: is too long .* at most"):
         ray_environment.prepare("local")
+
+
+def test_a_local_cluster_has_a_token_wherever_the_home_directory_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    file = tmp_path / ".ray" / "auth_token"
+    ray_environment.provide_token(variables := {})
+    token = file.read_text()
+    ray_environment.provide_token(variables)
+    assert len(token) == 64 and file.read_text() == token and file.stat().st_mode & 0o777 == 0o600
+    file.write_text("")  # as a full disk leaves it
+    ray_environment.provide_token(variables)
+    assert len(file.read_text()) == 64 and not variables
+    monkeypatch.setenv("HOME", str(file))  # which cannot have a folder
+    ray_environment.provide_token(variables)
+    assert len(Path(variables["RAY_AUTH_TOKEN_PATH"]).read_text()) == 64
+    assert "HOME=" in (printed := capsys.readouterr().err) and variables["RAY_AUTH_TOKEN_PATH"] in printed

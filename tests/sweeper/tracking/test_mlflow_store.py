@@ -162,18 +162,35 @@ def test_a_file_that_is_no_database_is_refused_before_a_sweep_starts(tmp_path: P
         mlflow_store.check_default_store(tmp_path)
 
 
-def test_a_store_of_a_newer_mlflow_is_refused_and_a_variable_that_is_not_used_is_named(
-    tmp_path: Path, empty_store: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(("revision", "reason"), [("fffffffffff0", "a newer"), ("451aebb31d03", "an older")])
+def test_a_store_of_another_mlflow_is_refused_and_a_variable_that_is_not_used_is_named(
+    revision: str,
+    reason: str,
+    tmp_path: Path,
+    empty_store: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     file = Path(shutil.copy(empty_store, tmp_path))
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://user:word@host:5000")
     mlflow_store.check_default_store(tmp_path)
     assert "MLFLOW_TRACKING_URI=http://user:***@host:5000: is not used" in capsys.readouterr().err
     with closing(sqlite3.connect(file)) as database:
-        database.execute("UPDATE alembic_version SET version_num = 'fffffffffff0'")
+        database.execute("UPDATE alembic_version SET version_num = ?", [revision])
         database.commit()
-    with pytest.raises(UserInputError, match=r"mlflow\.db: was written by a newer MLflow than .* \(fffffffffff0\)"):
+    with pytest.raises(UserInputError, match=rf"mlflow\.db: was written by {reason} MLflow than .* \({revision}\)"):
         mlflow_store.check_default_store(tmp_path)
+
+
+def test_a_proxy_on_the_way_to_a_server_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("http_proxy", "http://user:word@127.0.0.1:9")
+    monkeypatch.setenv("no_proxy", "")
+    remedy = r"through http_proxy=http://user:\*\*\*@127.0.0.1:9; set no_proxy=127.0.0.2 to go around it$"
+    with pytest.raises(UserInputError, match=remedy):
+        mlflow_store.check_uri("http://127.0.0.2:5000")
+    monkeypatch.setenv("no_proxy", "127.0.0.2")
+    with pytest.raises(UserInputError, match=r"nothing answers there \(.*refused\)$"):
+        mlflow_store.check_uri("http://127.0.0.2:9")
 
 
 def test_a_web_server_without_mlflow_is_refused(tmp_path: Path) -> None:
