@@ -36,10 +36,11 @@ if TYPE_CHECKING:
 def _explained_errors(uri: str) -> Iterator[None]:
     """Turn an error of MLflow's into one line that names the store."""
     from mlflow.exceptions import MlflowException
+    from sqlalchemy.exc import SQLAlchemyError
 
     try:
         yield
-    except MlflowException as error:
+    except (MlflowException, SQLAlchemyError) as error:
         raise UserInputError(f"tracking.uri={mask(uri)}: {str(error).splitlines()[0][:200]}") from error
 
 
@@ -113,8 +114,9 @@ def open_reader(uri: str) -> ClientReader | SqliteReader:
         try:
             reader.read_runs(list(reader.read_experiments().values())[:1], {})
             return reader
-        except sqlite3.OperationalError:
-            pass  # the tables of another version, or an interrupted write: MLflow mends them
+        except sqlite3.OperationalError:  # an interrupted write, which MLflow mends
+            if reason := mlflow_store.find_damage(path):
+                raise UserInputError(f"tracking.uri={uri}: {reason}") from None
         except sqlite3.DatabaseError as error:
             raise UserInputError(f"tracking.uri={uri}: {error}") from error
     from mlflow import MlflowClient

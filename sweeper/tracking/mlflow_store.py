@@ -71,6 +71,7 @@ PAGE_SIZE = 5000
 ANSWER_TIMEOUT_S = 15.0  # a server with eight sweeps took more than 5 s on two busy cores
 DATABASE_PORTS = {"postgresql": 5432, "mysql": 3306, "mssql": 1433}
 SQLITE_PREFIX = "sqlite:///"
+ARTIFACTS = "mlruns"  # beside a SQLite file
 REVISION = "SELECT version_num FROM alembic_version"  # of MLflow's tables
 SQLITE_MAGIC = b"SQLite format 3\0"  # the begin of such a file
 
@@ -110,10 +111,10 @@ def check_uri(uri: str, option: str = "tracking.uri=") -> None:
         raise UserInputError(f"{shown}: not a valid address") from error
     scheme = parts.scheme.split("+")[0]
     if file := sqlite_path(uri):
-        for path in (file.parent, file) if file.exists() else (file.parent,):
-            if not os.access(path, os.W_OK):
-                raise UserInputError(f"{shown}: {path} cannot be written")
-        if reason := _find_damage(file):
+        written = filter(Path.exists, (file, file.parent / ARTIFACTS))
+        for path in (path for path in (file.parent, *written) if not os.access(path, os.W_OK)):
+            raise UserInputError(f"{shown}: {path} cannot be written")
+        if reason := find_damage(file):
             raise UserInputError(f"{shown}: {reason}")
         return
     if scheme not in ("http", "https", *DATABASE_PORTS) or not host:
@@ -157,14 +158,14 @@ def check_default_store(folder: Path) -> None:
         UserInputError: it is none.
     """
     file = folder / "mlflow.db"
-    if reason := _find_damage(file):
+    if reason := find_damage(file):
         raise UserInputError(f"dir={folder}: {file.name}: {reason}; move it away, or set tracking.uri")
-    if file.exists() and not os.access(file, os.W_OK):
-        raise UserInputError(f"dir={folder}: {file.name}: cannot be written; set dir or tracking.uri")
+    for path in (path for path in (file, folder / ARTIFACTS) if path.exists() and not os.access(path, os.W_OK)):
+        raise UserInputError(f"dir={folder}: {path.name}: cannot be written; set dir or tracking.uri")
     name_ignored_store(folder)
 
 
-def _find_damage(file: Path) -> str:
+def find_damage(file: Path) -> str:
     """Return why a path is no SQLite file; empty if it is one, empty, or absent."""
     if file.is_dir():
         return "is a directory, and no SQLite database"

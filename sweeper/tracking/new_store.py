@@ -16,10 +16,8 @@ from pathlib import Path
 
 from mlflow import MlflowClient
 
-from sweeper.tracking.mlflow_store import SQLITE_PREFIX, sqlite_path
+from sweeper.tracking.mlflow_store import ARTIFACTS, SQLITE_PREFIX, sqlite_path
 from workloads.api.errors import UserInputError
-
-ARTIFACTS = "mlruns"
 
 
 def create_if_missing(uri: str) -> None:
