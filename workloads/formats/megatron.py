@@ -237,7 +237,8 @@ FIELDS = {name.key: name.field for name in NAMES if name.field} | {
     **dict.fromkeys(("patch_zero_bubble", "enable_zero_bubble", "zero_bubble_v_schedule"), "schedule"),
     **dict.fromkeys(("use_torch_fsdp2", "use_megatron_fsdp", "use_custom_fsdp"), "sharding"),
     **dict.fromkeys(("data_parallel_sharding_strategy", "use_distributed_optimizer"), "sharding"),
-    "num_distributed_optimizer_instances": "dp_replicate",
+    **dict.fromkeys(("num_distributed_optimizer_instances", "data_parallel_replicate_degree"), "dp_replicate"),
+    **dict.fromkeys(("patch_primus_pipeline", "pp_algorithm"), "schedule"),
     **dict.fromkeys(("recompute_granularity", "recompute_activations", "recompute_modules"), "checkpointing"),
     **dict.fromkeys(("recompute_method", "recompute_num_layers"), "checkpointed_layers"),
     **dict.fromkeys(("fp8", "fp8_recipe", "fp4", "fp4_recipe", "bf16", "fp16"), "precision"),
@@ -260,7 +261,8 @@ def read_settings(
     degrees = read_names(settings, NAMES, ("tp", "cp", "pp"))
     dp = settings.get("data_parallel_size") or data_parallel_size(settings.get("world_size") or gpus, degrees)
     sharding = _read_sharding(settings)
-    replicas = 1 if sharding == "fsdp2" else settings.get("num_distributed_optimizer_instances") or 1
+    instances = "data_parallel_replicate_degree" if sharding == "fsdp2" else "num_distributed_optimizer_instances"
+    replicas = settings.get(instances) or 1
     per_stage, stages = settings.get("num_layers_per_virtual_pipeline_stage"), 1
     virtual = ("num_virtual_stages_per_pipeline_rank", "virtual_pipeline_model_parallel_size")
     if degrees["pp"] > 1 and (count := next((settings[name] for name in virtual if settings.get(name)), None)):
@@ -270,6 +272,8 @@ def read_settings(
     schedule = "interleaved" if stages > 1 else "1f1b"
     if settings.get("patch_zero_bubble") and settings.get("enable_zero_bubble", True):
         schedule = "zbv" if settings.get("zero_bubble_v_schedule") else "zero_bubble"
+    if settings.get("patch_primus_pipeline"):
+        schedule = _read_algorithm(str(settings.get("pp_algorithm", "1f1b-interleaved")), stages)
     names = ("ep", "micro_batch", "global_batch", "sequence_parallel", "tp_overlap", "cp_method", "offload_optimizer")
     others = read_names(settings, NAMES, ("dispatcher", "expert_overlap"))
     if settings.get("grad_reduce_in_bf16"):
@@ -293,6 +297,15 @@ def read_settings(
         taken=settings.list_taken(FIELDS),
         left=settings.list_left(),
     )
+
+
+def _read_algorithm(name: str, stages: int) -> str:
+    """Return the schedule of Primus's own pipeline. Raises UserInputError for one that no layout has."""
+    interleaved = "interleaved" if stages > 1 else "1f1b"
+    known = {"1f1b": "1f1b", "1f1b-interleaved": interleaved, "zero-bubble": "zero_bubble", "zbv-formatted": "zbv"}
+    if name not in known:
+        raise UserInputError(f"pp_algorithm={name}: no layout has this schedule. Known: {', '.join(known)}")
+    return known[name]
 
 
 def _read_sizes(settings: FileSettings) -> dict[str, int]:

@@ -108,7 +108,13 @@ def _list_recipe_obstacles(job: Job) -> Iterator[str]:
 
 
 BRIDGE = "nemo (Megatron-Bridge)"
-BRIDGE_SUPPORT = support("nemo", _list_recipe_obstacles, name=BRIDGE, precision=tuple(MIXED_PRECISION))
+BRIDGE_SUPPORT = support(
+    "nemo",
+    _list_recipe_obstacles,
+    name=BRIDGE,
+    precision=tuple(MIXED_PRECISION),
+    sharding=("none", "zero1", "zero2", "megatron_fsdp"),  # its names of FSDP2's settings are not written
+)
 
 # Primus's experiment file: its Megatron trainer with all sizes and degrees as overrides of its modules.
 EXPERIMENT = "primus.yaml"

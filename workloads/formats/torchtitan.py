@@ -27,6 +27,7 @@ from workloads.formats.names import (
     write_names,
 )
 from workloads.layouts.layout import V_SCHEDULES, Job, Layout
+from workloads.layouts.rules import check_replicas
 from workloads.layouts.trainers import TRAINERS
 from workloads.models.model import MODELS, SIZES, Model
 
@@ -203,8 +204,7 @@ def _list_obstacles(job: Job) -> Iterator[str]:
     # torchtitan/models/llama3/infra/parallelize.py: FSDP2 over dp_shard and cp, or DDP alone.
     if layout.is_sharded and layout.sharding != "fsdp2":
         yield f"sharding={layout.sharding} cannot be written where dp_shard or cp is above 1. Supported: fsdp2"
-    if not layout.is_sharded and layout.dp_replicate > 1 and layout.tp * layout.pp > 1:
-        yield "dp_replicate without dp_shard or cp is DDP, which torchtitan does not combine with tp or pp"
+    yield from check_replicas(job)
     # `maybe_enable_amp` of torchtitan/distributed/utils.py: without FSDP, tp and pp switch mixed precision off.
     if job.state == "amp" and layout.tp * layout.pp > 1:
         yield "tp and pp compute in fp32 where nothing is sharded. Set dp_shard or cp above 1, or state=bf16"

@@ -179,7 +179,7 @@ def _check_rounds(job: Job, site: Site) -> Iterator[str]:
 
 
 def _check_interleaved(job: Job, site: Site) -> Iterator[str]:
-    """Check what Megatron-LM's interleaved schedule needs (schedules.py)."""
+    """Check what Megatron-LM's interleaved schedule needs (pipeline_parallel/schedules.py, core 0.16.1 to 0.20)."""
     if job.layout.schedule == "interleaved":
         yield from _check_multiple(job, job.layout.pp)
 
@@ -192,6 +192,26 @@ def _check_experts(job: Job, site: Site) -> Iterator[str]:
         yield f"ep {ep} does not divide {experts} experts"
     if ranks % ep:
         yield f"ep {ep} does not divide the {ranks} GPUs of a pipeline rank"
+
+
+def _check_borrowed_experts(job: Job, site: Site) -> Iterator[str]:
+    """Check what prime-rl's expert parallelism takes: all ranks of `cp`, and some of `dp_shard`."""
+    ep, cp, shards = job.layout.ep, job.layout.cp, job.layout.dp_shard
+    if ep > 1 and (ep % cp or shards * cp % ep):
+        yield f"ep {ep} has to be a multiple of cp {cp} and a divisor of dp_shard x cp = {shards * cp}"
+
+
+def _check_titan_sequence(job: Job, site: Site) -> Iterator[str]:
+    tp, cp = job.layout.tp, job.layout.cp
+    if tp * cp > 1 and job.sequence_length % (2 * tp * cp):
+        yield f"tp {tp} x cp {cp} needs a sequence length divisible by {2 * tp * cp}, {job.sequence_length} is not"
+
+
+def check_replicas(job: Job, site: Site | None = None) -> Iterator[str]:
+    """Check torchtitan's replicas without shards, which are DDP (models/llama3/infra/parallelize.py, 0.2.2)."""
+    layout = job.layout
+    if not layout.is_sharded and layout.dp_replicate > 1 and layout.tp * layout.pp > 1:
+        yield "dp_replicate without dp_shard or cp is DDP, which torchtitan does not combine with tp or pp"
 
 
 def _check_sharding(job: Job, site: Site) -> Iterator[str]:
@@ -341,6 +361,8 @@ def _check_block(job: Job, site: Site) -> Iterator[str]:
 
 ONLY_OWN = frozenset({OWN})
 OTHERS = frozenset(TRAINERS) - ONLY_OWN
+ON_MEGATRON = frozenset(name for name, row in TRAINERS.items() if row.core == "megatron")
+TITAN = frozenset({"torchtitan"})
 RULES = (
     Rule("the degrees multiply to the number of ranks", _check_ranks),
     Rule("tp divides heads, sizes and sequence", _check_tp),
@@ -352,9 +374,12 @@ RULES = (
     Rule("stages and schedule agree", _check_stages),
     Rule("layers_per_stage divides the layers", _check_layers_per_stage),
     Rule("micro-batches fill the pipeline", _check_microbatches),
-    Rule("micro-batches fill the pipeline", _check_interleaved, OTHERS),
+    Rule("micro-batches fill the pipeline", _check_interleaved, ON_MEGATRON),
     Rule("micro-batches fill the pipeline", _check_rounds),
     Rule("ep divides the experts", _check_experts),
+    Rule("ep divides the experts", _check_borrowed_experts, frozenset({"prime-rl"})),
+    Rule("tp and cp divide the sequence", _check_titan_sequence, TITAN),  # `seq_len_divisor` of parallel_dims.py
+    Rule("replicas are alone", check_replicas, TITAN),
     Rule("only sharded states are sharded", _check_sharding),
     Rule("only sharded weights stay gathered", _check_resharding, OTHERS),
     Rule("only sharded weights stay gathered", _check_own_resharding, ONLY_OWN),
@@ -362,7 +387,7 @@ RULES = (
     Rule("the trainer has the precision", _check_own_precision, ONLY_OWN),
     Rule("checkpointing_freq selects blocks", _check_checkpointing, ONLY_OWN, is_tradable=True),
     Rule("a split backward pass is supported", _check_split_backward, ONLY_OWN, is_tradable=True),
-    Rule("a tied head shares a stage with the embedding", _check_tied_head, ONLY_OWN),
+    Rule("a tied head shares a stage with the embedding", _check_tied_head, ONLY_OWN | TITAN),
     Rule("fp8 is supported", _check_low_precision, ONLY_OWN),
     Rule("asynchronous tensor parallel is supported", _check_async_tp, ONLY_OWN),
     Rule("a CUDA graph is supported", _check_cuda_graph, ONLY_OWN),

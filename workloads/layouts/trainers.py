@@ -36,7 +36,7 @@ class Trainer:
     runs: Values = field(default_factory=lambda: FSDP_RUNS)
     # those that a search tries, of checkpointing and resharding the fastest first
     search: Values = field(default_factory=lambda: FSDP_SEARCH)
-    without: tuple[str, ...] = ()  # degrees that it does not have: they are 1
+    without: tuple[str, ...] = ()  # degrees that it does not have, or that are not modelled of it: they are 1
     alone: Values = field(default_factory=dict)  # degrees that it does not combine with a sharding
     # ranks of tensor parallelism may share a key-value head: their number may be a multiple of the heads'
     shares_kv_heads: bool = False
@@ -74,7 +74,7 @@ class Trainer:
             if given.get(name, value) != value:
                 if name not in self.without:
                     return f"{name}={given[name]}: {self.name} does not run it with sharding={given['sharding']}"
-                return f"{name}={given[name]}: {self.name} has no such degree; it has to be {value}"
+                return f"{name}={given[name]}: {self.name} is planned without it; it has to be {value}"
         for name, values in self.runs.items():
             if given.get(name, values[0]) not in values:
                 allowed = ", ".join(values)
@@ -103,7 +103,6 @@ MEGATRON = Trainer(
     main_gradients=True,
     loss_bytes=24,
 )
-WITHOUT_FSDP2: Values = {"sharding": ("none", "zero1", "zero2", "megatron_fsdp")}
 _ROWS = (
     # Tensor parallel collectives at 0.45 of the link: benchmarks/results/parallel_h200.md.
     FSDP.variant(
@@ -118,6 +117,7 @@ _ROWS = (
         averages_copies_once=True,
         reserved_share=0.0,  # its memory is fitted to what is allocated, and segments that grow leave little beside it
     ),
+    # 0.2.2, whose files are written, and of 0.3.0 (August 2026) what both have.
     FSDP.variant(
         "torchtitan",
         runs={"schedule": ALL_SCHEDULES, "checkpointing": ("none", "per_op", "full")},
@@ -128,7 +128,7 @@ _ROWS = (
     ),
     MEGATRON,
     MEGATRON.variant("megatron-core"),
-    MEGATRON.variant("megatron-bridge", runs=WITHOUT_FSDP2),
+    MEGATRON.variant("megatron-bridge"),  # 0.3.1 to 0.6.0 have `dist.use_torch_fsdp2` (training/config.py)
     # Megatron-LM of 2022: scores go through memory, gradients are reduced after the backward pass, in fp16.
     MEGATRON.variant(
         "megatron-lm",
@@ -140,8 +140,13 @@ _ROWS = (
         gradient_bytes=2,
         overlaps_data_parallel=False,
     ),
-    MEGATRON.variant("nemo", runs=WITHOUT_FSDP2),
-    MEGATRON.variant("primus", runs={"schedule": ("1f1b", "interleaved", "zero_bubble", "zbv")}),
+    MEGATRON.variant("nemo"),
+    # 26.5.1: zero_bubble.yaml and primus_pipeline.yaml; replicas of FSDP2 (patches/args/hsdp_args_patches.py).
+    MEGATRON.variant(
+        "primus",
+        runs={"schedule": ("1f1b", "interleaved", "zero_bubble", "zbv")},
+        alone={"fsdp2": ("pp", "ep")},
+    ),
     # 0.5.0: schedules are PyTorch's (pipelining/functional.py, `get_schedule_class`), tp divides the key-value heads
     # (parallelizer.py), and Megatron-FSDP runs without pp and ep (mesh_utils.py).
     FSDP.variant(
@@ -156,7 +161,8 @@ _ROWS = (
     ),
     # Two buckets of 5e8 gradients and 1e9 gathered weights stay allocated: the defaults reduce_bucket_size with
     # overlap_comm, and stage3_max_live_parameters. The loss is in pieces, as Liger's kernels compute it. fsdp1 stands
-    # for ZeRO-3.
+    # for ZeRO-3. 0.19.6 has pipelines, with ZeRO-1 at most (runtime/pipe/engine.py), AutoTP and Ulysses, too: what they
+    # need of a model and how fast they are is not known here.
     FSDP.variant(
         "deepspeed",
         core="deepspeed",
@@ -169,6 +175,7 @@ _ROWS = (
         chunked_loss=True,
         buffers_gib=3.7,
     ),
+    # 0.22: its tensor parallelism is of MLPs alone (llmfoundry/tp), which no layout has.
     FSDP.variant(
         "llm-foundry",
         runs={"sharding": ("none", "fsdp1")},
@@ -197,6 +204,7 @@ _ROWS = (
         loss_bytes=10,
         chunked_loss=True,
     ),
+    # 0.8.1: trainer/parallel_dims.py has no tp, and pp is 1.
     FSDP.variant("prime-rl", without=("pp", "tp"), attention="flash2", fused=False, compiles=True),
 )
 TRAINERS = {row.name: row for row in _ROWS}

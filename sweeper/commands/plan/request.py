@@ -243,7 +243,8 @@ def _read_layout(request: PlanRequest, model: Model) -> FileReading:
     """
     path = str(request.layout)
     try:
-        reading = read_layout(Path(path).read_text(), request.gpus, model)
+        text = Path(path).read_text()
+        reading = read_layout(text, request.gpus, model)
     except OSError as error:
         raise UserInputError(f"layout={path}: {describe_os_error(error)}") from error
     except UnicodeDecodeError as error:
@@ -253,7 +254,8 @@ def _read_layout(request: PlanRequest, model: Model) -> FileReading:
     differing = {name: size for name, size in reading.sizes.items() if size != getattr(model, name)}
     if not differing:
         return reading
-    if reading.trainer == "torchtitan" and model not in FLAVORS.values():  # the file cannot name this model
+    # torchtitan's own file selects a flavor: it cannot name a model without one; logs and Primus's files do.
+    if FORMATS["torchtitan"].recognises(text) and model not in FLAVORS.values():
         note = f"model.flavor: torchtitan has none of model={request.model}, whose sizes are taken"
         taken = {key: value for key, value in reading.taken.items() if value[0] != "model"}
         return replace(reading, notes=(*reading.notes, note), taken=taken)

@@ -61,12 +61,46 @@ def test_automodel_has_pipelines_with_fsdp2_alone() -> None:
     )
 
 
+def test_rules_of_one_trainer_have_the_numbers_of_its_source() -> None:
+    """Of torchtitan 0.2.2 and prime-rl 0.8.1; each layout is valid for Megatron-LM."""
+    experts = replace(LLAMA_8B, experts=8, experts_per_token=2, expert_intermediate_size=512)
+    cases = [
+        ("torchtitan", Layout(dp_shard=2, tp=4, global_batch=8), 8188, LLAMA_8B, "length divisible by 8, 8188 is not"),
+        ("torchtitan", Layout(dp_replicate=4, tp=2, global_batch=8), 8192, LLAMA_8B, "does not combine with tp or pp"),
+        ("torchtitan", Layout(dp_shard=4, pp=2, global_batch=8), 8192, replace(LLAMA_8B, tied=True), "in one stage"),
+        ("prime-rl", Layout(dp_shard=4, cp=2, ep=1, global_batch=8), 8192, experts, ""),
+        (
+            "prime-rl",
+            Layout(dp_shard=2, cp=4, ep=2, global_batch=8),
+            8192,
+            experts,
+            "ep 2 has to be a multiple of cp 4",
+        ),
+        ("prime-rl", Layout(dp_replicate=4, dp_shard=2, ep=4, global_batch=8), 8192, experts, "divisor of dp_shard x"),
+    ]
+    for trainer, layout, length, model, reason in cases:
+        described = replace(job(layout, model), sequence_length=length, trainer=trainer)
+        violation = find_violation(described, cluster(8))
+        assert violation is None if not reason else violation is not None and reason in violation.reason
+        assert find_violation(replace(described, trainer="megatron"), cluster(8)) is None
+
+
+def test_what_is_not_modelled_of_a_trainer_is_not_called_missing() -> None:
+    for trainer in ("deepspeed", "llm-foundry"):
+        assert f"tp=2: {trainer} is planned without it" in find_trainer(trainer).find_unsupported({"tp": 2})
+    for trainer in ("megatron-bridge", "nemo"):
+        assert not find_trainer(trainer).find_unsupported({"sharding": "fsdp2"})
+    assert not find_trainer("primus").find_unsupported({"sharding": "fsdp2", "dp_replicate": 2})
+    assert find_trainer("megatron").find_unsupported({"sharding": "fsdp2", "dp_replicate": 2})
+
+
 def test_a_rule_that_differs_between_trainers_is_a_row_of_each() -> None:
     """Megatron's interleaved schedule needs rounds of as many micro-batches as ranks, PyTorch's equal rounds."""
     interleaved = job(Layout(pp=4, schedule="interleaved", stages_per_rank=2, global_batch=6))
     violation = find_violation(replace(interleaved, trainer="megatron_lm"), cluster(4))
     assert violation is not None and "a multiple of 4 micro-batches, 6 is not" in violation.reason
-    assert find_violation(interleaved, cluster(4)) is None
+    for trainer in ("own", "torchtitan", "nemo-automodel"):
+        assert find_violation(replace(interleaved, trainer=trainer), cluster(4)) is None
     nine = replace(interleaved, layout=replace(interleaved.layout, global_batch=9))
     violation = find_violation(nine, cluster(4))
     assert violation is not None and "a multiple of 2 micro-batches, 9 is not" in violation.reason

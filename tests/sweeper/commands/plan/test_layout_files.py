@@ -50,6 +50,12 @@ pipeline_parallel_degree = 2
 [activation_checkpoint]
 mode = "full"
 """
+TITAN_LOG = """
+[titan] 2026-01-01 00:00:00,000 - root - INFO - Running with configs: {
+  "model": {"name": "llama3", "flavor": "8B"},
+  "training": {"seq_len": 2048}
+}
+"""
 PRIMUS = """
 modules:
   pre_trainer:
@@ -153,6 +159,8 @@ def test_what_was_taken_is_printed_where_nothing_fits(tmp_path: Path, capsys: py
     [
         (OLD_TITAN, "llama3_70b", r"is of another model: layers 32, not 80.* Did you mean model=llama3_8b\?"),
         (SCRIPT, "llama3_70b", "is of another model: layers 32, not 80, hidden_size 4096, not 8192"),
+        (primus("torchtitan", TITAN_INSIDE), "llama2_13b", r"layers 32, not 40.* Did you mean model=llama3_8b\?"),
+        (TITAN_LOG, "llama2_13b", r"layers 32, not 40.* Did you mean model=llama3_8b\?"),
         (primus("megatron", MEGATRON_INSIDE), "qwen3_8b", r"layers 32, not 36.* Did you mean model=llama3_8b\?"),
     ],
 )
@@ -186,6 +194,10 @@ def test_a_model_that_torchtitan_cannot_name_is_taken_and_noted(tmp_path: Path) 
         ),
         (primus("maxtext", "{}"), "framework=maxtext: not read of Primus. Read: megatron, torchtitan, megatron_bridge"),
         (primus("megatron", "{seq_length: '${LENGTH}'}"), "seq_length=.{LENGTH}: the file gives it no default"),
+        (
+            primus("megatron", "{patch_primus_pipeline: true, pp_algorithm: v-half}"),
+            "pp_algorithm=v-half: no layout has",
+        ),
         (primus("megatron_bridge", "{peft: lora}"), "peft=lora: training of adapters is not planned"),
         ('if [ $A = 1 ]; then B="--num-layers 2"; fi\nrun $B', "has arguments of Megatron-LM only under conditions"),
     ],
@@ -211,6 +223,14 @@ def test_the_arguments_of_a_script_are_those_that_it_begins_with(tmp_path: Path)
     script = 'if [ "$1" = 8B ]; then LAYERS=32; else LAYERS=80; fi\nrun --num-layers $LAYERS --micro-batch-size ${2}'
     problem = build(tmp_path, f"set -- 8B 4\n{script}")
     assert problem.reading is not None and problem.reading.sizes["layers"] == 32 and problem.given["micro_batch"] == 4
+
+
+def test_primus_replicates_fsdp2_and_names_its_schedule(tmp_path: Path) -> None:
+    replicas = "{use_torch_fsdp2: true, data_parallel_replicate_degree: 2, seq_length: 1024, micro_batch_size: 1}"
+    given = build(tmp_path, primus("megatron", replicas)).given
+    assert (given["sharding"], given["dp_replicate"], given["dp_shard"]) == ("fsdp2", 2, 8)
+    schedule = "{patch_primus_pipeline: true, pp_algorithm: zero-bubble, pipeline_model_parallel_size: 2}"
+    assert build(tmp_path, primus("megatron", schedule)).given["schedule"] == "zero_bubble"
 
 
 def test_an_eager_trainer_is_planned_eager() -> None:

@@ -59,7 +59,7 @@ SMALL = ["model=llama3_8b", "hardware=h100", "gpus=8", "micro_batch=1", "cp=1"]
         (["train_tokens=15T"], "train_tokens=15T: must be a number. Write 15e12"),
         (["trainer=primus", "pp=2", "schedule=dualpipev"], "schedule=dualpipev: primus does not run it"),
         (["model=llama3_405b"], "gpus=8: no layout fits; the smallest needs [0-9]+ GiB of each GPU, [0-9]+ GiB"),
-        (["trainer=deepspeed", "pp=2"], "pp=2: deepspeed has no such degree; it has to be 1"),
+        (["trainer=deepspeed", "pp=2"], "pp=2: deepspeed is planned without it; it has to be 1"),
         (["hardware=a100", "precision=fp8_tensorwise"], "fp8_tensorwise: a100 has no fp8 units"),
         (["layout=no.toml"], "layout=no.toml: No such file"),
         (["file=deepspeed"], "file=deepspeed: must be one of own, torchtitan"),
