@@ -27,6 +27,18 @@ def round_to_interval(value: float, half_width: float) -> float:
     return round(value, 1 - math.floor(math.log10(half_width)))
 
 
+def round_to_band(value: float, error_share: float, factor: float = 1.0) -> str:
+    """Return the value rounded to the first digit of its error: 1,152 within 8% is 1,150, and 57.5 is 58.
+
+    `factor` multiplies the rounded value, so that a price times the hours that are shown is the cost that is shown.
+    """
+    if not value or not math.isfinite(value):
+        return format_number(value)
+    place = math.floor(math.log10(abs(value) * max(error_share, 1e-4)) + 1e-9)
+    rounded = factor * round(value, -place) + 0.0
+    return f"{rounded:,.{max(0, -place)}f}"
+
+
 def format_interval(low: float, high: float) -> str:
     """Return the bounds of an interval: `1.5 to 2.5`; empty if either is not known."""
     return "" if math.isnan(low) or math.isnan(high) else f"{format_number(low)} to {format_number(high)}"

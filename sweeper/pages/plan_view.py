@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from rich.console import Console
 
 from sweeper.common.clock import SECONDS_PER_DAY, SECONDS_PER_HOUR
-from sweeper.common.format import count, format_duration, format_number, format_point, printable
+from sweeper.common.format import count, format_duration, format_point, printable, round_to_band
 from sweeper.common.trials import TrialStatus
 from sweeper.config.environment import PREFIX, without_variables
 from sweeper.config.schema import Config
@@ -126,24 +126,23 @@ def show_plan(plan: SweepPlan) -> None:
 
 
 def _show_estimates(plan: SweepPlan, estimates: CostEstimates, console: Console) -> None:
-    if plan.workload.plan_band:
-        console.print(f"band     {plan.workload.plan_band}", soft_wrap=True)
-        console.print("rates    of the catalogue, with PCIe to the host; a trial plans with its GPU's measured rates")
-    elif plan.target.is_gpu:
-        band = bands()["dense"]
-        console.print(f"band     {band.error_share:.0%} of a step's time: {band.meaning}")
-    else:
+    error_share, meaning = plan.find_band()
+    if not plan.target.is_gpu:
         console.print("note     estimates for a CPU give the order of points, not their speed")
+    else:
+        console.print(f"band     {error_share:.0%} of a step's time: {meaning}", soft_wrap=True)
+    if plan.workload.estimates_plans:
+        console.print("rates    of the catalogue, with PCIe to the host; a trial plans with its GPU's measured rates")
     if plan.calibration:
         console.print(f"rates    {plan.calibration.describe()}", soft_wrap=True)
     if estimates.correction:
         console.print(f"measured {estimates.correction.describe()}", soft_wrap=True)
-    _show_candidates(estimates, console)
+    _show_candidates(estimates, error_share, console)
     if plan.projection_nodes:
         best, nodes = estimates.valid[0].point, plan.projection_nodes
         project = cost_model.project
         if projection := project(plan.resolved, plan.space, estimates, best, nodes, plan.devices_per_node):
-            _show_projection(projection, plan.config, console)
+            _show_projection(projection, plan.config, error_share, console)
     # Points that one rule excludes may share a row, which has their number.
     rows = [
         {
@@ -161,16 +160,23 @@ def _show_estimates(plan: SweepPlan, estimates: CostEstimates, console: Console)
     console.print(f"all points, with the reasons: {path}", soft_wrap=True)
 
 
-def _show_candidates(estimates: CostEstimates, console: Console) -> None:
+def _show_candidates(estimates: CostEstimates, error_share: float, console: Console) -> None:
     headings = {estimates.objective: f"estimated {estimates.objective}", "memory_gib": "GiB"}
     headings |= {"peak_host_gib": "host GiB", "trial_s": "s a trial"}
     shown = [name for name in headings if any(name in candidate.estimate.metrics for candidate in estimates.valid)]
     rows = []
     for place, candidate in enumerate(estimates.valid[:SHOWN_CANDIDATES], start=1):
-        values = [format_number(candidate.estimate.metrics.get(name, math.nan)) for name in shown]
-        rows.append([str(place), *values, candidate.estimate.description])
+        metrics = {name: candidate.estimate.metrics.get(name, math.nan) for name in shown}
+        values = [_format_estimate(name, value, error_share) for name, value in metrics.items()]
+        differs = f"{100 * (metrics[shown[0]] / estimates.valid[0].estimate.metrics[shown[0]] - 1):+.1f}"
+        rows.append([str(place), values[0], differs, *values[1:], candidate.estimate.description])
     console.print(f"{count(len(estimates.valid), 'valid point')}, the most promising first:")
-    heading = ["#", *(headings[name] for name in shown), "point"]
+    if too_large := sum(cost_model.exceeds_memory(candidate, estimates.machine) for candidate in estimates.valid):
+        usable = f"{estimates.machine.memory_gib:.0f} GiB that are usable"
+        band = f"the estimate of memory is up to {bands()['memory'].error_share:.0%} too high"
+        console.print(f"the last {too_large} need more than the {usable}, unless {band}", soft_wrap=True)
+    first, *others = (headings[name] for name in shown)
+    heading = ["#", first, "differs %", *others, "point"]
     console.print(draw(heading, rows, len(heading), console.width))
     if estimates.excluded:
         violations = cost_model.count_by_rule(estimates.excluded)
@@ -180,17 +186,24 @@ def _show_candidates(estimates: CostEstimates, console: Console) -> None:
         console.print(draw(["points", "violated rule", "example"], rows, 3, console.width))
 
 
-def _show_projection(projection: Projection, config: Config, console: Console) -> None:
+def _format_estimate(name: str, value: float, error_share: float) -> str:
+    if math.isnan(value):
+        return ""
+    return f"{value:.0f}" if name.endswith("_gib") else round_to_band(value, error_share)
+
+
+def _show_projection(projection: Projection, config: Config, error_share: float, console: Console) -> None:
     price, objective = config.price_per_hour, config.workload.objective  # the price is of one device
     (fewest, base), *_ = projection.by_devices.items()
     rows = []
     for (devices, value), share in zip(projection.by_devices.items(), projection.shares_of_linear, strict=True):
         linear = [base / fewest * devices * band for band in LINEAR_BANDS]
         totals = [value * SECONDS_PER_DAY / 1e9, *([devices * price / value / SECONDS_PER_HOUR * 1e6] if price else [])]
-        row = [f"{devices / projection.gpus_per_node:g}", str(devices), *map(format_number, [value, value / devices])]
-        rows.append([*row, f"{share:.1%}", *map(format_number, [*linear, *totals])])
+        row = [f"{devices / projection.gpus_per_node:g}", str(devices), f"{projection.batches[devices]:,}"]
+        estimates = [round_to_band(number, error_share) for number in (value, value / devices, *linear, *totals)]
+        rows.append([*row, *estimates[:2], f"{share:.0%}", *estimates[2:]])
     unit = objective.removesuffix("_per_s")
-    heading = ["nodes", "devices", objective, "per device", "of linear"]
+    heading = ["nodes", "devices", "sequences a step", objective, "per device", "of linear"]
     heading += [*(f"{band:.0%} of linear" for band in LINEAR_BANDS), f"10^9 {unit} a day"]
     heading += [f"cost of 10^6 {unit}"] if price else []
     for part in ("", draw(heading, rows, 4, console.width), f"assumptions: {projection.assumptions}"):

@@ -168,13 +168,14 @@ class Results:
         plan = self.plan
         if not (plan.estimates and self.winner):
             return {}
-        point, per_node = dict(self.winner.params), plan.devices_per_node
+        point, per_node, objective = dict(self.winner.params), plan.devices_per_node, plan.estimates.objective
         step = cost_model.nodes_step(plan.resources.gpus, per_node)
         nodes = plan.projection_nodes or [step * count for count in PROJECTED_NODES]
         projection = cost_model.project(plan.resolved, plan.space, plan.estimates, point, nodes, per_node)
         if projection is None:
             return {}
-        projected = {f"projected_{self.objective}": json.dumps(projection.by_devices)}
+        projection = projection.anchored(self.metrics().get(f"final_{objective}", self.winner.metrics[objective]))
+        projected = {f"projected_{objective}": json.dumps(projection.by_devices)}
         return projected | {"projection_assumes": projection.assumptions}
 
     def draw_plots(self, study: Study) -> list[Path]:

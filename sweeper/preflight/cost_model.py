@@ -46,7 +46,9 @@ def estimate_space(
     Raises UserInputError if the space is too large or has an interval, or if no point of it is valid.
     """
     workload, criteria = resolved.workload, resolved.criteria
-    is_plan = bool(workload.plan_band and resolved.config.plan and math.isfinite(machine.cluster.device.memory_gb_s))
+    is_plan = bool(
+        workload.estimates_plans and resolved.config.plan and math.isfinite(machine.cluster.device.memory_gb_s)
+    )
     if not (workload.has_estimates or is_plan):
         return None
     candidates = list(islice(_list_candidates(workload, space, machine), MAX_CANDIDATES + 1))
@@ -57,12 +59,13 @@ def estimate_space(
     # With several objectives the first that has estimates orders the points.
     goal = next((goal for goal in criteria.objectives if goal.metric in estimated), criteria.objectives[0])
 
-    def loss(candidate: Candidate) -> float:
+    def rank(candidate: Candidate) -> tuple[bool, float]:
         metrics = candidate.estimate.metrics
-        return goal.loss(metrics[goal.metric]) if goal.metric in metrics else math.inf
+        loss = goal.loss(metrics[goal.metric]) if goal.metric in metrics else math.inf
+        return exceeds_memory(candidate, machine), loss
 
     valid, excluded = list[Candidate](), list[Candidate]()
-    for candidate in sorted(candidates, key=loss):
+    for candidate in sorted(candidates, key=rank):
         (excluded if candidate.estimate.unsupported_reason else valid).append(candidate)
     if not valid:
         raise UserInputError(_explain_none_valid(excluded))
@@ -74,6 +77,11 @@ def estimate_space(
             metrics = corrected(candidate.estimate.metrics, correction.factor)
             valid[number] = replace(candidate, estimate=replace(candidate.estimate, metrics=metrics))
     return CostEstimates(goal.metric, machine, valid, excluded, correction)
+
+
+def exceeds_memory(candidate: Candidate, machine: Machine) -> bool:
+    """Return whether a point fits only if the estimate of its memory is too high: it is tried after all others."""
+    return candidate.estimate.metrics.get("memory_gib", 0.0) > (machine.memory_gib or math.inf)
 
 
 def _list_candidates(workload: Workload, space: Space, machine: Machine) -> Iterator[Candidate]:
@@ -120,6 +128,7 @@ def count_by_rule(excluded: Iterable[Candidate]) -> Counter[str]:
 @dataclass(frozen=True)
 class Projection:
     by_devices: dict[int, float]  # the objective by the number of devices, ascending
+    batches: dict[int, int]  # sequences in a step, which grow with the devices
     gpus_per_node: int
     assumptions: str  # in a sentence
 
@@ -128,6 +137,12 @@ class Projection:
         """For each number of devices, the share of linear scaling from the smallest number."""
         (fewest, base), *_ = self.by_devices.items()
         return [value / (base / fewest * devices) for devices, value in self.by_devices.items()]
+
+    def anchored(self, value: float) -> Projection:
+        """Return the projection that begins at a value measured on the fewest devices."""
+        factor = value / next(iter(self.by_devices.values()))
+        by_devices = {devices: factor * estimate for devices, estimate in self.by_devices.items()}
+        return replace(self, by_devices=by_devices, assumptions=f"from the measured {value:,.4g}: {self.assumptions}")
 
 
 def nodes_step(world_size: int, gpus_per_node: int) -> int:
@@ -148,14 +163,15 @@ def project(
     if not workload.can_scale:
         return None
     parameters = workload.Parameters(**without_variables({**space.constants, **point}))
-    by_devices, description = dict[int, float](), ""
+    by_devices, batches, description = dict[int, float](), dict[int, int](), ""
     for devices in sorted({machine.world_size, *(count * gpus_per_node for count in nodes)}):
         scaled = on_nodes(machine, devices, gpus_per_node)
-        estimate = workload.estimate(workload.scale(parameters, devices // machine.world_size), scaled)
+        copies = workload.scale(parameters, devices // machine.world_size)
+        estimate = workload.estimate(copies, scaled)
         description = description or estimate.description
         metrics = corrected(estimate.metrics, estimates.correction.factor if estimates.correction else 1.0)
         if estimates.objective in metrics:
-            by_devices[devices] = metrics[estimates.objective]
+            by_devices[devices], batches[devices] = metrics[estimates.objective], copies.global_batch
     topology = machine.cluster.topology
     links = f"{topology.link_gb_s:g} GB/s"
     if topology.wiring == "pairs" and topology.gpus_per_domain > 1:
@@ -167,4 +183,4 @@ def project(
         f"GB/s a device, {links} within a node; the batch grows with the replicas; no failures, no stragglers, no "
         "other traffic on the network"
     )
-    return Projection(by_devices, gpus_per_node, assumptions)
+    return Projection(by_devices, batches, gpus_per_node, assumptions)

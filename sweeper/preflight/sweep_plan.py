@@ -121,6 +121,10 @@ class SweepPlan:
         parameters = self._first_parameters()
         return "" if parameters is None else self.workload.try_out(parameters)
 
+    def find_band(self) -> tuple[float, str]:
+        """Return half the width of the band of the first point's estimate as a share, and what it rests on."""
+        return self.workload.find_band(self._first_parameters(), self.machine)
+
     def _first_parameters(self) -> Any:
         try:
             return self.workload.Parameters(**without_variables({**self.space.constants, **self.first_point()}))

@@ -243,8 +243,7 @@ class Workload:
         exclusive: "node" if another trial on the same node would disturb the measurement.
         reports_steps: it reports steps while it runs (`Rank.reporter`), can be pruned, and ends itself in time.
         has_estimates: `estimate` is implemented; only points that it supports are tried, the most promising first.
-        plan_band: how far estimates may be off, of a workload that has them for plans alone, since its trials plan with
-            measured rates; empty for others.
+        estimates_plans: it has estimates for plans alone, since its trials plan with measured rates.
         runs_command: its settings are a command's, which the configuration has in the section `command`.
         finalists: how many of the best trials the finals measure again with one objective, unless `finals.top` is set;
             0 where a trial takes minutes, or where each point is a result of its own.
@@ -265,7 +264,7 @@ class Workload:
     exclusive: ClassVar[Literal["gpu", "node"]] = "gpu"
     reports_steps: ClassVar[bool] = False
     has_estimates: ClassVar[bool] = False
-    plan_band: ClassVar[str] = ""
+    estimates_plans: ClassVar[bool] = False
     can_scale: ClassVar[bool] = False
     runs_command: ClassVar[bool] = False
     finalists: ClassVar[int] = 3
@@ -288,6 +287,10 @@ class Workload:
         raise NotImplementedError
 
     def estimate(self, parameters: Any, machine: Machine) -> Estimate:
+        raise NotImplementedError
+
+    def find_band(self, parameters: Any, machine: Machine) -> tuple[float, str]:
+        """Return half the width of the band of estimates, as a share of a step's time, and what it rests on."""
         raise NotImplementedError
 
     def list_candidates(

@@ -9,8 +9,9 @@ from dataclasses import dataclass, field, make_dataclass
 from typing import Any, Literal
 
 from workloads.api.contract import Estimate, Infeasible, Machine, Measurement, Rank, Scalar, Workload, is_file_name
-from workloads.command.layouts import SETTABLE_FIELDS, estimate_layout
+from workloads.command.layouts import SETTABLE_FIELDS, estimate_layout, read_job
 from workloads.command.template import PLACEHOLDERS, fill, find_placeholders
+from workloads.estimator.estimate import find_band
 from workloads.layouts.trainers import TRAINERS
 from workloads.models.model import TRAINED_MODELS
 
@@ -184,3 +185,7 @@ class LayoutCommand(Command):
 
     def estimate(self, parameters: Any, machine: Machine) -> Estimate:
         return estimate_layout(self.settings, vars(parameters), machine)
+
+    def find_band(self, parameters: Any, machine: Machine) -> tuple[float, str]:
+        band = find_band(read_job(self.settings, vars(parameters), machine))
+        return band.error_share, band.meaning

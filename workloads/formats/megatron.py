@@ -83,8 +83,14 @@ NAMES = (
     Name("untie_embeddings_and_output_weights", "tied", False, {True: False, False: True}),
     Name("add_bias_linear", "mlp_bias", True),
     Name("normalization", write=lambda job: "RMSNorm" if job.model.positions == "rope" else "LayerNorm"),
-    # The base is that of Llama 3; no product or copy depends on it.
-    Name("rotary_base", write=500_000, when=lambda job: job.model.positions == "rope"),
+    Name("norm_epsilon", "norm_eps", 1e-5),
+    *only(
+        lambda job: job.model.positions == "rope",
+        Name("rotary_base", "rope_theta", 10_000.0, write=lambda job: round(job.model.rope_theta)),
+        Name("use_rope_scaling", write=lambda job: job.model.rope_factor is not None or None),
+        Name("rope_scaling_factor", write=lambda job: job.model.rope_factor),
+    ),
+    Name("qk_layernorm", "qk_norm", False, {"": False, "head": True}, optional=True),
     *only(
         lambda job: job.model.kv_heads != job.model.heads,
         Name("group_query_attention", write=True),
@@ -173,6 +179,8 @@ def _list_obstacles(job: Job) -> Iterator[str]:
     count, group = layout.checkpointed_layers, layout.dp_shard * layout.cp * layout.tp
     if model.mlp_bias and not model.qkv_bias:
         yield "mlp_bias=true cannot be written without qkv_bias=true: biases are of the projections alone, or of all"
+    if model.qk_norm == "all":
+        yield "the model's qk_norm=all cannot be written: norms of queries and keys are of each head"
     if model.experts and model.dense_layers and not model.intermediate_size:
         yield "dense_layers needs intermediate_size"
     if model.positions == "learned" and model.max_positions < job.sequence_length:
@@ -378,7 +386,10 @@ def read_model(settings: Settings) -> Model | None:
     sizes = ("num_layers", "hidden_size", "num_attention_heads", "vocab_size")
     if any(not isinstance(size := settings.get(name), int) or size < 1 for name in sizes):
         return None
-    names = ("layers", "hidden_size", "heads", "kv_heads", "head_size", "tied", "mlp_bias", "intermediate_size")
+    names = (
+        *("layers", "hidden_size", "heads", "kv_heads", "head_size", "tied", "mlp_bias", "intermediate_size"),
+        *("rope_theta", "norm_eps", "qk_norm"),
+    )
     expert_names = ("experts", "experts_per_token", "expert_intermediate_size", "shared_expert_intermediate_size")
     read = read_names(settings, NAMES, (*names, *expert_names))
     is_gated, experts, hidden_size = bool(settings.get("swiglu")), read["experts"], read["hidden_size"]
@@ -398,6 +409,7 @@ def read_model(settings: Settings) -> Model | None:
         "experts_per_token": read["experts_per_token"] if experts else 0,
         "expert_intermediate_size": (read["expert_intermediate_size"] or feed_forward) if experts else 0,
         "dense_layers": dense_layers,
+        "rope_factor": float(settings.get("rope_scaling_factor") or 8) if settings.get("use_rope_scaling") else None,
     }
     return Model(**read)
 

@@ -88,10 +88,12 @@ SECTIONS = {
     "ckpt_format": "checkpoint.ckpt_format",
     "num_virtual_stages_per_pipeline_rank": "model.virtual_pipeline_model_parallel_size",
     "num_experts": "model.num_moe_experts",
+    "norm_epsilon": "model.layernorm_epsilon",
 }
 # Megatron-LM's arguments that Megatron-Bridge derives, or that its Llama recipe has set.
 DERIVED = {"swiglu", "normalization", "group_query_attention", "untie_embeddings_and_output_weights"} | {
-    *("max_position_embeddings", "vocab_size", "bf16", "fp16", "fp8", "fp8_recipe")
+    *("max_position_embeddings", "vocab_size", "bf16", "fp16", "fp8", "fp8_recipe"),
+    *("use_rope_scaling", "rope_scaling_factor"),  # no setting of Megatron-Bridge's Llama 3
 }
 # What the recipe sets, and a layout may not have.
 _SET_BY_RECIPE = ("ddp.use_distributed_optimizer", "ddp.overlap_grad_reduce", "ddp.overlap_param_gather")
@@ -318,8 +320,11 @@ def render_recipe(job: Job, gpus: int) -> RenderedFile:
     pairs = [shlex.quote(f"{name}={value}") for name, value in shown.items()]
     words = [*torchrun(gpus), "scripts/training/run_recipe.py", f"--recipe={RECIPE}", *pairs]
     text = _shell_script(words, "Megatron-Bridge 0.3.1: run in its folder", connections=1)
-    note = "the recipe reads the configuration of meta-llama/Meta-Llama-3-8B from the Hugging Face hub"
-    return RenderedFile(BRIDGE_SCRIPT, text, f"sh {BRIDGE_SCRIPT}", ("run it in the folder of Megatron-Bridge", note))
+    notes = ["run it in the folder of Megatron-Bridge"]
+    notes += ["the recipe reads the configuration of meta-llama/Meta-Llama-3-8B from the Hugging Face hub"]
+    if job.model.rope_factor:
+        notes.append(f"the recipe does not scale rotary frequencies, as the model does by {job.model.rope_factor:g}")
+    return RenderedFile(BRIDGE_SCRIPT, text, f"sh {BRIDGE_SCRIPT}", tuple(notes))
 
 
 def recognises_recipe(text: str) -> bool:

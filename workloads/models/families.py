@@ -83,6 +83,7 @@ class Family:
     Attributes:
         norms: of a block; `norm_vectors` of each, a scale and a bias.
         qk_norm: of queries and keys: over a head's features, or over those of all heads.
+        rope_theta, norm_eps: of files that lack them.
         qkv_bias, output_bias, mlp_bias: whether these have biases, or the key that says so.
         expert_bias: experts and routers have biases.
         sinks: each head has an attention sink.
@@ -102,6 +103,8 @@ class Family:
     norms: int = 2
     norm_vectors: int = 1
     qk_norm: Literal["", "head", "all"] = ""
+    rope_theta: float = 10_000.0
+    norm_eps: float = 1e-6
     qkv_bias: bool | str = "attention_bias"
     output_bias: bool | str = "attention_bias"
     mlp_bias: bool | str = False
@@ -195,7 +198,7 @@ def _nemotron_h(config: Config) -> dict[str, Any]:
 
 
 TIED: dict[str, Any] = {"tie_word_embeddings": True}
-GPT: dict[str, Any] = {"activation": "gelu", "norm_vectors": 2}
+GPT: dict[str, Any] = {"activation": "gelu", "norm_vectors": 2, "norm_eps": 1e-5}
 BIASED: dict[str, Any] = dict.fromkeys(("qkv_bias", "output_bias", "mlp_bias"), True)
 UNBIASED: dict[str, Any] = {"qkv_bias": False, "output_bias": False}
 GEMMA: dict[str, Any] = {"activation": "gelu_gated"}
@@ -228,12 +231,13 @@ FAMILIES: dict[str, Family] = {
     "mpt": Family(
         **UNBIASED,
         activation="gelu",
+        norm_eps=1e-5,
         positions="alibi",
         expansion=4,
         defaults={**TIED, "expansion_ratio": None, "attn_config": None},
         adapt=_mpt,
     ),
-    "nemotron": Family(activation="squared_relu", norm_vectors=2, mlp_bias="mlp_bias"),
+    "nemotron": Family(activation="squared_relu", norm_vectors=2, norm_eps=1e-5, mlp_bias="mlp_bias"),
     "qwen2_moe": Family(
         qkv_bias="qkv_bias",
         output_bias=False,
@@ -248,8 +252,17 @@ FAMILIES: dict[str, Family] = {
         names=EXPERTS,
         defaults=UPPER_WINDOWS | SPARSE_STEP | {"num_key_value_heads": 4},
     ),
-    "mixtral": Family(**UNBIASED, window=_every_layer, names=WIDE_EXPERTS, defaults={"num_key_value_heads": 8}),
+    "mixtral": Family(
+        **UNBIASED,
+        rope_theta=1e6,
+        norm_eps=1e-5,
+        window=_every_layer,
+        names=WIDE_EXPERTS,
+        defaults={"num_key_value_heads": 8},
+    ),
     "gpt_oss": Family(
+        rope_theta=150_000.0,
+        norm_eps=1e-5,
         expert_bias=True,
         sinks=True,
         window=_all_but_every_nth,
@@ -271,6 +284,7 @@ FAMILIES: dict[str, Family] = {
     "deepseek_v3": Family(**LATENT_FAMILY, defaults=LATENT_SIZES | {"first_k_dense_replace": 3}),
     "glm4_moe_lite": Family(
         **LATENT_FAMILY,
+        norm_eps=1e-5,
         defaults=LATENT_SIZES
         | {"q_lora_rank": 768, "qk_nope_head_dim": 192, "v_head_dim": 256, "first_k_dense_replace": 1},
     ),
@@ -288,6 +302,7 @@ FAMILIES: dict[str, Family] = {
     ),
     "nemotron_h": Family(
         activation="squared_relu",
+        norm_eps=1e-5,
         positions="none",
         norms=1,
         linear=_no_layer,
@@ -303,13 +318,17 @@ FAMILIES: dict[str, Family] = {
         | {"use_conv_bias": True, "n_shared_experts": 1},
         adapt=_nemotron_h,
     ),
-    "phi3": Family(**UNBIASED, window=_every_layer),
-    "olmo": Family(norm_vectors=0),
-    "olmo2": Family(qk_norm="all"),
+    "phi3": Family(**UNBIASED, norm_eps=1e-5, window=_every_layer),
+    "olmo": Family(norm_vectors=0, norm_eps=1e-5),
+    "olmo2": Family(qk_norm="all", norm_eps=1e-5),
     "olmo3": Family(
-        qk_norm="all", window=_all_but_every_nth, defaults={"sliding_window": 4096, "sliding_window_pattern": 4}
+        qk_norm="all",
+        rope_theta=500_000.0,
+        norm_eps=1e-5,
+        window=_all_but_every_nth,
+        defaults={"sliding_window": 4096, "sliding_window_pattern": 4},
     ),
-    "olmoe": Family(qk_norm="all", names=WIDE_EXPERTS),
+    "olmoe": Family(qk_norm="all", norm_eps=1e-5, names=WIDE_EXPERTS),
     "granite": Family(mlp_bias="mlp_bias"),
     "granitemoe": Family(names=WIDE_EXPERTS),
     "granitemoeshared": Family(
@@ -317,6 +336,7 @@ FAMILIES: dict[str, Family] = {
     ),
     "smollm3": Family(
         mlp_bias="mlp_bias",
+        rope_theta=2e6,
         window=_not_rotary,
         defaults=TIED | NO_ROPE | {"num_key_value_heads": 4, "use_sliding_window": False, "max_window_layers": None},
     ),
@@ -343,13 +363,19 @@ FAMILIES: dict[str, Family] = {
         window=_every_layer,
         defaults={**TIED, "use_bias": True, "num_key_value_heads": 2},
     ),
-    "cohere": Family(norms=1, qk_norm="all", defaults={**TIED, "use_qk_norm": False}),
+    "cohere": Family(
+        norms=1, qk_norm="all", rope_theta=500_000.0, norm_eps=1e-5, defaults={**TIED, "use_qk_norm": False}
+    ),
     "cohere2": Family(
-        norms=1, window=_all_but_every_nth, defaults={**TIED, "sliding_window": 4096, "sliding_window_pattern": 4}
+        norms=1,
+        norm_eps=1e-5,
+        window=_all_but_every_nth,
+        defaults={**TIED, "sliding_window": 4096, "sliding_window_pattern": 4},
     ),
     "glm4_moe": Family(
         output_bias=False,
         qk_norm="head",
+        norm_eps=1e-5,
         names=EXPERTS,
         defaults={"num_key_value_heads": 8, "use_qk_norm": False, "first_k_dense_replace": 1, "n_shared_experts": 1},
     ),
@@ -370,6 +396,7 @@ FAMILIES: dict[str, Family] = {
         **GEMMA,
         norms=4,
         qk_norm="head",
+        rope_theta=1e6,
         window=_all_but_every_nth,
         defaults={
             **TIED,
@@ -381,8 +408,15 @@ FAMILIES: dict[str, Family] = {
             "sliding_window_pattern": 6,
         },
     ),
-    "qwen2_5_vl_text": Family(**QWEN2, defaults=UPPER_WINDOWS | {"num_key_value_heads": 8, "max_window_layers": 80}),
+    "qwen2_5_vl_text": Family(
+        **QWEN2,
+        rope_theta=1e6,
+        norm_eps=1e-5,
+        defaults=UPPER_WINDOWS | {"num_key_value_heads": 8, "max_window_layers": 80},
+    ),
     "llama4_text": Family(
+        rope_theta=500_000.0,
+        norm_eps=1e-5,
         window=_rotary,
         chunked=True,
         names={

@@ -27,6 +27,7 @@ NUMBERS = {
     **dict.fromkeys(("interleave_moe_layer_step", "moe_layer_freq"), 1),
     **dict.fromkeys(("max_window_layers", "first_k_dense_replace", "num_ln_in_parallel_attn"), 0),
 }
+EPSILONS = (*("rms_norm_eps", "layer_norm_epsilon", "layer_norm_eps", "norm_epsilon", "norm_eps", "layernorm_epsilon"),)
 LISTS = ("no_rope_layers", "mlp_only_layers", "moe_layers")
 
 
@@ -89,12 +90,36 @@ def read_hugging_face(config: Config) -> Model:
         mlp_bias=mlp_bias,
         norms=adapted.get("norms", family.norms),
         norm_vectors=family.norm_vectors,
+        qk_norm=family.qk_norm if config.get("use_qk_norm", True) else "",
         other_vectors=_other_vectors(family, config, sizes, output_bias),
         shared_expert_gate=family.shared_expert_gate,
         attention_gate=family.attention_gate,
-        remark=remark,
+        **_rotary_and_epsilon(family, given, remark),
         **(sizes | _windows(name, config, sizes) | _linear_layers(family, config, sizes["layers"])),
     )
+
+
+def _rotary_and_epsilon(family: Family, given: Config, remark: str) -> dict[str, Any]:
+    """Return the base of rotary frequencies, Llama 3.1's scaling of them, the norms' epsilon, and what is left out."""
+    rotary = dict(given.get("rope_scaling") or {}) | dict(given.get("rope_parameters") or {})
+    rotary = dict(rotary.get("full_attention", rotary))  # of Gemma 3's and OLMo 3's layers, by their kind
+    values = {**rotary, **given}
+    theta = next((values[key] for key in ("rope_theta", "rotary_emb_base") if values.get(key)), family.rope_theta)
+    epsilon = next((given[key] for key in EPSILONS if given.get(key)), family.norm_eps)
+    for key, value in {"rope_theta": theta, "epsilon of norms": epsilon}.items():
+        if not isinstance(value, int | float) or not value > 0:
+            raise UnsupportedModel(f"{key} is {value!r}: must be a number above 0")
+    kind = rotary.get("rope_type", rotary.get("type", "default"))
+    factor = rotary.get("factor") if kind == "llama3" else None
+    partial = values.get("partial_rotary_factor", values.get("rotary_pct", 1.0))
+    left = [f"the {kind} scaling of rotary embeddings"] if kind not in ("default", "llama3") else []
+    left += [f"rotary embeddings being of {partial} of a head's features alone"] if partial != 1 else []
+    return {
+        "rope_theta": float(theta),
+        "norm_eps": float(epsilon),
+        "rope_factor": factor,
+        "remark": "; ".join([*([remark] if remark else []), *(f"without {text}" for text in left)]),
+    }
 
 
 def _text_part(config: Config) -> tuple[str, Config, str]:
@@ -247,11 +272,9 @@ def _linear_layers(family: Family, config: Config, layers: int) -> dict[str, Any
 
 
 def _other_vectors(family: Family, config: Config, sizes: Mapping[str, Any], output_bias: bool) -> int:
-    """Return the elements of a block's norms of queries and keys, of biases without a field, and of sinks."""
-    heads, hidden_size = sizes["heads"], sizes["hidden_size"]
-    total = hidden_size * output_bias + heads * family.sinks
-    if family.qk_norm and config.get("use_qk_norm", True):
-        total += sizes["head_size"] * (2 if family.qk_norm == "head" else heads + sizes["kv_heads"])
+    """Return the elements of a block's biases without a field, of sinks, and of norms of latent features."""
+    hidden_size = sizes["hidden_size"]
+    total = hidden_size * output_bias + sizes["heads"] * family.sinks
     if "kv_rank" in family.names:  # norms of the latent features, and biases of their projections
         latent = sizes["query_rank"] + sizes["kv_rank"]
         total += latent + bool(config.get("attention_bias")) * (latent + sizes["rope_size"])

@@ -82,14 +82,16 @@ class Model:
     shared_expert_gate: bool = False  # a matrix with one output weighs the shared expert
     dense_layers: tuple[int, ...] = ()  # blocks that have a dense MLP although the others have experts
     # Vectors, which cost next to nothing. norms, norm_vectors: norms of a block, and the vectors of one, a scale and a
-    # bias. other_vectors: elements of a block with attention beyond: norms of queries and keys, other biases, sinks.
-    # linear_vectors: those of a linear layer: convolution, decay, norm.
+    # bias. qk_norm: of queries and keys, over a head's features or over those of all heads. other_vectors: elements of
+    # a block with attention beyond: other biases, sinks. linear_vectors: those of a linear layer: convolution, decay,
+    # norm.
     norms: int = field(default=2, compare=False)
     norm_vectors: int = field(default=1, compare=False)
+    qk_norm: Literal["", "head", "all"] = field(default="", compare=False)
     other_vectors: int = field(default=0, compare=False)
     linear_vectors: int = field(default=0, compare=False)
     remark: str = field(default="", compare=False)  # what of a file is not in the model
-    # rope_theta, norm_eps: base of the rotary frequencies and epsilon of the RMS norms, for this project's trainer
+    # rope_theta, norm_eps: base of the rotary frequencies and epsilon of the norms
     rope_theta: float = field(default=500_000.0, compare=False)
     norm_eps: float = field(default=1e-5, compare=False)
     # the factor by which Llama 3.1 scales low rotary frequencies; None without scaling
@@ -240,7 +242,10 @@ class Model:
         qkv = self.linear("qkv")[1] if self.qkv_bias else 0
         has_bias = self.mlp_bias and not self.has_experts(layer) and self.has_mlp(layer)
         mlp = self.linear("gate_up")[1] + self.hidden_size if has_bias else 0
-        mixer = {"attention": qkv + self.other_vectors, "linear": self.linear_vectors, "none": 0}[self.mixer(layer)]
+        qk = self.head_size * {"": 0, "head": 2, "all": self.heads + self.kv_heads}[self.qk_norm]
+        mixer = {"attention": qkv + qk + self.other_vectors, "linear": self.linear_vectors, "none": 0}[
+            self.mixer(layer)
+        ]
         return self.shared_weights(layer) + self.expert_weights(layer) + mlp + mixer
 
     @property

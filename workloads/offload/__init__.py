@@ -95,8 +95,7 @@ class Offload(Workload):
     benchmark_version = "offload/2"
     finalists = 0  # trials take minutes
     finals_rounds = 3
-    # benchmarks/results/offload_h200_cells.csv; the rate of the head was chosen with these rows in sight
-    plan_band = "15%, the largest error of 13 trials measured on an H200; other GPUs were not compared"
+    estimates_plans = True
     exclusive = "node"  # another trial on the node would use its host memory and its links
 
     def list_candidates(
@@ -105,6 +104,10 @@ class Offload(Workload):
         from workloads.offload.catalogue_rates import list_candidates
 
         return list_candidates(dimensions, constants, machine)
+
+    def find_band(self, parameters: OffloadParameters, machine: Machine) -> tuple[float, str]:
+        # benchmarks/results/offload_h200_cells.csv; the rate of the head was chosen with these rows in sight
+        return 0.15, "the largest error of 13 trials measured on an H200; other GPUs were not compared"
 
     def preview(self, parameters: OffloadParameters, machine: Machine) -> str:
         reason = infeasible_reason(parameters.dtype, parameters.sequence_length, machine.architecture)

@@ -8,6 +8,7 @@ from importlib.metadata import version
 from typing import Literal
 
 from workloads.api.contract import Candidate, Estimate, Machine, Measurement, Rank, Scalar, Workload
+from workloads.estimator.estimate import find_band
 from workloads.estimator.memory import peak_memory_gib
 from workloads.estimator.step import estimate_step
 from workloads.hardware.precisions import peak_tflops
@@ -180,6 +181,10 @@ class Parallel(Workload):
             return Estimate(reason, "the layout fits into memory", {"memory_gib": memory_gib}, description)
         metrics = {"memory_gib": memory_gib, **parameters.estimate_speed(machine)}
         return Estimate(metrics=metrics, description=description)
+
+    def find_band(self, parameters: ParallelParameters, machine: Machine) -> tuple[float, str]:
+        band = find_band(parameters.job)
+        return band.error_share, band.meaning
 
     def list_candidates(
         self, dimensions: Mapping[str, Sequence[Scalar]], constants: Mapping[str, Scalar], machine: Machine

@@ -12,7 +12,8 @@ from html import escape
 from importlib.resources import files
 
 from sweeper.commands.plan.answer import Answer, tokens_of_a_day
-from sweeper.commands.plan.text import differences_table, layouts_table, list_sections, round_to_band
+from sweeper.commands.plan.text import differences_table, layouts_table, list_sections
+from sweeper.common.format import round_to_band
 from workloads.estimator.estimate import bands
 from workloads.estimator.pipeline import Kind, build_timeline
 from workloads.estimator.search import USABLE_MEMORY, Candidate
@@ -213,9 +214,11 @@ def _show_scaling(scaling: Mapping[int, Candidate], error_share: float) -> str:
         estimate = candidate.estimate
         values = (estimate.step.total_s, estimate.tokens_per_s_per_gpu, tokens_of_a_day(estimate) / 1e9)
         rounded = [round_to_band(value, error_share) for value in values]
-        rows.append([f"{gpus:,}", *rounded, describe(candidate.layout)])
-    heading = ["GPUs", "step s", "tokens/s per GPU", "G tokens a day", "fastest layout"]
+        rows.append([f"{gpus:,}", f"{estimate.tokens / 1e6:.3g}", *rounded, describe(candidate.layout)])
+    heading = ["GPUs", "M tokens a step", "step s", "tokens/s per GPU", "G tokens a day", "fastest layout"]
     note = "The fastest layout of each number of GPUs that the model fits into, with the band of published runs."
+    if len({candidate.estimate.tokens for candidate in scaling.values()}) > 1:
+        note += " The batch grows with the GPUs where each needs a sequence: global_batch= sets one for all."
     rates = {gpus: candidate.estimate.tokens_per_s_per_gpu for gpus, candidate in scaling.items()}
     return _section("Scaling", draw_scaling(rates, error_share) + _table(heading, rows), note)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 import textwrap
 from contextlib import suppress
@@ -13,7 +12,7 @@ from rich.console import Console
 
 from sweeper.commands.plan.answer import KEPT, SHOWN, Answer, tokens_of_a_day
 from sweeper.commands.plan.request import PlanRequest, Problem, build_problem
-from sweeper.common.format import count, format_number
+from sweeper.common.format import count, round_to_band
 from sweeper.pages.terminal import draw, open_console
 from workloads.api.errors import UserInputError
 from workloads.estimator.estimate import bands, find_band
@@ -235,10 +234,14 @@ def tail_lines(answer: Answer) -> list[str]:
             lines.append(f"with      {name}: {100 * gain:+.0f}%{changed}")
     lines = lines or [f"with      {', '.join(answer.alternatives)}: no more than 1%"]
     if training is not None:
-        values = (training.days, training.gpu_hours, training.failures, training.cost or 0.0)
-        days, gpu_hours, failures, cost = (round_to_band(value, band.error_share) for value in values)
+        values = (training.days, training.gpu_hours, training.failures)
+        days, gpu_hours, failures = (round_to_band(value, band.error_share) for value in values)
+        cost = ""
+        if training.cost is not None:
+            price = training.cost / training.gpu_hours
+            cost = f", cost {round_to_band(training.gpu_hours, band.error_share, price)}"
         lines.append(
-            f"training  {days} days, {gpu_hours} GPU-hours{'' if training.cost is None else f', cost {cost}'}; "
+            f"training  {days} days, {gpu_hours} GPU-hours{cost}; "
             f"{100 * training.lost_share:.1f}% of it is lost to {failures} failures and to checkpoints"
         )
     unsure = [*band.missing(problem.job, problem.cluster)]
@@ -255,12 +258,3 @@ def tail_lines(answer: Answer) -> list[str]:
         missing = f"workload=parallel does not train {answer.model}, which conf/model does not have"
         unsure.append(f"{missing}: the plan is of a trainer like it; trainer= names another one")
     return lines + [f"unsure    {line}" for line in (*unsure, *estimate.not_modelled)]
-
-
-def round_to_band(value: float, error_share: float) -> str:
-    """Return the value rounded to the first digit of its error: 1,152 within 8% is 1,150, and 57.5 is 58."""
-    if not value or not math.isfinite(value):
-        return format_number(value)
-    place = math.floor(math.log10(abs(value) * max(error_share, 1e-4)) + 1e-9)
-    rounded = round(value, -place) + 0.0
-    return f"{rounded:,.{max(0, -place)}f}"

@@ -115,6 +115,17 @@ def test_a_file_is_read_back_as_its_job(trainer: str) -> None:
     assert written >= 3
 
 
+@pytest.mark.parametrize("trainer", ["megatron", "nemo", "primus"])
+@pytest.mark.parametrize("values", [{"qk_norm": "head", "rope_theta": 1e6, "norm_eps": 1e-6}, {"rope_factor": 32.0}])
+def test_vectors_and_rotary_embeddings_of_a_model_are_read_back(trainer: str, values: dict[str, Any]) -> None:
+    rendered = render(example(trainer, replace(LLAMA, **values)), 8)
+    read = read_layout(rendered.text).job.model
+    if trainer == "nemo" and "rope_factor" in values:
+        assert read.rope_factor is None and "does not scale rotary frequencies" in rendered.notes[-1]
+    else:
+        assert {name: getattr(read, name) for name in values} == values
+
+
 def example(trainer: str, model: Model = LLAMA, **values: object) -> Job:
     """Return a job of 8 GPUs that every trainer's file expresses, with some values changed."""
     of_job = {name: values.pop(name) for name in (*JOB_FIELDS, "compiled") if name in values}
@@ -142,6 +153,7 @@ def example(trainer: str, model: Model = LLAMA, **values: object) -> Job:
             {"schedule": "zbv", "pp": 2, "dp_shard": 2, "stages_per_rank": 2},
             "nemo (Megatron-Bridge): schedule=zbv",
         ),
+        ("megatron", {"model": replace(LLAMA, qk_norm="all")}, "megatron: the model's qk_norm=all cannot be written"),
         ("megatron", {"state": "amp"}, "megatron: state=amp cannot be written. Supported: fp32"),
         ("megatron", {"checkpointing": "norm_act"}, "megatron: checkpointing=norm_act cannot be written for a dense"),
         (

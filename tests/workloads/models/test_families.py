@@ -10,7 +10,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from workloads.models.families import FAMILIES, TEXT_PARTS
 from workloads.models.flops import model_flops_per_token
-from workloads.models.hugging_face import read_hugging_face
+from workloads.models.hugging_face import EPSILONS, read_hugging_face
 
 transformers = pytest.importorskip("transformers")
 eager_mask = pytest.importorskip("transformers.masking_utils").eager_mask
@@ -251,3 +251,17 @@ def test_a_file_of_one_level_has_a_text_part() -> None:
     assert read_hugging_face(flat) == read_hugging_face(
         {"model_type": "qwen2_5_vl", "text_config": SIZES | TAIL_WINDOWS}
     )
+
+
+@pytest.mark.parametrize("family", sorted(FAMILIES.keys() - NOT_BUILT - {"mpt", "gpt2", "olmo", "nemotron_h"}))
+def test_rotary_base_and_epsilon_are_those_of_transformers(family: str) -> None:
+    """A file that lacks them has the family's, one that has them its own. Others have none."""
+    usual = transformers.AutoConfig.for_model(family)
+    rotary = usual.rope_parameters.get("full_attention", usual.rope_parameters)
+    epsilon = next(value for key, value in usual.to_dict().items() if key in EPSILONS)
+    read = read_hugging_face(file_of(family, FILES[family][0]))
+    assert (read.rope_theta, read.norm_eps) == (rotary["rope_theta"], epsilon)
+    own = {"rope_parameters": {"rope_theta": 7e5, "rope_type": "yarn", "factor": 4.0}, EPSILONS[0]: 1e-4}
+    read = read_hugging_face(file_of(family, FILES[family][0] | own))
+    assert (read.rope_theta, read.norm_eps, read.rope_factor) == (7e5, 1e-4, None)
+    assert "without the yarn scaling of rotary embeddings" in read.remark

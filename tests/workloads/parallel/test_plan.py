@@ -24,6 +24,8 @@ def test_a_plan_shows_tried_and_excluded_points_and_the_projection(
     assert 0 < tried < 100 and tried + excluded == 2**5 * 2 * 3 * 3 * 3 * 2
     assert "the degrees multiply to the number of ranks" in result.out
     assert "fixed    model=llama_tiny sequence_length=64" in result.out
+    assert re.search(r"nodes +devices +sequences a step .*\n.*\n +1 +2 +8 ", result.out)
+    assert re.search(r"(?m)^ +16 +32 +128 ", result.out)
     assert "dp_shard 2, micro-batch 4 x 1" in result.out and "of linear" in result.out and "assumptions:" in result.out
     table = pd.read_csv(next(tmp_path.glob("sweeps/*/plan.csv")))
     assert (

@@ -31,4 +31,5 @@ def test_a_sweep_over_layouts_reports_how_well_they_were_predicted(workspace: Wo
     assert parent.data.metrics["predicted_error"] > 0
     projected = json.loads(parent.data.tags["projected_tokens_per_s"])
     assert list(projected) == ["2", "4", "8", "16"] and projected["4"] > 1.5 * projected["2"] > 0
+    assert projected["2"] == pytest.approx(max(run.data.metrics["tokens_per_s"] for run in runs))
     assert "the batch grows with the replicas" in parent.data.tags["projection_assumes"]

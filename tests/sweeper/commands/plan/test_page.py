@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -47,6 +48,13 @@ def test_the_page_has_the_plan_and_its_pictures(planned: Answer) -> None:
     assert "Schedule 1f1b, 8 micro-batches of 256" in page
     assert page.count("class='pass'") == 2 * 4 * 8  # directions, ranks, micro-batches
     assert "Scaling" not in page and "http" not in page
+
+
+def test_scaling_shows_that_the_batch_grows(planned: Answer) -> None:
+    larger = replace(planned.best.estimate, tokens=2 * planned.best.estimate.tokens)
+    page = build_page(planned, {8: planned.best, 16: replace(planned.best, estimate=larger)})
+    assert "M tokens a step" in page and "The batch grows with the GPUs" in page
+    assert "The batch grows" not in build_page(planned, {8: planned.best, 16: planned.best})
 
 
 def test_a_page_that_cannot_be_written_is_named_before_anything_is_planned(tmp_path: Path) -> None:

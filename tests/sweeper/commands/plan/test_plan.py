@@ -15,7 +15,7 @@ import pytest
 from sweeper.commands.plan.answer import ESTIMATOR, answer, search, tokens_of_a_day
 from sweeper.commands.plan.main import COMMAND
 from sweeper.commands.plan.request import TOKENS_PER_STEP, build_problem, default_batch, read_request
-from sweeper.commands.plan.text import round_to_band
+from sweeper.common.format import round_to_band
 from sweeper.preflight.clusters import build_cluster
 from sweeper.preflight.corrections import Correction, Place, keep
 from tests.support.planner import flatten
@@ -271,6 +271,10 @@ def test_the_fastest_layout_as_a_file_is_read_back_as_the_given_one(
 )
 def test_figures_have_no_more_digits_than_their_band_allows(value: float, error: float, text: str) -> None:
     assert round_to_band(value, error) == text
+
+
+def test_the_cost_that_is_shown_is_the_price_of_the_hours_that_are_shown() -> None:
+    assert (round_to_band(243_900, 0.1), round_to_band(243_900, 0.1, factor=2.5)) == ("240,000", "600,000")
 
 
 @pytest.mark.parametrize(
