@@ -215,7 +215,12 @@ def describe_duration(plan: SweepPlan) -> str:
     steps_s = estimate_steps_s(plan)
     if steps_s is None or steps_s < LONG_S:
         return ""
-    return f"estimate about {format_duration(steps_s)} of steps by the cost model; starting and compiling come on top"
+    text = f"estimate about {format_duration(steps_s)} of steps by the cost model; starting and compiling come on top"
+    budget = plan.config.budget
+    if budget.time_s is None or budget.trials is None or plan.estimates is None or budget.time_s >= steps_s:
+        return text
+    fitting = int(min(budget.trials, len(plan.estimates.valid)) * budget.time_s / steps_s)
+    return f"{text}; budget.time_s has room for the steps of {count(fitting, 'trial')}"
 
 
 class DurationNote:

@@ -80,6 +80,7 @@ class SweepProgress:
         self._trials_since_best = 0
         repeated = list(repeated)
         self._trial_s = sum(record.ended_at_s - record.started_at_s for record in repeated)
+        self._timed_s = 0.0
         for record in sorted(records, key=lambda record: record.elapsed_s):
             self.add(record)
         self._earlier_elapsed_s = max((record.elapsed_s for record in [*self._records, *repeated]), default=0.0)
@@ -112,11 +113,17 @@ class SweepProgress:
         """The mean seconds of a trial; 0 before the first."""
         return self._trial_s / len(self._records) if self._records else 0.0
 
+    @property
+    def timed_share(self) -> float:
+        """The share of the trials' time that is timed steps: the rest starts, compiles and warms up."""
+        return min(1.0, self._timed_s / self._trial_s) if self._trial_s else 0.0
+
     def add(self, record: TrialRecord) -> bool:
         """Add a trial that has ended. Return whether it is better than all before, or joins the front."""
         self._records.append(record)
         self.counts[record.status] += 1
         self._trial_s += record.ended_at_s - record.started_at_s
+        self._timed_s += record.metrics.get("steps", 0.0) * record.metrics.get("step_time_ms", 0.0) / 1e3
         self._failures.add(record)
         losses, is_better = self._criteria.ranked_losses(record), False
         if losses is not None and not self._criteria.has_front:
@@ -166,11 +173,14 @@ class SweepProgress:
         return {name: limit for name, limit in limits.items() if limit is not None}
 
     def _used(self, running_s: float) -> dict[str, int | float]:
-        """Return how much of each limit is used, with `running_s` seconds of trials that have not ended."""
+        """Return how much of each limit is used, with `running_s` seconds of trials that have not ended.
+
+        The time includes that of one more trial, as long as the mean: a trial that would end later does not start.
+        """
         gpu_hours = (self._trial_s + running_s) * self._gpus / SECONDS_PER_HOUR
         return {
             "trials": self.finished_trials,
-            "time_s": self.elapsed_s,
+            "time_s": self.elapsed_s + self.mean_trial_s,
             "patience": self._trials_since_best,
             "gpu_hours": gpu_hours,
             "cost": gpu_hours * self._gpu_price_per_hour,

@@ -21,6 +21,7 @@ from sweeper.common.trials import WITHOUT_RESULT, TrialStatus, narrowest_retry
 from sweeper.metrics.derivation import MEMORY_METRICS
 from sweeper.metrics.intervals import Interval
 from sweeper.pages import trial_tables
+from sweeper.pages.plan_view import LONG_S
 from sweeper.pages.progress import Progress
 from sweeper.pages.summary import Recording, Summary
 from sweeper.pages.sweep_results import Results
@@ -85,6 +86,8 @@ class FinishedRun:
             tracking.wait_for_report(REPORT_PATIENCE_S if is_attended() else REPORT_PATIENCE_UNATTENDED_S)
         seconds = self.clock.seconds()
         print(f"took     {format_phases(seconds)}", flush=True)
+        if seconds.get("trials", 0.0) >= LONG_S:
+            print(f"timed    {progress.timed_share:.0%} of the trials' time was timed steps", flush=True)
         took_s = {name: round(value, 3) for name, value in seconds.items()}
         retry = summary.retry_command
         display.end({**results.export(), "stopped": self.error, "retry": retry, "took_s": took_s, "exit_code": code})

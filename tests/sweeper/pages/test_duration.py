@@ -27,10 +27,17 @@ class Training:
     steps: int = 8
 
 
-def plan(tokens_per_s: float, *, trials: int | None = 100, gangs: int = 1, parameters: Any = Training) -> Any:
+def plan(
+    tokens_per_s: float,
+    *,
+    trials: int | None = 100,
+    time_s: float | None = None,
+    gangs: int = 1,
+    parameters: Any = Training,
+) -> Any:
     candidate = SimpleNamespace(point={"batch": 1}, estimate=SimpleNamespace(metrics={"tokens_per_s": tokens_per_s}))
     return SimpleNamespace(
-        config=SimpleNamespace(budget=Budget(trials=trials), finals=SimpleNamespace(top=3, rounds=5)),
+        config=SimpleNamespace(budget=Budget(trials=trials, time_s=time_s), finals=SimpleNamespace(top=3, rounds=5)),
         estimates=SimpleNamespace(valid=[candidate] * 50),
         space=SimpleNamespace(constants={}),
         workload=SimpleNamespace(Parameters=parameters),
@@ -45,6 +52,11 @@ def plan(tokens_per_s: float, *, trials: int | None = 100, gangs: int = 1, param
         ({}, "estimate about 1:06:40 of steps"),  # of 50 points: 10 steps of 8 s each
         ({"gangs": 4}, "estimate about 16:40 of steps"),
         ({"trials": 1}, "estimate about 1:20 of steps"),
+        (
+            {"time_s": 3999.0},
+            "estimate about 1:06:40 of steps by the cost model; starting and compiling come on top; "
+            "budget.time_s has room for the steps of 49 trials",
+        ),
         ({"trials": None}, ""),
         ({"parameters": lambda batch: object()}, ""),
         ({"tokens_per_s": 1e6}, ""),  # 4 s

@@ -81,6 +81,27 @@ def test_limits_of_the_budget_end_the_search_and_are_named() -> None:
     assert progress.exhausted_limits() == {"trials": 4, "patience": 2}
 
 
+def test_no_trial_starts_that_would_end_after_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Trials of 110 s each, within 250 s: two."""
+    now_s = [0.0]
+    monkeypatch.setattr("sweeper.search.progress.time.monotonic", lambda: now_s[0])
+    progress = SweepProgress(SCORE, Budget(trials=None, time_s=250.0), [])
+    progress.start()
+    for number, starts in enumerate([True, True, False]):
+        assert progress.has_budget_for_more(in_flight=0) == starts
+        assert progress.exhausted_limits() == ({} if starts else {"time_s": 250.0})
+        now_s[0] += 110.0
+        progress.add(trial_record(number, started_at_s=now_s[0] - 110.0, ended_at_s=now_s[0], metrics={"score": 1.0}))
+
+
+def test_the_share_of_timed_steps_is_of_all_trials_that_ended() -> None:
+    progress = make_progress()
+    metrics = {"score": 1.0, "steps": 5.0, "step_time_ms": 4_000.0}
+    progress.add(trial_record(0, started_at_s=0.0, ended_at_s=50.0, metrics=metrics))
+    progress.add(trial_record(1, status=TrialStatus.FAILED, started_at_s=50.0, ended_at_s=80.0, reason="x"))
+    assert progress.timed_share == pytest.approx(0.25)
+
+
 def test_gpu_hours_and_cost_count_running_trials_and_earlier_attempts() -> None:
     hour = [trial_record(0, started_at_s=0.0, ended_at_s=3600.0, metrics={"score": 1.0})]
     for limit in ({"gpu_hours": 24.0}, {"cost": 48.0}):
