@@ -246,7 +246,8 @@ class LogReader:
             resolutions["step_time_s"] = resolutions["batches_per_s"] / batches_per_s**2
         time_s = metrics.get("step_time_s", 0.0)
         # A batch that is rounded from few digits may be another one.
-        if samples_per_s and not batch and resolutions.get("step_time_s", 0.0) * samples_per_s < 0.5 and time_s > 0:
+        error = resolutions.get("step_time_s", 0.0) * samples_per_s + resolutions.get("samples_per_s", 0.0) * time_s
+        if samples_per_s and not batch and error < 0.5 and time_s > 0:
             metrics["global_batch"] = float(round(samples_per_s * time_s))
         length = metrics.get("sequence_length") or self.reported_config.get("sequence_length")
         if samples_per_s and isinstance(length, int | float):

@@ -7,6 +7,7 @@ import re
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import yaml
@@ -25,7 +26,7 @@ from workloads.formats.names import (
     torchrun,
     write_names,
 )
-from workloads.formats.shell import Script, find_unset, show_unset
+from workloads.formats.shell import UNSET, Script, find_unset, show_unset
 from workloads.formats.torchtitan import FP8, read_config
 from workloads.layouts.layout import Job
 from workloads.models.model import SIZES, Model
@@ -99,6 +100,17 @@ DERIVED = {"swiglu", "normalization", "group_query_attention", "untie_embeddings
 _SET_BY_RECIPE = ("ddp.use_distributed_optimizer", "ddp.overlap_grad_reduce", "ddp.overlap_param_gather")
 RECIPE_SETS = dict.fromkeys((*_SET_BY_RECIPE, "model.sequence_parallel"), False)
 BRIDGE_RUN = {"train.train_iters": 20, "train.eval_iters": 0, "logger.log_interval": 1, "checkpoint.save": None}
+
+
+# Short flags of scripts/training/run_recipe.py (0.6.0), beside the names in full.
+RECIPE_FLAGS = {
+    **{"gb": "global_batch_size", "mb": "micro_batch_size", "sl": "seq_length", "tp": "tensor_model_parallel_size"},
+    **{"pp": "pipeline_model_parallel_size", "cp": "context_parallel_size", "ep": "expert_model_parallel_size"},
+    "vp": "virtual_pipeline_model_parallel_size",
+}
+_OF_RECIPE = re.compile(r"_(pretrain|sft|finetune|peft)(?=_)")
+OPEN_RECIPE = "the recipe of Megatron-Bridge sets what the file leaves out: here it has Megatron-LM's defaults"
+ADAPTERS = "training of adapters is not planned. Planned: none"
 
 
 def _list_recipe_obstacles(job: Job) -> Iterator[str]:
@@ -212,11 +224,7 @@ def _find_command(text: str) -> tuple[list[str], list[str], list[str]]:
         for command in commands
         if command[0] in ("source", ".") and len(command) > 1
     ]
-    # A shell within a command, such as `srun bash -c "..."`, has its words in one.
-    *commands, alone = [
-        [part for word in words for part in (_split_nested(word) if " --" in word else [word])]
-        for words in (*commands, [word for words in script.variables.values() for word in words])
-    ]
+    *commands, alone = map(_split_nested, (*commands, [word for words in script.variables.values() for word in words]))
     starting = [words for words in commands if any(word.partition("=")[0] in _ARGUMENTS for word in words)]
     if len(starting) > 1 and any(words != starting[-1] for words in starting):
         notes.append(f"{len(starting)} commands train: the last one is read")
@@ -227,8 +235,10 @@ def _find_command(text: str) -> tuple[list[str], list[str], list[str]]:
     return words[:start], words[start:], notes
 
 
-def _split_nested(text: str) -> list[str]:
-    return [word for words in Script(text).read() for word in words]
+def _split_nested(words: Iterable[str]) -> list[str]:
+    """Return the words of a command and of a shell within it, which has them in one, as `srun bash -c "..."`."""
+    nested = [Script(word).read() if " --" in word else [[word]] for word in words]
+    return [word for commands in nested for command in commands for word in command]
 
 
 def _list_arguments(words: list[str]) -> tuple[dict[str, list[str]], list[str]]:
@@ -333,19 +343,56 @@ def recognises_recipe(text: str) -> bool:
 
 def read_recipe(text: str, gpus: int | None = None, model: Model | None = None) -> FileReading:
     """Return what a command with a recipe says, without what the recipe sets itself. Raises UserInputError."""
-    command = next((words for words in Script(text).read() if any("run_recipe.py" in word for word in words)), [])
-    pairs = [word.partition("=") for word in command if "=" in word and not word.startswith("-")]
-    overrides = {name: parse_value(value) for name, _, value in pairs}
+    commands = map(_split_nested, Script(text).read())
+    *_, command = [[], *(words for words in commands if any("run_recipe.py" in word for word in words))]
+    start = next((number for number, word in enumerate(command, 1) if "run_recipe.py" in word), 0)
+    flags, overrides = _read_recipe_words(command[start:])
+    if not flags | overrides:
+        raise UserInputError(
+            "run_recipe.py: a loop or a condition gives its words. Write the command that you run alone"
+        )
+    recipe = str(flags.pop("recipe", None) or flags.pop("model", ""))
+    kind, mode = _OF_RECIPE.search(recipe), flags.pop("mode", None)
+    if mode in ("lora", "dora") or (kind and kind[1] == "peft"):
+        raise UserInputError(f"{f'mode={mode}' if mode else f'recipe={recipe}'}: {ADAPTERS}")
+    is_whole = "model.num_layers" in overrides  # as the files that are written here
+    named = None if is_whole else find_model(_OF_RECIPE.split(recipe)[0])
     mixed = overrides.pop("mixed_precision", "bf16_mixed")
     names = {theirs: ours for ours, theirs in SECTIONS.items()}
-    settings = {names.get(name, name.rpartition(".")[2]): value for name, value in overrides.items()}
+    settings = flags | {names.get(name, name.rpartition(".")[2]): value for name, value in overrides.items()}
     implied = {"swiglu": True, "add_bias_linear": False, "position_embedding_type": "rope"}
+    implied["use_distributed_optimizer"] = True  # as most of its recipes have it
     implied["group_query_attention"] = "num_query_groups" in settings
     implied["untie_embeddings_and_output_weights"] = not settings.pop("share_embeddings_and_output_weights", False)
     if isinstance(vocabulary := overrides.get("model.vocab_size"), int):
         settings["vocab_size"] = vocabulary - 1
-    reading = read_settings(settings, "nemo", gpus or _read_gpus(command), model, implied | _read_mixed(mixed))
-    return replace(reading, taken={**reading.taken, "mixed_precision": ("precision", mixed)})
+    launched = gpus or _read_gpus(command)
+    reading = read_settings(settings, "nemo", launched, model or named, implied | _read_mixed(mixed))
+    taken = {**reading.taken, "mixed_precision": ("precision", mixed)} | (
+        {"recipe": ("model", recipe)} if named else {}
+    )
+    unknown = f"recipe={recipe}: its sizes are not known here, so model= is not compared with it"
+    notes = () if is_whole else (OPEN_RECIPE,) if named else (OPEN_RECIPE, unknown)
+    left = [unset for word in command[start:] if word.startswith(UNSET) and (unset := find_unset(word))]
+    return _add(replace(reading, taken=taken, sizes={**_sizes_of(named), **reading.sizes}), left, notes)
+
+
+def _read_recipe_words(words: Sequence[str]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the values of the recipe's flags, by their names in full, and its overrides."""
+    flags, overrides = dict[str, Any](), dict[str, Any]()
+    for word, following in pairwise([*words, "-"]):
+        name, equals, value = word.lstrip("-").partition("=")
+        if word.startswith("-"):
+            name = name.replace("-", "_")
+            value = value if equals else "True" if following.startswith("-") or "=" in following else following
+            flags[RECIPE_FLAGS.get(name, name)] = parse_value(value)
+        elif equals:
+            overrides[name.lstrip("+")] = parse_value(value)
+    return flags, overrides
+
+
+def _sizes_of(model: Model | None) -> dict[str, int]:
+    return {name: getattr(model, name) for name in SIZES} if model else {}
 
 
 def _read_mixed(mixed: object) -> dict[str, Any]:
@@ -397,9 +444,8 @@ def read_experiment(text: str, gpus: int | None = None, model: Model | None = No
     reading = FRAMEWORKS[framework](overrides, file, launched, model or named)
     note = f"model: {file}: its sizes are not known here, so model= is not compared with it"
     reading = _add(reading, (), () if named or file in ("", "language_model.yaml") else (note,))
-    sizes = {name: getattr(named, name) for name in SIZES} if named else {}
     taken = {"model": ("model", file)} if named else {}
-    return replace(reading, sizes={**sizes, **reading.sizes}, taken={**reading.taken, **taken})
+    return replace(reading, sizes={**_sizes_of(named), **reading.sizes}, taken={**reading.taken, **taken})
 
 
 def _read_launched(text: str) -> int | None:
@@ -418,14 +464,13 @@ def _read_primus_torchtitan(overrides: Settings, file: str, gpus: int | None, mo
 
 def _read_primus_bridge(overrides: Settings, file: str, gpus: int | None, model: Model | None) -> FileReading:
     if (adapters := overrides.get("peft", "none")) not in (None, "none"):
-        raise UserInputError(f"peft={adapters}: training of adapters is not planned. Planned: none")
+        raise UserInputError(f"peft={adapters}: {ADAPTERS}")
     given = {name: value for name, value in overrides.items() if name not in ("peft", "precision_config")}
     mixed = overrides.get("precision_config", "bf16_mixed")
     implied = {"use_distributed_optimizer": True, **_read_mixed(mixed)}
     reading = read_settings(given, "nemo", gpus, model, implied)
-    note = "the recipe of Megatron-Bridge sets what the file leaves out: here it has Megatron-LM's defaults"
     taken = {"precision_config": ("precision", mixed)} if "precision_config" in overrides else {}
-    return _add(replace(reading, taken={**reading.taken, **taken}), (), (note,))
+    return _add(replace(reading, taken={**reading.taken, **taken}), (), (OPEN_RECIPE,))
 
 
 FRAMEWORKS: dict[str, Callable[[Settings, str, int | None, Model | None], FileReading]] = {

@@ -139,6 +139,14 @@ def test_any_lines_are_read_without_an_error(lines: list[str]) -> None:
     assert numbers == sorted(set(numbers))
 
 
+def test_a_batch_is_not_derived_from_rates_that_are_rounded_too_far() -> None:
+    line = "[batch={n}/90]:\n Train throughput/batches_per_sec: {b}\n Train throughput/samples_per_sec: {s}\n"
+    coarse = [line.format(n=n, b=b, s="31.9") for n, b in enumerate(("0.0999", "0.0998"), 1)]
+    fine = line.format(n=3, b="0.0999", s="31.9680")
+    _, steps = read("".join([*coarse, fine, "end"]))
+    assert [step.metrics.get("global_batch") for step in steps] == [None, None, 320]
+
+
 def test_a_long_line_takes_time_in_proportion() -> None:
     """A pattern that searches a line from each of its characters needs minutes for this one."""
     log = Path("tests/samples/logs/gpt_neox.log").read_text()

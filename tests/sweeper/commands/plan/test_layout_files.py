@@ -50,6 +50,11 @@ pipeline_parallel_degree = 2
 [activation_checkpoint]
 mode = "full"
 """
+RECIPE = """
+NAME=llama3_8b
+run="uv run scripts/training/run_recipe.py --recipe ${NAME}_pretrain_config -tp 2 --micro_batch_size=2 -sl 2048"
+srun bash -c "$run --lr 1e-4 train.global_batch_size=64 model.pipeline_model_parallel_size=2 $EXTRA"
+"""
 TITAN_LOG = """
 [titan] 2026-01-01 00:00:00,000 - root - INFO - Running with configs: {
   "model": {"name": "llama3", "flavor": "8B"},
@@ -94,6 +99,11 @@ def primus(framework: str, overrides: str) -> str:
             YAML,
             {"trainer": "megatron", "sequence_length": 2048, "precision": "nvfp4"},
             {"tp": 4, "micro_batch": 2, "sharding": "zero1", "dp_shard": 4},
+        ),
+        (
+            RECIPE,
+            {"trainer": "nemo", "sequence_length": 2048, "precision": "bf16"},
+            {"tp": 2, "pp": 2, "micro_batch": 2, "sharding": "zero1", "dp_shard": 4},
         ),
         (
             OLD_TITAN,
@@ -141,6 +151,14 @@ def test_what_was_taken_has_both_names_and_the_rest_is_listed(tmp_path: Path) ->
     assert lines["not taken"] == "$EXTRA_ARGS"
 
 
+def test_a_recipe_names_its_model_and_says_what_it_leaves_open(tmp_path: Path) -> None:
+    lines = read_lines(build(tmp_path, RECIPE))
+    assert "of the model: recipe" in lines["taken"] and lines["not taken"].startswith("$EXTRA, lr")
+    reading = build(tmp_path, RECIPE.replace("llama3_8b", "gemma9_1b")).reading
+    assert reading is not None and "the recipe of Megatron-Bridge sets what" in reading.notes[0]
+    assert reading.notes[1].startswith("recipe=gemma9_1b_pretrain_config: its sizes are not known")
+
+
 def test_a_word_of_the_command_goes_before_the_file(tmp_path: Path) -> None:
     problem = build(tmp_path, OLD_TITAN, "sequence_length=8192", "precision=fp8_rowwise", "tp=1")
     assert (problem.job.sequence_length, problem.job.precision, problem.given["tp"]) == (8192, "fp8_rowwise", 1)
@@ -159,6 +177,7 @@ def test_what_was_taken_is_printed_where_nothing_fits(tmp_path: Path, capsys: py
     [
         (OLD_TITAN, "llama3_70b", r"is of another model: layers 32, not 80.* Did you mean model=llama3_8b\?"),
         (SCRIPT, "llama3_70b", "is of another model: layers 32, not 80, hidden_size 4096, not 8192"),
+        (RECIPE, "llama3_70b", r"is of another model: layers 32, not 80.* Did you mean model=llama3_8b\?"),
         (primus("torchtitan", TITAN_INSIDE), "llama2_13b", r"layers 32, not 40.* Did you mean model=llama3_8b\?"),
         (TITAN_LOG, "llama2_13b", r"layers 32, not 40.* Did you mean model=llama3_8b\?"),
         (primus("megatron", MEGATRON_INSIDE), "qwen3_8b", r"layers 32, not 36.* Did you mean model=llama3_8b\?"),
@@ -199,6 +218,13 @@ def test_a_model_that_torchtitan_cannot_name_is_taken_and_noted(tmp_path: Path) 
             "pp_algorithm=v-half: no layout has",
         ),
         (primus("megatron_bridge", "{peft: lora}"), "peft=lora: training of adapters is not planned"),
+        (RECIPE.replace("_pretrain_", "_peft_"), "recipe=llama3_8b_peft_config: training of adapters is not planned"),
+        (RECIPE.replace("--lr 1e-4", "--mode lora"), "mode=lora: training of adapters is not planned"),
+        (RECIPE.replace("-tp 2", "-tp $TP"), "tensor_model_parallel_size=.TP: the script gives it no value"),
+        (
+            'for A in 1 2; do B="run_recipe.py -tp $A"; bash -c "$B"; done; run_recipe.py $B',
+            "a loop or a condition gives",
+        ),
         ('if [ $A = 1 ]; then B="--num-layers 2"; fi\nrun $B', "has arguments of Megatron-LM only under conditions"),
     ],
 )
