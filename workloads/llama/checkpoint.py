@@ -1,9 +1,11 @@
-"""Read and write Hugging Face checkpoints of Llama and Qwen2: safetensors files and a config.json."""
+"""Read and write Hugging Face checkpoints of the families in `ARCHITECTURES`: safetensors files and a config.json."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from dataclasses import fields
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +13,12 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
+from workloads.models.families import FAMILIES
 from workloads.models.model import Model
+from workloads.models.trained import read_rope, read_trained
 
 SHARD_BYTES = 4 * 10**9
+STACKED = (".experts.gate_up", ".experts.down")  # one matrix for each expert
 
 # Hugging Face's names of the parameters of `workloads.llama.model.Llama`. Where there are several, the parameter here
 # is their concatenation along the first dimension.
@@ -21,6 +26,8 @@ HF_BLOCK_NAMES = {
     "attention_norm.weight": ["input_layernorm.weight"],
     "qkv.weight": [f"self_attn.{x}_proj.weight" for x in "qkv"],
     "qkv.bias": [f"self_attn.{x}_proj.bias" for x in "qkv"],
+    "q_norm.weight": ["self_attn.q_norm.weight"],
+    "k_norm.weight": ["self_attn.k_norm.weight"],
     "output.weight": ["self_attn.o_proj.weight"],
     "mlp_norm.weight": ["post_attention_layernorm.weight"],
     "gate_up.weight": ["mlp.gate_proj.weight", "mlp.up_proj.weight"],
@@ -33,12 +40,56 @@ HF_EMBEDDING_AND_HEAD_NAMES = {
 }
 
 
-def hf_names(name: str) -> list[str]:
+# The families by what their blocks have.
+ARCHITECTURES = {
+    "llama": "LlamaForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+    "mixtral": "MixtralForCausalLM",
+    "olmoe": "OlmoeForCausalLM",
+    "qwen2_moe": "Qwen2MoeForCausalLM",
+    "qwen3_moe": "Qwen3MoeForCausalLM",
+}
+
+
+def find_family(shape: Model) -> str:
+    """Return the `model_type` whose modules compute this model. Raises ValueError if there is none."""
+    if shape.experts:
+        families = {"": "mixtral", "all": "olmoe", "head": "qwen3_moe"}
+        family = "qwen2_moe" if shape.shared_expert_gate else families[shape.qk_norm]
+    else:
+        family = "qwen3" if shape.qk_norm else "qwen2" if shape.qkv_bias else "llama"
+    written = read_trained(_build_config(shape, family))
+    known = [item.name for item in fields(Model) if item.name != "remark"]
+    if differing := [name for name in known if getattr(written, name) != getattr(shape, name)]:
+        raise ValueError(f"no checkpoint of {family} has this model's {differing[0]}={getattr(shape, differing[0])}")
+    return family
+
+
+def hf_names(name: str, shape: Model) -> list[str]:
     """Return the names of a parameter's parts in a Hugging Face checkpoint."""
     if name in HF_EMBEDDING_AND_HEAD_NAMES:
         return HF_EMBEDDING_AND_HEAD_NAMES[name]
     _, number, inner_name = name.split(".", 2)
-    return [f"model.layers.{number}.{hf_name}" for hf_name in HF_BLOCK_NAMES[inner_name]]
+    return [
+        f"model.layers.{number}.{hf_name}" for hf_name in _block_names(find_family(shape), shape.experts)[inner_name]
+    ]
+
+
+@cache
+def _block_names(family: str, count: int) -> dict[str, list[str]]:
+    mlp, gate, up, down = "mlp", "gate_proj", "up_proj", "down_proj"
+    if family == "mixtral":
+        mlp, gate, up, down = "block_sparse_moe", "w1", "w3", "w2"
+    experts = [f"{mlp}.experts.{expert}" for expert in range(count)]
+    return HF_BLOCK_NAMES | {
+        "experts.router.weight": [f"{mlp}.gate.weight"],
+        "experts.gate_up": [f"{expert}.{part}.weight" for expert in experts for part in (gate, up)],
+        "experts.down": [f"{expert}.{down}.weight" for expert in experts],
+        "experts.shared_gate_up.weight": [f"{mlp}.shared_expert.{part}.weight" for part in (gate, up)],
+        "experts.shared_down.weight": [f"{mlp}.shared_expert.{down}.weight"],
+        "experts.shared_gate.weight": [f"{mlp}.shared_expert_gate.weight"],
+    }
 
 
 def open_reader(folder: Path, shape: Model) -> Callable[[str], torch.Tensor]:
@@ -54,9 +105,10 @@ def open_reader(folder: Path, shape: Model) -> Callable[[str], torch.Tensor]:
             "set it to a folder that `save_pretrained` of transformers has written"
         )
     actual: dict[str, Any] = json.loads((folder / "config.json").read_text())
-    if rope := dict(actual.get("rope_parameters") or {}):  # transformers 5; version 4 has the two keys
-        actual["rope_theta"] = rope.pop("rope_theta", actual.get("rope_theta"))
-        actual["rope_scaling"] = None if rope.get("rope_type") == "default" else rope
+    rope = read_rope(actual)
+    actual["rope_theta"] = rope["rope_theta"]
+    scaling = {key: rope.get(key) for key in shape.rope_scaling or rope if key != "rope_theta"}
+    actual["rope_scaling"] = None if rope["rope_type"] == "default" else scaling
     differences = [
         f"{key} is {actual[key]}, the model's is {expected}"
         for key, expected in build_config(shape).items()
@@ -67,10 +119,11 @@ def open_reader(folder: Path, shape: Model) -> Callable[[str], torch.Tensor]:
     file_of = {name: file for file in files for name in list(safe_open(file, "pt").keys())}
 
     def read(name: str) -> torch.Tensor:
-        parts = hf_names(name)
+        parts = hf_names(name, shape)
         if missing := [part for part in parts if part not in file_of]:
             raise ValueError(f"checkpoint={folder} has no tensor {missing[0]}")
-        return torch.cat([safe_open(file_of[part], "pt").get_tensor(part) for part in parts])
+        whole = torch.cat([safe_open(file_of[part], "pt").get_tensor(part) for part in parts])
+        return whole.unflatten(0, (shape.experts, -1)) if name.endswith(STACKED) else whole
 
     return read
 
@@ -78,17 +131,18 @@ def open_reader(folder: Path, shape: Model) -> Callable[[str], torch.Tensor]:
 def save(folder: Path, shape: Model, weights: Mapping[str, torch.Tensor]) -> None:
     """Write a checkpoint that `transformers` reads, in shards of about 4 GB.
 
-    `weights` have their names in `workloads.llama.model.Llama`. The first one's data type goes into config.json.
+    `weights` have their names in `workloads.llama.model.Llama`. The first one's data type goes into config.json. Raises
+    ValueError if no family computes the model.
     """
+    config = build_config(shape)
     folder.mkdir(parents=True, exist_ok=True)
     kv_size = shape.kv_heads * shape.head_size
-    part_rows = {"qkv": [shape.heads * shape.head_size, kv_size, kv_size], "gate_up": [shape.intermediate_size] * 2}
+    qkv_rows = [shape.heads * shape.head_size, kv_size, kv_size]
     shards: list[dict[str, torch.Tensor]] = [{}]
     shard_bytes = total_bytes = 0
     for name, weight in weights.items():
-        parts = [weight]
-        if len(names := hf_names(name)) > 1:
-            parts = list(weight.split(part_rows[name.split(".")[2]]))
+        names, rows = hf_names(name, shape), weight.flatten(0, -2) if weight.dim() > 1 else weight
+        parts = rows.split(qkv_rows) if ".qkv." in name else rows.chunk(len(names))
         for hf_name, part in zip(names, parts, strict=True):
             if shard_bytes + part.nbytes > SHARD_BYTES and shards[-1]:
                 shards.append({})
@@ -104,20 +158,23 @@ def save(folder: Path, shape: Model, weights: Mapping[str, torch.Tensor]) -> Non
     index = {"metadata": {"total_size": total_bytes}, "weight_map": weight_map}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=1))
     dtype = str(next(iter(weights.values())).dtype).removeprefix("torch.")
-    (folder / "config.json").write_text(json.dumps(build_config(shape) | {"torch_dtype": dtype}, indent=1))
+    (folder / "config.json").write_text(json.dumps(config | {"torch_dtype": dtype}, indent=1))
 
 
 def build_config(shape: Model) -> dict[str, Any]:
     """Return the keys of Hugging Face's config.json that decide what the model computes."""
-    return {
-        "model_type": "qwen2" if shape.qkv_bias else "llama",
-        "architectures": ["Qwen2ForCausalLM" if shape.qkv_bias else "LlamaForCausalLM"],
+    return _build_config(shape, find_family(shape))
+
+
+def _build_config(shape: Model, family: str) -> dict[str, Any]:
+    config: dict[str, Any] = {
+        "model_type": family,
+        "architectures": [ARCHITECTURES[family]],
         "hidden_size": shape.hidden_size,
         "num_hidden_layers": shape.layers,
         "num_attention_heads": shape.heads,
         "num_key_value_heads": shape.kv_heads,
         "head_dim": shape.head_size,
-        "intermediate_size": shape.intermediate_size,
         "vocab_size": shape.vocabulary,
         "tie_word_embeddings": shape.tied,
         "rope_theta": shape.rope_theta,
@@ -125,3 +182,15 @@ def build_config(shape: Model) -> dict[str, Any]:
         "rms_norm_eps": shape.norm_eps,
         "hidden_act": "silu",
     }
+    if shape.intermediate_size:
+        config["intermediate_size"] = shape.intermediate_size
+    if not shape.experts:
+        return config
+    sizes = {name: keys[0] for name, keys in FAMILIES[family].size_names.items() if "expert" in name}
+    sizes |= {"experts": "num_local_experts"} if family == "mixtral" else {}
+    config |= {key: getattr(shape, name) for name, key in sizes.items()}
+    if isinstance(FAMILIES[family].renormalized, str):
+        config["norm_topk_prob"] = shape.renormalized
+    if family.startswith("qwen"):
+        config |= {"decoder_sparse_step": 1, "mlp_only_layers": list(shape.dense_layers)}
+    return config | ({"qkv_bias": shape.qkv_bias} if family == "qwen2_moe" else {})

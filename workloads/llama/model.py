@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from workloads.instruments.device import compiled_on_gpu
+from workloads.llama.experts import Experts
 from workloads.llama.pytorch_attention import causal_attention
 from workloads.models.model import Model
 
@@ -17,36 +18,50 @@ Attention = Callable[..., Tensor]
 
 
 class Block(nn.Module):
-    """One transformer block: x + attention(norm(x)), then x + mlp(norm(x)).
+    """One transformer block: x + attention(norm(x)), then x + mlp(norm(x)), of a dense MLP or of experts.
 
     Layers that read the same input are one matrix, as in `Model.linear`. Under tensor parallelism the block has a part
-    of the heads and of the intermediate size, and `output` and `down` give partial sums.
+    of the heads and of the intermediate size, and `output` and `down` give partial sums. `layer` is its number, on
+    which depends whether it has experts.
 
     `attention` maps (q, k, v) to the output [batch, heads, length, head_size]. With `document_offsets`
     (`workloads.llama.pytorch_attention`) these are its fourth argument.
     """
 
-    def __init__(self, shape: Model) -> None:
+    def __init__(self, shape: Model, layer: int = 0) -> None:
         super().__init__()
-        self.shape = shape
+        self.shape, self.has_experts = shape, shape.has_experts(layer)
         self.attention_norm = nn.RMSNorm(shape.hidden_size, eps=shape.norm_eps)
         self.qkv = nn.Linear(*shape.linear("qkv"), bias=shape.qkv_bias)
+        if shape.qk_norm:
+            self.q_norm, self.k_norm = (nn.RMSNorm(size, eps=shape.norm_eps) for size in shape.qk_norm_sizes)
         self.output = nn.Linear(*shape.linear("output"), bias=False)
         self.mlp_norm = nn.RMSNorm(shape.hidden_size, eps=shape.norm_eps)
-        self.gate_up = nn.Linear(*shape.linear("gate_up"), bias=False)
-        self.down = nn.Linear(*shape.linear("down"), bias=False)
+        if self.has_experts:
+            self.experts = Experts(shape)
+        else:
+            self.gate_up = nn.Linear(*shape.linear("gate_up"), bias=False)
+            self.down = nn.Linear(*shape.linear("down"), bias=False)
         self.attention: Attention = causal_attention
 
     def forward(self, x: Tensor, rope: Tensor, *document_offsets: Tensor) -> Tensor:
         """Return the block's output for x[batch, length, hidden_size] and `rope_table` at its positions."""
         x = x + self.output(self._attend(self.qkv(self.attention_norm(x)), rope, *document_offsets))
-        return x + self.down(swiglu(*self.gate_up(self.mlp_norm(x)).chunk(2, dim=-1)))
+        normed = self.mlp_norm(x)
+        if self.has_experts:
+            return x + self.experts(normed)
+        return x + self.down(swiglu(*self.gate_up(normed).chunk(2, dim=-1)))
 
     def _attend(self, qkv: Tensor, rope: Tensor, *document_offsets: Tensor) -> Tensor:
         shape, (batch, length, _) = self.shape, qkv.shape
-        heads = qkv.view(batch, length, -1, shape.head_size).transpose(1, 2)
-        kv_heads = heads.shape[1] * shape.kv_heads // (shape.heads + 2 * shape.kv_heads)
-        q, k, v = heads.split([heads.shape[1] - 2 * kv_heads, kv_heads, kv_heads], dim=1)
+        heads = qkv.view(batch, length, -1, shape.head_size)
+        kv_heads = heads.shape[2] * shape.kv_heads // (shape.heads + 2 * shape.kv_heads)
+        q, k, v = heads.split([heads.shape[2] - 2 * kv_heads, kv_heads, kv_heads], dim=2)
+        if shape.qk_norm:
+            normed_sizes = shape.qk_norm_sizes
+            q = self.q_norm(q.reshape(batch, length, -1, normed_sizes[0])).view(q.shape)
+            k = self.k_norm(k.reshape(batch, length, -1, normed_sizes[1])).view(k.shape)
+        q, k, v = (x.transpose(1, 2) for x in (q, k, v))
         attn_out = self.attention(apply_rotary_emb(q, rope), apply_rotary_emb(k, rope), v, *document_offsets)
         return attn_out.transpose(1, 2).reshape(batch, length, -1)
 
@@ -57,8 +72,9 @@ def swiglu(gate: Tensor, up: Tensor) -> Tensor:
 
 
 def rope_table(shape: Model, length: int, device: torch.device) -> Tensor:
-    """Return the rotary embedding's cos and sin, [2, length, head_size / 2] in fp32 (Su et al. 2021)."""
-    exponents = torch.arange(0, shape.head_size, 2, device=device, dtype=torch.float32) / shape.head_size
+    """Return the rotary embedding's cos and sin, [2, length, rotated features / 2] in fp32 (Su et al. 2021)."""
+    rotated = int(shape.head_size * shape.rotary_share)
+    exponents = torch.arange(0, rotated, 2, device=device, dtype=torch.float32) / rotated
     frequencies = shape.rope_theta**-exponents
     if scaling := shape.rope_scaling:
         # Llama 3.1: a frequency with less than `low` rotations in the original context is divided by the factor, one
@@ -74,11 +90,14 @@ def rope_table(shape: Model, length: int, device: torch.device) -> Tensor:
 def apply_rotary_emb(x: Tensor, rope: Tensor) -> Tensor:
     """Return x[batch, heads, length, head_size] rotated by its positions, in x's data type.
 
-    Feature i is paired with feature i + head_size / 2, as in Hugging Face's checkpoints.
+    Feature i is paired with feature i + half of the rotated ones, as in Hugging Face's checkpoints. Features beyond
+    those are not rotated.
     """
     cos, sin = rope.to(x.dtype)
-    first, second = x.chunk(2, dim=-1)
-    return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
+    half = cos.shape[-1]
+    first, second, rest = x.split([half, half, x.shape[-1] - 2 * half], dim=-1)
+    rotated = [first * cos - second * sin, second * cos + first * sin]
+    return torch.cat([*rotated, rest] if rest.shape[-1] else rotated, dim=-1)
 
 
 class Llama(nn.Module):
@@ -91,7 +110,7 @@ class Llama(nn.Module):
         super().__init__()
         self.shape, self.chunk_tokens = shape, chunk_tokens
         self.embedding = nn.Embedding(shape.vocabulary, shape.hidden_size)
-        self.blocks = nn.ModuleList([Block(shape) for _ in range(layers or shape.layers)])
+        self.blocks = nn.ModuleList([Block(shape, layer) for layer in range(layers or shape.layers)])
         self.norm = nn.RMSNorm(shape.hidden_size, eps=shape.norm_eps)
         self.lm_head = nn.Linear(*shape.linear("lm_head"), bias=False)
         if shape.tied:

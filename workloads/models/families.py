@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
-from workloads.models.model import Activation, Positions
+from workloads.models.model import Activation, Positions, QkNorm, RouterScores
 
 Config = Mapping[str, Any]
 Names = dict[str, tuple[str, ...]]
@@ -88,6 +88,8 @@ class Family:
         expert_bias: experts and routers have biases.
         sinks: each head has an attention sink.
         shared_expert_gate: a matrix with one output weighs the shared expert.
+        router_scores: what gives the scores of experts.
+        renormalized: whether those of a token are divided by their sum, or the key that says so.
         window: which layers have a window; None where none has, then a file may not have one.
         chunked: windows are chunks.
         linear: which layers are linear, where the file has no layer_types; None where none can be.
@@ -102,7 +104,7 @@ class Family:
     positions: Positions = "rope"
     norms: int = 2
     norm_vectors: int = 1
-    qk_norm: Literal["", "head", "all"] = ""
+    qk_norm: QkNorm = ""
     rope_theta: float = 10_000.0
     norm_eps: float = 1e-6
     qkv_bias: bool | str = "attention_bias"
@@ -111,6 +113,8 @@ class Family:
     expert_bias: bool = False
     sinks: bool = False
     shared_expert_gate: bool = False
+    router_scores: RouterScores = "softmax"
+    renormalized: bool | str = "norm_topk_prob"
     window: Callable[[Config, int], bool] | None = None
     chunked: bool = False
     linear: Callable[[Config, int], bool] | None = None
@@ -128,8 +132,9 @@ class Family:
     @property
     def flags(self) -> set[str]:
         """Return the keys of a file that are true or false."""
-        biases = (key for key in (self.qkv_bias, self.output_bias, self.mlp_bias) if isinstance(key, str))
-        return {*biases, *(key for key, value in self.defaults.items() if type(value) is bool), "tie_word_embeddings"}
+        flags = (self.qkv_bias, self.output_bias, self.mlp_bias, self.renormalized)
+        named = (key for key in flags if isinstance(key, str))
+        return {*named, *(key for key, value in self.defaults.items() if type(value) is bool), "tie_word_embeddings"}
 
     @property
     def keys(self) -> set[str]:
@@ -256,6 +261,7 @@ FAMILIES: dict[str, Family] = {
         **UNBIASED,
         rope_theta=1e6,
         norm_eps=1e-5,
+        renormalized=True,
         window=_every_layer,
         names=WIDE_EXPERTS,
         defaults={"num_key_value_heads": 8},
@@ -376,8 +382,15 @@ FAMILIES: dict[str, Family] = {
         output_bias=False,
         qk_norm="head",
         norm_eps=1e-5,
+        router_scores="sigmoid",
         names=EXPERTS,
-        defaults={"num_key_value_heads": 8, "use_qk_norm": False, "first_k_dense_replace": 1, "n_shared_experts": 1},
+        defaults={
+            "num_key_value_heads": 8,
+            "use_qk_norm": False,
+            "first_k_dense_replace": 1,
+            "n_shared_experts": 1,
+            "norm_topk_prob": True,
+        },
     ),
     "gemma": Family(**GEMMA, defaults={**TIED, "num_key_value_heads": 16, "head_dim": 256}),
     "gemma2": Family(

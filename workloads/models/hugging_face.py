@@ -40,22 +40,27 @@ def load_model(name: str) -> Model:
     if name in MODELS:
         return MODELS[name]
     if name.endswith(".json"):
-        try:
-            content = json.loads(Path(name).read_text())
-        except OSError as error:
-            raise UnsupportedModel(f"cannot be read: {error.strerror}") from error
-        except ValueError as error:
-            raise UnsupportedModel(f"not JSON: {error}") from error
-        if not isinstance(content, dict):
-            raise UnsupportedModel("not a Hugging Face configuration: must be a JSON object")
-        return read_hugging_face(content)
+        return read_hugging_face(read_config(name))
     if name in UNSUPPORTED_FAMILIES:
         raise UnsupportedModel(f"{name} is not modelled: {UNSUPPORTED_FAMILIES[name]}")
     available = f"Available: {', '.join(MODELS)}, or a path to a config.json."
-    raise UnsupportedModel(f"unknown model '{name}'. {available}{_suggest(name, MODELS)}")
+    raise UnsupportedModel(f"unknown model '{name}'. {available}{suggest(name, MODELS)}")
 
 
-def _suggest(word: str, allowed: Iterable[str]) -> str:
+def read_config(path: str) -> Config:
+    """Return the content of a `config.json`. Raises UnsupportedModel."""
+    try:
+        content = json.loads(Path(path).read_text())
+    except OSError as error:
+        raise UnsupportedModel(f"cannot be read: {error.strerror}") from error
+    except ValueError as error:
+        raise UnsupportedModel(f"not JSON: {error}") from error
+    if not isinstance(content, dict):
+        raise UnsupportedModel("not a Hugging Face configuration: must be a JSON object")
+    return content
+
+
+def suggest(word: str, allowed: Iterable[str]) -> str:
     close = difflib.get_close_matches(word, list(allowed), n=1)
     return f" Did you mean {close[0]}?" if close else ""
 
@@ -68,7 +73,7 @@ def read_hugging_face(config: Config) -> Model:
     if name not in FAMILIES:
         known = [*FAMILIES, *TEXT_PARTS]
         what = f"model_type '{name}' is not modelled" if name else "no model_type"
-        raise UnsupportedModel(f"{what}. Available: {', '.join(known)}.{_suggest(name, known)}")
+        raise UnsupportedModel(f"{what}. Available: {', '.join(known)}.{suggest(name, known)}")
     family = FAMILIES[name]
     _check_keys(name, given)
     _check_values(family, given)
@@ -146,7 +151,7 @@ def _check_keys(name: str, config: Config) -> None:
         is_shape = SHAPE_WORDS.search(key) and not WITHOUT_SHAPE.fullmatch(key)
         if value and is_shape and key not in known | ignored:
             raise UnsupportedModel(
-                f"{key} may change shapes, and is not known of model_type {name}.{_suggest(key, sorted(known))}"
+                f"{key} may change shapes, and is not known of model_type {name}.{suggest(key, sorted(known))}"
             )
 
 

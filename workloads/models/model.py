@@ -9,10 +9,14 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
 
-# The models of the table that this project's workloads train.
+# The models of the table that this project's workloads train: dense ones, which all of them do, and those with experts,
+# which `workload=parallel` does.
 ModelName = Literal["llama_tiny", "llama3_1b", "llama3_8b", "llama3_70b", "qwen2_5_7b", "qwen2_5_14b"]
+EXPERT_MODELS = ("experts_tiny", "olmoe_1b_7b", "qwen1_5_moe_a2_7b", "qwen3_30b_a3b", "mixtral_8x7b")
 Activation = Literal["swiglu", "gelu", "gelu_gated", "squared_relu"]
 Positions = Literal["rope", "learned", "alibi", "none"]
+QkNorm = Literal["", "head", "all"]
+RouterScores = Literal["softmax", "sigmoid"]
 LayerName = Literal["qkv", "output", "gate_up", "down", "lm_head"]
 PassName = Literal["forward", "input_gradient", "weight_gradient"]
 Mixer = Literal["attention", "linear", "none"]
@@ -82,17 +86,27 @@ class Model:
     shared_expert_gate: bool = False  # a matrix with one output weighs the shared expert
     dense_layers: tuple[int, ...] = ()  # blocks that have a dense MLP although the others have experts
     # Vectors, which cost next to nothing. norms, norm_vectors: norms of a block, and the vectors of one, a scale and a
-    # bias. qk_norm: of queries and keys, over a head's features or over those of all heads. other_vectors: elements of
-    # a block with attention beyond: other biases, sinks. linear_vectors: those of a linear layer: convolution, decay,
-    # norm.
+    # bias. qk_norm: RMS norms of queries and keys, over a head's features or over those of all heads. other_vectors:
+    # elements of a block with attention beyond: other biases, sinks. linear_vectors: those of a linear layer:
+    # convolution, decay, norm.
     norms: int = field(default=2, compare=False)
     norm_vectors: int = field(default=1, compare=False)
-    qk_norm: Literal["", "head", "all"] = field(default="", compare=False)
+    qk_norm: QkNorm = field(default="", compare=False)
     other_vectors: int = field(default=0, compare=False)
     linear_vectors: int = field(default=0, compare=False)
     remark: str = field(default="", compare=False)  # what of a file is not in the model
-    # rope_theta, norm_eps: base of the rotary frequencies and epsilon of the norms
+    # The router, for this project's trainer. router_scores: of experts; renormalized: the scores of a token's experts
+    # are divided by their sum; then they are multiplied by router_scale. expert_groups, groups_per_token: a token's
+    # experts are of the groups with the largest sum of two scores (DeepSeek-V3, arXiv 2412.19437).
+    router_scores: RouterScores = field(default="softmax", compare=False)
+    renormalized: bool = field(default=False, compare=False)
+    router_scale: float = field(default=1.0, compare=False)
+    expert_groups: int = field(default=1, compare=False)
+    groups_per_token: int = field(default=1, compare=False)
+    # rope_theta, rotary_share: base of the rotary frequencies, and the share of a head's features that is rotated.
+    # norm_eps: epsilon of the norms
     rope_theta: float = field(default=500_000.0, compare=False)
+    rotary_share: float = field(default=1.0, compare=False)
     norm_eps: float = field(default=1e-5, compare=False)
     # the factor by which Llama 3.1 scales low rotary frequencies; None without scaling
     rope_factor: float | None = field(default=None, compare=False)
@@ -238,14 +252,18 @@ class Model:
         """Return the weights of the output layer, also where it shares the embedding's."""
         return self.vocabulary * self.hidden_size
 
+    @property
+    def qk_norm_sizes(self) -> tuple[int, int]:
+        """Return the features of a norm of queries and of one of keys; zeros without these norms."""
+        heads, kv_heads = {"": (0, 0), "head": (1, 1), "all": (self.heads, self.kv_heads)}[self.qk_norm]
+        return heads * self.head_size, kv_heads * self.head_size
+
     def block_parameters(self, layer: int) -> int:
         qkv = self.linear("qkv")[1] if self.qkv_bias else 0
         has_bias = self.mlp_bias and not self.has_experts(layer) and self.has_mlp(layer)
         mlp = self.linear("gate_up")[1] + self.hidden_size if has_bias else 0
-        qk = self.head_size * {"": 0, "head": 2, "all": self.heads + self.kv_heads}[self.qk_norm]
-        mixer = {"attention": qkv + qk + self.other_vectors, "linear": self.linear_vectors, "none": 0}[
-            self.mixer(layer)
-        ]
+        attention = qkv + sum(self.qk_norm_sizes) + self.other_vectors
+        mixer = {"attention": attention, "linear": self.linear_vectors, "none": 0}[self.mixer(layer)]
         return self.shared_weights(layer) + self.expert_weights(layer) + mlp + mixer
 
     @property
@@ -281,7 +299,7 @@ def _read_table() -> dict[str, Model]:
 
 
 MODELS = _read_table()
-TRAINED_MODELS: dict[str, Model] = {name: MODELS[name] for name in get_args(ModelName)}
+TRAINED_MODELS: dict[str, Model] = {name: MODELS[name] for name in (*get_args(ModelName), *EXPERT_MODELS)}
 
 
 def find_trained_name(model: Model) -> str | None:

@@ -17,10 +17,23 @@ from workloads.models.model import MODELS, Model
 transformers = pytest.importorskip("transformers")
 
 TINY = MODELS["llama_tiny"]
+EXPERTS = replace(MODELS["experts_tiny"], shared_expert_intermediate_size=0, shared_expert_gate=False)
 SHAPES = {
     "llama": TINY,
     "tied with rope scaling": replace(TINY, tied=True, rope_factor=32.0),
-    "qwen": replace(TINY, qkv_bias=True, rope_theta=1e6, norm_eps=1e-6),
+    "qwen2": replace(TINY, qkv_bias=True, rope_theta=1e6, norm_eps=1e-6),
+    "qwen3": replace(TINY, qk_norm="head", head_size=64),
+    "mixtral": replace(EXPERTS, qk_norm="", dense_layers=(), intermediate_size=0),
+    "olmoe": replace(EXPERTS, qk_norm="all", renormalized=False, dense_layers=(), intermediate_size=0),
+    "qwen3_moe": EXPERTS,
+    "qwen2_moe": replace(
+        EXPERTS,
+        qk_norm="",
+        renormalized=False,
+        qkv_bias=True,
+        shared_expert_intermediate_size=96,
+        shared_expert_gate=True,
+    ),
 }
 
 
@@ -82,6 +95,11 @@ def test_a_missing_checkpoint_and_one_of_another_shape_are_refused(tmp_path: Pat
         ValueError, match="num_hidden_layers is 2, the model's is 5; vocab_size is 512, the model's is 9"
     ):
         checkpoint.open_reader(tmp_path, replace(TINY, layers=5, vocabulary=9))
+
+
+def test_a_model_that_no_family_has_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="no checkpoint of mixtral has this model's renormalized=False"):
+        checkpoint.save(tmp_path, replace(SHAPES["mixtral"], renormalized=False), {})
 
 
 def test_training_resumes_from_a_saved_checkpoint(tmp_path: Path) -> None:

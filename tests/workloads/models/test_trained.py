@@ -1,0 +1,88 @@
+"""Models that this project trains: what a config.json says of their blocks, and what is refused by name."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from workloads.models.hugging_face import UnsupportedModel
+from workloads.models.model import MODELS
+from workloads.models.trained import load_trained_model, read_trained
+
+# Qwen/Qwen3-30B-A3B config.json
+QWEN3_30B_A3B = {
+    "model_type": "qwen3_moe",
+    "head_dim": 128,
+    "hidden_act": "silu",
+    "hidden_size": 2048,
+    "intermediate_size": 6144,
+    "moe_intermediate_size": 768,
+    "norm_topk_prob": True,
+    "num_attention_heads": 32,
+    "num_experts": 128,
+    "num_experts_per_tok": 8,
+    "num_hidden_layers": 48,
+    "num_key_value_heads": 4,
+    "rms_norm_eps": 1e-06,
+    "rope_scaling": None,
+    "rope_theta": 1000000.0,
+    "sliding_window": None,
+    "tie_word_embeddings": False,
+    "use_sliding_window": False,
+    "vocab_size": 151936,
+}
+GLM = QWEN3_30B_A3B | {
+    "model_type": "glm4_moe",
+    "n_routed_experts": 128,
+    "n_shared_experts": 1,
+    "first_k_dense_replace": 1,
+    "n_group": 4,
+    "topk_group": 2,
+    "routed_scaling_factor": 2.5,
+    "partial_rotary_factor": 0.5,
+}
+del GLM["num_experts"], GLM["norm_topk_prob"]
+
+
+def test_a_file_describes_all_that_the_trainer_computes(tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(QWEN3_30B_A3B))
+    read, named = load_trained_model(str(path)), MODELS["qwen3_30b_a3b"]
+    assert {item.name: getattr(read, item.name) for item in fields(read)} == {
+        item.name: getattr(named, item.name) for item in fields(named)
+    }
+
+
+def test_routers_with_groups_are_read() -> None:
+    model = read_trained(GLM)
+    assert (model.router_scores, model.renormalized, model.router_scale) == ("sigmoid", True, 2.5)
+    assert (model.expert_groups, model.groups_per_token, model.dense_layers) == (4, 2, (0,))
+    assert (model.rotary_share, model.qk_norm, model.shared_expert_intermediate_size) == (0.5, "", 768)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"model_type": "olmo2"}, "does not compute blocks of model_type olmo2. Available: llama, mistral"),
+        ({"model_type": "gpt_oss", "num_local_experts": 32}, "blocks of model_type gpt_oss"),
+        ({"hidden_act": "gelu"}, "hidden_act=gelu: it has to be silu"),
+        ({"use_sliding_window": True, "sliding_window": 4096}, "layers with a window of 4096 tokens"),
+        ({"attention_bias": True}, "biases of the attention's output"),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "rope_type=yarn: it has to be default or llama3"),
+        ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 2.0}}, "this rope_scaling"),
+        ({"routed_scaling_factor": 0}, "routed_scaling_factor is 0: must be a number above 0"),
+        ({"norm_topk_prob": 1}, "norm_topk_prob is 1: must be true or false"),
+    ],
+)
+def test_what_is_not_computed_is_refused_by_name(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(UnsupportedModel, match=message):
+        read_trained(QWEN3_30B_A3B | changes)
+
+
+def test_an_unknown_name_has_a_suggestion() -> None:
+    with pytest.raises(UnsupportedModel, match=r"'qwen3_30b' is not trained here.*Did you mean qwen3_30b_a3b"):
+        load_trained_model("qwen3_30b")

@@ -1,0 +1,183 @@
+"""A mixture of experts in the place of a block's MLP: router, routed experts, and a shared expert."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from workloads.llama.grouped import multiply_groups, sum_rows
+from workloads.models.model import Model
+from workloads.models.routing import Routing, tokens_of_experts
+
+
+class Choice(NamedTuple):
+    """The experts of each token."""
+
+    experts: Tensor  # [tokens, experts_per_token] int64
+    weights: Tensor  # of their outputs, [tokens, experts_per_token] fp32
+    scores: Tensor  # of all experts, [tokens, experts] fp32
+
+
+def choose_experts(logits: Tensor, bias: Tensor, shape: Model, forced: Tensor | None = None) -> Choice:
+    """Return the experts with the best scores, which `bias` [experts] is added to, or those that are forced.
+
+    Weights are the scores themselves, from logits[tokens, experts], in fp32.
+    """
+    logits = logits.float()
+    scores = logits.sigmoid() if shape.router_scores == "sigmoid" else logits.softmax(dim=-1)
+    experts = _best(scores.detach() + bias, shape) if forced is None else forced
+    weights = scores.gather(1, experts)
+    if shape.renormalized:
+        weights = weights / (weights.sum(dim=-1, keepdim=True) + 1e-20)
+    return Choice(experts, weights * shape.router_scale, scores)
+
+
+def _best(ranked: Tensor, shape: Model) -> Tensor:
+    if shape.expert_groups > 1:
+        grouped = ranked.unflatten(1, (shape.expert_groups, -1))
+        best = grouped.topk(2, dim=-1).values.sum(dim=-1).topk(shape.groups_per_token, dim=-1).indices
+        is_excluded = torch.ones_like(grouped[:, :, 0]).scatter(1, best, 0.0).bool()
+        ranked = grouped.masked_fill(is_excluded[:, :, None], float("-inf")).flatten(1)
+    return ranked.topk(shape.experts_per_token, dim=-1).indices
+
+
+class Order(NamedTuple):
+    """The rows of tokens, one for each of a token's experts, sorted by expert."""
+
+    ends: Tensor  # [experts] int32, the row after each expert's last
+    counts: Tensor  # [experts] int64, rows of each expert
+    tokens: Tensor  # [rows, 1] int64, the token of a row
+    rows: Tensor  # [tokens, experts_per_token] int64, the rows of a token
+    places: Tensor  # [rows, 1] int64, a row's place among all tokens' experts
+
+
+def sort_by_expert(experts: Tensor, count: int) -> Order:
+    """Return the order of experts[tokens, experts_per_token] among `count` experts, without waiting for the host."""
+    # A radix sort takes a pass for each byte of its keys.
+    keys, places = experts.flatten().to(torch.int16).sort(stable=True)
+    ends = torch.searchsorted(keys, torch.arange(count, dtype=keys.dtype, device=keys.device), right=True)
+    rows = torch.zeros_like(places).scatter(0, places, torch.arange(len(places), device=places.device))
+    tokens = places[:, None] // experts.shape[1]
+    return Order(ends.int(), ends.diff(prepend=ends.new_zeros(1)), tokens, rows.view(experts.shape), places[:, None])
+
+
+def force_experts(tokens: int, shape: Model, imbalance: float, seed: int) -> Tensor:
+    """Return experts for each token, [tokens, experts_per_token] int64, with the loads of `tokens_of_experts`.
+
+    No token has an expert twice: none has more rows than there are tokens.
+    """
+    loads = tokens_of_experts(tokens * shape.experts_per_token, shape.experts, imbalance, seed)
+    experts = torch.arange(shape.experts).repeat_interleave(torch.tensor(loads)).view(-1, tokens).t()
+    return experts[torch.randperm(tokens, generator=torch.Generator().manual_seed(seed))].contiguous()
+
+
+class _AddLoss(torch.autograd.Function):
+    """Returns x, and gives a loss that nothing else reads the gradient `share`."""
+
+    @staticmethod
+    def forward(ctx, x: Tensor, loss: Tensor, share: float) -> Tensor:  # type: ignore[no-untyped-def]
+        ctx.share = share
+        ctx.save_for_backward(loss)
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, d_x: Tensor):  # type: ignore[no-untyped-def]
+        (loss,) = ctx.saved_tensors
+        return d_x, torch.full_like(loss, ctx.share), None
+
+
+class Experts(nn.Module):
+    """The experts that the router chooses for a token, and a shared expert for all: the sum of their weighted outputs.
+
+    Gate and up projection are one matrix. A row's weight multiplies the input of the down projection, which is narrower
+    than its output; the product is linear. `start` has to be called where the module was built on the meta device.
+    """
+
+    load: Tensor  # [experts] int64, tokens of each since the last `balance`
+    passes: Tensor  # [2] int64, of all passes: the tokens of the busiest expert, and of all
+    bias: Tensor  # [experts] fp32, added to scores where experts are chosen
+
+    def __init__(self, shape: Model) -> None:
+        super().__init__()
+        self.shape, self.routing, self.loss_share = shape, Routing(), 1.0
+        self.forced: Tensor | None = None
+        experts, size, shared = shape.experts, shape.expert_intermediate_size, shape.shared_expert_intermediate_size
+        self.router = nn.Linear(shape.hidden_size, experts, bias=False)
+        self.gate_up = nn.Parameter(torch.empty(experts, 2 * size, shape.hidden_size))
+        self.down = nn.Parameter(torch.empty(experts, shape.hidden_size, size))
+        if shared:
+            self.shared_gate_up = nn.Linear(shape.hidden_size, 2 * shared, bias=False)
+            self.shared_down = nn.Linear(shared, shape.hidden_size, bias=False)
+        if shape.shared_expert_gate:
+            self.shared_gate = nn.Linear(shape.hidden_size, 1, bias=False)
+        for name, size, dtype in self._list_counters():
+            self.register_buffer(name, torch.zeros(size, dtype=dtype), persistent=False)
+
+    def _list_counters(self) -> list[tuple[str, int, torch.dtype]]:
+        return [
+            ("load", self.shape.experts, torch.int64),
+            ("passes", 2, torch.int64),
+            ("bias", self.shape.experts, torch.float32),
+        ]
+
+    def start(self, routing: Routing, tokens: int, device: torch.device, *, loss_share: float = 1.0) -> None:
+        """Reset the counters and the bias, and choose the experts of a pass of `tokens` where they are forced.
+
+        Losses of the router have `loss_share` of their gradients: that of a micro-batch in a step.
+        """
+        self.routing, self.loss_share = routing, loss_share
+        for name, size, dtype in self._list_counters():
+            setattr(self, name, torch.zeros(size, dtype=dtype, device=device))
+        if routing.imbalance is not None:
+            self.forced = force_experts(tokens, self.shape, routing.imbalance, routing.seed).to(device)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the output for x[batch, length, hidden_size]."""
+        tokens = x.flatten(0, 1)
+        logits = self.router(tokens)
+        choice = choose_experts(logits, self.bias, self.shape, self.forced)
+        order = sort_by_expert(choice.experts, self.shape.experts)
+        self._count(order.counts)
+        weights = choice.weights
+        if self.routing.auxiliary_loss or self.routing.z_loss:
+            weights = _AddLoss.apply(weights, self._loss(logits, choice, order.counts), self.loss_share)
+        rows = sum_rows(tokens, order.tokens, order.rows)
+        gate, up = multiply_groups(rows, self.gate_up.mT, order.ends).chunk(2, dim=-1)
+        row_weights = sum_rows(weights.view(-1, 1), order.places, order.rows.view(-1, 1))
+        hidden = (functional.silu(gate) * up * row_weights).to(x.dtype)
+        out = sum_rows(multiply_groups(hidden, self.down.mT, order.ends), order.rows, order.tokens)
+        if self.shape.shared_expert_intermediate_size:
+            out = out + self._shared(tokens)
+        return out.view_as(x)
+
+    def _shared(self, tokens: Tensor) -> Tensor:
+        gate, up = self.shared_gate_up(tokens).chunk(2, dim=-1)
+        out: Tensor = self.shared_down(functional.silu(gate) * up)
+        return out * self.shared_gate(tokens).sigmoid() if self.shape.shared_expert_gate else out
+
+    def _loss(self, logits: Tensor, choice: Choice, counts: Tensor) -> Tensor:
+        probabilities = choice.scores / choice.scores.sum(dim=-1, keepdim=True)
+        shares = counts / choice.experts.numel()
+        balance = self.shape.experts * (shares * probabilities.mean(dim=0)).sum()
+        z = logits.float().logsumexp(dim=-1).square().mean()
+        return self.routing.auxiliary_loss * balance + self.routing.z_loss * z
+
+    @torch.no_grad()
+    def _count(self, counts: Tensor) -> None:
+        self.load.add_(counts)
+        self.passes.add_(torch.stack([counts.max(), counts.sum()]))
+
+    @torch.no_grad()
+    def balance(self, load: Tensor) -> None:
+        """Move the bias towards equal loads, given `load` of all ranks since the last call."""
+        self.bias.add_((load.float().mean() - load).sign(), alpha=self.routing.bias_rate)
+        self.load.zero_()
+
+    @property
+    def imbalance(self) -> float:
+        """The tokens of the busiest expert over the mean, of a pass, at the mean over all passes since `start`."""
+        busiest, total = self.passes.tolist()
+        return busiest * self.shape.experts / total

@@ -1,0 +1,79 @@
+"""Grouped products, and sums of rows, as operations of `torch.library`: a block with them is one graph.
+
+The rows of tokens are sorted by expert, and the offsets between experts stay on the device: nothing waits for the host,
+and each expert multiplies its own rows alone, without padding. PyTorch traces its own grouped product in bf16 only.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+
+@torch.library.custom_op("gpu_sweeper::multiply_groups", mutates_args=())
+def multiply_groups(a: Tensor, b: Tensor, ends: Tensor) -> Tensor:
+    """Return a[rows of e] · b[e] for every expert e, [rows, n] of a[rows, k] and b[experts, k, n].
+
+    Of b[rows, n] the rows are summed over: a[:, rows of e] · b[rows of e], [experts, k, n] of a[k, rows].
+
+    Args:
+        ends: [experts] int32, the row after each expert's last. An expert may have no rows.
+    """
+    if a.device.type != "cpu":
+        return functional.grouped_mm(a, b, offs=ends).contiguous()
+    parts = [slice(start, end) for start, end in pairwise([0, *ends.tolist()])]
+    if b.dim() == 2:
+        return torch.stack([a[:, part] @ b[part] for part in parts])
+    return torch.cat([a[part] @ matrix for part, matrix in zip(parts, b, strict=True)])
+
+
+@multiply_groups.register_fake
+def _(a: Tensor, b: Tensor, ends: Tensor) -> Tensor:
+    return a.new_empty((*ends.shape, a.shape[0], b.shape[1]) if b.dim() == 2 else (a.shape[0], b.shape[2]))
+
+
+def _multiply_backward(ctx: Any, d_out: Tensor) -> tuple[Tensor | None, ...]:
+    a, b, ends = ctx.saved_tensors
+    d_out = d_out.contiguous()
+    # The gradient of the weights that b is the transpose of has their layout.
+    return multiply_groups(d_out, b.mT, ends), multiply_groups(d_out.t(), a, ends).mT, None
+
+
+multiply_groups.register_autograd(
+    _multiply_backward, setup_context=lambda ctx, inputs, output: ctx.save_for_backward(*inputs)
+)
+
+
+@torch.library.custom_op("gpu_sweeper::sum_rows", mutates_args=())
+def sum_rows(x: Tensor, rows: Tensor, uses: Tensor) -> Tensor:
+    """Return the sum of x[rows[i, j]] over j for every i, added in fp32 and rounded once; of one term a copy of rows.
+
+    Args:
+        x: [rows, features].
+        rows: [outputs, terms] int64, without a row that occurs twice in one of them.
+        uses: [rows of x, uses of each] int64, the outputs that a row is a term of: the gradient is a sum of them.
+    """
+    if x.device.type != "cpu":
+        from workloads.llama.grouped_kernels import launch_sum_rows  # Triton, which a CPU's build of torch lacks
+
+        return launch_sum_rows(x.contiguous(), rows)
+    return x[rows].sum(dim=1)
+
+
+@sum_rows.register_fake
+def _(x: Tensor, rows: Tensor, uses: Tensor) -> Tensor:
+    return x.new_empty((rows.shape[0], x.shape[1]))
+
+
+def _sum_rows_backward(ctx: Any, d_out: Tensor) -> tuple[Tensor | None, ...]:
+    rows, uses = ctx.saved_tensors
+    return sum_rows(d_out.contiguous(), uses, rows), None, None
+
+
+sum_rows.register_autograd(
+    _sum_rows_backward, setup_context=lambda ctx, inputs, output: ctx.save_for_backward(*inputs[1:])
+)

@@ -1,0 +1,38 @@
+"""Sums of rows in Triton: each output is written once, whatever the order of the rows that it is the sum of."""
+
+# mypy: disallow-untyped-defs=False
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+TILE = 4096  # numbers that a program writes, of 1024 features at most
+
+
+@triton.jit
+def sum_rows_kernel(
+    x, rows, out, outputs, features, TERMS: tl.constexpr, BLOCK_OUTPUTS: tl.constexpr, BLOCK_FEATURES: tl.constexpr
+):
+    i = tl.program_id(0).to(tl.int64) * BLOCK_OUTPUTS + tl.arange(0, BLOCK_OUTPUTS)
+    feature = tl.program_id(1) * BLOCK_FEATURES + tl.arange(0, BLOCK_FEATURES)
+    mask = (i < outputs)[:, None] & (feature < features)[None, :]
+    total = tl.zeros([BLOCK_OUTPUTS, BLOCK_FEATURES], tl.float32)
+    for j in tl.static_range(TERMS):
+        row = tl.load(rows + i * TERMS + j, mask=i < outputs, other=0)
+        total += tl.load(x + row[:, None] * features + feature[None, :], mask=mask, other=0.0).to(tl.float32)
+    tl.store(out + i[:, None] * features + feature[None, :], total.to(out.dtype.element_ty), mask=mask)
+
+
+def launch_sum_rows(x: Tensor, rows: Tensor) -> Tensor:
+    """Return `workloads.llama.grouped.sum_rows` of contiguous tensors on a GPU."""
+    (outputs, terms), features = rows.shape, x.shape[1]
+    out = x.new_empty((outputs, features))
+    block_features = min(1024, triton.next_power_of_2(features))
+    block_outputs = TILE // block_features
+    grid = (triton.cdiv(outputs, block_outputs), triton.cdiv(features, block_features))
+    sum_rows_kernel[grid](
+        x, rows.contiguous(), out, outputs, features, terms, block_outputs, block_features, num_warps=4
+    )
+    return out

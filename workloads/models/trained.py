@@ -1,0 +1,90 @@
+"""The models that `workload=parallel` trains: those of the table, and any `config.json` whose block it computes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+from workloads.models.families import FAMILIES, Config
+from workloads.models.hugging_face import UnsupportedModel, read_config, read_hugging_face, suggest
+from workloads.models.model import TRAINED_MODELS, Model
+
+TRAINED_FAMILIES = (
+    *("llama", "mistral", "qwen2", "qwen3"),
+    *("mixtral", "olmoe", "qwen2_moe", "qwen3_moe", "glm4_moe"),
+)
+# The values of keys with which a block is one that is computed here. A file may lack them.
+COMPUTED = {"hidden_act": "silu", "clip_qkv": None, "attention_dropout": 0, "router_jitter_noise": 0}
+
+
+@cache
+def load_trained_model(name: str) -> Model:
+    """Return a model by its name or by the path of its `config.json`.
+
+    Raises UnsupportedModel with the first thing that this project's block does not compute.
+    """
+    if name in TRAINED_MODELS:
+        return TRAINED_MODELS[name]
+    if not name.endswith(".json"):
+        available = f"Available: {', '.join(TRAINED_MODELS)}, or the path of a config.json."
+        raise UnsupportedModel(f"'{name}' is not trained here. {available}{suggest(name, TRAINED_MODELS)}")
+    return read_trained(read_config(name))
+
+
+def read_trained(config: Config) -> Model:
+    """Return the model of a configuration with all that the trainer needs. Raises UnsupportedModel."""
+    family = str(config.get("model_type"))
+    if family not in TRAINED_FAMILIES:
+        available = f"Available: {', '.join(TRAINED_FAMILIES)}"
+        raise UnsupportedModel(f"workload=parallel does not compute blocks of model_type {family}. {available}")
+    model = read_hugging_face(config)
+    for reason in _obstacles(model, config):
+        raise UnsupportedModel(f"workload=parallel does not compute {reason}")
+    rope = read_rope(config)
+    renormalized = FAMILIES[family].renormalized
+    if isinstance(renormalized, str):
+        renormalized = bool({**FAMILIES[family].defaults, **config}.get(renormalized))
+    model = replace(
+        model,
+        rotary_share=_number(rope, "partial_rotary_factor"),
+        router_scores=FAMILIES[family].router_scores,
+        renormalized=renormalized,
+        router_scale=_number({"routed_scaling_factor": 1.0, **config}, "routed_scaling_factor"),
+        expert_groups=int(_number({"n_group": 1, **config}, "n_group")),
+        groups_per_token=int(_number({"topk_group": 1, **config}, "topk_group")),
+    )
+    scaling = {key: rope[key] for key in model.rope_scaling or {} if key in rope}
+    if model.rope_scaling and scaling != model.rope_scaling:
+        raise UnsupportedModel(f"workload=parallel does not compute this rope_scaling: {scaling}")
+    return model
+
+
+def read_rope(config: Config) -> dict[str, Any]:
+    """Return the keys of the rotary embedding, which transformers 5 has in `rope_parameters` and 4 in two places."""
+    scaling = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    share = config.get("partial_rotary_factor", 0.5 if config.get("model_type") == "glm4_moe" else 1.0)
+    rope = {"rope_theta": config.get("rope_theta"), "partial_rotary_factor": share, **scaling}
+    return rope | {"rope_type": scaling.get("rope_type", scaling.get("type", "default"))}
+
+
+def _obstacles(model: Model, config: Config) -> Iterator[str]:
+    yield from (
+        f"{key}={config[key]}: it has to be {value}"
+        for key, value in COMPUTED.items()
+        if config.get(key, value) not in (value, None)
+    )
+    if model.window:
+        yield f"layers with a window of {model.window} tokens"
+    if model.mlp_bias or model.other_vectors:
+        yield "biases of the attention's output or of the MLP: attention_bias and mlp_bias have to be false"
+    if (kind := read_rope(config)["rope_type"]) not in ("default", "llama3"):
+        yield f"rope_type={kind}: it has to be default or llama3"
+
+
+def _number(config: Config, key: str) -> float:
+    value = config.get(key)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
+        raise UnsupportedModel(f"{key} is {value!r}: must be a number above 0")
+    return float(value)
