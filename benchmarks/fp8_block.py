@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from torch import Tensor
@@ -27,7 +27,7 @@ from workloads.llama.fp8_block import FP8_RECIPES, GRANULARITIES, build_block_ma
 from workloads.llama.fp8_launch import TritonCasts
 from workloads.llama.fp8_quantize import multiply
 from workloads.llama.model import Block, rope_table
-from workloads.models.model import MODELS, TRAINED_MODELS, Model
+from workloads.models.model import MODELS, Model, ModelName
 from workloads.offload.device_rates import select_attention_kernel
 
 LENGTH = 8192
@@ -153,7 +153,7 @@ def measure_medians_s(calls: Calls, repeats: int) -> dict[str, float]:
 @torch.no_grad()
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default="llama3_8b", choices=TRAINED_MODELS)
+    parser.add_argument("--model", default="llama3_8b", choices=get_args(ModelName))
     parser.add_argument("--tokens", type=int, default=16384)
     parser.add_argument("--repeats", type=int, default=9)
     args = parser.parse_args()

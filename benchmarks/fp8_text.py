@@ -26,6 +26,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from itertools import zip_longest
 from pathlib import Path
+from typing import get_args
 
 import torch
 from torch import Tensor
@@ -34,7 +35,7 @@ from torch.nn.functional import cosine_similarity
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from workloads.instruments import device as devices
 from workloads.llama.fp8_block import FP8_RECIPES
-from workloads.models.model import MODELS, TRAINED_MODELS
+from workloads.models.model import MODELS, ModelName
 from workloads.offload import process_setup
 from workloads.offload.device_rates import select_attention_kernel
 from workloads.offload.engine import Engine
@@ -176,7 +177,7 @@ def print_difference(name: str, losses: dict[str, list[float]], last: int) -> No
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default="llama3_1b", choices=TRAINED_MODELS)
+    parser.add_argument("--model", default="llama3_1b", choices=get_args(ModelName))
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--length", type=int, default=2048)
     parser.add_argument("--sequences", type=int, default=4)

@@ -23,7 +23,7 @@ from workloads.instruments import device as devices
 from workloads.instruments.distributed import process_group
 from workloads.layouts.layout import Layout
 from workloads.llama.model import Llama, rope_table
-from workloads.models.model import MODELS
+from workloads.models.model import MODELS, Model
 from workloads.parallel.apply import (
     ModelSpec,
     build_groups,
@@ -114,7 +114,7 @@ def train(call: Call, rank: Rank) -> Trained:
         trainer = Trainer(stages, layout, groups, device, learning_rate=1e-3)
         local = draw_batch(call.spec.document_tokens).select(local_sequences(layout, groups))
         losses = [float(trainer.compute_gradients(local))]
-        gradients = gather_gradients(stages, SHAPE, layout.tp)
+        gradients = gather_gradients(stages, call.spec.shape, layout.tp)
         gradients = {name: gradient.to(CPU, copy=True) for name, gradient in gradients.items()}
         trainer.update()
         norm = float(trainer.gradient_norm)  # type: ignore[arg-type]
@@ -171,7 +171,7 @@ class Ranks:
     def train(self, layout: Layout, *, exact_fp8_sums: bool = False, backend: str = "", **fields: Any) -> list[Trained]:
         """Train on as many processes as the layout has ranks. Returns each rank's result."""
         self._sequence_number += 1
-        spec = ModelSpec(SHAPE, LENGTH, **({"dtype": torch.float32} | fields))
+        spec = ModelSpec(**({"shape": SHAPE, "sequence_length": LENGTH, "dtype": torch.float32} | fields))
         for calls in self._calls[: layout.gpus]:
             calls.put(Call(self._sequence_number, layout, spec, exact_fp8_sums, backend))
         results: dict[int, Trained] = {}
@@ -189,7 +189,7 @@ class Ranks:
             process.kill()
 
 
-def train_in_one_process(batch: Batch) -> Trained:
+def train_in_one_process(batch: Batch, shape: Model = SHAPE) -> Trained:
     """Train the whole model by PyTorch in one process, each document alone, with nothing of what is tested."""
     lengths = [[LENGTH]] * BATCH if batch.document_lengths is None else batch.document_lengths.tolist()
     documents = [
@@ -197,12 +197,12 @@ def train_in_one_process(batch: Batch) -> Trained:
         for row, row_lengths in zip(batch.tokens, lengths, strict=True)
         for stop, length in zip(itertools.accumulate(row_lengths), row_lengths, strict=True)
     ]
-    model = Llama(SHAPE)
+    model = Llama(shape)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             parameter.copy_(initialize(name, tuple(parameter.shape)))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, betas=(0.9, 0.95), weight_decay=0.1)
-    rope = rope_table(SHAPE, LENGTH, CPU)
+    rope = rope_table(shape, LENGTH, CPU)
     losses: list[float] = []
     gradients: dict[str, Tensor] = {}
     norms = []

@@ -359,6 +359,26 @@ def _check_block(job: Job, site: Site) -> Iterator[str]:
         yield f"block manual has no layers of torchao: dtype {dtype} needs block pytorch"
 
 
+def _check_own_model(job: Job, site: Site) -> Iterator[str]:
+    """Check what blocks of experts, and of norms of queries and keys, are written for."""
+    model, schedule = job.model, job.layout.schedule
+    part = "experts" if model.experts else "norms of queries and keys" if model.qk_norm else ""
+    if not part:
+        return
+    if job.layout.tp > 1:
+        yield f"tp {job.layout.tp} does not divide {part} here: tp has to be 1"
+    if job.manual_backward:
+        yield f"block manual has no {part}: block has to be pytorch"
+    if not model.experts:
+        return
+    if job.precision not in PLAIN_PRECISIONS:
+        yield f"experts have no products in {job.precision} here: dtype has to be bf16"
+    if job.precision == "fp32" and site.on_gpu:
+        yield "grouped products of a GPU are in bf16: dtype has to be bf16"
+    if schedule in SPLIT_SCHEDULES:
+        yield f"{schedule} splits the backward pass, which grouped products do not support"
+
+
 ONLY_OWN = frozenset({OWN})
 OTHERS = frozenset(TRAINERS) - ONLY_OWN
 ON_MEGATRON = frozenset(name for name, row in TRAINERS.items() if row.core == "megatron")
@@ -394,5 +414,6 @@ RULES = (
     Rule("document masks are supported", _check_documents, ONLY_OWN),
     Rule("state and products agree", _check_state, ONLY_OWN),
     Rule("the manual block is supported", _check_block, ONLY_OWN),
+    Rule("the model's blocks are supported", _check_own_model, ONLY_OWN),
 )
 COMMON_RULES = tuple(rule for rule in RULES if rule.trainers != ONLY_OWN)  # of a program that is not known

@@ -109,6 +109,7 @@ _ROWS = (
         OWN,
         runs={"schedule": ALL_SCHEDULES, "checkpointing": ("none", "selective", "full")},
         search={"schedule": ("1f1b", "interleaved"), "checkpointing": ("none", "selective", "full")},
+        without=("ep",),
         compiles=True,
         tensor_link_share=0.45,
         loss_bytes=16,

@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from workloads.llama.grouped import multiply_groups, sum_rows
 from workloads.models.model import Model
-from workloads.models.routing import Routing, tokens_of_experts
+from workloads.models.routing import NATURAL, Routing, tokens_of_experts
 
 
 class Choice(NamedTuple):
@@ -102,7 +102,7 @@ class Experts(nn.Module):
 
     def __init__(self, shape: Model) -> None:
         super().__init__()
-        self.shape, self.routing, self.loss_share = shape, Routing(), 1.0
+        self.shape, self.routing, self.loss_share = shape, NATURAL, 1.0
         self.forced: Tensor | None = None
         experts, size, shared = shape.experts, shape.expert_intermediate_size, shape.shared_expert_intermediate_size
         self.router = nn.Linear(shape.hidden_size, experts, bias=False)

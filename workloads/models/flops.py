@@ -61,8 +61,10 @@ def hardware_flops_per_token(model: Model, sequence_length: float, recompute: Ma
     products (Dao 2023). `recompute` says of each kind of layer in how many blocks it is computed again.
     """
     attention = sequence_length * model.heads * model.head_size  # of one of the two matrix products, causal
-    gate_or_up = model.hidden_size * model.intermediate_size
-    weights: dict[RecomputedLayer, int] = {
+    # Of the experts that a token goes through, at the mean over blocks.
+    mlps = sum(model.active_mlp_weights(n) - model.has_experts(n) * model.router_weights for n in range(model.layers))
+    gate_or_up = mlps / model.mlp_matrices / model.layers
+    weights: dict[RecomputedLayer, float] = {
         "qkv": math.prod(model.linear("qkv")),
         "output": math.prod(model.linear("output")),
         "gate": gate_or_up,

@@ -222,7 +222,7 @@ class Model:
         if not self.has_experts(layer):
             return self.mlp_weights(self.intermediate_size)
         around = 2 * self.hidden_size * self.expert_hidden_size
-        return self.mlp_weights(self.shared_expert_intermediate_size) + self.hidden_size * self.router_outputs + around
+        return self.mlp_weights(self.shared_expert_intermediate_size) + self.router_weights + around
 
     @property
     def weights_of_an_expert(self) -> int:
@@ -231,6 +231,10 @@ class Model:
     @property
     def router_outputs(self) -> int:
         return self.experts + self.shared_expert_gate
+
+    @property
+    def router_weights(self) -> int:
+        return self.hidden_size * self.router_outputs
 
     def expert_weights(self, layer: int) -> int:
         return self.experts * self.weights_of_an_expert if self.has_experts(layer) else 0

@@ -29,6 +29,9 @@ class Routing:
     seed: int = 0
 
 
+NATURAL = Routing()
+
+
 def tokens_of_experts(tokens: int, experts: int, imbalance: float, seed: int = 0) -> list[int]:
     """Return the tokens of each expert, in random order: the loads follow Zipf's law, rank^-s.
 

@@ -16,7 +16,9 @@ from workloads.layouts.layout import DEGREES, ContextMethod, Job, Layout, Schedu
 from workloads.layouts.rules import Rule, Site, Violation, find_violation
 from workloads.layouts.trainers import OWN
 from workloads.models.flops import attended_length, model_flops_per_token
-from workloads.models.model import MODELS, ModelName
+from workloads.models.model import Model
+from workloads.models.routing import Routing
+from workloads.models.trained import load_trained_model
 from workloads.parallel.points import Listing
 from workloads.precision import unsupported_layer_rate_reason
 
@@ -25,6 +27,8 @@ LAYOUT_PARAMETERS = (
     *(*DEGREES, "stages_per_rank", "schedule", "micro_batch", "checkpointing", "checkpointing_freq"),
     *("reshard_after_forward", "cp_method", "cuda_graph"),
 )
+# Those that have an effect on mixtures of experts alone.
+EXPERT_PARAMETERS = ("imbalance", "auxiliary_loss", "z_loss", "bias_rate")
 TORCH_VERSION = tuple(int(part) for part in version("torch").split(".")[:2])
 BlockKind = Literal["pytorch", "manual"]
 
@@ -38,7 +42,8 @@ class ParallelParameters:
     """A layout (`workloads.layouts.layout.Layout`) and the model that is trained in it.
 
     Attributes:
-        model: the model that is trained.
+        model: the model that is trained, by its name or by the path of a Hugging Face config.json.
+        layers: the blocks of the model that are trained, its first ones; None for all.
         sequence_length: tokens of each sequence.
         global_batch: sequences in a step, of all ranks together.
         document_tokens: mean length of the documents that are packed into a sequence; tokens attend to their own
@@ -66,6 +71,13 @@ class ParallelParameters:
             gradients at 1.0, as torchtitan does; bf16 keeps all of them in bf16 and does not clip.
         block: pytorch compiles a plain block, in every layout; manual has a backward pass of its own, where tp and cp
             are 1. Results of the two are not ranked together, and those of the two states neither.
+        imbalance: tokens of the busiest expert over the mean, to which tokens are sent whatever their scores: 1 is
+            forced balance, above it loads follow Zipf's law. None: each token goes to its best experts.
+        auxiliary_loss: coefficient of the loss that balances experts; None for none.
+        z_loss: coefficient of the loss that keeps the router's logits small; None for none.
+        bias_rate: step of the bias that balances experts without a loss; None for none.
+        data: a file of tokens or text to train on, see `workloads.llama.data`; None: synthetic tokens.
+        tokenizer: a tokenizer.json that encodes the text; None: one token per byte.
         warmup: steps that are not timed but train the model too.
         steps: timed steps.
         learning_rate: AdamW's learning rate.
@@ -73,7 +85,8 @@ class ParallelParameters:
         seed: seed of the random weights and tokens.
     """
 
-    model: ModelName = "llama3_8b"
+    model: str = "llama3_8b"
+    layers: int | None = field(default=None, metadata={"min": 1})
     sequence_length: int = field(default=8192, metadata={"min": 1})
     global_batch: int = field(default=8, metadata={"min": 1})
     document_tokens: int = field(default=0, metadata={"min": 0})
@@ -98,11 +111,45 @@ class ParallelParameters:
     )
     state: Literal["fp32", "bf16"] = "fp32"
     block: BlockKind = "pytorch"
+    imbalance: float | None = field(default=None, metadata={"min": 1})
+    auxiliary_loss: float | None = field(default=None, metadata={"min": 0})
+    z_loss: float | None = field(default=None, metadata={"min": 0})
+    bias_rate: float | None = field(default=None, metadata={"min": 0})
+    data: str | None = field(default=None, metadata={"file": True})
+    tokenizer: str | None = field(default=None, metadata={"file": True})
     warmup: int = field(default=2, metadata={"min": 2})
     steps: int = field(default=5, metadata={"min": 1})
     learning_rate: float = field(default=1e-4, metadata={"min": 0})
     gc_freq: int = field(default=50, metadata={"min": 0})
     seed: int = 0
+
+    def __post_init__(self) -> None:
+        try:
+            shape = load_trained_model(self.model)
+        except ValueError as error:
+            raise ValueError(f"model={self.model}: {error}") from error
+        if self.layers is not None and self.layers > shape.layers:
+            raise ValueError(f"layers={self.layers}: {self.model} has {shape.layers}")
+        given = [name for name in EXPERT_PARAMETERS if getattr(self, name) is not None]
+        if given and not shape.experts:
+            raise ValueError(f"{given[0]}={getattr(self, given[0])}: {self.model} has no experts; set {given[0]}=null")
+        if self.imbalance is not None and self.imbalance * shape.experts_per_token > shape.experts:
+            most = shape.experts / shape.experts_per_token
+            raise ValueError(f"imbalance={self.imbalance:g}: no expert has a token twice, so it is at most {most:g}")
+        if self.data is not None and self.document_tokens:
+            raise ValueError(f"document_tokens={self.document_tokens}: sequences of data are one document; set it to 0")
+
+    @property
+    def shape(self) -> Model:
+        model = load_trained_model(self.model)
+        if self.layers is None:
+            return model
+        return replace(model, layers=self.layers, dense_layers=tuple(n for n in model.dense_layers if n < self.layers))
+
+    @property
+    def routing(self) -> Routing:
+        losses = {name: getattr(self, name) or 0.0 for name in EXPERT_PARAMETERS if name != "imbalance"}
+        return Routing(self.imbalance, **losses, seed=self.seed)
 
     @property
     def layout(self) -> Layout:
@@ -122,7 +169,7 @@ class ParallelParameters:
     def job(self) -> Job:
         """What is estimated: documents count as documents of one length whose attention costs as much."""
         return Job(
-            model=MODELS[self.model],
+            model=self.shape,
             layout=self.layout,
             sequence_length=self.sequence_length,
             trainer=OWN,
@@ -131,6 +178,7 @@ class ParallelParameters:
             compiled=self.compile,
             manual_backward=self.block == "manual",
             document_tokens=round(self.attended_length) if self.document_tokens else 0,
+            expert_imbalance=self.imbalance or 1.0,
         )
 
     def find_violation(
@@ -158,7 +206,10 @@ class Parallel(Workload):
 
     name = "parallel"
     Parameters = ParallelParameters
-    work = ("model", "sequence_length", "global_batch", "document_tokens", "dtype", "state", "block")
+    work = (
+        *("model", "layers", "sequence_length", "global_batch", "document_tokens", "dtype", "state", "block"),
+        *(*EXPERT_PARAMETERS, "data", "tokenizer"),
+    )
     ways = (*LAYOUT_PARAMETERS, "async_tp", "tp_across_nodes", "compile", "warmup", "steps", "gc_freq", "seed")
     # New in 2: new tokens in each step, fp32 state and PyTorch's block by default, FSDP in torchtitan's units.
     # New in 3: initial weights as torchtitan's.

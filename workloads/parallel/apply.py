@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 import os
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -42,6 +42,7 @@ from workloads.llama.block import BlockMath
 from workloads.llama.model import Block, rope_table
 from workloads.llama.pytorch_attention import DocumentAttention
 from workloads.models.model import Model
+from workloads.models.routing import NATURAL, Routing
 from workloads.parallel import BlockKind
 from workloads.parallel.context import ContextAttention, local_positions
 from workloads.parallel.stage import CheckpointedBlock, Initializer, ManualBackwardBlock, Stage, named_llama_parameters
@@ -146,6 +147,7 @@ class ModelSpec:
     state: State = "fp32"  # of weights, gradients and optimizer states between steps; bf16 stands for `dtype`
     block: BlockKind = "pytorch"  # the backward pass of blocks
     document_tokens: int = 0  # mean length of the documents in a sequence; 0 for one document
+    routing: Routing = NATURAL  # of tokens to experts, where the model has some
 
     @property
     def state_dtype(self) -> torch.dtype:
@@ -195,7 +197,7 @@ def build_stages(
         block_math = BlockMath(shape, kernel, compiled=spec.compiled)
 
     def build_block(layer: int) -> Block:
-        return ManualBackwardBlock(block_math, layout.checkpointing_of(layer)) if block_math else Block(shape)
+        return ManualBackwardBlock(block_math, layout.checkpointing_of(layer)) if block_math else Block(shape, layer)
 
     stages = []
     layers_of_stages = stage_layers(shape.layers, layout.stages)
@@ -210,8 +212,17 @@ def build_stages(
     for stage in stages:
         stage.to_empty(device=device)
         fill_buffers(stage, seed=0)
+        _start_experts(stage, spec, layout, device)
         _initialize_parameters(stage, shape, layout.tp, initialize)
     return stages
+
+
+def _start_experts(stage: Stage, spec: ModelSpec, layout: Layout, device: torch.device) -> None:
+    tokens = layout.micro_batch * spec.sequence_length // layout.cp
+    # A pipeline of PyTorch divides gradients by its micro-batches (scale_grads of its schedules).
+    share = 1 / layout.microbatches if layout.pp == 1 else 1.0
+    for layer, experts in stage.experts.items():
+        experts.start(replace(spec.routing, seed=spec.routing.seed + layer), tokens, device, loss_share=share)
 
 
 def _apply_layout(stage: Stage, spec: ModelSpec, layout: Layout, groups: Groups, device: torch.device) -> Stage:

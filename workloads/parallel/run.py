@@ -20,9 +20,9 @@ from workloads.instruments.distributed import process_group
 from workloads.instruments.telemetry import GpuReadings, monitor_gpu
 from workloads.instruments.torch_internals import recorded_events
 from workloads.llama.attention import AttentionShape
+from workloads.llama.data import load_sequences
 from workloads.llama.pytorch_attention import DocumentAttention, fastest_attention
 from workloads.models.flops import RecomputedLayer, hardware_flops_per_token, model_flops_per_token
-from workloads.models.model import MODELS
 from workloads.offload import process_setup
 from workloads.parallel import ParallelParameters
 from workloads.parallel.apply import (
@@ -37,7 +37,7 @@ from workloads.parallel.apply import (
 )
 from workloads.parallel.context import ContextAttention
 from workloads.parallel.stage import ManualBackwardBlock, Stage, build_initializer
-from workloads.parallel.train import Batch, TokenSource, Trainer, local_sequences
+from workloads.parallel.train import Batch, TextSource, TokenSource, Trainer, local_sequences
 from workloads.precision import unsupported_layer_rate_reason
 from workloads.precision.formats import require_torchao
 from workloads.precision.layers import read_recipe
@@ -188,7 +188,7 @@ def measure(parameters: ParallelParameters, rank: Rank) -> Measurement:
         raise Infeasible(f"dtype={parameters.dtype} is {reason}")
     layout = parameters.layout
     spec = ModelSpec(
-        MODELS[parameters.model],
+        parameters.shape,
         parameters.sequence_length,
         torch.float32 if parameters.dtype == "fp32" else torch.bfloat16,
         recipe="" if parameters.dtype in ("bf16", "fp32") else parameters.dtype,
@@ -196,6 +196,7 @@ def measure(parameters: ParallelParameters, rank: Rank) -> Measurement:
         state=parameters.state,
         block=parameters.block,
         document_tokens=parameters.document_tokens,
+        routing=parameters.routing,
     )
     if spec.recipe:
         require_torchao()
@@ -224,13 +225,16 @@ def _train(
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)  # the peak is of training, not of filling the weights
     trainer = Trainer(stages, layout, groups, device, parameters.learning_rate, clips=parameters.state == "fp32")
-    source = TokenSource(shape.vocabulary, length, parameters.seed, parameters.document_tokens)
+    source = _open_source(parameters)
     sequences = local_sequences(layout, groups)
     with monitor_gpu(device) as watch, schedule_garbage_collection(parameters.gc_freq) as collector:
         times_s, losses, communication, executed = _run_steps(
             parameters, trainer, partial(source.draw, sequences=sequences), collector, watch, device
         )
     metrics = watch.metrics() | communication | {"loss": losses[-1], "first_loss": losses[0]}
+    if shape.experts:
+        metrics |= _measure_imbalance(trainer, device)
+        executed["imbalance"] = _executed_imbalance(parameters, metrics["executed_imbalance"])
     if trainer.gradient_norm is not None:
         metrics["gradient_norm"] = float(trainer.gradient_norm)
     if device.type == "cuda":
@@ -263,6 +267,40 @@ def _train(
     )
 
 
+def _open_source(parameters: ParallelParameters) -> TokenSource | TextSource:
+    """Return what draws tokens. Raises Infeasible if the file has too few, or others than the vocabulary's."""
+    vocabulary, length, seed = parameters.shape.vocabulary, parameters.sequence_length, parameters.seed
+    if parameters.data is None:
+        return TokenSource(vocabulary, length, seed, parameters.document_tokens)
+    count = parameters.global_batch * (parameters.warmup + parameters.steps)
+    try:
+        tokens = load_sequences(
+            parameters.data, parameters.tokenizer, count=count, length=length + 1, vocabulary=vocabulary, seed=seed
+        )
+    except ValueError as error:
+        raise Infeasible(str(error)) from error
+    return TextSource(tokens, parameters.global_batch)
+
+
+def _measure_imbalance(trainer: Trainer, device: torch.device) -> dict[str, float]:
+    """Return the tokens of the busiest expert over the mean in the timed passes: of a block, and of the worst one."""
+    imbalances = [experts.imbalance for stage in trainer.stages for experts in stage.experts.values()]
+    total = torch.tensor([sum(imbalances), len(imbalances)], device=device)
+    worst = torch.tensor(max(imbalances, default=0.0), device=device)
+    dist.all_reduce(total)
+    dist.all_reduce(worst, dist.ReduceOp.MAX)
+    return {"executed_imbalance": float(total[0] / total[1]), "worst_imbalance": float(worst)}
+
+
+def _executed_imbalance(parameters: ParallelParameters, measured: float) -> float | None:
+    """Return the imbalance that was forced, within the one token that whole numbers may differ by."""
+    shape, requested, layout = parameters.shape, parameters.imbalance, parameters.layout
+    if requested is None:
+        return None
+    mean = layout.micro_batch * parameters.sequence_length // layout.cp * shape.experts_per_token / shape.experts
+    return requested if abs(measured - requested) * mean <= 1 else measured
+
+
 def _run_steps(
     parameters: ParallelParameters,
     trainer: Trainer,
@@ -286,6 +324,8 @@ def _run_steps(
         dist.barrier()
         if step == parameters.warmup:
             readings.begin_steps()
+            for experts in (experts for stage in trainer.stages for experts in stage.experts.values()):
+                experts.passes.zero_()
         started = time.perf_counter()
         collector.start_step(step)
         profiler: AbstractContextManager[None] = nullcontext()

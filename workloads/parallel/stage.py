@@ -14,6 +14,7 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 
 from workloads.layouts.layout import Checkpointing
 from workloads.llama.block import BlockMath
+from workloads.llama.experts import Experts
 from workloads.llama.model import Block
 from workloads.llama.pytorch_attention import document_offsets, find_varlen_ops
 from workloads.models.model import Model
@@ -53,9 +54,10 @@ class CheckpointedBlock(nn.Module):
     def __init__(self, block: Block, checkpointing: Checkpointing) -> None:
         super().__init__()
         self.block, self.checkpointing = block, checkpointing
-        weight = block.gate_up.weight
-        local = weight.to_local() if isinstance(weight, DTensor) else weight
-        widest = tuple(sorted({tuple(sorted(weight.shape)), tuple(sorted(local.shape))}))
+        # Of experts it is the shared one's. Grouped products are none of those that are saved.
+        weights: list[Tensor] = [w for name, w in block.named_parameters() if name.endswith("gate_up.weight")]
+        weights += [weight.to_local() for weight in weights if isinstance(weight, DTensor)]
+        widest = tuple(sorted({tuple(sorted(weight.shape)) for weight in weights}))
         # PyTorch's cache of compiled graphs pickles the function, and takes the hash for what it does. Without either,
         # every trial compiles the block again.
         self._contexts = partial(_save_all_but, widest)
@@ -166,6 +168,12 @@ class Stage(nn.Module):
         return getattr(block, "block", block)
 
     @property
+    def experts(self) -> dict[int, Experts]:
+        """The experts of the stage's blocks that have some, by the block's number."""
+        blocks: dict[int, Any] = {int(name): getattr(block, "block", block) for name, block in self.blocks.items()}
+        return {number: block.experts for number, block in blocks.items() if block.has_experts}
+
+    @property
     def lm_head_weight(self) -> Tensor:  # of the last stage
         assert self.head is not None
         return (self.head.lm_head or self.embedding).weight  # type: ignore[union-attr]
@@ -219,4 +227,5 @@ def initial_deviation(name: str, size: tuple[int, ...], is_tied: bool) -> float:
     if name in ("embedding.weight", "lm_head.weight"):
         return size[1] ** -0.5 if name == "lm_head.weight" or is_tied else 1.0
     _, block, matrix = name.split(".", 2)
-    return 0.02 / math.sqrt(2 * (int(block) + 1)) if matrix in ("output.weight", "down.weight") else 0.02
+    is_last = matrix in ("output.weight", "down.weight", "experts.down", "experts.shared_down.weight")
+    return 0.02 / math.sqrt(2 * (int(block) + 1)) if is_last else 0.02

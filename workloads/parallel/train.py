@@ -75,6 +75,17 @@ class TokenSource:
         return Batch(torch.from_numpy(np.stack(tokens)), packed)
 
 
+@dataclass(frozen=True)
+class TextSource:
+    """Draws the sequences of a text in their order."""
+
+    tokens: Tensor  # of all steps, [sequences, length + 1] int64
+    global_batch: int
+
+    def draw(self, step: int, sequences: Iterable[int]) -> Batch:
+        return Batch(self.tokens[[step * self.global_batch + sequence for sequence in sequences]])
+
+
 def local_sequences(layout: Layout, groups: Groups) -> range:
     """Return which sequences of the global batch this rank trains on."""
     dp_rank = groups.mesh["dp_shard_cp"].get_local_rank() // layout.cp
@@ -261,8 +272,21 @@ class Trainer:
             self.gradient_norm = clip_gradients(self._parameters, self._groups.mesh["pp"])
         self._optimizer.step()
         self._optimizer.zero_grad()
+        self._balance_experts()
         for stage in self.stages:
             precompute_fp8_scales(stage)
+
+    def _balance_experts(self) -> None:
+        """Move the biases of routers by the loads of all ranks that share these stages."""
+        experts = [experts for stage in self.stages for experts in stage.experts.values() if experts.routing.bias_rate]
+        if not experts:
+            return
+        loads = torch.stack([some.load for some in experts])
+        for name in ("dp_replicate", "dp_shard_cp"):
+            if self._groups.mesh[name].size() > 1:
+                dist.all_reduce(loads, group=self._groups.mesh[name].get_group())
+        for some, load in zip(experts, loads, strict=True):
+            some.balance(load)
 
     def state_dtypes(self) -> set[torch.dtype]:
         """Return the data types of the parameters and of both optimizer states of each, after a step."""

@@ -180,6 +180,21 @@ def test_the_imbalance_is_that_of_each_pass() -> None:
     assert experts.imbalance == 4.0
 
 
+def test_the_auxiliary_loss_balances_loads() -> None:
+    experts = build(TINY, Routing(auxiliary_loss=1.0), 256, CPU, torch.float32)
+    torch.manual_seed(1)
+    x = torch.randn(1, 256, 64) + 0.5  # the router prefers some experts
+    loads = []
+    for _ in range(20):
+        experts.zero_grad()
+        (0.0 * experts(x)).sum().backward()  # the router's loss alone
+        with torch.no_grad():
+            experts.router.weight.sub_(experts.router.weight.grad, alpha=2.0)  # type: ignore[arg-type]
+        loads.append(int(experts.load.max()) / 64)
+        experts.load.zero_()
+    assert loads[0] > 1.8 and loads[-1] < 1.4
+
+
 def test_the_bias_balances_loads_without_a_loss() -> None:
     experts = build(TINY, Routing(bias_rate=0.003), 256, CPU, torch.float32)
     torch.manual_seed(1)

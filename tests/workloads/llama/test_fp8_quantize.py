@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from tests.support.fp8_matrices import E4M3_MAX, assert_same_matrix, relative_error
 from workloads.llama.fp8_quantize import Casts, Fp8Matrix, Granularity, dequantize, halve, multiply, scale_of
-from workloads.models.model import MODELS, TRAINED_MODELS
+from workloads.models.model import MODELS, ModelName
 
 TENSOR, BLOCK = Casts("tensor"), Casts("block")
 
@@ -94,7 +94,7 @@ def test_halves_of_a_weight_are_those_of_its_matrix() -> None:
 
 
 def test_every_model_has_features_in_whole_blocks() -> None:
-    for name in TRAINED_MODELS:
+    for name in get_args(ModelName):
         shape = MODELS[name]
         heads = (shape.heads + 2 * shape.kv_heads) * shape.head_size
         assert all(size % 128 == 0 for size in (shape.hidden_size, shape.intermediate_size, heads)), name

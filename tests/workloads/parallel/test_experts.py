@@ -1,0 +1,137 @@
+"""Mixtures of experts in `workload=parallel`: layouts, compilation, routing, and trials on a CPU and a GPU."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.parallel_ranks import BATCH, LENGTH, Ranks, assert_same_training, draw_batch, train_in_one_process
+from workloads.api.contract import Infeasible, Measurement, Rank
+from workloads.api.trial import run_trial
+from workloads.layouts.layout import Layout
+from workloads.models.model import MODELS
+from workloads.models.routing import Routing
+from workloads.parallel import ParallelParameters
+
+SHAPE = replace(MODELS["experts_tiny"], layers=4)
+TRIAL = {"model": "experts_tiny", "sequence_length": 64, "global_batch": 8, "learning_rate": 3e-3, "steps": 6}
+LAYOUTS = [
+    Layout(dp_shard=2, micro_batch=2, checkpointing="selective"),
+    Layout(dp_replicate=2, cp=2, checkpointing="full"),
+    Layout(pp=2, micro_batch=2),
+]
+
+
+def train(device: str = "cpu", **changes: Any) -> Measurement:
+    fixed = {"dtype": "fp32", "compile": False} if device == "cpu" else {}
+    return run_trial("parallel", {**TRIAL, **fixed, **changes}, Rank(device=device))
+
+
+@pytest.mark.long(10)
+@pytest.mark.xdist_group("ranks")
+@pytest.mark.parametrize("layout", [replace(layout, global_batch=BATCH) for layout in LAYOUTS], ids=str)
+def test_every_layout_trains_like_one_process(layout: Layout, ranks: Ranks) -> None:
+    reference = train_in_one_process(draw_batch(), SHAPE)
+    assert_same_training(ranks.train(layout, shape=SHAPE), reference)
+
+
+@pytest.mark.long(10)
+@pytest.mark.xdist_group("ranks")
+def test_a_compiled_block_is_one_graph_and_computes_the_same(ranks: Ranks) -> None:
+    layout = Layout(checkpointing="selective", micro_batch=2, global_batch=BATCH)
+    routing = Routing(auxiliary_loss=0.01, z_loss=0.001)
+    plain, compiled = (
+        ranks.train(layout, shape=SHAPE, routing=routing, compiled=is_compiled, backend="aot_eager")
+        for is_compiled in (False, True)
+    )
+    assert_same_training(compiled, plain[0])
+    assert compiled[0].graphs == 2  # of the dense first block, and of the blocks with experts
+
+
+@pytest.mark.parametrize("imbalance", [None, 1.0, 3.5])
+def test_a_trial_trains_and_records_the_imbalance_as_executed(imbalance: float | None) -> None:
+    measured = train(imbalance=imbalance)
+    assert measured.metrics["loss"] < measured.metrics["first_loss"] - 0.3
+    assert measured.executed["imbalance"] == imbalance
+    assert (
+        measured.metrics["executed_imbalance"] == pytest.approx(imbalance, abs=0.01)
+        if imbalance
+        else (1.1 < measured.metrics["executed_imbalance"] < 4)
+    )
+    assert measured.machine_info["parameters_kept"] == MODELS["experts_tiny"].parameters
+
+
+def test_natural_routing_on_text_is_that_of_the_file(tmp_path: Path) -> None:
+    text = tmp_path / "text.txt"
+    text.write_bytes(bytes(range(256)) * 24)
+    measured = train(data=str(text))
+    assert measured.metrics["loss"] < measured.metrics["first_loss"] - 0.3
+    with pytest.raises(Infeasible, match="has 6144 tokens, but 160 sequences of 65 need 10400"):
+        train(data=str(text), steps=18)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"model": "llama_tiny", "imbalance": 2.0}, "imbalance=2.0: llama_tiny has no experts"),
+        ({"imbalance": 5.0}, "imbalance=5: no expert has a token twice, so it is at most 4"),
+        ({"layers": 3}, "layers=3: experts_tiny has 2"),
+        ({"model": "gpt_oss_20b"}, "model=gpt_oss_20b: 'gpt_oss_20b' is not trained here. Available: llama_tiny"),
+        ({"data": "text.txt", "document_tokens": 8}, "document_tokens=8: sequences of data are one document"),
+    ],
+)
+def test_what_cannot_be_is_refused_before_anything_runs(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        ParallelParameters(**({"model": "experts_tiny"} | changes))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"tp": 2}, "tp 2 does not divide experts here"),
+        ({"block": "manual"}, "block manual has no experts"),
+        ({"dtype": "fp8_rowwise"}, "experts have no products in fp8_rowwise here"),
+        ({"dtype": "fp32"}, "grouped products of a GPU are in bf16"),
+    ],
+)
+def test_what_experts_do_not_support_is_refused_by_name(changes: dict[str, Any], message: str) -> None:
+    parameters = ParallelParameters(**({"model": "experts_tiny", "sequence_length": LENGTH} | changes))
+    violation = parameters.find_violation(parameters.tp, 8, on_gpu=True)
+    assert violation is not None and message in violation.reason
+
+
+def test_a_model_reduced_in_depth_keeps_its_first_blocks() -> None:
+    shape = ParallelParameters(model="experts_tiny", layers=1).shape
+    assert (shape.layers, shape.dense_layers) == (1, (0,))
+
+
+GPU_TRIAL = {"model": "olmoe_1b_7b", "layers": 2, "sequence_length": 1024, "global_batch": 4, "micro_batch": 2}
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("checkpointing", ["none", "selective", "full"])
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
+def test_experts_train_on_a_gpu_as_on_a_cpu(compiled: bool, checkpointing: str) -> None:
+    changes = {"checkpointing": checkpointing, "global_batch": 8, "layers": 2}
+    on_cpu, on_gpu = train(**changes), train("cuda", **changes, compile=compiled)
+    assert on_gpu.metrics["loss"] == pytest.approx(on_cpu.metrics["loss"], abs=0.05)
+    assert on_gpu.metrics["gradient_norm"] == pytest.approx(on_cpu.metrics["gradient_norm"], rel=0.1)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("imbalance", [None, 1.0, 4.0])
+def test_a_gpu_trains_a_published_model_reduced_in_depth(imbalance: float | None) -> None:
+    measured = train("cuda", **GPU_TRIAL, imbalance=imbalance, learning_rate=1e-3, state="bf16")
+    assert measured.metrics["loss"] < measured.metrics["first_loss"]
+    assert measured.executed["imbalance"] == imbalance
+
+
+@pytest.mark.gpu
+def test_a_cuda_graph_has_the_losses_of_the_same_steps_without() -> None:
+    plain, graphed = (
+        train("cuda", **GPU_TRIAL, imbalance=1.0, state="bf16", cuda_graph=graph) for graph in (False, True)
+    )
+    assert graphed.metrics["loss"] == pytest.approx(plain.metrics["loss"], abs=0.02)
