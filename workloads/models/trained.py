@@ -16,7 +16,11 @@ TRAINED_FAMILIES = (
     *("mixtral", "olmoe", "qwen2_moe", "qwen3_moe", "glm4_moe"),
 )
 # The values of keys with which a block is one that is computed here. A file may lack them.
-COMPUTED = {"hidden_act": "silu", "clip_qkv": None, "attention_dropout": 0, "router_jitter_noise": 0}
+COMPUTED: dict[str, object] = {
+    "hidden_act": "silu",
+    "clip_qkv": None,
+    **dict.fromkeys(("attention_dropout", "router_jitter_noise", "num_nextn_predict_layers"), 0),
+}
 
 
 @cache

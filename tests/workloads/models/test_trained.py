@@ -74,6 +74,7 @@ def test_routers_with_groups_are_read() -> None:
         ({"attention_bias": True}, "biases of the attention's output"),
         ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "rope_type=yarn: it has to be default or llama3"),
         ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 2.0}}, "this rope_scaling"),
+        (GLM | {"num_nextn_predict_layers": 1}, "num_nextn_predict_layers=1: it has to be 0"),
         ({"routed_scaling_factor": 0}, "routed_scaling_factor is 0: must be a number above 0"),
         ({"norm_topk_prob": 1}, "norm_topk_prob is 1: must be true or false"),
     ],
