@@ -15,7 +15,6 @@ from __future__ import annotations
 import argparse
 import csv
 import json
-import math
 import random
 import statistics
 import sys
@@ -28,14 +27,18 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from benchmarks.planner_bands import Residual, residuals, write_bands
 from benchmarks.planner_calibration import Pair, calibrate, efficiencies_without, efficiency_of, neutral_constants
 from benchmarks.planner_rows import PublishedRun, UnsupportedRow, read_rows, read_run
-from workloads.estimator.estimate import BANDS, JobEstimate, bands, half_width
+from workloads.estimator.estimate import JobEstimate
 from workloads.estimator.step import estimate_job
 from workloads.layouts.trainers import EFFICIENCIES, efficiencies, find_efficiency
 
 ROWS = Path(__file__).parent / "planner_rows.csv"
+RECENT_ROWS = ROWS.with_name("planner_rows_2026.csv")
+H100_ROWS = ROWS.with_name("planner_rows_h100.csv")
 LATER_ROWS = ROWS.with_name("planner_rows_h200_fp32.csv")  # of this project, measured after the step's model was made
+SCORED = (ROWS, RECENT_ROWS, LATER_ROWS, H100_ROWS)  # what bands and the scoreboard rest on
 FAMILIES = ("dense", "moe", "memory")
 DRAWS = 2000
 FEW_SOURCES = 5  # draws of fewer repeat too few combinations
@@ -70,7 +73,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     scores = score_all(runs, efficiencies())
     left_out = score_left_out(runs, own_runs)
     if options.calibrate:
-        write_bands(left_out, score_all(read_runs(LATER_ROWS)[0], efficiencies()))
+        write_bands(left_out_of_all(own_runs), FAMILIES)
     with neutral_constants():
         neutral = score_left_out(runs, own_runs)
     tables = {
@@ -114,26 +117,11 @@ def write_efficiencies(runs: Sequence[PublishedRun]) -> None:
     find_efficiency.cache_clear()
 
 
-def write_bands(left_out: Sequence[Score], later: Sequence[Score]) -> None:
-    """Write how far estimates are from runs of sources that the efficiencies know nothing of, and from later runs."""
-    with BANDS.open("w", newline="") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(["family", "error_percent", "runs", "low", "gpus", "tokens", "devices", "trainers"])
-        for family in FAMILIES:
-            published, own = ([score for score in some if score.family == family] for some in (left_out, later))
-            errors = [[score.error_percent for score in some] for some in (published, own) if some]
-            devices = sorted({score.run.cluster.device.name for score in published})
-            trainers = sorted({score.run.job.trainer for score in published})
-            sizes = [(score.run.cluster.gpus, score.run.job.sequence_length) for score in published]
-            low = sum(error < 0 for error in chain(*errors))
-            row = [
-                math.ceil(max(map(half_width, errors))),
-                len(published) + len(own),
-                low,
-                *map(max, zip(*sizes, strict=True)),
-            ]
-            writer.writerow([family, *row, " ".join(devices), " ".join(trainers)])
-    bands.cache_clear()
+def left_out_of_all(own_runs: Sequence[PublishedRun]) -> list[Residual]:
+    """Return the residuals of the runs of all files but those that constants were fitted to."""
+    runs = [run for path in SCORED for run in read_runs(path)[0]]
+    scores = score_left_out(runs, own_runs)
+    return residuals([(score.run, score.family, score.error_percent) for score in scores])
 
 
 def score_all(runs: Iterable[PublishedRun], table: dict[Pair, float]) -> list[Score]:

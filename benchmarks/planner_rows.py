@@ -182,7 +182,7 @@ def _job(row: Mapping[str, str], model: Model, cluster: Cluster) -> Job:
         gradient_bytes=2 if is_pure else None,
         attention_kernel=_attention_kernel(row, trainer),
         dispatcher=_dispatcher(row, trainer),
-        expert_overlap="1f1b overlap" in note or "a2a overlap" in note,
+        expert_overlap=any(text in note for text in ("1f1b overlap", "a2a overlap", "ep overlap")),
     )
 
 
@@ -244,6 +244,7 @@ def _layout(row: Mapping[str, str], trainer: str, cluster: Cluster, model: Model
         dp_replicate=dp // shard,
         dp_shard=shard,
         stages_per_rank=chunks,
+        cuda_graph=_has_graph(row, cluster),
         schedule="zbv" if is_v else "interleaved" if chunks > 1 else "1f1b",
         micro_batch=micro_batch,
         global_batch=global_batch,
@@ -258,6 +259,17 @@ def _layout(row: Mapping[str, str], trainer: str, cluster: Cluster, model: Model
         checkpointed_layers=layers,
         **degrees,
     )
+
+
+def _has_graph(row: Mapping[str, str], cluster: Cluster) -> bool:
+    """Return whether a graph holds whole steps: where a row says so, and in NVIDIA's for Blackwell from 26.06 on.
+
+    Rows of MLPerf say of their submissions that many have graphs.
+    """
+    is_recipe = "Megatron-Bridge" in row["source"] and re.search(r"26\.06|2026-0[78]", row["source"])
+    is_blackwell = cluster.device.architecture.startswith("sm10")
+    named = re.search(r"full(-iteration)? CUDA graphs?|CUDA graphs in many", row["note"])
+    return bool(named) or bool(is_recipe and is_blackwell)
 
 
 def _data_parallel(degrees: dict[str, int], gpus: int) -> int:

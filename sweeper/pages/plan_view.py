@@ -173,7 +173,7 @@ def _show_candidates(estimates: CostEstimates, error_share: float, console: Cons
     console.print(f"{count(len(estimates.valid), 'valid point')}, the most promising first:")
     if too_large := sum(cost_model.exceeds_memory(candidate, estimates.machine) for candidate in estimates.valid):
         usable = f"{estimates.machine.memory_gib:.0f} GiB that are usable"
-        band = f"the estimate of memory is up to {bands()['memory'].error_share:.0%} too high"
+        band = f"the estimate of memory is up to {bands()['memory'][0].error_share:.0%} too high"
         console.print(f"the last {too_large} need more than the {usable}, unless {band}", soft_wrap=True)
     first, *others = (headings[name] for name in shown)
     heading = ["#", first, "differs %", *others, "point"]

@@ -187,5 +187,5 @@ class LayoutCommand(Command):
         return estimate_layout(self.settings, vars(parameters), machine)
 
     def find_band(self, parameters: Any, machine: Machine) -> tuple[float, str]:
-        band = find_band(read_job(self.settings, vars(parameters), machine))
+        band = find_band(read_job(self.settings, vars(parameters), machine), machine.cluster)
         return band.error_share, band.meaning

@@ -95,57 +95,63 @@ class JobEstimate:
 
 
 BANDS = Path(__file__).parent / "tables" / "bands.csv"
-COVERED = 0.9  # of the runs are within the band
-FEW_RUNS = 10  # fewer are all within it
+COVERED = 0.9  # of the runs are within the band, each source with the same weight
+
+
+@dataclass(frozen=True)
+class Known:
+    """What runs of a family show: pairs `trainer@device`, the most GPUs and the most tokens of a sequence."""
+
+    gpus: int
+    tokens: int
+    pairs: frozenset[str]
+
+    def missing(self, job: Job, cluster: Cluster) -> list[str]:
+        """Return what of a job no run has, in plain words."""
+        device, known = cluster.device.name, [pair.split("@") for pair in self.pairs]
+        trainers = {trainer for trainer, _ in known if trainer.startswith(job.trainer)}  # megatron: megatron-lm, …
+        lacks = [f"on {device}"] if device not in {name for _, name in known} else []
+        lacks += [] if trainers else [f"of trainer={job.trainer}"]
+        if not lacks and not self.pairs & {f"{trainer}@{device}" for trainer in trainers}:
+            lacks.append(f"of trainer={job.trainer} on {device}")
+        lacks += [f"on more than {self.gpus:,} GPUs"] * (cluster.gpus > self.gpus)
+        lacks += [f"of more than {self.tokens:,} tokens a sequence"] * (job.sequence_length > self.tokens)
+        return [f"no measured run {lacking} is among those that the band rests on" for lacking in lacks]
 
 
 @dataclass(frozen=True)
 class Band:
-    """The band around estimates of a family of jobs."""
+    """The band around estimates of a family of jobs, at a distance from the runs that it rests on."""
 
-    error_share: float  # half its width: 90% of the published runs, estimated without their source, and of later ones
-    runs: int  # of this family, published and later
-    low: int  # of these, estimated to be faster, or to need less memory, than was measured
-    gpus: int  # the most of a published run, as `tokens` of a sequence
-    tokens: int
-    devices: frozenset[str]  # those of the published runs, as the trainers
-    trainers: frozenset[str]
+    # half its width, of memory what it has above an estimate: it covers 90% of the runs that lack as much, each
+    # estimated and compared without its own source
+    error_share: float
+    runs: int  # of this family, at any distance
+    sources: int
+    low: int  # of these runs, estimated to be faster, or to need less memory, than was measured
+    known: Known
 
     @property
     def meaning(self) -> str:
-        most = "all" if self.runs < FEW_RUNS else f"{COVERED:.0%}"
-        return f"{most} of {self.runs} measured runs are within it, {self.low} of them above the estimate"
-
-    def missing(self, job: Job, cluster: Cluster) -> list[str]:
-        """Return what of a job no published run has, in plain words."""
-        lacks = [f"on {cluster.device.name}"] if cluster.device.name not in self.devices else []
-        if not any(trainer.startswith(job.trainer) for trainer in self.trainers):  # megatron: megatron-lm, …
-            lacks.append(f"of trainer={job.trainer}")
-        lacks += [f"on more than {self.gpus:,} GPUs"] * (cluster.gpus > self.gpus)
-        lacks += [f"of more than {self.tokens:,} tokens a sequence"] * (job.sequence_length > self.tokens)
-        return [f"no published run {lacking} is among those that the band rests on" for lacking in lacks]
+        runs = f"{self.runs} measured runs of {self.sources} sources"
+        return f"{COVERED:.0%} of {runs}, each left out, are within it, {self.low} of them above the estimate"
 
 
 @cache
-def bands() -> dict[str, Band]:
+def bands() -> dict[str, tuple[Band, ...]]:
+    """Return the bands of each family by distance: how much of a job no run has, from nothing on."""
+    families: dict[str, tuple[Band, ...]] = {}
     with BANDS.open(newline="") as lines:
-        return {
-            row["family"]: Band(
-                error_share=float(row["error_percent"]) / 100,
-                **{name: int(row[name]) for name in ("runs", "low", "gpus", "tokens")},
-                devices=frozenset(row["devices"].split()),
-                trainers=frozenset(row["trainers"].split()),
-            )
-            for row in csv.DictReader(lines)
-        }
+        for row in csv.DictReader(lines):
+            known = Known(int(row["gpus"]), int(row["tokens"]), frozenset(row["pairs"].split()))
+            numbers = {name: int(row[name]) for name in ("runs", "sources", "low")}
+            band = Band(float(row["error_percent"]) / 100, **numbers, known=known)
+            families[row["family"]] = (*families.get(row["family"], ()), band)
+    return families
 
 
-def find_band(job: Job) -> Band:
-    return bands()["moe" if job.model.experts else "dense"]
-
-
-def half_width(errors: list[float]) -> float:
-    """Return the smallest band, in percent, that covers 90% of the errors; of few runs all of them."""
-    sizes = sorted(abs(error) for error in errors)
-    covered = len(sizes) if len(sizes) < FEW_RUNS else -(-len(sizes) * 9 // 10)
-    return sizes[covered - 1]
+def find_band(job: Job, cluster: Cluster, family: str = "") -> Band:
+    """Return the band of a job's step time, or of another family: wider, the more of the job no run has."""
+    nearest, *farther = bands()[family or ("moe" if job.model.experts else "dense")]
+    distance = len(nearest.known.missing(job, cluster))
+    return [nearest, *farther][min(distance, len(farther))]

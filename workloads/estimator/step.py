@@ -103,6 +103,9 @@ def rank_seconds(job: Job, cluster: Cluster) -> list[PassTimes]:
     return [PassTimes(f * scale, b * scale, b * scale / (2 + repeated)) for f, b in passes]
 
 
+# A step's launches, its optimizer's and its logging's, while the GPU waits: the median of what six layouts of this
+# project's trainer took beyond their estimate on two H200s (planner_rows_h200_fp32.csv). A graph of the step has none.
+STEP_OVERHEAD_S = 0.025
 # Of the power cap's, the power that a GPU does not draw while it waits for others or for data: a pipeline of two H200s
 # whose GPUs wait for 21% of the time has 1.10 times the rate that this leaves (benchmarks/results/parallel_h200.md),
 # and products follow the power to 0.62 (hardware/device_rates.csv). Chosen with that run and published ones in sight.
@@ -153,7 +156,7 @@ def _step_time(placed: PlacedJob, efficiency: float, with_data_parallel: bool) -
         step,
         data_parallel=sum(block.data * count for block, count in counts)
         + _step_data_parallel_s(placed, weights, rank_s[slowest]),
-        optimizer=optimizer_s(placed, owned),
+        optimizer=optimizer_s(placed, owned) + (0.0 if layout.cuda_graph else STEP_OVERHEAD_S),
         copies=sum(block.copies * count for block, count in counts)
         + _copies_s(placed, end_weights(placed, slowest)) * micro
         + host_copies_s(placed, owned),

@@ -234,7 +234,7 @@ class Parallel(Workload):
         return Estimate(metrics=metrics, description=description)
 
     def find_band(self, parameters: ParallelParameters, machine: Machine) -> tuple[float, str]:
-        band = find_band(parameters.job)
+        band = find_band(parameters.job, machine.cluster)
         return band.error_share, band.meaning
 
     def list_candidates(

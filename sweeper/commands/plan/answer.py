@@ -49,7 +49,7 @@ class Answer:
     @property
     def error_share(self) -> float:
         """Half the width of the band of step times, as a share of them."""
-        return find_band(self.problem.job).error_share
+        return find_band(self.problem.job, self.problem.cluster).error_share
 
 
 def answer(request: PlanRequest) -> Answer:

@@ -14,7 +14,7 @@ from importlib.resources import files
 from sweeper.commands.plan.answer import Answer, tokens_of_a_day
 from sweeper.commands.plan.text import differences_table, layouts_table, list_sections
 from sweeper.common.format import round_to_band
-from workloads.estimator.estimate import bands
+from workloads.estimator.estimate import find_band
 from workloads.estimator.pipeline import Kind, build_timeline
 from workloads.estimator.search import USABLE_MEMORY, Candidate
 from workloads.estimator.step import rank_seconds
@@ -134,14 +134,21 @@ def _draw_steps(answer: Answer) -> str:
 
 
 def _draw_memory(answer: Answer) -> str:
-    usable_gib = USABLE_MEMORY * answer.problem.cluster.device.memory_gib
+    problem = answer.problem
+    usable_gib = USABLE_MEMORY * problem.cluster.device.memory_gib
     stages = answer.best.estimate.stages
     ranks = {0: "first", len(stages) - 1: "last"} if len(stages) > 1 else {0: "only"}
     bars = {}
     for rank, name in ({stages.index(answer.best.estimate.memory): "fullest"} | ranks).items():
         text = f"{name} pipeline rank ({rank}): {stages[rank].total_gib:.0f} of {usable_gib:.0f} GiB usable"
         bars[text] = vars(stages[rank])
-    return draw_bars(bars, MEMORY_COLOURS, "GiB", error_share=bands()["memory"].error_share, limit=usable_gib)
+    return draw_bars(
+        bars,
+        MEMORY_COLOURS,
+        "GiB",
+        error_share=find_band(problem.job, problem.cluster, "memory").error_share,
+        limit=usable_gib,
+    )
 
 
 def draw_bars(bars: Bars, colours: Mapping[str, str], unit: str, *, error_share: float, limit: float = 0.0) -> str:

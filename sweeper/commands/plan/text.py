@@ -15,7 +15,7 @@ from sweeper.commands.plan.request import PlanRequest, Problem, build_problem
 from sweeper.common.format import count, round_to_band
 from sweeper.pages.terminal import draw, open_console
 from workloads.api.errors import UserInputError
-from workloads.estimator.estimate import bands, find_band
+from workloads.estimator.estimate import find_band
 from workloads.estimator.search import USABLE_MEMORY
 from workloads.estimator.words import describe, layout_words, write_words
 from workloads.formats.names import FileReading
@@ -92,7 +92,9 @@ def head_lines(answer: Answer) -> list[str]:
         else f" ({(active + model.embedding_weights) / 1e9:.4g} B with embeddings, which are looked up)"
     )
     remark = f"; {model.remark}" if model.remark else ""
+    far = find_band(job, cluster).known.missing(job, cluster)
     lines = [
+        *(f"far       {line}" for line in far),
         f"train     {answer.model} by {job.trainer}, {job.precision}, {job.state} state{eager}; "
         f"{count(job.layout.global_batch, 'sequence')} of {job.sequence_length:,} tokens a step "
         f"({tokens / 1e6:.3g} M tokens)",
@@ -121,14 +123,15 @@ def head_lines(answer: Answer) -> list[str]:
     step_s, memory = estimate.step.total_s, estimate.memory
     mfu = MISSING if estimate.mfu is None else f"{100 * estimate.mfu:.0f}%"
     low, high = (round_to_band(step_s * factor, error_share) for factor in (1 - error_share, 1 + error_share))
-    least_gib, most_gib = (memory.total_gib * (1 + sign * bands()["memory"].error_share) for sign in (-1, 1))
+    memory_share = find_band(job, cluster, "memory").error_share
+    most_gib = memory.total_gib * (1 + memory_share)
     return [
         *lines,
         f"best      {describe(answer.best.layout)}",
         f"{INDENT}step {round_to_band(step_s, error_share)} s ({low} to {high}), "
         f"{round_to_band(estimate.tokens_per_s_per_gpu, error_share)} tokens/s per GPU, MFU {mfu}, "
         f"{round_to_band(tokens_of_a_day(estimate) / 1e9, error_share)} G tokens a day",
-        f"{INDENT}memory {memory.total_gib:.0f} GiB ({least_gib:.0f} to {most_gib:.0f}) of "
+        f"{INDENT}memory {memory.total_gib:.0f} GiB (up to {most_gib:.0f}) of "
         f"{USABLE_MEMORY * device.memory_gib:.0f} usable; the framework reports {memory.allocated_gib:.0f} allocated, "
         f"{memory.reserved_gib:.0f} reserved",
     ]
@@ -224,7 +227,7 @@ def differences_table(answer: Answer) -> Rows:
 def tail_lines(answer: Answer) -> list[str]:
     """Return what would change the best layout, a whole training, and how far the estimate can be trusted."""
     problem, estimate, training = answer.problem, answer.best.estimate, answer.training
-    band = find_band(problem.job)
+    band = find_band(problem.job, problem.cluster)
     lines = []
     for name, candidate in answer.alternatives.items():
         gain = candidate.estimate.tokens_per_s_per_gpu / estimate.tokens_per_s_per_gpu - 1
@@ -244,16 +247,13 @@ def tail_lines(answer: Answer) -> list[str]:
             f"training  {days} days, {gpu_hours} GPU-hours{cost}; "
             f"{100 * training.lost_share:.1f}% of it is lost to {failures} failures and to checkpoints"
         )
-    unsure = [*band.missing(problem.job, problem.cluster)]
-    if (
-        estimate.memory.total_gib * (1 + bands()["memory"].error_share)
-        > USABLE_MEMORY * problem.cluster.device.memory_gib
-    ):
+    unsure = []
+    memory_share = find_band(problem.job, problem.cluster, "memory").error_share
+    if estimate.memory.total_gib * (1 + memory_share) > USABLE_MEMORY * problem.cluster.device.memory_gib:
         unsure.append("whether it fits: the band of the memory reaches beyond what is usable")
     if problem.calibration:
         unsure.append("the band is that of estimates with the tables' rates, not with rates measured here")
-    least = "at least " if unsure else ""
-    lines.append(f"band      {least}{band.error_share:.0%}: {band.meaning} (benchmarks/results/planner.md)")
+    lines.append(f"band      {band.error_share:.0%}: {band.meaning} (docs/planner-scoreboard.md)")
     if problem.job.trainer == "own" and not find_trained_name(problem.job.model):
         missing = f"workload=parallel does not train {answer.model}, which conf/model does not have"
         unsure.append(f"{missing}: the plan is of a trainer like it; trainer= names another one")

@@ -1,52 +1,76 @@
-"""The band around estimates is what published runs show."""
+"""The bands around estimates cover left-out runs, and the scoreboard is what the rows say."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
+from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from benchmarks.planner import FAMILIES, LATER_ROWS, ROWS, read_runs, score_all, score_left_out
+from benchmarks.planner import FAMILIES, ROWS, left_out_of_all, read_runs
+from benchmarks.planner_bands import Residual, coverage, half_widths, known_of
+from benchmarks.planner_scoreboard import PAGE, page
 from tests.support.planner import cluster, job
-from workloads.estimator.estimate import COVERED, bands, find_band, half_width
+from workloads.estimator.estimate import bands, find_band
 from workloads.layouts.layout import Layout
-from workloads.layouts.trainers import efficiencies
-from workloads.models.model import Model
 
 
-def test_a_band_covers_published_runs_and_later_ones_each_by_themselves() -> None:
-    published, _ = read_runs(ROWS)
-    later, _ = read_runs(LATER_ROWS)
-    left_out, unseen = score_left_out(published, published), score_all(later, efficiencies())
-    for family in FAMILIES:
-        groups = [[s.error_percent / 100 for s in some if s.family == family] for some in (left_out, unseen)]
-        band = bands()[family]
-        for errors in filter(None, groups):
-            assert sum(abs(error) <= band.error_share for error in errors) >= 0.9 * len(errors)
-        assert band.runs == sum(map(len, groups))
-        assert band.low == pytest.approx(sum(error < 0 for errors in groups for error in errors), abs=1)
+@pytest.fixture(scope="module")
+def found() -> list[Residual]:
+    return left_out_of_all(read_runs(ROWS)[0])
 
 
-@given(st.lists(st.floats(-50, 50), min_size=1, max_size=60))
-def test_a_band_covers_nine_of_ten_errors_and_no_narrower_one_does(errors: list[float]) -> None:
-    width = half_width(errors)
-    within = [error for error in errors if abs(error) <= width]
-    narrower = [error for error in errors if abs(error) < width]
-    assert len(within) >= COVERED * len(errors)
-    assert len(errors) < 10 or len(narrower) < COVERED * len(errors)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_bands_are_those_of_the_rows_and_cover_sources_that_they_do_not_know(
+    found: list[Residual], family: str
+) -> None:
+    theirs = [residual for residual in found if residual.family == family]
+    widths = [math.ceil(width) / 100 for width in half_widths(theirs)]
+    assert [band.error_share for band in bands()[family]] == pytest.approx(widths, abs=0.011)
+    assert widths == sorted(widths)
+    covered = coverage(theirs)
+    assert covered.share >= 0.8 and covered.interval[0] <= 0.9 <= covered.interval[1]
+
+
+def _residuals(errors: dict[str, list[float]], distance: int = 0) -> list[Residual]:
+    run: Any = read_runs(ROWS)[0][0]
+    return [
+        Residual(replace(run, row={**run.row, "source": source}), "dense", error, distance)
+        for source, some in errors.items()
+        for error in some
+    ]
+
+
+def test_sources_have_equal_weight_and_farther_runs_no_narrower_band() -> None:
+    many = {f"s{n}": [1.0] * 50 for n in range(9)}
+    assert half_widths(_residuals(many | {"s9": [8.0]})) == [8.0, 8.0, 8.0]  # 90% and the correction: all ten sources
+    near, far = _residuals(many | {"s9": [8.0]}), _residuals({f"f{n}": [5.0] for n in range(4)}, distance=1)
+    assert half_widths([*near, *far]) == [8.0, 8.0, 8.0]
+    assert half_widths([*near, *_residuals({f"f{n}": [20.0] for n in range(4)}, distance=1)]) == [8.0, 20.0, 20.0]
 
 
 def test_what_no_run_shows_is_named() -> None:
-    experts = Model(32, 4096, 32, 8, 128, 0, 32000, experts=8, experts_per_token=2, expert_intermediate_size=512)
-    assert find_band(job(Layout(), experts)).runs < find_band(job(Layout())).runs
-    missing = find_band(job(Layout())).missing(job(Layout()), cluster(8))
-    assert missing == ["no published run of trainer=own is among those that the band rests on"]
+    known = known_of(run for run in read_runs(ROWS)[0] if run.family == "dense")
+    missing = known.missing(job(Layout()), cluster(8))
+    assert missing == ["no measured run of trainer=own is among those that the band rests on"]
+    work = replace(job(Layout()), trainer="prime-rl")
+    assert known.missing(work, cluster(8))[0].startswith("no measured run of trainer=prime-rl on ")
 
 
 @pytest.mark.parametrize(("gpus", "tokens", "beyond"), [(576, 65536, 0), (584, 65536, 1), (1024, 131072, 2)])
-def test_clusters_and_lengths_beyond_all_published_runs_are_named(gpus: int, tokens: int, beyond: int) -> None:
+def test_clusters_and_lengths_beyond_all_runs_are_named(gpus: int, tokens: int, beyond: int) -> None:
+    known = known_of(run for run in read_runs(ROWS)[0] if run.family == "dense")
     work = replace(job(Layout()), trainer="torchtitan", sequence_length=tokens)
-    missing = find_band(work).missing(work, cluster(gpus))
-    assert len(missing) == beyond and all("more than" in line for line in missing)
+    missing = [line for line in known.missing(work, cluster(gpus)) if "more than" in line]
+    assert len(missing) == beyond
+
+
+def test_a_plan_far_from_any_run_has_a_wider_band() -> None:
+    work = replace(job(Layout()), trainer="nemo")
+    far = replace(work, sequence_length=10_000_000)
+    assert find_band(far, cluster(1 << 17)).error_share > find_band(work, cluster(8)).error_share
+
+
+def test_the_scoreboard_is_what_the_command_writes() -> None:
+    assert PAGE.read_text() == page()

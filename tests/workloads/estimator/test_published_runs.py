@@ -45,7 +45,7 @@ def test_layouts_are_in_the_right_order(scores: list[Any]) -> None:
 def test_later_runs_whose_times_nothing_was_fitted_to_are_within_the_published_errors() -> None:
     scores = score_all(read_runs(ROWS.with_name("planner_rows_h200_fp32.csv"))[0], efficiencies())
     summary, order = summarize(scores), pairs_in_order(scores)
-    assert summary["dense"]["rows"] == 12 and summary["dense"]["mape"] <= 9.2
+    assert summary["dense"]["rows"] == 12 and summary["dense"]["mape"] <= 5.5
     assert summary["memory"]["rows"] == 11 and summary["memory"]["mape"] <= 6
     assert order["dense"]["percent"] == order["memory"]["percent"] == 100
 
@@ -69,6 +69,7 @@ def test_the_neutral_score_knows_nothing_of_the_rows(
     monkeypatch.setattr(operations, "ROUTING_S", 0)
     monkeypatch.setattr(placed_job, "HOST_GB_S", 600)
     monkeypatch.setattr(step, "IDLE_POWER_SHARE", 0)
+    monkeypatch.setattr(step, "STEP_OVERHEAD_S", 0)
     monkeypatch.setattr(operations, "_BLOCK_SECONDS", {})
     runs = [run for run in read_runs(ROWS)[0] if run.step_s]
     errors = []

@@ -1,0 +1,126 @@
+"""The bands around the planner's estimates: how far left-out runs are from them, by how much of a run no other has.
+
+Split-conformal over sources: a run is estimated with efficiencies of which its source knows nothing, and its distance
+is what of it no run of another source has. Each source has the same weight, since the runs of one source err alike.
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+import random
+import statistics
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from benchmarks.planner_rows import PublishedRun
+from workloads.estimator.estimate import BANDS, COVERED, Known, bands
+
+DISTANCES = 3  # the last one stands for all beyond
+FEW_SOURCES = 3  # of a distance with fewer, the bands of smaller distances count too
+DRAWS = 2000
+
+
+@dataclass(frozen=True)
+class Residual:
+    """The error of a left-out run in percent, and how much of the run no other source has."""
+
+    run: PublishedRun
+    family: str
+    error_percent: float
+    distance: int
+
+    @property
+    def size(self) -> float:
+        """What a band has to cover: of memory how far the measured one is above the estimate, and not below it."""
+        if self.family != "memory":
+            return abs(self.error_percent)
+        return max(0.0, 100 / (1 + self.error_percent / 100) - 100)
+
+
+def known_of(runs: Iterable[PublishedRun]) -> Known:
+    runs = list(runs)
+    return Known(
+        max((run.cluster.gpus for run in runs), default=0),
+        max((run.job.sequence_length for run in runs), default=0),
+        frozenset("@".join(run.pair) for run in runs),
+    )
+
+
+def residuals(scores: Sequence[tuple[PublishedRun, str, float]]) -> list[Residual]:
+    """Return the residuals of left-out runs, given as run, family and error in percent."""
+    known: dict[tuple[str, str], Known] = {}
+    found = []
+    for run, family, error in scores:
+        key = family, run.source
+        if key not in known:
+            known[key] = known_of(other for other, kind, _ in scores if kind == family and other.source != run.source)
+        distance = len(known[key].missing(run.job, run.cluster))
+        found.append(Residual(run, family, error, min(distance, DISTANCES - 1)))
+    return found
+
+
+def half_widths(some: Iterable[Residual]) -> list[float]:
+    """Return the half width of the band at each distance, in percent: never narrower than at a smaller one."""
+    by_distance: dict[int, list[Residual]] = defaultdict(list)
+    for residual in some:
+        by_distance[residual.distance].append(residual)
+    widths: list[float] = []
+    for distance in range(DISTANCES):
+        members = by_distance[distance]
+        if len({residual.run.source for residual in members}) < FEW_SOURCES:
+            members = [residual for nearer in range(distance + 1) for residual in by_distance[nearer]]
+        widths.append(max([_quantile(members), *widths]))
+    return widths
+
+
+def _quantile(members: Sequence[Residual]) -> float:
+    """Return the error that covers 90% of sources, with split-conformal prediction's correction for their number."""
+    counts = Counter(residual.run.source for residual in members)
+    level = min(1.0, COVERED * (1 + 1 / max(1, len(counts))))
+    covered, size = 0.0, 0.0
+    for residual in sorted(members, key=lambda residual: residual.size):
+        if covered >= level - 1e-9:
+            break
+        covered += 1 / counts[residual.run.source] / len(counts)
+        size = residual.size
+    return size
+
+
+@dataclass(frozen=True)
+class Coverage:
+    """How well bands of other sources cover a family's runs."""
+
+    share: float  # the mean over sources
+    interval: tuple[float, float]  # its 95% interval, over sources drawn again and again
+    median_width: float  # half a band, in percent
+    by_source: Mapping[str, float]
+
+
+def coverage(some: Sequence[Residual]) -> Coverage:
+    shares, widths = {}, []
+    for source in sorted({residual.run.source for residual in some}):
+        theirs = [residual for residual in some if residual.run.source == source]
+        limits = half_widths(residual for residual in some if residual.run.source != source)
+        widths += [limits[residual.distance] for residual in theirs]
+        shares[source] = statistics.fmean(each.size <= limits[each.distance] for each in theirs)
+    draw, values = random.Random(0), list(shares.values())
+    means = sorted(statistics.fmean(draw.choices(values, k=len(values))) for _ in range(DRAWS))
+    interval = means[round(0.025 * (DRAWS - 1))], means[round(0.975 * (DRAWS - 1))]
+    return Coverage(statistics.fmean(values), interval, statistics.median(widths), shares)
+
+
+def write_bands(found: Sequence[Residual], families: Iterable[str]) -> None:
+    with BANDS.open("w", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        numbers = ("runs", "sources", "low", "gpus", "tokens")
+        writer.writerow(["family", "distance", "error_percent", *numbers, "pairs"])
+        for family in families:
+            theirs = [residual for residual in found if residual.family == family]
+            known = known_of(residual.run for residual in theirs)
+            sources, low = {each.run.source for each in theirs}, sum(each.error_percent < 0 for each in theirs)
+            for distance, width in enumerate(half_widths(theirs)):
+                counts = (len(theirs), len(sources), low, known.gpus, known.tokens)
+                writer.writerow([family, distance, math.ceil(width), *counts, " ".join(sorted(known.pairs))])
+    bands.cache_clear()

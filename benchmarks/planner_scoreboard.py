@@ -1,0 +1,124 @@
+"""Write docs/planner-scoreboard.md: the planner's error on each source of published runs, with that source left out.
+
+    python benchmarks/planner_scoreboard.py [--check]
+
+A row in one of the files `planner_rows*.csv` is a run; `--check` compares the page with what would be written.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from benchmarks.planner import FAMILIES, ROWS, SCORED, left_out_of_all, read_runs
+from benchmarks.planner_bands import DISTANCES, Residual, coverage, half_widths
+
+PAGE = Path(__file__).parents[1] / "docs/planner-scoreboard.md"
+INTRODUCTION = """# The planner's scoreboard
+
+Made by `python benchmarks/planner_scoreboard.py` from all rows with a source; a test compares this page with what the
+command writes. Add a row with one line in `benchmarks/planner_rows_2026.csv` (the columns are those of its first line).
+Errors are those of a step's time, or of GiB, with efficiencies of which the row's source knows nothing: a positive
+error is a step that is planned too long. "Covered" is the share of the source's rows within a 90% band that rests on
+all other sources.
+
+"Seen" says what knows the rows: **fitted** (efficiencies of trainers are fitted to rows of this file, this source's
+left out here), or **in sight** (effects, shares and settings were chosen while its errors were known). No row was held
+back: what a new source shows is the only forecast. The nearest to one are twelve layouts on two H100s whose estimates
+were written down before they ran: 0.3 to 28% too fast, 7.1% at the mean (`parallel_h100.md` of the results).
+"""
+OTHERS = """## Other planners
+
+Nobody else publishes scores on these rows. Figures of others on other rows, as they publish them: Calculon 3.7% on 8
+that it was made with, and 15.3% on 109 of vTrain's; vTrain 8.4% on one node and 14.7% on several; AMD's projection
+"within 10%" on four. Their code was not run on these rows.
+"""
+
+
+def page() -> str:
+    files = {path: read_runs(path) for path in SCORED}
+    found = left_out_of_all(files[ROWS][0])
+    fitted = {run.source for run in files[ROWS][0]}
+    lines = [INTRODUCTION, *_summary(found), "", *_bands(found), "", *_sources(found, fitted), OTHERS]
+    lines += ["## Rows that cannot be expressed", ""]
+    total = sum(len(runs) + len(unsupported) for runs, unsupported in files.values())
+    unsupported = [row for _, rows in files.values() for row in rows]
+    assumed = sum(bool(run.assumed) for runs, _ in files.values() for run in runs)
+    lines.append(f"{len(unsupported)} of {total}; of {assumed} others the recomputation is assumed: no source says it.")
+    lines += ["", *(f"- {row['name']}: {row['reason'].split('. Available')[0]}" for row in unsupported)]
+    return "\n".join(lines) + "\n"
+
+
+def _summary(found: Sequence[Residual]) -> Iterator[str]:
+    yield "| | rows | sources | MAPE | mean over sources | median | covered by a 90% band | its 95% | half the band |"
+    yield "|---|---:|---:|---:|---:|---:|---:|---:|---:|"
+    for family in FAMILIES:
+        some = [each for each in found if each.family == family]
+        sources = Counter(each.run.source for each in some)
+        sizes = [abs(each.error_percent) for each in some]
+        by_source = [_mean(_sizes(some, source)) for source in sources]
+        covered = coverage(some)
+        low, high = covered.interval
+        yield (
+            f"| {family} | {len(some)} | {len(sources)} | {_mean(sizes):.1f}% | {_mean(by_source):.1f}% "
+            f"| {statistics.median(sizes):.1f}% | {covered.share:.0%} | {low:.0%} to {high:.0%} "
+            f"| {covered.median_width:.0f}% |"
+        )
+
+
+def _bands(found: Sequence[Residual]) -> Iterator[str]:
+    yield "Half the band that plans print, by how much of a plan no row has: the device, the trainer, the two together,"
+    yield "as many GPUs, as long sequences. Of memory it is how far above the estimate it reaches."
+    yield ""
+    yield "| | nothing | one thing | two or more |"
+    yield "|---|" + "---:|" * DISTANCES
+    for family in FAMILIES:
+        widths = half_widths(each for each in found if each.family == family)
+        yield f"| {family} | " + " | ".join(f"{width:.0f}%" for width in widths) + " |"
+
+
+def _sources(found: Sequence[Residual], fitted: set[str]) -> Iterator[str]:
+    for family in FAMILIES:
+        some = [each for each in found if each.family == family]
+        shares = coverage(some).by_source
+        yield f"## {family.capitalize() if family != 'moe' else 'Mixtures of experts'}"
+        yield ""
+        yield "| source | rows | devices | seen | mean error | MAPE | worst | covered |"
+        yield "|---|---:|---|---|---:|---:|---:|---:|"
+        for source in sorted({each.run.source for each in some}):
+            errors = [each.error_percent for each in some if each.run.source == source]
+            devices = " ".join(sorted({each.run.cluster.device.name for each in some if each.run.source == source}))
+            seen = "fitted" if source in fitted else "in sight"
+            yield (
+                f"| {source} | {len(errors)} | {devices} | {seen} | {_mean(errors):+.1f}% "
+                f"| {_mean(_sizes(some, source)):.1f}% | {max(errors, key=abs):+.1f}% | {shares[source]:.0%} |"
+            )
+        yield ""
+
+
+def _sizes(some: Sequence[Residual], source: str) -> list[float]:
+    return [abs(each.error_percent) for each in some if each.run.source == source]
+
+
+def _mean(values: Sequence[float]) -> float:
+    return statistics.fmean(values)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--check", action="store_true", help="compare the page instead of writing it")
+    text = page()
+    if not parser.parse_args().check:
+        PAGE.write_text(text)
+    elif PAGE.read_text() != text:
+        raise SystemExit(f"{PAGE} is not what this command writes: run it without --check")
+
+
+if __name__ == "__main__":
+    main()
