@@ -26,6 +26,7 @@ import yaml
 from sweeper.cli.exits import exit_with
 from sweeper.config.schema import Config
 from sweeper.config.validation import Key, attribute_docs, build, keys_of, literal_values
+from sweeper.preflight.kept_rows import FOLDER
 from workloads.api.errors import UserInputError, describe_os_error, nearest, suggest
 
 T = TypeVar("T")
@@ -358,6 +359,15 @@ def check_output_file(key: str, path: Path) -> None:
         raise UserInputError(f"{key}={path}: {path.parent}: no such directory")
     if path.is_dir():
         raise UserInputError(f"{key}={path}: is a directory. Give the name of a file in it")
+
+
+def output_path(out: str | None, directory: str, name: str) -> Path:
+    """Return the file `out`, else one of this name in a directory's folder of sweeps, never beside the user's files."""
+    if out is not None:
+        return Path(out)
+    path = Path(directory) / FOLDER / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return path
 
 
 @contextmanager

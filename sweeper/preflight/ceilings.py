@@ -6,17 +6,15 @@
 
 from __future__ import annotations
 
-import fcntl
-import json
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
 from sweeper.common.trials import TrialRecord
 from sweeper.metrics.intervals import Interval
+from sweeper.preflight.kept_rows import read_rows, replace_rows
 from sweeper.search.finals import FinalistResult
-from workloads.api.errors import UserInputError
 
 FILE = "matmul_ceilings.json"
 
@@ -89,30 +87,24 @@ def _from_trial(device: str, record: TrialRecord, value: Interval | None, rounds
 
 def read(folder: Path) -> list[MatmulCeiling]:
     """Return the ceilings stored in a results directory. Raises UserInputError for a file that cannot be read."""
-    path = folder / FILE
-    if not path.exists():
-        return []
-    try:
-        return [MatmulCeiling(**fields) for fields in json.loads(path.read_text())]
-    except (ValueError, TypeError, AttributeError) as error:
-        raise UserInputError(f"{path}: cannot be read ({error}); move it away, a search writes a new one") from error
+    return read_rows(folder, FILE, lambda fields: MatmulCeiling(**fields))
 
 
 def keep(folder: Path, ceilings: Iterable[MatmulCeiling]) -> None:
-    """Store the ceilings that are the highest of their key. Several sweeps may write at once.
+    """Store the ceilings that are the highest of their key.
 
     A result of finals takes precedence over any single trial, which may be high by chance.
     """
-    with (folder / f".{FILE}.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+
+    def merge() -> list[MatmulCeiling]:
         stored = {ceiling.key: ceiling for ceiling in read(folder)}
         for ceiling in ceilings:
             known = stored.get(ceiling.key)
             if known is None or (ceiling.rounds > 0, ceiling.tflops) > (known.rounds > 0, known.tflops):
                 stored[ceiling.key] = ceiling
-        temporary = folder / f".{FILE}.new"
-        temporary.write_text(json.dumps([asdict(stored[key]) for key in sorted(stored)], indent=1) + "\n")
-        temporary.replace(folder / FILE)
+        return [stored[key] for key in sorted(stored)]
+
+    replace_rows(folder, FILE, merge)
 
 
 def achieved_tflops(ceilings: Sequence[MatmulCeiling], device: str) -> dict[str, float]:

@@ -6,12 +6,10 @@ order of layouts.
 
 from __future__ import annotations
 
-import fcntl
-import json
 import statistics
 from bisect import insort
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -19,8 +17,8 @@ from sweeper.common.trials import TrialRecord, TrialStatus
 from sweeper.config.hardware import Target
 from sweeper.config.resolution import ResolvedConfig
 from sweeper.preflight.calibration import CalibrationFile, device_key
+from sweeper.preflight.kept_rows import read_rows, replace_rows
 from workloads.api.contract import Machine, Scalar
-from workloads.api.errors import UserInputError
 
 FILE = "planner_corrections.json"
 RATE = "tokens_per_s"
@@ -113,14 +111,7 @@ def from_sweep(
 
 def read(folder: Path) -> list[Correction]:
     """Return the corrections stored in a results directory. Raises UserInputError for a file that cannot be read."""
-    path = folder / FILE
-    if not path.exists():
-        return []
-    try:
-        rows = json.loads(path.read_text())
-        return [Correction(**{**fields, "place": Place(**fields["place"])}) for fields in rows]
-    except (ValueError, TypeError, KeyError) as error:
-        raise UserInputError(f"{path}: cannot be read ({error}); move it away, a sweep writes a new one") from error
+    return read_rows(folder, FILE, lambda fields: Correction(**{**fields, "place": Place(**fields["place"])}))
 
 
 def find(corrections: Iterable[Correction], place: Place) -> Correction | None:
@@ -128,10 +119,5 @@ def find(corrections: Iterable[Correction], place: Place) -> Correction | None:
 
 
 def keep(folder: Path, kept: Correction) -> None:
-    """Store a correction in place of the one that its place had. Several sweeps may write at once."""
-    with (folder / f".{FILE}.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        stored = [correction for correction in read(folder) if correction.place != kept.place]
-        temporary = folder / f".{FILE}.new"
-        temporary.write_text(json.dumps([asdict(correction) for correction in (*stored, kept)], indent=1) + "\n")
-        temporary.replace(folder / FILE)
+    """Store a correction in place of the one that its place had."""
+    replace_rows(folder, FILE, lambda: [*(row for row in read(folder) if row.place != kept.place), kept])

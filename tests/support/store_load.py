@@ -232,7 +232,7 @@ class SharedSweeps:
         printed = subprocess.run(
             command, cwd=folder, env=environment(**self._variables), check=True, capture_output=True
         )
-        return (folder / "report.html").read_text() if format == "html" else printed.stdout.decode()
+        return (folder / "sweeps" / "report.html").read_text() if format == "html" else printed.stdout.decode()
 
     def _outcome(
         self, starts: list[int], duration_s: float, store_cpu_s: float, commands_cpu_s: float

@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sweeper.cli.command import StoreRequest, Subcommand, Verbs, switch, words, writing
+from sweeper.cli.command import StoreRequest, Subcommand, Verbs, output_path, switch, words, writing
 from workloads.api.errors import UserInputError, suggest
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ class PlotRequest(FileRequest):
     """The picture to draw.
 
     Attributes:
-        out: the picture, FILE.html, .svg or .png; by default the file's name with .html.
+        out: the picture, FILE.html, .svg or .png; by default sweeps/FILE.html.
     """
 
     out: str | None = None
@@ -165,7 +165,7 @@ def draw_history(request: PlotRequest) -> int:
     """Write a picture of the file and print its path."""
     from sweeper.commands.history import picture, reference_file
 
-    path = Path(request.out) if request.out else request.path.with_suffix(".html")
+    path = output_path(request.out, ".", f"{request.path.stem}.html")
     if path.suffix not in IMAGES:
         raise UserInputError(f"out={path}: unknown format. {suggest(path.suffix, IMAGES)}")
     known, file = reference_file.read(request.path), f"file={request.path}"

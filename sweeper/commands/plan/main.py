@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from sweeper.cli.command import Subcommand, check_output_file, writing
+from sweeper.cli.command import Subcommand, check_output_file, output_path, writing
 from sweeper.commands.plan.answer import answer, scale
 from sweeper.commands.plan.request import PlanRequest
 from sweeper.commands.plan.text import show, show_file
@@ -26,7 +26,8 @@ class PrintedPlan(PlanRequest):
     """A plan that is printed.
 
     Attributes:
-        out: write the plan as one HTML page with pictures: the step, the memory, the pipeline, scaling.
+        out: write the plan as one HTML page with pictures: the step, the memory, the pipeline, scaling;
+            `file` is written beside it, by default to the folder sweeps/.
     """
 
     out: str | None = None
@@ -46,12 +47,14 @@ def run(request: PrintedPlan) -> int:
     show(planned)
     if request.file is not None:
         rendered = render(replace(problem.job, layout=planned.best.layout), problem.cluster.gpus, request.file)
+        written = path.with_name(rendered.name) if request.out else output_path(None, ".", rendered.name)
         try:
-            Path(rendered.name).write_text(rendered.text)
+            written.write_text(rendered.text)
         except OSError as error:
             raise UserInputError(f"file={request.file}: {describe_os_error(error)}") from error
         notes = (f"note      {note}" for note in rendered.notes)
-        print(f"file      {rendered.name}", f"run it    {rendered.command}", *notes, sep="\n")
+        command = rendered.command.replace(rendered.name, str(written))
+        print(f"file      {written}", f"run it    {command}", *notes, sep="\n")
     if request.out is not None:
         from sweeper.commands.plan.page import build_page
 

@@ -7,9 +7,9 @@
     python -m sweeper report leaderboard type=bf16
 
 Without a verb: the sweeps, the best result of each device for each kind of work, and charts, from the MLflow store in
-`dir` or the one at `tracking.uri`. HTML is written to report.html, one file that opens offline. png writes an image for
-each kind of work, report_….png (training in nine panels, other work by its speed), and one for each Pareto front of
-several objectives. The other formats go to standard output.
+`dir` or the one at `tracking.uri`. HTML is written to DIR/sweeps/report.html, one file that opens offline. png writes
+an image for each kind of work, report_….png (training in nine panels, other work by its speed), and one for each Pareto
+front of several objectives. The other formats go to standard output.
 
 compare compares two sweeps where they did the same work: which is faster, with all 95% intervals, or that it cannot be
 told; and point by point, where both measured the same parameters.
@@ -20,8 +20,8 @@ more runs a verdict needs. 2: there is nothing to compare. One run does not show
 is assumed, so that a loss of up to 9% cannot be told from chance. python -m sweeper history measures it, and compares
 several runs: two equal sweeps alone mostly end with 3.
 
-leaderboard shows the highest matmul rates measured here (workload=matmul stores them in DIR/matmul_ceilings.json) next
-to published ones; rates with different statistics are not comparable.
+leaderboard shows the highest matmul rates measured here (workload=matmul stores them in
+DIR/sweeps/matmul_ceilings.json) next to published ones; rates with different statistics are not comparable.
 """
 
 from __future__ import annotations
@@ -31,7 +31,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from sweeper.cli.command import StoreRequest, Subcommand, Tracking, Verbs, check_output_file, switch, word, writing
+from sweeper.cli.command import (
+    StoreRequest,
+    Subcommand,
+    Tracking,
+    Verbs,
+    check_output_file,
+    output_path,
+    switch,
+    word,
+    writing,
+)
 from sweeper.commands.report import leaderboard
 from sweeper.metrics.derivation import Prices
 from sweeper.pages.terminal import draw, open_console
@@ -71,7 +81,7 @@ class ReportRequest(ResultsRequest):
     Attributes:
         sweep: only this sweep.
         format: html, markdown, csv, json or png.
-        out: the file to write; by default report.html or report.png, else standard output.
+        out: the file to write; by default DIR/sweeps/report.html or report.png, else standard output.
         price_per_hour: of a GPU, for the cost of tokens.
         price_per_kwh: of electricity.
         within_gpu_hours: of each sweep only the trials that had ended when it had used this many GPU-hours: what a
@@ -216,7 +226,7 @@ def write_report(request: ReportRequest) -> int:
     from sweeper.commands.report import fronts
 
     found = fronts.find_fronts(stored)
-    path = Path(request.out or f"report.{request.format}")
+    path = output_path(request.out, request.dir, f"report.{request.format}")
     if request.format == "png":
         from sweeper.commands.report import images
 

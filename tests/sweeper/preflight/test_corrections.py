@@ -79,7 +79,8 @@ def test_a_plan_is_corrected_by_what_an_earlier_sweep_measured(
     def fastest() -> float:
         result = run_cli(*command)
         assert result.code == 0, result.err
-        assert ("step times x 1.25, the median of 7 layouts of parallel" in result.out) == (tmp_path / FILE).exists()
+        is_kept = (tmp_path / "sweeps" / FILE).exists()
+        assert ("step times x 1.25, the median of 7 layouts of parallel" in result.out) == is_kept
         return float(pd.read_csv(next(tmp_path.glob("sweeps/*/plan.csv"))).tokens_per_s.max())
 
     planned = fastest()

@@ -94,7 +94,7 @@ def test_pages_and_files_that_cannot_be_written_are_refused_in_a_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "torchtitan.toml").mkdir()
+    (tmp_path / "sweeps" / "torchtitan.toml").mkdir(parents=True)
     with pytest.raises(UserInputError, match=r"out=.*: is a directory"):
         COMMAND.run([*SMALL, f"out={tmp_path}"])
     with pytest.raises(UserInputError, match=r"file=torchtitan: Is a directory"):
@@ -249,9 +249,10 @@ def test_the_fastest_layout_as_a_file_is_read_back_as_the_given_one(
     monkeypatch.chdir(tmp_path)
     words = [*SMALL[:3], "trainer=torchtitan", "tp=2", "pp=1", "cp=1", "checkpointing=full"]
     assert COMMAND.run([*words, "file=torchtitan"]) == 0
-    assert "run it    torchrun" in capsys.readouterr().out
+    assert "--job.config_file=sweeps/torchtitan.toml" in capsys.readouterr().out
+    assert [path.name for path in tmp_path.iterdir()] == ["sweeps"]
     written = answer(read_request(words)).best.layout
-    read = build_problem(read_request([*SMALL[:3], "trainer=torchtitan", "layout=torchtitan.toml"]))
+    read = build_problem(read_request([*SMALL[:3], "trainer=torchtitan", "layout=sweeps/torchtitan.toml"]))
     assert search(read).best[0].layout == written
 
 

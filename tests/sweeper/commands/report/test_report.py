@@ -169,7 +169,7 @@ def test_the_front_of_several_objectives_is_cut_to_a_budget_too(fronts: list[Pat
         rows, text = front_of(fronts[0], *limit)
         assert rows == ["0 measured once", "1 measured once"] and "within the budget" in text
     result = run_report(fronts[0], "format=png", three)
-    assert result.code == 0 and (fronts[0] / "report_front_trade.png").stat().st_size > 10_000
+    assert result.code == 0 and (fronts[0] / "sweeps" / "report_front_trade.png").stat().st_size > 10_000
     page = Path(run_report(fronts[0], three, f"out={fronts[0] / 'r.html'}").out.strip()).read_text()
     assert page.count("<h2>Pareto front of trade") == 2  # the table and the chart
 
@@ -262,8 +262,8 @@ def test_the_best_of_spaces_that_differ_are_compared_at_common_points_alone(fold
 
 
 def test_the_page_is_one_file_without_external_resources_and_escapes_every_value(folder: Path) -> None:
-    assert run_report(folder).out == "report.html\n"
-    text = (folder / "report.html").read_text()
+    assert run_report(folder).out == "sweeps/report.html\n"
+    text = (folder / "sweeps" / "report.html").read_text()
     assert "<script>alert(1)</script>" not in text.split("<h2>Sweeps")[1].split("</table>")[0]
     assert "&lt;script&gt;alert(1)&lt;/script&gt;" in text and "A &amp; B" in text
     assert "<script>alert" not in text
@@ -279,7 +279,7 @@ def test_a_report_has_the_charts_that_its_trials_suffice_for(folder: Path) -> No
 
 def test_each_kind_of_work_has_an_image(folder: Path) -> None:
     names = run_report(folder, "format=png").out.splitlines()
-    assert names == ["report_offload_llama3_1b_8192_bf16.png", "report_offload_llama3_8b_8192_bf16.png"]
+    assert names == [f"sweeps/report_offload_llama3_{size}_8192_bf16.png" for size in ("1b", "8b")]
     assert all((folder / name).read_bytes()[:4] == b"\x89PNG" for name in names)
 
 

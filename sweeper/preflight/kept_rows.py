@@ -1,0 +1,38 @@
+"""What sweeps keep for later ones: rows of a JSON file beside sweeps, which several may write at once."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, TypeVar
+
+from workloads.api.errors import UserInputError
+
+FOLDER = "sweeps"  # of a results directory
+Row = TypeVar("Row")
+
+
+def read_rows(directory: Path, file: str, build: Callable[[Mapping[str, Any]], Row]) -> list[Row]:
+    """Return the rows stored in a results directory. Raises UserInputError for a file that cannot be read."""
+    # Up to version 0.3 the file was in the directory itself.
+    path = next((path for path in (directory / FOLDER / file, directory / file) if path.exists()), None)
+    if path is None:
+        return []
+    try:
+        return [build(fields) for fields in json.loads(path.read_text())]
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise UserInputError(f"{path}: cannot be read ({error}); move it away, a sweep writes a new one") from error
+
+
+def replace_rows(directory: Path, file: str, change: Callable[[], Iterable[Any]]) -> None:
+    """Store the rows that `change` returns, which reads those that are stored now. No other sweep writes meanwhile."""
+    folder = directory / FOLDER
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / f".{file}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        temporary = folder / f".{file}.new"
+        temporary.write_text(json.dumps([asdict(row) for row in change()], indent=1) + "\n")
+        temporary.replace(folder / file)
