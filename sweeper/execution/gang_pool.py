@@ -12,7 +12,7 @@ import heapq
 import math
 import time
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -176,8 +176,8 @@ class GangPool:
             self._running = len(starts_s), sum(starts_s)
         return self._running
 
-    def describe_workers(self, limit: int) -> list[str]:
-        """Return a line for each of the first `limit` gangs: its place and the trial that it runs."""
+    def describe_workers(self, limit: int, steps: Mapping[int, str]) -> list[str]:
+        """Return a line for each of the first `limit` gangs: its place, and the trial that it runs with its step."""
         now = time.monotonic()
         lines = []
         for gang in self.gangs[:limit]:
@@ -188,7 +188,8 @@ class GangPool:
             trial = next(iter(gang.trials), None)
             activity = f"trial {trial.trial.number} for {now - trial.started_s:.0f} s" if trial else "idle"
             lines.append(f"{gang.name} on {node}{f' GPU {gpus}' if gpus else ''}: {activity}")
-        return lines
+            lines += [f"  {steps[trial.trial.number]}"] if trial and trial.trial.number in steps else []
+        return lines[:limit]
 
     # ── trials ──
 

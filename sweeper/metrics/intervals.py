@@ -111,7 +111,7 @@ def missing_reason(metrics: Mapping[str, float], name: str) -> str:
         return ""  # the energy is one reading for all steps
     if metrics["steps"] < MIN_STEPS:
         return TOO_FEW
-    return TOO_COARSE if metrics.get("step_resolution_ms", 0.0) >= metrics["step_time_ms"] else TOO_SHORT
+    return TOO_COARSE if metrics.get("step_resolution_ms", 0.0) >= metrics.get("step_time_ms", math.inf) else TOO_SHORT
 
 
 def student_interval(values: np.ndarray, level: float = LEVEL) -> Interval:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -16,7 +16,7 @@ from rich.text import Text
 from sweeper.common.format import format_duration, format_number, format_point, printable
 from sweeper.common.trials import TrialRecord, TrialStatus
 from sweeper.pages.trial_tables import format_counts
-from workloads.api.metrics import get_metric
+from workloads.api.metrics import METRICS, get_metric
 
 HEARTBEAT_S = 10.0
 MIN_BETWEEN_LINES_S = 1.0
@@ -40,6 +40,8 @@ class ProgressState:
     is_stopping: bool = False
     finals: tuple[int, int] | None = None  # finished and planned trials of the finals
     front: Sequence[TrialRecord] = ()  # with several objectives, the trials on it, the best by the leading one first
+    varying: Collection[str] = ()  # the parameters in which trials differ, which alone are shown; empty for all
+    limit: tuple[float, str] = (0.0, "")  # the share of the budget that is used, and the limit, unless it is of trials
 
     @property
     def ended(self) -> int:
@@ -49,11 +51,19 @@ class ProgressState:
         if self.finals:
             return f"finals: {self.finals[0]}/{self.finals[1]}"
         counts = f": {format_counts(self.counts)}" if any(self.counts.values()) else ""
-        return f"{format_ended(self.ended, self.trials)}{counts}"
+        return f"{format_ended(self.ended, self.trials)}{counts}{f'; {self.limit[1]}' if self.limit[1] else ''}"
 
     def describe(self, record: TrialRecord) -> str:
         metrics = self.objectives if self.front else self.objectives[:1]
-        return describe_values({name: record.metrics[name] for name in metrics}, record.params)
+        return describe_values({name: record.metrics[name] for name in metrics}, self.shorten(record))
+
+    def describe_failure(self, record: TrialRecord) -> str:
+        point = format_point(self.shorten(record))
+        return f"trial {record.number} {record.status.value}: {record.reason} ({point})"
+
+    def shorten(self, record: TrialRecord) -> dict[str, Any]:
+        """Return the parameters of a trial that tell it from others."""
+        return {name: value for name, value in record.params.items() if name in self.varying or not self.varying}
 
 
 def format_ended(ended: int, budget: int | None) -> str:
@@ -64,6 +74,16 @@ def describe_values(metrics: Mapping[str, float], params: Mapping[str, Any]) -> 
     """Return metrics of a trial with their units, of one without a unit its name, and the trial's point."""
     values = [f"{format_number(value)} {get_metric(name).unit or name}" for name, value in metrics.items()]
     return f"{', '.join(values)} at {format_point(params)}"
+
+
+def describe_step(step: int, metrics: Mapping[str, float]) -> str:
+    """Return a step of a running trial: `step 8, 1,234 tokens/s, MFU 45.1 %, 10.2 GiB, loss 2.31`."""
+    texts = [f"step {step}"]
+    in_order = [*(name for name in METRICS if name in metrics), *(name for name in metrics if name not in METRICS)]
+    for metric, value in ((get_metric(name), metrics[name]) for name in in_order):
+        name = metric.label or metric.name if metric.unit in ("", "%") else ""
+        texts.append(f"{name} {format_number(value * metric.factor)} {metric.unit}".strip())
+    return ", ".join(texts)
 
 
 def draw_bar(share: float, width: int) -> str:
@@ -115,13 +135,13 @@ class Lines(Progress):
             return
         self._last_s, self._skipped = now, ""
         if ended is not None and failed:
-            line += f"; {_describe_failure(ended)}"
+            line += f"; {state.describe_failure(ended)}"
         elif state.front and not state.finals:
             new = f", new {state.describe(ended)}" if ended is not None and is_best else ""
             line += f"; front of {len(state.front)}{new}"
         elif state.best and not state.finals:
             line += f"; {'new best' if is_best else 'best'} {state.describe(state.best)}"
-        if state.remaining_s is not None and not (ended or state.finals):  # in the heartbeat alone
+        if state.remaining_s is not None and not ended:  # in the heartbeat alone
             line += f"; about {format_duration(state.remaining_s)} left"
         if state.is_starting:
             line += f"; {state.describe_workers(1)[0]}"
@@ -144,19 +164,19 @@ class Block(Progress):
 
     def update(self, state: ProgressState, ended: TrialRecord | None = None, is_best: bool = False) -> None:
         if ended is not None and ended.status not in (TrialStatus.COMPLETE, TrialStatus.CANCELLED):
-            self.note(_describe_failure(ended))
+            self.note(state.describe_failure(ended))
         self._live.update(self.draw(state))
 
     def draw(self, state: ProgressState) -> Group:
         width, bar = self.console.width, ""
-        if state.trials:
-            done, total = state.finals or (state.ended, state.trials)
-            bar = draw_bar(done / total, min(24, width // 3))
+        if state.finals or state.limit != (0.0, "") or state.trials:
+            share = state.finals[0] / state.finals[1] if state.finals else state.limit[0]
+            bar = f"{draw_bar(share, min(24, width // 3))} "
         remaining = "" if state.remaining_s is None else f", about {format_duration(state.remaining_s)} left"
         running = f"{state.running} running, {state.waiting} next"
         activity = "stopping: waiting for the running trials" if state.is_stopping else running
         lines = [
-            Text(f"{bar} {state.describe_counts()}", style="bold"),
+            Text(f"{bar}{state.describe_counts()}", style="bold"),
             Text(f"{format_duration(state.elapsed_s)} elapsed{remaining}; {activity}"),
         ]
         lines += [Text(f"front {state.describe(record)}", style="green") for record in state.front[:SHOWN_OF_FRONT]]
@@ -220,7 +240,3 @@ def make_progress(setting: Literal["auto", "always", "never", "json"]) -> Progre
             return Json()
     console = Console(stderr=True)
     return Block() if console.is_terminal and not console.is_dumb_terminal else Lines()
-
-
-def _describe_failure(record: TrialRecord) -> str:
-    return f"trial {record.number} {record.status.value}: {record.reason} ({format_point(record.params)})"

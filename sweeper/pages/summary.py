@@ -11,15 +11,15 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
-from sweeper.common.format import TIE, count, format_duration, format_number, format_point
+from sweeper.common.format import TIE, count, format_duration, format_interval, format_number, format_point
 from sweeper.common.trials import WITHOUT_RESULT, TrialRecord, TrialStatus
 from sweeper.pages import per_gpu
 from sweeper.pages import trial_tables as tables
 from sweeper.pages.sweep_results import Results
-from sweeper.pages.terminal import draw, open_console
+from sweeper.pages.terminal import draw, open_console, wrap_line
 from sweeper.preflight import corrections
 from sweeper.search.finals import DEFAULT_FINALISTS
-from sweeper.search.front import Front, select_finalists
+from sweeper.search.front import Front, measured_interval, select_finalists
 from workloads.api.metrics import get_metric
 from workloads.api.secrets import mask
 
@@ -138,38 +138,49 @@ class Summary:
         out = open_console(text)
         out.print(f"\n{self.title}: {tables.format_counts(results.counts)}")
         if fixed := tables.fixed_parameters(results.records):
-            out.print(f"fixed    {format_point(fixed)}")
+            out.print(wrap_line(f"fixed    {format_point(fixed)}", out.width))
         every = [*results.best, *self._unranked]
         is_small = is_exhausted and len(every) <= SHOWN_OF_EXHAUSTED
         if shown := every if is_small else self._best_trials() or every[:SHOWN_ROWS]:
             others, front = results.other_objectives, results.front_numbers
             out.print(draw(*tables.trial_rows(shown, results.objective, others, front), out.width))
             if missing := tables.missing_intervals(shown, results.objective):
-                out.print(f"—        no 95% interval: {missing}")
+                out.print(wrap_line(f"—        no 95% interval: {missing}", out.width))
             if common := tables.common_parameters(shown):
-                out.print(f"equal    {format_point(common)}")
+                out.print(wrap_line(f"equal    {format_point(common)}", out.width))
         if results.finalists:
-            out.print(f"finals   {self.verdict()}")
+            out.print(wrap_line(f"finals   {self.verdict()}", out.width))
             out.print(draw(*tables.finalist_rows(results.finalists, results.objective), out.width))
         if results.front:
-            out.print(f"front    {self.verdict()}")
+            out.print(wrap_line(f"front    {self.verdict()}", out.width))
             if results.front.certified:
                 out.print(draw(*tables.front_rows(results.front, results.plan.criteria.metrics), out.width))
-        for line in (*self._notes(), *self._locations(recording)):
-            out.print(line)
-        if self.stopped:
-            out.print(f"stopped  {self.stopped}")
+        lines = [*self._notes(), *self._locations(recording)]
+        lines += [f"stopped  {self.stopped}"] if self.stopped else []
         if self.retry_command and (is_over or self.retry_command != self.command):
-            out.print(f"retry    {self.retry_command}")
-        if self.certify_command:
-            out.print(f"certify  {self.certify_command}")
+            lines.append(f"retry    {self.retry_command}")
+        lines += [f"certify  {self.certify_command}"] if self.certify_command else []
         if not is_over:
-            out.print(f"resume   {self.command}")
+            lines.append(f"resume   {self.command}")
         elif is_exhausted:
-            out.print("done     every point of the space was tried")
+            lines.append("done     every point of the space was tried")
         else:
-            out.print(f"extend   {self.extend_command}")
+            lines.append(f"extend   {self.extend_command}")
+        for line in lines:
+            out.print(wrap_line(line, out.width))
         print(text.getvalue(), end="", flush=True)
+
+    def _describe_winner(self) -> str:
+        """Return the winner in a line that is read without a scroll: its number, value, interval and point."""
+        results, winner = self.results, self.results.winner
+        assert winner is not None
+        first, metric = results.first_finalist, get_metric(results.objective)
+        value = (first.value if first else measured_interval(winner, results.objective)).scaled(metric.factor)
+        interval = f" (95% {format_interval(value.low, value.high)})" if value.has_interval else ""
+        tied = ", ".join(str(finalist.trial.number) for finalist in results.finalists if finalist.tied)
+        point = format_point({name: winner.params[name] for name in tables.varying_parameters(results.records)})
+        number = f"trial {winner.number}{f', tied with {tied},' if tied else ''}"
+        return f"{number} with {format_number(value.value)} {metric.unit or metric.name}{interval} at {point}"
 
     @cached_property
     def _unranked(self) -> list[TrialRecord]:
@@ -224,11 +235,12 @@ class Summary:
     def _locations(self, recording: Recording) -> list[str]:
         """Return where the results, the plots and the MLflow runs are, or why they are not in MLflow."""
         folder, directory = self.results.plan.folder, self.results.plan.directory
-        lines = [f"results  {relative_path(folder / 'trials.csv')}"]
+        lines = [f"winner   {self._describe_winner()}"] if self.results.winner and not self.results.front else []
+        lines.append(f"results  {relative_path(folder / 'trials.csv')}")
         if (plots := folder / "plots" / "plots.html").exists():
             lines.append(f"plots    {relative_path(plots)}")
         if (best := folder / "best").exists():
-            lines.append(f"winner   python -m sweeper best {folder.name}   (its files: {relative_path(best)})")
+            lines.append(f"again    python -m sweeper best {folder.name}   # its files: {relative_path(best)}")
         if recording.refused:
             number, reason = next(iter(recording.refused.items()))
             refused = f"MLflow   refuses the values of {count(len(recording.refused), 'trial')} for good"

@@ -17,6 +17,9 @@ from sweeper.common.format import shorten
 MAX_WORD = 60  # characters of a word, such as a path; a longer one is shortened
 MAX_UNBROKEN = 30  # of a word that is not broken into lines
 WIDTH_OF_FILES = 200  # where there is no terminal: wide enough that nothing is wrapped
+INDENT = 9  # of the text of a line behind its name
+_COMMAND = re.compile(r"(retry|certify|resume|extend|review|again) ")
+_WORD = re.compile(r"\s*(?:'[^']*'|\S)+")  # quoted ones with their spaces
 _LONG_WORD = re.compile(rf"\S{{{MAX_WORD + 1},}}")
 
 
@@ -28,6 +31,22 @@ def terminal_width() -> int:
 def open_console(file: IO[str] | None = None, *, soft_wrap: bool = True) -> Console:
     """Return a console as wide as standard output that prints text as it is, to standard output or the file."""
     return Console(file=file, width=terminal_width(), highlight=False, soft_wrap=soft_wrap, markup=False, emoji=False)
+
+
+def wrap_line(line: str, width: int) -> str:
+    """Return a line of results in lines of at most this width, broken between words and indented below its text.
+
+    Lines of a command end in a backslash, so that a shell takes them as they are. Longer words stay whole.
+    """
+    if len(line) <= width or not sys.stdout.isatty():
+        return line
+    is_command, lines = bool(_COMMAND.match(line)), [""]
+    for word in _WORD.findall(line):
+        if len(lines[-1]) + len(word) > width - 2 * is_command and lines[-1].strip():
+            lines.append(f"{' ' * INDENT}{word.lstrip()}")
+        else:
+            lines[-1] += word
+    return (" \\\n" if is_command else "\n").join(text.rstrip() for text in lines)
 
 
 def draw(heading: Sequence[str], cells: Sequence[Sequence[str]], minimum: int, width: int) -> Table:

@@ -77,6 +77,7 @@ class SweepProgress:
         self.counts: Counter[TrialStatus] = Counter()
         self.best: TrialRecord | None = None  # of several objectives by the leading one
         self.front: list[TrialRecord] = []  # of several objectives, the best by the leading one first
+        self.varying: set[str] = set()  # the parameters in which the trials differ
         self._trials_since_best = 0
         repeated = list(repeated)
         self._trial_s = sum(record.ended_at_s - record.started_at_s for record in repeated)
@@ -121,6 +122,8 @@ class SweepProgress:
     def add(self, record: TrialRecord) -> bool:
         """Add a trial that has ended. Return whether it is better than all before, or joins the front."""
         self._records.append(record)
+        first = self._records[0].params
+        self.varying.update(name for name, value in record.params.items() if first.get(name) != value)
         self.counts[record.status] += 1
         self._trial_s += record.ended_at_s - record.started_at_s
         self._timed_s += record.metrics.get("steps", 0.0) * record.metrics.get("step_time_ms", 0.0) / 1e3
@@ -185,6 +188,17 @@ class SweepProgress:
             "gpu_hours": gpu_hours,
             "cost": gpu_hours * self._gpu_price_per_hour,
         }
+
+    def binding_limit(self, trials: int | None) -> tuple[float, str]:
+        """Return the share of the limit that is used most, and that limit as text; empty if it is the number of trials.
+
+        Patience, which each new best starts again, is left out. The share is 0 without a limit.
+        """
+        limits, used = {"trials": trials, **self._limits(), "patience": None}, self._used(0.0)
+        shares = {name: used[name] / limit for name, limit in limits.items() if limit}
+        name = max(shares, key=shares.__getitem__, default="trials")
+        text = "" if name == "trials" else f"{name} {used[name]:.3g} of {limits[name]:g}"
+        return min(1.0, shares.get(name, 0.0)), text
 
     def common_failure_reason(self) -> str:
         """Return the last reason if the first `EARLY_TRIALS` of this run all ended for one kind of reason.

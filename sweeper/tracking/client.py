@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TextIO
@@ -107,11 +107,14 @@ class TrackingClient:
         with self._mutex:
             return self.is_open and not self._unwritten and self._stored_digest == digest
 
-    def close(self, results: dict[str, Any], view: SweepView, patience_s: float) -> bool:
+    def close(
+        self, results: dict[str, Any], view: SweepView, patience_s: float, has_left: Callable[[], bool] = lambda: False
+    ) -> bool:
         """Write what is pending, end the parent run with `results`, the arguments of `Store.close`, and write the view.
 
-        Return whether everything is written. It gives up after `patience_s` seconds without progress, at most
-        REFUSAL_PATIENCE_S where the server refuses. A process that is still starting has START_PATIENCE_S.
+        Return whether everything is written. It gives up once `has_left` is true, or after `patience_s` seconds without
+        progress, at most REFUSAL_PATIENCE_S where the server refuses. A process that is still starting has
+        START_PATIENCE_S.
         """
         with self._mutex:
             self._latest["close"] = {"close": results, "view": asdict(view)}
@@ -120,7 +123,8 @@ class TrackingClient:
         progress = self._progress_count
         while not self._closed.wait(0.05):
             now_s = time.monotonic()
-            if now_s > progress_s + (min(patience_s, REFUSAL_PATIENCE_S) if self._is_refused else patience_s):
+            limit_s = min(patience_s, REFUSAL_PATIENCE_S) if self._is_refused else patience_s
+            if has_left() or now_s > progress_s + limit_s:
                 break
             self.restart_if_dead()
             is_starting = not (self.is_open or self.last_error) and now_s < started_s + START_PATIENCE_S

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from pathlib import Path
 
 import pytest
 
@@ -30,6 +31,31 @@ def list_trials(workspace: Workspace) -> list[object]:
 def in_flight(workspace: Workspace, at_least: int = 2) -> bool:
     folder = workspace.path / "sweeps"
     return any(path.read_text().count('"record"') >= at_least for path in folder.glob("*/study.journal"))
+
+
+@pytest.mark.soak
+def test_an_interrupt_while_results_are_recorded_leaves_the_table_at_once(workspace: Workspace) -> None:
+    """A recording process that does not answer stands for a slow server; the same command writes the rest."""
+    overrides = [*PROBE, "budget.trials=3", "name=closing"]
+    process = workspace.start(*overrides)
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+
+    def find_recording() -> int:
+        commands = {int(number): Path(f"/proc/{number}/cmdline") for number in children.read_text().split()}
+        return next((n for n, path in commands.items() if "sweeper.tracking.process" in path.read_text()), 0)
+
+    recording = wait_for(find_recording)
+    wait_for(lambda: list_trials(workspace))
+    os.kill(recording, signal.SIGSTOP)
+    try:
+        wait_for(lambda: in_flight(workspace, 3))
+        time.sleep(3)  # the workers end
+        process.send_signal(signal.SIGINT)
+        out, _ = process.communicate(timeout=10)
+    finally:
+        os.kill(recording, signal.SIGCONT)
+    assert process.returncode == 130 and "3 complete" in out and "winner   trial " in out and "are not written" in out
+    assert workspace.run(*overrides).code == 0 and workspace.states()["RUNNING"] == 0
 
 
 def interrupt_twice(workspace: Workspace, *overrides: str) -> None:

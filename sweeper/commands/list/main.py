@@ -185,6 +185,8 @@ class Follower:
             if last
             else None,
             front=self._progress.front,
+            varying=self._progress.varying,
+            limit=self._progress.binding_limit(self._description.budget_trials),
             objectives=self._description.criteria.metrics,
         )
 

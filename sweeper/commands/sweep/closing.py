@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from sweeper.cli.exits import COMPLETE, INTERRUPTED, SOME_FAILED
+from sweeper.cli.exits import COMPLETE, INTERRUPTED, SOME_FAILED, StopRequests
 from sweeper.commands.best.files import FOLDER, build_files
 from sweeper.commands.sweep.opening import OpenedSweep
 from sweeper.common.clock import PhaseClock
@@ -25,6 +25,7 @@ from sweeper.pages.plan_view import LONG_S
 from sweeper.pages.progress import Progress
 from sweeper.pages.summary import Recording, Summary
 from sweeper.pages.sweep_results import Results
+from sweeper.pages.terminal import terminal_width, wrap_line
 from sweeper.preflight.sweep_plan import SweepPlan
 from sweeper.results.description import SweepEnd
 from sweeper.results.stored import Winner, front_value, measured_value
@@ -56,7 +57,8 @@ class FinishedRun:
     drained: Sequence[str]  # a line for each node that was drained
     clock: PhaseClock
     error: str  # why the loop ended before the budget; empty if it did not
-    is_interrupted: bool  # a person or a batch system stopped it
+    stop: StopRequests
+    is_interrupted: bool  # a person or a batch system stopped it before its end
     is_over: bool  # the budget is used up and no finals are left
 
     def close(self, display: Progress) -> int:
@@ -80,12 +82,13 @@ class FinishedRun:
         summary.print(recording, is_over=self.is_over, is_exhausted=study.exhausted)
         has_complete = bool(results.counts.get(TrialStatus.COMPLETE))
         is_complete = has_complete and is_written and not (results.has_failures or self.error or tracking.refused)
-        code = INTERRUPTED if self.is_interrupted else COMPLETE if is_complete else SOME_FAILED
+        code = INTERRUPTED if self.stop.requested else COMPLETE if is_complete else SOME_FAILED
+        self.stop.leave_at_once = True  # the table is there
         self.clock.enter("report")
-        if not self.is_interrupted:  # then there is no report
+        if not self.stop.requested:  # else nobody waits for it
             tracking.wait_for_report(REPORT_PATIENCE_S if is_attended() else REPORT_PATIENCE_UNATTENDED_S)
         seconds = self.clock.seconds()
-        print(f"took     {format_phases(seconds)}", flush=True)
+        print(wrap_line(f"took     {format_phases(seconds)}", terminal_width()), flush=True)
         if seconds.get("trials", 0.0) >= LONG_S:
             print(f"timed    {progress.timed_share:.0%} of the trials' time was timed steps", flush=True)
         took_s = {name: round(value, 3) for name, value in seconds.items()}
@@ -166,7 +169,8 @@ class FinishedRun:
             display.note(f"writing {tracking.pending} results to MLflow; press Ctrl-C to leave them to the next start")
         if front is not None:
             tracking.log_front(front)
-        return tracking.close({**message, "artifacts": texts, "plots": plots, "digest": digest}, view, patience_s)
+        closing = {**message, "artifacts": texts, "plots": plots, "digest": digest}
+        return tracking.close(closing, view, patience_s, lambda: self.stop.requested and not self.is_interrupted)
 
 
 def _next_commands(arguments: Sequence[str], results: Results, progress: SweepProgress) -> dict[str, str]:

@@ -24,7 +24,7 @@ from sweeper.execution.node_monitor import NodeMonitor
 from sweeper.metrics.derivation import Prices
 from sweeper.pages import plan_view
 from sweeper.pages.plan_view import DurationNote
-from sweeper.pages.progress import ProgressState, make_progress
+from sweeper.pages.progress import ProgressState, describe_step, make_progress
 from sweeper.preflight.corrections import MeasuredFactors
 from sweeper.preflight.sweep_plan import SweepPlan
 from sweeper.preflight.work import WorkIdentifier
@@ -70,6 +70,7 @@ class Sweep:
         self._duration = DurationNote(plan)
         self._finals_ended = self._finals_planned = self._rounds_again = 0
         self._finals: deque[tuple[TrialRecord, Remeasurement]] = deque()
+        self._steps: dict[int, str] = {}  # the last step of each running trial
 
     # ── the run ──
 
@@ -287,6 +288,7 @@ class Sweep:
         for trial, step, at_s, step_metrics in self._pool.collect_reports(wait=wait):
             name = run_name(trial.number, trial.params, trial.remeasurement)
             self._tracking.log_step(trial.number, name, step, at_s, step_metrics)
+            self._steps[trial.number] = describe_step(step, step_metrics)
             value = step_metrics.get(self._config.workload.objective)
             if value is not None and self._study.should_prune(trial.number, step, value):
                 self._pool.prune(trial)
@@ -294,6 +296,7 @@ class Sweep:
     def _take(self, trial: Trial, result: TrialResult) -> None:
         """Record a trial that has ended, or submit a lost one again."""
         assert self._pool is not None
+        self._steps.pop(trial.number, None)
         self._attempts[trial.number] += 1
         attempt, retries = self._attempts[trial.number], self._config.trial.retries
         if result.status is TrialStatus.LOST and self._stop.requested:
@@ -355,11 +358,13 @@ class Sweep:
             running=pool.count_running() if pool else 0,
             waiting=pool.count_in_flight() - pool.count_running() if pool else 0,
             elapsed_s=self._clock.elapsed_s,
-            remaining_s=self._progress.estimated_remaining_s(trials),
+            remaining_s=self._remaining_s(),
+            varying=self._progress.varying,
+            limit=self._progress.binding_limit(trials),
             best=self._progress.best,
             front=self._progress.front,
             objectives=self._plan.criteria.metrics,
-            describe_workers=pool.describe_workers if pool else lambda _: ["starting Ray"],
+            describe_workers=lambda limit: pool.describe_workers(limit, self._steps) if pool else ["starting Ray"],
             gangs=len(pool.gangs) if pool else 1,
             tracking_error=self._tracking.last_error,
             is_starting=pool is None or pool.starting,
@@ -367,12 +372,19 @@ class Sweep:
             finals=(self._finals_ended, self._finals_planned) if self._finals_planned else None,
         )
 
+    def _remaining_s(self) -> float | None:
+        """Return the estimated seconds that are left of the search, or of the finals."""
+        if not self._finals_planned:
+            return self._progress.estimated_remaining_s(self._plan.budget_trials)
+        ended, elapsed_s = self._finals_ended, self._clock.seconds().get("finals", 0.0)
+        seconds = elapsed_s / ended if ended else self._progress.mean_trial_s
+        return seconds * (self._finals_planned - ended)
+
     def _finish(self, error: str) -> int:
         """Store and print the results. Returns the exit code."""
-        self._stop.leave_at_once = True
         self._clock.enter("recording")
         error = error or self._progress.stop_reason
         is_interrupted, drained = self._stop.requested, self._nodes.describe_drained()
         is_over = not (is_interrupted or error or self._has_budget() or self._pending_finals())
-        run = FinishedRun(self._plan, self._opened, drained, self._clock, error, is_interrupted, is_over)
+        run = FinishedRun(self._plan, self._opened, drained, self._clock, error, self._stop, is_interrupted, is_over)
         return run.close(self._display)

@@ -120,4 +120,6 @@ def test_a_rate_without_an_interval_says_why(times: np.ndarray, reason: str) -> 
     metrics = derive([Measurement({}, tuple(times), tokens_per_step=1)], {})
     assert missing_reason(metrics, "tokens_per_s") == reason
     assert ("tokens_per_s_ci_low" in metrics) == (reason == "")
+    rates = {"steps": 20.0, "effective_steps": 2.0, "tokens_per_s": 5.0}  # of a log of rates, which has no step times
+    assert missing_reason(rates, "tokens_per_s") == TOO_SHORT
     assert missing_reason({"score": 1.0}, "score") == missing_reason({**metrics, "score": 1.0}, "score") == ""

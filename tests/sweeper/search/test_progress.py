@@ -123,3 +123,12 @@ def test_failures_of_an_earlier_run_do_not_stop_this_one() -> None:
         assert progress.stop_reason == ""
         progress.add(trial_record(9 + n, status=TrialStatus.FAILED, reason="no file"))
     assert progress.stop_reason == "5 trials failed for the same reason: no file"
+
+
+def test_the_limit_that_is_used_most_binds_and_patience_does_not() -> None:
+    budget = Budget(trials=8, gpu_hours=1.0, patience=1)
+    ended = [trial_record(number, {"x": 1, "y": number}, started_at_s=0.0, ended_at_s=900.0) for number in range(2)]
+    progress = SweepProgress(SCORE, budget, ended)
+    assert progress.binding_limit(8) == (0.5, "gpu_hours 0.5 of 1") and progress.varying == {"y"}
+    assert SweepProgress(SCORE, Budget(trials=4), ended).binding_limit(4) == (0.5, "")
+    assert SweepProgress(SCORE, Budget(trials=None, time_s=5.0), []).binding_limit(None) == (0.0, "time_s 0 of 5")

@@ -1,0 +1,54 @@
+"""What the live view shows, and how lines of results are broken where the terminal is narrow."""
+
+from __future__ import annotations
+
+import shlex
+
+import pytest
+
+from sweeper.common.trials import TrialStatus
+from sweeper.pages import terminal
+from sweeper.pages.progress import Block, ProgressState, describe_step
+from tests.support.factories import trial_record
+
+BEST = trial_record(0, {"lr": 0.1, "tp": 1}, metrics={"tokens_per_s": 1234.0})
+
+
+def draw(width: int, **fields: object) -> list[str]:
+    """Return the lines of the block of a sweep of 24 trials of which four have ended."""
+    display = Block(force_terminal=True)
+    display.console.width = width
+    counts = {TrialStatus.COMPLETE: 4}
+    state = ProgressState(counts, 24, 1, 0, 71.0, 9.0, BEST, ["tokens_per_s"], **fields)  # type: ignore[arg-type]
+    return [str(line) for line in display.draw(state).renderables]
+
+
+def test_the_bar_follows_the_limit_that_binds_and_the_finals() -> None:
+    bar, times, best, *_ = draw(80, limit=(0.75, "time_s 45 of 60"), varying={"lr"})
+    assert bar == f"{'█' * 18}{'░' * 6} 4/24 trials: 4 complete; time_s 45 of 60"
+    assert times == "1:11 elapsed, about 0:09 left; 1 running, 0 next"
+    assert best == "best 1,234 tokens/s at lr=0.1"  # tp does not vary
+    assert draw(80, limit=(1.0, ""), finals=(3, 12))[0] == f"{'█' * 6}{'░' * 18} finals: 3/12"
+
+
+def test_a_step_shows_the_rate_and_its_shares_before_what_the_trainer_prints_itself() -> None:
+    step = {"loss": 2.31, "peak_device_gib": 10.2, "mfu": 0.451, "tokens_per_s": 1234.0, "own": 3.0}
+    assert describe_step(8, step) == "step 8, 1,234 tokens/s, MFU 45.1 %, 10.2 GiB, loss 2.31, own 3"
+
+
+@pytest.mark.parametrize("width", [60, 80])
+def test_lines_are_broken_between_words_and_commands_as_a_shell_takes_them(
+    width: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = ["python", "-m", "sweeper", "command.run=python train.py --lr={lr}", *(f"space.m{n}=1,2" for n in range(9))]
+    monkeypatch.setattr(terminal.sys.stdout, "isatty", lambda: True, raising=False)
+    command = terminal.wrap_line(f"extend   {shlex.join(words)}", width)
+    assert len(command.splitlines()) > 2 and max(map(len, command.splitlines())) <= width
+    assert shlex.split(command.replace("\\\n", "")) == ["extend", *words]
+    text = terminal.wrap_line(f"fixed    {' '.join(f'name{n}=value' for n in range(20))}", width)
+    assert max(map(len, text.splitlines())) <= width and text.split() == [
+        "fixed",
+        *(f"name{n}=value" for n in range(20)),
+    ]
+    monkeypatch.setattr(terminal.sys.stdout, "isatty", lambda: False, raising=False)
+    assert terminal.wrap_line(f"extend   {shlex.join(words)}", width) == f"extend   {shlex.join(words)}"
