@@ -58,10 +58,7 @@ def answer(request: PlanRequest) -> Answer:
     Raises:
         UserInputError: for an invalid request, or one for which no layout is valid or fits.
     """
-    problem, rates = build_problem(request), dict[int, float]()
-    if request.tokens_per_day is not None:
-        rates = _find_gpus(problem, request.tokens_per_day, request.gpus or 1)
-        problem = problem.on(max(rates))
+    problem, rates = find_problem(request)
     result = search(problem)
     estimate, faster, comparison, training = result.best[0].estimate, None, None, None
     if problem.given:  # is another layout faster, which the given fields exclude?
@@ -83,11 +80,27 @@ def answer(request: PlanRequest) -> Answer:
     return Answer(request.model, problem, result, faster, comparison, doubled, training, rates)
 
 
+def find_problem(request: PlanRequest) -> tuple[Problem, dict[int, float]]:
+    """Return the problem of a request, on the fewest GPUs that reach its rate, and the rates of those tried.
+
+    Raises UserInputError for an invalid request, or a rate that no number of GPUs reaches.
+    """
+    problem = build_problem(request)
+    if request.daily_tokens is None:
+        return problem, {}
+    rates = _find_gpus(problem, request.daily_tokens, request.gpus or 1)
+    return problem.on(max(rates)), rates
+
+
+class NothingFits(UserInputError):
+    """Layouts are valid, and none fits into memory."""
+
+
 def search(problem: Problem, keep: int = KEPT) -> SearchResult:
     """Return the fastest layouts that fit.
 
     Raises:
-        UserInputError: no layout is valid, or none fits into memory.
+        UserInputError: no layout is valid; NothingFits: none fits into memory.
     """
     tried = find_trainer(problem.job.trainer).search
     result = find_layouts(problem.job, problem.cluster, ESTIMATOR, tried, problem.fixed, keep)
@@ -103,7 +116,7 @@ def search(problem: Problem, keep: int = KEPT) -> SearchResult:
         given = {**problem.given, "global_batch": problem.job.layout.global_batch}
         raise UserInputError(f"no layout of {problem.cluster.gpus} GPUs has {write_words(given)}")
     memory, device = result.smallest.estimate.memory, problem.cluster.device
-    raise UserInputError(
+    raise NothingFits(
         f"gpus={problem.cluster.gpus}: no layout fits; the smallest needs {memory.total_gib:.0f} GiB of each GPU, "
         f"{USABLE_MEMORY * device.memory_gib:.0f} GiB of {device.name} are usable. "
         f"It is {describe(result.smallest.layout)}"

@@ -14,10 +14,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from sweeper.cli.command import Subcommand, check_output_file, output_path, writing
-from sweeper.commands.plan.answer import answer, scale
+from sweeper.commands.plan.answer import NothingFits, answer, find_problem, scale, search
 from sweeper.commands.plan.request import PlanRequest
+from sweeper.commands.plan.side_by_side import HEADING, compare_hardware
 from sweeper.commands.plan.text import show, show_file
+from sweeper.pages.terminal import draw, open_console
 from workloads.api.errors import UserInputError, describe_os_error
+from workloads.estimator.estimate import find_band
+from workloads.estimator.search import USABLE_MEMORY
+from workloads.estimator.words import describe
 from workloads.formats.files import render
 
 
@@ -28,14 +33,26 @@ class PrintedPlan(PlanRequest):
     Attributes:
         out: write the plan as one HTML page with pictures: the step, the memory, the pipeline, scaling;
             `file` is written beside it, by default to the folder sweeps/.
+        fits: print only whether a layout fits into memory, and exit with 0 if one does, else with 1.
     """
 
     out: str | None = None
+    fits: bool = False
 
 
 def run(request: PrintedPlan) -> int:
     """Print the plan, and write its files. Returns the exit code."""
     path = Path(request.out or "")
+    names = request.hardware.split(",")
+    if len(names) > 1 or request.fits:
+        if request.out is not None or request.file is not None or (request.fits and len(names) > 1):
+            key = "fits=true" if request.fits else f"hardware={request.hardware}"
+            raise UserInputError(f"{key}: prints one thing alone; out=, file= and several GPUs are for other plans")
+        if request.fits:
+            return print_fit(request)
+        console = open_console(soft_wrap=False)
+        console.print(draw(HEADING, compare_hardware(request, names), len(HEADING) - 1, console.width))
+        return 0
     if request.out is not None:
         check_output_file("out", path)
     try:
@@ -62,6 +79,24 @@ def run(request: PrintedPlan) -> int:
         with writing("out", path):
             path.write_text(page)
         print(f"page      {path}")
+    return 0
+
+
+def print_fit(request: PlanRequest) -> int:
+    """Print whether a layout fits into memory. Returns 0 if one does, else 1."""
+    problem, _ = find_problem(request)
+    try:
+        best = search(problem, keep=1).best[0]
+    except NothingFits as error:
+        print(f"no        {error}")
+        return 1
+    share = find_band(problem.job, problem.cluster, "memory").error_share
+    needed_gib, usable_gib = best.estimate.memory.total_gib, USABLE_MEMORY * problem.cluster.device.memory_gib
+    unsure = "" if needed_gib * (1 + share) <= usable_gib else ", which its band reaches beyond"
+    print(
+        f"fits      {needed_gib:.1f} GiB (up to {needed_gib * (1 + share):.1f}) of {usable_gib:.1f} usable{unsure}: "
+        f"{describe(best.layout)}"
+    )
     return 0
 
 

@@ -63,7 +63,7 @@ class PlanRequest:
 
     Attributes:
         model: name of a model, or the path of a Hugging Face config.json.
-        hardware: name of a GPU of conf/hardware, or of config_dir.
+        hardware: name of a GPU of conf/hardware, or of config_dir; several, separated by commas, are compared.
         config_dir: a folder with your own GPUs, config_dir/hardware/NAME.yaml, as a sweep's --config-dir.
         gpus: number of GPUs; with `tokens_per_day` the fewest that are tried.
         topology: name of a topology, or the path of a YAML file; by default nodes of 8 with the GPU's own links.
@@ -87,6 +87,7 @@ class PlanRequest:
         file: the trainer for which the fastest layout is written as a file.
         train_tokens: tokens of a whole training, for its duration and cost.
         tokens_per_day: find the number of GPUs that trains on this many tokens.
+        days: find the number of GPUs that trains on train_tokens in this many days without failures.
         price_per_hour: of one GPU.
         failures_per_gpu_day: unexpected interruptions; by default those of Llama 3's training.
         restart_s: from a failure until training goes on.
@@ -123,6 +124,7 @@ class PlanRequest:
     file: str | None = None
     train_tokens: float | None = field(default=None, metadata={"min": 1})
     tokens_per_day: float | None = field(default=None, metadata={"min": 1})
+    days: float | None = field(default=None, metadata={"min": 0.001})
     price_per_hour: float | None = field(default=None, metadata={"min": 0})
     failures_per_gpu_day: float = field(default=FAILURES_PER_GPU_DAY, metadata={"min": 0})
     restart_s: float = field(default=Reliability.restart_s, metadata={"min": 0})
@@ -130,21 +132,29 @@ class PlanRequest:
     config_dir: str | None = None
 
     def __post_init__(self) -> None:
-        if self.gpus is None and (self.tokens_per_day is None or self.layout is not None):
-            raise UserInputError("gpus: required. Give the number of GPUs, or tokens_per_day= to find it")
+        if self.days is not None and (self.train_tokens is None or self.tokens_per_day is not None):
+            raise UserInputError(f"days={self.days:g}: needs train_tokens=, and takes the place of tokens_per_day=")
+        if self.gpus is None and (self.daily_tokens is None or self.layout is not None):
+            raise UserInputError("gpus: required. Give the number of GPUs, or tokens_per_day= or days= to find it")
         use_config_dir(self.config_dir)
-        choices: dict[str, Any] = {
-            "trainer": TRAINERS,
-            "precision": PRECISIONS,
-            "hardware": catalogue(),
-            "file": FORMATS,
-        }
-        for key, allowed in choices.items():
-            value = getattr(self, key)
+        choices: list[tuple[str, str | None, Any]] = [
+            ("trainer", self.trainer, TRAINERS),
+            ("precision", self.precision, PRECISIONS),
+            ("file", self.file, FORMATS),
+            *(("hardware", name, catalogue()) for name in self.hardware.split(",")),
+        ]
+        for key, value, allowed in choices:
             if value is not None and value not in allowed:
                 close = nearest(value, allowed)
                 hint = f" Did you mean {key}={close}?" if close else ""
                 raise UserInputError(f"{key}={value}: must be one of {', '.join(allowed)}.{hint}")
+
+    @property
+    def daily_tokens(self) -> float | None:
+        """The tokens of a day for which the number of GPUs is found; None where it is given."""
+        if self.days is not None and self.train_tokens is not None:
+            return self.train_tokens / self.days
+        return self.tokens_per_day
 
     @property
     def reliability(self) -> Reliability:
@@ -193,7 +203,7 @@ def build_problem(request: PlanRequest) -> Problem:
     given = {name: value for name in GIVEN_FIELDS if (value := getattr(request, name, None)) is not None}
     if reading:
         # These follow from the number of GPUs, and no sharding from nothing that could be sharded.
-        free = {"dp_replicate", "dp_shard"} if request.tokens_per_day else set()
+        free = {"dp_replicate", "dp_shard"} if request.daily_tokens else set()
         free |= {"sharding"} if reading.layout.dp_shard * reading.layout.cp == 1 else set()
         read = {name: getattr(reading.layout, name) for name in GIVEN_FIELDS - free}
         # Fields that no search tries are as Layout has them where the file does not change them.
@@ -208,7 +218,7 @@ def build_problem(request: PlanRequest) -> Problem:
     trainer = request.trainer or (reading.trainer if reading else OWN)
     if reason := find_trainer(trainer).find_unsupported(given):
         raise UserInputError(reason)
-    if not request.tokens_per_day:
+    if not request.daily_tokens:
         _check_degrees(given, gpus)
     batch = request.global_batch or (reading.layout.global_batch if reading else None)
     job = _build_job(request, model, trainer, reading)

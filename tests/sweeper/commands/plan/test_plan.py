@@ -12,9 +12,10 @@ from typing import Any
 
 import pytest
 
-from sweeper.commands.plan.answer import ESTIMATOR, answer, search, tokens_of_a_day
+from sweeper.commands.plan.answer import ESTIMATOR, answer, find_problem, search, tokens_of_a_day
 from sweeper.commands.plan.main import COMMAND
 from sweeper.commands.plan.request import TOKENS_PER_STEP, build_problem, default_batch, read_request
+from sweeper.commands.plan.side_by_side import compare_hardware
 from sweeper.common.format import round_to_band
 from sweeper.preflight.clusters import build_cluster
 from sweeper.preflight.corrections import Correction, Place, keep
@@ -330,3 +331,33 @@ def test_pruning_keeps_the_layouts_that_an_estimate_of_each_one_puts_first(
         assert [candidate.estimate.step.total_s for candidate in result.best] == pytest.approx(fitting[:kept])
         assert result.estimated + result.too_large + result.slower == len(estimates)
         assert result.estimated < len(fitting) or len(fitting) <= kept
+
+
+@pytest.mark.parametrize(
+    ("micro_batch", "code", "said"), [(1, 0, "fits      7"), (8, 1, "no        gpus=2: no layout fits")]
+)
+def test_whether_a_layout_fits_is_an_exit_code(
+    micro_batch: int, code: int, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["model=llama3_8b", "hardware=h100", "gpus=2", "global_batch=16", "dp_shard=2", "checkpointing=selective"]
+    with pytest.raises(SystemExit) as ended:
+        COMMAND.main([*words, f"micro_batch={micro_batch}", "fits=true"])
+    assert ended.value.code == code
+    assert capsys.readouterr().out.startswith(said)
+
+
+def test_gpus_are_compared_for_the_same_tokens_the_fewest_gpu_hours_first() -> None:
+    words = ["model=llama3_8b", "hardware=h100,rtx4090,b200", "gpus=8", "tp=1", "pp=1", "cp=1", "micro_batch=1"]
+    rows = compare_hardware(read_request([*words, "train_tokens=1e12"]), ["h100", "rtx4090", "b200"])
+    assert [row[0] for row in rows] == ["b200", "h100", "rtx4090"]
+    assert "no layout fits" in rows[2][-1] and rows[2][1] == "—"
+    hours, energy = (float(rows[1][place].replace(",", "")) for place in (5, 7))
+    assert energy == pytest.approx(hours * 700 / 1e6, rel=0.3)  # both are rounded to the band
+
+
+def test_a_number_of_days_finds_the_number_of_gpus() -> None:
+    words = ["model=llama3_8b", "hardware=h100", "tp=1", "pp=1", "cp=1", "micro_batch=1"]
+    by_days = find_problem(read_request([*words, "train_tokens=1e12", "days=100"]))[0]
+    assert by_days.cluster == find_problem(read_request([*words, "tokens_per_day=1e10"]))[0].cluster
+    with pytest.raises(UserInputError, match="days=3: needs train_tokens="):
+        read_request([*words, "days=3"])

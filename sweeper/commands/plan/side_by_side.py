@@ -1,0 +1,49 @@
+"""Several GPUs for one model, side by side: what each takes to train it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from sweeper.commands.plan.answer import find_problem, search
+from sweeper.commands.plan.request import PlanRequest
+from sweeper.common.format import round_to_band
+from workloads.api.errors import UserInputError
+from workloads.estimator.estimate import find_band
+from workloads.estimator.questions import training_run
+from workloads.estimator.search import USABLE_MEMORY
+from workloads.estimator.words import describe
+
+HEADING = ["hardware", "GPUs", "tokens/s per GPU", "within", "days", "GPU-hours", "cost", "MWh", "GiB left", "layout"]
+MISSING = "—"
+
+
+def compare_hardware(request: PlanRequest, names: list[str]) -> list[list[str]]:
+    """Return a row for each GPU, in the order of their cost, else of their GPU-hours, else of their tokens/s per GPU.
+
+    Energy is that of GPUs at their power caps, without the rest of a machine. A GPU that the request does not fit has
+    the reason in its row.
+    """
+    rows = [_row(replace(request, hardware=name)) for name in names]
+    return [row for _, row in sorted(rows, key=lambda pair: pair[0])]
+
+
+def _row(request: PlanRequest) -> tuple[tuple[float, ...], list[str]]:
+    try:
+        problem, _ = find_problem(request)
+        best = search(problem, keep=1).best[0]
+    except UserInputError as error:
+        return (float("inf"),), [request.hardware, *[MISSING] * (len(HEADING) - 2), str(error)]
+    device, estimate = problem.cluster.device, best.estimate
+    share = find_band(problem.job, problem.cluster).error_share
+    rate = estimate.tokens_per_s_per_gpu
+    cells, order = [MISSING] * 4, (0.0, -rate)
+    if request.train_tokens is not None:
+        training = training_run(estimate, request.train_tokens, request.reliability, request.price_per_hour)
+        energy_mwh = None if device.power_w is None else training.gpu_hours * device.power_w / 1e6
+        figures = (training.days, training.gpu_hours, training.cost, energy_mwh)
+        cells = [MISSING if figure is None else round_to_band(figure, share) for figure in figures]
+        order = (training.cost or 0.0, training.gpu_hours)
+    left_gib = USABLE_MEMORY * device.memory_gib - estimate.memory.total_gib
+    rates = [round_to_band(rate, share), f"{share:.0%}"]
+    layout = describe(best.layout)
+    return order, [request.hardware, f"{estimate.gpus:,}", *rates, *cells, f"{left_gib:.0f}", layout]
