@@ -230,10 +230,11 @@ class NodeDiscovery:
         return nodes, set(up)
 
 
-def start(target: Target) -> None:
+def start(target: Target, *, has_variables: bool) -> None:
     """Start a local cluster, unless `discover_nodes` has connected to one.
 
-    The cluster ends with this process, even if this process is killed.
+    The cluster ends with this process, even if this process is killed. Without `has_variables` it cannot start workers
+    with environment variables of their own.
 
     Raises:
         ClusterError: Ray does not start.
@@ -246,7 +247,8 @@ def start(target: Target) -> None:
         node = target.nodes[0]
         cpus = max(node.cpus, node.gpus)  # a worker takes one of each; a container may have fewer cores than GPUs
         provide_token(os.environ)
-        with ray_internals.without_unused_processes():
+        needs_agent = has_variables or ray_internals.gives_workers_an_environment()
+        with ray_internals.without_unused_processes(runtime_environments=needs_agent):
             init_ray(address="local", num_cpus=cpus, object_store_memory=128 * 2**20)
     except Exception as error:  # Ray raises its own exceptions, built-in ones and OSError
         raise ClusterError(f"Ray does not start on this machine: {summarize_ray_error(error)}") from error

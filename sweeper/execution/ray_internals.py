@@ -7,6 +7,7 @@ version breaks it. A new use comes with its test.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -14,6 +15,8 @@ from typing import Any
 from ray._private import services
 from ray._private.accelerators import get_accelerator_manager_for_resource
 from ray._private.node import Node
+from ray._private.runtime_env.constants import RAY_JOB_CONFIG_JSON_ENV_VAR
+from ray._private.worker import _maybe_modify_runtime_env as modify_runtime_env
 
 # 1. The GPUs of this machine as Ray counts them. `ray.init` counts with the same code, and no public function says
 #    what it would count before it has started.
@@ -62,15 +65,24 @@ NO_AGENT = (
     "--dashboard_agent_listen_port=-1",
     "--dashboard_agent_command=cat",
 )
+# The same of the agent that prepares runtime environments: another Python program, which takes 0.9 s of CPU time and
+# which Ray asks only for workers with an environment of their own.
+NO_RUNTIME_ENVIRONMENT_AGENT = ("--runtime_env_agent_port=1", "--runtime_env_agent_command=cat")
+
+
+def gives_workers_an_environment() -> bool:
+    """Return whether `ray.init` gives all workers one: under `uv run`, with a hook, or in a job of Ray's."""
+    return RAY_JOB_CONFIG_JSON_ENV_VAR in os.environ or bool(modify_runtime_env(None, False))
 
 
 @contextmanager
-def without_unused_processes() -> Iterator[None]:
-    """Let `ray.init` start a local cluster without them."""
+def without_unused_processes(*, runtime_environments: bool = True) -> Iterator[None]:
+    """Let `ray.init` start a local cluster without them, and with what prepares `runtime_environments` or not."""
+    no_agents = NO_AGENT if runtime_environments else NO_AGENT + NO_RUNTIME_ENVIRONMENT_AGENT
     start_process = getattr(*START_PROCESS)
 
     def without_agent(command: list[str], process_type: str, *args: Any, **kwargs: Any) -> Any:
-        options = NO_AGENT if process_type == "raylet" else ()  # the last of equal options counts
+        options = no_agents if process_type == "raylet" else ()  # the last of equal options counts
         return start_process([*command, *options], process_type, *args, **kwargs)
 
     replaced: dict[tuple[Any, str], Any] = {(RAY_NODE, name): lambda *_, **__: None for name in UNUSED}

@@ -109,7 +109,7 @@ def accept(request: AcceptRequest) -> int:
     deadline_s = started_s + LONGEST_S[request.profile]
     readings, expected, interrupted = list[Reading](), dict[tuple[str, str], float](), False
     try:
-        cluster.start(target)
+        cluster.start(target, has_variables=False)
         for job, experiment, result in measure.run_phases(phases, deadline_s):
             new = list(measure.read_result(job, experiment, result))
             rates = expected_rates(job.target, experiment, job.ranks)

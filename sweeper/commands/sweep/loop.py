@@ -104,7 +104,9 @@ class Sweep:
             try:
                 with self._display:
                     self._display.update(self._state())
-                    cluster.start(self._plan.target)
+                    space = self._plan.space
+                    has_variables = any(map(is_variable, (*space.constants, *space.dimensions)))
+                    cluster.start(self._plan.target, has_variables=has_variables)
                     self._stop.install()
                     if not self._plan.target.is_gpu:
                         os.nice(5)  # trials are timed on the cores that this process shares

@@ -60,9 +60,23 @@ def test_ray_starts_the_processes_that_a_sweep_leaves_out_by_methods_of_their_ow
         assert getattr(*ray_internals.START_PROCESS) is start_process
 
 
+def give_environment(runtime_env: dict[str, object] | None) -> dict[str, object]:
+    return {**(runtime_env or {}), "env_vars": {"A": "1"}}
+
+
+def test_it_is_known_whether_ray_gives_all_workers_an_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    with canary(
+        "what decides on the environment of all workers (ray._private.worker._maybe_modify_runtime_env)",
+        "Find in ray/_private/worker.py what `ray.init` does to `runtime_env`, for `gives_workers_an_environment`.",
+    ):
+        assert not ray_internals.gives_workers_an_environment()
+        monkeypatch.setenv("RAY_RUNTIME_ENV_HOOK", f"{__name__}.give_environment")
+        assert ray_internals.gives_workers_an_environment()
+
+
 def test_the_raylet_knows_the_options_and_the_messages() -> None:
     binary = (BINARIES / "core/src/ray/raylet/raylet").read_bytes()
-    for option in ray_internals.NO_AGENT:
+    for option in ray_internals.NO_AGENT + ray_internals.NO_RUNTIME_ENVIRONMENT_AGENT:
         name = option.partition("=")[0].strip("-").replace("-", "_")
         with canary(
             f"the raylet's option {name}",
