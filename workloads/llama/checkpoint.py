@@ -1,4 +1,4 @@
-"""Read and write Hugging Face checkpoints of the families in `ARCHITECTURES`: safetensors files and a config.json."""
+"""Read and write Hugging Face checkpoints of the families that are trained: safetensors files and a config.json."""
 
 from __future__ import annotations
 
@@ -40,23 +40,12 @@ HF_EMBEDDING_AND_HEAD_NAMES = {
 }
 
 
-# The families by what their blocks have.
-ARCHITECTURES = {
-    "llama": "LlamaForCausalLM",
-    "qwen2": "Qwen2ForCausalLM",
-    "qwen3": "Qwen3ForCausalLM",
-    "mixtral": "MixtralForCausalLM",
-    "olmoe": "OlmoeForCausalLM",
-    "qwen2_moe": "Qwen2MoeForCausalLM",
-    "qwen3_moe": "Qwen3MoeForCausalLM",
-}
-
-
 def find_family(shape: Model) -> str:
     """Return the `model_type` whose modules compute this model. Raises ValueError if there is none."""
     if shape.experts:
         families = {"": "mixtral", "all": "olmoe", "head": "qwen3_moe"}
         family = "qwen2_moe" if shape.shared_expert_gate else families[shape.qk_norm]
+        family = "glm4_moe" if shape.router_scores == "sigmoid" else family
     else:
         family = "qwen3" if shape.qk_norm else "qwen2" if shape.qkv_bias else "llama"
     written = read_trained(_build_config(shape, family))
@@ -71,9 +60,8 @@ def hf_names(name: str, shape: Model) -> list[str]:
     if name in HF_EMBEDDING_AND_HEAD_NAMES:
         return HF_EMBEDDING_AND_HEAD_NAMES[name]
     _, number, inner_name = name.split(".", 2)
-    return [
-        f"model.layers.{number}.{hf_name}" for hf_name in _block_names(find_family(shape), shape.experts)[inner_name]
-    ]
+    hf_block_names = _block_names(find_family(shape), shape.experts)
+    return [f"model.layers.{number}.{hf_name}" for hf_name in hf_block_names[inner_name]]
 
 
 @cache
@@ -81,13 +69,15 @@ def _block_names(family: str, count: int) -> dict[str, list[str]]:
     mlp, gate, up, down = "mlp", "gate_proj", "up_proj", "down_proj"
     if family == "mixtral":
         mlp, gate, up, down = "block_sparse_moe", "w1", "w3", "w2"
-    experts = [f"{mlp}.experts.{expert}" for expert in range(count)]
+    experts, shared = [f"{mlp}.experts.{expert}" for expert in range(count)], f"{mlp}.shared_expert"
+    shared += "s" if family == "glm4_moe" else ""
     return HF_BLOCK_NAMES | {
         "experts.router.weight": [f"{mlp}.gate.weight"],
+        "experts.bias": [f"{mlp}.gate.e_score_correction_bias"],
         "experts.gate_up": [f"{expert}.{part}.weight" for expert in experts for part in (gate, up)],
         "experts.down": [f"{expert}.{down}.weight" for expert in experts],
-        "experts.shared_gate_up.weight": [f"{mlp}.shared_expert.{part}.weight" for part in (gate, up)],
-        "experts.shared_down.weight": [f"{mlp}.shared_expert.{down}.weight"],
+        "experts.shared_gate_up.weight": [f"{shared}.{part}.weight" for part in (gate, up)],
+        "experts.shared_down.weight": [f"{shared}.{down}.weight"],
         "experts.shared_gate.weight": [f"{mlp}.shared_expert_gate.weight"],
     }
 
@@ -169,7 +159,7 @@ def build_config(shape: Model) -> dict[str, Any]:
 def _build_config(shape: Model, family: str) -> dict[str, Any]:
     config: dict[str, Any] = {
         "model_type": family,
-        "architectures": [ARCHITECTURES[family]],
+        "architectures": [family.title().replace("_", "") + "ForCausalLM"],
         "hidden_size": shape.hidden_size,
         "num_hidden_layers": shape.layers,
         "num_attention_heads": shape.heads,
@@ -188,9 +178,16 @@ def _build_config(shape: Model, family: str) -> dict[str, Any]:
         return config
     sizes = {name: keys[0] for name, keys in FAMILIES[family].size_names.items() if "expert" in name}
     sizes |= {"experts": "num_local_experts"} if family == "mixtral" else {}
+    sizes |= {"experts": "n_routed_experts"} if family == "glm4_moe" else {}
     config |= {key: getattr(shape, name) for name, key in sizes.items()}
     if isinstance(FAMILIES[family].renormalized, str):
         config["norm_topk_prob"] = shape.renormalized
     if family.startswith("qwen"):
         config |= {"decoder_sparse_step": 1, "mlp_only_layers": list(shape.dense_layers)}
+    if family == "glm4_moe":
+        config |= {"n_group": shape.expert_groups, "topk_group": shape.groups_per_token}
+        config |= {"routed_scaling_factor": shape.router_scale, "partial_rotary_factor": shape.rotary_share}
+        config |= {"attention_bias": shape.qkv_bias, "use_qk_norm": bool(shape.qk_norm)}
+        config |= {"first_k_dense_replace": len(shape.dense_layers)}
+        config["n_shared_experts"] = shape.shared_expert_intermediate_size // shape.expert_intermediate_size
     return config | ({"qkv_bias": shape.qkv_bias} if family == "qwen2_moe" else {})

@@ -102,8 +102,7 @@ class Experts(nn.Module):
 
     def __init__(self, shape: Model) -> None:
         super().__init__()
-        self.shape, self.routing, self.loss_share = shape, NATURAL, 1.0
-        self.forced: Tensor | None = None
+        self.shape = shape
         experts, size, shared = shape.experts, shape.expert_intermediate_size, shape.shared_expert_intermediate_size
         self.router = nn.Linear(shape.hidden_size, experts, bias=False)
         self.gate_up = nn.Parameter(torch.empty(experts, 2 * size, shape.hidden_size))
@@ -113,15 +112,7 @@ class Experts(nn.Module):
             self.shared_down = nn.Linear(shared, shape.hidden_size, bias=False)
         if shape.shared_expert_gate:
             self.shared_gate = nn.Linear(shape.hidden_size, 1, bias=False)
-        for name, size, dtype in self._list_counters():
-            self.register_buffer(name, torch.zeros(size, dtype=dtype), persistent=False)
-
-    def _list_counters(self) -> list[tuple[str, int, torch.dtype]]:
-        return [
-            ("load", self.shape.experts, torch.int64),
-            ("passes", 2, torch.int64),
-            ("bias", self.shape.experts, torch.float32),
-        ]
+        self.start(NATURAL, 0, self.down.device)
 
     def start(self, routing: Routing, tokens: int, device: torch.device, *, loss_share: float = 1.0) -> None:
         """Reset the counters and the bias, and choose the experts of a pass of `tokens` where they are forced.
@@ -129,8 +120,10 @@ class Experts(nn.Module):
         Losses of the router have `loss_share` of their gradients: that of a micro-batch in a step.
         """
         self.routing, self.loss_share = routing, loss_share
-        for name, size, dtype in self._list_counters():
-            setattr(self, name, torch.zeros(size, dtype=dtype, device=device))
+        sizes = {"load": (self.shape.experts, torch.int64), "passes": (2, torch.int64)}
+        for name, (size, dtype) in {**sizes, "bias": (self.shape.experts, torch.float32)}.items():
+            self.register_buffer(name, torch.zeros(size, dtype=dtype, device=device), persistent=False)
+        self.forced: Tensor | None = None
         if routing.imbalance is not None:
             self.forced = force_experts(tokens, self.shape, routing.imbalance, routing.seed).to(device)
 
@@ -171,9 +164,9 @@ class Experts(nn.Module):
         self.passes.add_(torch.stack([counts.max(), counts.sum()]))
 
     @torch.no_grad()
-    def balance(self, load: Tensor) -> None:
-        """Move the bias towards equal loads, given `load` of all ranks since the last call."""
-        self.bias.add_((load.float().mean() - load).sign(), alpha=self.routing.bias_rate)
+    def balance(self) -> None:
+        """Move the bias towards equal loads, of all tokens that `load` has counted since the last call."""
+        self.bias.add_((self.load.float().mean() - self.load).sign(), alpha=self.routing.bias_rate)
         self.load.zero_()
 
     @property

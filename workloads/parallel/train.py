@@ -278,15 +278,11 @@ class Trainer:
 
     def _balance_experts(self) -> None:
         """Move the biases of routers by the loads of all ranks that share these stages."""
-        experts = [experts for stage in self.stages for experts in stage.experts.values() if experts.routing.bias_rate]
-        if not experts:
-            return
-        loads = torch.stack([some.load for some in experts])
-        for name in ("dp_replicate", "dp_shard_cp"):
-            if self._groups.mesh[name].size() > 1:
-                dist.all_reduce(loads, group=self._groups.mesh[name].get_group())
-        for some, load in zip(experts, loads, strict=True):
-            some.balance(load)
+        for experts in (experts for stage in self.stages for experts in stage.experts.values()):
+            if experts.routing.bias_rate:
+                for name in ("dp_replicate", "dp_shard_cp"):
+                    dist.all_reduce(experts.load, group=self._groups.mesh[name].get_group())
+                experts.balance()
 
     def state_dtypes(self) -> set[torch.dtype]:
         """Return the data types of the parameters and of both optimizer states of each, after a step."""

@@ -26,6 +26,18 @@ SHAPES = {
     "mixtral": replace(EXPERTS, qk_norm="", dense_layers=(), intermediate_size=0),
     "olmoe": replace(EXPERTS, qk_norm="all", renormalized=False, dense_layers=(), intermediate_size=0),
     "qwen3_moe": EXPERTS,
+    "glm4_moe": replace(
+        EXPERTS,
+        shared_expert_intermediate_size=32,
+        qkv_bias=True,
+        qk_norm="",
+        router_scores="sigmoid",
+        expert_groups=4,
+        groups_per_token=2,
+        router_scale=2.5,
+        rotary_share=0.5,
+        head_size=32,
+    ),
     "qwen2_moe": replace(
         EXPERTS,
         qk_norm="",
@@ -42,8 +54,9 @@ def logits(shape: Model, folder: Path, tokens: torch.Tensor) -> torch.Tensor:
     model = Llama(shape)
     read = checkpoint.open_reader(folder, shape)
     with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            parameter.copy_(read(name))
+        biases = [(name, buffer) for name, buffer in model.named_buffers() if name.endswith(".bias")]
+        for name, tensor in (*model.named_parameters(), *(biases if shape.router_scores == "sigmoid" else ())):
+            tensor.copy_(read(name))
         x = model.embedding(tokens)
         for block in model.blocks:
             x = block(x, rope_table(shape, tokens.shape[1], torch.device("cpu")))
@@ -75,6 +88,8 @@ def test_transformers_reads_a_saved_checkpoint(kind: str, tmp_path: Path, monkey
         for parameter in model.parameters():
             parameter.add_(0.01 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1)))
     weights = {name: parameter.detach() for name, parameter in model.named_parameters()}
+    if shape.router_scores == "sigmoid":  # of its family the bias is a tensor of the checkpoint
+        weights |= {name: 0.1 * torch.randn(8) for name, _ in model.named_buffers() if name.endswith(".bias")}
     checkpoint.save(tmp_path, shape, weights)
     with pytest.raises(ValueError, match="rope_"):
         checkpoint.open_reader(tmp_path, replace(shape, rope_factor=2.0))

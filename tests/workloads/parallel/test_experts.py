@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -111,22 +112,30 @@ def test_a_model_reduced_in_depth_keeps_its_first_blocks() -> None:
 GPU_TRIAL = {"model": "olmoe_1b_7b", "layers": 2, "sequence_length": 1024, "global_batch": 4, "micro_batch": 2}
 
 
+@pytest.fixture(scope="module")
+def plain_on_a_gpu() -> Measurement:
+    return train("cuda", compile=False)
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("checkpointing", ["none", "selective", "full"])
 @pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
-def test_experts_train_on_a_gpu_as_on_a_cpu(compiled: bool, checkpointing: str) -> None:
-    changes = {"checkpointing": checkpointing, "global_batch": 8, "layers": 2}
-    on_cpu, on_gpu = train(**changes), train("cuda", **changes, compile=compiled)
-    assert on_gpu.metrics["loss"] == pytest.approx(on_cpu.metrics["loss"], abs=0.05)
-    assert on_gpu.metrics["gradient_norm"] == pytest.approx(on_cpu.metrics["gradient_norm"], rel=0.1)
+def test_a_gpu_trains_alike_however_a_block_runs(
+    compiled: bool, checkpointing: str, plain_on_a_gpu: Measurement
+) -> None:
+    plain, other = plain_on_a_gpu.metrics, train("cuda", checkpointing=checkpointing, compile=compiled).metrics
+    assert plain["loss"] < plain["first_loss"] - 0.3
+    assert other["loss"] == pytest.approx(plain["loss"], abs=0.02)  # first weights are those of a device's generator
+    assert other["gradient_norm"] == pytest.approx(plain["gradient_norm"], rel=0.05)
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("imbalance", [None, 1.0, 4.0])
 def test_a_gpu_trains_a_published_model_reduced_in_depth(imbalance: float | None) -> None:
-    measured = train("cuda", **GPU_TRIAL, imbalance=imbalance, learning_rate=1e-3, state="bf16")
-    assert measured.metrics["loss"] < measured.metrics["first_loss"]
+    measured = train("cuda", **GPU_TRIAL, imbalance=imbalance, learning_rate=1e-5, state="bf16")
     assert measured.executed["imbalance"] == imbalance
+    assert measured.metrics["first_loss"] == pytest.approx(math.log(50304), abs=0.8)
+    assert measured.metrics["loss"] == pytest.approx(measured.metrics["first_loss"], abs=0.2)
 
 
 @pytest.mark.gpu
