@@ -360,7 +360,10 @@ def _read_checkpointing(settings: Settings, stages: int, layers: int | None) -> 
         if (value := settings.get(key)) not in (None, *known):
             raise UserInputError(f"{key}={value}: not known here. {suggest(str(value), known)}")
     if settings.get("recompute_method") == "block":
-        total = (settings.get("recompute_num_layers") or 1) * stages
+        count = settings.get("recompute_num_layers")
+        total = (1 if count is None else count) * stages
+        if not total:
+            return {"checkpointing": "none"}
         return {"checkpointing": "full", "checkpointed_layers": min(total, layers) if layers else total}
     return {"checkpointing": "full"}
 

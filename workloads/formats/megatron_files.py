@@ -59,6 +59,8 @@ _LAUNCH = re.compile(r"--(nnodes|nproc[-_]per[-_]node)[= ](\d+)(?![\d:])")
 # Any of these makes a text a command of Megatron-LM, and a command of a script the one that trains.
 _ARGUMENTS = ("--num-layers", "--tensor-model-parallel-size", "--micro-batch-size")
 _YAML_ARGUMENT = re.compile(r"^[ \t]*--[\w-]+:(?:[ \t]|$)", re.MULTILINE)
+# Programs of Megatron-LM whose models are not decoders of attention blocks.
+_OTHER_PROGRAM = re.compile(r"(?:^|/)(pretrain_(?:bert|t5|ict|retro|vision\w*|vlm|mamba|hybrid)\.py)$")
 # An expansion that stands for several arguments rather than for the value of one.
 _SEVERAL = re.compile(r"\[[@*]\]|\$[@*]|ARG|OPT|EXTRA|FLAG", re.IGNORECASE)
 NO_VALUE = "the script gives it no value, or only under a condition: write the value into the file"
@@ -199,6 +201,8 @@ def read_script(text: str, gpus: int | None = None, model: Model | None = None) 
         settings, left, notes = _read_yaml_arguments(text)
         return _add(read_settings(settings, "megatron", gpus, model), left, notes)
     launch, words, notes = _find_command(text)
+    if launch and (other := _OTHER_PROGRAM.search(launch[-1])):
+        raise UserInputError(f"{other[1]}: its model is not a decoder of attention blocks, which alone are planned")
     values, left = _list_arguments(words)
     if not values:
         raise UserInputError("the script has arguments of Megatron-LM only under conditions that a run decides")

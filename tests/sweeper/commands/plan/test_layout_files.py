@@ -225,6 +225,7 @@ def test_a_model_that_torchtitan_cannot_name_is_taken_and_noted(tmp_path: Path) 
             'for A in 1 2; do B="run_recipe.py -tp $A"; bash -c "$B"; done; run_recipe.py $B',
             "a loop or a condition gives",
         ),
+        (SCRIPT.replace("pretrain_gpt", "pretrain_t5"), "pretrain_t5.py: its model is not a decoder"),
         ('if [ $A = 1 ]; then B="--num-layers 2"; fi\nrun $B', "has arguments of Megatron-LM only under conditions"),
     ],
 )
@@ -243,6 +244,13 @@ def test_the_last_of_several_commands_is_read_and_others_are_noted(tmp_path: Pat
     first, second = problem.reading.notes
     assert first == "source other.sh: another file, which is not read"
     assert second == "2 commands train: the last one is read"
+
+
+@pytest.mark.parametrize(("layers", "checkpointing"), [(0, "none"), (2, "full")])
+def test_a_block_of_no_layers_recomputes_nothing(tmp_path: Path, layers: int, checkpointing: str) -> None:
+    settings = "{seq_length: 1024, recompute_granularity: full, recompute_method: block, recompute_num_layers: LAYERS}"
+    given = build(tmp_path, primus("megatron", settings.replace("LAYERS", str(layers)))).given
+    assert (given["checkpointing"], given.get("checkpointed_layers")) == (checkpointing, layers or None)
 
 
 def test_the_arguments_of_a_script_are_those_that_it_begins_with(tmp_path: Path) -> None:
