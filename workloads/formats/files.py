@@ -10,6 +10,7 @@ from workloads.api.errors import UserInputError, suggest
 from workloads.formats import megatron_files, own, printed, torchtitan
 from workloads.formats.names import FileReading, RenderedFile, canonical_job
 from workloads.layouts.layout import Job
+from workloads.layouts.rules import Site, find_violation
 from workloads.layouts.trainers import find_trainer
 from workloads.models.model import Model
 
@@ -36,19 +37,17 @@ FORMATS = {
 def render(job: Job, gpus: int, trainer: str | None = None) -> RenderedFile:
     """Return a trainer's file of a job, of the job's own by default; `own` gives this project's command for that one.
 
-    Raises UserInputError if the format is unknown, or the GPUs, the batch or the trainer do not allow the layout.
+    Raises UserInputError if the format is unknown, or a rule of the trainer or its file does not allow the layout.
     """
     trainer, layout = trainer or job.trainer, job.layout
     if trainer not in FORMATS:
         raise UserInputError(f"trainer={trainer}: no file can be written for it. {suggest(trainer, FORMATS)}")
-    if layout.gpus != gpus:
-        raise UserInputError(f"gpus={gpus}: the degrees of the layout multiply to {layout.gpus}")
-    if layout.global_batch % (layout.micro_batch * layout.dp):
-        product = f"micro_batch {layout.micro_batch} x data parallel {layout.dp}"
-        raise UserInputError(f"global_batch={layout.global_batch} is not a multiple of {product}")
     if layout.layers_per_stage is not None:
         raise UserInputError(f"{trainer}: layers_per_stage cannot be written. Supported: evenly divided layers")
-    return FORMATS[trainer].render(canonical(job, job.trainer if trainer == "own" else trainer), gpus)
+    job = canonical(job, job.trainer if trainer == "own" else trainer)
+    if violation := find_violation(job, Site(gpus, gpus)):
+        raise UserInputError(f"{trainer}: {violation.reason}")
+    return FORMATS[trainer].render(job, gpus)
 
 
 def canonical(job: Job, trainer: str) -> Job:

@@ -175,7 +175,7 @@ NAMES = (
 
 def _list_obstacles(job: Job) -> Iterator[str]:
     layout, model = job.layout, job.model
-    schedule, per_rank, stages, ep = layout.schedule, layout.stages_per_rank, layout.stages, layout.ep
+    stages, ep = layout.stages, layout.ep
     count, group = layout.checkpointed_layers, layout.dp_shard * layout.cp * layout.tp
     if model.mlp_bias and not model.qkv_bias:
         yield "mlp_bias=true cannot be written without qkv_bias=true: biases are of the projections alone, or of all"
@@ -198,21 +198,13 @@ def _list_obstacles(job: Job) -> Iterator[str]:
         yield f"reshard_after_forward=false cannot be written with sharding={layout.sharding}"
     if layout.sharding == "none" and layout.offload_optimizer:
         yield "offload_optimizer=true needs the distributed optimizer: set dp_shard above 1 and sharding=zero1"
-    if (schedule == "1f1b" and per_rank > 1) or (schedule == "interleaved" and per_rank == 1):
-        yield f"schedule={schedule} does not run with stages_per_rank={per_rank}"
     if model.layers % stages and (model.layers + 2) % stages:
         divided = f"{model.layers} layers do not divide into {stages} stages (pp x stages_per_rank)"
         yield f"{divided}, nor do they with embedding and head"
-    if schedule == "interleaved" and layout.microbatches % layout.pp:
-        yield f"schedule=interleaved needs a multiple of {layout.pp} micro-batches, {layout.microbatches} is not"
     if layout.tp_overlap == "async" and not layout.sequence_parallel:
         yield "tp_overlap=async needs sequence_parallel=true"
-    if layout.cp > 1 and job.sequence_length % (2 * layout.cp):
-        yield f"cp={layout.cp} needs a sequence length divisible by {2 * layout.cp}"
     if model.experts and layout.tp > 1 and not layout.sequence_parallel:
         yield "tp with experts needs sequence_parallel=true"
-    if ep > 1 and (not model.experts or model.experts % ep):
-        yield f"ep={ep} does not divide the {model.experts} experts"
     if group % ep:
         yield f"ep={ep} does not divide dp_shard x cp x tp = {group}"
     if layout.checkpointing == "norm_act" and not model.experts:

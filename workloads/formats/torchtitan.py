@@ -26,8 +26,7 @@ from workloads.formats.names import (
     torchrun,
     write_names,
 )
-from workloads.layouts.layout import V_SCHEDULES, Job, Layout
-from workloads.layouts.rules import check_replicas
+from workloads.layouts.layout import Job, Layout
 from workloads.layouts.trainers import TRAINERS
 from workloads.models.model import MODELS, SIZES, Model
 
@@ -197,14 +196,13 @@ NAMES = (
 
 def _list_obstacles(job: Job) -> Iterator[str]:
     layout, is_pipeline = job.layout, _is_pipeline(job)
-    schedule, per_rank, layers = layout.schedule, layout.stages_per_rank, layout.checkpointed_layers
+    per_rank, layers = layout.stages_per_rank, layout.checkpointed_layers
     group = layout.dp_shard * layout.cp * layout.tp
     if job.precision == "fp32" and job.state != "fp32":
         yield f"precision=fp32 needs state=fp32, not {job.state}"
     # torchtitan/models/llama3/infra/parallelize.py: FSDP2 over dp_shard and cp, or DDP alone.
     if layout.is_sharded and layout.sharding != "fsdp2":
         yield f"sharding={layout.sharding} cannot be written where dp_shard or cp is above 1. Supported: fsdp2"
-    yield from check_replicas(job)
     # `maybe_enable_amp` of torchtitan/distributed/utils.py: without FSDP, tp and pp switch mixed precision off.
     if job.state == "amp" and layout.tp * layout.pp > 1:
         yield "tp and pp compute in fp32 where nothing is sharded. Set dp_shard or cp above 1, or state=bf16"
@@ -214,16 +212,10 @@ def _list_obstacles(job: Job) -> Iterator[str]:
         yield "tp_overlap=async needs compiled=true"
     if is_pipeline and job.model in [sizes for (name, _), sizes in FLAVORS.items() if name == "qwen3"]:
         yield "pp above 1 cannot be written: qwen3 has no pipeline in version 0.2.2"
-    if is_pipeline and (schedule == "1f1b") != (per_rank == 1):
-        yield f"schedule={schedule} does not run with stages_per_rank={per_rank}"
-    if is_pipeline and schedule in V_SCHEDULES and per_rank != 2:
-        yield f"schedule={schedule} needs stages_per_rank=2, not {per_rank}"
     if is_pipeline and _find_stage_sizes(job)[0] is None:
         yield f"stages_per_rank={per_rank}: no number of layers a stage gives {layout.stages} stages"
     if layers is not None and (layout.checkpointing != "full" or is_pipeline or find_interval(job) is None):
         yield f"checkpointed_layers={layers} cannot be written: every n-th layer without pp can"
-    if layout.ep > 1 and not job.model.experts:
-        yield "ep above 1 needs a model with experts"
     if group % layout.ep:
         yield f"ep={layout.ep} does not divide dp_shard x cp x tp = {group}"
 

@@ -150,6 +150,7 @@ class _Space:
             several = [len(sizes) // pp] if len(sizes) > pp else []
         for schedule in self.values("schedule"):
             counts = {"1f1b": [1], "zbv": [2], "dualpipev": [2]}.get(str(schedule), several)
+            counts = [1] if schedule == "zero_bubble" and self.job.trainer == "primus" else counts
             for stages in self._degree("stages_per_rank", counts):
                 yield schedule, stages
 

@@ -135,16 +135,18 @@ def _check_batch(job: Job, site: Site) -> Iterator[str]:
 
 
 def _check_stages(job: Job, site: Site) -> Iterator[str]:
-    layout, is_1f1b, is_single = job.layout, job.layout.schedule == "1f1b", job.layout.stages_per_rank == 1
+    layout, is_single = job.layout, job.layout.stages_per_rank == 1
+    # Primus's zero_bubble.yaml has a stage of each rank, PyTorch's InterleavedZeroBubble several.
+    needs_single = layout.schedule in (("1f1b", "zero_bubble") if job.trainer == "primus" else ("1f1b",))
     if layout.stages > job.model.layers:
         yield f"{layout.stages} stages, but the model has {job.model.layers} layers"
     if layout.pp == 1:
-        if not (is_single and is_1f1b):
+        if not (is_single and layout.schedule == "1f1b"):
             yield "pp 1 is not a pipeline: it needs stages_per_rank 1 and schedule 1f1b"
     elif layout.schedule in V_SCHEDULES and layout.stages_per_rank != 2:
         yield f"schedule {layout.schedule} needs stages_per_rank 2"
-    elif is_1f1b != is_single:
-        yield f"schedule {layout.schedule} needs stages_per_rank {'1' if is_1f1b else 'above 1'}"
+    elif needs_single != is_single:
+        yield f"schedule {layout.schedule} needs stages_per_rank {'1' if needs_single else 'above 1'}"
 
 
 def _check_layers_per_stage(job: Job, site: Site) -> Iterator[str]:
@@ -207,7 +209,7 @@ def _check_titan_sequence(job: Job, site: Site) -> Iterator[str]:
         yield f"tp {tp} x cp {cp} needs a sequence length divisible by {2 * tp * cp}, {job.sequence_length} is not"
 
 
-def check_replicas(job: Job, site: Site | None = None) -> Iterator[str]:
+def _check_replicas(job: Job, site: Site) -> Iterator[str]:
     """Check torchtitan's replicas without shards, which are DDP (models/llama3/infra/parallelize.py, 0.2.2)."""
     layout = job.layout
     if not layout.is_sharded and layout.dp_replicate > 1 and layout.tp * layout.pp > 1:
@@ -399,7 +401,7 @@ RULES = (
     Rule("ep divides the experts", _check_experts),
     Rule("ep divides the experts", _check_borrowed_experts, frozenset({"prime-rl"})),
     Rule("tp and cp divide the sequence", _check_titan_sequence, TITAN),  # `seq_len_divisor` of parallel_dims.py
-    Rule("replicas are alone", check_replicas, TITAN),
+    Rule("replicas are alone", _check_replicas, TITAN),
     Rule("only sharded states are sharded", _check_sharding),
     Rule("only sharded weights stay gathered", _check_resharding, OTHERS),
     Rule("only sharded weights stay gathered", _check_own_resharding, ONLY_OWN),

@@ -182,7 +182,7 @@ def test_a_model_without_a_flavor_names_the_nearest_one() -> None:
 @pytest.mark.parametrize(
     ("gpus", "trainer", "message"),
     [
-        (16, None, "gpus=16: the degrees of the layout multiply to 8"),
+        (16, None, "= 8 ranks, but there are 16"),
         (8, "deepspeed", "trainer=deepspeed: no file can be written for it. Available: megatron, nemo, own, primus"),
     ],
 )
@@ -192,7 +192,7 @@ def test_a_job_that_does_not_fit_is_refused(gpus: int, trainer: str | None, mess
 
 
 def test_a_batch_that_does_not_divide_is_refused() -> None:
-    with pytest.raises(UserInputError, match="global_batch=6 is not a multiple of micro_batch 1 x data parallel 4"):
+    with pytest.raises(UserInputError, match="global batch 6 is not a multiple of micro-batch 1 x data parallel 4"):
         render(example("megatron", global_batch=6), 8)
 
 

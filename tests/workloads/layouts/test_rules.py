@@ -106,6 +106,14 @@ def test_a_rule_that_differs_between_trainers_is_a_row_of_each() -> None:
     assert violation is not None and "a multiple of 2 micro-batches, 9 is not" in violation.reason
 
 
+@pytest.mark.parametrize(("trainer", "stages"), [("primus", 1), ("torchtitan", 2)])
+def test_zero_bubble_has_the_stages_that_its_trainer_gives_a_rank(trainer: str, stages: int) -> None:
+    for per_rank in (1, 2):
+        layout = Layout(dp_shard=2, pp=4, schedule="zero_bubble", stages_per_rank=per_rank, global_batch=16)
+        violation = find_violation(replace(job(layout), trainer=trainer), cluster(8))
+        assert (violation is None) == (per_rank == stages)
+
+
 def test_experts_are_divided_among_the_gpus_of_a_pipeline_rank() -> None:
     experts = replace(LLAMA_8B, experts=12, experts_per_token=2, expert_intermediate_size=512)
     layout = Layout(dp_shard=4, pp=2, ep=8, global_batch=8)

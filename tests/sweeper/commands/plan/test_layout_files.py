@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from sweeper.commands.plan.main import COMMAND
 from sweeper.commands.plan.request import Problem, build_problem, read_request
 from sweeper.commands.plan.text import file_lines
 from workloads.api.errors import UserInputError
+from workloads.layouts.rules import find_violation
 
 SCRIPT = """
 NODES=2
@@ -264,7 +266,10 @@ def test_primus_replicates_fsdp2_and_names_its_schedule(tmp_path: Path) -> None:
     given = build(tmp_path, primus("megatron", replicas)).given
     assert (given["sharding"], given["dp_replicate"], given["dp_shard"]) == ("fsdp2", 2, 8)
     schedule = "{patch_primus_pipeline: true, pp_algorithm: zero-bubble, pipeline_model_parallel_size: 2}"
-    assert build(tmp_path, primus("megatron", schedule)).given["schedule"] == "zero_bubble"
+    problem = build(tmp_path, primus("megatron", schedule.replace("}", ", global_batch_size: 64}")))
+    assert problem.given["schedule"] == "zero_bubble"
+    job = replace(problem.job, layout=replace(problem.job.layout, **problem.given))
+    assert find_violation(job, problem.cluster) is None
 
 
 def test_an_eager_trainer_is_planned_eager() -> None:
