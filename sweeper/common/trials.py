@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
@@ -74,10 +74,11 @@ class Remeasurement:
 class Retry:
     trial: int  # the number of the earlier attempt
     changed: tuple[str, ...] = ()  # since that attempt, a phrase each
+    replaces: bool = True  # the earlier attempt; False where that one has the better ending
 
     @staticmethod
     def from_dict(fields: Mapping[str, Any]) -> Retry:
-        return Retry(fields["trial"], tuple(fields["changed"]))
+        return Retry(fields["trial"], tuple(fields["changed"]), fields.get("replaces", True))
 
     def describe_changes(self) -> str:
         return "; ".join(self.changed) or "nothing that is recorded"
@@ -118,6 +119,20 @@ class TrialRecord:
     @property
     def all_params(self) -> dict[str, Scalar]:
         return {**self.fixed, **self.params}
+
+    @property
+    def superseded(self) -> int | None:
+        """The attempt at this point that counts no more: the earlier one, or else this one; None without a retry."""
+        if self.retry is None or self.status is TrialStatus.CANCELLED:
+            return None
+        return self.retry.trial if self.retry.replaces else self.number
+
+    def weighed_against(self, earlier: TrialRecord | None) -> TrialRecord:
+        """Return the record of a retry, which does not replace a complete attempt by no measurement at all."""
+        has_result = self.status in (TrialStatus.COMPLETE, TrialStatus.INCONCLUSIVE)
+        if self.retry is None or earlier is None or earlier.status is not TrialStatus.COMPLETE or has_result:
+            return self
+        return replace(self, retry=replace(self.retry, replaces=False))
 
     @property
     def kind_of_reason(self) -> str:

@@ -14,7 +14,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Literal
 
-from sweeper.common.trials import TrialRecord, TrialStatus
+from sweeper.common.trials import TrialRecord
 from sweeper.config.schema import Config
 from sweeper.config.space_checks import POINTS, WarmStart
 from sweeper.metrics.criteria import Criteria
@@ -114,10 +114,9 @@ class StoredSweep:
 
     @property
     def current_records(self) -> list[TrialRecord]:
-        """The records that no retry has replaced."""
-        every = self.records.values()
-        replaced = {r.retry.trial for r in every if r.retry and r.status is not TrialStatus.CANCELLED}
-        return [record for record in every if record.number not in replaced]
+        """The records that count: of a trial and its retry one."""
+        superseded = {record.superseded for record in self.records.values()}
+        return [record for record in self.records.values() if record.number not in superseded]
 
     @property
     def ranked(self) -> list[TrialRecord]:

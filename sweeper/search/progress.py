@@ -119,14 +119,15 @@ class SweepProgress:
         """The share of the trials' time that is timed steps: the rest starts, compiles and warms up."""
         return min(1.0, self._timed_s / self._trial_s) if self._trial_s else 0.0
 
-    def add(self, record: TrialRecord) -> bool:
+    def add(self, record: TrialRecord, *, was_forgotten: bool = False) -> bool:
         """Add a trial that has ended. Return whether it is better than all before, or joins the front."""
         self._records.append(record)
         first = self._records[0].params
         self.varying.update(name for name, value in record.params.items() if first.get(name) != value)
         self.counts[record.status] += 1
-        self._trial_s += record.ended_at_s - record.started_at_s
-        self._timed_s += record.metrics.get("steps", 0.0) * record.metrics.get("step_time_ms", 0.0) / 1e3
+        if not was_forgotten:
+            self._trial_s += record.ended_at_s - record.started_at_s
+            self._timed_s += record.metrics.get("steps", 0.0) * record.metrics.get("step_time_ms", 0.0) / 1e3
         self._failures.add(record)
         losses, is_better = self._criteria.ranked_losses(record), False
         if losses is not None and not self._criteria.has_front:

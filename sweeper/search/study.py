@@ -37,6 +37,7 @@ optuna.logging.set_verbosity(optuna.logging.WARNING)
 # The state in the journal of a trial that is not complete. No sampler learns from FAIL, which is what is not listed
 # here. From PRUNED they learn: an infeasible trial cannot work and is not tried again.
 STATES = {TrialStatus.INFEASIBLE: TrialState.PRUNED, TrialStatus.PRUNED: TrialState.PRUNED}
+AGAIN = "again"  # the study's attribute with the trials that a run has queued to measure again at its end
 RUNS = "runs"  # the study's attribute with the states of the runs, each with the number of its first trial
 MAX_RANDOM_PROPOSALS = 100  # of the random sampler, before the space is enumerated
 MAX_PROPOSALS_AMONG_FEW = 30  # of any sampler where only some points are allowed
@@ -95,7 +96,7 @@ class Study:
         self.records: dict[int, TrialRecord] = {}  # of all trials that have ended
         self.unfinished: list[Trial] = []  # those of the search that a killed driver created
         self.abandoned: list[int] = []  # remeasurements that such a driver created, which are not run again
-        self.replaced: set[int] = set()  # by a retry
+        self.replaced: set[int] = set()  # by a retry, and retries that did not replace an earlier attempt
         self.retried: set[int] = set()  # what this run tries again; each is replaced when its retry has ended
         self._retried_statuses = retry
         self._retry_marks: dict[str | Remeasurement, Retry] = {}  # by the key of the point, or the round of the finals
@@ -228,8 +229,8 @@ class Study:
         ending = self._ending_of(record)
         self._journal.tell(record.number, ending.values, ending.state)
         self.records[record.number] = record
-        if record.retry and record.status is not TrialStatus.CANCELLED:
-            self.replaced.add(record.retry.trial)
+        if record.superseded is not None:
+            self.replaced.add(record.superseded)
         if not record.remeasurement:
             self._sampling.finish(record.number, ending)
 
@@ -253,11 +254,7 @@ class Study:
                 # Sweeps that an earlier version began have the record's JSON as a text.
                 earlier = TrialRecord.from_fields(json.loads(fields) if isinstance(fields, str) else fields, earlier)
             records.append(earlier if fields else None)
-        self.replaced = {
-            record.retry.trial
-            for record in records
-            if record and record.retry and record.status is not TrialStatus.CANCELLED
-        }
+        self.replaced = {number for record in records if record and (number := record.superseded) is not None}
         finished: list[tuple[int, StoredTrial, Ending]] = []
         running: dict[int, StoredTrial] = {}
         without_state: list[TrialRecord] = []  # the driver was killed between the record and the state
@@ -315,6 +312,20 @@ class Study:
             if self._selects_retry(record) and record.number not in self.retried:
                 states = [run["state"] for run in runs if run["first_trial"] <= record.number]
                 self.try_again(record, describe_differences(states[-1], run_state) if states else [])
+        tried = {
+            record.retry.trial for record in self.records.values() if record.retry and record.superseded is not None
+        }
+        queued = {*study.user_attrs.get(AGAIN, [])} - tried - self.retried  # by a run that was stopped
+        for record in [record for record in self.current_records if record.number in queued]:
+            self.try_again(record)
+
+    def queue_again(self, records: Sequence[TrialRecord]) -> list[TrialRecord]:
+        """Queue trials as `try_again` does, also for a later run if this one is stopped. Returns those queued."""
+        queued = [record for record in records if self.try_again(record)]
+        if queued:
+            earlier = self._journal.study.user_attrs.get(AGAIN, [])
+            self._journal.study.set_user_attr(AGAIN, [*earlier, *(record.number for record in queued)])
+        return queued
 
     def try_again(self, record: TrialRecord, changes: Sequence[str] = ()) -> bool:
         """Queue the point of a trial, or its round of the finals, whose next trial replaces this one.

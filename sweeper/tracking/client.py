@@ -131,7 +131,9 @@ class TrackingClient:
             if is_starting or self._progress_count > progress:
                 progress_s, progress = now_s, self._progress_count
         self.detach()
-        return self._closed.is_set()
+        if self._closed.is_set() and self.pending:
+            self.last_error = "it refuses their runs"
+        return self._closed.is_set() and not self.pending
 
     def wait_for_report(self, patience_s: float) -> None:
         """Wait so long for the process to write the report and end, if it has closed the store."""
@@ -193,7 +195,7 @@ class TrackingClient:
                 self._stored_digest = opened["results"].get("digest", "")
                 self.view_key = opened["results"].get("view", "")
             if "refused" in answer:
-                self.refused[answer["written"]] = answer["refused"]
+                self.refused[answer["written"] if "written" in answer else answer["left_out"]] = answer["refused"]
             if "written" in answer:
                 self._unwritten.pop(answer["written"], None)
             if "closed" in answer:

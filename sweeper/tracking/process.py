@@ -10,7 +10,8 @@ that holds the sweep's lock.
                                     {"opened": {"experiment_id": …, "written_before": number, "written": [numbers],
                                      "results": {"digest": …, "view": key}, empty unless they are complete}}
     {"step": {…}}                   {}
-    {"record": "…"}                 {"written": number}, with "refused": reason if the store refuses it for good
+    {"record": "…"}                 {"written": number}, with "refused": reason if the store refuses its values,
+                                    or {"left_out": number, "refused": reason} if it refuses a run without them
     {"front": [numbers]}            {}
     {"close": {…}, "view": {…}}     {"ranked": place} from 0 on, then {"closed": {"view": key or ""}}
 
@@ -66,6 +67,7 @@ class RecordingProcess:
         self._last_attempt_failed = False
         self._store: Store | None = None
         self._view_key = ""
+        self._has_left_out = False  # a trial, which the next start tries to write again
         threading.Thread(target=self._read_messages, daemon=True).start()
 
     def _read_messages(self) -> None:
@@ -83,11 +85,15 @@ class RecordingProcess:
                 try:
                     self._answer(self._handle(message))
                     break
-                except Exception as error:  # of whatever kind: repeating a message loses nothing
+                except Exception as failed:  # of whatever kind: repeating a message loses nothing
+                    error = failed
                     print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
                     if is_permanent(error) and not {"open", "close"} & message.keys():
-                        self._answer(self._set_aside(message, describe_error(error)))
-                        break
+                        try:
+                            self._answer(self._set_aside(message, describe_error(error)))
+                            break
+                        except Exception as second:  # such as a server that is gone
+                            error = second
                     # Repeating the message does not help a user that the server refuses.
                     is_refused = isinstance(error, MlflowException) and error.get_http_status_code() in (401, 403)
                     self._answer({"error": describe_error(error), "is_refused": is_refused})
@@ -120,7 +126,7 @@ class RecordingProcess:
         if "front" in message:
             self._store.write_front(message["front"])
             return {}
-        self._store.close(**message["close"])
+        self._store.close(**message["close"] | ({"written": None} if self._has_left_out else {}))
         self._answer({"ranked": 0})
         view = SweepView.from_dict(message["view"])
         self._view_key = ""
@@ -138,8 +144,12 @@ class RecordingProcess:
         assert self._store is not None
         try:
             self._store.set_aside(record, reason)
-        except Exception as error:  # then its run lacks the reason as well, and the next start tries again
+        except Exception as error:
+            if not is_permanent(error):
+                raise
             print(f"trial {record.number}: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
+            self._has_left_out = True
+            return {"left_out": record.number, "refused": reason}
         return {"written": record.number, "refused": reason}
 
     def _answer(self, answer: dict[str, Any]) -> None:

@@ -109,9 +109,13 @@ class Store:
         for path in filter(os.path.exists, record.files):  # a user may have deleted them since
             self._client.log_artifact(run_id, path)
         self._client.set_terminated(run_id, RUN_STATUS.get(record.status, "KILLED"), end_ms)
-        is_cancelled = record.status is TrialStatus.CANCELLED
-        if record.retry and not is_cancelled and (earlier := self.children.find(record.retry.trial)):
-            self._client.set_tag(earlier.info.run_id, mlflow_store.RETRIED_AS, str(record.number))
+        self._leave_out_attempt(record)
+
+    def _leave_out_attempt(self, record: TrialRecord) -> None:
+        """Mark the run of a retry's earlier attempt, or the retry's own, as one that does not count."""
+        if record.retry and record.superseded is not None and (run := self.children.find(record.superseded)):
+            other = {record.number, record.retry.trial} - {record.superseded}
+            self._client.set_tag(run.info.run_id, mlflow_store.RETRIED_AS, str(*other))
 
     def set_aside(self, record: TrialRecord, reason: str) -> None:
         """End the run of a trial whose values MLflow refuses for good: it has its outcome, the reason and its file."""
@@ -120,6 +124,7 @@ class Store:
         self._log(run_id, tags={mlflow_store.OUTCOME: record.status.value, mlflow_store.REFUSED: reason})
         self._client.log_text(run_id, record.to_json(), "trial.json")
         self._client.set_terminated(run_id, RUN_STATUS.get(record.status, "KILLED"), int(record.ended_at_s * 1e3))
+        self._leave_out_attempt(record)
 
     def write_step(self, number: int, name: str, step: int, at_s: float, metrics: Mapping[str, float]) -> None:
         """Write a step of a running trial as a point of the metrics `steps/…`. `at_s` is a time in epoch seconds."""
@@ -256,9 +261,8 @@ class Store:
             self._client.set_tag(self.parent_id, mlflow_view.INTERVAL, ranking[0].interval)
         for place, trial in enumerate(ranking, start=1):
             tags = ({mlflow_view.INTERVAL: trial.interval} if trial.interval else {}) | dict(trial.tags)
-            run = self.children.find(trial.number)
-            assert run is not None  # its record is written
-            self._log(run.info.run_id, now_ms, {mlflow_view.PLACE: place, **trial.metrics}, tags)
+            if run := self.children.find(trial.number):  # unless MLflow refuses it
+                self._log(run.info.run_id, now_ms, {mlflow_view.PLACE: place, **trial.metrics}, tags)
             on_place(place)
 
     def _open_experiment(self, name: str) -> str:

@@ -186,7 +186,7 @@ class Sweep:
             if (bool(record.remeasurement and record.remeasurement.group) if in_finals else not record.remeasurement)
             if record.status is TrialStatus.INCONCLUSIVE or (record.retry is None and self._describe_stall(record))
         ]
-        disturbed = [record for record in disturbed if self._study.try_again(record)]
+        disturbed = self._study.queue_again(disturbed)
         for record in [] if in_finals else disturbed:
             self._progress.forget(record)
         if in_finals:
@@ -312,11 +312,16 @@ class Sweep:
         record = self._judge.build_record(trial, result, attempts=attempt, elapsed_s=self._progress.elapsed_s)
         if stall := self._describe_stall(record):
             record = replace(record, status=TrialStatus.INCONCLUSIVE, reason=stall, metrics={})
+        earlier = self._study.records.get(trial.retry.trial) if trial.retry else None
+        record = record.weighed_against(earlier)
         self._nodes.add_record(record)
         self._study.tell(record)
         self._factors.add(record)
         self._finals_ended += record.remeasurement is not None
         is_best = not record.remeasurement and self._progress.add(record)
+        if earlier and record.superseded == record.number:
+            self._progress.forget(record)
+            self._progress.add(earlier, was_forgotten=True)
         self._tracking.log_trial(record)
         if is_best and self._plan.criteria.has_front:
             self._tracking.log_front([trial.number for trial in self._progress.front])

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from sweeper.common.trials import RETRIED, Remeasurement, Trial, TrialRecord, TrialStatus
 from sweeper.config.space import Range, Space
+from sweeper.results.stored import StoredSweep
 from sweeper.search.study import Study
 from tests.support.studies import GRID, SAMPLERS, ask_trial, finished, open_study
 
@@ -87,6 +89,43 @@ def test_a_retry_that_was_interrupted_runs_again_and_one_that_was_cancelled_repl
     end(resumed, ask_trial(resumed))
     assert statuses(resumed) == {1: "failed", 2: "complete", 3: "cancelled"}
     assert [retry.trial for retry in open_study(tmp_path, retry=RETRIED["failed"]).retries] == [1]
+
+
+@pytest.mark.parametrize(
+    ("status", "counts"),
+    [(TrialStatus.LOST, 0), (TrialStatus.TIMED_OUT, 0), (INFEASIBLE, 0), (COMPLETE, 1), (TrialStatus.INCONCLUSIVE, 1)],
+)
+def test_a_repeat_of_a_complete_trial_replaces_it_by_a_measurement_only(
+    tmp_path: Path, status: TrialStatus, counts: int
+) -> None:
+    study = open_study(tmp_path)
+    first = end(study, ask_trial(study), score=1.0)
+    assert study.queue_again([first]) == [first]
+    trial = ask_trial(study)
+    repeat = replace(finished(trial, status), retry=trial.retry).weighed_against(first)
+    study.tell(repeat)
+    for opened in (study, open_study(tmp_path)):
+        assert [record.number for record in opened.current_records] == [counts]
+        assert opened.replaced == {1 - counts} and not opened.has_retries
+    (tmp_path / "lock").touch()
+    assert [record.number for record in StoredSweep(tmp_path).current_records] == [counts]
+
+
+@pytest.mark.parametrize("ending", ["stopped", "killed"])
+def test_repeats_that_a_run_has_not_finished_are_taken_up_by_the_next(tmp_path: Path, ending: str) -> None:
+    study = open_study(tmp_path)
+    records = [end(study, ask_trial(study), score=number) for number in range(3)]
+    study.queue_again(records)
+    end(study, ask_trial(study))
+    trial = ask_trial(study)
+    if ending == "stopped":
+        end(study, trial, TrialStatus.CANCELLED)
+    resumed = open_study(tmp_path)
+    assert resumed.retried == {1, 2}
+    for _ in range(2):
+        end(resumed, ask_trial(resumed))
+    assert resumed.replaced == {0, 1, 2}
+    assert not open_study(tmp_path).retried
 
 
 def test_a_failed_round_of_the_finals_is_measured_again(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +19,10 @@ import pytest
 from mlflow import MlflowClient
 from mlflow.exceptions import MlflowException
 
-from sweeper.common.trials import TrialRecord
+from sweeper.common.trials import Retry, TrialRecord, TrialStatus
 from sweeper.results.mlflow_results import SqliteReader
 from sweeper.tracking.client import TrackingClient
-from sweeper.tracking.mlflow_store import REFUSED, TRIAL_NUMBER, default_uri
+from sweeper.tracking.mlflow_store import REFUSED, RETRIED_AS, TRIAL_NUMBER, WRITTEN, default_uri
 from sweeper.tracking.mlflow_view import TAG_PREFIX, RankedTrial, SweepView
 from sweeper.tracking.process import describe_error
 from sweeper.tracking.store import Store
@@ -298,6 +298,33 @@ def test_the_client_records_trials_steps_results_and_the_report(
     report = workspace.path / "mlruns" / parent.info.experiment_id / parent.info.run_id / "artifacts" / "report.html"
     assert "<title>sweeper: sweep</title>" in report.read_text()
     assert "no report" not in (workspace.path / "tracking.log").read_text()
+
+
+def test_a_trial_whose_run_cannot_be_made_at_all_is_left_to_the_next_start(uri: str, workspace: Workspace) -> None:
+    """Somebody deletes the experiment in MLflow's pages and restores it."""
+    with (workspace.path / "lock").open("w") as lock:
+        client = TrackingClient(store_arguments(uri), workspace.path, workspace.path, lock.fileno())
+        wait_for(lambda: client.is_open)
+        MlflowClient(uri).delete_experiment(str(client.experiment_id))
+        client.log_trial(record(0))
+        wait_for(lambda: client.refused)
+        MlflowClient(uri).restore_experiment(str(client.experiment_id))
+        results = {"status": "FINISHED", "metrics": {}, "tags": {}, "artifacts": {}, "plots": [], "written": 1}
+        assert not client.close(results, VIEW, patience_s=60) and client.pending == 1 and client.last_error
+    (parent,) = workspace.runs("sweep")
+    assert parent.info.status == "FINISHED" and WRITTEN not in parent.data.tags and not workspace.runs("trial")
+    store = open_store(uri)
+    assert 0 not in store.children.written_trials and not store.written_before
+
+
+def test_a_retry_that_does_not_replace_a_complete_attempt_is_the_run_left_out(uri: str, workspace: Workspace) -> None:
+    store, lost = open_store(uri), replace(record(1), status=TrialStatus.LOST, metrics={}, retry=Retry(0))
+    store.write_trial(record(0))
+    store.write_trial(lost.weighed_against(record(0)))
+    refused = replace(record(2), retry=Retry(0))
+    store.set_aside(refused, "why")
+    tags = {run.data.tags[TRIAL_NUMBER]: run.data.tags.get(RETRIED_AS) for run in workspace.runs("trial")}
+    assert tags == {"0": "2", "1": "0", "2": None}
 
 
 def test_a_failure_to_write_the_report_loses_no_other_result(uri: str, workspace: Workspace) -> None:
