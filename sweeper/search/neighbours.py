@@ -4,10 +4,17 @@ from __future__ import annotations
 
 import math
 import statistics
+from collections.abc import Collection, Mapping, Sequence
 from itertools import islice
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from sweeper.common.trials import TrialRecord, TrialStatus
 
+IntArray = NDArray[np.int64]
+FloatArray = NDArray[np.float64]
 NEIGHBOURS = 3  # the nearest ones that a trial is compared with
 MIN_NEIGHBOURS = 2
 MAX_RATIO = 2.0  # of a parameter's values: farther trials may differ for good reasons
@@ -16,49 +23,75 @@ SAME_SPEED = 1.5  # two measurements of a point differ by less, where both descr
 LATEST = 1000  # trials that are searched for neighbours, so that the work for a trial stays the same
 
 
-def describe_stall(record: TrialRecord, records: dict[int, TrialRecord], objective: str, direction: str) -> str:
+class Neighbours:
+    """The latest complete trials of a search, with which many trials are compared: their parameters as arrays."""
+
+    def __init__(self, records: dict[int, TrialRecord], objective: str) -> None:
+        latest = islice(reversed(records.values()), LATEST)
+        complete = (other for other in latest if other.status is TrialStatus.COMPLETE and other.remeasurement is None)
+        self._others = [other for other in complete if other.metrics.get(objective, 0.0) > 0]
+        self.numbers = np.array([other.number for other in self._others], dtype=int)
+        self.values = np.array([other.metrics[objective] for other in self._others])
+        self._columns: dict[str, tuple[dict[Any, int], IntArray, FloatArray]] = {}
+        self._works, self._work_codes = _encode([_key(other.work) for other in self._others])
+
+    def find(self, record: TrialRecord, without: Collection[int]) -> FloatArray:
+        """Return the objective of the nearest trials, as `describe_stall` defines them, but for those `without`."""
+        is_same_work = (self._work_codes == self._works.get(_key(record.work), -1)) & bool(record.work)
+        distances = np.where(np.isin(self.numbers, list(without)), math.inf, 0.0)
+        for name, value in record.params.items():
+            if name not in self._columns:
+                values = [other.params.get(name) for other in self._others]
+                self._columns[name] = *_encode(values), np.array([_logarithm(value) for value in values])
+            codes, column, logarithms = self._columns[name]
+            apart = np.abs(logarithms - _logarithm(value))  # NaN where one is not a number
+            far = np.where(is_same_work, math.log(MAX_RATIO), math.inf)
+            apart = np.where(apart <= math.log(MAX_RATIO) + 1e-12, apart, far)
+            distances = distances + np.where(column == codes.get(value, -1), 0.0, apart)
+        nearest = np.lexsort((self.values, self.numbers, distances))[:NEIGHBOURS]
+        return self.values[nearest[np.isfinite(distances[nearest])]]
+
+
+def describe_stall(
+    record: TrialRecord,
+    records: dict[int, TrialRecord],
+    objective: str,
+    direction: str,
+    neighbours: Neighbours | None = None,
+) -> str:
     """Return how far a complete trial is behind all of its neighbours; empty if it is not far behind.
 
     Neighbours are complete trials of the same work, and those whose numbers are within `MAX_RATIO` of the trial's and
-    whose other parameters are equal: the nearest `NEIGHBOURS` of them. A trial that measured its parameters twice at
-    the same speed is not behind.
+    whose other parameters are equal: the nearest `NEIGHBOURS` of them. Their distance is the sum of the logarithms of
+    the ratios of numbers; in trials of the same work each other difference counts as one of `MAX_RATIO`. A trial that
+    measured its parameters twice at the same speed is not behind. Where many are compared, `neighbours` of the
+    `records` saves time.
     """
     earlier = records.get(record.retry.trial) if record.retry else None
-    if earlier and _is_same_speed(record, earlier):
+    value = record.metrics.get(objective, 0.0)
+    if (earlier and _is_same_speed(record, earlier)) or record.status is not TrialStatus.COMPLETE or value <= 0:
         return ""
     own = {record.number, *([earlier.number] if earlier else [])}
-    distances = []
-    for other in islice(reversed(records.values()), LATEST):
-        is_comparable = other.status is TrialStatus.COMPLETE and other.remeasurement is None
-        if is_comparable and other.metrics.get(objective, 0.0) > 0 and other.number not in own:
-            distances.append((_distance(record, other), other.number, other.metrics[objective]))
-    nearest = sorted(entry for entry in distances if math.isfinite(entry[0]))[:NEIGHBOURS]
-    value, values = record.metrics.get(objective, 0.0), [entry[2] for entry in nearest]
-    if record.status is not TrialStatus.COMPLETE or value <= 0 or len(values) < MIN_NEIGHBOURS:
+    values = (neighbours or Neighbours(records, objective)).find(record, own)
+    ratios = values / value if direction == "maximize" else value / values
+    if len(ratios) < MIN_NEIGHBOURS or ratios.min() <= FAR_BELOW:
         return ""
-    ratios = [other / value if direction == "maximize" else value / other for other in values]
-    if min(ratios) <= FAR_BELOW:
-        return ""
-    return f"its {len(ratios)} nearest neighbours are {min(ratios):.0f} to {max(ratios):.0f} times as fast"
+    return f"its {len(ratios)} nearest neighbours are {ratios.min():.0f} to {ratios.max():.0f} times as fast"
 
 
-def _distance(one: TrialRecord, two: TrialRecord) -> float:
-    """Return the sum of the logarithms of the ratios of numbers, infinite for points that are not neighbours.
+def _key(work: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
+    return tuple(sorted(work.items()))
 
-    Of trials of the same work each other difference counts as one of `MAX_RATIO`.
-    """
-    distance, is_same_work = 0.0, bool(one.work) and one.work == two.work
-    for name, value in one.params.items():
-        if value == (other := two.params.get(name)):
-            continue
-        numbers = [n for n in (value, other) if isinstance(n, int | float) and not isinstance(n, bool)]
-        if len(numbers) == 2 and min(numbers) > 0 and max(numbers) <= MAX_RATIO * min(numbers):
-            distance += math.log(max(numbers) / min(numbers))
-        elif is_same_work:
-            distance += math.log(MAX_RATIO)
-        else:
-            return math.inf
-    return distance
+
+def _encode(values: Sequence[Any]) -> tuple[dict[Any, int], IntArray]:
+    """Return a number for each different value, and the values as these numbers."""
+    codes: dict[Any, int] = {}
+    return codes, np.array([codes.setdefault(value, len(codes)) for value in values], dtype=int)
+
+
+def _logarithm(value: Any) -> float:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return math.log(value) if is_number and value > 0 else math.nan
 
 
 def _is_same_speed(*records: TrialRecord) -> bool:

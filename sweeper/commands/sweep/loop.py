@@ -30,7 +30,7 @@ from sweeper.preflight.sweep_plan import SweepPlan
 from sweeper.preflight.work import WorkIdentifier
 from sweeper.search.finals import pending_remeasurements
 from sweeper.search.front import select_finalists
-from sweeper.search.neighbours import describe_stall
+from sweeper.search.neighbours import Neighbours, describe_stall
 from workloads.api.errors import describe_os_error
 from workloads.api.metrics import find_source
 from workloads.api.secrets import mask
@@ -179,12 +179,14 @@ class Sweep:
         self._rounds_again += 1
         in_finals = bool(self._finals_planned)
         kept = {id(record) for record in (*self._progress.front, self._progress.best)}
+        neighbours = Neighbours(self._study.records, self._config.workload.objective)
         disturbed = [
             record
             for record in self._study.current_records
             if record.number not in self._study.retried and id(record) not in kept
             if (bool(record.remeasurement and record.remeasurement.group) if in_finals else not record.remeasurement)
-            if record.status is TrialStatus.INCONCLUSIVE or (record.retry is None and self._describe_stall(record))
+            if record.status is TrialStatus.INCONCLUSIVE
+            or (record.retry is None and self._describe_stall(record, neighbours))
         ]
         disturbed = self._study.queue_again(disturbed)
         for record in [] if in_finals else disturbed:
@@ -198,12 +200,12 @@ class Sweep:
             self._display.note(f"again    trials {numbers}{more}, which other processes disturbed")
         return bool(disturbed)
 
-    def _describe_stall(self, record: TrialRecord) -> str:
+    def _describe_stall(self, record: TrialRecord, neighbours: Neighbours | None = None) -> str:
         """Return how far a trial of a CPU, whose cores other processes use too, is behind similar ones, or nothing."""
         objective = self._config.workload.objective
         if self._plan.target.is_gpu or record.remeasurement or not find_source(objective):
             return ""
-        return describe_stall(record, self._study.records, objective, self._config.workload.direction)
+        return describe_stall(record, self._study.records, objective, self._config.workload.direction, neighbours)
 
     def _begin_stopping(self) -> float:
         """Cancel what has not started. Returns when the running trials are cancelled as well."""

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 
 import pytest
 
 from sweeper.common.trials import Remeasurement, Retry, TrialRecord, TrialStatus
-from sweeper.search.neighbours import describe_stall
+from sweeper.search.neighbours import Neighbours, describe_stall
 from tests.conftest import Workspace
 from tests.support.factories import trial_record
 
@@ -53,6 +54,17 @@ def test_trials_of_the_same_work_are_neighbours_whatever_else_differs() -> None:
         == "its 3 nearest neighbours are 25 to 25 times as fast"
     )
     assert not describe_stall(replace(slow, work={"model": "other"}), layouts, "tokens_per_s", "maximize")
+
+
+def test_many_trials_are_compared_in_seconds() -> None:
+    """A hundred thousand took minutes."""
+    records = {
+        n: trial_record(n, {"m": 256 + n % 97, "n": 512 + n % 89, "dtype": "fp32"}, metrics={"tflops": 0.1})
+        for n in range(2000)
+    }
+    neighbours, started_s = Neighbours(records, "tflops"), time.process_time()
+    assert not any(describe_stall(record, records, "tflops", "maximize", neighbours) for record in records.values())
+    assert time.process_time() - started_s < 1.5  # about 0.3
 
 
 @pytest.mark.parametrize(("seconds", "is_stalled"), [(2.2, False), (9.0, True)])
