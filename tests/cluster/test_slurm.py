@@ -76,6 +76,19 @@ def test_a_job_runs_on_all_its_nodes_and_leaves_nothing(slurm: Slurm, job: Job) 
 
 
 @pytest.mark.soak
+def test_a_gang_trains_over_four_nodes_by_gloo(slurm: Slurm, job: Job) -> None:
+    sizes = ["space.model=llama_tiny", "space.sequence_length=64", "space.global_batch=8", "space.micro_batch=1"]
+    layout = ["space.dp_replicate=1", "space.dp_shard=8", "space.tp=1", "space.cp=1", "space.pp=1", "space.dtype=fp32"]
+    others = ["space.stages_per_rank=1", "space.schedule=1f1b", "space.checkpointing=none", "space.compile=false"]
+    others += ["space.reshard_after_forward=true", "hardware=cpu", "gpus=8", "budget.trials=1", "progress=never"]
+    sizes_of_job = ["--nodes=4", f"--gpus-per-node={GPUS}"]
+    number = slurm.submit(job.workspace.path, *sizes_of_job, SCRIPT, "workload=parallel", *sizes, *layout, *others)
+    assert job.end(number) == "COMPLETED", job.log(number)
+    (trial,) = job.workspace.runs("trial")
+    assert trial.data.tags["outcome"] == "complete" and len(set(trial.data.tags["node_ids"].split())) == 4
+
+
+@pytest.mark.soak
 @pytest.mark.parametrize("nodes", [1, 4])
 def test_a_job_runs_on_as_many_nodes_as_it_has(job: Job, nodes: int) -> None:
     number = job.submit(f"gpus={GPUS}", "budget.trials=16", "space.sleep_s=1.0", nodes=nodes)

@@ -257,3 +257,14 @@ def test_docker_reads_the_compose_file() -> None:
     env = {name: value for name, value in environment().items() if name != "POSTGRES_PASSWORD"}
     refused = subprocess.run(command, env=env, capture_output=True, text=True)
     assert refused.returncode != 0 and "launch/docker/.env" in refused.stderr
+
+
+def test_the_documented_command_for_four_nodes_makes_a_valid_job_of_the_manifest() -> None:
+    documented = (REPOSITORY / "docs" / "clusters.md").read_text()
+    (command,) = re.findall(r"`(sed '.*?' launch/kubernetes/rayjob-nvidia\.yaml) ", documented)
+    printed = subprocess.run(shlex.split(command), cwd=REPOSITORY, check=True, capture_output=True, text=True).stdout
+    _, job = yaml.safe_load_all(printed)
+    jsonschema.validate(job, RAY_JOB)
+    (group,) = job["spec"]["rayClusterSpec"]["workerGroupSpecs"]
+    assert {group[name] for name in ("replicas", "minReplicas", "maxReplicas")} == {4}
+    assert "workload=parallel model=llama3_8b gpus=32 hardware=h200" in job["spec"]["entrypoint"]
