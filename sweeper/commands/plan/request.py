@@ -69,7 +69,7 @@ class PlanRequest:
         topology: name of a topology, or the path of a YAML file; by default nodes of 8 with the GPU's own links.
         network_gb_s: bandwidth of one GPU to other nodes, each way; by default the topology's.
         calibration: rates measured by sweeper calibrate: a file or its folder, none, or those in ./calibration if any.
-        trainer: whose rules, memory and efficiency apply; by default the one of the file `layout`, else own.
+        trainer: whose rules, memory and efficiency apply; by default that of `layout`, else of `file`, else own.
         sequence_length: tokens of a sequence; by default those of the file `layout`, else 8192.
         global_batch: sequences in a step; by default 4 M tokens, rounded up to a multiple of the GPUs.
         precision: data type or recipe of the matrix products; by default that of the file `layout`, else bf16.
@@ -215,7 +215,7 @@ def build_problem(request: PlanRequest) -> Problem:
         if not re.fullmatch(r"[1-9]\d*(,[1-9]\d*)*", stages):
             raise UserInputError(f"layers_per_stage={stages}: must be the layers of each stage, such as 9,7,8,8")
         given["layers_per_stage"] = tuple(map(int, stages.split(",")))
-    trainer = request.trainer or (reading.trainer if reading else OWN)
+    trainer = request.trainer or (reading.trainer if reading else request.file or OWN)
     if reason := find_trainer(trainer).find_unsupported(given):
         raise UserInputError(reason)
     if not request.daily_tokens:

@@ -361,3 +361,8 @@ def test_a_number_of_days_finds_the_number_of_gpus() -> None:
     assert by_days.cluster == find_problem(read_request([*words, "tokens_per_day=1e10"]))[0].cluster
     with pytest.raises(UserInputError, match="days=3: needs train_tokens="):
         read_request([*words, "days=3"])
+
+
+def test_a_file_for_a_trainer_is_planned_as_that_trainer_runs_it() -> None:
+    assert build_problem(read_request([*SMALL, "file=megatron"])).job.trainer == "megatron"
+    assert build_problem(read_request([*SMALL, "file=megatron", "trainer=nemo"])).job.trainer == "nemo"
