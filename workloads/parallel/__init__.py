@@ -219,6 +219,12 @@ class Parallel(Workload):
     has_estimates = True
     can_scale = True
 
+    def recorded_parameters(self, parameters: ParallelParameters) -> Mapping[str, Scalar]:
+        recorded = dict(super().recorded_parameters(parameters))
+        if parameters.shape.experts and parameters.imbalance is None:
+            recorded["imbalance"] = "natural"  # so that a result says which routing it has
+        return recorded
+
     def estimate(self, parameters: ParallelParameters, machine: Machine) -> Estimate:
         """Check whether the layout is valid and fits into memory, and estimate its speed."""
         description = str(parameters.layout)

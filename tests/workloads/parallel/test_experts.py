@@ -15,7 +15,7 @@ from workloads.api.trial import run_trial
 from workloads.layouts.layout import Layout
 from workloads.models.model import MODELS
 from workloads.models.routing import Routing
-from workloads.parallel import ParallelParameters
+from workloads.parallel import Parallel, ParallelParameters
 
 SHAPE = replace(MODELS["experts_tiny"], layers=4)
 TRIAL = {"model": "experts_tiny", "sequence_length": 64, "global_batch": 8, "learning_rate": 3e-3, "steps": 6}
@@ -102,6 +102,15 @@ def test_what_experts_do_not_support_is_refused_by_name(changes: dict[str, Any],
     parameters = ParallelParameters(**({"model": "experts_tiny", "sequence_length": LENGTH} | changes))
     violation = parameters.find_violation(parameters.tp, 8, on_gpu=True)
     assert violation is not None and message in violation.reason
+
+
+def test_a_result_says_which_routing_it_has() -> None:
+    recorded = [
+        Parallel().recorded_parameters(ParallelParameters(model=model, imbalance=imbalance))["imbalance"]
+        for model, imbalance in (("experts_tiny", None), ("experts_tiny", 1.0), ("llama_tiny", None))
+    ]
+    assert recorded == ["natural", 1.0, None]
+    assert "imbalance" in Parallel.work  # of which results of different values are never ranked together
 
 
 def test_a_model_reduced_in_depth_keeps_its_first_blocks() -> None:
