@@ -154,6 +154,12 @@ class SweepResult:
     def __str__(self) -> str:
         return self.summary.strip() or repr(self)
 
+    def _repr_html_(self) -> str:
+        """Return the best trials, the finals and a picture, which a notebook shows."""
+        from sweeper.notebook.page import build_html
+
+        return build_html(self._stored)
+
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
         printer.text(str(self))
 

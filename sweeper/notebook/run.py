@@ -29,13 +29,16 @@ PATIENCE_S = 2.0  # for output of processes that the sweep leaves, such as the o
 
 
 def run(
-    *overrides: str, workload: str | Callable[..., Any] | None = None, space: Mapping[str, Any] | None = None
+    *overrides: str | Callable[..., Any],
+    workload: str | Callable[..., Any] | None = None,
+    space: Mapping[str, Any] | None = None,
 ) -> SweepResult:
     """Run a sweep, or the rest of it, in a process of its own, and return its result.
 
     Args:
-        overrides: the words of the command: "budget.trials=50", "hardware=cpu", "--config-dir=my_conf".
-        workload: the name of a workload, or a function of yours. It takes the parameters of the space by name, and
+        overrides: the words of the command: "budget.trials=50", "hardware=cpu", "--config-dir=my_conf". Before them the
+            function that is measured, if it is yours.
+        workload: the name of a workload, or that function. It takes the parameters of the space by name, and
             `rank` and `report` if it has parameters of these names. It returns a number, which is the objective
             `value`, or a dict of metrics, of which `workload.objective=NAME` names the objective.
         space: the parameters by name: a list is a choice, a `range` a range, a text is in the grammar of spaces
@@ -46,10 +49,15 @@ def run(
         SweepError: the sweep ended without a complete trial.
         KeyboardInterrupt: after the sweep has ended in order. The same call resumes it.
     """
-    words = [*overrides, *space_words(space or {})]
-    for word in words:
+    if overrides and callable(overrides[0]):
+        if workload is not None:
+            raise UserInputError(f"workload={workload!r}: the first argument is a function; give one of them")
+        workload, *overrides = overrides  # type: ignore[assignment]
+    words = []
+    for word in (*overrides, *space_words(space or {})):
         if not isinstance(word, str):
-            raise UserInputError(f"{word!r}: an override is a text: 'budget.trials=50'")
+            raise UserInputError(f"{word!r}: an override is a text: 'budget.trials=50'; a function comes first")
+        words.append(word)
         if word in ("-m", "--multirun", "plan=true", "--help", "-h", "--version") or word.startswith("--cfg"):
             raise UserInputError(f"{word}: sweeper.run runs one sweep; use the command for this")
     program = ["sweeper"]

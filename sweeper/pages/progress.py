@@ -81,7 +81,8 @@ def describe_step(step: int, metrics: Mapping[str, float]) -> str:
     texts = [f"step {step}"]
     in_order = [*(name for name in METRICS if name in metrics), *(name for name in metrics if name not in METRICS)]
     for metric, value in ((get_metric(name), metrics[name]) for name in in_order):
-        name = metric.label or metric.name if metric.unit in ("", "%") else ""
+        is_plain = metric.unit in ("", "%") or metric.name not in METRICS
+        name = metric.label or metric.name if is_plain else ""
         texts.append(f"{name} {format_number(value * metric.factor)} {metric.unit}".strip())
     return ", ".join(texts)
 

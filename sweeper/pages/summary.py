@@ -178,7 +178,7 @@ class Summary:
         first, metric = results.first_finalist, get_metric(results.objective)
         value = (first.value if first else measured_interval(winner, results.objective)).scaled(metric.factor)
         interval = f" (95% {format_interval(value.low, value.high)})" if value.has_interval else ""
-        tied = ", ".join(str(finalist.trial.number) for finalist in results.finalists if finalist.tied)
+        tied = ", ".join(str(finalist.trial.number) for finalist in results.finalists[1:] if finalist.tied)
         point = format_point({name: winner.params[name] for name in tables.varying_parameters(results.records)})
         number = f"trial {winner.number}{f', tied with {tied},' if tied else ''}"
         return f"{number} with {format_number(value.value)} {metric.unit or metric.name}{interval} at {point}"

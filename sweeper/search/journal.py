@@ -23,7 +23,6 @@ from optuna.trial import TrialState
 
 from workloads.api.errors import UserInputError
 
-STUDY_NAME = "sweep"
 BLOCK_BYTES = 65536
 LINES_AT_ONCE = 1000
 RECORD = "record"  # the attribute that has all of an ended trial
@@ -155,16 +154,22 @@ class JournalFile(BaseJournalBackend):
 
 
 class Journal:
-    """Optuna's study in a journal file, with `directions` for a new one. Trials are reached by their numbers."""
+    """Optuna's study in a journal file, with `directions` for a new one. Trials are reached by their numbers.
 
-    def __init__(self, path: Path, *directions: str) -> None:
+    A new study has the name of its sweep, and of its objectives, which Optuna's dashboard shows.
+    """
+
+    def __init__(self, path: Path, *directions: str, metrics: Sequence[str] = ()) -> None:
         self._file = JournalFile(path)
         self._storage = JournalStorage(self._file)
-        if self._storage.get_all_studies():
-            self.study = optuna.load_study(study_name=STUDY_NAME, storage=self._storage)
+        if stored := self._storage.get_all_studies():
+            self.study = optuna.load_study(study_name=stored[0].study_name, storage=self._storage)
         else:
-            self.study = optuna.create_study(study_name=STUDY_NAME, storage=self._storage, directions=directions)
-        self._study_id = self._storage.get_study_id_from_name(STUDY_NAME)
+            name = path.resolve().parent.name
+            self.study = optuna.create_study(study_name=name, storage=self._storage, directions=directions)
+            if metrics:
+                self.study.set_metric_names(list(metrics))
+        self._study_id = self._storage.get_study_id_from_name(self.study.study_name)
         self.add_trial, self.sync = self.study.add_trial, self._file.sync
 
     @property

@@ -87,7 +87,7 @@ class Study:
         self._space = space
         self._settings = settings
         self.distributions = {name: to_distribution(dimension) for name, dimension in space.dimensions.items()}
-        self._journal = Journal(path, *settings.criteria.directions)
+        self._journal = Journal(path, *settings.criteria.directions, metrics=settings.criteria.metrics)
         self.id = check_identity(self._journal.study, identity)  # names of sweeps are not unique
         self._sampling = SamplingStudy(settings.sampler, settings.pruner, settings.criteria, self.distributions)
         self.trial_count = 0  # in the journal, remeasurements included

@@ -141,8 +141,22 @@ ROWS = (
 METRICS = {metric.name: metric for metric in ROWS}
 
 
+# Units of other metrics, such as a function's objective, by the ends of their names.
+ENDINGS = {
+    "_per_s": "/s",
+    "_gb_s": "GB/s",
+    "_ms": "ms",
+    "_us": "µs",
+    "_s": "s",
+    "_mib": "MiB",
+    "_gib": "GiB",
+    "_w": "W",
+}
+
+
 def get_metric(name: str) -> Metric:
-    return METRICS.get(name) or Metric(name)
+    unit = next((unit for end, unit in ENDINGS.items() if name.endswith(end)), "")
+    return METRICS.get(name) or Metric(name, unit)
 
 
 def find_source(name: str) -> str:

@@ -77,7 +77,8 @@ def run_sweep(sweep: ComposedSweep, command: list[str]) -> int:
             return COMPLETE
         from sweeper.commands.sweep.loop import Sweep  # and with it tables, plots and MLflow's views: not for a plan
 
-        return Sweep(plan, command).run()
+        # Not a setting of the sweep: a notebook sets it, and a person who resumes it wants to read.
+        return Sweep(plan, [word for word in command if word != "progress=json"]).run()
     except BrokenPipeError:
         raise
     except OSError as error:  # the disk is full or gone

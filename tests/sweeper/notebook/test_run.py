@@ -52,6 +52,11 @@ def test_a_result_has_the_winner_and_all_trials_with_units(finished_sweep: Finis
         "units"
     ].items()
     assert trials.attrs["units"]["param.warmup_s"] == "seconds" and "mfu" not in trials.attrs["units"]
+    html = result._repr_html_()
+    assert (
+        html.count("<table>") == 2 and html.count("<circle") == 8 and "<th>95% from</th>" in html
+    )  # trials and finals
+    assert "rate TFLOP/s over the trials" in html and "8 complete" in html
     stored = sweeper.load_results(f"sqlite:///{finished_sweep.workspace.path}/mlflow.db", sweep="products")
     assert len(stored.trials) == 8 and len(stored.sweeps) == 1
 
@@ -71,6 +76,10 @@ def test_errors_are_exceptions_with_the_messages_of_the_command(
         sweeper.run("workload=matmull")
     with pytest.raises(sweeper.UserInputError, match=r"^-m: sweeper\.run runs one sweep"):
         sweeper.run("-m", "seed=1,2")
+    with pytest.raises(sweeper.UserInputError, match="the first argument is a function; give one of them"):
+        sweeper.run(print, workload="probe")
+    with pytest.raises(sweeper.UserInputError, match="a function comes first"):
+        sweeper.run("budget.trials=2", print)  # type: ignore[arg-type]
     with pytest.raises(sweeper.UserInputError, match="there is no such store"):
         sweeper.load_results("sqlite:///nothing.db")
 
@@ -90,7 +99,7 @@ def score(x, rank, step_s=0.01):
         raise sweeper.Infeasible("four is too much")
     return {"score": -(x - peak) ** 2 + rank.world_size, "step_times_s": [step_s] * 5, "tokens_per_step": 10}
 words = ("hardware=cpu", "gpus=2", "search=grid", "workload.objective=score", "finals.rounds=2", "progress=never")
-result = sweeper.run(*words, workload=score, space={"x": range(0, 5)})
+result = sweeper.run(score, *words, space={"x": range(0, 5)})
 print(result.best.params["x"], result.best.value, result.trials.loc[0, "tokens_per_s"], result.trials.loc[4, "outcome"])
 print(result.folder / "best" / "sweep.sh")
 """

@@ -11,7 +11,7 @@ from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 from optuna.trial import TrialState, create_trial
 
-from sweeper.search.journal import STUDY_NAME, Journal
+from sweeper.search.journal import Journal
 from tests.conftest import environment
 
 DISTRIBUTIONS = {"x": optuna.distributions.FloatDistribution(0, 1)}
@@ -47,13 +47,14 @@ def test_attributes_of_running_trials_are_set_by_number(tmp_path: Path) -> None:
 def test_optuna_reads_the_file_as_its_own(tmp_path: Path) -> None:
     """As `optuna-dashboard FILE` does."""
     path = tmp_path / "study.journal"
-    journal = Journal(path, "maximize")
+    journal = Journal(path, "maximize", metrics=["tflops"])
     for number in range(3):
         journal.add_trial(running_trial(number / 10))
         journal.tell(number, float(number), TrialState.COMPLETE)
     (study,) = optuna.get_all_study_summaries(JournalStorage(JournalFileBackend(str(path))))
     loaded = optuna.load_study(study_name=study.study_name, storage=JournalStorage(JournalFileBackend(str(path))))
     assert [trial.value for trial in loaded.trials] == [0.0, 1.0, 2.0]
+    assert (loaded.study_name, loaded.metric_names) == (tmp_path.name, ["tflops"])  # which it shows
 
 
 def test_a_journal_is_read_as_optuna_reads_it(tmp_path: Path) -> None:
@@ -74,7 +75,7 @@ def test_a_journal_is_read_as_optuna_reads_it(tmp_path: Path) -> None:
     with path.open("a") as file:  # what another process writes of a trial that has ended counts for nobody
         file.write('{"op_code":8,"worker_id":"another","trial_id":0,"user_attr":{"steps":{}}}\n')
         file.write('{"op_code":6,"worker_id":"another","trial_id":0,"state":3,"values":null}\n')
-    expected = optuna.load_study(study_name=STUDY_NAME, storage=JournalStorage(JournalFileBackend(str(path)))).trials
+    expected = optuna.load_study(study_name=tmp_path.name, storage=JournalStorage(JournalFileBackend(str(path)))).trials
     names = ("number", "state", "params", "value", "user_attrs")
     trials = Journal(path, "maximize").trials
     assert [[getattr(trial, name) for name in names] for trial in trials] == [
