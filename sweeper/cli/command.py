@@ -41,6 +41,7 @@ SUBCOMMANDS = {
     "ingest": "import results of other tools and logs of trainers",
     "doctor": "inventory and diagnose every node; record",
     "accept": "measure every part of a cluster, and say which one is too slow",
+    "diagnose": "find what slows a training down, from its logs alone",
     "calibrate": "measure the rates of the GPUs and links that are here, for plans",
     "function": "run a sweep of a Python function that sweeper.run has packed",
 }

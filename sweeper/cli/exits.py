@@ -17,6 +17,7 @@ from workloads.api.errors import UserInputError
 COMPLETE = 0
 SOME_FAILED = 1  # trials failed, or the sweep could not end as it should
 INVALID_INPUT = 2
+NO_VERDICT = 3  # of commands that judge
 INTERRUPTED = 130
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # the last one when a terminal is closed
 

@@ -121,6 +121,9 @@ def read_node_state(folder: str) -> dict[str, Any]:
         "versions": {"python": platform.python_version()} | {name: version_of(name) for name in PACKAGES},
         "kernel": read_kernel(),
         "cpus": len(os.sched_getaffinity(0)),
+        "governor": _read(Path("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor")).strip(),
+        "load": os.getloadavg()[0],
+        "networks": read_networks(),
         "shared_gib": shutil.disk_usage(shared).total / 2**30 if shared.is_dir() else 0.0,
         "free_gib": available_memory_bytes() / 2**30,
         "disk_gib": shutil.disk_usage(results if results.is_dir() else "/").free / 2**30,
@@ -128,12 +131,26 @@ def read_node_state(folder: str) -> dict[str, Any]:
     }
 
 
+def read_networks(sys: Path = Path("/sys")) -> dict[str, str]:
+    """Return the rate and state of each InfiniBand or RoCE port, and the rate and MTU of each network card."""
+    networks = {}
+    for port in sorted(sys.glob("class/infiniband/*/ports/*")):
+        rate, state = (_read(port / name).strip() for name in ("rate", "state"))
+        networks[f"{port.parts[-3]} port {port.name}"] = f"{rate}, {state.partition(': ')[2].lower()}"
+    for card in sorted(sys.glob("class/net/*")):
+        if (card / "device").exists():  # not a bridge or a loopback
+            speed, mtu = (_read(card / name).strip() for name in ("speed", "mtu"))
+            networks[card.name] = f"{speed or '?'} Mb/s, MTU {mtu}"
+    return networks
+
+
 def describe_gpu(gpu: Gpu) -> dict[str, Any]:
-    """Return as plain values what the driver reports of `GpuIdentity`, `GpuLimits` and `GpuErrors`, without gaps."""
+    """Return what the driver reports of a GPU, its limits, errors, links and processes: plain values, without gaps."""
     identity = gpu.identity
     values = asdict(identity)
     if identity.responds:
-        values |= {"used_gib": gpu.used_gib(), **asdict(gpu.limits()), **asdict(gpu.errors())}
+        values |= {"used_gib": gpu.used_gib(), **asdict(gpu.limits()), **asdict(gpu.errors()), **asdict(gpu.links())}
+        values["processes"] = len(ids) if (ids := gpu.process_ids()) is not None else None
     return {"responds": identity.responds} | {name: value for name, value in values.items() if value is not None}
 
 

@@ -15,6 +15,7 @@ from workloads.estimator.placed_job import COPY_SHARE
 from workloads.hardware.cluster import Cluster, Group
 from workloads.hardware.precisions import sustained_flops
 
+LEAST_KIB = 4096  # of a message; the time of smaller ones is launches, of which the planner has none
 Expected = Callable[[Target, Experiment, int], float | None]
 
 
@@ -43,6 +44,8 @@ def _copies(target: Target, experiment: Experiment, ranks: int) -> float | None:
 
 def _collectives(target: Target, experiment: Experiment, ranks: int) -> float | None:
     """Return the bandwidth that the planner's time of the collective is: GB/s of each link, as nccl-tests counts it."""
+    if experiment.parameters["kib"] < LEAST_KIB:
+        return None
     size, moved = int(experiment.parameters.get("ranks") or ranks), 1024.0 * experiment.parameters["kib"]
     topology = replace(default_topology(target.hardware), gpus_per_domain=target.ranks_per_node(ranks))
     cluster, group = Cluster(build_device(target.hardware), topology, size), Group(size)

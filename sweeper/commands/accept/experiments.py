@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -60,6 +60,15 @@ class Reading:
     high: float = math.nan
     beside: Mapping[str, Scalar] = field(default_factory=dict)
     problem: str = ""
+
+    @property
+    def place(self) -> str:
+        return name_place(self.nodes)
+
+
+def name_place(nodes: Sequence[str]) -> str:
+    """Return the name of the part of a cluster that some of its nodes make up."""
+    return " + ".join(nodes) if len(nodes) <= 2 else f"all {len(nodes)} nodes"
 
 
 @cache

@@ -22,6 +22,7 @@ class Verdict(StrEnum):
     PASS = "pass"
     FAIL = "fail"
     INCONCLUSIVE = "inconclusive"
+    MEASURED = "measured"  # nothing to compare it with
 
 
 @dataclass(frozen=True)
@@ -100,7 +101,7 @@ def _judge_reading(reading: Reading, limits: Sequence[Limit]) -> Judgement:
     if reading.problem:
         return Judgement(reading, Verdict.INCONCLUSIVE, None, f"not measured: {reading.problem}")
     if not limits:
-        return Judgement(reading, Verdict.INCONCLUSIVE, None, "nothing to compare it with: set baseline=ACCEPT.json")
+        return Judgement(reading, Verdict.MEASURED, None, "nothing to compare it with: set baseline=ACCEPT.json")
     limit = max(limits, key=lambda limit: limit.lowest)
     share = f"{reading.value / limit.expected:.3f} of {limit.basis}, of which {limit.lowest / limit.expected:.3f} pass"
     if reading.value >= limit.lowest:
@@ -110,30 +111,24 @@ def _judge_reading(reading: Reading, limits: Sequence[Limit]) -> Judgement:
     return Judgement(reading, Verdict.FAIL, limit, share)
 
 
-def verdict_of(judgements: Iterable[Judgement]) -> Verdict:
-    """Return the verdict on a part: one failed test fails it, and one without a verdict leaves it open."""
-    verdicts = {judgement.verdict for judgement in judgements}
-    if Verdict.FAIL in verdicts:
-        return Verdict.FAIL
-    return Verdict.INCONCLUSIVE if Verdict.INCONCLUSIVE in verdicts or not verdicts else Verdict.PASS
-
-
 def overall_verdict(judgements: Iterable[Judgement], findings: Iterable[Finding]) -> Verdict:
-    """Return the verdict on the whole: a problem of a GPU fails it, one of a node that affects results leaves it open.
+    """Return the verdict on the whole.
 
-    Problems are those that the doctor finds. Results that nothing was compared with do not count beside others.
+    A failed test or a problem of a GPU, as the doctor finds them, fails it. It is left open by a test without a result,
+    and by a problem of a node that affects results. Something has to have been compared.
     """
-    compared = [judgement for judgement in judgements if judgement.limit or judgement.reading.problem]
-    verdict, affecting = verdict_of(compared), [finding for finding in findings if finding.affects_results]
-    if any(" GPU " in finding.location for finding in affecting):
+    verdicts, affecting = {j.verdict for j in judgements}, [finding for finding in findings if finding.affects_results]
+    if Verdict.FAIL in verdicts or any(" GPU " in finding.location for finding in affecting):
         return Verdict.FAIL
-    return Verdict.INCONCLUSIVE if affecting and verdict is Verdict.PASS else verdict
+    is_open = affecting or Verdict.INCONCLUSIVE in verdicts or Verdict.PASS not in verdicts
+    return Verdict.INCONCLUSIVE if is_open else Verdict.PASS
 
 
 def describe(verdict: Verdict, judgements: Sequence[Judgement], findings: Iterable[Finding]) -> str:
     """Return the verdict on the whole in one sentence, which begins with it."""
     tests, parts = len({j.reading.test for j in judgements}), len({j.reading.part for j in judgements})
     slow, undecided = (list_parts(judgements, kind) for kind in (Verdict.FAIL, Verdict.INCONCLUSIVE))
+    undecided = undecided or (list_parts(judgements, Verdict.MEASURED) if verdict is Verdict.INCONCLUSIVE else [])
     problems = [finding.location for finding in findings if finding.affects_results]
     reasons = [
         f"{name_some(names)} {state}"

@@ -18,23 +18,26 @@ no root is needed.
 
 from __future__ import annotations
 
+import signal
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from itertools import chain
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 
 from sweeper.cli.command import Cluster, Subcommand, word
-from sweeper.cli.exits import COMPLETE, INTERRUPTED, SOME_FAILED
+from sweeper.cli.exits import COMPLETE, INTERRUPTED, NO_VERDICT, SOME_FAILED
 from sweeper.commands.accept.expected import expected_rates
-from sweeper.commands.accept.experiments import Profile, Reading, read_experiments
+from sweeper.commands.accept.experiments import Profile, read_experiments
 from sweeper.commands.accept.judge import Judgement, Verdict, describe, judge, overall_verdict
 from sweeper.commands.accept.page import build_html, build_junit, build_markdown
 from sweeper.commands.accept.record import (
+    Journal,
     build_record,
     compare_records,
     is_unchanged,
@@ -44,12 +47,13 @@ from sweeper.commands.accept.record import (
 )
 from sweeper.commands.doctor.checks import Finding, check_gpu_setup, check_nodes
 from sweeper.common.format import count, format_number
-from sweeper.config.hardware import Node
 from sweeper.execution import ray_environment
 from sweeper.preflight.devices import describe_inventory
 
+if TYPE_CHECKING:  # with Ray, which takes a second to import
+    from sweeper.commands.accept.measure import Job
+
 LONGEST_S = {"quick": 285.0, "standard": 1800.0, "burn_in": 7200.0}  # of all experiments
-NO_VERDICT = 3  # exit code
 CODES = {Verdict.PASS: COMPLETE, Verdict.FAIL: SOME_FAILED, Verdict.INCONCLUSIVE: NO_VERDICT}
 FOLDER = "acceptance"
 PAGES = {"accept.html": build_html, "accept.md": build_markdown, "accept.xml": build_junit}
@@ -94,40 +98,47 @@ def accept(request: AcceptRequest) -> int:
     address, insecure = request.cluster.address, request.cluster.insecure
     ray_environment.prepare(address, insecure)  # before Ray is imported
     from sweeper.commands.accept import measure
-    from sweeper.commands.doctor.exercise import read_node_state
+    from sweeper.commands.accept.causes import add_causes
+    from sweeper.commands.doctor.exercise import read_states
     from sweeper.execution import cluster
 
     console = Console(highlight=False, soft_wrap=True, markup=False)
     target, nodes = cluster.find_target(request.hardware, address, insecure)
     baseline = read_baseline(Path(request.baseline).expanduser(), target) if request.baseline else {}
-    read = [read_node_state(node, request.dir) for node in nodes]
-    findings = [*check_gpu_setup(nodes), *check_nodes(read)]
-    states = dict(zip(name_nodes(nodes, read), read, strict=True))
+    states = read_states(nodes, request.dir)
+    findings = [*check_gpu_setup(nodes), *check_nodes(list(states.values()))]
     console.print(f"accept     {describe_inventory(target.nodes)}, profile {request.profile}")
     names = [name for name, node in zip(states, nodes, strict=True) if node in target.nodes]
     phases = measure.plan_phases(target, names, read_experiments(target.hardware.kind, request.profile))
-    deadline_s = started_s + LONGEST_S[request.profile]
-    readings, expected, interrupted = list[Reading](), dict[tuple[str, str], float](), False
+    rates = {(job.place, test): rate for job, test, rate in _expected(phases)}
+    folder = Path(request.dir).expanduser() / FOLDER
+    folder.mkdir(parents=True, exist_ok=True)
+    journal = Journal(folder / f"{target.hardware.name}-{request.profile}.unfinished", target.model, names)
+    readings, interrupted = journal.read(), False
+    if readings:
+        console.print(f"resumed    {count(len(readings), 'result')} of {journal.path}")
+        measure.skip_measured(phases, readings)
     try:
         cluster.start(target, has_variables=False)
-        for job, experiment, result in measure.run_phases(phases, deadline_s):
+        signal.signal(signal.SIGTERM, signal.default_int_handler)  # Ray has set its own
+        for job, experiment, result in measure.run_phases(phases, started_s + LONGEST_S[request.profile]):
             new = list(measure.read_result(job, experiment, result))
-            rates = expected_rates(job.target, experiment, job.ranks)
-            expected |= {(reading.test, reading.part): rates[reading.test] for reading in new if reading.test in rates}
             readings += new
-            for line in summarize(job.title, new):
+            journal.add(new)
+            for line in measure.summarize(job.place, new):
                 console.print(f"{time.monotonic() - started_s:5.0f} s    {line}")
     except KeyboardInterrupt:
         interrupted = True
-        console.print("interrupted: the verdict is on what was measured until now")
+        console.print("interrupted: the verdict is on what was measured until now; rerun the same command to resume")
     finally:
         cluster.stop()
-    judgements = judge(readings, target.hardware.kind, expected, baseline)
+    expected = {(r.test, r.part): rate for r in readings if (rate := rates.get((r.place, r.test)))}
+    judgements = add_causes(judge(readings, target.hardware.kind, expected, baseline), states)
     verdict = overall_verdict(judgements, findings)
     sentence = describe(verdict, judgements, findings)
     record = build_record(target, request.profile, sentence, judgements, findings, states)
-    folder = Path(request.dir).expanduser() / FOLDER / f"{target.hardware.name}-{datetime.now(UTC):%Y%m%d-%H%M%S}"
-    folder.mkdir(parents=True)
+    folder /= f"{target.hardware.name}-{datetime.now(UTC):%Y%m%d-%H%M%S}"
+    folder.mkdir()
     write_record(folder / "accept.json", record)
     for name, build in PAGES.items():
         (folder / name).write_text(build(record))
@@ -137,24 +148,17 @@ def accept(request: AcceptRequest) -> int:
         f"written    {folder}: accept.json, {', '.join(PAGES)}",
     ):
         console.print(line)
-    return INTERRUPTED if interrupted else CODES[verdict]
+    if interrupted:
+        return INTERRUPTED
+    journal.path.unlink(missing_ok=True)
+    return CODES[verdict]
 
 
-def name_nodes(nodes: Sequence[Node], states: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return the nodes' names: their hosts', or their addresses with Ray's ids where several share a host."""
-    hosts = [str(state["node"]) for state in states]
-    return hosts if len(set(hosts)) == len(hosts) else [node.label for node in nodes]
-
-
-def summarize(title: str, readings: Sequence[Reading]) -> Iterator[str]:
-    """Yield a line for each test of a result: the slowest and the fastest part, or why there is none."""
-    for test in dict.fromkeys(reading.test for reading in readings):
-        own = [reading for reading in readings if reading.test == test]
-        if problems := [reading.problem for reading in own if reading.problem]:
-            yield f"{title}: {test}: {problems[0]}"
-            continue
-        ends = sorted({reading.value for reading in own})[:: max(1, len(own) - 1)]
-        yield f"{title}: {test}: {' to '.join(map(format_number, ends))} {own[0].unit}"
+def _expected(phases: Sequence[Sequence[Job]]) -> Iterator[tuple[Job, str, float]]:
+    for job in chain(*phases):
+        for experiment in job.experiments:
+            for test, rate in expected_rates(job.target, experiment, job.ranks).items():
+                yield job, test, rate
 
 
 def list_problems(judgements: Sequence[Judgement], findings: Sequence[Finding]) -> Iterator[str]:

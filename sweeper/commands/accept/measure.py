@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any
 
-from sweeper.commands.accept.experiments import Experiment, Reading, Scope
-from sweeper.common.trials import Trial, TrialResult, TrialStatus
+from sweeper.commands.accept.experiments import Experiment, Reading, Scope, name_place
+from sweeper.common.format import format_number
+from sweeper.common.trials import LOST_NODE, Trial, TrialResult, TrialStatus
 from sweeper.config.hardware import Target
 from sweeper.execution.cluster import ClusterError
 from sweeper.execution.gang_launcher import GangResources, GangSpec
@@ -39,10 +41,32 @@ class Job:
     experiments: deque[Experiment]
     pool: GangPool | None = None
     deadline_s: float = 0.0  # of the running experiment, by the monotonic clock
+    is_lost: bool = False  # one of its nodes was lost before
 
     @property
-    def title(self) -> str:
-        return " + ".join(self.names)
+    def place(self) -> str:
+        return name_place(self.names)
+
+    def without(self, lost: Collection[str]) -> Job:
+        """Return the job of the whole on the nodes that are left, and any other one as lost if one of its nodes is."""
+        if not {*self.names} & {*lost}:
+            return self
+        left = [n for n, name in enumerate(self.names) if name not in lost]
+        if len(self.names) == 2 or len(left) < 2:
+            return replace(self, is_lost=True)
+        target = replace(self.target, nodes=tuple(self.target.nodes[number] for number in left))
+        ranks = self.ranks * len(left) // len(self.names)
+        return replace(self, target=target, names=tuple(self.names[number] for number in left), ranks=ranks)
+
+    def find_lost(self, result: TrialResult) -> set[str]:
+        """Return the names of the nodes that a result shows to be lost: the job's own, or of several the one named."""
+        if result.status not in (TrialStatus.LOST, TrialStatus.TIMED_OUT):
+            return set()
+        if len(self.names) == 1:
+            return {*self.names}
+        by_id = dict(zip((node.id for node in self.target.nodes), self.names, strict=True))
+        lost_id = str(result.where.get(LOST_NODE, ""))
+        return {by_id[lost_id]} if lost_id in by_id else set()
 
     def start(self) -> None:
         """Start the workers, with the first experiment waiting for them."""
@@ -132,33 +156,48 @@ def pair_rounds(count: int) -> list[list[list[int]]]:
 def run_phases(phases: Sequence[Sequence[Job]], deadline_s: float) -> Iterator[tuple[Job, Experiment, TrialResult]]:
     """Run the phases and yield each result as it arrives. What has not ended at the deadline has no result.
 
-    `deadline_s`: by the monotonic clock.
+    A node that is lost, or on which a test does not end, takes no part in later phases.
+
+    Args:
+        deadline_s: by the monotonic clock.
     """
+    lost = set[str]()
     for phase in phases:
-        running = list(phase)
+        running = [job.without(lost) for job in phase if job.experiments]
+        started = list(running)
         try:
             for job in running:
-                if time.monotonic() < deadline_s:
+                if time.monotonic() < deadline_s and not job.is_lost:
                     job.start()
             while running:
                 ended = [(job, one) for job in running if (one := _poll(job, deadline_s))]
-                yield from ((job, *one) for job, one in ended)
+                for job, (experiment, result) in ended:
+                    lost |= job.find_lost(result)
+                    yield job, experiment, result
                 running = [job for job in running if job.experiments]
                 if running and not ended:
                     time.sleep(POLL_S)
         finally:
-            for job in phase:
+            for job in started:
                 if job.pool:
                     job.pool.close()
 
 
 def _poll(job: Job, deadline_s: float) -> tuple[Experiment, TrialResult] | None:
     is_late = job.pool is None or time.monotonic() > deadline_s
-    lost = job.pool is not None and not job.pool.count_in_flight()
-    if is_late or lost:
-        reason = "its node or an earlier test failed" if lost else "no time was left for it in this profile"
+    has_failed = job.pool is not None and not job.pool.count_in_flight()
+    if is_late or has_failed:
+        reason = "a node of it was lost" if has_failed or job.is_lost else "no time was left for it in this profile"
         return job.experiments.popleft(), _failure(TrialStatus.CANCELLED, reason)
     return job.poll()
+
+
+def skip_measured(phases: Sequence[Sequence[Job]], readings: Iterable[Reading]) -> None:
+    """Take the experiments out of the jobs of which an earlier start has readings."""
+    measured = {(reading.place, reading.test) for reading in readings}
+    for job in chain(*phases):
+        left = [e for e in job.experiments if any((job.place, test) not in measured for test in e.tests)]
+        job.experiments = deque(left)
 
 
 def read_result(job: Job, experiment: Experiment, result: TrialResult) -> Iterator[Reading]:
@@ -182,10 +221,10 @@ def read_result(job: Job, experiment: Experiment, result: TrialResult) -> Iterat
 def _parts(job: Job, experiment: Experiment, ranks: Sequence[Measurement]) -> dict[str, Sequence[Measurement]]:
     """Return the measurements of each part of the experiment, by its name. Ranks are in the order of GPUs' numbers."""
     if experiment.scope == "device" and job.target.is_gpu:
-        return {f"{job.title} GPU {n}": ranks[n : n + 1] for n in range(job.ranks)}
+        return {f"{job.place} GPU {n}": ranks[n : n + 1] for n in range(job.ranks)}
     if experiment.scope == "pair":
-        return {f"{job.title} GPU {n} + {n + 1}": ranks[n : n + 2] for n in range(0, job.ranks, 2)}
-    return {"the whole" if experiment.scope == "whole" else job.title: ranks}
+        return {f"{job.place} GPU {n} + {n + 1}": ranks[n : n + 2] for n in range(0, job.ranks, 2)}
+    return {"the whole" if experiment.scope == "whole" else job.place: ranks}
 
 
 def _interval(
@@ -204,3 +243,14 @@ def _beside(metric: str, measurements: Sequence[Measurement]) -> dict[str, Any]:
     prefix = "sustained_" if metric.endswith("_sustained") else ""
     read = {**first.machine_info, **{name: first.metrics.get(f"{prefix}{name}") for name in SHOWN_BESIDE[:3]}}
     return {name: value for name in SHOWN_BESIDE if (value := read.get(name)) not in (None, "")}
+
+
+def summarize(title: str, readings: Sequence[Reading]) -> Iterator[str]:
+    """Yield a line for each test of a result: the slowest and the fastest part, or why there is none."""
+    for test in dict.fromkeys(reading.test for reading in readings):
+        own = [reading for reading in readings if reading.test == test]
+        if problems := [reading.problem for reading in own if reading.problem]:
+            yield f"{title}: {test}: {problems[0]}"
+            continue
+        ends = sorted({reading.value for reading in own})[:: max(1, len(own) - 1)]
+        yield f"{title}: {test}: {' to '.join(map(format_number, ends))} {own[0].unit}"

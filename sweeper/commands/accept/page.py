@@ -12,7 +12,7 @@ from xml.etree import ElementTree
 from sweeper.common.format import format_number, one_line
 from sweeper.pages.html_page import Chart, Table, build_page
 
-ORDER = ("fail", "inconclusive", "pass")  # of verdicts, the most urgent first
+ORDER = ("fail", "inconclusive", "measured", "pass")  # of verdicts, the most urgent first
 HEADING = ["verdict", "part", "test", "measured", "unit", "passes from", "reason", "likely cause"]
 TESTS = ["test", "parts", "unit", "median", "slowest", "fastest", "expected", "passes from", "loss found in 99%"]
 # From a failed to a passed part, as the color-blind can tell apart (Okabe and Ito 2008).
@@ -65,7 +65,7 @@ def list_differences(nodes: Mapping[str, Mapping[str, str]]) -> Iterator[list[st
 def build_html(record: Record) -> str:
     """Return the page, which opens offline and prints."""
     rows = sort_results(record)
-    urgent = [row for row in rows if row["verdict"] != "pass"]
+    urgent = [row for row in rows if row["verdict"] in ORDER[:2]]
     problem = ("location", "problem", "remedy")
     findings = [[finding[name] for name in problem] for finding in record["findings"]]
     first: Mapping[str, str] = next(iter(record["nodes"].values()), {})
@@ -142,7 +142,7 @@ def _build_distributions(results: Sequence[Mapping[str, Any]]) -> Iterator[Chart
 
 def build_markdown(record: Record) -> str:
     """Return the verdict, what failed or is open, the doctor's findings and the nodes that differ."""
-    urgent = [row for row in sort_results(record) if row["verdict"] != "pass"]
+    urgent = [row for row in sort_results(record) if row["verdict"] in ORDER[:2]]
     lines = [f"**{record['sentence']}**", "", f"{record['devices']} x {record['model']}, {record['date']}", ""]
     for heading, rows in (
         (HEADING, build_rows(urgent)),
@@ -160,7 +160,7 @@ def build_junit(record: Record) -> str:
     suite = ElementTree.Element("testsuite", name="sweeper accept", tests=str(len(record["results"])))
     counts = Counter(row["verdict"] for row in record["results"])
     suite.set("failures", str(counts["fail"]))
-    suite.set("skipped", str(counts["inconclusive"]))
+    suite.set("skipped", str(counts["inconclusive"] + counts["measured"]))
     for row in sort_results(record):
         case = ElementTree.SubElement(suite, "testcase", classname=row["test"], name=row["part"])
         if row["verdict"] != "pass":

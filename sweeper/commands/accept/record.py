@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
@@ -12,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import sweeper
-from sweeper.commands.accept.experiments import spread_of
+from sweeper.commands.accept.experiments import Reading, spread_of
 from sweeper.commands.accept.judge import Judgement
 from sweeper.commands.doctor.checks import Finding
 from sweeper.config.hardware import Target
@@ -22,6 +23,7 @@ from workloads.api.errors import UserInputError, first_line
 
 FORMAT = 1
 HASH = "sha256"
+RESUMED_WITHIN_S = 86_400.0  # the machine may be another one after a day
 FINGERPRINT = ("driver", "name", "memory_gib", "ecc", "power_limit_w", "clock_max_mhz", "numa_node")  # of a GPU
 
 
@@ -56,7 +58,7 @@ def fingerprint(state: Mapping[str, Any]) -> dict[str, str]:
     """Return what should be equal on all nodes, as texts by name: kernel, versions, GPUs and their settings."""
     values = {"kernel": state["kernel"]["release"], "command line": " ".join(state["kernel"]["command_line"])}
     values |= {name: text for name, text in state["versions"].items() if text}
-    values |= {"cores": state["cpus"], "GPUs": len(state["gpus"])}
+    values |= {"cores": state["cpus"], "governor": state["governor"], "GPUs": len(state["gpus"]), **state["networks"]}
     for name in FINGERPRINT:
         if of_gpus := [gpu[name] for gpu in state["gpus"] if name in gpu]:
             values[f"GPU {name}"] = ", ".join(f"{value}" for value in dict.fromkeys(of_gpus))
@@ -74,6 +76,34 @@ def _result(judgement: Judgement) -> dict[str, Any]:
         "found_loss": judgement.limit and judgement.limit.found_loss,
     }
     return {name: None if isinstance(v, float) and math.isnan(v) else v for name, v in values.items()}
+
+
+@dataclass(frozen=True)
+class Journal:
+    """The readings of an acceptance that has not ended, a line each: a second start on the same nodes resumes it."""
+
+    path: Path
+    model: str
+    names: Sequence[str]  # of the nodes
+
+    @property
+    def _heading(self) -> str:
+        return json.dumps([FORMAT, self.model, list(self.names)])
+
+    def read(self) -> list[Reading]:
+        """Return what an earlier start on these nodes measured within a day; without one begin a new journal."""
+        lines = self.path.read_text().splitlines() if self.path.exists() else []
+        is_recent = bool(lines) and time.time() - self.path.stat().st_mtime < RESUMED_WITHIN_S
+        if not is_recent or lines[0] != self._heading:
+            self.path.write_text(f"{self._heading}\n")
+            return []
+        complete = (json.loads(line) for line in lines[1:] if line.endswith("}"))
+        return [Reading(**{**values, "nodes": tuple(values["nodes"])}) for values in complete]
+
+    def add(self, readings: Sequence[Reading]) -> None:
+        """Append the readings that have a value; the others are measured again."""
+        with self.path.open("a") as file:
+            file.writelines(f"{json.dumps(asdict(reading))}\n" for reading in readings if not reading.problem)
 
 
 def hash_of(record: Mapping[str, Any]) -> str:

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import statistics
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sweeper.common.trials import TrialResult, TrialStatus
 from sweeper.config.hardware import FOREIGN_USE_GIB, Node
 from sweeper.tracking.mlflow_store import check_uri
-from workloads.api.contract import Measurement
 from workloads.api.errors import UserInputError
 
 MIN_SHARED_MEMORY_GIB = 2.0
 MIN_FREE_MEMORY_GIB = 8.0
 MIN_FREE_DISK_GIB = 5.0
-MIN_RELATIVE_RATE = 0.95  # of the median GPU's rate
 # Any of these words of the kernel's command line lets the GPUs reach memory without translation of addresses.
 UNTRANSLATED = {"iommu=pt", "iommu.passthrough=1", "iommu=off", "amd_iommu=off", "intel_iommu=off"}
 UNDIVIDED = ("SPX", "NPS1")
@@ -29,6 +25,8 @@ REMEDIES = {
         "power_limit": "nvidia-smi -i {number} -pl {watts:.0f}, unless the limit is intended",
         "clock_limit": "nvidia-smi -i {number} -rac, unless the limit is intended",
         "retired_pages": "nvidia-smi -i {number} -q -d PAGE_RETIREMENT; replace it if their number grows",
+        "pcie": "reseat it, and check its slot and riser; nvidia-smi -i {number} -q shows the link",
+        "links": "nvidia-smi nvlink -i {number} -s, -e for errors; restart the fabric manager, or replace the GPU",
         "slow": "compare its clock, power and temperature (nvidia-smi -q -d PERFORMANCE,CLOCK,TEMPERATURE)",
     },
     # amd-smi comes with ROCm 6 and later; rocm-smi does the same in older releases.
@@ -39,6 +37,8 @@ REMEDIES = {
         "power_limit": "amd-smi set --gpu {number} --power-cap {watts:.0f}, unless the limit is intended",
         "clock_limit": "amd-smi reset --gpu {number} --clocks, unless the limit is intended",
         "retired_pages": "amd-smi bad-pages --gpu {number} lists them; replace it if their number grows",
+        "pcie": "reseat it, and check its slot and riser; amd-smi metric --gpu {number} --pcie shows the link",
+        "links": "amd-smi xgmi --gpu {number} --link-status; restart the node, or replace the GPU",
         "slow": "compare its clock, power and temperature (amd-smi metric --clock --power --temperature)",
     },
 }
@@ -66,7 +66,7 @@ def check_nodes(node_states: Sequence[Mapping[str, Any]]) -> Iterator[Finding]:
         node_states: as `workloads.api.host` returns them, one for each node.
     """
     for state in node_states:
-        yield from _check_node(str(state["node"]), state)
+        yield from check_node(str(state["node"]), state)
     for package in sorted({package for state in node_states for package in state["versions"]}):
         versions = {str(state["node"]): state["versions"].get(package, "") for state in node_states}
         yield from _check_equal(package, versions)
@@ -83,7 +83,8 @@ def check_gpu_setup(nodes: Sequence[Node]) -> Iterator[Finding]:
             yield Finding(node.label, problem.problem, problem.remedy)
 
 
-def _check_node(node: str, state: Mapping[str, Any]) -> Iterator[Finding]:
+def check_node(node: str, state: Mapping[str, Any]) -> Iterator[Finding]:
+    """Check a node's memory, disk, processor and GPUs."""
     if state["shared_gib"] < MIN_SHARED_MEMORY_GIB:
         need = f"NCCL and data loaders need at least {MIN_SHARED_MEMORY_GIB:g} GiB"
         remedy = "docker run --shm-size=16g, or an emptyDir of medium Memory at /dev/shm"
@@ -114,6 +115,12 @@ def check_gpu(location: str, gpu: Mapping[str, Any]) -> Iterator[Finding]:
         return
     if gpu.get("used_gib", 0.0) > FOREIGN_USE_GIB:
         yield finding(f"{gpu['used_gib']:.1f} GiB of its memory are in use", "foreign_use")
+    elif processes := gpu.get("processes", 0):
+        yield finding(f"{processes} other processes compute on it", "foreign_use")
+    if (width := gpu.get("pcie_width", 0)) < (most := gpu.get("pcie_width_max", 0)):
+        yield finding(f"its PCIe link has {width} of {most} lanes", "pcie")
+    if down := gpu.get("links_down", 0):
+        yield finding(f"{down} of its links to other GPUs are down", "links")
     if limit_w < default_w:
         yield finding(f"its power is limited to {limit_w:.0f} W of {default_w:.0f} W", "power_limit")
     if gpu.get("clock_limit_mhz", 0) < gpu.get("clock_default_mhz", 0):
@@ -167,26 +174,6 @@ def check_store(uri: str | None) -> Iterator[Finding]:
         check_uri(uri)
     except UserInputError as error:
         yield Finding("store", str(error), "start it, or set another tracking.uri=")
-
-
-def check_trial(name: str, result: TrialResult) -> Iterator[Finding]:
-    """Check that the trial called `name` is complete."""
-    if result.status is not TrialStatus.COMPLETE:
-        remedy = result.detail[-300:] or "see Ray's logs"
-        yield Finding("cluster", f"{name} {result.status.value}: {result.reason}", remedy)
-
-
-def check_relative_rates(
-    measurements: Sequence[Measurement], tflops: Sequence[float], vendor: str
-) -> Iterator[Finding]:
-    """Check that no GPU is slower than `MIN_RELATIVE_RATE` of the median GPU. `tflops` are the rates of the ranks."""
-    median = statistics.median(tflops)
-    for rate, number in sorted(zip(tflops, range(len(tflops)), strict=True)):
-        if rate / median < MIN_RELATIVE_RATE:
-            machine = measurements[number].machine_info
-            gpu = machine.get("gpu_uuid") or f"process {number}"  # on a CPU the rank
-            problem = f"its matrix products run at {rate / median:.2f} of the median GPU's rate"
-            yield Finding(f"{machine.get('host', '')} {gpu}", problem, remedies_of(vendor)["slow"])
 
 
 def remedies_of(vendor: str) -> Mapping[str, str]:

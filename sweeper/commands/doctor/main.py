@@ -74,7 +74,7 @@ def record_machine(request: RecordRequest) -> int:
 def examine(request: DoctorRequest) -> int:
     """Print the inventory, the measured rates and the findings. Returns the exit code."""
     ray_environment.prepare(request.cluster.address, request.cluster.insecure)  # before Ray is imported
-    from sweeper.commands.doctor.exercise import exercise, read_node_state
+    from sweeper.commands.doctor.exercise import exercise, read_states
     from sweeper.execution import cluster
 
     console = Console(highlight=False, soft_wrap=True, markup=False)
@@ -84,11 +84,13 @@ def examine(request: DoctorRequest) -> int:
     for name, hardware in kinds.items():
         for kind, figures, source in list_figures(hardware):
             console.print(f"{name:10} {kind}: {figures}; {source}")
-    node_states = [read_node_state(node, request.dir) for node in nodes]
-    findings = [*check_gpu_setup(nodes), *check_nodes(node_states), *check_store(request.tracking.uri)]
+    states = read_states(nodes, request.dir)
+    findings = [*check_gpu_setup(nodes), *check_nodes(list(states.values())), *check_store(request.tracking.uri)]
     if not request.quick:
         for hardware in kinds.values() or [Hardware(name="cpu", kind="cpu")]:
-            findings += exercise(select_target(hardware, nodes, 1), console)
+            target = select_target(hardware, nodes, 1)
+            own = [item for item, node in zip(states.items(), nodes, strict=True) if node in target.nodes]
+            findings += exercise(target, dict(own), console)
     cluster.stop()
     for finding in findings:
         sign = "!" if finding.affects_results else "-"

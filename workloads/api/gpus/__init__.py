@@ -54,7 +54,16 @@ class GpuLimits:
 class GpuErrors:
     ecc: bool | None = None  # error correction is on
     uncorrected_errors: int | None = None  # since the GPU was made (NVIDIA) or since the driver was loaded (AMD)
-    retired_pages: int | None = None  # that are no longer used because of errors
+    retired_pages: int | None = None  # of memory, or rows of it, that are no longer used because of errors
+
+
+@dataclass(frozen=True)
+class GpuLinks:
+    """The link to the host, whose generation falls while the GPU is idle, and those to other GPUs."""
+
+    pcie_width: int | None = None
+    pcie_width_max: int | None = None
+    links_down: int | None = None  # NVLinks that are there and not active
 
 
 @dataclass(frozen=True)
@@ -96,6 +105,8 @@ class Gpu(Protocol):
     def limits(self) -> GpuLimits: ...
 
     def errors(self) -> GpuErrors: ...
+
+    def links(self) -> GpuLinks: ...
 
     def read(self) -> GpuReading: ...
 

@@ -14,7 +14,7 @@ from types import ModuleType
 from typing import Any
 
 from workloads.api import visible_devices
-from workloads.api.gpus import GpuErrors, GpuIdentity, GpuLimits, GpuReading
+from workloads.api.gpus import GpuErrors, GpuIdentity, GpuLimits, GpuLinks, GpuReading
 
 # How long the GPU has been slowed down for each reason, by their names here. `throttle_status` is N/A on an MI300X.
 SLOWDOWNS = {
@@ -115,6 +115,13 @@ class AmdGpu:
             uncorrected_errors=None if uncorrected is None else int(uncorrected),
             retired_pages=len(pages) if isinstance(pages, list) else None,
         )
+
+    def links(self) -> GpuLinks:
+        pcie = self._fields("amdsmi_get_pcie_info")
+        static, metric = (pcie.get(name) or {} for name in ("pcie_static", "pcie_metric"))
+        widths = [_number(static.get("max_pcie_width")), _number(metric.get("pcie_width"))]
+        most, width = (None if value is None else int(value) for value in widths)
+        return GpuLinks(pcie_width=width, pcie_width_max=most)
 
     def read(self) -> GpuReading:
         values = self._fields("amdsmi_get_gpu_metrics_info")

@@ -10,7 +10,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from workloads.api.gpus import GpuErrors, GpuIdentity, GpuLimits, GpuReading
+from workloads.api.gpus import GpuErrors, GpuIdentity, GpuLimits, GpuLinks, GpuReading
 
 # NVML's reasons for a lower clock, by their names here.
 SLOWDOWNS = {
@@ -109,7 +109,22 @@ class NvidiaGpu:
     def errors(self) -> GpuErrors:
         ecc, nvml = self._get("EccMode"), self._nvml
         uncorrected = self._get("TotalEccErrors", nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, nvml.NVML_AGGREGATE_ECC)
-        return GpuErrors(ecc=bool(ecc[0]) if ecc else None, uncorrected_errors=uncorrected)
+        rows = self._get("RemappedRows")  # after correctable and uncorrectable errors, whether more wait, and a failure
+        return GpuErrors(
+            ecc=bool(ecc[0]) if ecc else None,
+            uncorrected_errors=uncorrected,
+            retired_pages=rows[0] + rows[1] if rows else None,
+        )
+
+    def links(self) -> GpuLinks:
+        states = [self._get("NvLinkState", link) for link in range(self._nvml.NVML_NVLINK_MAX_LINKS)]
+        known = [state for state in states if state is not None]
+        return GpuLinks(
+            pcie_width=self._get("CurrPcieLinkWidth"),
+            pcie_width_max=self._get("MaxPcieLinkWidth"),
+            # All are inactive on a machine that has no NVLink bridge or switch.
+            links_down=known.count(0) if any(known) else None,
+        )
 
     def read(self) -> GpuReading:
         nvml = self._nvml

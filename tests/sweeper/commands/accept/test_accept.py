@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import math
+import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
@@ -14,6 +16,7 @@ from xml.etree import ElementTree
 
 import pytest
 
+from sweeper.commands.accept.causes import UNKNOWN, add_causes
 from sweeper.commands.accept.expected import expected_rates
 from sweeper.commands.accept.experiments import Profile, Reading, read_experiments, spread_of
 from sweeper.commands.accept.judge import Judgement, Verdict, describe, judge, overall_verdict
@@ -26,10 +29,12 @@ from sweeper.config.catalogue import catalogue
 from sweeper.config.hardware import Target
 from sweeper.preflight.devices import planned_target
 from tests.conftest import REPOSITORY, environment
+from tests.support.ray_cluster import Cluster
 from workloads.api import registry
 from workloads.api.errors import UserInputError
 
 TEST = "bf16 products sustained"
+FILES = {"accept.json", "accept.html", "accept.md", "accept.xml"}
 
 
 def gpus(per_node: int, nodes: int, hardware: str = "h100") -> Target:
@@ -55,8 +60,8 @@ def test_every_experiment_has_valid_parameters_and_its_tests_have_a_spread(kind:
 
 def test_nodes_are_measured_alone_then_in_pairs_then_together() -> None:
     phases = plan_phases(gpus(8, 3), ["a", "b", "c"], read_experiments("gpu", "quick"))
-    titles = [[job.title for job in phase] for phase in phases]
-    assert titles == [["a", "b", "c"], ["a + b"], ["a + c"], ["a + b + c"]]
+    titles = [[job.place for job in phase] for phase in phases]
+    assert titles == [["a", "b", "c"], ["a + b"], ["a + c"], ["all 3 nodes"]]
     assert [job.ranks for job in chain(*phases)] == [8, 8, 8, 16, 16, 24]
 
 
@@ -96,7 +101,7 @@ def test_a_slow_gpu_fails_by_its_peers_and_a_slow_fleet_by_the_expected_rate() -
 
 def test_a_part_without_anything_to_compare_it_with_has_no_verdict_and_with_a_baseline_has_one() -> None:
     (one,) = readings(700)
-    assert verdicts(judge([one], "gpu", {}, {})) == ["inconclusive"]
+    assert verdicts(judge([one], "gpu", {}, {})) == ["measured"]
     for rate, verdict in ((705.0, "pass"), (760.0, "fail")):
         assert verdicts(judge([one], "gpu", {}, {(one.test, one.part): rate})) == [verdict]
 
@@ -126,7 +131,7 @@ def test_an_unknown_device_is_named_before_anything_runs() -> None:
 
 def test_results_that_nothing_compares_with_do_not_leave_a_compared_whole_open() -> None:
     judgements = judge([*readings(700, 701), *readings(50, test="copy to host")[:1]], "gpu", {}, {})
-    assert verdicts(judgements) == ["pass", "pass", "inconclusive"]
+    assert verdicts(judgements) == ["pass", "pass", "measured"]
     assert overall_verdict(judgements, []) is Verdict.PASS
     assert overall_verdict(judgements[2:], []) is Verdict.INCONCLUSIVE
 
@@ -156,7 +161,8 @@ def record() -> dict[str, Any]:
     """Return the record of two nodes, of which one has a slow GPU and another driver."""
     judgements = judge([*readings(700, 600), Reading(TEST, "device", "m", ("m",), "", problem="lost")], "gpu", {}, {})
     states = [
-        {"kernel": {"release": "6.8", "command_line": []}, "versions": {}, "cpus": 8, "gpus": [{"driver": driver}]}
+        {"kernel": {"release": "6.8", "command_line": []}, "versions": {}, "cpus": 8, "governor": "", "networks": {}}
+        | {"gpus": [{"driver": driver}]}
         for driver in ("580", "580", "570")
     ]
     finding = Finding("n", "/dev/shm has 0.1 GiB", "more")
@@ -168,7 +174,7 @@ def test_the_pages_begin_with_what_failed_and_name_the_nodes_that_differ(record:
     assert markdown[0] == "**FAIL: x**" and markdown[6].startswith(f"| fail | n GPU 1 | {TEST} | 600 |")
     assert "| GPU driver | 580 | o 570 |" in markdown
     page = build_html(record)
-    assert page.index("n GPU 1") < page.index("Nodes that differ") < page.index("Nodes and GPUs")
+    assert page.index("n GPU 1") < page.index("<h2>Nodes that differ") < page.index("<h2>Nodes and GPUs")
 
 
 def test_junit_has_a_case_for_each_result_and_counts_what_has_no_verdict_as_skipped(record: dict[str, Any]) -> None:
@@ -212,13 +218,100 @@ def test_a_later_run_is_compared_part_by_part(record: dict[str, Any]) -> None:
     assert "(95% -15.2% to -13.3%)" in str(compare_records(record, later)[0])
 
 
+def link(first: str, second: str, rate: float) -> Reading:
+    return Reading("link all-reduce 1 GiB", "link", f"{first} + {second}", (first, second), "GB/s", rate)
+
+
+def state(node: str, **gpu: Any) -> dict[str, Any]:
+    """Return the state of a healthy node with two GPUs; of the second one with changes."""
+    healthy = {"vendor": "nvidia", "responds": True, "pcie_width": 16, "pcie_width_max": 16}
+    gpus = [{"number": 0} | healthy, {"number": 1} | healthy | gpu]
+    node_state = {"node": node, "kernel": {"command_line": []}, "versions": {}, "cpus": 8, "gpus": gpus, "networks": {}}
+    return node_state | {"shared_gib": 16.0, "free_gib": 64.0, "disk_gib": 100.0}
+
+
+@pytest.mark.parametrize(
+    ("gpu", "beside", "cause"),
+    [
+        ({"power_limit_w": 450.0, "power_default_w": 700.0}, {}, "its power is limited to 450 W of 700 W"),
+        ({"pcie_width": 8}, {}, "its PCIe link has 8 of 16 lanes"),
+        ({"links_down": 2}, {}, "2 of its links to other GPUs are down"),
+        ({"processes": 3, "used_gib": 0.5}, {}, "3 other processes compute on it"),
+        ({"uncorrected_errors": 4}, {}, "4 uncorrected memory errors"),
+        (
+            {},
+            {"slowed_by": "hardware_thermal", "temperature_c": 91.0},
+            "thermal at 91.0 °C",
+        ),
+        (
+            {},
+            {"sm_clock_mhz": 1100.0, "power_w": 500.0, "power_limit_w": 700.0},
+            "1100 MHz, the others' 1400",
+        ),
+        ({}, {}, UNKNOWN),
+    ],
+)
+def test_a_failure_has_the_cause_that_was_read_beside_it(
+    gpu: dict[str, Any], beside: dict[str, Any], cause: str
+) -> None:
+    fast, slow = readings(700, 500)
+    fast, slow = replace(fast, beside={"sm_clock_mhz": 1400.0}), replace(slow, beside=beside)
+    passed, failed = add_causes(judge([fast, slow], "gpu", {}, {}), {"n": state("n", **gpu)})
+    assert failed.verdict is Verdict.FAIL and cause in failed.cause and not passed.cause
+
+
+def test_a_node_that_is_slow_with_all_partners_is_told_from_a_slow_path_between_two_nodes() -> None:
+    names = ["a", "b", "c", "d", "e", "f", "g", "h"]
+    pairs = [(names[one], names[two]) for pairs in pair_rounds(8) for one, two in pairs]
+    states = {name: state(name) for name in names}
+
+    def causes(slow: Callable[[str, str], bool]) -> dict[str, str]:
+        links = [link(*pair, 175.0 if slow(*pair) else 350.0) for pair in pairs]
+        return {j.reading.part: j.cause for j in add_causes(judge(links, "gpu", {}, {}), states) if j.cause}
+
+    node = causes(lambda first, second: "d" in (first, second))
+    assert set(node) == {"c + d", "b + d", "d + h"} and all("d is slow with most" in cause for cause in node.values())
+    assert causes(lambda first, second: (first, second) == ("a", "b")) == {
+        "a + b": "both nodes are as fast as others with other partners: the path between them"
+    }
+
+
 @pytest.mark.long(60)
-def test_a_machine_without_gpus_is_measured_and_is_accepted_against_itself(tmp_path: Path) -> None:
+def test_a_machine_without_gpus_is_measured_and_an_interrupted_run_has_its_page_and_is_resumed(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "sweeper", "accept", "hardware=cpu", f"dir={tmp_path}"]
-    result = subprocess.run(command, cwd=REPOSITORY, env=environment(), capture_output=True, text=True, timeout=300)
-    (path,) = tmp_path.rglob("accept.json")
-    record = json.loads(path.read_text())
-    assert result.returncode == 3 and record["verdict"] == "inconclusive", result.stdout + result.stderr
+    options: dict[str, Any] = {"cwd": REPOSITORY, "env": environment() | {"PYTHONUNBUFFERED": "1"}, "text": True}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, **options) as process:
+        assert process.stdout
+        for line in process.stdout:
+            if "memory copy" in line:
+                process.send_signal(signal.SIGINT)
+                break
+        rest = process.stdout.read()
+    assert process.returncode == 130 and "verdict is on what was measured until now" in rest, rest
+    assert {file.name for file in next(tmp_path.glob("acceptance/cpu-2*")).iterdir()} == FILES
+    result = subprocess.run(command, capture_output=True, timeout=300, **options)
+    assert result.returncode == 3, result.stdout + result.stderr  # nothing to compare a single processor with
+    record = json.loads(sorted(tmp_path.rglob("accept.json"))[-1].read_text())
     assert {row["test"] for row in record["results"]} >= {"fp32 products sustained", "node all-reduce 4 MiB"}
-    assert any(row["value"] for row in record["results"]) and record["sentence"] in result.stdout
-    assert {file.name for file in path.parent.iterdir()} == {"accept.json", "accept.html", "accept.md", "accept.xml"}
+    assert record["sentence"] in result.stdout and not list(tmp_path.rglob("*.unfinished"))
+    measured = "memory copy: " in line and "inconclusive" not in line  # else other processes held the processor
+    assert not measured or ("resumed " in result.stdout and "s    " in line and line[8:] not in result.stdout)
+
+
+@pytest.mark.soak
+def test_a_node_that_is_lost_ends_with_a_verdict_on_the_others(tmp_path: Path) -> None:
+    cluster = Cluster(nodes=0)
+    nodes = [cluster.add() for _ in range(3)]
+    command = [sys.executable, "-m", "sweeper", "accept", "hardware=cpu", f"cluster.address={cluster.address}"]
+    command += ["cluster.insecure=true", f"dir={tmp_path}"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment()) as process:
+        assert process.stdout
+        next(line for line in process.stdout if "products burst" in line)
+        cluster.lose(nodes[1])
+        output = process.stdout.read()
+    cluster.close()
+    (path,) = tmp_path.rglob("accept.json")
+    rows = json.loads(path.read_text())["results"]
+    lost = {row["part"] for row in rows if "lost" in row["problem"]}
+    training = {row["part"] for row in rows if row["test"] == "node training" and row["value"]}
+    assert process.returncode == 3 and lost and len(training) == 2 and not lost & training, output

@@ -1,0 +1,113 @@
+"""The likely cause of a failure, from what was read beside it. What nothing explains is said to be unknown."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from statistics import median
+from typing import Any
+
+from sweeper.commands.accept.judge import Judgement, Verdict
+from sweeper.commands.doctor.checks import check_gpu, check_node, remedies_of
+from workloads.api.gpus import TAINTING_SLOWDOWNS
+
+UNKNOWN = "unknown: nothing that was read explains it"
+LOWER_CLOCK = 0.97  # of the median of the others, from which a clock explains a loss
+AT_LIMIT = 0.97  # of the power limit: the power holds the clock down
+BUSY_LOAD = 1.5  # load average over the cores before the test, from which other processes hold them
+SAVING_GOVERNORS = {"powersave", "conservative"}
+ALL_LINKS = 2 / 3  # of a node's links that fail, from which the node is at fault
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What was read beside the failed test: of its node and its GPU, and of the other parts in the same test."""
+
+    judgement: Judgement
+    states: Mapping[str, Mapping[str, Any]]  # of the part's nodes
+    gpus: Sequence[Mapping[str, Any]]  # of the part
+    others: Sequence[Mapping[str, Any]]  # beside the other parts' results
+    slow_links: Mapping[str, float]  # the share of each node's links that failed
+
+
+def add_causes(judgements: Sequence[Judgement], states: Mapping[str, Mapping[str, Any]]) -> list[Judgement]:
+    """Return the judgements, the failed ones with their likely causes and remedies. `states` are the nodes' by name."""
+    failed_links, links = defaultdict[str, int](int), defaultdict[str, int](int)
+    beside = defaultdict[str, list[Mapping[str, Any]]](list)
+    for judgement in judgements:
+        beside[judgement.reading.test].append(judgement.reading.beside)
+        for node in judgement.reading.nodes if judgement.reading.scope == "link" else ():
+            links[node] += 1
+            failed_links[node] += judgement.verdict is Verdict.FAIL
+    slow_links = {node: failed_links[node] / number for node, number in links.items()}
+
+    def explain(judgement: Judgement) -> str:
+        reading = judgement.reading
+        of_nodes = {name: states[name] for name in reading.nodes if name in states}
+        numbers = {int(number) for number in re.findall(r"\d+", reading.part.partition(" GPU ")[2])}
+        gpus = [g for state in of_nodes.values() for g in state["gpus"] if not numbers or g["number"] in numbers]
+        others = [one for one in beside[reading.test] if one is not reading.beside]
+        evidence = Evidence(judgement, of_nodes, gpus, others, slow_links)
+        return "; ".join(dict.fromkeys(cause for rule in RULES for cause in rule(evidence))) or UNKNOWN
+
+    return [replace(j, cause=explain(j)) if j.verdict is Verdict.FAIL else j for j in judgements]
+
+
+def _settings(evidence: Evidence) -> Iterator[str]:
+    """Limits, errors, links and other processes, as the doctor finds them."""
+    for gpu in evidence.gpus:
+        for finding in check_gpu(f"GPU {gpu['number']}", gpu):
+            yield f"{finding.location} {finding.problem} ({finding.remedy})"
+    for name, state in evidence.states.items():
+        for finding in check_node(name, state):
+            if "GPU " not in finding.location:
+                yield f"{name}: {finding.problem} ({finding.remedy})"
+
+
+def _slowdowns(evidence: Evidence) -> Iterator[str]:
+    beside = evidence.judgement.reading.beside
+    if reasons := sorted(set(str(beside.get("slowed_by", "")).split()) & TAINTING_SLOWDOWNS):
+        yield f"slowed by {' and '.join(reasons)} at {beside.get('temperature_c', '?')} °C: check cooling and power"
+
+
+def _clock(evidence: Evidence) -> Iterator[str]:
+    beside = evidence.judgement.reading.beside
+    clock, *others = (_number(one, "sm_clock_mhz") for one in (beside, *evidence.others))
+    if clock and any(others) and clock < LOWER_CLOCK * (usual := median(filter(None, others))):
+        power_w, limit_w = _number(beside, "power_w"), _number(beside, "power_limit_w")
+        why = f"at its limit of {limit_w:.0f} W" if limit_w and power_w > AT_LIMIT * limit_w else f"at {power_w:.0f} W"
+        remedy = remedies_of(str(evidence.gpus[0]["vendor"]) if evidence.gpus else "")["slow"]
+        why += f" and {beside.get('temperature_c', '?')} °C"
+        yield f"its clock is {clock:.0f} MHz, the others' {usual:.0f}, {why} ({remedy})"
+
+
+def _number(beside: Mapping[str, Any], name: str) -> float:
+    return float(beside.get(name) or 0.0)
+
+
+def _host(evidence: Evidence) -> Iterator[str]:
+    for name, state in evidence.states.items():
+        if (load := state.get("load", 0.0)) > BUSY_LOAD * state["cpus"]:
+            yield f"{name}: other processes hold its cores, load {load:.1f} on {state['cpus']} (find them with top)"
+        if (governor := state.get("governor")) in SAVING_GOVERNORS:
+            yield f"{name}: the frequency governor is {governor} (cpupower frequency-set -g performance, as root)"
+
+
+def _links(evidence: Evidence) -> Iterator[str]:
+    if evidence.judgement.reading.scope != "link":
+        return
+    slow = [node for node in evidence.judgement.reading.nodes if evidence.slow_links[node] >= ALL_LINKS]
+    if len(slow) == 1:
+        yield f"{slow[0]} is slow with most of its partners: its NICs or their switch port, not this link"
+    elif not slow:
+        yield "both nodes are as fast as others with other partners: the path between them"
+    networks = [state["networks"] for state in evidence.states.values()]
+    for name in sorted(set().union(*networks)):
+        values = [network.get(name, "absent") for network in networks]
+        if len(set(values)) > 1:
+            yield f"{name} differs: {' and '.join(values)}"
+
+
+RULES = (_settings, _slowdowns, _clock, _host, _links)

@@ -1,0 +1,1 @@
+"""Find what slows a training down, from its logs alone."""

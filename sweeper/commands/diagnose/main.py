@@ -1,0 +1,214 @@
+"""Find what slows a training down, from its logs alone.
+
+    python -m sweeper diagnose train.log
+    python -m sweeper diagnose rank*.log model=llama3_8b hardware=h100 gpus=64
+
+Reads the logs that `sweeper ingest` reads and reports steps that become slower, jump, are slow for a while or pause,
+with or without a period, a rank or host whose steps take longer than the others', and steps that are slower than the
+plan of the log's layout by more than its band (with model=, hardware= and gpus=). The exit code is 1 with a finding, 0
+if nothing is unusual, and 3 with too few steps to tell.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+
+from sweeper.cli.command import Subcommand, words
+from sweeper.cli.exits import COMPLETE, NO_VERDICT, SOME_FAILED
+from sweeper.commands.ingest.imported import drop_warmup
+from sweeper.commands.ingest.logs import is_log
+from sweeper.commands.plan.answer import search
+from sweeper.commands.plan.request import PlanRequest, build_problem
+from sweeper.common.format import count, format_number, one_line
+from sweeper.metrics.derivation import MEMORY_METRICS
+from sweeper.metrics.step_series import FEWEST, Finding, find_slow_sources, find_unusual
+from workloads.api.errors import UserInputError
+from workloads.estimator.estimate import find_band
+from workloads.formats.logs import LONGEST_LINE, LogReader, Step
+
+# What a launcher writes before a line: torchrun's and Primus's ranks, srun's tasks, and hosts with a number.
+SOURCE = re.compile(
+    r"\s*(?:\[(rank-?\d+|default\d+)\]|.{0,40}\[(rank-\d+)/\d+\]|(\d+): |([a-z][\w.-]*\d[\w.-]*): )", re.IGNORECASE
+)
+KEPT_LINES = 100  # before a step, in which a pause's cause is looked for
+# Of a pause, by what a program prints before the step that it lengthens.
+PAUSES = {
+    "checkpoints": re.compile(r"checkpoint|saving|saved", re.IGNORECASE),
+    "validation": re.compile(r"validat|evaluat|\beval\b", re.IGNORECASE),
+    "garbage collection": re.compile(r"garbage|\bGC\b", re.IGNORECASE),
+    "profiling": re.compile(r"profil|trace", re.IGNORECASE),
+}
+GROWTH = 0.02  # of the printed memory, from which it explains a drift
+TRIALS = "compare clocks, temperature and links of the nodes (sweeper accept)"
+CAUSES = {
+    "drift": f"heat, memory that fragments, or data that takes longer: {TRIALS}",
+    "jump": f"something changed for good: {TRIALS}",
+    "phase": "another job, the network or the storage was busy for a while",
+    "stalls": "data loading, storage or other processes: time the data loader alone",
+    "pauses": "unknown: nothing is printed before them; data loading, a collection or a log is likely",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class DiagnoseRequest:
+    """The logs of one training, one or one for each rank.
+
+    Attributes:
+        model: that it trains, for the comparison with a plan: a name, or the path of a config.json.
+        hardware: name of its GPU in conf/hardware.
+        gpus: number of its GPUs.
+    """
+
+    logs: list[str] = field(metadata=words("LOG", least=1))
+    model: str | None = None
+    hardware: str | None = None
+    gpus: int | None = field(default=None, metadata={"min": 1})
+
+
+@dataclass
+class Source:
+    """The steps of one rank or host, or of a log that names none, of its longest run with one batch."""
+
+    name: str
+    reader: LogReader = field(default_factory=LogReader)
+    steps: list[Step] = field(default_factory=list)
+    before: list[list[str]] = field(default_factory=list)  # the lines of all sources before each step
+    last: int = 0  # the number of the line of the last step
+
+    def feed(self, line: str, number: int, recent: Sequence[tuple[int, str]]) -> bool:
+        """Read a line, with the latest lines without a step and their numbers. Returns whether it is one of a step."""
+        step = self.reader.feed(line)
+        if step and 0 < step.metrics.get("step_time_s", 0) < math.inf:
+            self.steps.append(step)
+            self.before.append([text for at, text in recent if at > self.last])
+        self.last = number if step else self.last
+        return step is not None
+
+    def select(self) -> Source:
+        """Return the source with the steps after the warm-up of the start that has the most."""
+        starts = [step.start for step in self.steps]
+        longest = max(dict.fromkeys(starts), key=starts.count)
+        kept = [number for number, start in enumerate(starts) if start == longest]
+        times_s = tuple(self.steps[number].metrics["step_time_s"] for number in kept)
+        kept = kept[len(kept) - len(drop_warmup(times_s)) :]
+        return Source(self.name, self.reader, [self.steps[n] for n in kept], [self.before[n] for n in kept])
+
+    @property
+    def times_s(self) -> dict[int, float]:
+        return {step.number: step.metrics["step_time_s"] for step in self.steps}
+
+
+def diagnose(request: DiagnoseRequest) -> int:
+    """Print what is unusual in the logs. Returns the exit code."""
+    sources = read_sources([Path(log) for log in request.logs])
+    first = max(sources, key=lambda source: len(source.steps))
+    found = [*describe_unusual(first), *describe_sources(sources)]
+    usual_s = median(first.times_s.values())
+    several = f" of {len(sources)} ranks or hosts" if len(sources) > 1 else ""
+    steps = f"{count(len(first.steps), 'step')} of {first.reader.kind} after the warm-up"
+    print(f"{', '.join(request.logs)}: {steps}{several}, {format_number(usual_s)} s each")
+    if request.model and request.hardware and request.gpus:
+        planned, is_slower = compare_with_plan(request, usual_s)
+        if is_slower:
+            found.append(planned)
+        else:
+            print(f"  {planned}")
+    for text in found:
+        print(f"! {one_line(text)}")
+    if len(first.steps) < FEWEST:
+        print(f"  fewer than {FEWEST} steps: whether they drift, jump or pause cannot be told")
+    elif not found:
+        print("  nothing unusual")
+    return SOME_FAILED if found else NO_VERDICT if len(first.steps) < FEWEST else COMPLETE
+
+
+def read_sources(paths: Sequence[Path]) -> list[Source]:
+    """Return the ranks or hosts that the logs name, or a source for each log.
+
+    Raises:
+        UserInputError: a file cannot be read, or is not a trainer's log with steps.
+    """
+    sources: dict[str, Source] = {}
+    for path in paths:
+        try:
+            if not is_log(path):
+                raise UserInputError(f"{path}: no step of a supported trainer; see `sweeper ingest --help`")
+            recent = deque[tuple[int, str]](maxlen=KEPT_LINES)
+            with path.open(errors="replace") as lines:
+                for number, line in enumerate(iter(lambda: lines.readline(LONGEST_LINE), ""), start=1):
+                    match = SOURCE.match(line)
+                    label = next(filter(None, match.groups()), "") if match else ""
+                    name = f"{path.name} {label}".strip() if len(paths) > 1 else label
+                    if not sources.setdefault(name, Source(name)).feed(line, number, recent):
+                        recent.append((number, line))
+        except OSError as error:
+            raise UserInputError(f"{path}: {error.strerror}") from error
+    with_steps = [source.select() for source in sources.values() if source.steps]
+    if not with_steps:
+        raise UserInputError(f"{', '.join(map(str, paths))}: no line has the time of a step")
+    return with_steps
+
+
+def describe_unusual(source: Source) -> Iterator[str]:
+    """Yield a line for each finding in the times of steps, with its likely cause."""
+    times_s = source.times_s
+    for finding in find_unusual(list(times_s), list(times_s.values())):
+        place, bounds = f"steps {finding.first} to {finding.last}", f"(95% {finding.low:.1%} to {finding.high:.1%})"
+        text = {
+            "drift": f"drift: steps become slower by {finding.share:.1%} {bounds} over {place}",
+            "jump": f"jump: steps are slower by {finding.share:.1%} {bounds} from step {finding.first} on",
+            "phase": f"slow phase: {place} are slower by {finding.share:.1%} {bounds}",
+            "pauses": f"pauses every {finding.period} steps take {finding.share:.1%} of the time, {place}",
+            "stalls": f"{len(finding.places)} slow steps without a period take {finding.share:.1%} of the time",
+        }[finding.kind]
+        yield f"{text}. Likely: {find_cause(source, finding)}"
+
+
+def find_cause(source: Source, finding: Finding) -> str:
+    """Return the likely cause: what is printed before the slow steps, memory that grows, or what is usual."""
+    for name, pattern in PAUSES.items():
+        named = sum(any(pattern.search(line) for line in source.before[place]) for place in finding.places)
+        if finding.places and named > len(finding.places) / 2:
+            return f"{name}, printed before {named} of {len(finding.places)}"
+    printed = next((name for name in MEMORY_METRICS if name in source.steps[0].metrics), "")
+    memory = [step.metrics.get(printed, 0.0) for step in source.steps] if printed else []
+    third = len(memory) // 3
+    if finding.kind == "drift" and third and median(memory[-third:]) > (1 + GROWTH) * median(memory[:third]):
+        grown = f"{median(memory[:third]):.1f} to {median(memory[-third:]):.1f} GiB"
+        return f"memory that grows from {grown}: it fragments, or something is kept between steps"
+    return CAUSES[finding.kind]
+
+
+def describe_sources(sources: Sequence[Source]) -> Iterator[str]:
+    """Yield a line for each rank or host that is slower than the others."""
+    series: Mapping[str, dict[int, float]] = {source.name: source.times_s for source in sources}
+    for name, finding in find_slow_sources(series).items():
+        bounds = f"(95% {finding.low:.1%} to {finding.high:.1%})"
+        text = (
+            f"slow source: {name or 'lines without a rank'} takes {finding.share:.1%} longer than the others {bounds}"
+        )
+        yield f"{text}. Likely: its GPU, its host or its links; sweeper accept measures each alone"
+
+
+def compare_with_plan(request: DiagnoseRequest, step_s: float) -> tuple[str, bool]:
+    """Return the steps' time beside that of the log's layout by the plan, and whether it is beyond the plan's band."""
+    model, hardware = str(request.model), str(request.hardware)
+    try:
+        problem = build_problem(PlanRequest(model=model, hardware=hardware, gpus=request.gpus, layout=request.logs[0]))
+        best = search(problem, keep=1).best[0]
+    except UserInputError as error:
+        return f"not compared with a plan: {error}", False
+    planned_s, band = best.estimate.step.total_s, find_band(problem.job, problem.cluster).error_share
+    is_slower = step_s > planned_s * (1 + band)
+    shown = f"{format_number(step_s)} s a step, {format_number(planned_s)} planned ± {band:.0%}"
+    return f"slower than the plan: {shown}" if is_slower else f"within the plan's band: {shown}", is_slower
+
+
+COMMAND = Subcommand("diagnose", __doc__, {"": (DiagnoseRequest, diagnose)})
+main = COMMAND.main

@@ -1,0 +1,170 @@
+"""What is unusual in a series of step times: a drift, a jump, a slow phase, pauses, and a source slower than others.
+
+The tests are of logarithms, so that sizes are shares. Trends are fitted to means of blocks, from which pauses are left
+out; the correlation that is left between the residuals of successive blocks widens the errors. The limits are chosen so
+that clean logs seldom have a finding; `benchmarks/diagnose.py` measures how seldom, and which faults are found.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+FEWEST = 40  # printed steps; fewer show no trend
+BLOCKS, STEPS_OF_BLOCK = 30, 5  # at most so many blocks, of at least so many printed steps
+ENDS = 3  # blocks that each side of a jump has at least
+Z_DRIFT, Z_PHASE, Z_SOURCE = 5.0, 7.0, 5.0  # a phase is the best of hundreds of intervals
+WORTH = 0.015  # the least change of step times that is a finding
+WINDOW = 15  # printed steps around one whose median it is compared with
+PAUSE = 0.1  # the least share of a step that is a pause
+PAUSE_SPREADS = 6.0  # or as many standard deviations of the other steps
+FEWEST_PAUSES = 4
+REGULAR = 0.8  # the share of a period's multiples that have a pause
+IRREGULAR_SHARE = 0.02  # of the steps: fewer slow ones without a period are usual
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Something unusual in a series.
+
+    Attributes:
+        kind: drift over the whole series; jump to its end; phase, slow for a while; pauses with a period; stalls
+            without one.
+        share: by how much steps are slower; of pauses and stalls, the share of the whole time that they take.
+        low, high: its 95% interval, NaN without one.
+        first, last: the steps between which it is seen.
+        period: steps between two pauses, 0 where there is none.
+        places: the printed steps that are slow, as indices of the series.
+    """
+
+    kind: Literal["drift", "jump", "phase", "pauses", "stalls"]
+    share: float
+    low: float
+    high: float
+    first: int
+    last: int
+    period: int = 0
+    places: tuple[int, ...] = ()
+
+
+def find_unusual(numbers: Sequence[int], times_s: Sequence[float]) -> list[Finding]:
+    """Return what is unusual in the times of steps with these numbers, the warm-up left out; empty if nothing is."""
+    if len(times_s) < FEWEST:
+        return []
+    steps, logs = np.asarray(numbers), np.log(np.asarray(times_s, dtype=float))
+    usual = rolling_median(logs)
+    slow = find_slow(logs - usual)
+    findings = [pauses] if (pauses := _find_pauses(steps, np.exp(logs), np.exp(usual), slow)) else []
+    trend = _find_trend(steps, np.where(slow, usual, logs))
+    return [*findings, trend] if trend else findings
+
+
+def rolling_median(values: np.ndarray) -> np.ndarray:
+    half = WINDOW // 2
+    padded = np.pad(values, half, mode="reflect")
+    return np.asarray(np.median(np.lib.stride_tricks.sliding_window_view(padded, WINDOW), axis=1))
+
+
+def find_slow(residuals: np.ndarray) -> np.ndarray:
+    """Return which steps are far slower than their neighbors."""
+    spread = 1.4826 * float(np.median(np.abs(residuals - np.median(residuals))))
+    return residuals > max(PAUSE_SPREADS * spread, math.log1p(PAUSE))
+
+
+def _find_pauses(steps: np.ndarray, times_s: np.ndarray, usual_s: np.ndarray, slow: np.ndarray) -> Finding | None:
+    places = np.flatnonzero(slow)
+    if len(places) < FEWEST_PAUSES:
+        return None
+    period = find_period(steps[places], float(np.median(np.diff(steps))))
+    if not period and len(places) < IRREGULAR_SHARE * len(steps):
+        return None
+    share = float((times_s - usual_s)[slow].sum() / times_s.sum())
+    ends = int(steps[places[0]]), int(steps[places[-1]])
+    found = tuple(int(place) for place in places)
+    return Finding("pauses" if period else "stalls", share, math.nan, math.nan, *ends, period, found)
+
+
+def find_period(places: np.ndarray, interval: float) -> int:
+    """Return the period that most of these step numbers have, as far as steps are printed; 0 if they have none.
+
+    Nearly every multiple has to be slow between the first and the last one; other slow steps may lie between them.
+    `interval`: steps between two printed ones.
+    """
+    best, period, fewest = 0, 0, FEWEST_PAUSES if interval <= 1 else FEWEST_PAUSES + 2
+    for gap in sorted(set(np.diff(places)) | set(places[2:] - places[:-2])):
+        for anchor in places if gap >= 2 * interval * (1 + (interval > 1)) else ():
+            cycles = np.round((places - anchor) / gap)
+            hits = np.abs(places - anchor - cycles * gap) <= interval * (interval > 1)
+            found = set(cycles[hits])
+            covered = len(found) >= REGULAR * (max(found) - min(found) + 1)
+            if covered and len(found) > best and len(found) >= max(fewest, len(places) / 2):
+                best, period = len(found), int(gap)
+    return period
+
+
+def _find_trend(steps: np.ndarray, logs: np.ndarray) -> Finding | None:
+    """Return the drift, jump or slow phase that fits best, if it is significant and worth it."""
+    blocks = min(BLOCKS, len(logs) // STEPS_OF_BLOCK)
+    values = np.array([part.mean() for part in np.array_split(logs, blocks)])
+    bounds = [int(part[0]) for part in np.array_split(steps, blocks)] + [int(steps[-1])]
+    place = np.linspace(-0.5, 0.5, blocks)
+    slope = float(place @ values / (place @ place))
+    line = values.mean() + slope * place
+    begin, end = best_phase(values)
+    inside = (np.arange(blocks) >= begin) & (np.arange(blocks) < end)
+    level = np.where(inside, values[inside].mean(), values[~inside].mean())
+    is_phase = ((values - level) ** 2).sum() < ((values - line) ** 2).sum()
+    change = float(values[inside].mean() - values[~inside].mean()) if is_phase else slope
+    scale = math.sqrt(1 / inside.sum() + 1 / (~inside).sum()) if is_phase else 1 / math.sqrt(place @ place)
+    error = scale * _residual_error(values - (level if is_phase else line))
+    if change < math.log1p(WORTH) or change < (Z_PHASE if is_phase else Z_DRIFT) * error:
+        return None
+    kind: Literal["drift", "jump", "phase"] = "drift" if not is_phase else "jump" if end == blocks else "phase"
+    ends = (bounds[begin], bounds[end]) if is_phase else (bounds[0], bounds[-1])
+    low, high = (math.expm1(change + sign * 1.96 * error) for sign in (-1, 1))
+    return Finding(kind, math.expm1(change), low, high, *ends)
+
+
+def best_phase(values: np.ndarray) -> tuple[int, int]:
+    """Return the interval of blocks whose higher level explains most of the variance; it may last until the end."""
+    count, sums = len(values), np.concatenate([[0.0], np.cumsum(values - values.mean())])
+    best, found = -1.0, (ENDS, count)
+    for begin in range(ENDS, count - ENDS + 1):
+        for end in (*range(begin + ENDS, count - ENDS + 1), count):
+            size = end - begin
+            gain = (sums[end] - sums[begin]) ** 2 / size / (1 - size / count)
+            if sums[end] > sums[begin] and gain > best:
+                best, found = gain, (begin, end)
+    return found
+
+
+def _residual_error(residuals: np.ndarray) -> float:
+    """Return the standard error of one block, wider where successive residuals are alike."""
+    spread = math.sqrt(float(residuals @ residuals) / (len(residuals) - 3))
+    alike = float(residuals[1:] @ residuals[:-1] / (residuals @ residuals)) if spread > 0 else 0.0
+    alike = min(0.9, max(0.0, alike + 2 / len(residuals)))  # the estimate is too low in a short series
+    return max(spread, 1e-9) * math.sqrt((1 + alike) / (1 - alike))
+
+
+def find_slow_sources(series: Mapping[str, Mapping[int, float]]) -> dict[str, Finding]:
+    """Return the sources, such as ranks, whose steps take longer than the median of the others' in the same step.
+
+    `series`: seconds by the number of the step, by source.
+    """
+    common = sorted(set.intersection(*(set(own) for own in series.values()))) if len(series) > 1 else []
+    if len(common) < 2 * STEPS_OF_BLOCK:
+        return {}
+    logs = {name: np.log([own[number] for number in common]) for name, own in series.items()}
+    found = {}
+    for name, own in logs.items():
+        others = np.median([values for other, values in logs.items() if other != name], axis=0)
+        parts = np.array([part.mean() for part in np.array_split(own - others, 2 * STEPS_OF_BLOCK)])
+        change, error = float(parts.mean()), _residual_error(parts - parts.mean()) / math.sqrt(len(parts))
+        if change > math.log1p(WORTH) and change > Z_SOURCE * error:
+            low, high = (math.expm1(change + sign * 1.96 * error) for sign in (-1, 1))
+            found[name] = Finding("phase", math.expm1(change), low, high, common[0], common[-1])
+    return found

@@ -1,0 +1,87 @@
+"""`python -m sweeper diagnose`: what it reads of logs, and what it says of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from benchmarks.diagnose import FAULTS, findings, write_log
+from sweeper.commands.diagnose.main import COMMAND, DiagnoseRequest, diagnose, read_sources
+from tests.conftest import REPOSITORY
+from workloads.api.errors import UserInputError
+
+PUBLIC = REPOSITORY.parent / "shared/reference/logs"
+
+
+def noise(steps: int, seed: int = 0) -> np.ndarray:
+    return np.exp(np.random.default_rng(seed).normal(0, 0.005, steps))
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Path:
+    return tmp_path / "train.log"
+
+
+def test_nothing_unusual_is_an_answer(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_log(log, 2.0 * noise(200), ranks=1, slow_rank=1.0, saves_every=0)
+    assert diagnose(DiagnoseRequest(logs=[str(log)])) == 0
+    assert "steps of Megatron-LM after the warm-up, 2" in (out := capsys.readouterr().out) and "nothing unusual" in out
+
+
+def test_too_few_steps_are_no_verdict(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_log(log, 2.0 * noise(20), ranks=1, slow_rank=1.0, saves_every=0)
+    assert diagnose(DiagnoseRequest(logs=[str(log)])) == 3
+    assert "nothing unusual" not in capsys.readouterr().out
+
+
+def test_pauses_have_the_cause_that_is_printed_before_them(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    times_s = noise(200) * (1 + 2.0 * (np.arange(1, 201) % 25 == 0))
+    for saves_every, cause in ((25, "Likely: checkpoints, printed before 8 of 8"), (0, "Likely: unknown")):
+        write_log(log, times_s, ranks=1, slow_rank=1.0, saves_every=saves_every)
+        assert diagnose(DiagnoseRequest(logs=[str(log)])) == 1
+        assert "! pauses every 25 steps" in (out := capsys.readouterr().out) and cause in out
+
+
+@pytest.mark.parametrize(
+    "prefix", ["[rank{}]:", "[default{}]:", "{}: ", "node-{}: ", "[20251121 12:10:29][rank-{}/4] "]
+)
+def test_ranks_and_hosts_that_lines_name_are_told_apart(log: Path, prefix: str) -> None:
+    write_log(log, noise(50), ranks=1, slow_rank=1.0, saves_every=0)
+    lines = log.read_text().splitlines()
+    log.write_text("".join(f"{prefix.format(rank)}{line}\n" for line in lines for rank in range(3)))
+    assert [len(source.steps) for source in read_sources([log])] == [50, 50, 50]
+
+
+def test_each_log_is_a_source_and_the_slow_one_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    logs = [tmp_path / f"host{number}.log" for number in range(3)]
+    for number, path in enumerate(logs):
+        slower = 1.05 if number == 1 else 1.0
+        write_log(path, slower * 2.0 * noise(100, number), ranks=1, slow_rank=1.0, saves_every=0)
+    assert diagnose(DiagnoseRequest(logs=[str(path) for path in logs])) == 1
+    assert "! slow source: host1.log takes 4.9% longer than the others" in capsys.readouterr().out
+
+
+@pytest.mark.skipif(not PUBLIC.exists(), reason="the public logs are not here")
+@pytest.mark.parametrize(("hardware", "text"), [("h200", "planned ±"), ("a100_40gb", "not compared with a plan:")])
+def test_a_log_is_compared_with_the_plan_of_its_layout(
+    hardware: str, text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [str(PUBLIC / "40_titan_full_noprefix.log"), "model=llama3_8b", f"hardware={hardware}", "gpus=8"]
+    assert COMMAND.run(words) in (1, 3)
+    assert text in capsys.readouterr().out
+
+
+def test_a_file_that_is_no_log_is_refused_in_one_line(tmp_path: Path) -> None:
+    (tmp_path / "x").write_text("hello\n")
+    with pytest.raises(UserInputError, match="x: no step of a supported trainer"):
+        diagnose(DiagnoseRequest(logs=[str(tmp_path / "x")]))
+    with pytest.raises(UserInputError, match="none: No such file"):
+        diagnose(DiagnoseRequest(logs=[str(tmp_path / "none")]))
+
+
+@pytest.mark.parametrize("fault", ["", *FAULTS])
+def test_an_injected_fault_is_named_and_a_clean_log_is_not(fault: str, log: Path) -> None:
+    found = findings(np.random.default_rng(5), fault, log)
+    assert [text.startswith(FAULTS.get(fault, "")) for text in found] == [True] * bool(fault)
