@@ -34,15 +34,15 @@ from torch.nn.functional import cosine_similarity
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from workloads.instruments import device as devices
+from workloads.instruments import process_setup
+from workloads.instruments.process_setup import keep_compiled_kernels
 from workloads.llama.fp8_block import FP8_RECIPES
 from workloads.models.model import MODELS, ModelName
-from workloads.offload import process_setup
 from workloads.offload.device_rates import select_attention_kernel
 from workloads.offload.engine import Engine
 from workloads.offload.host_memory import Arena
 from workloads.offload.optimizer import AdamW, Precision
 from workloads.offload.plan import SAVED_ACTIVATIONS, ActivationPlan, LayerPlan, Plan
-from workloads.offload.process_setup import keep_compiled_kernels
 
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("benchmarks", "conf", "docs", "sweeper", "tests", "workloads")

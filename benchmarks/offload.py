@@ -28,13 +28,13 @@ import torch
 from workloads.api.contract import Infeasible, Rank
 from workloads.api.trial import run_trial
 from workloads.instruments import device as devices
+from workloads.instruments import process_setup
 from workloads.llama.attention import AttentionShape
 from workloads.llama.data import load_sequences
 from workloads.llama.model import Llama, rope_table
 from workloads.llama.pytorch_attention import fused_attention
 from workloads.models.flops import model_flops_per_token
 from workloads.models.model import MODELS
-from workloads.offload import process_setup
 
 PEAK_TFLOPS = 989.5  # bf16, dense: conf/hardware/h200.yaml
 

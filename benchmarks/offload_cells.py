@@ -108,9 +108,9 @@ def store_rates(model: str, length: int) -> None:
     """Store this GPU's rates with its name; a process measures them once."""
     import torch
 
+    from workloads.instruments.process_setup import keep_compiled_kernels
     from workloads.offload.device_rates import measure_device_rates, select_attention_kernel
     from workloads.offload.optimizer import Precision
-    from workloads.offload.process_setup import keep_compiled_kernels
 
     keep_compiled_kernels()
     started, device, precision = time.perf_counter(), torch.device("cuda", 0), Precision()

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from workloads.instruments import device as devices
+from workloads.instruments.process_setup import cache_folder
 from workloads.instruments.timing import time_in_turns
 from workloads.llama.attention import AttentionShape, fastest_kernel
 from workloads.llama.attention_kernels import KERNELS, Kernel
@@ -32,7 +33,6 @@ from workloads.offload.cost_model import DeviceRates
 from workloads.offload.host_memory import Arena
 from workloads.offload.optimizer import AdamW, Precision
 from workloads.offload.plan import LOGIT_TOKENS, SAVED_ACTIVATIONS, SAVED_TENSORS, SavedActivations
-from workloads.offload.process_setup import cache_folder
 
 TIMED_CHUNK_TOKENS = {"cuda": 8192, "cpu": 64}  # the fewest tokens of the chunk that is timed
 SETTLING_S = {"cuda": 6.0, "cpu": 0.0}  # clocks fall within seconds of load, and the rates under load are wanted

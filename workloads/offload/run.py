@@ -19,6 +19,7 @@ from workloads.api.errors import first_line
 from workloads.api.host import available_memory_bytes, node_activity
 from workloads.api.recipes import MULTIPLES
 from workloads.instruments import device as devices
+from workloads.instruments import process_setup
 from workloads.instruments.telemetry import GpuReadings, monitor_gpu
 from workloads.instruments.trace import record_trace
 from workloads.llama import checkpoint
@@ -26,7 +27,7 @@ from workloads.llama.data import load_sequences
 from workloads.llama.fp8_block import FP8_RECIPES
 from workloads.models.flops import hardware_flops_per_token, model_flops_per_token
 from workloads.models.model import MODELS, find_trained_name
-from workloads.offload import OffloadParameters, infeasible_reason, process_setup
+from workloads.offload import OffloadParameters, infeasible_reason
 from workloads.offload.cost_model import MemoryBudget, ModelSizes
 from workloads.offload.device_rates import MeasuredDevice, load_or_measure
 from workloads.offload.engine import Engine

@@ -16,6 +16,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from workloads.api.contract import Infeasible, Measurement, Rank, Scalar
 from workloads.instruments import device as devices
+from workloads.instruments import process_setup
 from workloads.instruments.distributed import process_group
 from workloads.instruments.telemetry import GpuReadings, monitor_gpu
 from workloads.instruments.torch_internals import recorded_events
@@ -23,7 +24,6 @@ from workloads.llama.attention import AttentionShape
 from workloads.llama.data import load_sequences
 from workloads.llama.pytorch_attention import DocumentAttention, fastest_attention
 from workloads.models.flops import RecomputedLayer, hardware_flops_per_token, model_flops_per_token
-from workloads.offload import process_setup
 from workloads.parallel import ParallelParameters
 from workloads.parallel.apply import (
     Groups,

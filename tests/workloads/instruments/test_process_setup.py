@@ -11,8 +11,8 @@ import torch
 
 from tests.conftest import environment
 from tests.support.amd_device import amd_device
-from workloads.offload import process_setup
-from workloads.offload.process_setup import enable_expandable_segments, supports_expandable_segments
+from workloads.instruments import process_setup
+from workloads.instruments.process_setup import enable_expandable_segments, supports_expandable_segments
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
 
@@ -72,7 +72,7 @@ def test_the_allocator_of_a_gpu_says_what_it_does() -> None:
     """In a process of its own, which has not used the GPU yet."""
     program = """
 import torch
-from workloads.offload import process_setup
+from workloads.instruments import process_setup
 gpu = torch.device("cuda", 0)
 process_setup.enable_expandable_segments(gpu)
 kept = torch.empty(1 << 26, device=gpu)

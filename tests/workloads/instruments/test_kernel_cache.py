@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from workloads.offload.process_setup import keep_compiled_kernels
+from workloads.instruments.process_setup import keep_compiled_kernels
 
 VARIABLES = (
     "TORCHINDUCTOR_CACHE_DIR",
@@ -52,7 +52,7 @@ def test_a_cache_folder_that_cannot_be_written_changes_nothing(tmp_path: Path) -
 def test_what_a_process_compiled_is_found_by_the_next_one(tmp_path: Path) -> None:
     """PyTorch's compiler reads the folder that is set; the second process compiles nothing."""
     program = (
-        "from workloads.offload.process_setup import keep_compiled_kernels; keep_compiled_kernels()\n"
+        "from workloads.instruments.process_setup import keep_compiled_kernels; keep_compiled_kernels()\n"
         "import torch; from torch._dynamo.utils import counters\n"
         "torch.compile(lambda x: x.sin() + 1)(torch.ones(8)); print(dict(counters['inductor']))"
     )

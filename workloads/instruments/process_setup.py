@@ -11,8 +11,8 @@ from pathlib import Path
 import torch
 
 from workloads.api.contract import Infeasible, Scalar
-from workloads.offload.plan import GIB
 
+GIB = 2**30
 # The variables that PyTorch reads its settings from, the first one that is set.
 VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
 
