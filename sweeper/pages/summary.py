@@ -25,7 +25,6 @@ from workloads.api.secrets import mask
 
 SHOWN_ROWS = 10
 SHOWN_OF_FRONT = 30
-BUSY = "timed_by_cpu"  # of what a process reads of its machine
 SHOWN_REASONS = 3  # of each bad status
 SHOWN_OF_EXHAUSTED = 120  # trials of a space of which every point was tried
 
@@ -215,9 +214,6 @@ class Summary:
         lines += [f"drained  {node}" for node in self.drained]
         lines += _describe_kinds("not ranked by speed", self._unranked)
         lines += _describe_kinds("infeasible", [r for r in results.records if r.status is TrialStatus.INFEASIBLE])
-        if disturbed := [r.number for r in results.every for rank in r.measurements if rank["machine_info"].get(BUSY)]:
-            reason = "other processes held the cores: their rates are too low"
-            lines.append(f"busy     {count(len(disturbed), 'trial')} measured in CPU time, since {reason}")
         if results.is_inconclusive:
             lines.append("busy     over a fifth of the trials are inconclusive: retry when the machine is idle")
         for status in WITHOUT_RESULT:

@@ -185,9 +185,7 @@ class Measurement:
     energy: Energy | None = None  # None on a CPU and where no driver reads the device
     # Further raw metrics; each name ends in its unit. None of `workloads.api.metrics` is allowed.
     metrics: Mapping[str, float] = field(default_factory=dict)
-    # What the process read of device and software. `timed_by_cpu`: other processes held the cores, and step times are
-    # the CPU time of the busiest thread.
-    machine_info: Mapping[str, Scalar] = field(default_factory=dict)
+    machine_info: Mapping[str, Scalar] = field(default_factory=dict)  # what the process read of device and software
     files: Mapping[str, bytes] = field(default_factory=dict)  # further results by file name, which has no folder
 
     def __post_init__(self) -> None:

@@ -3,10 +3,6 @@
 A parallel product ends when its last thread does. Where another process holds one core, all threads wait for its time
 slice: on 2 cores under load a product of 0.34 ms took 80 ms in call after call, so that neither the spread nor the
 median shows it. Linux counts the waits in /proc/self/task/*/schedstat; a hypervisor's are not in them.
-
-Where too few calls are undisturbed, a call takes the CPU time of its busiest thread, which does not run on while it
-waits. That is more than the call takes alone, since others also cool the cache: at a load of 12 on two cores a product
-of 16 ms took 167 ms at best by the clock, and 20 to 30 ms of CPU time.
 """
 
 from __future__ import annotations
@@ -15,7 +11,7 @@ import os
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from contextlib import closing, suppress
+from contextlib import closing
 from pathlib import Path
 from typing import NamedTuple
 
@@ -26,32 +22,21 @@ MAX_OVER_FASTEST = 3.0  # an undisturbed turn takes at most so many times the fa
 COMPUTING = 0.1  # a thread that computes runs for at least this share of what the busiest one does
 EXTRA_S = 3.0  # how long further turns are tried
 PAUSE_S = 0.01  # after a disturbed turn: the scheduler prefers a process that has slept
-EXPLAINED = 0.7  # share of a turn that its busiest thread runs or waits for a core: in the rest it sleeps
 UNUSABLE = 0.5  # share of their time that the threads wait: the rate is too low by a factor of two or more
 
 
 class Turn(NamedTuple):
     times_s: tuple[float, ...]  # of each call
     waited_s: float  # for a core meanwhile, summed over threads
-    cpu_times_s: tuple[float, ...] = ()  # of the busiest thread in each call; empty where it also slept
 
     @property
     def wall_s(self) -> float:
         return sum(self.times_s)
 
 
-class CpuTimes(tuple[float, ...]):
-    """Times of calls that are the CPU time of their busiest thread, since other processes held the cores."""
-
-    __slots__ = ()
-
-
 class ThreadWaits:
     def __init__(self) -> None:
-        paths = list(Path("/proc/self/task").glob("*/schedstat"))
-        self._files = [open(path, "rb", buffering=0) for path in paths]  # noqa: SIM115
-        # The clock of a thread's CPU time: include/linux/posix-timers.h, CPUCLOCK_PERTHREAD_MASK and CPUCLOCK_SCHED.
-        self._clocks = [(~int(path.parent.name) << 3) | 6 for path in paths]
+        self._files = [open(path, "rb", buffering=0) for path in Path("/proc/self/task").glob("*/schedstat")]  # noqa: SIM115
 
     def close(self) -> None:
         for file in self._files:
@@ -68,16 +53,6 @@ class ThreadWaits:
             counts.append((int(ran), int(waited)))
         return counts
 
-    def read_clocks(self) -> list[float]:
-        """Return the CPU seconds of each thread; 0 for one that has ended."""
-        seconds = []
-        for clock in self._clocks:
-            with suppress(OSError):
-                seconds.append(time.clock_gettime(clock))
-                continue
-            seconds.append(0.0)
-        return seconds
-
     def waited_s(self, before: Sequence[tuple[int, int]]) -> float:
         """Return the seconds that computing threads have waited since `before`.
 
@@ -91,41 +66,31 @@ class ThreadWaits:
         return sum(waited for ran, waited in changes if ran >= COMPUTING * most_ns) / 1e9
 
 
-def time_undisturbed(
-    steps: Sequence[Callable[[], object]], repeats: int, threads: int, prepare: Callable[[], object] = lambda: None
-) -> list[Turn]:
-    """Return `repeats` turns of `steps`, each of which is timed after `prepare`.
+def time_undisturbed(steps: Sequence[Callable[[], float]], repeats: int, threads: int) -> list[tuple[float, ...]]:
+    """Return the times of `repeats` turns of `steps`, each of which returns its own time in seconds.
 
-    Disturbed turns are measured again, for at most EXTRA_S; after that the least disturbed ones are returned, in CPU
-    times where they have these. A step computes with `threads` threads. Raises HostBusy if nothing else is left.
+    Disturbed turns are measured again, for at most EXTRA_S; after that the least disturbed ones are returned. A step
+    computes with `threads` threads. Raises HostBusy if threads waited most of the time in these, too.
     """
     with closing(ThreadWaits()) as waits:
-        turns = [_time_turn(steps, waits, threads, prepare) for _ in range(repeats)]
+        turns = [_time_turn(steps, waits, threads) for _ in range(repeats)]
         deadline_s = time.monotonic() + EXTRA_S
         while len(_undisturbed(turns)) < repeats and time.monotonic() < deadline_s:
             time.sleep(PAUSE_S)
             for step in steps:
                 step()  # the pause has cooled the cache
-            turns.append(_time_turn(steps, waits, threads, prepare))
-    return select_turns(turns, repeats, threads)
+            turns.append(_time_turn(steps, waits, threads))
+    return [turn.times_s for turn in select_turns(turns, repeats, threads)]
 
 
-def _time_turn(
-    steps: Sequence[Callable[[], object]], waits: ThreadWaits, threads: int, prepare: Callable[[], object]
-) -> Turn:
-    turn_started_s, before = time.perf_counter(), waits.read()
-    times_s, cpu_times_s = list[float](), list[float]()
-    for step in steps:
-        prepare()
-        clocks, started_s = waits.read_clocks(), time.perf_counter()
-        step()
-        times_s.append(time.perf_counter() - started_s)
-        cpu_times_s.append(max((now - then for now, then in zip(waits.read_clocks(), clocks, strict=True)), default=0))
-    waited_s, wall_s = waits.waited_s(before), sum(times_s)
+def _time_turn(steps: Sequence[Callable[[], float]], waits: ThreadWaits, threads: int) -> Turn:
+    started_s = time.perf_counter()
+    before = waits.read()
+    times_s = tuple(step() for step in steps)
+    waited_s = waits.waited_s(before)
     # Also between the calls and the readings the threads may wait, which disturbs nothing.
-    waited_s = max(0.0, waited_s - threads * max(0.0, time.perf_counter() - turn_started_s - wall_s))
-    explained_s = sum(cpu_times_s) + waited_s / threads
-    return Turn(tuple(times_s), waited_s, tuple(cpu_times_s) if explained_s >= EXPLAINED * wall_s else ())
+    outside_s = max(0.0, time.perf_counter() - started_s - sum(times_s))
+    return Turn(times_s, max(0.0, waited_s - threads * outside_s))
 
 
 def _undisturbed(turns: Sequence[Turn]) -> list[Turn]:
@@ -135,15 +100,12 @@ def _undisturbed(turns: Sequence[Turn]) -> list[Turn]:
 
 
 def select_turns(turns: Sequence[Turn], repeats: int, threads: int) -> list[Turn]:
-    """Return the first undisturbed turns, where there are too few those of the least CPU time, with that as their time.
+    """Return the first undisturbed turns, or the least disturbed ones where there are too few.
 
-    Of calls without CPU times they are the least disturbed ones. Raises HostBusy if these do not describe the machine.
+    Raises HostBusy if these do not describe the machine.
     """
     if len(undisturbed := _undisturbed(turns)) >= repeats:
-        return [turn._replace(cpu_times_s=()) for turn in undisturbed[:repeats]]
-    timed = sorted((turn for turn in turns if turn.cpu_times_s), key=lambda turn: sum(turn.cpu_times_s))
-    if len(timed) >= repeats:
-        return [turn._replace(times_s=turn.cpu_times_s) for turn in timed[:repeats]]
+        return undisturbed[:repeats]
     selected = sorted(turns, key=lambda turn: turn.waited_s / turn.wall_s)[:repeats]
     waited = statistics.median(turn.waited_s / turn.wall_s for turn in selected) / threads
     over_fastest = statistics.median(turn.wall_s for turn in selected) / min(turn.wall_s for turn in turns)

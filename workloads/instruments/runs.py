@@ -12,7 +12,6 @@ import torch
 from workloads.api.contract import Energy, Measurement
 from workloads.api.gpus.energy import SHORTEST_S
 from workloads.instruments.device import MIB, flush_mib, machine_info
-from workloads.instruments.host_waits import CpuTimes
 from workloads.instruments.telemetry import GpuReadings, find_gpu, monitor_gpu
 from workloads.instruments.timing import Step, calls_in_reading, event_metrics, sustained_times, time_steps
 
@@ -36,7 +35,6 @@ def measure_calls(
         step, device, warmup=parameters.warmup, repeats=parameters.repeats, cold_cache=cold, calls=calls
     )
     metrics = readings.metrics()
-    clock = {"timed_by_cpu": True} if isinstance(times_s, CpuTimes) else {}
     if device.type != "cpu":
         metrics |= event_metrics(device) | {"calls_per_reading": float(calls)}
     sustained_times_s: tuple[float, ...] = ()
@@ -53,7 +51,7 @@ def measure_calls(
         independent=True,
         energy=energy,
         metrics=metrics,
-        machine_info=machine_info(device) | readings.machine_info() | clock,
+        machine_info=machine_info(device) | readings.machine_info(),
     )
 
 

@@ -12,14 +12,14 @@ import statistics
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from functools import cache
+from functools import cache, partial
 from itertools import cycle, islice
 from math import ceil
 
 import torch
 
 from workloads.instruments.device import Flush
-from workloads.instruments.host_waits import CpuTimes, time_undisturbed
+from workloads.instruments.host_waits import time_undisturbed
 from workloads.instruments.torch_internals import delay_gpu
 
 Step = Callable[[], object]
@@ -64,17 +64,24 @@ def time_in_turns(
 
     On a GPU every reading is enclosed in two device events, whose own cost is subtracted, and the host runs ahead of
     the device, so that its launch time is hidden: by the flush before each call, or by a wait before the first one. On
-    a CPU, calls during which other processes held a core are measured again; if too many were, times are `CpuTimes`.
+    a CPU, calls during which other processes held a core are measured again; HostBusy is raised if nearly all were.
     """
     assert calls == 1 or not cold_cache
     flush = Flush(device) if cold_cache else None
+
+    def wall_time_s(step: Step) -> float:
+        if flush is not None:
+            flush()
+        start = time.perf_counter()
+        step()
+        return time.perf_counter() - start
+
     for _ in range(warmup):
         for step in steps:
             step()
     if device.type == "cpu":
-        timed = time_undisturbed(steps, repeats, torch.get_num_threads(), flush or (lambda: None))
-        kind = CpuTimes if timed[0].cpu_times_s else tuple
-        return tuple(kind(times_s) for times_s in zip(*(turn.times_s for turn in timed), strict=True))
+        timed = [partial(wall_time_s, step) for step in steps]
+        return tuple(zip(*time_undisturbed(timed, repeats, torch.get_num_threads()), strict=True))
     cost_s = event_cost_s(device)
     if flush is None and calls == 1:
         delay_gpu(LEAD_CYCLES * repeats * len(steps))
