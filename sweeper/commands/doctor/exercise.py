@@ -18,6 +18,7 @@ from sweeper.commands.accept.experiments import Reading, read_experiments
 from sweeper.commands.accept.judge import Verdict, judge
 from sweeper.commands.accept.measure import plan_phases, read_result, run_phases, summarize
 from sweeper.commands.doctor.checks import Finding
+from sweeper.common.trials import TrialStatus
 from sweeper.config.hardware import Node, Target
 from sweeper.execution import cluster
 from workloads.api import host
@@ -44,9 +45,12 @@ def exercise(target: Target, states: Mapping[str, Mapping[str, Any]], console: C
         for line in summarize(job.place, new):
             console.print(line)
     for judgement in add_causes(judge(readings, target.hardware.kind, {}, {}), states):
-        problem = f"{judgement.reading.test}: {judgement.reason}"
-        if judgement.reading.problem or judgement.verdict is Verdict.FAIL:
-            yield Finding(judgement.reading.part, problem, judgement.cause or "see Ray's logs")
+        reading = judgement.reading
+        is_disturbed = reading.problem.startswith(TrialStatus.INCONCLUSIVE.value)  # by other processes: no fault
+        remedy = "find other processes with top, and measure again" if is_disturbed else "see Ray's logs"
+        if reading.problem or judgement.verdict is Verdict.FAIL:
+            problem = f"{reading.test}: {judgement.reason}"
+            yield Finding(reading.part, problem, judgement.cause or remedy, affects_results=not is_disturbed)
 
 
 def read_states(nodes: Sequence[Node], folder: str) -> dict[str, dict[str, Any]]:
