@@ -71,6 +71,8 @@ def compose_sweeps(arguments: Arguments) -> list[ComposedSweep]:
 
     Raises UserInputError if the configuration cannot be composed.
     """
+    if sys.flags.optimize:
+        raise UserInputError("PYTHONOPTIMIZE (or python -O): Hydra does not parse values without assertions; unset it")
     sweeps: list[ComposedSweep] = []
     folder: dict[str, str | bool] = {"config_dir": arguments.config_dir} if arguments.config_dir else {}
 

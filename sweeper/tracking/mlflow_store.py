@@ -86,7 +86,11 @@ def sqlite_uri(file: Path) -> str:
 
     MLflow makes the folder of a `sqlite:///` address without decoding it, so that an encoded one names its driver.
     """
-    quoted = urllib.parse.quote(str(file))
+    try:
+        quoted = urllib.parse.quote(str(file))
+    except UnicodeEncodeError as error:
+        problem = f"dir={os.fsencode(file.parent)!r}: is not text in this locale"
+        raise UserInputError(f"{problem}; set PYTHONUTF8=1, or choose another folder") from error
     return SQLITE_PREFIX + quoted if quoted == str(file) else f"sqlite+pysqlite:///{quoted}"
 
 
@@ -152,11 +156,12 @@ def check_uri(uri: str, option: str = "tracking.uri=") -> None:
 
 
 def check_default_store(folder: Path) -> None:
-    """Check the SQLite file in a directory of results, if it is there.
+    """Check the SQLite file in a directory of results, if it is there, and the folder of its artifacts.
 
     Raises:
-        UserInputError: it is none.
+        UserInputError: it is none, is of another MLflow, or cannot be written.
     """
+    default_uri(folder)  # refuses a folder whose name is not text
     file = folder / "mlflow.db"
     if reason := find_damage(file):
         raise UserInputError(f"dir={folder}: {file.name}: {reason}; move it away, or set tracking.uri")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import os
 import shutil
 import sqlite3
 import subprocess
@@ -179,6 +180,15 @@ def test_a_store_of_another_mlflow_is_refused_and_a_variable_that_is_not_used_is
         database.execute("UPDATE alembic_version SET version_num = ?", [revision])
         database.commit()
     with pytest.raises(UserInputError, match=rf"mlflow\.db: was written by {reason} MLflow than .* \({revision}\)"):
+        mlflow_store.check_default_store(tmp_path)
+
+
+def test_what_is_not_text_or_may_not_be_written_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(UserInputError, match=r"is not text in this locale; set PYTHONUTF8=1"):
+        mlflow_store.check_default_store(tmp_path / os.fsdecode(b"\xe9"))
+    (tmp_path / "mlruns").mkdir()
+    monkeypatch.setattr(os, "access", lambda path, mode: Path(path).name != "mlruns")  # root may write everything
+    with pytest.raises(UserInputError, match="mlruns: cannot be written; set dir"):
         mlflow_store.check_default_store(tmp_path)
 
 

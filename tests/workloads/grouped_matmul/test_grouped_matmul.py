@@ -97,3 +97,8 @@ def test_sizes_that_do_not_fit_together_are_refused(changes: dict[str, object], 
 def test_a_backend_for_gpus_is_refused_on_a_cpu() -> None:
     with pytest.raises(Infeasible, match="backend=quack is for NVIDIA GPUs"):
         GroupedMatmul().run(GroupedMatmulParameters(**SIZES, dtype="fp32", backend="quack"), Rank(device="cpu"))
+
+
+def test_rows_that_fp8_cannot_load_are_refused_before_a_trial() -> None:
+    with pytest.raises(ValueError, match="tokens=3: dtype=fp8_rowwise needs rows in multiples of 16, not 6"):
+        GroupedMatmulParameters(model="mixtral_8x7b", tokens=3, dtype="fp8_rowwise")
