@@ -92,10 +92,13 @@ def read_metric(gate: dict[str, Any], output: str) -> float | None:
     if "pattern" in gate:
         found = [float(value.replace(",", "")) for value in re.findall(gate["pattern"], output, re.MULTILINE)]
         return statistics.median(found) if found else None
-    value: Any = json.loads(output)
-    for name in gate["key"].split("."):
-        value = value[int(name)] if isinstance(value, list) else value.get(name)
-    return None if value is None else float(value)
+    try:
+        value: Any = json.loads(output)
+        for name in gate["key"].split("."):
+            value = value[int(name)] if isinstance(value, list) else value[name]
+        return float(value)
+    except (ValueError, LookupError, TypeError):  # not JSON, another structure, or no number
+        return None
 
 
 def passes(gate: dict[str, Any], metric: float) -> bool:

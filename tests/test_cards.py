@@ -121,6 +121,14 @@ def test_a_gate_compares_the_median_of_what_was_printed(gate: dict[str, Any], co
     assert verify.verify(card_of("rate 100, rate 900, rate 200", **gate)) == code
 
 
+@pytest.mark.parametrize("printed", ["", "rate 100", "[]", "3", '{"a": {"b": []}}', '{"a": {"c": 1}}', '{"a": 1}'])
+def test_output_without_the_gates_number_does_not_hold(printed: str, capsys: pytest.CaptureFixture[str]) -> None:
+    gate = {"key": "a.b.0", "comparison": "at least", "value": 0}
+    assert verify.verify(card_of(printed, **gate)) == 1
+    assert "fails: a.b.0: nothing" in capsys.readouterr().out
+    assert verify.verify(card_of('{"a": {"b": [1]}}', **gate)) == 0
+
+
 def test_a_command_that_fails_does_not_hold() -> None:
     card = card_of("", pattern="(.)", comparison="at least", value=0) | {"command": "python -c 'raise SystemExit(3)'"}
     assert verify.verify(card) == 1

@@ -259,8 +259,11 @@ _orphans: Orphans | None = None  # of a local cluster, whose nodes end with this
 
 
 def end_orphans() -> list[str]:
-    """End what trials left behind whose workers were killed on this machine. Returns their command lines."""
-    return _orphans.end() if _orphans else []
+    """End what trials left behind whose workers were killed on this machine, and what a raylet that died left.
+
+    Returns the command lines of the trials' processes.
+    """
+    return [command for command in _orphans.end() if not command.startswith("ray::")] if _orphans else []
 
 
 def init_ray(**options: Any) -> None:

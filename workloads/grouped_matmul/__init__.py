@@ -89,6 +89,11 @@ class GroupedMatmulParameters:
                 f"imbalance={self.imbalance:g}: of {self.local_experts} experts the busiest has at most "
                 f"{self.local_experts} times the mean"
             )
+        rows = self.tokens * self.sizes()[3]
+        if rows % self._row_unit:
+            raise ValueError(
+                f"tokens={self.tokens}: dtype={self.dtype} needs rows in multiples of {self._row_unit}, not {rows}"
+            )
 
     def sizes(self) -> tuple[int, int, int, int]:
         """Return hidden size, size of an expert, experts, and experts of a token."""
@@ -108,11 +113,13 @@ class GroupedMatmulParameters:
         hidden, width, _, _ = self.sizes()
         return (hidden, 2 * width) if self.layer == "gate_up" else (width, hidden)
 
+    @property
+    def _row_unit(self) -> int:
+        return 16 if self.dtype == "fp8_rowwise" else 1
+
     def rows(self) -> list[int]:
         """Return the rows of each expert of this rank; multiples of 16 in fp8, whose units load 16 bytes at a time."""
-        rows, unit = self.tokens * self.sizes()[3], 16 if self.dtype == "fp8_rowwise" else 1
-        if rows % unit:
-            raise ValueError(f"tokens={self.tokens}: dtype={self.dtype} needs rows in multiples of {unit}, not {rows}")
+        rows, unit = self.tokens * self.sizes()[3], self._row_unit
         loads = tokens_of_experts(rows // unit, self.local_experts, self.imbalance, self.seed)
         return [load * unit for load in loads]
 

@@ -22,6 +22,9 @@ TIMEOUT_S = 600.0  # of a collective; when a rank fails, the driver ends the tri
 @contextmanager
 def process_group(rank: Rank, device: torch.device) -> Iterator[None]:
     """Create the default process group of this trial: NCCL or RCCL between GPUs, gloo between processors."""
+    if dist.is_initialized():  # by a trial of this process that failed
+        dist.destroy_process_group()
+        forget_process_groups()
     alone = rank.world_size == 1
     store: dist.Store = dist.HashStore() if alone else _store_at(rank.rendezvous, rank.rank == 0, rank.world_size)
     dist.init_process_group(

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from tests.support.parallel_ranks import (
     BATCH,
@@ -68,3 +69,12 @@ def test_a_tied_model_trains() -> None:
         trainer = Trainer(stages, layout, groups, CPU, learning_rate=1e-3)
         losses = [float(trainer.step(Batch(tokens()[:2]))) for _ in range(3)]
     assert losses[0] > losses[1] > losses[2]
+
+
+def test_a_group_that_a_failed_trial_has_left_does_not_disturb_the_next() -> None:
+    """With several ranks it stays: destroying it waits for the other ranks, which may wait for this one."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    for _ in range(2):
+        with process_group(Rank(), CPU):
+            assert dist.get_world_size() == 1
+    assert not dist.is_initialized()
