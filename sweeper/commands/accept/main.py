@@ -4,11 +4,11 @@
     python -m sweeper accept cluster.address=auto profile=standard dir=/data/accept
     python -m sweeper accept baseline=acceptance/h100-20261120-101500/accept.json
 
-Measures every device alone and all of them at once (products burst and sustained, memory, copies to and from the host),
-then each node (collectives by size, a training step), pairs of nodes in rounds, and the whole. Each result is compared
-with the other parts, with the catalogue's and the planner's expected rate, and with the baseline, if one is given. At
-most 1% of healthy clusters fail, all comparisons together. quick ends within five minutes, standard within half an
-hour; burn_in loads each GPU for minutes.
+Measures every device alone and all of them at once (products burst and sustained, memory, copies to and from the
+host), then each node (collectives by size, a training step), pairs of nodes in rounds, and the whole. Each result is
+compared with the other parts, with the catalogue's and the planner's expected rate, and with the baseline, if one is
+given. About 1% of healthy clusters fail, all comparisons together, where parts differ as assumed (docs/accept.md).
+quick ends within five minutes, standard within half an hour; burn_in loads each GPU for minutes.
 
 Writes accept.json, a page (HTML), Markdown and JUnit XML to DIR/acceptance/HARDWARE-DATE. verify says whether an
 accept.json is as it was written; compare prints what has become slower from one run to a later one. The exit code is 0
