@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from importlib import import_module
 from itertools import product
 from numbers import Real
 from typing import Any, ClassVar, Literal, Protocol
@@ -217,9 +218,10 @@ class Measurement:
 
 
 class Workload:
-    """One kind of trial. Subclass it, set `name`, `Parameters` and `benchmark_version`, and implement `run`.
+    """One kind of trial. Subclass it, set `name`, `Parameters` and `benchmark_version`, and write `run` or `measure`.
 
-    The module that defines a workload must not import torch: the driver imports it. `run` may.
+    The module that defines a workload must not import torch: the driver imports it. `run` may. By default it calls
+    `measure(parameters, rank)` of the module that `module` names.
 
     Attributes:
         name: what `workload.name` in the configuration refers to.
@@ -237,6 +239,7 @@ class Workload:
             together. Every other parameter is part of the work where a sweep holds it constant, and counts as
             "searched" where the sweep searches it.
         benchmark_version: name and version of the measurement method. Results of different versions are not compared.
+        module: the module below the workload's own that measures it and may import torch.
         min_world_size: the fewest ranks that one trial spans.
         max_world_size: the most ranks that one trial spans; None for any number.
         is_matmul_ceiling: its best rate is stored as the achieved matmul ceiling of the device.
@@ -258,6 +261,7 @@ class Workload:
     work: tuple[str, ...] = ()
     ways: tuple[str, ...] = ()
     benchmark_version: ClassVar[str]
+    module: ClassVar[str] = "run"
     min_world_size: ClassVar[int] = 1
     max_world_size: ClassVar[int | None] = 1
     is_matmul_ceiling: ClassVar[bool] = False
@@ -271,8 +275,12 @@ class Workload:
     finals_rounds: ClassVar[int] = 5
 
     def run(self, parameters: Any, rank: Rank) -> Measurement:
-        """Run one trial. Raises Infeasible for parameters that cannot work here; other exceptions fail the trial."""
-        raise NotImplementedError
+        """Run one trial by `measure` of `module`.
+
+        Raises Infeasible for parameters that cannot work here; other exceptions fail the trial.
+        """
+        measurement: Measurement = import_module(f"{type(self).__module__}.{self.module}").measure(parameters, rank)
+        return measurement
 
     def recorded_parameters(self, parameters: Any) -> Mapping[str, Scalar]:
         """Return the values that are recorded with every result of these parameters, defaults included.

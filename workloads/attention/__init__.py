@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from workloads.api import recipes
-from workloads.api.contract import Measurement, Rank, Workload
+from workloads.api.contract import Workload
 from workloads.attention import rules
 
 Mode = Literal["forward", "backward"]
@@ -80,8 +80,3 @@ class Attention(Workload):
     ways = ("kernel", "warmup", "repeats", "sustained_s", "seed")
     max_world_size = None  # each rank measures its own device, all at the same time
     finalists = 0  # each point is a result
-
-    def run(self, parameters: AttentionParameters, rank: Rank) -> Measurement:
-        from workloads.attention.run import measure
-
-        return measure(parameters, rank)

@@ -13,10 +13,9 @@ from torch.nn import attention, functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from workloads.api.contract import Infeasible, Measurement, Rank
-from workloads.api.recipes import unsupported_rate_reason
 from workloads.attention import AttentionParameters, rules
 from workloads.instruments import device as devices
-from workloads.instruments.runs import measure_calls
+from workloads.instruments.runs import check_error, check_support, measure_calls
 from workloads.llama.attention_kernels import KERNELS, Gradients, rocm_attention_library
 from workloads.llama.pytorch_attention import choose_backend, flash4_as_flash
 
@@ -65,10 +64,7 @@ def measure(parameters: AttentionParameters, rank: Rank) -> Measurement:
     """
     device = devices.device_of(rank)
     architecture = devices.architecture(device)
-    if reason := unsupported_rate_reason(parameters.dtype, architecture):
-        raise Infeasible(f"dtype={parameters.dtype} is {reason}")
-    if reason := rules.unsupported_reason(parameters, architecture):
-        raise Infeasible(reason)
+    check_support(parameters, architecture, rules.unsupported_reason)
     generator = torch.Generator(device=device).manual_seed(parameters.seed)
 
     with selected(parameters.kernel):
@@ -103,12 +99,8 @@ def _checked_error(parameters: AttentionParameters, calls: AttentionCalls) -> fl
         error = largest_error((calls.forward(),), (out,))
     else:
         error = largest_error(calls.backward(), gradients)
-    if not error <= (limit := TOLERANCE[parameters.dtype]):
-        raise ArithmeticError(
-            f"{parameters.mode} attention by {calls.kernel} in {parameters.dtype} is wrong: relative error "
-            f"{error:.2e}, more than {limit:.0e}"
-        )
-    return error
+    name = f"{parameters.mode} attention by {calls.kernel} in {parameters.dtype}"
+    return check_error(name, error, TOLERANCE[parameters.dtype])
 
 
 def exact_results(q: Tensor, k: Tensor, v: Tensor, d_out: Tensor, *, causal: bool) -> tuple[Tensor, ...]:

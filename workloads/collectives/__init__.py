@@ -46,11 +46,6 @@ class Collectives(Workload):
     max_world_size = None
     finalists = 0  # each point is a result
 
-    def run(self, parameters: CollectivesParameters, rank: Rank) -> Measurement:
-        from workloads.collectives.run import measure
-
-        return measure(parameters, rank)
-
 
 @dataclass(frozen=True)
 class AllreduceParameters:
@@ -77,7 +72,7 @@ class Allreduce(Collectives):
     work = ("dtype",)
     benchmark_version = "allreduce/4"  # the cost of events is subtracted on GPUs (3); no call is repeated on a CPU (4)
 
-    def run(self, parameters: AllreduceParameters, rank: Rank) -> Measurement:  # type: ignore[override]
+    def run(self, parameters: AllreduceParameters, rank: Rank) -> Measurement:
         values = {name: getattr(parameters, name) for name in ("dtype", "warmup", "repeats")}
         measurement = super().run(CollectivesParameters(kib=1024 * parameters.mib, **values), rank)
         executed = {name: measurement.executed[name] for name in values}

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from workloads.api import recipes
-from workloads.api.contract import Measurement, Rank, Workload
+from workloads.api.contract import Workload
 from workloads.grouped_matmul import rules
 from workloads.models.model import MODELS, PassName
 from workloads.models.routing import tokens_of_experts
@@ -134,8 +134,3 @@ class GroupedMatmul(Workload):
     ways = ("backend", "warmup", "repeats", "sustained_s", "seed")
     max_world_size = None  # each rank measures its own device, all at the same time
     finalists = 0  # each point is a result
-
-    def run(self, parameters: GroupedMatmulParameters, rank: Rank) -> Measurement:
-        from workloads.grouped_matmul.run import measure
-
-        return measure(parameters, rank)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import accumulate, pairwise
 from typing import Any
 
@@ -13,26 +13,18 @@ from torch import Tensor
 from torch.nn import functional
 
 from workloads.api.contract import Infeasible, Measurement, Rank
-from workloads.api.recipes import RECIPES, fp8_dtype, unsupported_rate_reason
+from workloads.api.recipes import RECIPES, fp8_dtype
 from workloads.grouped_matmul import GroupedMatmulParameters, rules
 from workloads.instruments import device as devices
-from workloads.instruments.runs import measure_calls
-from workloads.matmul.gemm import tolerance
-from workloads.matmul.operands import TORCH_DTYPES, take_rows
+from workloads.instruments import products
+from workloads.instruments.runs import check_error, check_support, measure_calls
 
 
 @dataclass(frozen=True)
-class GroupedOperands:
+class GroupedOperands(products.Operands):
     """A is [rows, k], B [experts, k, n]; of a weight gradient A is [n, rows], B [rows, k], and C [experts, n, k]."""
 
-    a: Tensor
-    b: Tensor
-    ends: Tensor  # int32, the row after each expert's last
-    multiply: Callable[[], Tensor]
-
-    @property
-    def bytes(self) -> int:
-        return self.a.nbytes + self.b.nbytes
+    ends: Tensor = field(kw_only=True)  # int32, the row after each expert's last
 
 
 def measure(parameters: GroupedMatmulParameters, rank: Rank) -> Measurement:
@@ -44,21 +36,15 @@ def measure(parameters: GroupedMatmulParameters, rank: Rank) -> Measurement:
     """
     device = devices.device_of(rank)
     architecture = devices.architecture(device)
-    if reason := unsupported_rate_reason(parameters.dtype, architecture):
-        raise Infeasible(f"dtype={parameters.dtype} is {reason}")
-    if reason := rules.unsupported_reason(parameters, architecture):
-        raise Infeasible(reason)
+    check_support(parameters, architecture, rules.unsupported_reason)
     generator = torch.Generator(device=device).manual_seed(parameters.seed)
     operands = make_operands(parameters, device, generator, architecture)
     started = time.perf_counter()
     c = operands.multiply()
     tuning_s = time.perf_counter() - started
-    error = relative_error(operands, c)
     matrix_dtype = RECIPES[parameters.dtype].matrix_dtype
-    if not error <= (limit := tolerance(matrix_dtype, architecture)):
-        raise ArithmeticError(
-            f"the grouped product in {parameters.dtype} is wrong: relative error {error:.2e}, more than {limit:.0e}"
-        )
+    error, limit = relative_error(operands, c), products.tolerance(matrix_dtype, architecture)
+    check_error(f"the grouped product in {parameters.dtype}", error, limit)
     measured = measure_calls(
         operands.multiply,
         lambda: make_operands(parameters, device, generator, architecture).multiply,
@@ -87,7 +73,7 @@ def make_operands(
     rows, experts, (inputs, outputs) = parameters.rows(), parameters.local_experts, parameters.features
     ends = torch.tensor(list(accumulate(rows)), dtype=torch.int32, device=device)
     total, is_fp8 = sum(rows), parameters.dtype == "fp8_rowwise"
-    dtype = getattr(torch, fp8_dtype(architecture)) if is_fp8 else TORCH_DTYPES[parameters.dtype]
+    dtype = getattr(torch, fp8_dtype(architecture)) if is_fp8 else products.TORCH_DTYPES[parameters.dtype]
 
     def matrix(*size: int) -> Tensor:
         values = torch.randn(size, device=device, dtype=torch.bfloat16 if is_fp8 else dtype, generator=generator)
@@ -105,10 +91,10 @@ def make_operands(
         a = matrix(outputs, total) if is_fp8 else matrix(total, outputs).t()
         b = matrix(inputs, total).t() if is_fp8 else matrix(total, inputs)
     if is_fp8:
-        return GroupedOperands(a, b, ends, _scaled(a, b, ends, parameters))
+        return GroupedOperands(a, b, _scaled(a, b, ends, parameters), ends=ends)
     if parameters.backend == "quack":
-        return GroupedOperands(a, b, ends, _quack(a, b, ends))
-    return GroupedOperands(a, b, ends, lambda: functional.grouped_mm(a, b, offs=ends))
+        return GroupedOperands(a, b, _quack(a, b, ends), ends=ends)
+    return GroupedOperands(a, b, lambda: functional.grouped_mm(a, b, offs=ends), ends=ends)
 
 
 def _scaled(a: Tensor, b: Tensor, ends: Tensor, parameters: GroupedMatmulParameters) -> Callable[[], Tensor]:
@@ -132,25 +118,13 @@ def _quack(a: Tensor, b: Tensor, ends: Tensor) -> Callable[[], Tensor]:
     return lambda: gemm(a, b, **{name: starts})
 
 
-def relative_error(operands: GroupedOperands, c: Tensor, *, rows: int = 8, columns: int = 256) -> float:
-    """Return ‖C - ref‖ / ‖ref‖ over evenly spaced rows and columns of up to eight experts, with ref in fp64."""
+def relative_error(operands: GroupedOperands, c: Tensor) -> float:
+    """Return ‖C - A·B‖ / ‖A·B‖ over evenly spaced rows and columns of up to eight experts, with A·B in fp64."""
     a, b, bounds = operands.a, operands.b, list(pairwise([0, *operands.ends.tolist()]))
-    busy = [expert for expert, (start, end) in enumerate(bounds) if end > start]
-    difference = norm = 0.0
-    for expert in busy[:: max(1, len(busy) // 8)]:
-        start, end = bounds[expert]
-        if b.dim() == 3:
-            i, j = _spaced(start, end, rows, c), _spaced(0, b.shape[2], columns, c)
-            exact = take_rows(a, i) @ take_rows(b[expert].t(), j).t()
-            found = c[i][:, j]
-        else:
-            i, j = _spaced(0, a.shape[0], rows, c), _spaced(0, b.shape[1], columns, c)
-            exact = take_rows(a, i)[:, start:end] @ take_rows(b.t(), j)[:, start:end].t()
-            found = c[expert][i][:, j]
-        difference += float((found.double() - exact).square().sum())
-        norm += float(exact.square().sum())
-    return (difference / norm) ** 0.5
-
-
-def _spaced(start: int, end: int, count: int, like: Tensor) -> Tensor:
-    return torch.linspace(start, end - 1, min(count, end - start), device=like.device).long()
+    busy = [(expert, slice(start, end)) for expert, (start, end) in enumerate(bounds) if end > start]
+    return products.relative_error(
+        *(
+            (a[rows], b[expert], c[rows]) if b.dim() == 3 else (a[:, rows], b[rows], c[expert])
+            for expert, rows in busy[:: max(1, len(busy) // 8)]
+        )
+    )

@@ -9,8 +9,9 @@ from typing import Any
 
 import torch
 
-from workloads.api.contract import Energy, Measurement
+from workloads.api.contract import Energy, Infeasible, Measurement
 from workloads.api.gpus.energy import SHORTEST_S
+from workloads.api.recipes import unsupported_rate_reason
 from workloads.instruments.device import MIB, flush_mib, machine_info
 from workloads.instruments.telemetry import GpuReadings, find_gpu, monitor_gpu
 from workloads.instruments.timing import Step, calls_in_reading, event_metrics, sustained_times, time_steps
@@ -19,6 +20,21 @@ from workloads.instruments.timing import Step, calls_in_reading, event_metrics, 
 PAUSES_S = (5.0, 15.0)
 MARGIN = 1.2  # how much longer a run is than the shortest one whose energy can be told
 NO_RUN = "a single call is too short for the energy counter: set space.sustained_s=3"
+
+
+def check_support(parameters: Any, architecture: str, unsupported_reason: Callable[[Any, str], str]) -> None:
+    """Raise Infeasible if the device does not support the parameters' `dtype`, or their combination by a rule."""
+    if reason := unsupported_rate_reason(parameters.dtype, architecture):
+        raise Infeasible(f"dtype={parameters.dtype} is {reason}")
+    if reason := unsupported_reason(parameters, architecture):
+        raise Infeasible(reason)
+
+
+def check_error(name: str, error: float, limit: float) -> float:
+    """Return the relative error of a result. Raises ArithmeticError if it is above the limit, or not a number."""
+    if not error <= limit:
+        raise ArithmeticError(f"{name} is wrong: relative error {error:.2e}, more than {limit:.0e}")
+    return error
 
 
 def measure_calls(

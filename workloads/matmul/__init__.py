@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from workloads.api import recipes
-from workloads.api.contract import Measurement, Rank, Scalar, Workload
+from workloads.api.contract import Scalar, Workload
 from workloads.matmul import rules
 from workloads.models.model import GemmShape, LayerName, ModelName, PassName, gemm_shape
 
@@ -105,11 +105,7 @@ class Matmul(Workload):
     ways = ("layout", "backend", "warmup", "warmup_s", "repeats", "sustained_s", "seed")
     is_matmul_ceiling = True
     max_world_size = None  # each rank measures its own device, all at the same time
-
-    def run(self, parameters: MatmulParameters, rank: Rank) -> Measurement:
-        from workloads.matmul.gemm import measure
-
-        return measure(parameters, rank)
+    module = "gemm"
 
     def recorded_parameters(self, parameters: MatmulParameters) -> Mapping[str, Scalar]:
         """Return the parameters without those of the other way to give a shape: m, n and k, or a model's layer."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -12,25 +12,13 @@ from typing import Any
 import torch
 
 from workloads.api.contract import Infeasible, Measurement, Rank
-from workloads.api.recipes import RECIPES, unsupported_rate_reason, unsupported_rocm_reason
+from workloads.api.recipes import RECIPES, unsupported_rocm_reason
 from workloads.instruments import device as devices
-from workloads.instruments.runs import measure_calls
+from workloads.instruments.products import Operands, relative_error, tolerance
+from workloads.instruments.runs import check_error, check_support, measure_calls
 from workloads.matmul import MatmulParameters, rules, tunable
-from workloads.matmul.operands import Operands, make_operands, take_rows
+from workloads.matmul.operands import make_operands
 from workloads.precision.formats import rocm_of_build
-
-# Largest relative error ‖C - ref‖ / ‖ref‖ of a correct product: the rounding of the result itself (half a unit in the
-# last place: 2^-9 for bf16, 2^-12 for fp16), and for fp32 its accumulation over k, each with a margin for a library's
-# order of summation. The fast accumulators of fp8 keep 14 bits.
-TOLERANCE = {"fp32": 1e-4, "fp16": 2e-3, "bf16": 1e-2, "fp8": 2e-2, "fp4": 1e-2}
-
-# tf32 rounds its operands to 11 bits. Rounded to nearest, random operands give 2.9e-4, truncated ones 7.7e-4, at any k
-# up to 20480. An H200 gives 2.8e-4 to 3.0e-4 (k from 512 to 16384, both libraries, torch 2.11). gfx942 truncates them
-# and rounds the sum of every four products down (MMA-Sim, arXiv:2511.10909): hipBLASLt on an MI300X gave 7.7e-4 at
-# k=1024 (pytorch/pytorch#180926, github.com/jeffdaily/tf32_analysis). gfx950 has no tf32 units: hipBLASLt emulates tf32
-# by bf16 there (ROCm/hipBLASLt#1806), which is not native.
-TF32_TOLERANCE = {"gfx942": 2e-3}
-TF32_TOLERANCE_ELSEWHERE = 1e-3
 
 # The names of a backend's library in PyTorch, and those of the library that runs, by PyTorch's name of it.
 SELECTED = ("cublas", "cublaslt", "ck")
@@ -77,13 +65,9 @@ def measure(parameters: MatmulParameters, rank: Rank) -> Measurement:
     if parameters.model is None:
         values_per_element = 2 if operands.a.dtype == torch.float4_e2m1fn_x2 else 1
         executed |= {"m": c.shape[0], "n": c.shape[1], "k": operands.a.shape[1] * values_per_element}
-    error, limit = relative_error(operands.a, operands.b, c), tolerance(recipe.matrix_dtype, architecture)
-    if not error <= limit:
-        raise ArithmeticError(
-            f"the {parameters.dtype} product {shape.m}x{shape.n}x{shape.k} is wrong: relative error {error:.2e}, "
-            f"more than {limit:.0e}"
-        )
-    metrics = {"relative_error": error}
+    name = f"the {parameters.dtype} product {shape.m}x{shape.n}x{shape.k}"
+    error, limit = relative_error((operands.a, operands.b, c)), tolerance(recipe.matrix_dtype, architecture)
+    metrics = {"relative_error": check_error(name, error, limit)}
     if parameters.model:
         metrics |= {"m": float(c.shape[0]), "n": float(c.shape[1]), "k": float(shape.k)}
     if tuning is not None:
@@ -100,12 +84,8 @@ def measure(parameters: MatmulParameters, rank: Rank) -> Measurement:
 
 
 def _check_support(parameters: MatmulParameters, architecture: str) -> None:
-    if reason := unsupported_rate_reason(parameters.dtype, architecture):
-        raise Infeasible(f"dtype={parameters.dtype} is {reason}")
-    if reason := unsupported_rocm_reason(parameters.dtype, rocm_of_build()):
-        raise Infeasible(reason)
-    if reason := rules.unsupported_reason(parameters, architecture):
-        raise Infeasible(reason)
+    of_rocm = unsupported_rocm_reason(parameters.dtype, rocm_of_build())
+    check_support(parameters, architecture, lambda *support: of_rocm or rules.unsupported_reason(*support))
     if parameters.backend != "tunable" and tunable.is_forced():
         raise Infeasible(
             f"backend={parameters.backend}: PYTORCH_TUNABLEOP_ENABLED routes every product through TunableOp; "
@@ -127,15 +107,12 @@ def _warm_up(device: torch.device, seconds: float) -> None:
             torch.cuda.synchronize(device)
 
 
-@contextmanager
-def _tuned(parameters: MatmulParameters, operands: Operands) -> Iterator[tunable.Tuning | None]:
+def _tuned(parameters: MatmulParameters, operands: Operands) -> AbstractContextManager[tunable.Tuning | None]:
     """Let PyTorch run the kernel that TunableOp finds for the product until the block ends, if that is the backend."""
     if parameters.backend != "tunable":
-        yield None
-        return
+        return nullcontext()
     rotating_mib = devices.flush_mib(operands.a.device) if parameters.statistic.endswith("_cold") else 0
-    with tunable.tuned(operands.multiply, f"{parameters.dtype} {parameters.shape()}", rotating_mib) as tuning:
-        yield tuning
+    return tunable.tuned(operands.multiply, f"{parameters.dtype} {parameters.shape()}", rotating_mib)
 
 
 @contextmanager
@@ -192,17 +169,3 @@ def library(parameters: MatmulParameters, architecture: str) -> dict[str, str]:
 
 def _preferred() -> str:
     return str(torch.backends.cuda.preferred_blas_library()).rpartition(".")[2]
-
-
-def tolerance(matrix_dtype: str, architecture: str) -> float:
-    if matrix_dtype == "tf32":
-        return TF32_TOLERANCE.get(architecture.partition(":")[0], TF32_TOLERANCE_ELSEWHERE)
-    return TOLERANCE[matrix_dtype]
-
-
-def relative_error(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, *, rows: int = 8, columns: int = 256) -> float:
-    """Return ‖C - A·B‖ / ‖A·B‖ over evenly spaced rows and columns of C, with A·B computed in fp64."""
-    i = torch.linspace(0, c.shape[0] - 1, min(rows, c.shape[0]), device=c.device).long()
-    j = torch.linspace(0, c.shape[1] - 1, min(columns, c.shape[1]), device=c.device).long()
-    reference = take_rows(a, i) @ take_rows(b.t(), j).t()
-    return float((c[i][:, j].double() - reference).norm() / reference.norm())

@@ -4,42 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from workloads.api.contract import Infeasible
 from workloads.api.recipes import RECIPES, fp8_dtype
+from workloads.instruments.products import TORCH_DTYPES, Operands
 from workloads.instruments.torch_internals import supports_persistent_tma
 from workloads.matmul import MatmulParameters, tinygrad_backend
 from workloads.matmul.rules import executed_accumulation
 from workloads.models.model import GemmShape
 from workloads.precision.formats import scale_layout
-
-TORCH_DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
-
-# The sixteen values of a 4-bit number with 2 bits of exponent and 1 of mantissa (OCP Microscaling v1.0, table 5).
-E2M1 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6], dtype=torch.float64)
-
-
-@dataclass(frozen=True)
-class Operands:
-    """The operands of a product, A[m, k] and B[k, n], and its implementation. Two 4-bit numbers share one element."""
-
-    a: torch.Tensor
-    b: torch.Tensor
-    multiply: Callable[[], Any]  # computes C into the same memory at each call and returns it
-    fetch: Callable[[Any], torch.Tensor] = lambda c: c  # to a PyTorch tensor where the backend has its own type
-
-    @property
-    def layout(self) -> str:
-        """Return the layout of A and B in memory: n is row-major, t is column-major."""
-        return "".join("n" if matrix.stride(1) == 1 else "t" for matrix in (self.a, self.b))
-
-    @property
-    def bytes(self) -> int:
-        return self.a.nbytes + self.b.nbytes
 
 
 def make_operands(
@@ -134,14 +110,3 @@ def _make_scaled(
         )
         options |= {"swizzle_a": layout.swizzle, "swizzle_b": layout.swizzle}
     return Operands(a, b, lambda: scaled_mm(a, b, scale_a, kinds[0], scale_b, kinds[1], **options))
-
-
-def take_rows(matrix: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-    """Return rows of a matrix in fp64. Formats of 8 bits or fewer are indexed as bytes: torch cannot index them."""
-    if matrix.element_size() > 1:
-        return matrix[rows].double()
-    taken = matrix.view(torch.uint8)[rows]
-    if matrix.dtype != torch.float4_e2m1fn_x2:
-        return taken.view(matrix.dtype).double()
-    packed = taken.long()
-    return E2M1.to(rows.device)[torch.stack([packed & 15, packed >> 4], dim=-1).flatten(-2)]

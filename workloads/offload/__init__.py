@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from workloads.api.contract import Candidate, Machine, Measurement, Rank, Scalar, Workload
+from workloads.api.contract import Candidate, Machine, Scalar, Workload
 from workloads.api.recipes import MULTIPLES, unsupported_rate_reason
 from workloads.models.model import MODELS, ModelName
 from workloads.offload.plan import count_training_state_bytes
@@ -112,8 +112,3 @@ class Offload(Workload):
     def preview(self, parameters: OffloadParameters, machine: Machine) -> str:
         reason = infeasible_reason(parameters.dtype, parameters.sequence_length, machine.architecture)
         return f"infeasible: {reason}" if reason else ""
-
-    def run(self, parameters: OffloadParameters, rank: Rank) -> Measurement:
-        from workloads.offload.run import measure
-
-        return measure(parameters, rank)

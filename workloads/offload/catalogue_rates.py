@@ -78,8 +78,8 @@ def model_sizes(parameters: OffloadParameters) -> ModelSizes:
         MODELS[parameters.model],
         4 if is_fp32 else 2,
         2 * STATE_BYTES[states] + 4 * has_masters,
-        cast_bytes_per_parameter=2 if recipe else 0,
-        token_multiple=MULTIPLES[recipe][2] if recipe else 1,
+        cast_bytes_per_parameter=2 if recipe else 0,  # for a pass by rows and by columns, one byte each
+        token_multiple=MULTIPLES[recipe][2] if recipe else 1,  # products sum over tokens for weight gradients
     )
 
 

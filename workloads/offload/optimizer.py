@@ -40,11 +40,6 @@ class Precision:
             vectors += 2 * [(numel // math.gcd(numel, INT8_BLOCK), torch.float32)]
         return vectors + self.master_weights * [(numel, torch.float32)]
 
-    @property
-    def state_bytes_per_parameter(self) -> float:
-        vectors = self.list_state_vectors(INT8_BLOCK)
-        return sum(numel * dtype.itemsize for numel, dtype in vectors) / INT8_BLOCK
-
 
 @dataclass(frozen=True)
 class AdamW:

@@ -17,7 +17,6 @@ import torch
 from workloads.api.contract import Infeasible, Measurement, Rank, Scalar
 from workloads.api.errors import first_line
 from workloads.api.host import available_memory_bytes, node_activity
-from workloads.api.recipes import MULTIPLES
 from workloads.instruments import device as devices
 from workloads.instruments import process_setup
 from workloads.instruments.telemetry import GpuReadings, monitor_gpu
@@ -28,6 +27,7 @@ from workloads.llama.fp8_block import FP8_RECIPES
 from workloads.models.flops import hardware_flops_per_token, model_flops_per_token
 from workloads.models.model import MODELS, find_trained_name
 from workloads.offload import OffloadParameters, infeasible_reason
+from workloads.offload.catalogue_rates import model_sizes
 from workloads.offload.cost_model import MemoryBudget, ModelSizes
 from workloads.offload.device_rates import MeasuredDevice, load_or_measure
 from workloads.offload.engine import Engine
@@ -60,14 +60,7 @@ def measure(parameters: OffloadParameters, rank: Rank) -> Measurement:
     process_setup.enable_expandable_segments(device)  # otherwise a small budget is lost to fragmentation
     precision = select_precision(parameters, devices.architecture(device))
     devices.release_memory(device)
-    shape, recipe = MODELS[parameters.model], precision.recipe
-    model = ModelSizes(
-        shape,
-        precision.dtype.itemsize,
-        precision.state_bytes_per_parameter,
-        cast_bytes_per_parameter=2 if recipe else 0,  # for a pass by rows and by columns, one byte each
-        token_multiple=MULTIPLES[recipe][2] if recipe else 1,  # products sum over tokens for weight gradients
-    )
+    shape, model = MODELS[parameters.model], model_sizes(parameters)
     if device.type == "cpu":  # where the device's memory is the host's
         needed = count_training_state_bytes(shape, model.element_bytes, model.state_bytes_per_parameter)
         if needed > (available := available_memory_bytes()):

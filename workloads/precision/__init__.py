@@ -11,10 +11,9 @@ A format that the device's matrix units do not support is emulated: its error is
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from importlib import import_module
 from typing import Any, ClassVar, Literal, get_args
 
-from workloads.api.contract import Machine, Measurement, Rank, Workload
+from workloads.api.contract import Machine, Workload
 from workloads.api.recipes import Support, support, unsupported_rate_reason
 from workloads.models.model import LayerName, ModelName, PassName
 
@@ -157,11 +156,10 @@ def unsupported_layer_rate_reason(recipe: str, architecture: str) -> str:
 
 
 class PrecisionWorkload(Workload):
-    """One of the four: `module` measures it, its plan describes the support of `recipes` and ends with `note`."""
+    """One of the four: its plan describes the support of `recipes` and ends with `note`."""
 
     recipes: ClassVar[Any]
     note: ClassVar[str]
-    module: ClassVar[str]
     finalists = 0  # each point is a result; trials of training take minutes
 
     def preview(self, parameters: Any, machine: Machine) -> str:
@@ -179,10 +177,6 @@ class PrecisionWorkload(Workload):
                 level, reason = Support.UNSUPPORTED, unsupported
             lines.append(f"  {recipe:{width}}  {level.value}{': ' if reason else ''}{reason}")
         return "\n".join([*lines, self.note])
-
-    def run(self, parameters: Any, rank: Rank) -> Measurement:
-        measurement: Measurement = import_module(f"workloads.precision.{self.module}").measure(parameters, rank)
-        return measurement
 
 
 class Gemm(PrecisionWorkload):

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from workloads.matmul.gemm import relative_error, tolerance
+from workloads.instruments.products import relative_error, tolerance
 
 MI300X, H200 = "gfx942:sramecc+:xnack-", "sm90"
 
@@ -25,7 +25,7 @@ def operands(request: pytest.FixtureRequest) -> tuple[torch.Tensor, torch.Tensor
 def error_of(operands: tuple[torch.Tensor, torch.Tensor], bits: int, *, nearest: bool) -> float:
     a, b = operands
     rounded = [drop_bits(x, bits, nearest=nearest).double() for x in operands]
-    return relative_error(a, b, (rounded[0] @ rounded[1]).float())
+    return relative_error((a, b, (rounded[0] @ rounded[1]).float()))
 
 
 def test_tf32_passes_with_the_rounding_of_either_vendor(operands: tuple[torch.Tensor, torch.Tensor]) -> None:

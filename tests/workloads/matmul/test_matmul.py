@@ -13,9 +13,9 @@ from workloads.api.recipes import RECIPES, unsupported_rate_reason
 from workloads.api.trial import describe_mismatches, run_trial
 from workloads.instruments import device as devices
 from workloads.instruments import timing
+from workloads.instruments.products import E2M1, TOLERANCE, TORCH_DTYPES, relative_error, take_rows, tolerance
 from workloads.matmul import Matmul, MatmulParameters, tinygrad_backend
-from workloads.matmul.gemm import TOLERANCE, relative_error, tolerance
-from workloads.matmul.operands import E2M1, TORCH_DTYPES, make_operands, take_rows
+from workloads.matmul.operands import make_operands
 from workloads.models.model import TRAINED_MODELS, GemmShape, gemm_shape
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
@@ -57,17 +57,17 @@ def test_a_correct_product_is_within_the_tolerance_and_a_wrong_one_is_not(dtype:
     name = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16"}[dtype]
     a, b = torch.randn(96, k, dtype=dtype), torch.randn(k, 80, dtype=dtype)
     c = torch.mm(a, b)
-    assert relative_error(a, b, c) < TOLERANCE[name]
+    assert relative_error((a, b, c)) < TOLERANCE[name]
     halved = torch.mm(a[:, : k // 2], b[: k // 2])  # half of the sum is missing
-    assert relative_error(a, b, halved) > TOLERANCE[name]
+    assert relative_error((a, b, halved)) > TOLERANCE[name]
     stale = c.clone()
     stale[-1] = 0  # a row that was never written
-    assert relative_error(a, b, stale) > TOLERANCE[name]
+    assert relative_error((a, b, stale)) > TOLERANCE[name]
 
 
 def test_a_product_of_nan_is_never_correct() -> None:
     a, b = torch.randn(8, 8), torch.randn(8, 8)
-    assert not relative_error(a, b, torch.full((8, 8), torch.nan)) <= TOLERANCE["fp32"]
+    assert not relative_error((a, b, torch.full((8, 8), torch.nan))) <= TOLERANCE["fp32"]
 
 
 def test_a_product_that_does_not_fit_in_memory_is_infeasible() -> None:
@@ -109,7 +109,7 @@ def test_tinygrad_gives_the_product_of_the_same_operands(layout: str, name: str)
     multiply, fetch = tinygrad_backend.build_gemm(a, b, "PYTHON", beam=0)
     c = fetch(multiply())
     assert (c.shape, c.dtype) == ((12, 4), dtype)
-    assert relative_error(a, b, c, rows=12) < TOLERANCE[name]
+    assert relative_error((a, b, c), rows=12) < TOLERANCE[name]
 
 
 @given(

@@ -127,7 +127,8 @@ def test_placements_train_alike_and_take_the_bytes_that_are_planned_for(
     assert on_device[0] == on_host[0]
     assert all(torch.equal(weight, on_host[1][name]) for name, weight in on_device[1].items())
     state_bytes = sum(buffer.tensor.nbytes for buffer in on_host[2]._layers[0].optimizer_states)
-    assert state_bytes == SHAPE.block_parameters(0) * precision.state_bytes_per_parameter
+    planned = precision.list_state_vectors(SHAPE.block_parameters(0))
+    assert state_bytes == sum(count * dtype.itemsize for count, dtype in planned)
     assert on_host[2].describe_types()["type_of_master_weights"] == ("fp32" if master_weights else "none")
 
 
