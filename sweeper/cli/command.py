@@ -319,7 +319,6 @@ def _is_needed(key: Key) -> bool:
 
 
 def _describe_key(key: Key) -> str:
-    """Return the meaning of a setting and, in brackets, its unit, allowed values and default."""
     meaning = key.meaning.replace("`", "").rstrip(".")
     if {"word", "switch"} & key.bounds.keys():
         return meaning

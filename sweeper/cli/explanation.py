@@ -203,7 +203,6 @@ def _explain_file(text: str, arguments: Arguments) -> str:
 
 
 def _suggest_key(key: str, arguments: Arguments) -> str:
-    """Return the keys of the chosen workload's configuration beside an unknown one, and the nearest."""
     composed = compose_groups(arguments)
     del composed.hydra
     values: Any = OmegaConf.to_container(composed, resolve=False)

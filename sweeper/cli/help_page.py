@@ -121,7 +121,6 @@ def workload_rows(composed: DictConfig, files: list[ConfigFile]) -> list[tuple[s
 
 
 def _describe(key: Key, composed: DictConfig) -> str:
-    """Return the meaning of a key and, in brackets, its unit, allowed values and default."""
     choices = literal_values(key.annotation)
     is_explained = bool(choices) and all(choice in key.meaning for choice in choices)
     unit = "" if key.unit in key.meaning else key.unit
@@ -136,7 +135,6 @@ def _describe(key: Key, composed: DictConfig) -> str:
 
 
 def _format(value: Any) -> str:
-    """Return a value as YAML in one line, cut where it is long."""
     if isinstance(value, str):
         return value or "''"
     text = yaml.safe_dump(value, default_flow_style=True, width=10**6, sort_keys=False).splitlines()[0]

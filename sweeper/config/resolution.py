@@ -193,7 +193,6 @@ def _split_objectives(entries: dict[str, Any]) -> dict[str, Any]:
 
 
 def _direction_of(key: str, name: str) -> str:
-    """Return how a metric is better. Raises UserInputError if it is unknown, or neither more nor less is better."""
     if name in DIRECTIONS:
         return DIRECTIONS[name]
     if name in METRICS:
@@ -205,7 +204,6 @@ def _direction_of(key: str, name: str) -> str:
 
 
 def _read_criteria(config: Config) -> Criteria:
-    """Return what ranks the trials, checked against the sampler and the pruner, which may take one objective only."""
     section, search = config.workload, config.search
     objectives = {section.objective: section.direction}
     objectives |= {name: DIRECTIONS[name] for name in config.objective or () if name != section.objective}

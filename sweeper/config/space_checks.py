@@ -82,7 +82,6 @@ def read_space(resolved: ResolvedConfig, kind: str, architecture: str | None) ->
 
 
 def _read_variables(resolved: ResolvedConfig, space: Space) -> Space:
-    """Return the environment variables of a space, each of which a trial may set and the command does not."""
     variables = Space(environment.only_variables(space.dimensions), environment.only_variables(space.constants))
     set_by_command = (resolved.settings or {}).get("environment", {})
     values: dict[str, Sequence[Value]] = {name: [value] for name, value in variables.constants.items()}
@@ -97,7 +96,6 @@ def _read_variables(resolved: ResolvedConfig, space: Space) -> Space:
 
 
 def _check_parameter(resolved: ResolvedConfig, space: Space, name: str, known: Mapping[str, Field[Any]]) -> None:
-    """Check that the workload has the parameter, that it is not a secret, and that files exist which it names."""
     if is_secret(name):
         raise UserInputError(f"space.{name}: looks like a secret, and parameters are recorded; use the environment")
     if name not in known:
@@ -112,7 +110,6 @@ def _check_parameter(resolved: ResolvedConfig, space: Space, name: str, known: M
 
 
 def _convert_dimension(key: str, dimension: Dimension, hint: Any, bounds: Mapping[str, Any]) -> Dimension:
-    """Return the dimension with its values as the parameter's type. Raises UserInputError where that is impossible."""
     for value in _extremes(dimension):
         check_bounds(convert(hint, value, key), bounds, key)
     if isinstance(dimension, Choice):
@@ -126,7 +123,6 @@ def _convert_dimension(key: str, dimension: Dimension, hint: Any, bounds: Mappin
 
 
 def _extremes(dimension: Dimension) -> Sequence[Value]:
-    """Return the values between which all others are; of a choice all values."""
     return dimension.values if isinstance(dimension, Choice) else (dimension.low, dimension.high)
 
 

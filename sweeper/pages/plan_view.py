@@ -42,7 +42,6 @@ def describe_gangs(plan: SweepPlan) -> str:
 
 
 def _describe_criteria(plan: SweepPlan) -> list[str]:
-    """Return a line with the objectives and limits; none for one objective without limits."""
     criteria = plan.criteria
     if not (criteria.has_front or criteria.limits):
         return []
@@ -51,7 +50,6 @@ def _describe_criteria(plan: SweepPlan) -> list[str]:
 
 
 def _describe_search(plan: SweepPlan) -> str:
-    """Return what varies, the size of the space, the sampler and the limits."""
     budget, size, config = plan.config.budget, plan.space.size, plan.config
     valid = "" if plan.estimates is None else "valid "
     points = "continuous" if math.isinf(size) else f"{size:,.0f} {valid}point{'' if size == 1 else 's'}"
@@ -92,7 +90,6 @@ def describe_start(plan: SweepPlan, counts: Mapping[TrialStatus, int], interrupt
 
 
 def _describe_limits(plan: SweepPlan) -> list[str]:
-    """Return the values that the devices do not support, and what is wrong with the devices."""
     lines = [f"excluded {line}" for line in plan.excluded]
     return lines + [f"warning  {line}" for line in (*plan.gpu_problems, *plan.target.describe_foreign_use())]
 

@@ -149,7 +149,6 @@ def _write_images(folder: Path, search: SearchResult, front: FrontPlot | None) -
 
 
 def _write_page(path: Path, search: SearchResult, front: FrontPlot | None) -> Path:
-    """Write the interactive plots. The first one includes plotly.js for all."""
     build = parameter_charts.build_parallel_coordinates
     coordinates = build(search.parameters, search.ranks, search.values, search.label)
     figures = [

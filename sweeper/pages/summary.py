@@ -125,7 +125,6 @@ class Summary:
         return f"{text}; finals.top={DEFAULT_FINALISTS} {again}"
 
     def _best_trials(self) -> Sequence[TrialRecord]:
-        """Return the best trials, of several objectives at least the front."""
         return self.results.best[: max(SHOWN_ROWS, min(len(self.results.front_numbers), SHOWN_OF_FRONT))]
 
     def print(self, recording: Recording, *, is_over: bool, is_exhausted: bool) -> None:
@@ -171,7 +170,6 @@ class Summary:
         print(text.getvalue(), end="", flush=True)
 
     def _describe_winner(self) -> str:
-        """Return the winner in a line that is read without a scroll: its number, value, interval and point."""
         results, winner = self.results, self.results.winner
         assert winner is not None
         first, metric = results.first_finalist, get_metric(results.objective)
@@ -233,7 +231,6 @@ class Summary:
         return lines
 
     def _locations(self, recording: Recording) -> list[str]:
-        """Return where the results, the plots and the MLflow runs are, or why they are not in MLflow."""
         folder, directory = self.results.plan.folder, self.results.plan.directory
         lines = [f"winner   {self._describe_winner()}"] if self.results.winner and not self.results.front else []
         lines.append(f"results  {relative_path(folder / 'trials.csv')}")
@@ -267,7 +264,6 @@ class Summary:
 
 
 def _group_by_reason(records: Sequence[TrialRecord]) -> list[list[TrialRecord]]:
-    """Return the trials by kind of reason, the most frequent first."""
     kinds: dict[str, list[TrialRecord]] = {}
     for record in records:
         kinds.setdefault(record.kind_of_reason, []).append(record)
@@ -275,7 +271,6 @@ def _group_by_reason(records: Sequence[TrialRecord]) -> list[list[TrialRecord]]:
 
 
 def _describe_kinds(heading: str, records: Sequence[TrialRecord]) -> list[str]:
-    """Return a line for each kind of reason, with an example where the reasons differ."""
     lines, kinds = [], _group_by_reason(records)
     for alike in kinds[:SHOWN_ROWS]:
         example = "; example" if len({record.reason for record in alike}) > 1 else ""

@@ -85,7 +85,6 @@ def exceeds_memory(candidate: Candidate, machine: Machine) -> bool:
 
 
 def _list_candidates(workload: Workload, space: Space, machine: Machine) -> Iterator[Candidate]:
-    """Yield the points of the space with their estimates, which environment variables do not change."""
     dimensions = dict[str, Sequence[Value]]()
     for name, dimension in space.dimensions.items():
         if isinstance(dimension, Interval):

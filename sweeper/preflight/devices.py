@@ -113,7 +113,6 @@ def select_target(hardware: Hardware, nodes: Sequence[Node], gpus: int) -> Targe
 
 
 def _select_kind(hardware: Hardware, nodes: Sequence[Node]) -> tuple[Hardware, list[Node]]:
-    """Return the kind of the GPUs, and the nodes that have it in the partition mode that is asked for."""
     selected = [node for node in nodes if node.gpus]
     if hardware.name == "auto":
         kinds = {entry.name: entry for entry in map(hardware_of, selected)}

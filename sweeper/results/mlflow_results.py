@@ -34,7 +34,6 @@ if TYPE_CHECKING:
 
 @contextmanager
 def _explained_errors(uri: str) -> Iterator[None]:
-    """Turn an error of MLflow's into one line that names the store."""
     from mlflow.exceptions import MlflowException
     from sqlalchemy.exc import SQLAlchemyError
 

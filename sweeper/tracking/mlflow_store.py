@@ -196,7 +196,6 @@ def _find_other_schema(file: Path) -> str:
 
 
 def _find_database_problem(uri: str) -> str:
-    """Return why a database refuses this user, cannot be written, or has another schema; empty if none is known."""
     import sqlalchemy  # which takes as long as all else of a check
 
     connection_s = {"connect_timeout": int(ANSWER_TIMEOUT_S)} if uri.startswith(("postgresql", "mysql")) else {}
@@ -234,7 +233,6 @@ def name_ignored_store(folder: Path) -> None:
 
 
 def _describe_proxy(parts: urllib.parse.SplitResult) -> str:
-    """Return the proxy through which Python's clients reach a server, and how to go around it; empty without one."""
     proxy = urllib.request.getproxies().get(parts.scheme)
     if not proxy or not parts.hostname or urllib.request.proxy_bypass(parts.hostname):
         return ""
@@ -251,7 +249,6 @@ def _serves_api(parts: urllib.parse.SplitResult) -> bool:
 
 
 def _request(parts: urllib.parse.SplitResult, path: str) -> Any:
-    """Request a path of an MLflow server, with the credentials that MLflow's client would use."""
     address = parts._replace(netloc=parts.netloc.rpartition("@")[2], path=parts.path.rstrip("/") + path)
     request = urllib.request.Request(address.geturl())
     user, password = _find_credentials(parts)
@@ -264,7 +261,6 @@ def _request(parts: urllib.parse.SplitResult, path: str) -> Any:
 
 
 def _find_credentials(parts: urllib.parse.SplitResult) -> tuple[str, str]:
-    """Return user and password: of the address, of the environment, or of MLflow's file; empty without any."""
     if parts.username:
         return parts.username, parts.password or ""
     file = configparser.ConfigParser(interpolation=None)

@@ -104,7 +104,6 @@ class RecordingProcess:
                 self._log_report(message["close"].get("digest", ""))
 
     def _handle(self, message: dict[str, Any]) -> dict[str, Any]:
-        """Do what a message asks for and return the answer."""
         if "open" in message:
             store = self._store = Store(**message["open"], on_page=lambda count: self._answer({"listed": count}))
             written = {"written_before": store.written_before, "written": store.children.written_trials}
@@ -137,7 +136,6 @@ class RecordingProcess:
         return {"closed": {"view": self._view_key}}
 
     def _set_aside(self, message: dict[str, Any], reason: str) -> dict[str, Any]:
-        """Leave out a message whose content the store refuses. Returns the answer."""
         if "record" not in message:  # a step, or the mark of a front
             return {}
         record = TrialRecord.from_json(message["record"])

@@ -81,7 +81,6 @@ def compute_digest(results: Mapping[str, Any]) -> str:
 
 
 def _program_digests(resolved: ResolvedConfig) -> dict[str, str]:
-    """Return the start of the SHA-256 of each file, unless large, that a command's line names on this machine."""
     settings = resolved.settings
     if settings is None or not resolved.is_local:
         return {}

@@ -208,7 +208,6 @@ class Store:
         return trials_key
 
     def _link_sweeps(self, is_known: bool) -> None:
-        """List the latest sweeps of the experiment in its description, with links to their views."""
         sweeps, links = {mlflow_store.KIND: mlflow_store.SWEEP_KIND}, list[str]()
         found = mlflow_store.search_runs(self._client, [self.experiment_id], sweeps, LISTED_SWEEPS)
         for run in itertools.islice(found, LISTED_SWEEPS):
@@ -225,7 +224,6 @@ class Store:
         return f"[{sweep}]({page}) ([charts]({page}{mlflow_view.AS_CHARTS}))"
 
     def _watch_gpus(self) -> None:
-        """Log system metrics of this machine's GPUs to the parent run while it runs, by MLflow's own thread."""
         if not self._has_gpus:
             return
         from mlflow.system_metrics import system_metrics_monitor as system
@@ -243,7 +241,6 @@ class Store:
             self._client.set_tag(self.parent_id, mlflow_store.RESULTS, complete)
 
     def _write_ranking(self, ranking: Sequence[RankedTrial], on_place: Callable[[int], None]) -> None:
-        """Give the parent run and the best trials their places, by which the list of runs is sorted."""
         now_ms = int(time.time() * 1e3)
         ranked = {trial.number: trial for trial in ranking}
         # What runs of trials got before the sweep was extended, and does not hold any more, is removed.
@@ -266,7 +263,6 @@ class Store:
             on_place(place)
 
     def _open_experiment(self, name: str) -> str:
-        """Return the id of the experiment, after creating or restoring it if needed."""
         experiment = self._client.get_experiment_by_name(name)
         if experiment is None:
             try:
@@ -281,7 +277,6 @@ class Store:
         return str(experiment.experiment_id)
 
     def _open_parent(self, parent: Mapping[str, Any]) -> str:
-        """Return the id of the parent run, after creating it or adding to it what this command has changed."""
         started_at = parent["started_at"]
         tags = {name: str(value) for name, value in parent["tags"].items()}
         tags[mlflow_store.SWEEP_NAME] = self._sweep  # as its trials have, by which pages show them together
@@ -340,7 +335,6 @@ class Store:
         return str(self.children.find_or_create(number, legal_text(name), started_at_s).info.run_id)
 
     def _trial_tags(self, record: TrialRecord) -> dict[str, Any]:
-        """Return the tags of a trial's run; those that are None or empty are not written."""
         remeasurement = record.remeasurement
         return {
             mlflow_store.OUTCOME: record.status.value,
@@ -387,7 +381,6 @@ def legal_text(text: str) -> str:
 
 
 def _machine_tags(record: TrialRecord) -> dict[str, Any]:
-    """Return what the ranks read of their devices: data type, attention backend, power limit and throttling."""
     if not record.measurements:
         return {}
     ranks = [measurement["machine_info"] for measurement in record.measurements]

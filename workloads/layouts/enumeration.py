@@ -120,7 +120,6 @@ class _Space:
                 yield some, is_sharded
 
     def _list_choices(self, dp: int, pp: int, is_sharded: bool) -> Iterator[dict[str, Any]]:
-        """Yield what a layout has beside its degrees and what a family varies, small micro-batches first."""
         sequences, remainder = divmod(self.job.layout.global_batch, dp)
         if remainder or not sequences:
             return
@@ -158,7 +157,6 @@ class _Space:
         return (self.fixed[name],) if name in self.fixed else tuple(self.options[name])
 
     def _degree(self, name: str, values: Sequence[int]) -> Sequence[int]:
-        """Return the values of a degree; of a fixed one its value, if it is one of them."""
         return [value for value in values if value == self.fixed[name]] if name in self.fixed else values
 
 

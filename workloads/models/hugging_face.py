@@ -128,7 +128,6 @@ def _rotary_and_epsilon(family: Family, given: Config, remark: str) -> dict[str,
 
 
 def _text_part(config: Config) -> tuple[str, Config, str]:
-    """Return the family and the configuration of the text part, and what is left out of it."""
     name = str(config.get("model_type") or "")
     if name not in TEXT_PARTS:
         return name, config, ""
@@ -156,7 +155,6 @@ def _check_keys(name: str, config: Config) -> None:
 
 
 def _check_values(family: Family, config: Config) -> None:
-    """Raise UnsupportedModel for a key, other than a size, that is not what it must be."""
     for key, least in NUMBERS.items():
         _whole(config, key, least)
     for key in family.flags & config.keys():
@@ -195,7 +193,6 @@ def _read_sizes(family: Family, config: Config) -> dict[str, Any]:
 
 
 def _require(family: Family, sizes: Mapping[str, int], names: Iterable[str]) -> None:
-    """Raise UnsupportedModel if one of these sizes is missing."""
     keys = family.size_names
     missing = [keys[name][0] for name in names if not sizes[name]]
     if missing:
@@ -204,7 +201,6 @@ def _require(family: Family, sizes: Mapping[str, int], names: Iterable[str]) -> 
 
 
 def _experts(family: Family, config: Config, sizes: dict[str, Any]) -> dict[str, Any]:
-    """Return the sizes of experts and the layers without them; the dense size is 0 where every layer has experts."""
     dense = tuple(layer for layer in range(sizes["layers"]) if not _has_experts(family, config, layer))
     if "experts" not in sizes or len(dense) == sizes["layers"]:
         _require(family, sizes, ("intermediate_size",))
@@ -239,7 +235,6 @@ def _has_experts(family: Family, config: Config, layer: int) -> bool:
 
 
 def _windows(name: str, config: Config, sizes: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the window, and the layers that attend to the whole sequence although others have it."""
     family, layers = FAMILIES[name], sizes["layers"]
     kinds = config.get("layer_types") or []
     if not isinstance(kinds, list) or len(kinds) not in (0, layers):
@@ -263,7 +258,6 @@ def _windows(name: str, config: Config, sizes: Mapping[str, Any]) -> dict[str, A
 
 
 def _linear_layers(family: Family, config: Config, layers: int) -> dict[str, Any]:
-    """Return the linear layers, and where blocks are a mixer or an MLP alone the latter."""
     if family.linear is None:
         return {}
     kinds = config.get("layer_types") or []
@@ -289,7 +283,6 @@ def _other_vectors(family: Family, config: Config, sizes: Mapping[str, Any], out
 
 
 def _whole(config: Mapping[str, Any], key: str, least: int = 0, limit: int = MAX_SIZE) -> int:
-    """Return a whole number of the file; 0 where the key is missing or null."""
     value = config.get(key)
     if value is None:
         return 0

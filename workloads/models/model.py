@@ -291,7 +291,6 @@ SIZES = tuple(item.name for item in fields(Model) if item.compare)
 
 
 def _read_table() -> dict[str, Model]:
-    """Return the models of the table, in which empty cells stand for the defaults."""
     kinds: dict[str, Callable[[str], Any]] = {"int": int, "bool": "true".__eq__, "float": float, "float | None": float}
     kinds["tuple[int, ...]"] = lambda text: tuple(map(int, text.split()))
     convert = {item.name: kinds.get(str(item.type), str) for item in fields(Model)}

@@ -118,7 +118,6 @@ def _describe(description: SweepDescription, record: TrialRecord, value: Winner 
 def _program_files(
     description: SweepDescription, record: TrialRecord, folder: Path
 ) -> tuple[dict[str, str], list[str]]:
-    """Return the files of a program that the trial ran, and notes."""
     workload = registry.load(description.workload)
     if workload.Settings is not None:
         if description.settings is None:  # a function, whose parameters are known with it alone
@@ -249,7 +248,6 @@ def _in_quotes(text: str, mark: str) -> str:
 
 
 def _entry(value: Value) -> Any:
-    """Return a parameter's value as an entry of a space in YAML."""
     if isinstance(value, str) and any(mark in value for mark in LISTS):
         value = _in_quotes(value, "'")
     return _escaped(value)

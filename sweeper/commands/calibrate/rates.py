@@ -55,7 +55,6 @@ def power_headroom(rows: Sequence[Row]) -> float:
 
 
 def _joint_rate(layers: Iterable[Row], metric: str) -> float:
-    """Return the rate of several products one after another."""
     flops = [(2 * float(row["m"]) * float(row["n"]) * float(row["k"]), row) for row in layers]
     seconds = sum(operations / float(row[metric]) for operations, row in flops)
     return sum(operations for operations, _ in flops) / seconds
@@ -155,7 +154,6 @@ def measured_topology(rows: Sequence[Row], assumed: Topology, gpus: int, per_nod
 
 
 def _short(value: float) -> float:
-    """Return the value with four significant digits."""
     return float(f"{value:.4g}")
 
 

@@ -146,7 +146,6 @@ def append(history: History, runs: Sequence[NewRun], gate: Gate, *, new_level: b
 
 
 def _group(runs: Sequence[NewRun]) -> list[tuple[Identity, tuple[RecordedRun, ...]]]:
-    """Return the runs of each identity, in their order."""
     identities: list[Identity] = []
     for new in runs:
         if new.identity not in identities:

@@ -157,7 +157,6 @@ def _get_mapping(content: Mapping[str, Any], key: str) -> Mapping[str, Any]:
 
 
 def _as_positive_float(value: object) -> float | None:
-    """Return a finite number above zero as a float, else None."""
     if isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value <= sys.float_info.max:
         return float(value)
     return None
@@ -201,7 +200,6 @@ def read_ml_dataflow(path: Path) -> Iterator[ImportedResult]:
 
 
 def _read_bounded_lines(file: Any, path: Path) -> Iterator[str]:
-    """Yield the lines that are not empty. Raises UserInputError for one of more than `MAX_LINE_LENGTH` characters."""
     while line := file.readline(MAX_LINE_LENGTH):
         if len(line) == MAX_LINE_LENGTH:
             raise UserInputError(f"{path}: has a line of more than {MAX_LINE_LENGTH} characters")

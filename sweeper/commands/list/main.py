@@ -255,7 +255,6 @@ def delete(sweep: StoredSweep, uri: str | None = None) -> list[str]:
 
 
 def _delete_runs(sweep: StoredSweep, uri: str | None) -> str:
-    """Mark the runs as deleted, as MLflow's own page does. Returns what was done."""
     description = sweep.description
     if description is None:
         return "its runs in MLflow stay: an earlier version ran it and did not keep where they are"

@@ -176,7 +176,6 @@ def _read_projection(result: BestResult, sweeps: pd.DataFrame) -> tuple[dict[int
 
 
 def _add_device(figure: go.Figure, by_count: Sequence[BestResult], projected: Mapping[int, float], color: str) -> None:
-    """Add one device's lines: the band, ideal scaling, the projection and the measured points."""
     smallest = by_count[0]
     per_device = smallest.speed.value / smallest.devices
     counts = sorted({result.devices for result in by_count} | set(projected))
@@ -271,7 +270,6 @@ def _build_speed_charts(title: str, trials: pd.DataFrame) -> Iterator[Chart]:
 
 
 def _build_points(points: pd.DataFrame, steps: pd.DataFrame, name: str, x_title: str, y_title: str) -> go.Figure:
-    """Build a chart with a point for each trial, and a line of steps of this name."""
     figure = go.Figure()
     marker, line = {"color": COLORS[0]}, {"color": COLORS[5], "shape": "hv"}
     figure.add_scatter(x=points.x, y=points.y, mode="markers", marker=marker, text=points["run"], name="trials")

@@ -94,7 +94,6 @@ def compare_points(stored: Stored, first: str, second: str) -> list[str]:
 
 
 def _explain_difference(result: BestResult, others: list[BestResult]) -> str:
-    """Return in what the work of `result` differs from the most similar work of the other results."""
     if not others:
         return "it has no complete trial"
     work, *other_works = ({**side.work, "devices": str(side.devices)} for side in (result, *others))

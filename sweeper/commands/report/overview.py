@@ -94,7 +94,6 @@ def _describe_lead(result: BestResult, names: list[str], stored: Stored) -> str:
 
 
 def _select(runs: pd.DataFrame, result: BestResult) -> pd.DataFrame:
-    """Return the runs of the sweep that a result is of."""
     return runs[runs["tag.sweeper.study"] == result.trial["tag.sweeper.study"]]
 
 

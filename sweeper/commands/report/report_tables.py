@@ -77,13 +77,11 @@ def build_tables(stored: Stored, prices: Prices | None, fronts: Iterable[Table] 
 
 
 def _build_table(title: str, rows: Sequence[Mapping[str, str]], note: str = "", *, unranked: bool = False) -> Table:
-    """Return the table of these cells by heading, without its empty columns."""
     heading = [name for name in (rows[0] if rows else ()) if any(row[name] for row in rows)]
     return Table(title, heading, [[row[name] for name in heading] for row in rows], note, unranked)
 
 
 def _build_sweeps_table(stored: Stored) -> Table:
-    """Return a row for each sweep: its workload and device, when it ran and how its trials ended."""
     rows = []
     for sweep in stored.sweeps.sort_values("start").to_dict("records"):
         trials = stored.trials
@@ -114,7 +112,6 @@ def _build_sweeps_table(stored: Stored) -> Table:
 
 
 def _join_lines(value: object) -> str:
-    """Return the lines of a tag that has one for each of several values, joined by "or"."""
     return " or ".join(value.splitlines()) if isinstance(value, str) else ""
 
 
@@ -136,7 +133,6 @@ def build_failures_table(trials: pd.DataFrame) -> Table:
 
 
 def _build_best_results_table(results: Sequence[BestResult], trials: pd.DataFrame, prices: Prices | None) -> Table:
-    """Return a row for each best result, with the parameters that vary within its sweep."""
     rows = []
     distinctions = ranking.list_distinctions([result.work for result in results])
     for result, distinct in zip(results, distinctions, strict=True):
@@ -168,7 +164,6 @@ def _build_best_results_table(results: Sequence[BestResult], trials: pd.DataFram
 
 
 def _build_parameters_table(results: Sequence[BestResult]) -> Table:
-    """Return a row for each best result with every parameter of its trial, fixed or searched."""
     rows = []
     for result, label in zip(results, ranking.label_works([result.work for result in results]), strict=True):
         columns = sorted(str(name) for name in result.trial.index if str(name).startswith("param."))
@@ -179,7 +174,6 @@ def _build_parameters_table(results: Sequence[BestResult]) -> Table:
 
 
 def _list_published(models: Collection[str]) -> list[dict[str, str]]:
-    """Return the cells of the published results of these models."""
     with PUBLISHED_RESULTS.open() as file:
         rows = [row for row in csv.DictReader(file) if row["model"] in models]
     for row in rows:
