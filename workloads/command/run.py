@@ -31,9 +31,9 @@ from workloads.command.energy import EnergyMeter
 from workloads.command.invocation import Invocation, build_invocation, placeholder_values
 from workloads.command.process import Program
 from workloads.command.work import SIZES, DeclaredWork, find_contradictions, mark_claims, read_declared_work
-from workloads.formats.logs import LONGEST_LINE, STEP_SIZES, LogReader, Step, parse_number, strip_colours
+from workloads.formats.logs import STEP_SIZES, LogReader, Step, parse_number
 from workloads.formats.printed import NUMBERS, PrintedConfig
-from workloads.formats.rate_lines import read_rates, read_step_number
+from workloads.formats.rate_lines import CommonLogReader
 from workloads.models.flops import model_flops_per_token
 from workloads.models.model import MODELS
 
@@ -247,25 +247,6 @@ def _time_steps(samples: Mapping[str, list[float]], tokens: int, batch: int) -> 
 
 def _machine_info(rank: Rank) -> dict[str, Scalar]:
     return {"rank": rank.rank, "world_size": rank.world_size, "host_cpu": cpu_name()}
-
-
-@dataclass
-class CommonLogReader(LogReader):
-    """Reads the formats of trainers, and rates in the lines of a program that none of them has printed."""
-
-    _count: int = 0
-
-    def feed(self, line: str) -> Step | None:
-        if (step := super().feed(line)) or self.kind or self._pending or self.has_progress_bar:
-            return step
-        line = strip_colours(line[:LONGEST_LINE])
-        if not (rates := read_rates(line)):
-            return None
-        number = read_step_number(line)
-        if number is not None and number == self._last:  # another rank's line
-            return None
-        self._count, self._last = self._count + 1, -1 if number is None else number
-        return Step(self._count if number is None else number, rates)
 
 
 @dataclass

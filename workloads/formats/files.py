@@ -27,7 +27,7 @@ FORMATS = {
     "own": Format(own.render, own.recognises, own.read),
     "torchtitan": Format(torchtitan.render, torchtitan.recognises, torchtitan.read),
     "megatron": Format(megatron_files.render_script, megatron_files.recognises_script, megatron_files.read_script),
-    "nemo": Format(megatron_files.render_recipe, megatron_files.recognises_recipe, megatron_files.read_recipe),
+    "nemo": Format(megatron_files.render_recipe, lambda text: "run_recipe.py" in text, megatron_files.read_recipe),
     "primus": Format(
         megatron_files.render_experiment, megatron_files.recognises_experiment, megatron_files.read_experiment
     ),

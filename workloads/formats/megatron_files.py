@@ -202,7 +202,7 @@ def read_script(text: str, gpus: int | None = None, model: Model | None = None) 
     reason = OF_ARGUMENTS if _POSITIONAL.search(text) and "set -- " not in text else NO_VALUE
     parsed = {name: [parse_value(word, reason) for word in texts] for name, texts in values.items()}
     settings = _read_switches(parsed)
-    launched = _read_gpus(launch)
+    launched = _read_gpus(" ".join(launch))
     if gpus and launched not in (None, gpus):
         notes.append(f"the script starts {launched} ranks: gpus={gpus} is given")
     return _add(read_settings(settings, "megatron", gpus or launched, model), left, notes)
@@ -286,10 +286,9 @@ def _read_yaml_arguments(text: str) -> tuple[dict[str, Any], list[str], list[str
     return _read_switches(values), left, notes
 
 
-def _read_gpus(words: Sequence[str]) -> int | None:
+def _read_gpus(text: str, launch: re.Pattern[str] = _LAUNCH) -> int | None:
     """Return the GPUs of a launcher: nodes times those of a node; None if it does not say both numbers."""
-    text = " ".join(words)
-    numbers = {name.replace("_", "-"): int(number) for name, number in _LAUNCH.findall(text)}
+    numbers = {name.replace("_", "-"): int(number) for name, number in launch.findall(text)}
     return math.prod(numbers.values()) if len(numbers) == 2 else None
 
 
@@ -334,10 +333,6 @@ def render_recipe(job: Job, gpus: int) -> RenderedFile:
     return RenderedFile(BRIDGE_SCRIPT, text, f"sh {BRIDGE_SCRIPT}", tuple(notes))
 
 
-def recognises_recipe(text: str) -> bool:
-    return "run_recipe.py" in text
-
-
 def read_recipe(text: str, gpus: int | None = None, model: Model | None = None) -> FileReading:
     """Return what a command with a recipe says, without what the recipe sets itself. Raises UserInputError."""
     commands = map(_split_nested, Script(text).read())
@@ -363,7 +358,7 @@ def read_recipe(text: str, gpus: int | None = None, model: Model | None = None) 
     implied["untie_embeddings_and_output_weights"] = not settings.pop("share_embeddings_and_output_weights", False)
     if isinstance(vocabulary := overrides.get("model.vocab_size"), int):
         settings["vocab_size"] = vocabulary - 1
-    launched = gpus or _read_gpus(command)
+    launched = gpus or _read_gpus(" ".join(command))
     reading = read_settings(settings, "nemo", launched, model or named, implied | _read_mixed(mixed))
     taken = {**reading.taken, "mixed_precision": ("precision", mixed)} | (
         {"recipe": ("model", recipe)} if named else {}
@@ -409,10 +404,7 @@ def render_experiment(job: Job, gpus: int) -> RenderedFile:
     launch = f"NNODES={nodes} {rank}GPUS_PER_NODE={per_node}"
     command = f"{launch} ./primus-cli direct -- train pretrain --config={EXPERIMENT}"
     overrides = SWITCHED_OFF | write_names(job, NAMES)
-    if job.layout.schedule in (
-        "zero_bubble",
-        "zbv",
-    ):  # zero-bubble schedules reduce gradients after the last backward pass
+    if job.layout.schedule in ("zero_bubble", "zbv"):  # they reduce gradients after the last backward pass
         overrides |= {
             "patch_zero_bubble": True,
             "enable_zero_bubble": True,
@@ -440,21 +432,12 @@ def read_experiment(text: str, gpus: int | None = None, model: Model | None = No
     if framework not in FRAMEWORKS:
         raise UserInputError(f"framework={framework}: not read of Primus. Read: {', '.join(FRAMEWORKS)}")
     file = str(_fill(trainer.get("model", "")))
-    named, launched = find_model(file), gpus or _read_launched(text)
+    named, launched = find_model(file), gpus or _read_gpus(text, _PRIMUS_LAUNCH)
     reading = FRAMEWORKS[framework](overrides, file, launched, model or named)
     note = f"model: {file}: its sizes are not known here, so model= is not compared with it"
     reading = _add(reading, (), () if named or file in ("", "language_model.yaml") else (note,))
     taken = {"model": ("model", file)} if named else {}
     return replace(reading, sizes={**_sizes_of(named), **reading.sizes}, taken={**reading.taken, **taken})
-
-
-def _read_launched(text: str) -> int | None:
-    numbers = dict(_PRIMUS_LAUNCH.findall(text))
-    return math.prod(map(int, numbers.values())) if len(numbers) == 2 else None
-
-
-def _read_primus_megatron(overrides: Settings, file: str, gpus: int | None, model: Model | None) -> FileReading:
-    return read_settings(overrides, "primus", gpus, model, DEFAULTS)
 
 
 def _read_primus_torchtitan(overrides: Settings, file: str, gpus: int | None, model: Model | None) -> FileReading:
@@ -474,7 +457,7 @@ def _read_primus_bridge(overrides: Settings, file: str, gpus: int | None, model:
 
 
 FRAMEWORKS: dict[str, Callable[[Settings, str, int | None, Model | None], FileReading]] = {
-    "megatron": _read_primus_megatron,
+    "megatron": lambda overrides, _, gpus, model: read_settings(overrides, "primus", gpus, model, DEFAULTS),
     "torchtitan": _read_primus_torchtitan,
     "megatron_bridge": _read_primus_bridge,
 }

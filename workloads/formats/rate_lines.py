@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from dataclasses import dataclass
+
+from workloads.formats.logs import LONGEST_LINE, LogReader, Step, parse_number, strip_colours
 
 _NUMBER = r"(\d+(?:,\d{3})*(?:\.\d+)?(?:[eE][-+]?\d+)?)\s*([kKM]?)"
 _SECOND = r"(?:s|secs?|seconds?)\b"
 _STEPWISE = r"(?:/|_per_| per )(?:it|iter|iteration|step|batch)\b"
 _PER_DEVICE = re.compile(r"\s*[(,]?\s*(?:per|/)[ _]?(?:gpu|device|rank)|[A-Za-z_]", re.IGNORECASE)  # not the job's rate
-_SCALE = {"": 1.0, "k": 1e3, "K": 1e3, "M": 1e6}
 # The unit before or behind the number, this project's name, and the factor or the function to its unit.
 _UNITS: tuple[tuple[str, str, Callable[[float], float]], ...] = (
     (rf"(?:tok|toks|tokens?)(?:/|_per_| per ){_SECOND}", "tokens_per_s", float),
@@ -55,10 +57,10 @@ def read_rates(line: str) -> dict[str, float]:
         match = None if name in rates else pattern.search(line)
         if match and _PER_DEVICE.match(line, match.end()):
             continue
-        if match and (value := float(match[1].replace(",", "")) * _SCALE[match[2]]) > 0:
+        if match and (value := parse_number(match[1] + match[2].upper())[0]) > 0:
             rates[name] = convert(value)
     if "step_time_s" not in rates and (match := _TIME.search(line)):
-        seconds = float(match[1].replace(",", "")) * (1e-3 if match[2] == "ms" else 1.0)
+        seconds = parse_number(match[1])[0] * (1e-3 if match[2] == "ms" else 1.0)
         is_of_step = rates or _STEP.search(line)
         rates |= {"step_time_s": seconds} if seconds > 0 and is_of_step else {}
     if rates and (loss := _LOSS.search(line)):
@@ -66,6 +68,20 @@ def read_rates(line: str) -> dict[str, float]:
     return rates
 
 
-def read_step_number(line: str) -> int | None:
-    """Return the number of the step that a line names; None if it names none."""
-    return int(match[1]) if (match := _STEP.search(line)) else None
+@dataclass
+class CommonLogReader(LogReader):
+    """Reads the formats of trainers, and rates in the lines of a program that none of them has printed."""
+
+    _count: int = 0
+
+    def feed(self, line: str) -> Step | None:
+        if (step := super().feed(line)) or self.kind or self._pending or self.has_progress_bar:
+            return step
+        line = strip_colours(line[:LONGEST_LINE])
+        if not (rates := read_rates(line)):
+            return None
+        number = int(match[1]) if (match := _STEP.search(line)) else None
+        if number is not None and number == self._last:  # another rank's line
+            return None
+        self._count, self._last = self._count + 1, -1 if number is None else number
+        return Step(self._count if number is None else number, rates)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import tomllib
 from collections.abc import Iterator, Mapping
@@ -22,7 +23,6 @@ from workloads.formats.names import (
     flatten,
     only,
     read_names,
-    show,
     torchrun,
     write_names,
 )
@@ -246,7 +246,7 @@ def render(job: Job, gpus: int) -> RenderedFile:
     sections: dict[str, list[str]] = {}
     for key, value in write_names(job, NAMES).items():
         section, _, name = key.rpartition(".")
-        sections.setdefault(section, [f"[{section}]"]).append(f"{name} = {_toml_value(value)}")
+        sections.setdefault(section, [f"[{section}]"]).append(f"{name} = {json.dumps(value)}")
     command = " ".join([*torchrun(gpus), "-m", "torchtitan.train", f"--job.config_file={FILE}"])
     text = "\n\n".join("\n".join(lines) for lines in sections.values())
     notes = (
@@ -255,12 +255,6 @@ def render(job: Job, gpus: int) -> RenderedFile:
         "training.dataset c4 comes from the Hugging Face hub: training.dataset_path names a folder of your own",
     )
     return RenderedFile(FILE, f"# torchtitan 0.2.2: {command}\n{text}\n", command, notes)
-
-
-def _toml_value(value: object) -> str:
-    if isinstance(value, list):
-        return f"[{', '.join(map(_toml_value, value))}]"
-    return f'"{value}"' if isinstance(value, str) else show(value)
 
 
 def recognises(text: str) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import accumulate, pairwise
 from typing import Any
 
@@ -38,20 +39,15 @@ def measure(parameters: GroupedMatmulParameters, rank: Rank) -> Measurement:
     architecture = devices.architecture(device)
     check_support(parameters, architecture, rules.unsupported_reason)
     generator = torch.Generator(device=device).manual_seed(parameters.seed)
-    operands = make_operands(parameters, device, generator, architecture)
+    make = partial(make_operands, parameters, device, generator, architecture)
+    operands = make()
     started = time.perf_counter()
     c = operands.multiply()
     tuning_s = time.perf_counter() - started
     matrix_dtype = RECIPES[parameters.dtype].matrix_dtype
     error, limit = relative_error(operands, c), products.tolerance(matrix_dtype, architecture)
     check_error(f"the grouped product in {parameters.dtype}", error, limit)
-    measured = measure_calls(
-        operands.multiply,
-        lambda: make_operands(parameters, device, generator, architecture).multiply,
-        operands.bytes,
-        device,
-        parameters,
-    )
+    measured = measure_calls(operands.multiply, lambda: make().multiply, operands.bytes, device, parameters)
     rows, (inputs, outputs) = parameters.rows(), parameters.features
     metrics = {"relative_error": error, "rows": float(sum(rows)), "experts_held": float(len(rows))}
     metrics |= {"executed_imbalance": max(rows) * len(rows) / sum(rows)}

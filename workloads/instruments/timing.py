@@ -121,6 +121,16 @@ def event_cost_s(device: torch.device) -> float:
     return statistics.median(_net_time_s(start, end, 0.0) for start, end in pairs)
 
 
+def run_for(seconds: float, steps: Sequence[Step], device: torch.device) -> None:
+    """Run the steps again and again for at least `seconds`; not at all for 0."""
+    started = time.perf_counter()
+    while time.perf_counter() - started < seconds:
+        for step in steps:
+            step()
+        if device.type != "cpu":
+            torch.cuda.synchronize(device)
+
+
 def calls_in_reading(step: Step, device: torch.device) -> int:
     """Return how many calls of a step with a warm cache one reading spans: 1 for long ones, and on a CPU.
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -16,6 +15,7 @@ from workloads.api.recipes import RECIPES, unsupported_rocm_reason
 from workloads.instruments import device as devices
 from workloads.instruments.products import Operands, relative_error, tolerance
 from workloads.instruments.runs import check_error, check_support, measure_calls
+from workloads.instruments.timing import run_for
 from workloads.matmul import MatmulParameters, rules, tunable
 from workloads.matmul.operands import make_operands
 from workloads.precision.formats import rocm_of_build
@@ -39,18 +39,13 @@ def measure(parameters: MatmulParameters, rank: Rank) -> Measurement:
     architecture = devices.architecture(device)
     _check_support(parameters, architecture)
     shape, recipe = parameters.shape(), RECIPES[parameters.dtype]
-    generator = torch.Generator(device=device)
+    generator = torch.Generator(device=device).manual_seed(parameters.seed)
+    make = partial(make_operands, parameters, device, generator, architecture)
     with arithmetic(parameters, architecture):
         _warm_up(device, parameters.warmup_s)
-        operands = make_operands(parameters, device, generator.manual_seed(parameters.seed), architecture)
+        operands = make()
         with _tuned(parameters, operands) as tuning:
-            measured = measure_calls(
-                operands.multiply,
-                lambda: make_operands(parameters, device, generator, architecture).multiply,
-                operands.bytes,
-                device,
-                parameters,
-            )
+            measured = measure_calls(operands.multiply, lambda: make().multiply, operands.bytes, device, parameters)
             c = operands.fetch(operands.multiply())
         # Read back, while the switches are set.
         machine_info: dict[str, Any] = {
@@ -99,12 +94,7 @@ def _warm_up(device: torch.device, seconds: float) -> None:
     size = 1024 if device.type == "cpu" else 8192
     a = torch.randn(size, size, device=device, dtype=torch.float32 if device.type == "cpu" else torch.bfloat16)
     c = torch.empty_like(a)
-    started = time.perf_counter()
-    while time.perf_counter() - started < seconds:
-        for _ in range(10):
-            torch.mm(a, a, out=c)
-        if device.type != "cpu":
-            torch.cuda.synchronize(device)
+    run_for(seconds, 10 * [lambda: torch.mm(a, a, out=c)], device)
 
 
 def _tuned(parameters: MatmulParameters, operands: Operands) -> AbstractContextManager[tunable.Tuning | None]:

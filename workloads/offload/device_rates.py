@@ -13,16 +13,16 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from functools import cache
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from workloads.api.host import version_of
 from workloads.instruments import device as devices
 from workloads.instruments.process_setup import cache_folder
-from workloads.instruments.timing import time_in_turns
+from workloads.instruments.timing import run_for, time_in_turns
 from workloads.llama.attention import AttentionShape, fastest_kernel
 from workloads.llama.attention_kernels import KERNELS, Kernel
 from workloads.llama.block import Activations, BlockMath, NamedTensors
@@ -72,12 +72,6 @@ def load_or_measure(model: str, sequence_length: int, device: torch.device, prec
         kernel = select_attention_kernel(MODELS[model], sequence_length, device, precision.dtype)
         return MeasuredDevice(rates, kernel.name, time.time())
 
-    def find_version(package: str) -> str | None:
-        try:
-            return version(package)
-        except PackageNotFoundError:
-            return None
-
     folder = cache_folder("rates") if device.type == "cuda" else None
     if folder is None:
         return measure()
@@ -91,7 +85,7 @@ def load_or_measure(model: str, sequence_length: int, device: torch.device, prec
         "model": model,
         "length": sequence_length,
         "precision": precision,
-        "versions": [find_version(package) for package in PACKAGES],
+        "versions": [version_of(package) for package in PACKAGES],
         "environment": FOUND_ENVIRONMENT,
         "code": hashlib.sha256(b"".join(code)).hexdigest(),
     }
@@ -144,7 +138,7 @@ def measure_device_rates(model: str, sequence_length: int, device: torch.device,
         if tokens_before_last:
             del passes
             passes, _ = _build_passes(state, tokens, length, tokens_before_last // 2)
-        _run_for(SETTLING_S[device.type], passes, device)
+        run_for(SETTLING_S[device.type], passes, device)
         forward_s, *backward_s = _measure_medians_s(passes, device)
         del passes
         if tokens_before_last:
@@ -199,7 +193,7 @@ def _compare_segments(state: _BlockState, sequence_length: int, longer: int, sho
     readings: list[list[list[float]]] = [[], []]
     for _ in range(SPLIT_READINGS):
         for steps, times_s in zip(passes, readings, strict=True):
-            _run_for(SPLIT_SETTLING_S[state.device.type], steps, state.device)
+            run_for(SPLIT_SETTLING_S[state.device.type], steps, state.device)
             times_s.append(_measure_medians_s(steps, state.device))
     longer_s, shorter_s = (
         [statistics.median(step_times_s) / length for step_times_s in zip(*times_s, strict=True)]
@@ -281,14 +275,6 @@ def _build_passes(
 
     passes: list[Callable[[], object]] = [forward, *(build_backward(choice) for choice in SAVED_ACTIVATIONS)]
     return passes, sum(tensor.nbytes for tensor in activations.values())
-
-
-def _run_for(time_s: float, steps: list[Callable[[], object]], device: torch.device) -> None:
-    started = time.perf_counter()
-    while time.perf_counter() - started < time_s:
-        for step in steps:
-            step()
-        torch.cuda.synchronize(device)
 
 
 def _measure_peak_bytes(step: Callable[[], object], device: torch.device) -> int:
