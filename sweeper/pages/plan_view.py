@@ -135,9 +135,8 @@ def _show_estimates(plan: SweepPlan, estimates: CostEstimates, console: Console)
     if estimates.correction:
         console.print(f"measured {estimates.correction.describe()}", soft_wrap=True)
     _show_candidates(estimates, error_share, console)
-    if plan.projection_nodes:
-        best, nodes = estimates.valid[0].point, plan.projection_nodes
-        project = cost_model.project
+    if nodes := plan.resolved.projection_nodes:
+        best, project = estimates.valid[0].point, cost_model.project
         if projection := project(plan.resolved, plan.space, estimates, best, nodes, plan.devices_per_node):
             _show_projection(projection, plan.config, error_share, console)
     # Points that one rule excludes may share a row, which has their number.

@@ -170,7 +170,7 @@ class Results:
             return {}
         point, per_node, objective = dict(self.winner.params), plan.devices_per_node, plan.estimates.objective
         step = cost_model.nodes_step(plan.resources.gpus, per_node)
-        nodes = plan.projection_nodes or [step * count for count in PROJECTED_NODES]
+        nodes = plan.resolved.projection_nodes or [step * count for count in PROJECTED_NODES]
         projection = cost_model.project(plan.resolved, plan.space, plan.estimates, point, nodes, per_node)
         if projection is None:
             return {}

@@ -78,10 +78,6 @@ class SweepPlan:
         return self.resources.target
 
     @property
-    def projection_nodes(self) -> list[int]:
-        return self.resolved.projection_nodes
-
-    @property
     def devices_per_node(self) -> int:
         return self.target.devices_per_node(self.resources.gpus)
 

@@ -57,10 +57,6 @@ class BestResult:
         return bool(self.trial.get("tag.hardware") == "cpu")
 
     @property
-    def rank_noun(self) -> str:
-        return "process" if self.is_cpu else "GPU"
-
-    @property
     def metrics(self) -> dict[str, float]:
         names = [name for name in map(str, self.trial.index) if name.startswith("metric.")]
         return {name.removeprefix("metric."): float(self.trial[name]) for name in names if pd.notna(self.trial[name])}

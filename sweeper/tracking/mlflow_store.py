@@ -282,11 +282,6 @@ def read_version(uri: str) -> str:
         return ""
 
 
-def artifact_link(experiment_id: str, run_id: str, artifact: str) -> str:
-    """Return the link from any page of MLflow's UI to an artifact of a run."""
-    return f"#/experiments/{experiment_id}/runs/{run_id}/artifacts/{artifact}"
-
-
 def tag_filter(tags: Mapping[str, str]) -> str:
     """Return MLflow's filter for runs that have all of these tags."""
     return " and ".join(f"tags.`{name}` = '{value}'" for name, value in tags.items())

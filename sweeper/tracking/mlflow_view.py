@@ -136,13 +136,14 @@ def build_devices_state(view: SweepView) -> dict[str, Any]:
     tags = mlflow_store.tag_filter({mlflow_store.KIND: mlflow_store.SWEEP_KIND})
     params = [f"{column} = '{value}'" for column, value in view.space.items() if "'" not in value]
     group = {"mode": "tag", "groupByData": "device"}
+    bars = {"type": "BAR", "uuid": f"bars of {best}", "metricKey": best}
     return {
         "searchFilter": " and ".join([tags, *params]),
         "orderByKey": _metric_column(best),
         "orderByAsc": view.minimize,
         "groupBy": {"aggregateFunction": "min" if view.minimize else "max", "groupByKeys": [group]},
         **_columns([_metric_column(best), "params.`sweep.gpus`", "tags.`machine`"]),
-        **_charts([_bar_chart(best, "best of each device")]),
+        **_charts([{**bars, "displayName": "best of each device", "runsCountToCompare": RANKED_TRIALS}]),
     }
 
 
@@ -194,13 +195,3 @@ def _build_charts(view: SweepView) -> Iterator[dict[str, Any]]:
     if len(view.parameters) > 1:
         selected = {"selectedParams": list(view.parameters), "selectedMetrics": [view.objective], "showAllRuns": True}
         yield {"type": "PARALLEL", "uuid": "parallel", "runsCountToCompare": MAX_LINES, **selected}
-
-
-def _bar_chart(metric: str, title: str) -> dict[str, Any]:
-    return {
-        "type": "BAR",
-        "uuid": f"bars of {metric}",
-        "metricKey": metric,
-        "displayName": title,
-        "runsCountToCompare": RANKED_TRIALS,
-    }

@@ -83,6 +83,13 @@ class Trainer:
 
 
 FSDP = Trainer("")
+FSDP1 = FSDP.variant(
+    "",
+    runs={"sharding": ("none", "fsdp1")},
+    search={"sharding": ("fsdp1",)},
+    without=("pp", "tp", "cp"),
+    attention="flash2",
+)
 MEGATRON = Trainer(
     "megatron",
     "megatron",
@@ -177,23 +184,9 @@ _ROWS = (
         buffers_gib=3.7,
     ),
     # 0.22: its tensor parallelism is of MLPs alone (llmfoundry/tp), which no layout has.
-    FSDP.variant(
-        "llm-foundry",
-        runs={"sharding": ("none", "fsdp1")},
-        search={"sharding": ("fsdp1",)},
-        without=("pp", "tp", "cp"),
-        attention="flash2",
-        fused=False,
-    ),
+    FSDP1.variant("llm-foundry", fused=False),
     # Runs what FSDP1 shards, in compiled blocks (foundation-model-stack/fms-fsdp).
-    FSDP.variant(
-        "fms-fsdp",
-        runs={"sharding": ("none", "fsdp1")},
-        search={"sharding": ("fsdp1",)},
-        without=("pp", "tp", "cp"),
-        attention="flash2",
-        compiles=True,
-    ),
+    FSDP1.variant("fms-fsdp", compiles=True),
     # C++ and CUDA (IST-DASLab/llmq): fused kernels, gradients in bf16, the loss in pieces. `selective` stands for
     # --recompute-ffn, `norm_act` for --recompute-swiglu and --recompute-norm.
     FSDP.variant(

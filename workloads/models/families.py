@@ -12,42 +12,23 @@ from workloads.models.model import Activation, Positions, QkNorm, RouterScores
 Config = Mapping[str, Any]
 Names = dict[str, tuple[str, ...]]
 
-# Which layers have the window, where the file has no layer_types.
-
-
-def _every_layer(config: Config, layer: int) -> bool:
-    return True
-
-
-def _all_but_every_nth(config: Config, layer: int) -> bool:
-    return (layer + 1) % config["sliding_window_pattern"] != 0
-
-
-def _all_but_every_fourth(config: Config, layer: int) -> bool:
-    return (layer + 1) % config["full_attention_interval"] != 0
-
-
-def _no_layer(config: Config, layer: int) -> bool:
-    return False
-
-
-def _from_max_window_layers(config: Config, layer: int) -> bool:
-    return layer >= config["max_window_layers"]
-
-
-def _even_below_max_window_layers(config: Config, layer: int) -> bool:
-    return layer % 2 == 0 and layer < config["max_window_layers"]
-
 
 def _rotary(config: Config, layer: int) -> bool:
     rotary = config["no_rope_layers"]  # 1 where a layer has rotary embeddings
     return bool(rotary[layer] if rotary else (layer + 1) % config["no_rope_layer_interval"])
 
 
-def _not_rotary(config: Config, layer: int) -> bool:
-    return not _rotary(config, layer)
-
-
+# Which layers have the window, or are linear, where the file has no layer_types.
+LAYERS: dict[str, Callable[[Config, int], bool]] = {
+    "every": lambda config, layer: True,
+    "none": lambda config, layer: False,
+    "all but every nth": lambda config, layer: (layer + 1) % config["sliding_window_pattern"] != 0,
+    "all but every fourth": lambda config, layer: (layer + 1) % config["full_attention_interval"] != 0,
+    "from max_window_layers": lambda config, layer: layer >= config["max_window_layers"],
+    "even below max_window_layers": lambda config, layer: layer % 2 == 0 and layer < config["max_window_layers"],
+    "rotary": _rotary,
+    "not rotary": lambda config, layer: not _rotary(config, layer),
+}
 # Names of one size in the files of different families, and those of mixtures of experts.
 NAMES: Names = {
     "layers": ("num_hidden_layers", "n_layer", "n_layers"),
@@ -208,7 +189,7 @@ BIASED: dict[str, Any] = dict.fromkeys(("qkv_bias", "output_bias", "mlp_bias"), 
 UNBIASED: dict[str, Any] = {"qkv_bias": False, "output_bias": False}
 GEMMA: dict[str, Any] = {"activation": "gelu_gated"}
 UPPER_WINDOWS: dict[str, Any] = {"use_sliding_window": False, "sliding_window": 4096, "max_window_layers": 28}
-QWEN2: dict[str, Any] = {"qkv_bias": True, "output_bias": False, "window": _from_max_window_layers}
+QWEN2: dict[str, Any] = {"qkv_bias": True, "output_bias": False, "window": LAYERS["from max_window_layers"]}
 SPARSE_STEP: dict[str, Any] = {"decoder_sparse_step": 1, "mlp_only_layers": None}
 LATENT_SIZES: dict[str, Any] = {
     **{"kv_lora_rank": 512, "q_lora_rank": 1536, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128},
@@ -224,11 +205,11 @@ FALCON: dict[str, Any] = {
 }
 FAMILIES: dict[str, Family] = {
     "llama": Family(mlp_bias="mlp_bias"),
-    "mistral": Family(**UNBIASED, window=_every_layer, defaults={"num_key_value_heads": 8, "sliding_window": 4096}),
+    "mistral": Family(**UNBIASED, window=LAYERS["every"], defaults={"num_key_value_heads": 8, "sliding_window": 4096}),
     "qwen2": Family(**QWEN2, defaults=UPPER_WINDOWS | {"num_key_value_heads": 32}),
     "qwen3": Family(
         qk_norm="head",
-        window=_from_max_window_layers,
+        window=LAYERS["from max_window_layers"],
         defaults=UPPER_WINDOWS | {"num_key_value_heads": 32, "head_dim": 128},
     ),
     "gpt_neox": Family(**GPT, mlp_bias=True, defaults={"attention_bias": True}),
@@ -246,14 +227,14 @@ FAMILIES: dict[str, Family] = {
     "qwen2_moe": Family(
         qkv_bias="qkv_bias",
         output_bias=False,
-        window=_even_below_max_window_layers,
+        window=LAYERS["even below max_window_layers"],
         shared_expert_gate=True,
         names={**EXPERTS, "shared_expert_intermediate_size": ("shared_expert_intermediate_size",)},
         defaults=UPPER_WINDOWS | SPARSE_STEP | {"num_key_value_heads": 16, "qkv_bias": True},
     ),
     "qwen3_moe": Family(
         qk_norm="head",
-        window=_every_layer,
+        window=LAYERS["every"],
         names=EXPERTS,
         defaults=UPPER_WINDOWS | SPARSE_STEP | {"num_key_value_heads": 4},
     ),
@@ -262,7 +243,7 @@ FAMILIES: dict[str, Family] = {
         rope_theta=1e6,
         norm_eps=1e-5,
         renormalized=True,
-        window=_every_layer,
+        window=LAYERS["every"],
         names=WIDE_EXPERTS,
         defaults={"num_key_value_heads": 8},
     ),
@@ -271,7 +252,7 @@ FAMILIES: dict[str, Family] = {
         norm_eps=1e-5,
         expert_bias=True,
         sinks=True,
-        window=_all_but_every_nth,
+        window=LAYERS["all but every nth"],
         names=WIDE_EXPERTS,
         defaults={
             "attention_bias": True,
@@ -298,7 +279,7 @@ FAMILIES: dict[str, Family] = {
         qk_norm="head",
         shared_expert_gate=True,
         attention_gate=True,
-        linear=_all_but_every_fourth,
+        linear=LAYERS["all but every fourth"],
         names={**EXPERTS, "shared_expert_intermediate_size": ("shared_expert_intermediate_size",)},
         defaults=SPARSE_STEP
         | {"num_key_value_heads": 2, "head_dim": 256, "linear_conv_kernel_dim": 4, "full_attention_interval": 4}
@@ -311,7 +292,7 @@ FAMILIES: dict[str, Family] = {
         norm_eps=1e-5,
         positions="none",
         norms=1,
-        linear=_no_layer,
+        linear=LAYERS["none"],
         split_blocks=True,
         names={
             **EXPERTS,
@@ -324,14 +305,14 @@ FAMILIES: dict[str, Family] = {
         | {"use_conv_bias": True, "n_shared_experts": 1},
         adapt=_nemotron_h,
     ),
-    "phi3": Family(**UNBIASED, norm_eps=1e-5, window=_every_layer),
+    "phi3": Family(**UNBIASED, norm_eps=1e-5, window=LAYERS["every"]),
     "olmo": Family(norm_vectors=0, norm_eps=1e-5),
     "olmo2": Family(qk_norm="all", norm_eps=1e-5),
     "olmo3": Family(
         qk_norm="all",
         rope_theta=500_000.0,
         norm_eps=1e-5,
-        window=_all_but_every_nth,
+        window=LAYERS["all but every nth"],
         defaults={"sliding_window": 4096, "sliding_window_pattern": 4},
     ),
     "olmoe": Family(qk_norm="all", norm_eps=1e-5, names=WIDE_EXPERTS),
@@ -343,7 +324,7 @@ FAMILIES: dict[str, Family] = {
     "smollm3": Family(
         mlp_bias="mlp_bias",
         rope_theta=2e6,
-        window=_not_rotary,
+        window=LAYERS["not rotary"],
         defaults=TIED | NO_ROPE | {"num_key_value_heads": 4, "use_sliding_window": False, "max_window_layers": None},
     ),
     "seed_oss": Family(
@@ -366,7 +347,7 @@ FAMILIES: dict[str, Family] = {
         qkv_bias="use_bias",
         output_bias="use_bias",
         mlp_bias="use_bias",
-        window=_every_layer,
+        window=LAYERS["every"],
         defaults={**TIED, "use_bias": True, "num_key_value_heads": 2},
     ),
     "cohere": Family(
@@ -375,7 +356,7 @@ FAMILIES: dict[str, Family] = {
     "cohere2": Family(
         norms=1,
         norm_eps=1e-5,
-        window=_all_but_every_nth,
+        window=LAYERS["all but every nth"],
         defaults={**TIED, "sliding_window": 4096, "sliding_window_pattern": 4},
     ),
     "glm4_moe": Family(
@@ -396,7 +377,7 @@ FAMILIES: dict[str, Family] = {
     "gemma2": Family(
         **GEMMA,
         norms=4,
-        window=_all_but_every_nth,
+        window=LAYERS["all but every nth"],
         defaults={
             **TIED,
             "num_key_value_heads": 4,
@@ -410,7 +391,7 @@ FAMILIES: dict[str, Family] = {
         norms=4,
         qk_norm="head",
         rope_theta=1e6,
-        window=_all_but_every_nth,
+        window=LAYERS["all but every nth"],
         defaults={
             **TIED,
             "num_attention_heads": 8,
@@ -430,7 +411,7 @@ FAMILIES: dict[str, Family] = {
     "llama4_text": Family(
         rope_theta=500_000.0,
         norm_eps=1e-5,
-        window=_rotary,
+        window=LAYERS["rotary"],
         chunked=True,
         names={
             **WIDE_EXPERTS,

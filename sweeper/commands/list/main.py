@@ -93,11 +93,6 @@ def show_sweeps(request: ListRequest) -> int:
     return 0
 
 
-def follow_sweep(request: FollowRequest) -> int:
-    """Show the progress of a sweep. Returns the exit code."""
-    return follow(find_sweep(Path(request.dir), request.name))
-
-
 def delete_sweep(request: DeleteRequest) -> int:
     """Delete a sweep after asking. Returns the exit code.
 
@@ -121,7 +116,7 @@ def delete_sweep(request: DeleteRequest) -> int:
 
 VERBS: Verbs = {
     "": (ListRequest, show_sweeps),
-    "follow": (FollowRequest, follow_sweep),
+    "follow": (FollowRequest, lambda request: follow(find_sweep(Path(request.dir), request.name))),
     "delete": (DeleteRequest, delete_sweep),
 }
 COMMAND = Subcommand("list", __doc__, VERBS)

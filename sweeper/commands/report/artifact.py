@@ -39,7 +39,7 @@ def log_report(client: MlflowClient, run_id: str) -> None:
     found = fronts.find_fronts(stored)
     tables = report_tables.build_tables(stored, None, [front.table for front in found])
     client.log_text(run_id, build_page(f"sweeper: {run.info.run_name}", stored, tables, found), REPORT)
-    link = mlflow_store.artifact_link(experiment_id, run_id, REPORT)
+    link = f"#/experiments/{experiment_id}/runs/{run_id}/artifacts/{REPORT}"  # from any page of MLflow
     description = client.get_run(run_id).data.tags.get(mlflow_store.DESCRIPTION, "")
     description += f"\n\nReport: [{REPORT}]({link}), among the artifacts"
     client.set_tag(run_id, mlflow_store.DESCRIPTION, description)

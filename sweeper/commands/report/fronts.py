@@ -17,12 +17,11 @@ import pandas as pd
 from sweeper.common.format import count
 from sweeper.common.trials import TrialRecord, TrialStatus
 from sweeper.metrics.criteria import Criteria
-from sweeper.metrics.intervals import Interval
 from sweeper.pages.front_plot import FrontPlot, build_front_plot, build_panel_figures
 from sweeper.pages.html_page import Chart, Table
 from sweeper.pages.trial_tables import front_rows
 from sweeper.results.mlflow_results import Stored
-from sweeper.results.ranking import list_varying_parameters, select_complete
+from sweeper.results.ranking import list_varying_parameters, read_value, select_complete
 from sweeper.search.front import Front, FrontPoint
 from sweeper.tracking import mlflow_store
 
@@ -103,10 +102,7 @@ def _read_front(sweep: Mapping[Any, Any], trials: pd.DataFrame, *, is_cut: bool)
         if is_cut or not isinstance(verdict, str) or share is None:
             continue
         same, exceeded = (row.get(f"tag.{tag}") for tag in (mlflow_store.SAME_AS, mlflow_store.EXCEEDED))
-        values = {
-            name: Interval(*(known.get(f"final_{name}{end}", math.nan) for end in ("", "_ci_low", "_ci_high")))
-            for name in criteria.metrics
-        }
+        values = {name: read_value(row, f"final_{name}") for name in criteria.metrics}
         certified.append(
             FrontPoint(
                 trial=records[-1],

@@ -67,7 +67,7 @@ def build_panels(results: Sequence[BestResult]) -> list[Panel]:
     speeds = [result.speed for result in results]
     if results[0].speed_metric != "tokens_per_s":
         return [Panel("", SPEED_UNITS[results[0].speed_metric], {"": speeds})]
-    rank = results[0].rank_noun
+    rank = "process" if results[0].is_cpu else "GPU"
     flops = [read_value(result.trial, "tflops") for result in results]
     tokens_per_gpu, flops_per_gpu = (
         [value.divide(result.devices) for value, result in zip(values, results, strict=True)]
