@@ -366,7 +366,8 @@ def output_path(out: str | None, directory: str, name: str) -> Path:
     if out is not None:
         return Path(out)
     path = Path(directory) / FOLDER / name
-    path.parent.mkdir(parents=True, exist_ok=True)
+    with writing("out", path):
+        path.parent.mkdir(parents=True, exist_ok=True)
     return path
 
 

@@ -22,7 +22,7 @@ def round_to_interval(value: float, half_width: float) -> float:
     """Return a value with the digits that its interval supports, two of the half width; without one, as in tables."""
     if not math.isfinite(value) or not value:
         return value
-    if not (math.isfinite(half_width) and half_width > 0):
+    if not (math.isfinite(half_width) and 0 < half_width < abs(value)):
         return float(format_number(value).replace(",", ""))
     return round(value, 1 - math.floor(math.log10(half_width)))
 

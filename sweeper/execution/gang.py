@@ -20,6 +20,7 @@ from sweeper.execution.cluster import summarize_ray_error
 from sweeper.execution.ray_internals import LOW_MEMORY
 from sweeper.execution.worker import RankResult
 from workloads.api.contract import Rank, Scalar
+from workloads.api.secrets import mask
 
 # The variables with which the workers of a gang were started, sorted by name.
 Environment = tuple[tuple[str, str], ...]
@@ -249,7 +250,7 @@ class Gang:
 def _name_left(*results: RankResult) -> dict[str, Scalar]:
     """Return for `where` the processes that the ranks of a trial left behind."""
     left = dict.fromkeys(command for result in results for command in result.left)
-    return {LEFT: "; ".join(left)[:MAX_LEFT]} if left else {}
+    return {LEFT: mask("; ".join(left))[:MAX_LEFT]} if left else {}
 
 
 def _merge_failures(failures: Sequence[TrialResult]) -> TrialResult:

@@ -237,7 +237,8 @@ class Summary:
         if (plots := folder / "plots" / "plots.html").exists():
             lines.append(f"plots    {relative_path(plots)}")
         if (best := folder / "best").exists():
-            lines.append(f"again    python -m sweeper best {folder.name}   # its files: {relative_path(best)}")
+            lines.append(f"again    python -m sweeper best {folder.name}")
+            lines.append(f"files    {relative_path(best)}")
         if recording.refused:
             number, reason = next(iter(recording.refused.items()))
             refused = f"MLflow   refuses the values of {count(len(recording.refused), 'trial')} for good"

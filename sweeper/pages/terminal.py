@@ -19,7 +19,7 @@ MAX_UNBROKEN = 30  # of a word that is not broken into lines
 WIDTH_OF_FILES = 200  # where there is no terminal: wide enough that nothing is wrapped
 INDENT = 9  # of the text of a line behind its name
 _COMMAND = re.compile(r"(retry|certify|resume|extend|review|again) ")
-_WORD = re.compile(r"\s*(?:'[^']*'|\S)+")  # quoted ones with their spaces
+_WORD = re.compile(r"""\s*(?:'[^']*'|"[^"]*"|\S)+""")  # quoted ones with their spaces
 _LONG_WORD = re.compile(rf"\S{{{MAX_WORD + 1},}}")
 
 

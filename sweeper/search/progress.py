@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterable
 
 from sweeper.common.clock import SECONDS_PER_HOUR
+from sweeper.common.format import format_number
 from sweeper.common.trials import BAD, TrialRecord, TrialStatus
 from sweeper.config.schema import Budget
 from sweeper.metrics.criteria import Criteria, dominates
@@ -81,6 +82,7 @@ class SweepProgress:
         self._trials_since_best = 0
         repeated = list(repeated)
         self._trial_s = sum(record.ended_at_s - record.started_at_s for record in repeated)
+        self._attempts = len(repeated)
         self._timed_s = 0.0
         for record in sorted(records, key=lambda record: record.elapsed_s):
             self.add(record)
@@ -111,8 +113,8 @@ class SweepProgress:
 
     @property
     def mean_trial_s(self) -> float:
-        """The mean seconds of a trial; 0 before the first."""
-        return self._trial_s / len(self._records) if self._records else 0.0
+        """The mean seconds of a trial, earlier attempts included; 0 before the first."""
+        return self._trial_s / self._attempts if self._attempts else 0.0
 
     @property
     def timed_share(self) -> float:
@@ -126,6 +128,7 @@ class SweepProgress:
         self.varying.update(name for name, value in record.params.items() if first.get(name) != value)
         self.counts[record.status] += 1
         if not was_forgotten:
+            self._attempts += 1
             self._trial_s += record.ended_at_s - record.started_at_s
             self._timed_s += record.metrics.get("steps", 0.0) * record.metrics.get("step_time_ms", 0.0) / 1e3
         self._failures.add(record)
@@ -195,10 +198,11 @@ class SweepProgress:
 
         Patience, which each new best starts again, is left out. The share is 0 without a limit.
         """
-        limits, used = {"trials": trials, **self._limits(), "patience": None}, self._used(0.0)
+        limits = {"trials": trials, **self._limits(), "patience": None}
+        used = {**self._used(0.0), "time_s": self.elapsed_s}
         shares = {name: used[name] / limit for name, limit in limits.items() if limit}
         name = max(shares, key=shares.__getitem__, default="trials")
-        text = "" if name == "trials" else f"{name} {used[name]:.3g} of {limits[name]:g}"
+        text = "" if name == "trials" else f"{name} {format_number(used[name])} of {format_number(limits[name] or 0)}"
         return min(1.0, shares.get(name, 0.0)), text
 
     def common_failure_reason(self) -> str:

@@ -17,6 +17,7 @@ from typing import Any, TextIO
 
 from omegaconf import OmegaConf
 
+from sweeper.common.format import exact_value
 from sweeper.common.trials import TrialRecord
 from sweeper.preflight.sweep_plan import SweepPlan
 from sweeper.tracking import mlflow_store
@@ -260,7 +261,7 @@ def opening_message(
                 "git_commit": provenance["git"].get("commit", ""),
                 "driver": driver_versions(provenance),
                 **versions,
-                **{f"space.{name}": str(dimension) for name, dimension in plan.space.dimensions.items()},
+                **{f"space.{name}": exact_value(str(dimension)) for name, dimension in plan.space.dimensions.items()},
                 **{name: text for name, text in texts.items() if text},
             },
             "artifacts": {"config.yaml": resolved, "provenance.json": json.dumps(provenance, indent=2)},

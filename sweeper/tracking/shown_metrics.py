@@ -47,5 +47,8 @@ def shown_metrics(metrics: Mapping[str, float], names: Sequence[str], prefix: st
         width = metrics.get(f"{source}_ci_high", math.nan) - metrics.get(f"{source}_ci_low", math.nan)
         if source != name:
             width *= value / metrics.get(source, math.nan)
-        shown[shown_name(name, prefix)] = round_to_interval(value * metric.factor, width * metric.factor / 2)
+        page_name = shown_name(name, prefix)
+        shown[prefix + name if page_name in shown else page_name] = round_to_interval(
+            value * metric.factor, width * metric.factor / 2
+        )
     return shown

@@ -15,6 +15,7 @@ import os
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
+from importlib.util import find_spec
 from typing import Any
 
 os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
@@ -224,7 +225,7 @@ class Store:
         return f"[{sweep}]({page}) ([charts]({page}{mlflow_view.AS_CHARTS}))"
 
     def _watch_gpus(self) -> None:
-        if not self._has_gpus:
+        if not self._has_gpus or find_spec("psutil") is None:  # which MLflow's monitors need
             return
         from mlflow.system_metrics import system_metrics_monitor as system
 

@@ -24,6 +24,8 @@ from contextlib import suppress
 from pathlib import Path
 
 GRACE_S = 5.0  # between SIGTERM and SIGKILL
+# A child that another thread starts belongs to its `Popen` only once that has its number.
+BEING_STARTED_S = 0.05
 PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h, since Linux 3.4
 # Part of the command lines of processes that serve this one until it ends: the guard of a program, which ends by
 # itself, and the helpers of `multiprocessing` and of joblib, which no object holds.
@@ -78,6 +80,7 @@ class Orphans:
         def find() -> set[int]:
             if not (new := _children() - self._kept):
                 return set()
+            time.sleep(BEING_STARTED_S)
             held = _held_children()
             self._kept |= {pid for pid in new if pid in held or any(part in _command(pid) for part in SERVING)}
             for pid in new - self._kept:
@@ -111,7 +114,9 @@ def _held_children() -> set[int]:
     gc.collect()
     dropped = {id(process) for process in getattr(subprocess, "_active", [])}  # their `Popen` is gone
     held = (o for o in gc.get_objects() if issubclass(type(o), subprocess.Popen) and id(o) not in dropped)
-    return {process.pid for process in held} | {process.pid or 0 for process in multiprocessing.active_children()}
+    return {getattr(process, "pid", None) or 0 for process in held} | {
+        process.pid or 0 for process in multiprocessing.active_children()
+    }
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ REMEDIES = {
         "foreign_use": "run nvidia-smi to see which processes use it",
         "power_limit": "nvidia-smi -i {number} -pl {watts:.0f}, unless the limit is intended",
         "clock_limit": "nvidia-smi -i {number} -rac, unless the limit is intended",
-        "retired_pages": "nvidia-smi -i {number} -q -d PAGE_RETIREMENT; replace it if their number grows",
+        "retired_pages": "nvidia-smi -i {number} -q -d ROW_REMAPPER; replace it if their number grows",
         "pcie": "reseat it, and check its slot and riser; nvidia-smi -i {number} -q shows the link",
         "links": "nvidia-smi nvlink -i {number} -s, -e for errors; restart the fabric manager, or replace the GPU",
         "slow": "compare its clock, power and temperature (nvidia-smi -q -d PERFORMANCE,CLOCK,TEMPERATURE)",
@@ -129,7 +129,7 @@ def check_gpu(location: str, gpu: Mapping[str, Any]) -> Iterator[Finding]:
     if errors := gpu.get("uncorrected_errors", 0):
         yield Finding(location, f"has {errors} uncorrected memory errors", "take it out of service")
     if pages := gpu.get("retired_pages", 0):
-        problem = f"{pages} pages of its memory are retired because of errors"
+        problem = f"{pages} pages or rows of its memory are out of use because of errors"
         yield finding(problem, "retired_pages", affects_results=False)
 
 

@@ -132,3 +132,13 @@ def test_the_limit_that_is_used_most_binds_and_patience_does_not() -> None:
     assert progress.binding_limit(8) == (0.5, "gpu_hours 0.5 of 1") and progress.varying == {"y"}
     assert SweepProgress(SCORE, Budget(trials=4), ended).binding_limit(4) == (0.5, "")
     assert SweepProgress(SCORE, Budget(trials=None, time_s=5.0), []).binding_limit(None) == (0.0, "time_s 0 of 5")
+
+
+def test_the_mean_of_trials_counts_the_attempts_whose_time_it_has() -> None:
+    earlier = [
+        trial_record(n, started_at_s=0.0, ended_at_s=60.0, status=TrialStatus.FAILED, reason="x") for n in range(8)
+    ]
+    progress = SweepProgress(SCORE, Budget(time_s=500.0), [], repeated=earlier)
+    progress.add(trial_record(0, started_at_s=60.0, ended_at_s=66.0, metrics={"score": 1.0}))
+    assert progress.mean_trial_s == pytest.approx((8 * 60 + 6) / 9)
+    assert progress.binding_limit(None)[1] == f"time_s {progress.elapsed_s:.4g} of 500"
