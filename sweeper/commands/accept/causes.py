@@ -29,19 +29,20 @@ class Evidence:
     states: Mapping[str, Mapping[str, Any]]  # of the part's nodes
     gpus: Sequence[Mapping[str, Any]]  # of the part
     others: Sequence[Mapping[str, Any]]  # beside the other parts' results
-    slow_links: Mapping[str, float]  # the share of each node's links that failed
+    slow_links: Mapping[str, float]  # the share of each node's partners with which a test of the link failed
 
 
 def add_causes(judgements: Sequence[Judgement], states: Mapping[str, Mapping[str, Any]]) -> list[Judgement]:
     """Return the judgements, the failed ones with their likely causes and remedies. `states` are the nodes' by name."""
-    failed_links, links = defaultdict[str, int](int), defaultdict[str, int](int)
+    slow_partners, partners = defaultdict[str, set[str]](set), defaultdict[str, set[str]](set)
     beside = defaultdict[str, list[Mapping[str, Any]]](list)
     for judgement in judgements:
         beside[judgement.reading.test].append(judgement.reading.beside)
         for node in judgement.reading.nodes if judgement.reading.scope == "link" else ():
-            links[node] += 1
-            failed_links[node] += judgement.verdict is Verdict.FAIL
-    slow_links = {node: failed_links[node] / number for node, number in links.items()}
+            others = {*judgement.reading.nodes} - {node}
+            partners[node] |= others
+            slow_partners[node] |= others if judgement.verdict is Verdict.FAIL else set()
+    slow_links = {node: len(slow_partners[node]) / len(met) for node, met in partners.items()}
 
     def explain(judgement: Judgement) -> str:
         reading = judgement.reading

@@ -117,11 +117,17 @@ def overall_verdict(judgements: Iterable[Judgement], findings: Iterable[Finding]
     A failed test or a problem of a GPU, as the doctor finds them, fails it. It is left open by a test without a result,
     and by a problem of a node that affects results. Something has to have been compared.
     """
-    verdicts, affecting = {j.verdict for j in judgements}, [finding for finding in findings if finding.affects_results]
-    if Verdict.FAIL in verdicts or any(" GPU " in finding.location for finding in affecting):
+    verdicts = {judgement.verdict for judgement in judgements}
+    verdicts |= {finding_verdict(finding.location) for finding in findings if finding.affects_results}
+    if Verdict.FAIL in verdicts:
         return Verdict.FAIL
-    is_open = affecting or Verdict.INCONCLUSIVE in verdicts or Verdict.PASS not in verdicts
+    is_open = Verdict.INCONCLUSIVE in verdicts or Verdict.PASS not in verdicts
     return Verdict.INCONCLUSIVE if is_open else Verdict.PASS
+
+
+def finding_verdict(location: str) -> Verdict:
+    """Return the verdict of a finding that affects results, on a GPU or a node."""
+    return Verdict.FAIL if " GPU " in location else Verdict.INCONCLUSIVE
 
 
 def describe(verdict: Verdict, judgements: Sequence[Judgement], findings: Iterable[Finding]) -> str:

@@ -20,13 +20,13 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from itertools import chain
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING
+from typing import Any
 
 from rich.console import Console
 
@@ -34,7 +34,7 @@ from sweeper.cli.command import Cluster, Subcommand, word
 from sweeper.cli.exits import COMPLETE, INTERRUPTED, NO_VERDICT, SOME_FAILED
 from sweeper.commands.accept.expected import expected_rates
 from sweeper.commands.accept.experiments import Profile, read_experiments
-from sweeper.commands.accept.judge import Judgement, Verdict, describe, judge, overall_verdict
+from sweeper.commands.accept.judge import Judgement, Verdict, describe, judge, name_some, overall_verdict
 from sweeper.commands.accept.page import build_html, build_junit, build_markdown
 from sweeper.commands.accept.record import (
     Journal,
@@ -47,11 +47,9 @@ from sweeper.commands.accept.record import (
 )
 from sweeper.commands.doctor.checks import Finding, check_gpu_setup, check_nodes
 from sweeper.common.format import count, format_number
+from sweeper.config.hardware import Node, Target
 from sweeper.execution import ray_environment
 from sweeper.preflight.devices import describe_inventory
-
-if TYPE_CHECKING:  # with Ray, which takes a second to import
-    from sweeper.commands.accept.measure import Job
 
 LONGEST_S = {"quick": 285.0, "standard": 1800.0, "burn_in": 7200.0}  # of all experiments
 CODES = {Verdict.PASS: COMPLETE, Verdict.FAIL: SOME_FAILED, Verdict.INCONCLUSIVE: NO_VERDICT}
@@ -104,13 +102,15 @@ def accept(request: AcceptRequest) -> int:
 
     console = Console(highlight=False, soft_wrap=True, markup=False)
     target, nodes = cluster.find_target(request.hardware, address, insecure)
-    baseline = read_baseline(Path(request.baseline).expanduser(), target) if request.baseline else {}
-    states = read_states(nodes, request.dir)
-    findings = [*check_gpu_setup(nodes), *check_nodes(list(states.values()))]
+    states = read_states(target.nodes, request.dir)
+    findings = find_problems(target, nodes, list(states.values()))
     console.print(f"accept     {describe_inventory(target.nodes)}, profile {request.profile}")
-    names = [name for name, node in zip(states, nodes, strict=True) if node in target.nodes]
+    names = list(states)
     phases = measure.plan_phases(target, names, read_experiments(target.hardware.kind, request.profile))
-    rates = {(job.place, test): rate for job, test, rate in _expected(phases)}
+    planned = [(job, experiment) for job in chain(*phases) for experiment in job.experiments]
+    parts = {part for job, e in planned for part in measure.parts_of(job, e, ())}
+    baseline = read_baseline(Path(request.baseline), target, request.profile, parts) if request.baseline else {}
+    rates = {(job.place, t): rate for job, e in planned for t, rate in expected_rates(job.target, e, job.ranks).items()}
     folder = Path(request.dir).expanduser() / FOLDER
     folder.mkdir(parents=True, exist_ok=True)
     journal = Journal(folder / f"{target.hardware.name}-{request.profile}.unfinished", target.model, names)
@@ -132,6 +132,7 @@ def accept(request: AcceptRequest) -> int:
         console.print("interrupted: the verdict is on what was measured until now; rerun the same command to resume")
     finally:
         cluster.stop()
+    readings = measure.leave_out_unsupported(readings)
     expected = {(r.test, r.part): rate for r in readings if (rate := rates.get((r.place, r.test)))}
     judgements = add_causes(judge(readings, target.hardware.kind, expected, baseline), states)
     verdict = overall_verdict(judgements, findings)
@@ -154,11 +155,11 @@ def accept(request: AcceptRequest) -> int:
     return CODES[verdict]
 
 
-def _expected(phases: Sequence[Sequence[Job]]) -> Iterator[tuple[Job, str, float]]:
-    for job in chain(*phases):
-        for experiment in job.experiments:
-            for test, rate in expected_rates(job.target, experiment, job.ranks).items():
-                yield job, test, rate
+def find_problems(target: Target, nodes: Sequence[Node], states: Sequence[Mapping[str, Any]]) -> list[Finding]:
+    """Return the problems of the tested nodes, by their states, and of other nodes' GPUs, which affect no result."""
+    untested = check_gpu_setup([node for node in nodes if node not in target.nodes])
+    others = [replace(finding, affects_results=False) for finding in untested]
+    return [*check_gpu_setup(target.nodes), *check_nodes(states), *others]
 
 
 def list_problems(judgements: Sequence[Judgement], findings: Sequence[Finding]) -> Iterator[str]:
@@ -176,26 +177,33 @@ def list_problems(judgements: Sequence[Judgement], findings: Sequence[Finding]) 
 
 def verify(request: VerifyRequest) -> int:
     """Print whether an accept.json is as it was written. Returns the exit code."""
-    record = read_record(Path(request.file))
+    record = read_record(Path(request.file), may_be_changed=True)
     unchanged = is_unchanged(record)
     print(f"{'unchanged' if unchanged else 'CHANGED'}: {request.file}, {record['date']}: {record['sentence']}")
     return COMPLETE if unchanged else SOME_FAILED
 
 
 def compare(request: CompareRequest) -> int:
-    """Print what has become slower between two runs. Returns the exit code: 1 if anything has."""
+    """Print what has become slower or is missing in the later run. Returns 1 if anything is slower, else 3 if it is."""
     before, after = (read_record(Path(file)) for file in (request.first, request.second))
     changes = compare_records(before, after)
     slower = [change for change in changes if change.is_slower]
     for change in slower:
         print(f"! {change}")
+    compared = {(change.test, change.part) for change in changes}
+    missing = [row for row in before["results"] if row["value"] and (row["test"], row["part"]) not in compared]
+    for test in dict.fromkeys(row["test"] for row in missing):
+        parts = name_some([row["part"] for row in missing if row["test"] == test])
+        print(f"- {test}: only in {request.first}: {parts}")
     for test in dict.fromkeys(change.test for change in changes):
         own = [change.ratio.value for change in changes if change.test == test]
         print(
             f"{test}: {count(len(own), 'part')}, {median(own) - 1:+.1%} in the median, {min(own) - 1:+.1%} at the least"
         )
     print(f"{count(len(slower), 'result')} of {len(changes)} slower than on {before['date']}")
-    return SOME_FAILED if slower else COMPLETE
+    if slower:
+        return SOME_FAILED
+    return NO_VERDICT if missing or not changes else COMPLETE
 
 
 COMMAND = Subcommand(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import time
 from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -140,16 +141,15 @@ def _fits(experiment: Experiment, ranks: int) -> bool:
 
 
 def pair_rounds(count: int) -> list[list[list[int]]]:
-    """Return about log2(count) rounds of disjoint pairs of nodes, so that every node has a different partner in each.
+    """Return about log2(count) rounds of disjoint pairs of nodes, in which no pair comes twice.
 
-    In round r node i meets node i XOR 2^r, and nodes that are left over meet each other.
+    They are the first rounds of a round-robin tournament by the circle method: of an odd count one node has no partner.
     """
+    fixed = count - 1 + count % 2  # does not exist in an odd count
     rounds = []
-    for step in (2**power for power in range(max(0, (count - 1).bit_length()))):
-        pairs = [[node, node ^ step] for node in range(count) if node < node ^ step < count]
-        left = sorted({*range(count)} - {node for pair in pairs for node in pair})
-        pairs += [[first, second] for first, second in zip(left[::2], left[1::2], strict=False)]
-        rounds.append(pairs)
+    for turn in range(max(0, (count - 1).bit_length())):
+        pairs = [(turn, fixed), *(((turn + n) % fixed, (turn - n) % fixed) for n in range(1, (fixed + 1) // 2))]
+        rounds.append([sorted(pair) for pair in pairs if max(pair) < count])
     return rounds
 
 
@@ -201,11 +201,9 @@ def skip_measured(phases: Sequence[Sequence[Job]], readings: Iterable[Reading]) 
 
 
 def read_result(job: Job, experiment: Experiment, result: TrialResult) -> Iterator[Reading]:
-    """Yield a reading for each test and part of an experiment; none where the devices do not support it."""
-    if result.status is TrialStatus.INFEASIBLE:
-        return
+    """Yield a reading for each test and part of an experiment, with its problem where there is no rate above 0."""
     hardware = job.target.hardware
-    groups = _parts(job, experiment, result.measurements)
+    groups = parts_of(job, experiment, result.measurements)
     for test, metric in experiment.tests.items():
         for part, measurements in groups.items():
             if not measurements:
@@ -214,17 +212,25 @@ def read_result(job: Job, experiment: Experiment, result: TrialResult) -> Iterat
                 continue
             metrics = derive(measurements, hardware.dense_peak_tflops, None, hardware.bandwidth_tb_s)
             rate = _interval(metric, metrics, measurements)
+            rate, problem = (rate, "") if 0 < rate[0] < math.inf else ((math.nan,) * 3, "no value")
             beside = _beside(metric, measurements)
-            yield Reading(test, experiment.scope, part, job.names, UNITS[metric], *rate, beside=beside)
+            yield Reading(test, experiment.scope, part, job.names, UNITS[metric], *rate, beside, problem)
 
 
-def _parts(job: Job, experiment: Experiment, ranks: Sequence[Measurement]) -> dict[str, Sequence[Measurement]]:
+def leave_out_unsupported(readings: Sequence[Reading]) -> list[Reading]:
+    """Return the readings without those of tests that no part supports: infeasible, and not for lack of memory."""
+    measured = {reading.test for reading in readings if not reading.problem}
+    unsupported = re.compile(f"{TrialStatus.INFEASIBLE}: (?!.*out of memory)", re.DOTALL)
+    return [reading for reading in readings if reading.test in measured or not unsupported.match(reading.problem)]
+
+
+def parts_of(job: Job, experiment: Experiment, ranks: Sequence[Measurement]) -> dict[str, Sequence[Measurement]]:
     """Return the measurements of each part of the experiment, by its name. Ranks are in the order of GPUs' numbers."""
     if experiment.scope == "device" and job.target.is_gpu:
         return {f"{job.place} GPU {n}": ranks[n : n + 1] for n in range(job.ranks)}
     if experiment.scope == "pair":
         return {f"{job.place} GPU {n} + {n + 1}": ranks[n : n + 2] for n in range(0, job.ranks, 2)}
-    return {"the whole" if experiment.scope == "whole" else job.place: ranks}
+    return {f"the whole, {len(job.names)} nodes" if experiment.scope == "whole" else job.place: ranks}
 
 
 def _interval(

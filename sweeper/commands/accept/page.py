@@ -9,6 +9,7 @@ from statistics import median
 from typing import Any
 from xml.etree import ElementTree
 
+from sweeper.commands.accept.judge import finding_verdict
 from sweeper.common.format import format_number, one_line
 from sweeper.pages.html_page import Chart, Table, build_page
 
@@ -156,14 +157,20 @@ def build_markdown(record: Record) -> str:
 
 
 def build_junit(record: Record) -> str:
-    """Return a test case for each test of each part; one without a verdict counts as skipped."""
-    suite = ElementTree.Element("testsuite", name="sweeper accept", tests=str(len(record["results"])))
-    counts = Counter(row["verdict"] for row in record["results"])
+    """Return a test case for the whole, each finding that affects results and each test; no verdict is skipped."""
+    cases = [("acceptance", "the whole", record["verdict"], record["sentence"])]
+    for found in (finding for finding in record["findings"] if finding["affects_results"]):
+        verdict, message = finding_verdict(found["location"]).value, f"{found['problem']}: {found['remedy']}"
+        cases.append(("setup", found["location"], verdict, message))
+    rows = sort_results(record)
+    cases += [(row["test"], row["part"], row["verdict"], f"{row['reason']} {row['cause']}".strip()) for row in rows]
+    counts = Counter(verdict for _, _, verdict, _ in cases)
+    suite = ElementTree.Element("testsuite", name="sweeper accept", tests=str(len(cases)))
     suite.set("failures", str(counts["fail"]))
     suite.set("skipped", str(counts["inconclusive"] + counts["measured"]))
-    for row in sort_results(record):
-        case = ElementTree.SubElement(suite, "testcase", classname=row["test"], name=row["part"])
-        if row["verdict"] != "pass":
-            element = ElementTree.SubElement(case, "failure" if row["verdict"] == "fail" else "skipped")
-            element.set("message", one_line(f"{row['reason']} {row['cause']}".strip()))
+    for group, name, verdict, message in cases:
+        case = ElementTree.SubElement(suite, "testcase", classname=group, name=name)
+        if verdict != "pass":
+            element = ElementTree.SubElement(case, "failure" if verdict == "fail" else "skipped")
+            element.set("message", one_line(message))
     return ElementTree.tostring(suite, encoding="unicode", xml_declaration=True) + "\n"

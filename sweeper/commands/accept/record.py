@@ -6,7 +6,8 @@ import hashlib
 import json
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -14,7 +15,7 @@ from typing import Any
 
 import sweeper
 from sweeper.commands.accept.experiments import Reading, spread_of
-from sweeper.commands.accept.judge import Judgement
+from sweeper.commands.accept.judge import Judgement, name_some
 from sweeper.commands.doctor.checks import Finding
 from sweeper.config.hardware import Target
 from sweeper.metrics.intervals import Interval, ratio_interval
@@ -23,6 +24,7 @@ from workloads.api.errors import UserInputError, first_line
 
 FORMAT = 1
 HASH = "sha256"
+NEEDED = {HASH, "date", "profile", "kind", "model", "verdict", "sentence", "results"}
 RESUMED_WITHIN_S = 86_400.0  # the machine may be another one after a day
 FINGERPRINT = ("driver", "name", "memory_gib", "ecc", "power_limit_w", "clock_max_mhz", "numa_node")  # of a GPU
 
@@ -97,8 +99,12 @@ class Journal:
         if not is_recent or lines[0] != self._heading:
             self.path.write_text(f"{self._heading}\n")
             return []
-        complete = (json.loads(line) for line in lines[1:] if line.endswith("}"))
-        return [Reading(**{**values, "nodes": tuple(values["nodes"])}) for values in complete]
+        rows = []
+        for line in lines[1:]:
+            with suppress(ValueError):  # a process that was killed leaves half a line
+                rows.append(json.loads(line))
+        _write(self.path, "\n".join([self._heading, *map(json.dumps, rows), ""]))
+        return [Reading(**{**values, "nodes": tuple(values["nodes"])}) for values in rows]
 
     def add(self, readings: Sequence[Reading]) -> None:
         """Append the readings that have a value; the others are measured again."""
@@ -113,13 +119,17 @@ def hash_of(record: Mapping[str, Any]) -> str:
 
 
 def write_record(path: Path, record: Mapping[str, Any]) -> None:
+    _write(path, json.dumps(record, indent=1) + "\n")
+
+
+def _write(path: Path, text: str) -> None:
     temporary = path.with_name(f".{path.name}.new")
-    temporary.write_text(json.dumps(record, indent=1) + "\n")
+    temporary.write_text(text)
     temporary.replace(path)
 
 
-def read_record(path: Path, key: str = "") -> dict[str, Any]:
-    """Return the values of an accept.json, or of the one in a folder. Raises UserInputError if it is none.
+def read_record(path: Path, key: str = "", *, may_be_changed: bool = False) -> dict[str, Any]:
+    """Return the values of an accept.json, or of the one in a folder. Raises UserInputError if it is none, or changed.
 
     `key` is the setting that named it, for the message.
     """
@@ -128,8 +138,12 @@ def read_record(path: Path, key: str = "") -> dict[str, Any]:
         record = json.loads((path / "accept.json" if path.is_dir() else path).read_text())
     except (OSError, ValueError) as error:
         raise UserInputError(f"{named}: cannot be read ({first_line(error)})") from error
-    if not isinstance(record, dict) or record.get("format") != FORMAT or HASH not in record:
+    if not isinstance(record, dict) or record.get("format") != FORMAT:
         raise UserInputError(f"{named}: is not an accept.json of this version")
+    if lacking := NEEDED - record.keys():
+        raise UserInputError(f"{named}: is not a whole accept.json, it has no {', '.join(sorted(lacking))}")
+    if not may_be_changed and not is_unchanged(record):
+        raise UserInputError(f"{named}: was changed after it was written; see `sweeper accept verify`")
     return record
 
 
@@ -137,20 +151,24 @@ def is_unchanged(record: Mapping[str, Any]) -> bool:
     return bool(record[HASH] == hash_of(record))
 
 
-def read_baseline(path: Path, target: Target) -> dict[tuple[str, str], float]:
+def read_baseline(path: Path, target: Target, profile: str, parts: Collection[str]) -> dict[tuple[str, str], float]:
     """Return the rates of an accepted run by test and part.
 
     Raises:
-        UserInputError: the file was changed, did not pass, or is of other devices.
+        UserInputError: the file was changed, did not pass, or is of other devices, another profile or other parts.
     """
-    record = read_record(path, "baseline")
-    if not is_unchanged(record):
-        raise UserInputError(f"baseline={path}: was changed after it was written; see `sweeper accept verify`")
+    record = read_record(path.expanduser(), "baseline")
     if record["verdict"] == "fail":
         raise UserInputError(f"baseline={path}: that run failed; a baseline has to be an accepted run")
     if record["model"] != target.model:
         raise UserInputError(f"baseline={path}: was measured on {record['model']}, not on {target.model}")
-    return {(row["test"], row["part"]): row["value"] for row in record["results"] if row["value"]}
+    if record["profile"] != profile:
+        raise UserInputError(f"baseline={path}: has profile={record['profile']}, and this run profile={profile}")
+    rates = {(row["test"], row["part"]): row["value"] for row in record["results"] if row["value"]}
+    earlier = list(dict.fromkeys(part for _, part in rates))
+    if not {*earlier} & {*parts}:
+        raise UserInputError(f"baseline={path}: has none of this run's parts, but {name_some(earlier)}")
+    return rates
 
 
 @dataclass(frozen=True)
@@ -171,10 +189,11 @@ def compare_records(before: Mapping[str, Any], after: Mapping[str, Any]) -> list
     """Return the change of each result that both runs have, the largest loss first.
 
     Raises:
-        UserInputError: the runs are of different devices.
+        UserInputError: the runs are of different devices or profiles.
     """
-    if before["model"] != after["model"]:
-        raise UserInputError(f"the runs are of {before['model']} and of {after['model']}: only equal devices compare")
+    for name in ("model", "profile"):
+        if before[name] != after[name]:
+            raise UserInputError(f"the runs have the {name} {before[name]} and {after[name]}: only equal ones compare")
     earlier = {(row["test"], row["part"]): row for row in before["results"] if row["value"]}
     pairs = [
         (earlier[key], row)

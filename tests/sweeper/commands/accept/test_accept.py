@@ -20,18 +20,37 @@ from sweeper.commands.accept.causes import UNKNOWN, add_causes
 from sweeper.commands.accept.expected import expected_rates
 from sweeper.commands.accept.experiments import Profile, Reading, read_experiments, spread_of
 from sweeper.commands.accept.judge import Judgement, Verdict, describe, judge, overall_verdict
-from sweeper.commands.accept.main import AcceptRequest, VerifyRequest, accept, verify
-from sweeper.commands.accept.measure import pair_rounds, plan_phases
+from sweeper.commands.accept.main import (
+    AcceptRequest,
+    CompareRequest,
+    VerifyRequest,
+    accept,
+    compare,
+    find_problems,
+    verify,
+)
+from sweeper.commands.accept.measure import leave_out_unsupported, pair_rounds, parts_of, plan_phases, read_result
 from sweeper.commands.accept.page import build_html, build_junit, build_markdown
-from sweeper.commands.accept.record import build_record, compare_records, read_baseline, read_record, write_record
+from sweeper.commands.accept.record import (
+    Journal,
+    build_record,
+    compare_records,
+    hash_of,
+    read_baseline,
+    read_record,
+    write_record,
+)
 from sweeper.commands.doctor.checks import Finding
+from sweeper.common.trials import TrialResult, TrialStatus
 from sweeper.config.catalogue import catalogue
 from sweeper.config.hardware import Target
 from sweeper.preflight.devices import planned_target
 from tests.conftest import REPOSITORY, environment
 from tests.support.ray_cluster import Cluster
 from workloads.api import registry
+from workloads.api.contract import Measurement
 from workloads.api.errors import UserInputError
+from workloads.api.gpu_setup import GpuProblem
 
 TEST = "bf16 products sustained"
 FILES = {"accept.json", "accept.html", "accept.md", "accept.xml"}
@@ -61,7 +80,7 @@ def test_every_experiment_has_valid_parameters_and_its_tests_have_a_spread(kind:
 def test_nodes_are_measured_alone_then_in_pairs_then_together() -> None:
     phases = plan_phases(gpus(8, 3), ["a", "b", "c"], read_experiments("gpu", "quick"))
     titles = [[job.place for job in phase] for phase in phases]
-    assert titles == [["a", "b", "c"], ["a + b"], ["a + c"], ["all 3 nodes"]]
+    assert titles == [["a", "b", "c"], ["b + c"], ["a + c"], ["all 3 nodes"]]
     assert [job.ranks for job in chain(*phases)] == [8, 8, 8, 16, 16, 24]
 
 
@@ -73,12 +92,46 @@ def test_one_gpu_has_no_collectives_and_two_have_no_pairs_beside_the_node() -> N
     assert [scopes(count) for count in (1, 2, 8)] == [{"device"}, {"device", "node"}, {"device", "pair", "node"}]
 
 
-@pytest.mark.parametrize("count", [2, 5, 8, 64])
+@pytest.mark.parametrize("count", range(2, 71))
 def test_every_node_meets_others_in_about_log2_rounds_of_disjoint_pairs(count: int) -> None:
     rounds = pair_rounds(count)
-    assert len(rounds) == math.ceil(math.log2(count))
+    assert len(rounds) == math.ceil(math.log2(count)) and {*chain(*chain(*rounds))} == {*range(count)}
+    assert len({tuple(pair) for pair in chain(*rounds)}) == len(rounds) * (count // 2)
     for pairs in rounds:
         assert len(set(chain(*pairs))) == 2 * len(pairs) and len(pairs) == count // 2
+
+
+def read(ranks: list[Measurement], status: TrialStatus, reason: str = "", metric: str = "tflops") -> list[Reading]:
+    """Return the readings of a result of the first experiment that has such a metric, on a node of two GPUs."""
+    ((job,),) = plan_phases(gpus(2, 1), ["n"], read_experiments("gpu", "quick"))
+    experiment = next(e for e in job.experiments if metric in e.tests.values())
+    result = TrialResult(status, 0.0, 1.0, reason, measurements=tuple(ranks))
+    return list(read_result(job, experiment, result))
+
+
+def test_a_test_is_left_out_only_where_no_part_supports_it_and_not_for_lack_of_memory() -> None:
+    unsupported, no_memory = (read([], TrialStatus.INFEASIBLE, reason) for reason in ("no fp8", "out of memory: x"))
+    assert {reading.problem for reading in unsupported} == {"infeasible: no fp8"}
+    assert leave_out_unsupported(unsupported) == [] and leave_out_unsupported(no_memory) == no_memory
+    measured = [replace(unsupported[0], part=f"m GPU {n}", nodes=("m",), value=700.0, problem="") for n in (0, 1)]
+    left = leave_out_unsupported([*unsupported, *measured])
+    assert {reading.part for reading in left if reading.problem} == {"n GPU 0", "n GPU 1"}
+    assert overall_verdict(judge(left, "gpu", {}, {}), []) is Verdict.INCONCLUSIVE
+
+
+@pytest.mark.parametrize("metrics", [{"bus_gb_s": 0.0}, {"bus_gb_s": math.nan}, {"bus_gb_s": math.inf}, {}])
+def test_a_result_without_a_rate_above_zero_has_no_verdict(metrics: dict[str, float]) -> None:
+    ranks = [Measurement({}, (0.1,) * 5, metrics=metrics)] * 2
+    (result,) = read(ranks, TrialStatus.COMPLETE, metric="bus_gb_s")
+    assert result.problem == "no value" and math.isnan(result.value)
+    baseline = {(result.test, result.part): 350.0}
+    assert verdicts(judge([result], "gpu", baseline, baseline)) == ["inconclusive"]
+
+
+def test_the_whole_of_fewer_nodes_is_another_part() -> None:
+    *_, (whole,) = plan_phases(gpus(8, 3), ["a", "b", "c"], read_experiments("gpu", "quick"))
+    parts = [[*parts_of(job, whole.experiments[0], ())] for job in (whole, whole.without({"b"}))]
+    assert parts == [["the whole, 3 nodes"], ["the whole, 2 nodes"]]
 
 
 def test_the_expected_rates_are_the_catalogues_the_tables_and_the_planners() -> None:
@@ -122,6 +175,13 @@ def test_a_problem_of_a_gpu_fails_the_whole_and_one_of_a_node_leaves_it_open() -
     passed = judge(readings(700, 700), "gpu", {}, {})
     for location, verdict in (("n GPU 1", Verdict.FAIL), ("n", Verdict.INCONCLUSIVE)):
         assert overall_verdict(passed, [Finding(location, "p", "r")]) is verdict
+
+
+def test_a_problem_of_a_node_that_is_not_tested_is_named_and_does_not_count() -> None:
+    target = gpus(2, 1)
+    broken = replace(target.nodes[0], gpu_problems=(GpuProblem("p", "r"),))
+    assert [f.affects_results for f in find_problems(target, [*target.nodes, broken], [])] == [False]
+    assert [f.affects_results for f in find_problems(replace(target, nodes=(broken,)), [broken], [])] == [True]
 
 
 def test_an_unknown_device_is_named_before_anything_runs() -> None:
@@ -180,12 +240,29 @@ def test_the_pages_begin_with_what_failed_and_name_the_nodes_that_differ(record:
 def test_junit_has_a_case_for_each_result_and_counts_what_has_no_verdict_as_skipped(record: dict[str, Any]) -> None:
     suite = ElementTree.fromstring(build_junit(record))
     assert {name: suite.get(name) for name in ("tests", "failures", "skipped")} == {
-        "tests": "3",
-        "failures": "1",
-        "skipped": "1",
+        "tests": "5",
+        "failures": "2",
+        "skipped": "2",
     }
-    (failure,) = suite.iter("failure")
-    assert "of the others" in failure.get("message", "")
+    whole, slow = suite.iter("failure")
+    assert whole.get("message") == "FAIL: x" and "of the others" in slow.get("message", "")
+
+
+def test_junit_fails_for_a_problem_of_a_gpu_alone(record: dict[str, Any]) -> None:
+    finding = {"location": "n GPU 0", "problem": "p", "remedy": "r", "affects_results": True}
+    slight = finding | {"location": "n GPU 1", "affects_results": False}
+    suite = ElementTree.fromstring(build_junit(record | {"results": [], "findings": [finding, slight]}))
+    assert [failed.get("message") for failed in suite.iter("failure")] == ["FAIL: x", "p: r"]
+
+
+def test_half_a_line_of_a_killed_process_does_not_end_the_next_starts(tmp_path: Path) -> None:
+    journal, (first, second, third) = Journal(tmp_path / "j", "m", ["n"]), readings(700, 701, 702)
+    assert journal.read() == []
+    journal.add([first, second])
+    journal.path.write_text(journal.path.read_text()[:-20])
+    assert [reading.value for reading in journal.read()] == [700]
+    journal.add([third])
+    assert [reading.value for reading in journal.read()] == [700, 702]
 
 
 def test_a_change_of_the_record_is_shown_and_its_layout_does_not_matter(
@@ -198,13 +275,13 @@ def test_a_change_of_the_record_is_shown_and_its_layout_does_not_matter(
     write_record(path, record)
     assert verify(VerifyRequest(file=str(tmp_path))) == 1 and "CHANGED" in capsys.readouterr().out
     with pytest.raises(UserInputError, match="was changed after it was written"):
-        read_baseline(path, gpus(2, 1))
+        read_baseline(path, gpus(2, 1), "quick", ["n GPU 0"])
 
 
 def test_a_failed_run_and_one_of_other_devices_are_no_baseline(record: dict[str, Any], tmp_path: Path) -> None:
     write_record(tmp_path / "accept.json", record)
     with pytest.raises(UserInputError, match="that run failed"):
-        read_baseline(tmp_path, gpus(2, 1))
+        read_baseline(tmp_path, gpus(2, 1), "quick", ["n GPU 0"])
     with pytest.raises(UserInputError, match=r"accept.json: is not an accept.json of this version|cannot be read"):
         read_record(tmp_path / "none")
 
@@ -216,6 +293,49 @@ def test_a_later_run_is_compared_part_by_part(record: dict[str, Any]) -> None:
     assert [change.is_slower for change in slower] == [True, False] and str(slower[0]) == f"n GPU 0: {TEST}: -14.3%"
     record["results"][0] |= {"low": 695.0, "high": 705.0}
     assert "(95% -15.2% to -13.3%)" in str(compare_records(record, later)[0])
+
+
+def seal(path: Path, record: dict[str, Any]) -> str:
+    """Write a record with its hash. Returns the path."""
+    write_record(path, record | {"sha256": hash_of(record)})
+    return str(path)
+
+
+def test_a_baseline_of_another_profile_or_of_other_parts_is_refused(record: dict[str, Any], tmp_path: Path) -> None:
+    path = Path(seal(tmp_path / "b.json", record | {"verdict": "pass"}))
+    assert read_baseline(path, gpus(2, 1), "quick", ["n GPU 0"])[TEST, "n GPU 0"] == 700.0
+    with pytest.raises(UserInputError, match="has profile=quick, and this run profile=burn_in"):
+        read_baseline(path, gpus(2, 1), "burn_in", ["n GPU 0"])
+    with pytest.raises(UserInputError, match="has none of this run's parts, but n GPU 0, n GPU 1"):
+        read_baseline(path, gpus(2, 1), "quick", ["pod GPU 0"])
+
+
+def test_a_comparison_has_no_verdict_where_a_result_is_missing_and_fails_where_one_is_slower(
+    record: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before, (first, second, lost) = seal(tmp_path / "before.json", record), record["results"]
+
+    def compare_with(*results: dict[str, Any]) -> int:
+        return compare(CompareRequest(first=before, second=seal(tmp_path / "after", record | {"results": results})))
+
+    assert compare_with(first, second, lost) == 0
+    assert compare_with(first) == compare_with(first, second | {"value": None}) == 3
+    assert f"- {TEST}: only in {before}: n GPU 1" in capsys.readouterr().out
+    assert compare_with(first | {"value": 300.0}) == 1 and compare_with(first | {"part": "pod"}) == 3
+    with pytest.raises(UserInputError, match="the profile quick and burn_in: only equal ones compare"):
+        compare_records(record, record | {"profile": "burn_in"})
+
+
+def test_a_comparison_with_a_changed_file_and_one_without_a_date_are_refused(
+    record: dict[str, Any], tmp_path: Path
+) -> None:
+    changed, whole = tmp_path / "changed", seal(tmp_path / "whole", record)
+    write_record(changed, record | {"verdict": "pass"})
+    for first, second in ((str(changed), whole), (whole, str(changed))):
+        with pytest.raises(UserInputError, match="changed: was changed after it was written"):
+            compare(CompareRequest(first=first, second=second))
+    with pytest.raises(UserInputError, match=r"is not a whole accept\.json, it has no date$"):
+        verify(VerifyRequest(file=seal(changed, {name: value for name, value in record.items() if name != "date"})))
 
 
 def link(first: str, second: str, rate: float) -> Reading:
@@ -270,9 +390,9 @@ def test_a_node_that_is_slow_with_all_partners_is_told_from_a_slow_path_between_
         return {j.reading.part: j.cause for j in add_causes(judge(links, "gpu", {}, {}), states) if j.cause}
 
     node = causes(lambda first, second: "d" in (first, second))
-    assert set(node) == {"c + d", "b + d", "d + h"} and all("d is slow with most" in cause for cause in node.values())
-    assert causes(lambda first, second: (first, second) == ("a", "b")) == {
-        "a + b": "both nodes are as fast as others with other partners: the path between them"
+    assert set(node) == {"d + e", "d + g", "b + d"} and all("d is slow with most" in cause for cause in node.values())
+    assert causes(lambda first, second: (first, second) == ("a", "c")) == {
+        "a + c": "both nodes are as fast as others with other partners: the path between them"
     }
 
 
