@@ -37,6 +37,7 @@ CP_METHODS = {"ring": "p2p", "allgather": "all_gather"}
 FSDP_STRATEGIES = {"zero2": "optim_grads", "megatron_fsdp": "optim_grads_params"}
 # megatron/core/transformer/transformer_config.py, `recompute_modules`. The activation is recomputed in experts only.
 RECOMPUTED_MODULES = {"core_attention": ["core_attn"], "norm_act": ["layernorm", "moe_act"]}
+DEFAULT_KV_RANK = 32  # megatron/training/arguments.py, `--kv-lora-rank`
 # A vocabulary is padded to a multiple of this times `tp`, so that its products have sizes that are fast.
 LARGEST_VOCABULARY_MULTIPLE = 128
 
@@ -224,7 +225,8 @@ def support(trainer: str, *obstacles: Obstacles, name: str = "", **values: Seque
         "positions": ("rope", "learned", "none"),
         "window": (0,),
         "norms": (2,),
-        "shared_expert_gate": (False,),
+        **dict.fromkeys(("shared_expert_gate", "attention_gate", "split_blocks"), (False,)),
+        **dict.fromkeys(("kv_rank", "linear_in", "prediction_layers", "expert_hidden_size"), (0,)),
     } | values
     return Support(name or trainer, values, (_list_obstacles, *obstacles))
 
@@ -308,7 +310,7 @@ def _read_algorithm(name: str, stages: int) -> str:
     return known[name]
 
 
-def _read_sizes(settings: FileSettings) -> dict[str, int]:
+def _read_sizes(settings: FileSettings) -> dict[str, Any]:
     """Return the sizes of the model that the settings name, whether or not they name all."""
     names = ("layers", "hidden_size", "heads", "kv_heads", "head_size", "intermediate_size")
     experts = ("experts", "experts_per_token", "expert_intermediate_size") if settings.find("num_experts") else ()
@@ -317,10 +319,26 @@ def _read_sizes(settings: FileSettings) -> dict[str, int]:
         del sizes["intermediate_size"]
     if not settings.find("group_query_attention"):
         del sizes["kv_heads"]
+    sizes["prediction_layers"] = settings.find("mtp_num_layers")
+    if settings.find("multi_latent_attention"):  # its heads have other sizes than `kv_channels`
+        sizes |= {"kv_rank": settings.find("kv_lora_rank") or DEFAULT_KV_RANK, "head_size": 0, "kv_heads": 0}
     for name, size in sizes.items():
         if isinstance(size, str):
             raise UserInputError(f"{name}={size}: not a whole number")
-    return {name: size for name, size in sizes.items() if isinstance(size, int) and size > 0}
+    whole = {name: size for name, size in sizes.items() if isinstance(size, int) and size > 0}
+    return whole | _read_linear_layers(settings)
+
+
+def _read_linear_layers(settings: FileSettings) -> dict[str, Any]:
+    """Return the layers without scores, of a pattern such as M-M*- or of every layer but each Nth."""
+    pattern = settings.find("hybrid_override_pattern") or settings.find("hybrid_layer_pattern")
+    frequency, layers = settings.find("linear_attention_freq"), settings.find("num_layers")
+    if pattern:
+        letters = str(pattern).split("/")[0].replace("|", "")
+        return {"linear_layers": tuple(layer for layer, letter in enumerate(letters) if letter == "M")}
+    if isinstance(frequency, int) and frequency and layers:
+        return {"linear_layers": tuple(layer for layer in range(layers) if (layer + 1) % frequency)}
+    return {}
 
 
 def _read_sharding(settings: Settings) -> str:

@@ -202,7 +202,7 @@ class FileReading:
     document_tokens: int = 0
     notes: tuple[str, ...] = ()  # settings that a job has no field for
     others: Mapping[str, Any] = field(default_factory=dict)  # other fields of a job that it names
-    sizes: Mapping[str, int] = field(default_factory=dict)  # those of the model that it names itself
+    sizes: Mapping[str, Any] = field(default_factory=dict)  # those of the model that it names itself
     # settings that were read, by the file's names: the field that each is of, empty if of several, and its value
     taken: Mapping[str, tuple[str, Any]] = field(default_factory=dict)
     left: tuple[str, ...] = ()  # settings that were not read

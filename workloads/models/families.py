@@ -47,12 +47,12 @@ EXPERTS: Names = {
 }
 WIDE_EXPERTS: Names = EXPERTS | {"expert_intermediate_size": ("intermediate_size",)}
 WINDOW: Names = {"window": ("sliding_window",)}
-LATENT: Names = {
+PREDICTION: Names = {"prediction_layers": ("num_nextn_predict_layers", "num_mtp_layers")}
+LATENT: Names = PREDICTION | {
     "kv_rank": ("kv_lora_rank",),
     "query_rank": ("q_lora_rank",),
     "rope_size": ("qk_rope_head_dim",),
     "value_size": ("v_head_dim",),
-    "prediction_layers": ("num_nextn_predict_layers", "num_mtp_layers"),
 }
 LINEAR: Names = {name: (name,) for name in ("linear_in", "linear_out", "linear_state", "linear_vectors")}
 
@@ -148,7 +148,7 @@ def _mpt(config: Config) -> dict[str, Any]:
 def _latent(config: Config) -> dict[str, Any]:
     return {
         "head_dim": config["qk_nope_head_dim"] + config["qk_rope_head_dim"],
-        "num_key_value_heads": config["num_attention_heads"],
+        "num_key_value_heads": config.get("num_attention_heads"),
     }
 
 
@@ -298,7 +298,7 @@ FAMILIES: dict[str, Family] = {
             **EXPERTS,
             "shared_expert_intermediate_size": ("moe_shared_expert_intermediate_size",),
             "expert_hidden_size": ("moe_latent_size",),
-            "prediction_layers": ("num_nextn_predict_layers",),
+            **PREDICTION,
         },
         defaults={"num_key_value_heads": 8, "head_dim": 128, "hybrid_override_pattern": None, "layers_block_type": None}
         | {"mamba_num_heads": 128, "mamba_head_dim": 64, "n_groups": 8, "ssm_state_size": 128, "conv_kernel": 4}
@@ -364,7 +364,7 @@ FAMILIES: dict[str, Family] = {
         qk_norm="head",
         norm_eps=1e-5,
         router_scores="sigmoid",
-        names=EXPERTS,
+        names=EXPERTS | PREDICTION,
         defaults={
             "num_key_value_heads": 8,
             "use_qk_norm": False,
@@ -453,6 +453,8 @@ WITHOUT_SHAPE = re.compile(
     r".*(eps|epsilon|dropout|pdrop|dropout_prob|softcapping|multiplier|scalar|implementation\w*|_act|activation)"
     r"|norm_(topk_prob|type)|mlp_type|attn_(scale|temperature_tuning)|sliding_window_size|_sliding_window_pattern"
     r"|full_attn_mod|rope_local_base_freq|ff_factor|layer_switch|order_of_interleaved_layers|use_parallel_(block|residual)"
-    r"|apply_residual_connection_post_layernorm|num_(nextn_predict|mtp)_layers|scale_attn_\w+|reorder_and_upcast_attn"
+    r"|apply_residual_connection_post_layernorm|scale_attn_\w+|reorder_and_upcast_attn"
     r"|(output|use_bidirectional)_attentions?|output_hidden_states|use_flash_attn|no_bias|kv_cache\w*|vision_(\w+_)?token_id|ep_size"
+    r"|use_mamba_kernels|mamba_ssm_cache_dtype|time_step_\w+|chunk_size|moe_shared_expert_overlap"
+    r"|rescale_prenorm_residual|mtp_layers_block_type"  # the blocks of `num_nextn_predict_layers`
 )

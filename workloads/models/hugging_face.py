@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from workloads.models.families import (
+    BLOCK_LETTERS,
     FAMILIES,
     SHAPE_WORDS,
     TEXT_PARTS,
@@ -27,8 +28,16 @@ NUMBERS = {
     **dict.fromkeys(("interleave_moe_layer_step", "moe_layer_freq"), 1),
     **dict.fromkeys(("max_window_layers", "first_k_dense_replace", "num_ln_in_parallel_attn"), 0),
 }
+# Whole numbers from which others follow: 1 at least, and never null.
+FACTORS = (
+    *("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim", "full_attention_interval"),
+    *("linear_num_key_heads", "linear_num_value_heads", "linear_key_head_dim", "linear_value_head_dim"),
+    *("linear_conv_kernel_dim", "mamba_num_heads", "mamba_head_dim", "n_groups", "ssm_state_size", "conv_kernel"),
+)
 EPSILONS = (*("rms_norm_eps", "layer_norm_epsilon", "layer_norm_eps", "norm_epsilon", "norm_eps", "layernorm_epsilon"),)
 LISTS = ("no_rope_layers", "mlp_only_layers", "moe_layers")
+KINDS = {"attn_config": Mapping, "rope_scaling": Mapping, "rope_parameters": Mapping, "hybrid_override_pattern": str}
+WORDS = {Mapping: "a mapping", str: "text"}
 
 
 class UnsupportedModel(ValueError):
@@ -107,7 +116,9 @@ def read_hugging_face(config: Config) -> Model:
 def _rotary_and_epsilon(family: Family, given: Config, remark: str) -> dict[str, Any]:
     """Return the base of rotary frequencies, Llama 3.1's scaling of them, the norms' epsilon, and what is left out."""
     rotary = dict(given.get("rope_scaling") or {}) | dict(given.get("rope_parameters") or {})
-    rotary = dict(rotary.get("full_attention", rotary))  # of Gemma 3's and OLMo 3's layers, by their kind
+    rotary = rotary.get("full_attention", rotary)  # of Gemma 3's and OLMo 3's layers, by their kind
+    if not isinstance(rotary, Mapping):
+        raise UnsupportedModel(f"full_attention is {rotary!r}: must be a mapping")
     values = {**rotary, **given}
     theta = next((values[key] for key in ("rope_theta", "rotary_emb_base") if values.get(key)), family.rope_theta)
     epsilon = next((given[key] for key in EPSILONS if given.get(key)), family.norm_eps)
@@ -157,6 +168,9 @@ def _check_keys(name: str, config: Config) -> None:
 def _check_values(family: Family, config: Config) -> None:
     for key, least in NUMBERS.items():
         _whole(config, key, least)
+    for key in family.keys.intersection(FACTORS, config):
+        if not _whole(config, key, 1):
+            raise UnsupportedModel(f"{key} is null: must be a whole number of at least 1")
     for key in family.flags & config.keys():
         if not isinstance(config[key], bool | None):
             raise UnsupportedModel(f"{key} is {config[key]!r}: must be true or false")
@@ -165,8 +179,13 @@ def _check_values(family: Family, config: Config) -> None:
         value = [] if value is None else value
         if not isinstance(value, list) or any(type(item) is not int or not 0 <= item <= MAX_LAYERS for item in value):
             raise UnsupportedModel(f"{key} is {value!r}: must be a list of whole numbers")
-    if not isinstance(config.get("attn_config") or {}, Mapping):
-        raise UnsupportedModel(f"attn_config is {config['attn_config']!r}: must be a mapping")
+    for key, kind in KINDS.items():
+        if not isinstance(config.get(key), kind | None):
+            raise UnsupportedModel(f"{key} is {config[key]!r}: must be {WORDS[kind]}")
+    for key, known in {"layers_block_type": BLOCK_LETTERS.values(), "mlp_layer_types": ("dense", "sparse")}.items():
+        value = [] if config.get(key) is None else config[key]
+        if not isinstance(value, list) or any(item not in known for item in value):
+            raise UnsupportedModel(f"{key} is {value!r:.60}: must be a list of {', '.join(known)}")
 
 
 def _read_sizes(family: Family, config: Config) -> dict[str, Any]:
@@ -201,6 +220,10 @@ def _require(family: Family, sizes: Mapping[str, int], names: Iterable[str]) -> 
 
 
 def _experts(family: Family, config: Config, sizes: dict[str, Any]) -> dict[str, Any]:
+    kinds, listed = config.get("mlp_layer_types") or (), config.get("moe_layers") or ()
+    if len(kinds) not in (0, sizes["layers"]) or any(layer >= sizes["layers"] for layer in listed):
+        key = "mlp_layer_types" if kinds else "moe_layers"
+        raise UnsupportedModel(f"{key} is {config[key]!r:.60}: must be of {sizes['layers']} layers")
     dense = tuple(layer for layer in range(sizes["layers"]) if not _has_experts(family, config, layer))
     if "experts" not in sizes or len(dense) == sizes["layers"]:
         _require(family, sizes, ("intermediate_size",))

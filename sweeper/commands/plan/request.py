@@ -269,10 +269,15 @@ def _read_layout(request: PlanRequest, model: Model) -> FileReading:
         note = f"model.flavor: torchtitan has none of model={request.model}, whose sizes are taken"
         taken = {key: value for key, value in reading.taken.items() if value[0] != "model"}
         return replace(reading, notes=(*reading.notes, note), taken=taken)
-    theirs = ", ".join(f"{name} {size}, not {getattr(model, name)}" for name, size in differing.items())
+    written = {name: (_count(size), _count(getattr(model, name))) for name, size in differing.items()}
+    theirs = ", ".join(f"{name} {size}, not {ours}" for name, (size, ours) in written.items())
     same = [name for name, sizes in MODELS.items() if all(getattr(sizes, k) == v for k, v in reading.sizes.items())]
     hint = f" Did you mean model={same[0]}?" if same else ""
     raise UserInputError(f"model={request.model}: layout={path} is of another model: {theirs}.{hint}")
+
+
+def _count(size: Any) -> Any:
+    return len(size) if isinstance(size, tuple) else size
 
 
 def _check_degrees(given: Mapping[str, Any], gpus: int) -> None:

@@ -154,6 +154,20 @@ def example(trainer: str, model: Model = LLAMA, **values: object) -> Job:
             "nemo (Megatron-Bridge): schedule=zbv",
         ),
         ("megatron", {"model": replace(LLAMA, qk_norm="all")}, "megatron: the model's qk_norm=all cannot be written"),
+        *(
+            (
+                trainer,
+                {"model": replace(LLAMA, **{name: value})},
+                f"{label}: the model's {name}={value} cannot be written",
+            )  # type: ignore[arg-type]
+            for trainer, label in (("megatron", "megatron"), ("nemo", "nemo (Megatron-Bridge)"), ("primus", "primus"))
+            for name, value in (("kv_rank", 512), ("linear_in", 64), ("prediction_layers", 1))
+        ),
+        (
+            "megatron",
+            {"model": replace(LLAMA, attention_gate=True)},
+            "megatron: the model's attention_gate=true cannot be",
+        ),
         ("megatron", {"state": "amp"}, "megatron: state=amp cannot be written. Supported: fp32"),
         ("megatron", {"checkpointing": "norm_act"}, "megatron: checkpointing=norm_act cannot be written for a dense"),
         (

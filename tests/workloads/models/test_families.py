@@ -265,3 +265,8 @@ def test_rotary_base_and_epsilon_are_those_of_transformers(family: str) -> None:
     read = read_hugging_face(file_of(family, FILES[family][0] | own))
     assert (read.rope_theta, read.norm_eps, read.rope_factor) == (7e5, 1e-4, None)
     assert "without the yarn scaling of rotary embeddings" in read.remark
+
+
+def test_the_whole_default_configuration_of_nemotron_h_is_read() -> None:
+    model = read_hugging_face(transformers.NemotronHConfig().to_dict())
+    assert (model.layers, model.linear_layers, model.mlp_only_layers, model.experts) == (4, (0,), (1, 3), 8)

@@ -190,6 +190,43 @@ def test_what_is_not_modelled_is_refused_by_name(changes: dict[str, object], mes
         read_hugging_face(LLAMA_8B | changes)
 
 
+@pytest.mark.parametrize(
+    ("family", "changes", "message"),
+    [
+        ("deepseek_v3", {"num_attention_heads": None}, "no num_attention_heads"),
+        ("deepseek_v3", {"qk_nope_head_dim": None}, "qk_nope_head_dim is null: must be a whole number of at least 1"),
+        ("deepseek_v3", {"qk_nope_head_dim": "128"}, "qk_nope_head_dim is '128': must be a whole number from 1"),
+        ("deepseek_v3", {"qk_nope_head_dim": -64}, "qk_nope_head_dim is -64: must be"),
+        ("deepseek_v3", {"kv_lora_rank": 0}, "kv_lora_rank is 0: must be"),
+        ("deepseek_v3", {"v_head_dim": None}, "v_head_dim is null: must be"),
+        ("glm4_moe_lite", {"mlp_layer_types": ["dense"]}, "mlp_layer_types is .*: must be of 32 layers"),
+        ("glm4_moe_lite", {"mlp_layer_types": 5}, "mlp_layer_types is 5: must be a list of dense, sparse"),
+        ("qwen3_next", {"full_attention_interval": 0}, "full_attention_interval is 0: must be"),
+        ("qwen3_next", {"linear_num_key_heads": None}, "linear_num_key_heads is null: must be"),
+        ("nemotron_h", {"mamba_num_heads": None}, "mamba_num_heads is null: must be"),
+        ("nemotron_h", {"hybrid_override_pattern": 5}, "hybrid_override_pattern is 5: must be text"),
+        ("nemotron_h", {"layers_block_type": "M"}, "layers_block_type is 'M': must be a list of linear_attention, moe"),
+        ("llama4_text", {"moe_layers": [100], "num_local_experts": 8}, "moe_layers is .100.: must be of 32 layers"),
+        ("llama", {"rope_scaling": "yarn"}, "rope_scaling is 'yarn': must be a mapping"),
+        ("llama", {"rope_parameters": [1]}, "rope_parameters is .1.: must be a mapping"),
+        ("llama", {"rope_scaling": {"full_attention": 3}}, "full_attention is 3: must be a mapping"),
+        ("llama", {"num_nextn_predict_layers": 1}, "num_nextn_predict_layers may change shapes"),
+    ],
+)
+def test_a_broken_file_is_refused_by_its_key(family: str, changes: dict[str, object], message: str) -> None:
+    with pytest.raises(UnsupportedModel, match=message):
+        read_hugging_face(LLAMA_8B | {"model_type": family} | changes)
+
+
+def test_the_file_of_glm_has_the_sizes_of_its_named_model() -> None:
+    sizes = {"hidden_size": 5120, "intermediate_size": 12288, "num_hidden_layers": 92, "num_attention_heads": 96}
+    experts = {"n_routed_experts": 160, "num_experts_per_tok": 8, "moe_intermediate_size": 1536}
+    others = {"head_dim": 128, "vocab_size": 151552, "attention_bias": True, "use_qk_norm": True}
+    layers = {"first_k_dense_replace": 3, "num_nextn_predict_layers": 1}
+    model = read_hugging_face({"model_type": "glm4_moe"} | sizes | experts | others | layers)
+    assert (model, model.qk_norm, model.prediction_layers) == (MODELS["glm4_5"], MODELS["glm4_5"].qk_norm, 1)
+
+
 def test_an_unknown_name_has_a_suggestion() -> None:
     with pytest.raises(UnsupportedModel, match="Did you mean llama3_70b"):
         load_model("llama3-70b")

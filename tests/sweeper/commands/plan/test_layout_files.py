@@ -74,6 +74,14 @@ TITAN_INSIDE = "{training: {local_batch_size: 2, seq_len: '${LENGTH:1024}'}, par
 BRIDGE_INSIDE = "{micro_batch_size: 2, seq_length: 1024, tensor_model_parallel_size: 2, precision_config: fp16_mixed}"
 MEGATRON_INSIDE = "{seq_length: 1024, tensor_model_parallel_size: 2, micro_batch_size: 2, moe_enable_deepep: true}"
 
+LATENT_INSIDE = MEGATRON_INSIDE.replace("}", ", multi_latent_attention: true, kv_lora_rank: 512}")
+LATENT_LOG = """
+  num_layers ...................................... 32
+  tensor_model_parallel_size ...................... 2
+  multi_latent_attention .......................... True
+  kv_lora_rank .................................... 512
+"""
+
 
 def write(folder: Path, text: str) -> str:
     (folder / "file").write_text(text)
@@ -183,11 +191,25 @@ def test_what_was_taken_is_printed_where_nothing_fits(tmp_path: Path, capsys: py
         (primus("torchtitan", TITAN_INSIDE), "llama2_13b", r"layers 32, not 40.* Did you mean model=llama3_8b\?"),
         (TITAN_LOG, "llama2_13b", r"layers 32, not 40.* Did you mean model=llama3_8b\?"),
         (primus("megatron", MEGATRON_INSIDE), "qwen3_8b", r"layers 32, not 36.* Did you mean model=llama3_8b\?"),
+        (SCRIPT.replace("(--num", "(--multi-latent-attention --num"), "llama3_8b", "model: kv_rank 32, not 0"),
+        (SCRIPT.replace("(--num", "(--mtp-num-layers 1 --num"), "llama3_8b", "model: prediction_layers 1, not 0"),
+        (SCRIPT.replace("(--num", "(--hybrid-override-pattern M-M*/*E --num"), "llama3_8b", "linear_layers 2, not 0"),
+        (SCRIPT.replace("(--num", "(--linear-attention-freq 4 --num"), "llama3_8b", "model: linear_layers 24, not 0"),
+        (RECIPE.replace("train.g", "model.multi_latent_attention=true train.g"), "llama3_8b", "kv_rank 32, not 0"),
+        (primus("megatron", LATENT_INSIDE), "llama3_8b", "model: kv_rank 512, not 0"),
+        (LATENT_LOG, "llama3_8b", "model: kv_rank 512, not 0"),
     ],
 )
 def test_a_model_that_contradicts_the_file_is_refused(tmp_path: Path, text: str, model: str, message: str) -> None:
     with pytest.raises(UserInputError, match=message):
         build(tmp_path, text, model=model)
+
+
+def test_a_script_with_latent_attention_is_read_for_such_a_model(tmp_path: Path) -> None:
+    script = (
+        "torchrun pretrain_gpt.py --multi-latent-attention --kv-lora-rank 512 --kv-channels 128 --micro-batch-size 2"
+    )
+    assert build(tmp_path, script, model="deepseek_v3").given["micro_batch"] == 2
 
 
 def test_a_model_that_torchtitan_cannot_name_is_taken_and_noted(tmp_path: Path) -> None:
