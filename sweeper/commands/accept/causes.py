@@ -43,12 +43,17 @@ def add_causes(judgements: Sequence[Judgement], states: Mapping[str, Mapping[str
             partners[node] |= others
             slow_partners[node] |= others if judgement.verdict is Verdict.FAIL else set()
     slow_links = {node: len(slow_partners[node]) / len(met) for node, met in partners.items()}
+    read = {judgement.reading.part: judgement.reading.beside for judgement in judgements}
+    uuids = {part: f"GPU-{values['gpu_uuid']}" for part, values in read.items() if "gpu_uuid" in values}
 
     def explain(judgement: Judgement) -> str:
         reading = judgement.reading
         of_nodes = {name: states[name] for name in reading.nodes if name in states}
         numbers = {int(number) for number in re.findall(r"\d+", reading.part.partition(" GPU ")[2])}
-        gpus = [g for state in of_nodes.values() for g in state["gpus"] if not numbers or g["number"] in numbers]
+        all_gpus = [gpu for state in of_nodes.values() for gpu in state["gpus"]]
+        tested = {uuids.get(f"{reading.place} GPU {number}") for number in numbers} - {None}
+        gpus = [gpu for gpu in all_gpus if gpu.get("uuid") in tested]  # ranks count the visible GPUs only
+        gpus = gpus or [gpu for gpu in all_gpus if not numbers or gpu["number"] in numbers]
         others = [one for one in beside[reading.test] if one is not reading.beside]
         evidence = Evidence(judgement, of_nodes, gpus, others, slow_links)
         return "; ".join(dict.fromkeys(cause for rule in RULES for cause in rule(evidence))) or UNKNOWN

@@ -380,6 +380,16 @@ def test_a_failure_has_the_cause_that_was_read_beside_it(
     assert failed.verdict is Verdict.FAIL and cause in failed.cause and not passed.cause
 
 
+@pytest.mark.parametrize(("tested", "cause"), [("b", "GPU 1 its power is limited"), ("a", UNKNOWN)])
+def test_the_cause_is_read_of_the_gpu_that_was_tested_whatever_its_rank(tested: str, cause: str) -> None:
+    slow, fast = readings(500, 700)
+    of_node = state("n", power_limit_w=450.0, power_default_w=700.0)
+    for gpu, uuid in zip(of_node["gpus"], "ab", strict=True):
+        gpu["uuid"] = f"GPU-{uuid}"
+    failed, _ = add_causes(judge([replace(slow, beside={"gpu_uuid": tested}), fast], "gpu", {}, {}), {"n": of_node})
+    assert failed.cause.startswith(cause)
+
+
 def test_a_node_that_is_slow_with_all_partners_is_told_from_a_slow_path_between_two_nodes() -> None:
     names = ["a", "b", "c", "d", "e", "f", "g", "h"]
     pairs = [(names[one], names[two]) for pairs in pair_rounds(8) for one, two in pairs]
