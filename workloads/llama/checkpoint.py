@@ -12,10 +12,12 @@ from typing import Any
 import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
+from torch import Tensor
 
 from workloads.models.families import FAMILIES
+from workloads.models.hugging_face import UnsupportedModel, read_config
 from workloads.models.model import Model
-from workloads.models.trained import read_rope, read_trained
+from workloads.models.trained import read_trained
 
 SHARD_BYTES = 4 * 10**9
 STACKED = (".experts.gate_up", ".experts.down")  # one matrix for each expert
@@ -48,11 +50,14 @@ def find_family(shape: Model) -> str:
         family = "glm4_moe" if shape.router_scores == "sigmoid" else family
     else:
         family = "qwen3" if shape.qk_norm else "qwen2" if shape.qkv_bias else "llama"
-    written = read_trained(_build_config(shape, family))
-    known = [item.name for item in fields(Model) if item.name != "remark"]
-    if differing := [name for name in known if getattr(written, name) != getattr(shape, name)]:
+    if differing := _differing_fields(read_trained(_build_config(shape, family)), shape):
         raise ValueError(f"no checkpoint of {family} has this model's {differing[0]}={getattr(shape, differing[0])}")
     return family
+
+
+def _differing_fields(model: Model, other: Model) -> list[str]:
+    names = [item.name for item in fields(Model) if item.name != "remark"]
+    return [name for name in names if getattr(model, name) != getattr(other, name)]
 
 
 def hf_names(name: str, shape: Model) -> list[str]:
@@ -82,11 +87,11 @@ def _block_names(family: str, count: int) -> dict[str, list[str]]:
     }
 
 
-def open_reader(folder: Path, shape: Model) -> Callable[[str], torch.Tensor]:
+def open_reader(folder: Path, shape: Model) -> Callable[[str], Tensor]:
     """Return a function from a parameter's name in `workloads.llama.model.Llama` to its tensor in the checkpoint.
 
     A tensor is read from its file at each call, on the CPU and in the checkpoint's data type. Both raise ValueError:
-    for a folder without a checkpoint of this shape, and for a tensor that the checkpoint lacks.
+    for a folder without a checkpoint of this shape, of whatever family, and for a tensor that the checkpoint lacks.
     """
     files = sorted(folder.glob("*.safetensors"))
     if not files or not (folder / "config.json").exists():
@@ -94,21 +99,21 @@ def open_reader(folder: Path, shape: Model) -> Callable[[str], torch.Tensor]:
             f"checkpoint={folder} has no *.safetensors files with a config.json; "
             "set it to a folder that `save_pretrained` of transformers has written"
         )
-    actual: dict[str, Any] = json.loads((folder / "config.json").read_text())
-    rope = read_rope(actual)
-    actual["rope_theta"] = rope["rope_theta"]
-    scaling = {key: rope.get(key) for key in shape.rope_scaling or rope if key != "rope_theta"}
-    actual["rope_scaling"] = None if rope["rope_type"] == "default" else scaling
+    # Layers of multi-token prediction follow the blocks; they are not read.
+    config = {**read_config(str(folder / "config.json")), "num_nextn_predict_layers": 0}
+    try:
+        actual = read_trained(config)
+    except UnsupportedModel as error:
+        raise ValueError(f"checkpoint={folder}: {error}") from error
     differences = [
-        f"{key} is {actual[key]}, the model's is {expected}"
-        for key, expected in build_config(shape).items()
-        if actual.get(key, expected) != expected
+        f"{name} is {getattr(actual, name)}, the model's is {getattr(shape, name)}"
+        for name in _differing_fields(actual, shape)
     ]
     if differences:
         raise ValueError(f"checkpoint={folder} does not fit the model: {'; '.join(differences)}")
     file_of = {name: file for file in files for name in list(safe_open(file, "pt").keys())}
 
-    def read(name: str) -> torch.Tensor:
+    def read(name: str) -> Tensor:
         parts = hf_names(name, shape)
         if missing := [part for part in parts if part not in file_of]:
             raise ValueError(f"checkpoint={folder} has no tensor {missing[0]}")
@@ -118,17 +123,18 @@ def open_reader(folder: Path, shape: Model) -> Callable[[str], torch.Tensor]:
     return read
 
 
-def save(folder: Path, shape: Model, weights: Mapping[str, torch.Tensor]) -> None:
+def save(folder: Path, shape: Model, weights: Mapping[str, Tensor]) -> None:
     """Write a checkpoint that `transformers` reads, in shards of about 4 GB.
 
     `weights` have their names in `workloads.llama.model.Llama`. The first one's data type goes into config.json. Raises
-    ValueError if no family computes the model.
+    ValueError if no family computes the model, or has its router's biases.
     """
     config = build_config(shape)
+    weights = _with_router_biases(weights, shape, config["model_type"])
     folder.mkdir(parents=True, exist_ok=True)
     kv_size = shape.kv_heads * shape.head_size
     qkv_rows = [shape.heads * shape.head_size, kv_size, kv_size]
-    shards: list[dict[str, torch.Tensor]] = [{}]
+    shards: list[dict[str, Tensor]] = [{}]
     shard_bytes = total_bytes = 0
     for name, weight in weights.items():
         names, rows = hf_names(name, shape), weight.flatten(0, -2) if weight.dim() > 1 else weight
@@ -149,6 +155,18 @@ def save(folder: Path, shape: Model, weights: Mapping[str, torch.Tensor]) -> Non
     (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=1))
     dtype = str(next(iter(weights.values())).dtype).removeprefix("torch.")
     (folder / "config.json").write_text(json.dumps(config | {"torch_dtype": dtype}, indent=1))
+
+
+def _with_router_biases(weights: Mapping[str, Tensor], shape: Model, family: str) -> dict[str, Tensor]:
+    """Return the weights with `experts.bias` where the family has it, without where it has not and they are zeros."""
+    names = [f"blocks.{layer}.experts.bias" for layer in range(shape.layers) if shape.has_experts(layer)]
+    if family == "glm4_moe":
+        if missing := [name for name in names if name not in weights]:
+            raise ValueError(f"no {missing[0]}: a checkpoint of {family} has the biases of its routers")
+        return dict(weights)
+    if lost := [name for name in names if name in weights and weights[name].any()]:
+        raise ValueError(f"{lost[0]} is not 0, and a checkpoint of {family} has no biases of routers")
+    return {name: weight for name, weight in weights.items() if name not in names}
 
 
 def build_config(shape: Model) -> dict[str, Any]:

@@ -112,17 +112,18 @@ class Experts(nn.Module):
             self.shared_down = nn.Linear(shared, shape.hidden_size, bias=False)
         if shape.shared_expert_gate:
             self.shared_gate = nn.Linear(shape.hidden_size, 1, bias=False)
+        self.register_buffer("bias", torch.zeros(experts, device=self.down.device))
         self.start(NATURAL, 0, self.down.device)
 
     def start(self, routing: Routing, tokens: int, device: torch.device, *, loss_share: float = 1.0) -> None:
-        """Reset the counters and the bias, and choose the experts of a pass of `tokens` where they are forced.
+        """Reset the counters, and choose the experts of a pass of `tokens` where they are forced.
 
         Losses of the router have `loss_share` of their gradients: that of a micro-batch in a step.
         """
         self.routing, self.loss_share = routing, loss_share
-        sizes = {"load": (self.shape.experts, torch.int64), "passes": (2, torch.int64)}
-        for name, (size, dtype) in {**sizes, "bias": (self.shape.experts, torch.float32)}.items():
-            self.register_buffer(name, torch.zeros(size, dtype=dtype, device=device), persistent=False)
+        self.bias = self.bias.float()  # also where the weights are cast to bf16
+        for name, size in {"load": self.shape.experts, "passes": 2}.items():
+            self.register_buffer(name, torch.zeros(size, dtype=torch.int64, device=device), persistent=False)
         self.forced: Tensor | None = None
         if routing.imbalance is not None:
             self.forced = force_experts(tokens, self.shape, routing.imbalance, routing.seed).to(device)

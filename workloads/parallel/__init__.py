@@ -131,8 +131,10 @@ class ParallelParameters:
         if self.layers is not None and self.layers > shape.layers:
             raise ValueError(f"layers={self.layers}: {self.model} has {shape.layers}")
         given = [name for name in EXPERT_PARAMETERS if getattr(self, name) is not None]
-        if given and not shape.experts:
-            raise ValueError(f"{given[0]}={getattr(self, given[0])}: {self.model} has no experts; set {given[0]}=null")
+        if given and not self.shape.experts:
+            where = f" in its first {self.layers} layers" if shape.experts else ""
+            value = f"{given[0]}={getattr(self, given[0])}"
+            raise ValueError(f"{value}: {self.model} has no experts{where}; set {given[0]}=null")
         if self.imbalance is not None and self.imbalance * shape.experts_per_token > shape.experts:
             most = shape.experts / shape.experts_per_token
             raise ValueError(f"imbalance={self.imbalance:g}: no expert has a token twice, so it is at most {most:g}")
@@ -144,7 +146,9 @@ class ParallelParameters:
         model = load_trained_model(self.model)
         if self.layers is None:
             return model
-        return replace(model, layers=self.layers, dense_layers=tuple(n for n in model.dense_layers if n < self.layers))
+        dense = tuple(layer for layer in model.dense_layers if layer < self.layers)
+        experts = model.experts if len(dense) < self.layers else 0
+        return replace(model, layers=self.layers, dense_layers=dense, experts=experts)
 
     @property
     def routing(self) -> Routing:

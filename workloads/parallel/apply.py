@@ -222,6 +222,7 @@ def _start_experts(stage: Stage, spec: ModelSpec, layout: Layout, device: torch.
     # A pipeline of PyTorch divides gradients by its micro-batches (scale_grads of its schedules).
     share = 1 / layout.microbatches if layout.pp == 1 else 1.0
     for layer, experts in stage.experts.items():
+        experts.bias.zero_()  # `to_empty` leaves it without values
         experts.start(replace(spec.routing, seed=spec.routing.seed + layer), tokens, device, loss_share=share)
 
 

@@ -285,7 +285,8 @@ def _open_source(parameters: ParallelParameters) -> TokenSource | TextSource:
 def _measure_imbalance(trainer: Trainer, device: torch.device) -> dict[str, float]:
     """Return the tokens of the busiest expert over the mean in the timed passes: of a block, and of the worst one."""
     imbalances = [experts.imbalance for stage in trainer.stages for experts in stage.experts.values()]
-    total = torch.tensor([sum(imbalances), len(imbalances)], device=device)
+    # Without a dtype, a pipeline's rank that has no experts would add integers to the others' floats.
+    total = torch.tensor([sum(imbalances), len(imbalances)], dtype=torch.float32, device=device)
     worst = torch.tensor(max(imbalances, default=0.0), device=device)
     dist.all_reduce(total)
     dist.all_reduce(worst, dist.ReduceOp.MAX)

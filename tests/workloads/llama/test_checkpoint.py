@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,8 +12,10 @@ import torch
 from workloads.api.contract import Rank
 from workloads.api.trial import run_trial
 from workloads.llama import checkpoint
+from workloads.llama.experts import Experts
 from workloads.llama.model import Llama, rope_table
 from workloads.models.model import MODELS, Model
+from workloads.models.routing import NATURAL
 
 transformers = pytest.importorskip("transformers")
 
@@ -106,10 +109,37 @@ def test_a_missing_checkpoint_and_one_of_another_shape_are_refused(tmp_path: Pat
     checkpoint.save(tmp_path, TINY, {"norm.weight": torch.ones(TINY.hidden_size)})
     with pytest.raises(ValueError, match=r"has no \*.safetensors files with a config.json"):
         checkpoint.open_reader(tmp_path / "nowhere", TINY)
-    with pytest.raises(
-        ValueError, match="num_hidden_layers is 2, the model's is 5; vocab_size is 512, the model's is 9"
-    ):
+    with pytest.raises(ValueError, match="layers is 2, the model's is 5; vocabulary is 512, the model's is 9"):
         checkpoint.open_reader(tmp_path, replace(TINY, layers=5, vocabulary=9))
+
+
+def test_a_checkpoint_of_another_family_that_computes_the_same_is_read(tmp_path: Path) -> None:
+    checkpoint.save(tmp_path, TINY, {"norm.weight": torch.ones(TINY.hidden_size)})
+    config = json.loads((tmp_path / "config.json").read_text())
+    config |= {
+        "model_type": "mistral",
+        "architectures": ["MistralForCausalLM"],
+        "head_dim": None,
+        "sliding_window": None,
+    }
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert torch.equal(checkpoint.open_reader(tmp_path, TINY)("norm.weight"), torch.ones(TINY.hidden_size))
+    (tmp_path / "config.json").write_text(json.dumps(config | {"num_attention_heads": 2}))
+    with pytest.raises(ValueError, match="does not fit the model: heads is 2"):
+        checkpoint.open_reader(tmp_path, TINY)
+
+
+def test_no_bias_of_a_router_is_lost(tmp_path: Path) -> None:
+    layer = SHAPES["mixtral"].layers - 1
+    bias = {f"blocks.{layer}.experts.bias": torch.ones(8)}
+    with pytest.raises(ValueError, match=f"blocks.{layer}.experts.bias is not 0, and a checkpoint of mixtral has no"):
+        checkpoint.save(tmp_path, SHAPES["mixtral"], bias)
+    with pytest.raises(ValueError, match=r"no blocks\.1\.experts\.bias: a checkpoint of glm4_moe has"):
+        checkpoint.save(tmp_path, SHAPES["glm4_moe"], {})
+    experts = Experts(SHAPES["glm4_moe"])
+    experts.load_state_dict(experts.state_dict() | {"bias": torch.ones(8)})
+    experts.start(NATURAL, 4, torch.device("cpu"))
+    assert torch.equal(experts.bias, torch.ones(8))
 
 
 def test_a_model_that_no_family_has_is_refused(tmp_path: Path) -> None:

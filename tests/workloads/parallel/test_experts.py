@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from tests.support.parallel_ranks import BATCH, LENGTH, Ranks, assert_same_training, draw_batch, train_in_one_process
 from workloads.api.contract import Infeasible, Measurement, Rank
@@ -15,14 +17,19 @@ from workloads.api.trial import run_trial
 from workloads.layouts.layout import Layout
 from workloads.models.model import MODELS
 from workloads.models.routing import Routing
-from workloads.parallel import Parallel, ParallelParameters
+from workloads.parallel import Parallel, ParallelParameters, run
 
 SHAPE = replace(MODELS["experts_tiny"], layers=4)
 TRIAL = {"model": "experts_tiny", "sequence_length": 64, "global_batch": 8, "learning_rate": 3e-3, "steps": 6}
 LAYOUTS = [
-    Layout(dp_shard=2, micro_batch=2, checkpointing="selective"),
-    Layout(dp_replicate=2, cp=2, checkpointing="full"),
-    Layout(pp=2, micro_batch=2),
+    Layout(dp_replicate=2, cp=2, checkpointing="full", global_batch=BATCH),
+    *(
+        pytest.param(layout, marks=pytest.mark.soak)
+        for layout in (
+            Layout(dp_shard=2, micro_batch=2, checkpointing="selective", global_batch=BATCH),
+            Layout(pp=2, micro_batch=2, global_batch=BATCH),
+        )
+    ),
 ]
 
 
@@ -33,7 +40,7 @@ def train(device: str = "cpu", **changes: Any) -> Measurement:
 
 @pytest.mark.long(10)
 @pytest.mark.xdist_group("ranks")
-@pytest.mark.parametrize("layout", [replace(layout, global_batch=BATCH) for layout in LAYOUTS], ids=str)
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 def test_every_layout_trains_like_one_process(layout: Layout, ranks: Ranks) -> None:
     reference = train_in_one_process(draw_batch(), SHAPE)
     assert_same_training(ranks.train(layout, shape=SHAPE), reference)
@@ -79,6 +86,7 @@ def test_natural_routing_on_text_is_that_of_the_file(tmp_path: Path) -> None:
     [
         ({"model": "llama_tiny", "imbalance": 2.0}, "imbalance=2.0: llama_tiny has no experts"),
         ({"imbalance": 5.0}, "imbalance=5: no expert has a token twice, so it is at most 4"),
+        ({"layers": 1, "imbalance": 2.0}, "imbalance=2.0: experts_tiny has no experts in its first 1 layers"),
         ({"layers": 3}, "layers=3: experts_tiny has 2"),
         ({"model": "gpt_oss_20b"}, "model=gpt_oss_20b: 'gpt_oss_20b' is not trained here. Available: llama_tiny"),
         ({"data": "text.txt", "document_tokens": 8}, "document_tokens=8: sequences of data are one document"),
@@ -115,7 +123,20 @@ def test_a_result_says_which_routing_it_has() -> None:
 
 def test_a_model_reduced_in_depth_keeps_its_first_blocks() -> None:
     shape = ParallelParameters(model="experts_tiny", layers=1).shape
-    assert (shape.layers, shape.dense_layers) == (1, (0,))
+    assert (shape.layers, shape.dense_layers, shape.experts) == (1, (0,), 0)
+    assert "executed_imbalance" not in train(layers=1, steps=1).metrics
+
+
+def test_a_rank_without_experts_adds_nothing_to_the_imbalance(monkeypatch: pytest.MonkeyPatch) -> None:
+    def add_the_other_rank(total: torch.Tensor, *_: Any) -> None:
+        if total.numel() == 2:
+            assert total.dtype == torch.float32  # as on a rank that has experts
+            total += torch.tensor([3.2, 2.0])
+
+    monkeypatch.setattr(run.dist, "all_reduce", add_the_other_rank)
+    stages = [SimpleNamespace(experts={})]
+    measured = run._measure_imbalance(SimpleNamespace(stages=stages), torch.device("cpu"))
+    assert measured["executed_imbalance"] == pytest.approx(1.6)
 
 
 GPU_TRIAL = {"model": "olmoe_1b_7b", "layers": 2, "sequence_length": 1024, "global_batch": 4, "micro_batch": 2}
