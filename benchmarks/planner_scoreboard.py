@@ -8,6 +8,7 @@ A row in one of the files `planner_rows*.csv` is a run; `--check` compares the p
 from __future__ import annotations
 
 import argparse
+import math
 import statistics
 import sys
 from collections import Counter
@@ -80,7 +81,7 @@ def _bands(found: Sequence[Residual]) -> Iterator[str]:
     yield "|---|" + "---:|" * DISTANCES
     for family in FAMILIES:
         widths = half_widths(each for each in found if each.family == family)
-        yield f"| {family} | " + " | ".join(f"{width:.0f}%" for width in widths) + " |"
+        yield f"| {family} | " + " | ".join(f"{math.ceil(width)}%" for width in widths) + " |"
 
 
 def _sources(found: Sequence[Residual], fitted: set[str]) -> Iterator[str]:

@@ -234,7 +234,7 @@ def _check_own_resharding(job: Job, site: Site) -> Iterator[str]:
 def _check_dtype(job: Job, site: Site) -> Iterator[str]:
     dtype = matrix_dtype(job.precision)
     if site.peak_tflops and dtype not in site.peak_tflops:
-        yield f"{job.precision}: {site.device} has no {dtype} units or no known peak for them"
+        yield f"precision={job.precision}: {site.device} has no {dtype} units or no known peak for them"
 
 
 def matrix_dtype(precision: str) -> str:

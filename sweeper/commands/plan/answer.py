@@ -154,6 +154,8 @@ def _find_gpus(problem: Problem, tokens_per_day: float, at_least: int) -> dict[i
 
     sizes = sorted({domain * step * 2**power for power in range(14) for step in (1, 3)})
     sizes = [size for size in sizes if at_least <= size <= MAX_GPUS]
+    if not sizes:
+        raise UserInputError(f"gpus={at_least}: at most {MAX_GPUS:,} with tokens_per_day= or days=")
     if high := next(filter(reaches, sizes), 0):
         low = max([0, *(size for size in sizes if size < high)])
         while low and high - low > domain:

@@ -15,15 +15,18 @@ from workloads.estimator.words import describe
 
 HEADING = ["hardware", "GPUs", "tokens/s per GPU", "within", "days", "GPU-hours", "cost", "MWh", "GiB left", "layout"]
 MISSING = "—"
+FAILED = (float("inf"),)  # the order of a GPU without a layout: the last
 
 
 def compare_hardware(request: PlanRequest, names: list[str]) -> list[list[str]]:
     """Return a row for each GPU, in the order of their cost, else of their GPU-hours, else of their tokens/s per GPU.
 
     Energy is that of GPUs at their power caps, without the rest of a machine. A GPU that the request does not fit has
-    the reason in its row.
+    the reason in its row. Raises UserInputError with the reasons if it fits none, or is wrong for all.
     """
     rows = [_row(replace(request, hardware=name)) for name in names]
+    if all(order == FAILED for order, _ in rows):
+        raise UserInputError("\n".join(dict.fromkeys(row[-1] for _, row in rows)))
     return [row for _, row in sorted(rows, key=lambda pair: pair[0])]
 
 
@@ -32,7 +35,7 @@ def _row(request: PlanRequest) -> tuple[tuple[float, ...], list[str]]:
         problem, _ = find_problem(request)
         best = search(problem, keep=1).best[0]
     except UserInputError as error:
-        return (float("inf"),), [request.hardware, *[MISSING] * (len(HEADING) - 2), str(error)]
+        return FAILED, [request.hardware, *[MISSING] * (len(HEADING) - 2), str(error)]
     device, estimate = problem.cluster.device, best.estimate
     share = find_band(problem.job, problem.cluster).error_share
     rate = estimate.tokens_per_s_per_gpu

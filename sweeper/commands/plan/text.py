@@ -117,8 +117,9 @@ def head_lines(answer: Answer) -> list[str]:
         lines.append(f"given     {write_words(dict(sorted(given.items())))}")
     if answer.rates:
         rates = {gpus: round_to_band(rate / 1e9, error_share) for gpus, rate in answer.rates.items()}
-        *fewer, last = (f"{gpus:,} GPUs {rate} G" for gpus, rate in rates.items())
-        lines.append(f"reached   by {last} tokens a day" + (f"; too few are {fewer[-1]}" if fewer else ""))
+        *fewer, last = rates
+        too_few = f"; too few are {fewer[-1]:,} GPUs" if fewer else ""
+        lines.append(f"reached   by {last:,} GPUs {rates[last]} G tokens a day{too_few}")
     estimate = answer.best.estimate
     step_s, memory = estimate.step.total_s, estimate.memory
     mfu = MISSING if estimate.mfu is None else f"{100 * estimate.mfu:.0f}%"

@@ -190,7 +190,7 @@ def test_the_fewest_gpus_for_a_rate_keep_a_given_batch(capsys: pytest.CaptureFix
     words = ["model=llama3_8b", "hardware=h100", "tp=1", "cp=1", "pp=1", "micro_batch=1", "tokens_per_day=20e9"]
     assert COMMAND.run([*words, "global_batch=96"]) == 0
     printed = capsys.readouterr().out
-    assert "96 sequences of" in printed and "reached   by 24 GPUs" in printed and "too few are 16 GPUs" in printed
+    assert "96 sequences of" in printed and "reached   by 24 GPUs" in printed and "too few are 16 GPUs\n" in printed
 
     at_least = answer(read_request([*words, "global_batch=96", "gpus=48"]))
     assert at_least.problem.cluster.gpus == 48 and list(at_least.rates) == [48]
@@ -353,6 +353,18 @@ def test_gpus_are_compared_for_the_same_tokens_the_fewest_gpu_hours_first() -> N
     assert "no layout fits" in rows[2][-1] and rows[2][1] == "—"
     hours, energy = (float(rows[1][place].replace(",", "")) for place in (5, 7))
     assert energy == pytest.approx(hours * 700 / 1e6, rel=0.3)  # both are rounded to the band
+
+
+def test_a_request_that_is_wrong_for_all_gpus_is_refused_once() -> None:
+    with pytest.raises(UserInputError, match=r"^model=nonsense: unknown model") as refusal:
+        compare_hardware(read_request(["model=nonsense", "hardware=h100,b200", "gpus=8"]), ["h100", "b200"])
+    assert str(refusal.value).count("unknown model") == 1
+
+
+def test_more_gpus_than_a_rate_tries_are_refused_by_their_key() -> None:
+    words = ["model=llama3_8b", "hardware=h100", "gpus=100000", "tokens_per_day=1e9"]
+    with pytest.raises(UserInputError, match=r"^gpus=100000: at most 65,536 with tokens_per_day="):
+        find_problem(read_request(words))
 
 
 def test_a_number_of_days_finds_the_number_of_gpus() -> None:
