@@ -15,6 +15,7 @@ from sweeper.config.resolution import ResolvedConfig
 from sweeper.config.space import Choice, Dimension, Interval, Parameters, Range, Space, Value
 from sweeper.config.validation import build, check_bounds, convert
 from workloads.api import host
+from workloads.api.contract import is_path
 from workloads.api.errors import UserInputError, suggest
 from workloads.api.secrets import is_secret
 
@@ -101,10 +102,10 @@ def _check_parameter(resolved: ResolvedConfig, space: Space, name: str, known: M
     if name not in known:
         what = "unknown parameter" if resolved.settings is None else f"the command has no {{{name}}}"
         raise UserInputError(f"space.{name}: {what}. {suggest(name, known)}")
-    if known[name].metadata.get("file") and resolved.is_local:
+    if resolved.is_local:
         dimension = space.dimensions.get(name)
         paths = dimension.values if isinstance(dimension, Choice) else (space.constants.get(name),)
-        missing = [path for path in paths if isinstance(path, str) and not Path(path).exists()]
+        missing = [path for path in paths if is_path(path, known[name]) and not Path(str(path)).exists()]
         if missing:
             raise UserInputError(f"space.{name}={missing[0]}: no such file")
 

@@ -5,14 +5,22 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
 
 from sweeper.config.environment import is_variable, only_variables, without_variables
 from sweeper.config.space import Parameters, Space
-from workloads.api.contract import Measurement, Scalar, Workload
+from workloads.api.contract import Measurement, Scalar, Workload, is_path
 from workloads.api.secrets import masked
 
 SEARCHED = "searched"
 MAX_VALUE_LENGTH = 200
+
+
+@lru_cache
+def _hash_file(path: Path, size: int, modified_ns: int) -> str:
+    with path.open("rb") as file:
+        return f"sha256:{hashlib.file_digest(file, 'sha256').hexdigest()[:12]}"
 
 
 @dataclass(frozen=True)
@@ -34,7 +42,7 @@ class WorkIdentifier:
             if name in self.workload.ways or value is None or is_variable(name):
                 continue
             is_searched = name in self.space.dimensions and name not in self.workload.work
-            text = SEARCHED if is_searched else str(value)
+            text = SEARCHED if is_searched else f"{value} {self._hash_content(name, value)}".strip()
             if len(text) > MAX_VALUE_LENGTH:  # tags have a limited length; different texts stay different
                 digest = hashlib.sha256(text.encode()).hexdigest()[:12]
                 text = f"{text[: MAX_VALUE_LENGTH - 14]}… {digest}"
@@ -44,6 +52,13 @@ class WorkIdentifier:
             identity.setdefault("statistic", measurement.statistic)
             break
         return {name: value for name, value in identity.items() if value}
+
+    def _hash_content(self, name: str, value: Scalar) -> str:
+        """Return a short hash of a file's content; empty for other values, and for a file that this node lacks."""
+        parameter = self.workload.Parameters.__dataclass_fields__.get(name)
+        if parameter is None or not is_path(value, parameter) or not (path := Path(str(value))).is_file():
+            return ""
+        return _hash_file(path, path.stat().st_size, path.stat().st_mtime_ns)
 
     def _recorded(self, point: Parameters) -> Mapping[str, Scalar]:
         values = {**self.space.constants, **point}

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import Field, dataclass, field, fields
 from importlib import import_module
 from itertools import product
 from numbers import Real
@@ -58,6 +58,12 @@ class ProgramFailed(Exception):
 def is_file_name(name: str) -> bool:
     """Return whether a name is that of a file in any folder, and of none outside."""
     return name not in ("", ".", "..") and not {"/", "\0"} & set(name)
+
+
+def is_path(value: object, parameter: Field[Any]) -> bool:
+    """Return whether a parameter's value is the path of a file, as the parameter's metadata `file` says."""
+    suffix = parameter.metadata.get("file", False)
+    return isinstance(value, str) and (value.endswith(suffix) if isinstance(suffix, str) else suffix)
 
 
 @dataclass(frozen=True)
@@ -227,10 +233,10 @@ class Workload:
         name: what `workload.name` in the configuration refers to.
         Parameters: a frozen dataclass of every parameter. A field's type gives its allowed values (`Literal` for
             choices); a field without a default must be given. `field(metadata=…)` adds constraints:
-            `min`, `max` (numbers), `file` (True: the path of an existing file), `host_memory` (True: GiB of the node's
-            memory that Ray reserves for the process), `cpu_gib` (a function from a value to the GiB it needs at least
-            without a GPU), `unsupported_reason` (a function from a value and an architecture to why the device does
-            not support it, empty where it does).
+            `min`, `max` (numbers), `file` (True: the path of an existing file; `.json`: it is one where it ends so),
+            `host_memory` (True: GiB of the node's memory that Ray reserves for the process), `cpu_gib` (a function from
+            a value to the GiB it needs at least without a GPU), `unsupported_reason` (a function from a value and an
+            architecture to why the device does not support it, empty where it does).
         Settings: a dataclass of the workload's own section of the configuration; None if it has none.
         settings: the settings of this instance; see `with_settings`.
         work: names of the parameters that state what is computed. Results that differ in one of them are never ranked,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
@@ -23,7 +24,6 @@ COMPUTED: dict[str, object] = {
 }
 
 
-@cache
 def load_trained_model(name: str) -> Model:
     """Return a model by its name or by the path of its `config.json`.
 
@@ -34,7 +34,12 @@ def load_trained_model(name: str) -> Model:
     if not name.endswith(".json"):
         available = f"Available: {', '.join(TRAINED_MODELS)}, or the path of a config.json."
         raise UnsupportedModel(f"'{name}' is not trained here. {available}{suggest(name, TRAINED_MODELS)}")
-    return read_trained(read_config(name))
+    return _read_content(json.dumps(read_config(name)))  # not cached by the path, whose file may change
+
+
+@cache
+def _read_content(content: str) -> Model:
+    return read_trained(json.loads(content))
 
 
 def read_trained(config: Config) -> Model:

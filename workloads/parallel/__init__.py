@@ -85,7 +85,7 @@ class ParallelParameters:
         seed: seed of the random weights and tokens.
     """
 
-    model: str = "llama3_8b"
+    model: str = field(default="llama3_8b", metadata={"file": ".json"})
     layers: int | None = field(default=None, metadata={"min": 1})
     sequence_length: int = field(default=8192, metadata={"min": 1})
     global_batch: int = field(default=8, metadata={"min": 1})

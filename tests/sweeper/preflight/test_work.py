@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -40,6 +41,14 @@ def test_environment_variables_are_recorded_and_are_not_part_of_the_work() -> No
     assert identifier.identify(point) == identify(matmul, MATMUL, m=128)
     fixed = identifier.fixed_parameters(point)
     assert fixed["env.NCCL_DEBUG"] == "WARN" and "env.OMP_NUM_THREADS" not in fixed
+
+
+def test_files_with_different_content_at_one_path_are_different_work(tmp_path: Path) -> None:
+    file, works = tmp_path / "text.txt", []
+    for text in ("one", "another", "one"):
+        file.write_text(text)
+        works.append(identify(registry.load("parallel"), {"data": str(file)})["data"])
+    assert works[0] == works[2] == f"{file} sha256:7692c3ad3540" != works[1]
 
 
 def test_a_constant_belongs_to_the_work_and_a_searched_shape_does_not() -> None:

@@ -57,6 +57,13 @@ def test_a_file_describes_all_that_the_trainer_computes(tmp_path: Path) -> None:
     }
 
 
+def test_a_file_that_changes_is_read_again(tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    for hidden_size in (2048, 1024):
+        path.write_text(json.dumps(QWEN3_30B_A3B | {"hidden_size": hidden_size}))
+        assert load_trained_model(str(path)).hidden_size == hidden_size
+
+
 def test_routers_with_groups_are_read() -> None:
     model = read_trained(GLM)
     assert (model.router_scores, model.renormalized, model.router_scale) == ("sigmoid", True, 2.5)
