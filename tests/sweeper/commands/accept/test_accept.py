@@ -406,7 +406,8 @@ def test_a_node_that_is_slow_with_all_partners_is_told_from_a_slow_path_between_
     }
 
 
-@pytest.mark.long(60)
+@pytest.mark.soak
+@pytest.mark.timeout(400)
 def test_a_machine_without_gpus_is_measured_and_an_interrupted_run_has_its_page_and_is_resumed(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "sweeper", "accept", "hardware=cpu", f"dir={tmp_path}"]
     options: dict[str, Any] = {"cwd": REPOSITORY, "env": environment() | {"PYTHONUNBUFFERED": "1"}, "text": True}
