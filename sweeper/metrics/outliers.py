@@ -79,7 +79,7 @@ class Limit:
 
 @cache
 def quantile_of(comparisons: int) -> float:
-    """Return how many standard deviations below its expected value a healthy part may be, of so many comparisons."""
+    """Return how many standard deviations below its expected value a healthy part may be, as one of `comparisons`."""
     return NormalDist().inv_cdf(1 - FALSE_ALARMS / max(1, comparisons))
 
 
@@ -117,8 +117,12 @@ def fleet_deviation(logs: np.ndarray, nodes: Sequence[str], spread: Spread) -> f
         variance += spread.node**2 * (1 + MEDIAN_VARIANCE / (groups - 1))
     if count < FEWEST_FOR_SPREAD:
         return math.sqrt(variance)
-    measured = MAD_TO_SD * float(np.median(np.abs(logs - np.median(logs))))
-    return max(math.sqrt(variance), measured)
+    return max(math.sqrt(variance), robust_deviation(logs))
+
+
+def robust_deviation(values: np.ndarray) -> float:
+    """Return the standard deviation of normal values from their median absolute deviation, which outliers leave."""
+    return MAD_TO_SD * float(np.median(np.abs(values - np.median(values))))
 
 
 def medians_of_others(values: np.ndarray) -> np.ndarray:

@@ -14,8 +14,10 @@ from typing import Literal
 
 import numpy as np
 
+from sweeper.metrics.outliers import robust_deviation
+
 FEWEST = 40  # printed steps; fewer show no trend
-BLOCKS, STEPS_OF_BLOCK = 30, 5  # at most so many blocks, of at least so many printed steps
+BLOCKS, STEPS_OF_BLOCK = 30, 5  # at most that many blocks, each of at least that many printed steps
 ENDS = 3  # blocks that each side of a jump has at least
 Z_DRIFT, Z_PHASE, Z_SOURCE = 5.0, 7.0, 5.0  # a phase is the best of hundreds of intervals
 WORTH = 0.015  # the least change of step times that is a finding
@@ -71,8 +73,7 @@ def rolling_median(values: np.ndarray) -> np.ndarray:
 
 def find_slow(residuals: np.ndarray) -> np.ndarray:
     """Return which steps are far slower than their neighbors."""
-    spread = 1.4826 * float(np.median(np.abs(residuals - np.median(residuals))))
-    return residuals > max(PAUSE_SPREADS * spread, math.log1p(PAUSE))
+    return residuals > max(PAUSE_SPREADS * robust_deviation(residuals), math.log1p(PAUSE))
 
 
 def _find_pauses(steps: np.ndarray, times_s: np.ndarray, usual_s: np.ndarray, slow: np.ndarray) -> Finding | None:

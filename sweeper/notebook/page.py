@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from html import escape
 
 from sweeper.common.format import format_number
@@ -27,9 +28,7 @@ def build_html(stored: StoredSweep) -> str:
         tables.append(front_rows(front, criteria.metrics))
     elif finalists := finalist_results(ranked, top, records, objective, criteria.direction, exceeded):
         tables.append(finalist_rows(finalists, objective))
-    counts = {record.status: 0 for record in records}
-    for record in records:
-        counts[record.status] += not record.remeasurement
+    counts = Counter(record.status for record in records if not record.remeasurement)
     heading = f"<p><b>{escape(stored.name)}</b>: {format_counts(counts)}</p>"
     points = {record.number: record.metrics[objective] * get_metric(objective).factor for record in ranked}
     return heading + "".join(map(_build_table, tables)) + (_draw(points, objective) if len(points) > 1 else "")

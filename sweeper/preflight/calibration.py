@@ -14,6 +14,7 @@ from typing import Any
 
 import yaml
 
+from sweeper.common.files import write_whole
 from sweeper.config.schema import Hardware
 from sweeper.config.validation import build
 from workloads.api.errors import UserInputError, first_line
@@ -137,6 +138,4 @@ def write_calibration(path: Path, calibration: Calibration) -> None:
 
 def write_yaml(path: Path, values: Mapping[str, Any], comment: str) -> None:
     """Write values to a YAML file under a comment, whole or not at all."""
-    temporary = path.with_name(f".{path.name}.new")
-    temporary.write_text(f"# {comment}\n{yaml.safe_dump(dict(values), sort_keys=False)}")
-    temporary.replace(path)
+    write_whole(path, f"# {comment}\n{yaml.safe_dump(dict(values), sort_keys=False)}")

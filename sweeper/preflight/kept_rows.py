@@ -9,6 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TypeVar
 
+from sweeper.common.files import write_whole
 from workloads.api.errors import UserInputError
 
 FOLDER = "sweeps"  # of a results directory
@@ -33,6 +34,4 @@ def replace_rows(directory: Path, file: str, change: Callable[[], Iterable[Any]]
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / f".{file}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        temporary = folder / f".{file}.new"
-        temporary.write_text(json.dumps([asdict(row) for row in change()], indent=1) + "\n")
-        temporary.replace(folder / file)
+        write_whole(folder / file, json.dumps([asdict(row) for row in change()], indent=1) + "\n")

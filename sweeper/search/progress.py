@@ -167,39 +167,39 @@ class SweepProgress:
 
     def has_budget_for_more(self, in_flight: int, running_s: float = 0.0) -> bool:
         """Return whether the budget allows another trial, with `in_flight` that have run `running_s` seconds in all."""
-        used = {**self._used(running_s), "trials": self.finished_trials + in_flight}
-        return all(used[name] < limit for name, limit in self._limits().items())
+        needed = {**self._needed(running_s), "trials": self.finished_trials + in_flight}
+        return all(needed[name] < limit for name, limit in self._limits().items())
 
     def exhausted_limits(self) -> dict[str, int | float]:
         """Return the limits that were reached, by their names in the budget."""
-        used = self._used(0.0)
-        return {name: limit for name, limit in self._limits().items() if used[name] >= limit}
+        needed = self._needed(0.0)
+        return {name: limit for name, limit in self._limits().items() if needed[name] >= limit}
 
     def _limits(self) -> dict[str, int | float]:
         limits = {name: getattr(self._budget, name) for name in LIMITS}
         return {name: limit for name, limit in limits.items() if limit is not None}
 
     def _used(self, running_s: float) -> dict[str, int | float]:
-        """Return how much of each limit is used, with `running_s` seconds of trials that have not ended.
-
-        The time includes that of one more trial, as long as the mean: a trial that would end later does not start.
-        """
+        """Return how much of each limit is used, with `running_s` seconds of trials that have not ended."""
         gpu_hours = (self._trial_s + running_s) * self._gpus / SECONDS_PER_HOUR
         return {
             "trials": self.finished_trials,
-            "time_s": self.elapsed_s + self.mean_trial_s,
+            "time_s": self.elapsed_s,
             "patience": self._trials_since_best,
             "gpu_hours": gpu_hours,
             "cost": gpu_hours * self._gpu_price_per_hour,
         }
+
+    def _needed(self, running_s: float) -> dict[str, int | float]:
+        """Return what is used when one more trial, as long as the mean, ends: it does not start if that is too late."""
+        return {**self._used(running_s), "time_s": self.elapsed_s + self.mean_trial_s}
 
     def binding_limit(self, trials: int | None) -> tuple[float, str]:
         """Return the share of the limit that is used most, and that limit as text; empty if it is the number of trials.
 
         Patience, which each new best starts again, is left out. The share is 0 without a limit.
         """
-        limits = {"trials": trials, **self._limits(), "patience": None}
-        used = {**self._used(0.0), "time_s": self.elapsed_s}
+        limits, used = {"trials": trials, **self._limits(), "patience": None}, self._used(0.0)
         shares = {name: used[name] / limit for name, limit in limits.items() if limit}
         name = max(shares, key=shares.__getitem__, default="trials")
         text = "" if name == "trials" else f"{name} {format_number(used[name])} of {format_number(limits[name] or 0)}"

@@ -22,11 +22,10 @@ Expected = Callable[[Target, Experiment, int], float | None]
 def expected_rates(target: Target, experiment: Experiment, ranks: int) -> Mapping[str, float]:
     """Return the expected rate of each test of an experiment; none of devices that the catalogue does not have."""
     try:
-        build_device(target.hardware)
+        device = build_device(target.hardware)
     except UserInputError:
         return {}
     rates = {test: RATES[experiment.workload](target, experiment, ranks) for test in experiment.tests}
-    device = build_device(target.hardware)
     factors = {test: device.power_headroom if metric == "tflops" else 1.0 for test, metric in experiment.tests.items()}
     return {test: factors[test] * rate for test, rate in rates.items() if rate}
 

@@ -12,7 +12,7 @@ quick ends within five minutes, standard within half an hour; burn_in loads each
 
 Writes accept.json, a page (HTML), Markdown and JUnit XML to DIR/acceptance/HARDWARE-DATE. verify says whether an
 accept.json is as it was written; compare prints what has become slower from one run to a later one. The exit code is 0
-if everything passes, 1 if a part fails, 3 if there is no verdict on some part. Nothing is changed on the machines, and
+if everything passes, 1 if a part fails, 3 if some part is inconclusive. Nothing is changed on the machines, and
 no root is needed.
 """
 

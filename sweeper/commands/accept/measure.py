@@ -134,7 +134,7 @@ def count_ranks(target: Target, scopes: set[Scope]) -> int:
 
 
 def _fits(experiment: Experiment, ranks: int) -> bool:
-    """Return whether the experiment is another one than that of its node on so many ranks."""
+    """Return whether this number of ranks can run the experiment, and a pair is not the whole node."""
     if experiment.scope == "pair":
         return ranks > 2 and ranks % 2 == 0
     return experiment.scope == "device" or ranks > 1
@@ -258,5 +258,6 @@ def summarize(title: str, readings: Sequence[Reading]) -> Iterator[str]:
         if problems := [reading.problem for reading in own if reading.problem]:
             yield f"{title}: {test}: {problems[0]}"
             continue
-        ends = sorted({reading.value for reading in own})[:: max(1, len(own) - 1)]
+        values = [reading.value for reading in own]
+        ends = sorted({min(values), max(values)})
         yield f"{title}: {test}: {' to '.join(map(format_number, ends))} {own[0].unit}"

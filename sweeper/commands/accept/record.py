@@ -17,6 +17,7 @@ import sweeper
 from sweeper.commands.accept.experiments import Reading, spread_of
 from sweeper.commands.accept.judge import Judgement, name_some
 from sweeper.commands.doctor.checks import Finding
+from sweeper.common.files import write_whole
 from sweeper.config.hardware import Target
 from sweeper.metrics.intervals import Interval, ratio_interval
 from sweeper.metrics.outliers import set_limit
@@ -103,7 +104,7 @@ class Journal:
         for line in lines[1:]:
             with suppress(ValueError):  # a process that was killed leaves half a line
                 rows.append(json.loads(line))
-        _write(self.path, "\n".join([self._heading, *map(json.dumps, rows), ""]))
+        write_whole(self.path, "\n".join([self._heading, *map(json.dumps, rows), ""]))
         return [Reading(**{**values, "nodes": tuple(values["nodes"])}) for values in rows]
 
     def add(self, readings: Sequence[Reading]) -> None:
@@ -119,13 +120,7 @@ def hash_of(record: Mapping[str, Any]) -> str:
 
 
 def write_record(path: Path, record: Mapping[str, Any]) -> None:
-    _write(path, json.dumps(record, indent=1) + "\n")
-
-
-def _write(path: Path, text: str) -> None:
-    temporary = path.with_name(f".{path.name}.new")
-    temporary.write_text(text)
-    temporary.replace(path)
+    write_whole(path, json.dumps(record, indent=1) + "\n")
 
 
 def read_record(path: Path, key: str = "", *, may_be_changed: bool = False) -> dict[str, Any]:

@@ -122,7 +122,7 @@ def diagnose(request: DiagnoseRequest) -> int:
     for text in found:
         print(f"! {one_line(text)}")
     if len(first.steps) < FEWEST:
-        print(f"  fewer than {FEWEST} steps: whether they drift, jump or pause cannot be told")
+        print(f"  fewer than {FEWEST} steps: too few to show a drift, a jump or pauses")
     elif not found:
         print("  nothing unusual")
     return SOME_FAILED if found else NO_VERDICT if len(first.steps) < FEWEST else COMPLETE

@@ -1,4 +1,4 @@
-"""`python -m sweeper diagnose`: what it reads of logs, and what it says of them."""
+"""`python -m sweeper diagnose`: what it reads from logs, and what it reports."""
 
 from __future__ import annotations
 
