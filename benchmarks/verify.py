@@ -3,14 +3,16 @@
     make verify CARD=planner        (python benchmarks/verify.py planner)
 
 A card, `benchmarks/cards/NAME.yaml`, has a claim, the command that measures it, the machine, and gates. The command
-runs in the repository's root; a `{scratch}` in it is a new folder. A gate reads a metric from what the command
-prints, by its path in printed JSON (`key`) or by a regular expression with one group (`pattern`, the median of all
-matches), and compares it. Exit codes: 0 the claim holds, 1 it does not, or the command failed, 2 an invalid card, 4
-the machine is not such a machine, where nothing is run.
+runs in the repository's root; a `{scratch}` in it is a new folder. A gate reads a metric and compares it. It reads the
+median of a sweep's complete trials (`column` of the `trials.csv` in `{scratch}`, of the trials that have the values in
+`where`), or it reads what the command prints, by its path in printed JSON (`key`) or by a regular expression with one
+group (`pattern`, the median of all matches). Exit codes: 0 the claim holds, 1 it does not, or the command failed, 2 an
+invalid card, 4 the machine is not such a machine, where nothing is run.
 """
 
 from __future__ import annotations
 
+import csv
 import json
 import operator
 import re
@@ -61,9 +63,13 @@ def read_card(path: Path) -> dict[str, Any]:
     if wrong:
         raise InvalidCard(f"{path.name}: {', '.join(sorted(wrong))} missing or unknown. A card has {', '.join(KEYS)}")
     for gate in card["gates"]:
-        if set(gate) - {"tolerance"} not in ({"key", "comparison", "value"}, {"pattern", "comparison", "value"}):
+        reads = set(gate) - {"comparison", "value", "tolerance"}
+        if reads not in ({"key"}, {"pattern"}, {"column"}, {"column", "where"}) or not {"comparison", "value"} <= set(
+            gate
+        ):
             raise InvalidCard(
-                f"{path.name}: a gate has key or pattern, comparison, value, and perhaps tolerance: {gate}"
+                f"{path.name}: a gate has key, pattern or column (perhaps with where), comparison, value, and "
+                f"perhaps tolerance: {gate}"
             )
         if gate["comparison"] not in (*COMPARISONS, "within"):
             raise InvalidCard(f"{path.name}: comparison is '{gate['comparison']}': at least, at most or within")
@@ -87,8 +93,19 @@ def lacks(machine: dict[str, Any], gpus: Sequence[str]) -> str:
     return f"measured on {count} x {machine['gpu']}; here are {', '.join(gpus) or 'no NVIDIA GPUs'}"
 
 
-def read_metric(gate: dict[str, Any], output: str) -> float | None:
-    """Return a gate's metric from what a command printed; None where it printed none."""
+def read_column(gate: dict[str, Any], scratch: str) -> list[float]:
+    """Return what a gate's column has for the complete trials that it selects, of all sweeps in a folder."""
+    wanted = {"outcome": "complete", **gate.get("where", {})}
+    rows = [row for path in Path(scratch).glob("sweeps/*/trials.csv") for row in csv.DictReader(path.open())]
+    chosen = [row for row in rows if all(row.get(name) == str(value) for name, value in wanted.items())]
+    return [float(row[gate["column"]]) for row in chosen if row.get(gate["column"])]
+
+
+def read_metric(gate: dict[str, Any], output: str, scratch: str) -> float | None:
+    """Return a gate's metric from what a command printed or wrote; None where it did neither."""
+    if "column" in gate:
+        measured = read_column(gate, scratch)
+        return statistics.median(measured) if measured else None
     if "pattern" in gate:
         found = [float(value.replace(",", "")) for value in re.findall(gate["pattern"], output, re.MULTILINE)]
         return statistics.median(found) if found else None
@@ -119,17 +136,20 @@ def verify(card: dict[str, Any]) -> int:
         words = [word.replace("{scratch}", scratch) for word in shlex.split(card["command"])]
         words[0] = sys.executable if words[0] == "python" else words[0]
         ran = subprocess.run(words, cwd=REPOSITORY, stdout=subprocess.PIPE, text=True, check=False)
+        metrics = [read_metric(gate, ran.stdout, scratch) for gate in card["gates"]]
     if ran.returncode:
         print(f"does not hold: the command ended with {ran.returncode}: {card['command']}")
         return FAILS
+    if None in metrics:
+        print(ran.stdout)
     verdicts = []
-    for gate in card["gates"]:
-        metric = read_metric(gate, ran.stdout)
+    for gate, metric in zip(card["gates"], metrics, strict=True):
         verdicts.append(metric is not None and passes(gate, metric))
         slack = f" ({gate['tolerance']:.0%})" if "tolerance" in gate else ""
         wanted = f"{gate['comparison']} {gate['value']:,}{slack}"
-        measured = "nothing" if metric is None else f"{metric:,}"
-        print(f"{'holds' if verdicts[-1] else 'fails'}: {gate.get('key') or gate['pattern']}: {measured}, {wanted}")
+        measured = "nothing" if metric is None else f"{metric:,.6g}"
+        name = gate.get("key") or gate.get("column") or gate["pattern"]
+        print(f"{'holds' if verdicts[-1] else 'fails'}: {name}: {measured}, {wanted}")
     print(f"{'holds' if all(verdicts) else 'does not hold'}: measured {card['date']} at {card['commit']}")
     return HOLDS if all(verdicts) else FAILS
 
