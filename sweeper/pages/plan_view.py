@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from rich.console import Console
 
@@ -134,7 +134,7 @@ def _show_estimates(plan: SweepPlan, estimates: CostEstimates, console: Console)
         console.print(f"rates    {plan.calibration.describe()}", soft_wrap=True)
     if estimates.correction:
         console.print(f"measured {estimates.correction.describe()}", soft_wrap=True)
-    _show_candidates(estimates, error_share, console)
+    _show_candidates(estimates, plan.workload.work, error_share, console)
     if nodes := plan.resolved.projection_nodes:
         best, project = estimates.valid[0].point, cost_model.project
         if projection := project(plan.resolved, plan.space, estimates, best, nodes, plan.devices_per_node):
@@ -156,7 +156,7 @@ def _show_estimates(plan: SweepPlan, estimates: CostEstimates, console: Console)
     console.print(f"all points, with the reasons: {path}", soft_wrap=True)
 
 
-def _show_candidates(estimates: CostEstimates, error_share: float, console: Console) -> None:
+def _show_candidates(estimates: CostEstimates, work: Sequence[str], error_share: float, console: Console) -> None:
     headings = {estimates.objective: f"estimated {estimates.objective}", "memory_gib": "GiB"}
     headings |= {"peak_host_gib": "host GiB", "trial_s": "s a trial"}
     shown = [name for name in headings if any(name in candidate.estimate.metrics for candidate in estimates.valid)]
@@ -165,7 +165,9 @@ def _show_candidates(estimates: CostEstimates, error_share: float, console: Cons
         metrics = {name: candidate.estimate.metrics.get(name, math.nan) for name in shown}
         values = [_format_estimate(name, value, error_share) for name, value in metrics.items()]
         differs = f"{100 * (metrics[shown[0]] / estimates.valid[0].estimate.metrics[shown[0]] - 1):+.1f}"
-        rows.append([str(place), values[0], differs, *values[1:], candidate.estimate.description])
+        different_work = [f"{name} {candidate.point[name]}" for name in work if name in candidate.point]
+        point = ", ".join(filter(None, (candidate.estimate.description, *different_work)))
+        rows.append([str(place), values[0], differs, *values[1:], point])
     console.print(f"{count(len(estimates.valid), 'valid point')}, the most promising first:")
     if too_large := sum(cost_model.exceeds_memory(candidate, estimates.machine) for candidate in estimates.valid):
         usable = f"{estimates.machine.memory_gib:.0f} GiB that are usable"

@@ -130,6 +130,15 @@ def unsupported_rate_reason(recipe: str, architecture: str) -> str:
     return "" if level is Support.NATIVE else f"{level.value} on this device: {reason}"
 
 
+def unsupported_block_rate_reason(recipe: str, architecture: str) -> str:
+    """Return why a block with a manual backward pass does not train in this format, as what follows "it is"."""
+    if reason := unsupported_rate_reason(recipe, architecture):
+        return reason
+    if recipe in MULTIPLES and architecture.startswith("gfx"):
+        return "not for AMD's GPUs: this block's casts are Triton kernels that were written for NVIDIA's"
+    return ""
+
+
 def fp8_dtype(architecture: str) -> str:
     """Return torch's name of the 8-bit type with 3 bits of mantissa; gfx94x has its own, without a negative zero."""
     return "float8_e4m3fnuz" if architecture.startswith("gfx94") else "float8_e4m3fn"

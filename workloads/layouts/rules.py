@@ -16,7 +16,10 @@ from workloads.layouts.layout import DEGREES, SPLIT_SCHEDULES, V_SCHEDULES, Job
 from workloads.layouts.trainers import OWN, TRAINERS, find_trainer
 
 PLAIN_PRECISIONS = ("bf16", "fp32")
-OWN_PRECISIONS = (*PLAIN_PRECISIONS, "fp8_tensorwise", "fp8_rowwise", "mxfp8", "nvfp4")  # those of `workload=parallel`
+BLOCK_PRECISIONS = {  # of `workload=parallel`: torchao's layers, and a block with kernels of its own
+    "pytorch": (*PLAIN_PRECISIONS, "fp8_tensorwise", "fp8_rowwise", "mxfp8", "nvfp4"),
+    "manual": (*PLAIN_PRECISIONS, "fp8_tensorwise", "fp8_blockwise"),
+}
 VARLEN_TORCH = SPLIT_LOSS_TORCH = (2, 13)
 
 
@@ -244,9 +247,10 @@ def matrix_dtype(precision: str) -> str:
 
 
 def _check_own_precision(job: Job, site: Site) -> Iterator[str]:
-    if job.precision not in OWN_PRECISIONS:
-        available = ", ".join(OWN_PRECISIONS)
-        yield f"precision={job.precision}: workload=parallel does not train in it. Available: {available}"
+    block = "manual" if job.manual_backward else "pytorch"
+    if job.precision not in BLOCK_PRECISIONS[block]:
+        available = ", ".join(BLOCK_PRECISIONS[block])
+        yield f"precision={job.precision}: block {block} does not train in it. Available: {available}"
 
 
 def _check_checkpointing(job: Job, site: Site) -> Iterator[str]:
@@ -280,7 +284,7 @@ def _check_tied_head(job: Job, site: Site) -> Iterator[str]:
 
 
 def _check_low_precision(job: Job, site: Site) -> Iterator[str]:
-    """Check what torchao's layers support: tokens and sizes on a rank, and tensor parallelism in fp8 alone."""
+    """Check what layers in low precision support: tokens and sizes on a rank, and tensor parallelism in fp8 alone."""
     layout, model, dtype = job.layout, job.model, job.precision
     if dtype in PLAIN_PRECISIONS:
         return
@@ -350,15 +354,13 @@ def _check_state(job: Job, site: Site) -> Iterator[str]:
 
 def _check_block(job: Job, site: Site) -> Iterator[str]:
     """Check that a rank has whole weights and whole sequences, which the manual backward pass is written for."""
-    tp, cp, schedule, dtype = job.layout.tp, job.layout.cp, job.layout.schedule, job.precision
+    tp, cp, schedule = job.layout.tp, job.layout.cp, job.layout.schedule
     if not job.manual_backward:
         return
     if tp * cp > 1:
         yield f"block manual has whole weights and sequences: tp {tp} and cp {cp} have to be 1"
     if schedule in SPLIT_SCHEDULES:
         yield f"{schedule} splits the backward pass, and that of block manual is one: block has to be pytorch"
-    if dtype not in PLAIN_PRECISIONS:
-        yield f"block manual has no layers of torchao: dtype {dtype} needs block pytorch"
 
 
 def _check_own_model(job: Job, site: Site) -> Iterator[str]:

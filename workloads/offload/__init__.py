@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from workloads.api.contract import Candidate, Machine, Scalar, Workload
-from workloads.api.recipes import MULTIPLES, unsupported_rate_reason
+from workloads.api.recipes import MULTIPLES, unsupported_block_rate_reason
 from workloads.models.model import MODELS, ModelName
 from workloads.offload.plan import count_training_state_bytes
 
@@ -16,18 +16,9 @@ def _count_min_cpu_gib(model: str) -> float:
     return count_training_state_bytes(MODELS[model], 2, 2) / 2**30  # bf16 weights and gradients, int8 optimizer states
 
 
-def unsupported_dtype_reason(dtype: str, architecture: str) -> str:
-    """Return why a device does not train in this data type, as what follows "it is"; empty if it does."""
-    if reason := unsupported_rate_reason(dtype, architecture):
-        return reason
-    if dtype in MULTIPLES and architecture.startswith("gfx"):
-        return "not for AMD's GPUs: its kernels are for NVIDIA's alone in this workload"
-    return ""
-
-
 def infeasible_reason(dtype: str, sequence_length: int, architecture: str) -> str:
     """Return why a device does not train in this data type or with these sequences; empty if it does."""
-    if reason := unsupported_dtype_reason(dtype, architecture):
+    if reason := unsupported_block_rate_reason(dtype, architecture):
         return f"dtype={dtype} is {reason}"
     multiple = MULTIPLES[dtype][2] if dtype in MULTIPLES else 1  # products sum over tokens for gradients of weights
     if sequence_length % multiple:
@@ -70,7 +61,7 @@ class OffloadParameters:
     sequence_length: int = field(default=8192, metadata={"min": 1})
     sequences_per_step: int = field(default=64, metadata={"min": 1})
     dtype: Literal["bf16", "fp32", "fp8_tensorwise", "fp8_blockwise"] = field(
-        default="bf16", metadata={"unsupported_reason": unsupported_dtype_reason}
+        default="bf16", metadata={"unsupported_reason": unsupported_block_rate_reason}
     )
     master_weights: Literal["none", "fp32"] = "none"
     optimizer_states: Literal["fp32", "bf16", "int8"] | None = None

@@ -8,6 +8,7 @@ from importlib.metadata import version
 from typing import Literal
 
 from workloads.api.contract import Candidate, Estimate, Machine, Measurement, Rank, Scalar, Workload
+from workloads.api.recipes import unsupported_block_rate_reason
 from workloads.estimator.estimate import find_band
 from workloads.estimator.memory import peak_memory_gib
 from workloads.estimator.step import estimate_step
@@ -64,9 +65,10 @@ class ParallelParameters:
         reshard_after_forward: gather sharded weights again for the backward pass; false keeps them whole for a step.
         tp_across_nodes: tensor parallel may span nodes.
         compile: each block is compiled separately.
-        dtype: data type of the matrix products. fp8, mxfp8 and nvfp4 apply to those of blocks (torchao's layers).
-            fp8_tensorwise also casts before weights are gathered, and before tensor parallel activations are. Each
-            is refused where the device has no units or torchao no layer for it.
+        dtype: data type of the matrix products. fp8, mxfp8 and nvfp4 apply to those of blocks. In block pytorch they
+            are torchao's layers, where fp8_tensorwise also casts before weights are gathered, and before tensor
+            parallel activations are; block manual has fp8_tensorwise and fp8_blockwise by its own kernels. Each is
+            refused where the device has no units or the block no layer for it.
         state: fp32 keeps weights, gradients and optimizer states in fp32, reduces in fp32 and clips the norm of the
             gradients at 1.0, as torchtitan does; bf16 keeps all of them in bf16 and does not clip.
         block: pytorch compiles a plain block, in every layout; manual has a backward pass of its own, where tp and cp
@@ -106,7 +108,7 @@ class ParallelParameters:
     reshard_after_forward: bool = True
     tp_across_nodes: bool = False
     compile: bool = True
-    dtype: Literal["bf16", "fp32", "fp8_tensorwise", "fp8_rowwise", "mxfp8", "nvfp4"] = field(
+    dtype: Literal["bf16", "fp32", "fp8_tensorwise", "fp8_rowwise", "fp8_blockwise", "mxfp8", "nvfp4"] = field(
         default="bf16", metadata={"unsupported_reason": unsupported_layer_rate_reason}
     )
     state: Literal["fp32", "bf16"] = "fp32"
@@ -149,6 +151,11 @@ class ParallelParameters:
         dense = tuple(layer for layer in model.dense_layers if layer < self.layers)
         experts = model.experts if len(dense) < self.layers else 0
         return replace(model, layers=self.layers, dense_layers=dense, experts=experts)
+
+    def unsupported_dtype_reason(self, architecture: str) -> str:
+        """Return why the block does not train in this data type on a device, as what follows "it is"."""
+        find = unsupported_block_rate_reason if self.block == "manual" else unsupported_layer_rate_reason
+        return find(self.dtype, architecture)
 
     @property
     def routing(self) -> Routing:
@@ -232,6 +239,10 @@ class Parallel(Workload):
     def estimate(self, parameters: ParallelParameters, machine: Machine) -> Estimate:
         """Check whether the layout is valid and fits into memory, and estimate its speed."""
         description = str(parameters.layout)
+        if machine.architecture and (reason := parameters.unsupported_dtype_reason(machine.architecture)):
+            return Estimate(
+                f"dtype={parameters.dtype} is {reason}", "the device has the data type", description=description
+            )
         if violation := parameters.find_violation(
             machine.world_size, machine.ranks_per_node, on_gpu=machine.kind == "gpu"
         ):

@@ -38,7 +38,7 @@ from workloads.instruments.device import architecture
 from workloads.instruments.torch_internals import input_style
 from workloads.layouts.layout import Layout, State
 from workloads.llama.attention import AttentionShape, fastest_kernel
-from workloads.llama.block import BlockMath
+from workloads.llama.fp8_block import build_block_math
 from workloads.llama.model import Block, rope_table
 from workloads.llama.pytorch_attention import DocumentAttention
 from workloads.models.model import Model
@@ -142,7 +142,7 @@ class ModelSpec:
     shape: Model
     sequence_length: int
     dtype: torch.dtype  # of activations, of gathered weights, and of the matrix products of blocks without a recipe
-    recipe: str = ""  # of `workloads.precision.layers`, for the matrix products of blocks; empty for none
+    recipe: str = ""  # of the matrix products of blocks, by torchao's layers or the manual block; empty for none
     compiled: bool = False  # block by block
     state: State = "fp32"  # of weights, gradients and optimizer states between steps; bf16 stands for `dtype`
     block: BlockKind = "pytorch"  # the backward pass of blocks
@@ -194,7 +194,7 @@ def build_stages(
     block_math = None
     if spec.block == "manual":
         kernel = fastest_kernel(AttentionShape.of_model(shape, spec.sequence_length, spec.dtype), device)
-        block_math = BlockMath(shape, kernel, compiled=spec.compiled)
+        block_math = build_block_math(shape, kernel, spec.recipe, compiled=spec.compiled)
 
     def build_block(layer: int) -> Block:
         return ManualBackwardBlock(block_math, layout.checkpointing_of(layer)) if block_math else Block(shape, layer)
@@ -204,7 +204,7 @@ def build_stages(
     for layers in (layers_of_stages[index] for index in layout.list_stages(pp_rank)):
         with torch.device("meta"):
             stage = Stage(shape, layers, rope, build_block).to(spec.state_dtype)
-        if spec.recipe:
+        if spec.recipe and block_math is None:
             tokens = layout.micro_batch * spec.sequence_length // layout.cp
             casts_first = spec.recipe == "fp8_tensorwise" and layout.is_sharded
             apply_recipe(stage.blocks, spec.recipe, architecture(device), tokens, gathers_fp8=casts_first)

@@ -38,7 +38,6 @@ from workloads.parallel.apply import (
 from workloads.parallel.context import ContextAttention
 from workloads.parallel.stage import ManualBackwardBlock, Stage, build_initializer
 from workloads.parallel.train import Batch, TextSource, TokenSource, Trainer, local_sequences
-from workloads.precision import unsupported_layer_rate_reason
 from workloads.precision.formats import require_torchao
 from workloads.precision.layers import read_recipe
 
@@ -184,7 +183,7 @@ def measure(parameters: ParallelParameters, rank: Rank) -> Measurement:
     process_setup.enable_expandable_segments(device)
     if violation := parameters.find_violation(rank.world_size, rank.ranks_per_node, on_gpu=device.type == "cuda"):
         raise Infeasible(violation.reason)
-    if reason := unsupported_layer_rate_reason(parameters.dtype, devices.architecture(device)):
+    if reason := parameters.unsupported_dtype_reason(devices.architecture(device)):
         raise Infeasible(f"dtype={parameters.dtype} is {reason}")
     layout = parameters.layout
     spec = ModelSpec(
@@ -198,7 +197,7 @@ def measure(parameters: ParallelParameters, rank: Rank) -> Measurement:
         document_tokens=parameters.document_tokens,
         routing=parameters.routing,
     )
-    if spec.recipe:
+    if spec.recipe and spec.block == "pytorch":
         require_torchao()
     devices.release_memory(device)
     torch.compiler.reset()
@@ -359,7 +358,8 @@ def _executed_parameters(parameters: ParallelParameters, groups: Groups, trainer
     """Return the parameters, as far as possible read back from the model that ran."""
     stages, block = trainer.stages, trainer.stages[0].first_block
     mesh, cp = groups.mesh, dist.get_world_size(groups.cp_group) if groups.cp_group is not None else 1
-    product_dtype = read_recipe(block.qkv) or DTYPE_NAMES[fsdp_dtypes(stages[0]).param_dtype or block.qkv.weight.dtype]
+    recipe = block.block_math.recipe if isinstance(block, ManualBackwardBlock) else read_recipe(block.qkv)
+    product_dtype = recipe or DTYPE_NAMES[fsdp_dtypes(stages[0]).param_dtype or block.qkv.weight.dtype]
     # Of weights, optimizer states and the reduction of gradients; several if they differ.
     reductions = {dtype for stage in stages if (dtype := fsdp_dtypes(stage).reduce_dtype)}
     state_dtypes = sorted(DTYPE_NAMES[dtype] for dtype in trainer.state_dtypes() | reductions)

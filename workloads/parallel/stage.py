@@ -105,8 +105,8 @@ class _ManualBackward(torch.autograd.Function):
         x: Tensor,
         *weights: Tensor,
     ) -> Tensor:
-        named_weights = dict(zip(weight_names, weights, strict=True))
-        out, activations = block_math.forward(named_weights, x.flatten(0, 1), rope, None)
+        operands = block_math.cast_weights(dict(zip(weight_names, weights, strict=True)), backward=False)
+        out, activations = block_math.forward(operands, x.flatten(0, 1), rope, None)
         ctx.block_math, ctx.saved_names, ctx.weight_names = block_math, saved_names, weight_names
         ctx.save_for_backward(rope, x, *(activations[name] for name in saved_names), *weights)
         # Not a view for autograd: schedules that divide the backward pass detach a stage's output in place.
@@ -118,7 +118,8 @@ class _ManualBackward(torch.autograd.Function):
         activations = dict(zip(ctx.saved_names, saved, strict=False)) | {"x": x.flatten(0, 1)}
         weights = dict(zip(ctx.weight_names, saved[len(ctx.saved_names) :], strict=True))
         gradients: dict[str, Tensor] = {}
-        d_x = ctx.block_math.backward(weights, gradients, activations, rope, d_out.contiguous().flatten(0, 1))
+        operands = ctx.block_math.cast_weights(weights, forward="up" not in activations)  # some products are repeated
+        d_x = ctx.block_math.backward(operands, gradients, activations, rope, d_out.contiguous().flatten(0, 1))
         return None, None, None, None, d_x.view_as(x), *(gradients[name] for name in ctx.weight_names)
 
 

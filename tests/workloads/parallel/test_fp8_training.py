@@ -76,6 +76,22 @@ def test_emulated_mxfp8_trains_like_one_process_with_fsdp_and_near_bf16(ranks: R
         assert rank.losses == pytest.approx(expected.losses, abs=1e-5)
 
 
+@pytest.mark.long(6)
+@pytest.mark.xdist_group("ranks")
+@pytest.mark.parametrize("recipe", ["fp8_tensorwise", "fp8_blockwise"])
+def test_the_manual_block_in_fp8_trains_like_one_process_with_fsdp_and_near_bf16(recipe: str, ranks: Ranks) -> None:
+    fields = {"block": "manual", "dtype": torch.bfloat16}
+    one_rank = Layout(micro_batch=4, global_batch=BATCH)
+    (expected,) = ranks.train(one_rank, recipe=recipe, **fields)
+    (bf16,) = ranks.train(one_rank, **fields)
+    assert expected.losses == pytest.approx(bf16.losses, abs=0.02)
+    assert expected.losses != pytest.approx(bf16.losses, abs=1e-6)
+    for rank in ranks.train(replace(one_rank, dp_shard=2, checkpointing="selective"), recipe=recipe, **fields):
+        assert rank.losses == pytest.approx(expected.losses, abs=2e-3)
+        for name, gradient in expected.gradients.items():
+            assert (rank.gradients[name] - gradient).norm() < 0.02 * gradient.norm(), name
+
+
 def test_a_missing_torchao_is_infeasible_before_ranks_wait_for_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
     find_spec = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "torchao" else find_spec(name))
