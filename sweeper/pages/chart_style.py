@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -31,6 +31,13 @@ def load_pyplot() -> Any:
 def bar_chart_height_px(bars: int) -> int:
     """Return the height of a chart of horizontal bars with their names."""
     return max(320, 160 + ROW_HEIGHT_PX * bars)
+
+
+def add_band(figure: Any, xs: Sequence[float], ys: Sequence[float], shares: Sequence[float], color: str) -> None:
+    """Draw the band between two shares of a line into a Plotly figure."""
+    style = {"x": xs, "mode": "lines", "line": {"width": 0}, "showlegend": False, "hoverinfo": "skip"}
+    for share, fill in zip(shares, (None, "tonexty"), strict=True):
+        figure.add_scatter(y=[share * y for y in ys], name=f"{share:.0%}", fill=fill, fillcolor=f"{color}33", **style)
 
 
 def cut_name(name: str, length: int) -> str:

@@ -76,27 +76,15 @@ def draw_image(plot: FrontPlot) -> Any:
     return figure
 
 
-def build_figure(plot: FrontPlot) -> Any:
-    """Return the picture as a figure of Plotly, its panels side by side."""
-    from plotly.subplots import make_subplots
-
-    panels = list(plot.panels())
-    figure = make_subplots(1, len(panels))
-    for column, panel in enumerate(panels, start=1):
-        _add_panel(figure, plot, panel, column)
-    return figure.update_layout(title=plot.title)
-
-
 def build_panel_figures(plot: FrontPlot) -> list[Any]:
     """Return a figure of Plotly for each panel: a page puts them side by side where it has room."""
-    from plotly.subplots import make_subplots
-
-    figures = [_add_panel(make_subplots(1, 1), plot, panel, 1) for panel in plot.panels()]
-    return [figure.update_layout(legend={"orientation": "h", "y": -0.3}) for figure in figures]
+    return [_draw_panel(plot, *panel) for panel in plot.panels()]
 
 
-def _add_panel(figure: Any, plot: FrontPlot, panel: tuple[int, int, Sequence[int]], column: int) -> Any:
-    x, y, front = panel
+def _draw_panel(plot: FrontPlot, x: int, y: int, front: Sequence[int]) -> Any:
+    import plotly.graph_objects as go
+
+    figure = go.Figure()
     texts = np.array([f"trial {number}: {text}" for number, text in zip(plot.numbers, plot.texts, strict=True)])
     labels = [str(plot.numbers[place]) for place in front]
     mode = "lines+markers" if len(plot.labels) == 2 else "markers"
@@ -108,6 +96,7 @@ def _add_panel(figure: Any, plot: FrontPlot, panel: tuple[int, int, Sequence[int
     ):
         xs, ys = plot.values[chosen][:, [x, y]].T
         style |= {"hovertext": texts[chosen], "textposition": "top center", "line": {"width": 1}}
-        figure.add_scatter(x=xs, y=ys, name=name, showlegend=column == 1, row=1, col=column, **style)
-    figure.update_xaxes(title=plot.labels[x], type=plot.axis_type(x), exponentformat="power", row=1, col=column)
-    return figure.update_yaxes(title=plot.labels[y], type=plot.axis_type(y), exponentformat="power", row=1, col=column)
+        figure.add_scatter(x=xs, y=ys, name=name, **style)
+    figure.update_xaxes(title=plot.labels[x], type=plot.axis_type(x), exponentformat="power")
+    figure.update_yaxes(title=plot.labels[y], type=plot.axis_type(y), exponentformat="power")
+    return figure.update_layout(legend={"orientation": "h", "y": -0.3})

@@ -15,9 +15,11 @@ import plotly.graph_objects as go
 
 from sweeper.common.format import format_number, short_value
 from sweeper.pages.chart_style import COLORS, bar_chart_height_px, cut_name
+from sweeper.pages.html_page import Chart
 
 SLOW_TO_FAST = [[0, "#A8B3BF"], [0.5, "#E69F00"], [1, "#C22F00"]]  # seen on white and on black
 LABEL_ANGLE = -25  # of the axes of parallel coordinates: names are longer than the axes are apart
+AXIS_WIDTH_PX = 130  # of parallel coordinates
 MAX_LINES = 2000  # of parallel coordinates
 MAX_TICKS = 8  # along a numeric axis of parallel coordinates, if each value has a tick
 MAX_CATEGORIES = 30  # along an axis of names
@@ -27,6 +29,12 @@ MIN_TRIALS = 20  # for importances
 MIN_TRIALS_PER_GROUP = 4  # in the mean; a value that was tried once explains itself
 MAX_BINS = 8
 MEASURE = "share of the variance of ranks"
+LINES_NOTE = "the redder the better on their platform. Drag along an axis to select the lines that pass there."
+IMPORTANCES_NOTE = (
+    "The share of the variance of the trials' ranks on their platform that each parameter explains by itself "
+    "(Kelley's epsilon squared). Parameters that matter only together do not show, and a sampler that has "
+    "converged leaves little to explain."
+)
 
 
 class GridAxis(NamedTuple):
@@ -67,10 +75,13 @@ def build_heatmap(x: GridAxis, y: GridAxis, best: np.ndarray, label: str) -> go.
     return figure.update_yaxes(title=y.title, type="category", categoryarray=list(y.labels))
 
 
-def build_parallel_coordinates(parameters: pd.DataFrame, ranks: pd.Series, speeds: pd.Series, label: str) -> go.Figure:
+def build_parallel_coordinates(
+    title: str, parameters: pd.DataFrame, ranks: pd.Series, speeds: pd.Series, label: str
+) -> Chart:
     """Build a chart with a line for each trial, the redder the better its rank. At most the best `MAX_LINES` show.
 
     Args:
+        title: of the chart.
         parameters: a column for each axis; one of more than `MAX_CATEGORIES` names has no axis.
         ranks: the rank of each trial, the highest for the best.
         speeds: the values of the last axis, which `label` is the title of.
@@ -78,19 +89,21 @@ def build_parallel_coordinates(parameters: pd.DataFrame, ranks: pd.Series, speed
     shown = ranks.sort_values().index[-MAX_LINES:]
     axes = []
     for name, column in parameters.items():
-        values, title = column[shown], cut_name(str(name), MAX_NAME_LENGTH)
+        values, heading = column[shown], cut_name(str(name), MAX_NAME_LENGTH)
         if is_numeric(values):
             numbers = pd.to_numeric(values)
             ticks = {"tickvals": sorted(numbers.unique())} if numbers.nunique() <= MAX_TICKS else {}
-            axes.append({"label": title, "values": numbers, **ticks})
+            axes.append({"label": heading, "values": numbers, **ticks})
         elif values.nunique() <= MAX_CATEGORIES:  # names are at whole numbers
             codes, names = pd.factorize(values.fillna("none"), sort=True)
             texts = [cut_name(text, MAX_NAME_LENGTH) for text in names]
-            axes.append({"label": title, "values": codes, "tickvals": list(range(len(names))), "ticktext": texts})
+            axes.append({"label": heading, "values": codes, "tickvals": list(range(len(names))), "ticktext": texts})
     axes.append({"label": label, "values": speeds[shown]})
     line = {"color": ranks[shown], "colorscale": SLOW_TO_FAST}
     figure = go.Figure(go.Parcoords(line=line, dimensions=axes, labelangle=LABEL_ANGLE, labelside="top"))
-    return figure.update_layout(margin={"l": 80, "r": 80, "t": 110})
+    figure.update_layout(margin={"l": 80, "r": 80, "t": 100})
+    shown_trials = f"{len(ranks)} trials" if len(ranks) <= MAX_LINES else f"the {MAX_LINES} best of {len(ranks)} trials"
+    return Chart(title, [figure], f"Lines are {shown_trials}, {LINES_NOTE}", AXIS_WIDTH_PX * len(axes))
 
 
 def is_numeric(values: pd.Series) -> bool:
@@ -98,11 +111,12 @@ def is_numeric(values: pd.Series) -> bool:
     return bool(pd.to_numeric(values, errors="coerce").notna().all())
 
 
-def build_importances(importances: Mapping[str, float]) -> go.Figure:
+def build_importances(title: str, importances: Mapping[str, float]) -> Chart:
     """Build a bar for the importance of each parameter, in the given order from the top."""
     bars = go.Bar(x=list(importances.values()), y=list(importances), orientation="h", marker_color=COLORS[0])
     figure = go.Figure(bars).update_layout(height=bar_chart_height_px(len(importances)))
-    return figure.update_xaxes(title=MEASURE, range=[0, 1]).update_yaxes(autorange="reversed", automargin=True)
+    figure.update_xaxes(title=MEASURE, range=[0, 1]).update_yaxes(autorange="reversed", automargin=True)
+    return Chart(title, [figure], IMPORTANCES_NOTE)
 
 
 def compute_importances(ranks: pd.Series, parameters: pd.DataFrame) -> dict[str, float]:

@@ -9,7 +9,6 @@ import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from html import escape
 from pathlib import Path
 
 import numpy as np
@@ -21,8 +20,9 @@ from optuna.exceptions import ExperimentalWarning
 
 from sweeper.common.trials import TrialRecord
 from sweeper.pages import parameter_charts
-from sweeper.pages.chart_style import COLORS, load_pyplot, plain_label, without_markup
-from sweeper.pages.front_plot import FrontPlot, build_figure, draw_image
+from sweeper.pages.chart_style import COLORS, load_pyplot, plain_label
+from sweeper.pages.front_plot import FrontPlot, build_panel_figures, draw_image
+from sweeper.pages.html_page import Chart, build_page
 from sweeper.pages.parameter_charts import GridAxis
 from workloads.api.metrics import get_metric
 
@@ -30,7 +30,7 @@ MAX_CELLS = 20  # along each side of the heatmap
 MIN_SIZE_IN = (9.0, 6.0)
 DPI = 110
 PAGE = "plots.html"
-PARALLEL_COORDINATES = "Parallel coordinates (the redder, the better)"
+SLICE_WIDTH_PX = 240  # of the values of one parameter
 IMPORTANCES = "Parameter importances (Kelley's epsilon squared)"
 
 
@@ -149,21 +149,20 @@ def _write_images(folder: Path, search: SearchResult, front: FrontPlot | None) -
 
 
 def _write_page(path: Path, search: SearchResult, front: FrontPlot | None) -> Path:
-    build = parameter_charts.build_parallel_coordinates
-    coordinates = build(search.parameters, search.ranks, search.values, search.label)
-    figures = [
-        *([build_figure(front)] if front else []),
-        visualization.plot_optimization_history(search.study, target_name=search.label),
-        coordinates.update_layout(title=PARALLEL_COORDINATES, margin={"t": 150}),
-        visualization.plot_slice(search.study, target_name=search.label),
+    history = visualization.plot_optimization_history(search.study, target_name=search.label)
+    values = visualization.plot_slice(search.study, target_name=search.label)
+    width_px = SLICE_WIDTH_PX * search.parameters.shape[1]
+    charts = [
+        *([Chart(front.title, build_panel_figures(front))] if front else []),
+        Chart("Optimization history", [history.update_layout(title=None)]),
+        parameter_charts.build_parallel_coordinates(
+            "Parallel coordinates", search.parameters, search.ranks, search.values, search.label
+        ),
+        Chart("Each parameter by itself", [values.update_layout(title=None)], min_width_px=width_px),
     ]
     if search.importances:
-        figures.append(parameter_charts.build_importances(search.importances).update_layout(title=IMPORTANCES))
+        charts.append(parameter_charts.build_importances("Parameter importances", search.importances))
     if search.heatmap:
-        heatmap = parameter_charts.build_heatmap(*search.heatmap, search.label)
-        figures.append(heatmap.update_layout(title=search.heatmap_title))
-    plain = enumerate(map(without_markup, figures))
-    parts = [figure.to_html(full_html=False, include_plotlyjs=not n) for n, figure in plain]
-    head = f"<!doctype html><meta charset='utf-8'><title>{escape(search.label)}</title>\n"
-    path.write_text(head + "\n".join(parts))
+        charts.append(Chart(search.heatmap_title, [parameter_charts.build_heatmap(*search.heatmap, search.label)]))
+    path.write_text(build_page(f"{path.parent.parent.name}: {search.label}", charts))
     return path

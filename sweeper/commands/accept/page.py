@@ -81,8 +81,11 @@ def build_html(record: Record) -> str:
     made = f"profile {record['profile']}, {record['date']}, sweeper {record['sweeper']}, sha256 {record['sha256'][:16]}"
     return build_page(
         f"Acceptance of {devices}",
-        [table for table in tables if table.rows],
-        [*_build_map(record["results"]), *_build_distributions(record["results"])],
+        [
+            *(table for table in tables if table.rows),
+            *_build_map(record["results"]),
+            *_build_distributions(record["results"]),
+        ],
         f"{record['sentence']}. {devices}, {made}.",
     )
 

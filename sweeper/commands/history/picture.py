@@ -91,7 +91,7 @@ def build_page(history: History, name: str) -> str:
     charts = [Chart(picture.title, [build_figure(picture)], picture.note) for picture in pictures]
     runs = sum(len(series.runs) for series in history.series)
     overview = f"{name}: {count(runs, 'run')} of {count(len(pictures), 'kind')} of work and hardware."
-    return html_page.build_page("sweeper: performance over time", tables, charts, overview)
+    return html_page.build_page("sweeper: performance over time", [*tables, *charts], overview)
 
 
 def build_figure(picture: Picture) -> go.Figure:

@@ -1,44 +1,26 @@
-"""An answer as one HTML file that opens offline and prints: the text of the plan, and its pictures as inline SVG.
-
-Positions in pictures are in percent, so that they fit any width and text keeps its size.
-"""
+"""An answer as one HTML file: the text of the plan, and charts of its step, memory, pipeline and scaling."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
-from html import escape
-from importlib.resources import files
+
+import plotly.graph_objects as go
 
 from sweeper.commands.plan.answer import Answer, tokens_of_a_day
 from sweeper.commands.plan.text import differences_table, layouts_table, list_sections
 from sweeper.common.format import round_to_band
+from sweeper.pages import html_page
+from sweeper.pages.chart_style import COLORS, GREY, add_band, bar_chart_height_px
+from sweeper.pages.html_page import Chart, Table
 from workloads.estimator.estimate import find_band
 from workloads.estimator.pipeline import Kind, build_timeline
 from workloads.estimator.search import USABLE_MEMORY, Candidate
 from workloads.estimator.step import rank_seconds
 from workloads.estimator.words import describe
 
-STYLE = """
-th { cursor: default; position: static; } th:hover { text-decoration: none; }
-svg { display: block; width: 100%; overflow: visible; print-color-adjust: exact; -webkit-print-color-adjust: exact; }
-svg text { fill: var(--ink); font: 12px system-ui, sans-serif; }
-.bar { background: var(--soft); } .pass { stroke: var(--paper); stroke-width: .5px; }
-.label { margin: .6rem 0 .15rem; font-size: .9rem; } .legend { display: flex; flex-wrap: wrap; gap: .1rem 1rem; }
-.legend { font-size: .85rem; } .legend i { display: inline-block; width: .8em; height: .8em; margin-right: .35em;
-  print-color-adjust: exact; -webkit-print-color-adjust: exact; }
-.rank { display: flex; align-items: center; gap: .4rem; margin: 2px 0; font-size: .8rem; }
-.rank > span:first-child { min-width: 2.2rem; text-align: right; } .rank .end { margin-left: auto; }
-.plan dt { font-weight: 600; } .plan dd { margin: 0 0 .3rem 1rem; overflow-wrap: anywhere; }
-.scaling { margin-bottom: .8rem; }
-@media (max-width: 600px) { th, td { padding: .2rem .3rem; }
-  td:last-child.text { min-width: 0; overflow-wrap: anywhere; } }
-@media print { svg, .legend, .rank { break-inside: avoid; } .legend, .label { break-after: avoid; } }
-"""
 MAX_BARS = 4
 DRAWN_MICROBATCHES = 2  # times the ranks of a pipeline: what follows repeats
-BAR_HEIGHT, ROW_HEIGHT = 26, 18  # pixels
 # Shades of one colour for one kind of use: computation blue, communication orange and red, then the rest.
 STEP_COLOURS = {
     "products": "#0072B2",
@@ -71,51 +53,29 @@ PASSES: Mapping[Kind, tuple[str, str]] = {
     "backward_weight": ("backward for weights", "#CC79A7"),
 }
 CHUNK_SHADES = 5  # shades of stages of one rank
-Bars = Mapping[str, Mapping[str, float]]  # the parts by name of each bar, by the text above it
+Bars = Mapping[str, Mapping[str, float]]  # the parts by name of each bar, by the text that describes it
 
 
 def build_page(answer: Answer, scaling: Mapping[int, Candidate]) -> str:
     """Return the HTML of a plan; `scaling` has the fastest layout by number of GPUs."""
-    cluster = answer.problem.cluster
-    title = escape(f"Plan: {answer.model} on {cluster.gpus:,} x {cluster.device.name}")
-    items = "".join(
-        f"<dt>{escape(name)}</dt>" + "".join(f"<dd>{escape(line)}</dd>" for line in lines)
-        for name, lines in list_sections(answer)
-    )
-    sections = [
-        _section("Where the time goes", _draw_steps(answer)),
-        _section("Where the memory goes", _draw_memory(answer)),
-        _draw_pipeline(answer) if answer.best.layout.pp > 1 else "",
-        _show_scaling(scaling, answer.error_share) if len(scaling) > 1 else "",
+    cluster, error_share = answer.problem.cluster, answer.error_share
+    sections: list[Chart | Table] = [
+        draw_bars("Where the time goes", list_steps(answer), STEP_COLOURS, "s", error_share),
+        _draw_memory(answer),
     ]
+    if answer.best.layout.pp > 1:
+        sections.append(draw_pipeline(answer))
+    if len(scaling) > 1:
+        rates = {gpus: candidate.estimate.tokens_per_s_per_gpu for gpus, candidate in scaling.items()}
+        sections += [Chart("Scaling", [draw_scaling(rates, error_share)]), _tabulate_scaling(scaling, error_share)]
     if answer.faster is not None:
-        sections.append(_section("The given layout and the fastest", _table(*differences_table(answer))))
-    sections.append(_section("The fastest layouts", _table(*layouts_table(answer))))
-    style = (files("sweeper.pages") / "page.css").read_text() + STYLE
-    return (
-        "<!doctype html><html lang='en'><head><meta charset='utf-8'>"
-        "<meta name='viewport' content='width=device-width, initial-scale=1'>"
-        f"<title>{title}</title><style>{style}</style></head><body><h1>{title}</h1>"
-        f"<dl class='plan'>{items}</dl>{''.join(sections)}</body></html>"
-    )
+        sections.append(Table("The given layout and the fastest", *differences_table(answer)))
+    sections.append(Table("The fastest layouts", *layouts_table(answer)))
+    title = f"Plan: {answer.model} on {cluster.gpus:,} x {cluster.device.name}"
+    return html_page.build_page(title, sections, terms=list_sections(answer))
 
 
-def _section(title: str, content: str, note: str = "") -> str:
-    paragraph = f"<p class='note'>{escape(note)}</p>" if note else ""
-    return f"<section><h2>{escape(title)}</h2>{paragraph}{content}</section>"
-
-
-def _table(heading: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Return a table of numbers, with text in the last column."""
-    head = "".join(f"<th>{escape(name)}</th>" for name in heading)
-    body = ""
-    for *numbers, text in rows:
-        cells = "".join(f"<td class='number'>{escape(cell)}</td>" for cell in numbers)
-        body += f"<tr>{cells}<td class='text'>{escape(text)}</td></tr>"
-    return f"<div class='scroll'><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
-
-
-def _draw_steps(answer: Answer) -> str:
+def list_steps(answer: Answer) -> Bars:
     """Return the step of the fastest layout of each of the fastest divisions of the GPUs.
 
     Where fields were given, the fastest of all stands before them.
@@ -130,141 +90,87 @@ def _draw_steps(answer: Answer) -> str:
         factors = (1.0, 1 - error_share, 1 + error_share)
         expected, low, high = (round_to_band(step.total_s * factor, error_share) for factor in factors)
         bars[f"{expected} s ({low} to {high}): {describe(candidate.layout)}"] = vars(step)
-    return draw_bars(bars, STEP_COLOURS, "s", error_share=error_share)
+    return bars
 
 
-def _draw_memory(answer: Answer) -> str:
-    problem = answer.problem
+def _draw_memory(answer: Answer) -> Chart:
+    problem, stages = answer.problem, answer.best.estimate.stages
     usable_gib = USABLE_MEMORY * problem.cluster.device.memory_gib
-    stages = answer.best.estimate.stages
     ranks = {0: "first", len(stages) - 1: "last"} if len(stages) > 1 else {0: "only"}
     bars = {}
     for rank, name in ({stages.index(answer.best.estimate.memory): "fullest"} | ranks).items():
         text = f"{name} pipeline rank ({rank}): {stages[rank].total_gib:.0f} of {usable_gib:.0f} GiB usable"
         bars[text] = vars(stages[rank])
-    return draw_bars(
-        bars,
-        MEMORY_COLOURS,
-        "GiB",
-        error_share=find_band(problem.job, problem.cluster, "memory").error_share,
-        limit=usable_gib,
-    )
+    error_share = find_band(problem.job, problem.cluster, "memory").error_share
+    chart = draw_bars("Where the memory goes", bars, MEMORY_COLOURS, "GiB", error_share)
+    chart.figures[0].add_vline(x=usable_gib, line={"color": GREY, "width": 2})
+    return chart
 
 
-def draw_bars(bars: Bars, colours: Mapping[str, str], unit: str, *, error_share: float, limit: float = 0.0) -> str:
-    """Return stacked bars of one scale, with their legend; a line marks the limit if there is one.
-
-    Args:
-        error_share: of the estimates, which says how many digits their titles have.
-    """
-    largest = max([limit, *(sum(parts.values()) for parts in bars.values())])
-    used = {name: colour for name, colour in colours.items() if any(parts.get(name) for parts in bars.values())}
-    x = f"{100 * limit / largest:.2f}%"
-    mark = f"<line x1='{x}' x2='{x}' y1='0' y2='{BAR_HEIGHT}' stroke='var(--ink)' stroke-width='2'/>" if limit else ""
-    drawn = _legend(used)
-    for text, parts in bars.items():
-        pieces, start = "", 0.0
-        for name, colour in used.items():
-            value = parts.get(name, 0.0)
-            title = f"{name}: {round_to_band(value, error_share)} {unit}"
-            pieces += _rect(start, 100 * value / largest, BAR_HEIGHT, colour, title)
-            start += 100 * value / largest
-        drawn += f"<p class='label'>{escape(text)}</p>{_svg(BAR_HEIGHT, pieces + mark)}"
-    return drawn
+def draw_bars(title: str, bars: Bars, colours: Mapping[str, str], unit: str, error_share: float) -> Chart:
+    """Return stacked bars, whose texts are the note; `error_share` says how many digits the values have."""
+    figure, places = go.Figure(), [str(place) for place in range(1, len(bars) + 1)]
+    for name, colour in colours.items():
+        values = [parts.get(name, 0.0) for parts in bars.values()]
+        if any(values):
+            texts = [f"{name}: {round_to_band(value, error_share)} {unit}" for value in values]
+            labels = {"name": name, "hovertext": texts, "hoverinfo": "text"}
+            figure.add_bar(x=values, y=places, orientation="h", marker_color=colour, **labels)
+    height_px = 140 + 50 * len(bars) + 20 * len(figure.data)  # a phone shows the legend in one column
+    figure.update_layout(barmode="stack", bargap=0.4, height=height_px, showlegend=True, legend_traceorder="normal")
+    figure.update_yaxes(type="category", autorange="reversed").update_xaxes(title=unit, rangemode="tozero")
+    note = "\n".join(f"{place}: {text}" for place, text in zip(places, bars, strict=True))
+    return Chart(title, [figure], note)
 
 
-def _draw_pipeline(answer: Answer) -> str:
+def draw_pipeline(answer: Answer) -> Chart:
     """Return a row for each pipeline rank, with its passes in the colours of their kinds."""
     layout = answer.best.layout
     job = replace(answer.problem.job, layout=layout)
     drawn = min(layout.microbatches, DRAWN_MICROBATCHES * layout.pp)
     operations = build_timeline(layout, rank_seconds(job, answer.problem.cluster), drawn)
-    end_s = max(operation.stop_s for operation in operations)
-    rows: dict[int, str] = {}
-    for item in sorted(operations, key=lambda operation: operation.rank):
-        action = item.action
-        name, colour = PASSES[action.kind]
-        title = f"micro-batch {action.microbatch}, stage {action.chunk} of the rank, {name}"
-        start, share = 100 * item.start_s / end_s, 100 * (item.stop_s - item.start_s) / end_s
-        opacity = 1 - 0.7 * (action.chunk % CHUNK_SHADES) / CHUNK_SHADES
-        shade = f" class='pass' fill-opacity='{opacity:.2g}'"
-        rows[item.rank] = rows.get(item.rank, "") + _rect(start, share, ROW_HEIGHT, colour, title, shade)
-    lines = (f"<div class='rank'><span>{rank}</span>{_svg(ROW_HEIGHT, row)}</div>" for rank, row in rows.items())
-    kinds = {operation.action.kind for operation in operations}
-    legend = _legend(dict(PASSES[kind] for kind in PASSES if kind in kinds))
-    axis = f"<div class='rank note'><span>rank</span><span>0</span><span class='end'>{end_s:.2g} s</span></div>"
+    figure = go.Figure()
+    for kind, (name, colour) in PASSES.items():
+        own = [operation for operation in operations if operation.action.kind == kind]
+        shades = [1 - 0.7 * (item.action.chunk % CHUNK_SHADES) / CHUNK_SHADES for item in own]
+        figure.add_bar(
+            x=[item.stop_s - item.start_s for item in own],
+            base=[item.start_s for item in own],
+            y=[item.rank for item in own],
+            orientation="h",
+            marker={"color": colour, "opacity": shades, "line": {"width": 0.3, "color": "#fff"}},
+            name=name,
+            visible=bool(own),
+            hovertext=[
+                f"micro-batch {item.action.microbatch}, stage {item.action.chunk} of the rank, {name}" for item in own
+            ],
+        )
+    figure.update_layout(barmode="overlay", bargap=0.1, height=bar_chart_height_px(layout.pp))
+    figure.update_yaxes(title="rank", autorange="reversed").update_xaxes(title="s")
     rest = "" if drawn == layout.microbatches else f" of {layout.microbatches:,}; the others repeat the middle"
     stages = "; shades are the stages of a rank" if layout.stages_per_rank > 1 else ""
     note = f"Schedule {layout.schedule}, {drawn} micro-batches{rest}{stages}. Sends between ranks are not drawn."
-    return _section("The pipeline", f"{legend}{''.join(lines)}{axis}", note)
+    return Chart("The pipeline", [figure], note)
 
 
-def _legend(colours: Mapping[str, str]) -> str:
-    parts = (f"<span><i style='background:{colour}'></i>{escape(name)}</span>" for name, colour in colours.items())
-    return f"<div class='legend'>{''.join(parts)}</div>"
-
-
-def _svg(height: int, content: str) -> str:
-    return f"<svg class='bar' height='{height}' role='img'>{content}</svg>"
-
-
-def _rect(x: float, width: float, height: int, colour: str, title: str, more: str = "") -> str:
-    if width <= 0:
-        return ""
-    box = f"x='{x:.3f}%' y='0' width='{width:.3f}%' height='{height}' fill='{colour}'{more}"
-    return f"<rect {box}><title>{escape(title)}</title></rect>"
-
-
-def _show_scaling(scaling: Mapping[int, Candidate], error_share: float) -> str:
+def _tabulate_scaling(scaling: Mapping[int, Candidate], error_share: float) -> Table:
     rows = []
     for gpus, candidate in scaling.items():
         estimate = candidate.estimate
         values = (estimate.step.total_s, estimate.tokens_per_s_per_gpu, tokens_of_a_day(estimate) / 1e9)
         rounded = [round_to_band(value, error_share) for value in values]
         rows.append([f"{gpus:,}", f"{estimate.tokens / 1e6:.3g}", *rounded, describe(candidate.layout)])
-    heading = ["GPUs", "M tokens a step", "step s", "tokens/s per GPU", "G tokens a day", "fastest layout"]
+    heading = ["GPUs", "M tokens a step", "step s", "tokens/s per GPU", "B tokens a day", "fastest layout"]
     note = "The fastest layout of each number of GPUs that the model fits into, with the band of published runs."
     if len({candidate.estimate.tokens for candidate in scaling.values()}) > 1:
         note += " The batch grows with the GPUs where each needs a sequence: global_batch= sets one for all."
-    rates = {gpus: candidate.estimate.tokens_per_s_per_gpu for gpus, candidate in scaling.items()}
-    return _section("Scaling", draw_scaling(rates, error_share) + _table(heading, rows), note)
+    return Table("The fastest layout of each number of GPUs", heading, rows, note)
 
 
-def draw_scaling(rates: Mapping[int, float], error_share: float) -> str:
+def draw_scaling(rates: Mapping[int, float], error_share: float) -> go.Figure:
     """Return tokens/s per GPU as a line over the number of GPUs, on a logarithmic axis, with its band."""
-    fewest, most = min(rates), max(rates)
-    highest = max(rates.values()) * (1 + error_share)
-    power = 10 ** math.floor(math.log10(highest))
-    # A quarter of the top is a round number.
-    top = next(factor * power for factor in (1, 1.2, 1.6, 2, 2.4, 3.2, 4, 6, 8, 10) if factor * power >= highest)
-    span = max(1.0, math.log2(most / fewest))
-    xs = {gpus: 4 + 90 * math.log2(gpus / fewest) / span for gpus in rates}
-
-    def y_of(value: float) -> float:
-        return 90 - 82 * value / top
-
-    def line_of(factor: float) -> list[str]:
-        return [f"{xs[gpus]:.2f},{y_of(rate * factor):.2f}" for gpus, rate in rates.items()]
-
-    axes = dots = ""
-    for step in range(5):
-        y = f"{y_of(top * step / 4):.2f}%"
-        label = f"{top * step / 4:,.0f}{' tokens/s per GPU, by number of GPUs' if step == 4 else ''}"
-        axes += f"<line x1='0' x2='100%' y1='{y}' y2='{y}' stroke='var(--grid)'/>"
-        axes += f"<text x='0' y='{y}' dy='-3'>{label}</text>"
-    for place, (gpus, rate) in enumerate(rates.items()):
-        if place % 2 == (len(rates) - 1) % 2:
-            axes += f"<text x='{xs[gpus]:.2f}%' y='98%' text-anchor='middle'>{gpus:,}</text>"
-        low, high = rate * (1 - error_share), rate * (1 + error_share)
-        title = f"{gpus:,} GPUs: {rate:,.0f} tokens/s per GPU ({low:,.0f} to {high:,.0f})"
-        dots += (
-            f"<circle cx='{xs[gpus]:.2f}%' cy='{y_of(rate):.2f}%' r='4' fill='#0072B2'><title>{title}</title></circle>"
-        )
-    band = " ".join([*line_of(1 + error_share), *reversed(line_of(1 - error_share))])
-    return (
-        f"<svg class='scaling' height='300' role='img'>{axes}"
-        "<svg viewBox='0 0 100 100' preserveAspectRatio='none' width='100%' height='100%'>"
-        f"<polygon points='{band}' fill='#0072B2' fill-opacity='.2'/>"
-        f"<polyline points='{' '.join(line_of(1.0))}' fill='none' stroke='#0072B2' stroke-width='2' "
-        f"vector-effect='non-scaling-stroke'/></svg>{dots}</svg>"
-    )
+    figure, counts, speeds = go.Figure(), list(rates), list(rates.values())
+    add_band(figure, counts, speeds, (1 - error_share, 1 + error_share), COLORS[0])
+    figure.add_scatter(x=counts, y=speeds, mode="lines+markers", line_color=COLORS[0], showlegend=False)
+    figure.update_xaxes(title="GPUs", type="log", tickvals=counts[::-2])
+    return figure.update_yaxes(title="tokens/s per GPU", rangemode="tozero")

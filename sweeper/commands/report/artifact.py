@@ -28,7 +28,7 @@ REPORT = "report.html"
 def build_page(title: str, stored: Stored, tables: Sequence[Table], found: Sequence[fronts.SweepFront]) -> str:
     """Return the HTML of the report: the overview, the tables and the charts."""
     drawn = [*(front.chart for front in found), *charts.build_charts(stored)]
-    return html_page.build_page(title, tables, drawn, overview.describe(stored, found))
+    return html_page.build_page(title, [*tables, *drawn], overview.describe(stored, found))
 
 
 def log_report(client: MlflowClient, run_id: str) -> None:

@@ -15,7 +15,7 @@ from sweeper.commands.report.platform_panels import MAX_POINTS, VENDORS, build_e
 from sweeper.common.format import format_number
 from sweeper.metrics.derivation import LINEAR_BANDS, MEMORY_METRICS
 from sweeper.pages import parameter_charts
-from sweeper.pages.chart_style import COLORS, GREY, bar_chart_height_px, cut_name
+from sweeper.pages.chart_style import COLORS, GREY, add_band, bar_chart_height_px, cut_name
 from sweeper.pages.html_page import Chart
 from sweeper.pages.parameter_charts import build_grid_axis, build_heatmap, find_best_in_cells, is_numeric
 from sweeper.results.imported import Imported, list_results, select_fastest
@@ -32,17 +32,10 @@ from sweeper.results.ranking import (
     split_by_work,
 )
 
-AXIS_WIDTH_PX = 130  # of parallel coordinates
 MIN_TRIALS_FOR_HISTORY = 5
 MIN_TRIALS_FOR_MEMORY = 3
 # What the heatmaps of training show besides tokens/s. Within one kind of work all of them have the same order.
 HEATMAP_METRICS = {"tflops": "TFLOP/s", "mfu": "MFU %", "hfu": "HFU %"}
-AXES_NOTE = "Drag along an axis to select the lines that pass there."
-IMPORTANCES_NOTE = (
-    "The share of the variance of the trials' ranks on their platform that each parameter explains by itself "
-    "(Kelley's epsilon squared). Parameters that matter only together do not show, and a sampler that has "
-    "converged leaves little to explain."
-)
 BATCH = "global_batch"  # the part of the work that may grow with the devices
 AXIS_MARGIN = 1.5  # the factor between the outermost points and the ends of the logarithmic axes
 SCALING_NOTE = (
@@ -89,15 +82,10 @@ def _build_parameters(work: str, results: Sequence[BestResult]) -> Iterator[Char
         with_platform = pd.concat([trials["platform"], parameters], axis="columns")
     label = f"{SPEED_UNITS[results[0].speed_metric]} per device"
     ranks, speeds = trials["rank"], trials["speed_per_device"]
-    figure = parameter_charts.build_parallel_coordinates(with_platform, ranks, speeds, label)
-    most = parameter_charts.MAX_LINES
-    shown = f"{len(trials)} trials" if len(trials) <= most else f"the {most} fastest of {len(trials)} trials"
-    note = f"Lines are {shown}, the redder the faster on their platform. {AXES_NOTE}"
-    width_px = AXIS_WIDTH_PX * len(figure.data[0].dimensions)
-    yield Chart(f"Parallel coordinates: {work}", [figure], note, width_px)
+    title = f"Parallel coordinates: {work}"
+    yield parameter_charts.build_parallel_coordinates(title, with_platform, ranks, speeds, label)
     if importances := parameter_charts.compute_importances(ranks, parameters):
-        figure = parameter_charts.build_importances(importances)
-        yield Chart(f"Parameter importances: {work}", [figure], IMPORTANCES_NOTE)
+        yield parameter_charts.build_importances(f"Parameter importances: {work}", importances)
 
 
 def select_varying_parameters(trials: pd.DataFrame) -> pd.DataFrame:
@@ -179,12 +167,10 @@ def _add_device(figure: go.Figure, by_count: Sequence[BestResult], projected: Ma
     smallest = by_count[0]
     per_device = smallest.speed.value / smallest.devices
     counts = sorted({result.devices for result in by_count} | set(projected))
-    low, high = ([share * per_device * count for count in counts] for share in LINEAR_BANDS)
-    line_style = {"x": counts, "mode": "lines", "showlegend": False, "hoverinfo": "skip"}
-    figure.add_scatter(y=low, line={"width": 0}, name="85%", **line_style)
-    figure.add_scatter(y=high, line={"width": 0}, fill="tonexty", fillcolor=f"{color}22", name="95%", **line_style)
     ideal = [per_device * count for count in counts]
-    figure.add_scatter(y=ideal, line={"color": color, "dash": "dash"}, name="ideal", **line_style)
+    add_band(figure, counts, ideal, LINEAR_BANDS, color)
+    line = {"color": color, "dash": "dash"}
+    figure.add_scatter(x=counts, y=ideal, mode="lines", line=line, name="ideal", showlegend=False, hoverinfo="skip")
     if projected:
         style = {"mode": "lines+markers", "line": {"color": color, "dash": "dot"}, "marker": {"symbol": "circle-open"}}
         name = f"{smallest.device}, projected"

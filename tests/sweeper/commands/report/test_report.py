@@ -176,7 +176,7 @@ def test_the_front_of_several_objectives_is_cut_to_a_budget_too(fronts: list[Pat
 
 def overview_of(folder: Path) -> str:
     page = Path(run_report(folder, f"out={folder / 'r.html'}").out.strip()).read_text()
-    return page.split("<p class='overview'>")[1].split("</p>")[0]
+    return page.split('<p class="overview">')[1].split("</p>")[0]
 
 
 def test_the_headline_of_several_objectives_names_the_best_in_each_and_no_fastest(fronts: list[Path]) -> None:
@@ -274,7 +274,7 @@ def test_the_page_is_one_file_without_external_resources_and_escapes_every_value
 def test_a_report_has_the_charts_that_its_trials_suffice_for(folder: Path) -> None:
     titles = [chart.title for chart in charts.build_charts(read_store(folder))]
     assert any("Nine views of offload llama3_8b" in title for title in titles)
-    assert titles[-1] == "Timeline of the devices" and "plotly.js" not in html_page.build_page("t", [], [])
+    assert titles[-1] == "Timeline of the devices" and "plotly.js" not in html_page.build_page("t", [])
 
 
 def test_each_kind_of_work_has_an_image(folder: Path) -> None:
@@ -310,9 +310,9 @@ def test_published_and_imported_results_are_in_a_table_of_their_own_and_never_ra
     assert {row["model"] for row in published} == {"llama3_8b"}
     claimed = [(row["source"], row["claimed tokens/s per device"]) for row in published]
     assert all(rate for _, rate in claimed) and ("dgxc-benchmarking v25.02", "10,253") in claimed
-    html = html_page.build_page("t", tables, [])
+    html = html_page.build_page("t", tables)
     for name in ("Published", "Imported"):
-        assert re.search(rf"<section id='s\d' class=unranked><h2>{name} results</h2>", html)
+        assert re.search(rf'<section id="s\d" class="unranked"><h2>{name} results</h2>', html)
     assert not mlflow_results.read(uri, sweep="first").imported.size  # the report on one sweep has no imported results
 
 
