@@ -103,7 +103,11 @@ def _list_candidates(workload: Workload, space: Space, machine: Machine) -> Iter
 
 
 def _explain_none_valid(excluded: Sequence[Candidate]) -> str:
-    """Return why no point is valid: what the closest one lacks, else the rules that exclude the most points."""
+    """Return why no point is valid: what the closest one lacks, else the rules that exclude points.
+
+    The example is of the rule that excludes the fewest points: most points break the first rules, such as that the
+    degrees multiply to the number of ranks, and say nothing of the others.
+    """
     estimates = [candidate.estimate for candidate in excluded]
     points = sum(candidate.count for candidate in excluded)
     if points == 1 and estimates[0].description:
@@ -112,8 +116,8 @@ def _explain_none_valid(excluded: Sequence[Candidate]) -> str:
         closest = min(too_large, key=lambda estimate: estimate.metrics["memory_gib"])
         return f"space: no point fits; the smallest ({closest.description}) {closest.unsupported_reason}"
     rules = count_by_rule(excluded).most_common()
-    example = next(estimate.unsupported_reason for estimate in estimates if estimate.rule == rules[0][0])
-    violated = ", ".join(f"{count:,} violate “{rule}”" for rule, count in rules[:3])
+    example = next(estimate.unsupported_reason for estimate in estimates if estimate.rule == rules[-1][0])
+    violated = ", ".join(f"{count:,} violate “{rule}”" for rule, count in [*rules[:-1][:2], rules[-1]])
     return f"space: no point is valid: {violated}; for example, {example}"
 
 
