@@ -22,7 +22,6 @@ from typing import Any
 from benchmarks.scale.components import measure_ray_wait, measure_recording, measure_samplers
 from benchmarks.scale.driver import MARKS, drive, resume
 from benchmarks.scale.page import NODES, SHAPES, render_page
-from benchmarks.scale.quality import SEARCHES, compare_searches
 from benchmarks.scale.rerun import measure_rerun
 from benchmarks.scale.study import STUDIES, measure_asks_and_tells
 
@@ -68,8 +67,6 @@ def run_all_parts(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
     commands["samplers"] = ["samplers", "--trials", str(args.trials)]
     for sampler, running in STUDIES:
         commands[f"study-{sampler}-{running}"] = ["study", "--sampler", sampler, "--running", str(running)]
-    for running, _, _ in SEARCHES:
-        commands[f"quality-{running}"] = ["quality", "--running", str(running)]
     commands["rerun"] = ["rerun", "--trials", str(args.trials)]
     commands["waiting"] = ["waiting"]
     commands["record"] = ["record", "--recorded", str(args.recorded)]
@@ -118,8 +115,6 @@ def main() -> None:
                 result = resume(args.nodes, args.gpus, args.trials, folder, args.sampler)
             case "study":
                 result = measure_asks_and_tells(folder, args.sampler, args.running)
-            case "quality":
-                result = compare_searches(args.running)
             case "rerun":
                 result = measure_rerun(args.trials, folder)
             case "record":

@@ -12,7 +12,6 @@ from typing import Any
 
 from benchmarks.scale.components import MAX_TRIALS, PROPOSALS
 from benchmarks.scale.driver import WINDOW
-from benchmarks.scale.quality import SEARCHES
 from benchmarks.scale.rerun import SAMPLE
 from benchmarks.scale.simulated_ray import GPUS_PER_NODE, TRIAL_S
 from benchmarks.scale.study import ENDED_BEFORE, ROUNDS, STUDIES, TRIALS_A_ROUND
@@ -20,7 +19,6 @@ from sweeper.search.sampling import MANY_RUNNING
 
 NODES = 1000
 SHAPES = ((1, 1), (10, 1), (100, 1), (NODES, 1), (NODES, 8))  # nodes, and GPUs of a trial
-SEARCH_COLUMNS = (("optuna", None), ("optuna_ask_ms", "ms"), ("arrays", None), ("arrays_ask_ms", "ms"))
 PARTS = ("ask", "submit", "wait", "metrics", "tell", "state", "other")
 
 
@@ -59,10 +57,6 @@ def render_page(results: dict[str, Any], trials: int, recorded: int) -> str:
     studies_table = render_table(
         ["sampler", "running", "ask ms", "tell ms", "asks and tells/s", "syncs a round"],
         [_study_row(results[f"study-{sampler}-{running}"]) for sampler, running in STUDIES],
-    )
-    searches_table = render_table(
-        ["running", "trials", "seeds", "Optuna's TPE", "ask ms", "on arrays", "ask ms", "difference, 95% interval"],
-        [_search_row(results[f"quality-{running}"]) for running, _, _ in SEARCHES],
     )
     recording_table = render_table(
         ["trials", "CPU ms a trial", "wall ms", "kB a trial", "list s", "MiB"],
@@ -114,14 +108,7 @@ Three integers in a space of 10^9 points, random values; median of {PROPOSALS} p
 
 The study with its journal, three integers as above, short records; median CPU time over {ROUNDS} rounds after
 {ENDED_BEFORE:,} ended trials. In each round {TRIALS_A_ROUND} trials end and are replaced, or all where fewer run. With
-more than {MANY_RUNNING} trials running TPE computes on arrays (`search/parzen.py`), else it is Optuna's.
-
-## What the sampler for many trials finds, against Optuna's
-
-{searches_table}
-
-The mean of the best value over the seeds, of a surface with three peaks over three integers and a choice, whose maximum
-is 1. Both samplers propose all trials with the same seeds; the interval is Student's of the paired differences.
+more than {MANY_RUNNING} trials running TPE keeps away from the latest 500 of them.
 
 ## MLflow: the recording process, SQLite
 
@@ -177,17 +164,6 @@ def _sampler_row(row: dict[str, Any]) -> list[str]:
 def _study_row(row: dict[str, Any]) -> list[str]:
     times = [f"{row['ask_ms']:.1f}", f"{row['tell_ms']:.1f}", f"{row['per_s']:.0f}", f"{row['syncs_a_round']:.0f}"]
     return [row["sampler"], f"{row['running']:,}", *times]
-
-
-def _search_row(row: dict[str, Any]) -> list[str]:
-    values = [f"{row[name]:.3f}" if unit is None else f"{row[name]:.1f}" for name, unit in SEARCH_COLUMNS]
-    return [
-        f"{row['running']:,}",
-        f"{row['trials']:,}",
-        str(row["seeds"]),
-        *values,
-        f"{row['low']:+.3f} to {row['high']:+.3f}",
-    ]
 
 
 def _rerun_row(heading: str, run: dict[str, Any]) -> list[str]:

@@ -23,7 +23,6 @@ from optuna.trial import FrozenTrial, Trial, TrialState, create_trial
 from sweeper.config.space import Choice, Dimension, Parameters, Range
 from sweeper.metrics.criteria import Criteria, find_layers
 from sweeper.search.journal import StoredTrial
-from sweeper.search.parzen import ObservedTrials, ParzenSampler
 
 warnings.filterwarnings("ignore", category=ExperimentalWarning)  # QMC has been experimental since 2022
 
@@ -39,7 +38,7 @@ SPARE = 1500  # so many trials more than that make the copy too large
 STARTUP_TRIALS = 5  # the trials that have to report a step before any is judged by it
 REPORTING_STATES = (TrialState.RUNNING, TrialState.COMPLETE, TrialState.PRUNED)
 POPULATION = 20  # of NSGA-II: five generations in a sweep of 100 trials; Optuna's default of 50 has two
-MANY_RUNNING = 64  # with more trials running, Optuna's TPE may take longer to propose trials than they take to end
+MANY_RUNNING = 64  # with more trials running, proposals keep away from them
 
 AnyTrial: TypeAlias = FrozenTrial | StoredTrial
 T = TypeVar("T", FrozenTrial, StoredTrial)
@@ -100,9 +99,7 @@ class SamplingStudy:
     def make_sampler(self, seed: int, number: int) -> BaseSampler:
         """Return the sampler for trial `number`, which depends on what runs and what has ended, and on nothing else."""
         are_many = len(self._running) + len(self._unseen) > MANY_RUNNING
-        if self._sampler == "tpe" and are_many and not self._criteria.has_front:
-            return ParzenSampler(self._observed, trial_seed(seed, number))
-        return make_sampler(self._sampler, seed, number)
+        return make_sampler(self._sampler, seed, number, avoids_running=are_many and not self._criteria.has_front)
 
     def ask(self, sampler: BaseSampler, point: Parameters | None = None) -> Trial:
         """Return a proposal of the sampler, or one of this point with the sampler's values for what it lacks."""
@@ -246,7 +243,6 @@ class SamplingStudy:
 
     def _create_study(self) -> None:
         self._study = optuna.create_study(directions=self._criteria.directions, pruner=make_pruner(self._pruner))
-        self._observed = ObservedTrials(self._distributions, self._criteria.direction)
 
 
 def _steps_of(trial: AnyTrial) -> dict[int, float]:
@@ -324,16 +320,17 @@ def make_pruner(settings: PrunerSettings) -> optuna.pruners.BasePruner:
     return optuna.pruners.NopPruner()
 
 
-def make_sampler(name: str, seed: int, number: int) -> BaseSampler:
+def make_sampler(name: str, seed: int, number: int, *, avoids_running: bool = False) -> BaseSampler:
     """Return the sampler for trial `number`, with its own seed: a resumed sweep samples like an uninterrupted one.
 
+    TPE takes running trials for bad ones if it avoids them.
     QMC keeps the sweep's seed, which scrambles its sequence, and takes its position in it from the study. CMA-ES keeps
     its covariance only with the trials of one run, and starts again after a resume.
     """
     own_seed = trial_seed(seed, number)
     match name:
         case "tpe":
-            return optuna.samplers.TPESampler(seed=own_seed)
+            return optuna.samplers.TPESampler(seed=own_seed, constant_liar=avoids_running)
         case "gp":
             return optuna.samplers.GPSampler(seed=own_seed)
         case "nsga2":
