@@ -16,7 +16,7 @@ from tests.conftest import REPOSITORY
 
 pytestmark = pytest.mark.xdist_group("extending")
 
-METRIC = '    Metric("copies_per_s", "copies/s", "copies", MORE, speed=6),\n'
+METRIC = 'copies_per_s = { unit = "copies/s", label = "copies", direction = "maximize", speed = 6 }\n'
 RULE = """    Rule(
         "tp is one",
         lambda job, site: iter(["tp above one is refused here"] if job.layout.tp > 1 else []),
@@ -60,7 +60,7 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in ("sweeper", "workloads", "conf", "benchmarks"):
         ignored = shutil.ignore_patterns("__pycache__", *(["results"] if name == "benchmarks" else []))
         shutil.copytree(REPOSITORY / name, tree / name, symlinks=True, ignore=ignored)
-    add_line(tree / "workloads/api/metrics.py", METRIC, before=")\nMETRICS = ")
+    add_line(tree / "workloads/api/metrics.toml", METRIC, before="trial_time_s = ")
     add_line(tree / "workloads/layouts/rules.py", RULE, after="\nRULES = (\n")
     h100 = (tree / "conf/hardware/h100.yaml").read_text()
     changes = {

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from workloads.models.model import Activation, Positions, QkNorm, RouterScores
@@ -183,266 +185,32 @@ def _nemotron_h(config: Config) -> dict[str, Any]:
     }
 
 
-TIED: dict[str, Any] = {"tie_word_embeddings": True}
-GPT: dict[str, Any] = {"activation": "gelu", "norm_vectors": 2, "norm_eps": 1e-5}
-BIASED: dict[str, Any] = dict.fromkeys(("qkv_bias", "output_bias", "mlp_bias"), True)
-UNBIASED: dict[str, Any] = {"qkv_bias": False, "output_bias": False}
-GEMMA: dict[str, Any] = {"activation": "gelu_gated"}
-UPPER_WINDOWS: dict[str, Any] = {"use_sliding_window": False, "sliding_window": 4096, "max_window_layers": 28}
-QWEN2: dict[str, Any] = {"qkv_bias": True, "output_bias": False, "window": LAYERS["from max_window_layers"]}
-SPARSE_STEP: dict[str, Any] = {"decoder_sparse_step": 1, "mlp_only_layers": None}
-LATENT_SIZES: dict[str, Any] = {
-    **{"kv_lora_rank": 512, "q_lora_rank": 1536, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128},
-    **{"first_k_dense_replace": 0, "moe_layer_freq": 1, "n_shared_experts": 1, "mlp_layer_types": None},
+ADAPTERS = {
+    "falcon": _falcon,
+    "mpt": _mpt,
+    "latent": _latent,
+    "delta_rule": _delta_rule,
+    "nemotron_h": _nemotron_h,
 }
-LATENT_FAMILY: dict[str, Any] = {"qkv_bias": False, "names": EXPERTS | LATENT, "adapt": _latent}
-NO_ROPE: dict[str, Any] = {"no_rope_layers": None, "no_rope_layer_interval": 4}
-FALCON: dict[str, Any] = {
-    "num_kv_heads": None,
-    "new_decoder_architecture": False,
-    "parallel_attn": True,
-    "multi_query": True,
-}
-FAMILIES: dict[str, Family] = {
-    "llama": Family(mlp_bias="mlp_bias"),
-    "mistral": Family(**UNBIASED, window=LAYERS["every"], defaults={"num_key_value_heads": 8, "sliding_window": 4096}),
-    "qwen2": Family(**QWEN2, defaults=UPPER_WINDOWS | {"num_key_value_heads": 32}),
-    "qwen3": Family(
-        qk_norm="head",
-        window=LAYERS["from max_window_layers"],
-        defaults=UPPER_WINDOWS | {"num_key_value_heads": 32, "head_dim": 128},
-    ),
-    "gpt_neox": Family(**GPT, mlp_bias=True, defaults={"attention_bias": True}),
-    "gpt2": Family(**GPT, **BIASED, positions="learned", expansion=4, defaults={**TIED, "n_positions": 1024}),
-    "mpt": Family(
-        **UNBIASED,
-        activation="gelu",
-        norm_eps=1e-5,
-        positions="alibi",
-        expansion=4,
-        defaults={**TIED, "expansion_ratio": None, "attn_config": None},
-        adapt=_mpt,
-    ),
-    "nemotron": Family(activation="squared_relu", norm_vectors=2, norm_eps=1e-5, mlp_bias="mlp_bias"),
-    "qwen2_moe": Family(
-        qkv_bias="qkv_bias",
-        output_bias=False,
-        window=LAYERS["even below max_window_layers"],
-        shared_expert_gate=True,
-        names={**EXPERTS, "shared_expert_intermediate_size": ("shared_expert_intermediate_size",)},
-        defaults=UPPER_WINDOWS | SPARSE_STEP | {"num_key_value_heads": 16, "qkv_bias": True},
-    ),
-    "qwen3_moe": Family(
-        qk_norm="head",
-        window=LAYERS["every"],
-        names=EXPERTS,
-        defaults=UPPER_WINDOWS | SPARSE_STEP | {"num_key_value_heads": 4},
-    ),
-    "mixtral": Family(
-        **UNBIASED,
-        rope_theta=1e6,
-        norm_eps=1e-5,
-        renormalized=True,
-        window=LAYERS["every"],
-        names=WIDE_EXPERTS,
-        defaults={"num_key_value_heads": 8},
-    ),
-    "gpt_oss": Family(
-        rope_theta=150_000.0,
-        norm_eps=1e-5,
-        expert_bias=True,
-        sinks=True,
-        window=LAYERS["all but every nth"],
-        names=WIDE_EXPERTS,
-        defaults={
-            "attention_bias": True,
-            "num_key_value_heads": 8,
-            "head_dim": 64,
-            "sliding_window": 128,
-            "sliding_window_pattern": 2,
-        },
-    ),
-    "deepseek": Family(
-        names=EXPERTS, defaults={"first_k_dense_replace": 0, "moe_layer_freq": 1, "n_shared_experts": 0}
-    ),
-    # Keys and values are compressed (multi-head latent attention). Routing groups change which experts a token goes to,
-    # not how many.
-    "deepseek_v2": Family(**LATENT_FAMILY, defaults=LATENT_SIZES | {"n_shared_experts": 2}),
-    "deepseek_v3": Family(**LATENT_FAMILY, defaults=LATENT_SIZES | {"first_k_dense_replace": 3}),
-    "glm4_moe_lite": Family(
-        **LATENT_FAMILY,
-        norm_eps=1e-5,
-        defaults=LATENT_SIZES
-        | {"q_lora_rank": 768, "qk_nope_head_dim": 192, "v_head_dim": 256, "first_k_dense_replace": 1},
-    ),
-    "qwen3_next": Family(
-        qk_norm="head",
-        shared_expert_gate=True,
-        attention_gate=True,
-        linear=LAYERS["all but every fourth"],
-        names={**EXPERTS, "shared_expert_intermediate_size": ("shared_expert_intermediate_size",)},
-        defaults=SPARSE_STEP
-        | {"num_key_value_heads": 2, "head_dim": 256, "linear_conv_kernel_dim": 4, "full_attention_interval": 4}
-        | {"linear_key_head_dim": 128, "linear_value_head_dim": 128}
-        | {"linear_num_key_heads": 16, "linear_num_value_heads": 32},
-        adapt=_delta_rule,
-    ),
-    "nemotron_h": Family(
-        activation="squared_relu",
-        norm_eps=1e-5,
-        positions="none",
-        norms=1,
-        linear=LAYERS["none"],
-        split_blocks=True,
-        names={
-            **EXPERTS,
-            "shared_expert_intermediate_size": ("moe_shared_expert_intermediate_size",),
-            "expert_hidden_size": ("moe_latent_size",),
-            **PREDICTION,
-        },
-        defaults={"num_key_value_heads": 8, "head_dim": 128, "hybrid_override_pattern": None, "layers_block_type": None}
-        | {"mamba_num_heads": 128, "mamba_head_dim": 64, "n_groups": 8, "ssm_state_size": 128, "conv_kernel": 4}
-        | {"use_conv_bias": True, "n_shared_experts": 1},
-        adapt=_nemotron_h,
-    ),
-    "phi3": Family(**UNBIASED, norm_eps=1e-5, window=LAYERS["every"]),
-    "olmo": Family(norm_vectors=0, norm_eps=1e-5),
-    "olmo2": Family(qk_norm="all", norm_eps=1e-5),
-    "olmo3": Family(
-        qk_norm="all",
-        rope_theta=500_000.0,
-        norm_eps=1e-5,
-        window=LAYERS["all but every nth"],
-        defaults={"sliding_window": 4096, "sliding_window_pattern": 4},
-    ),
-    "olmoe": Family(qk_norm="all", norm_eps=1e-5, names=WIDE_EXPERTS),
-    "granite": Family(mlp_bias="mlp_bias"),
-    "granitemoe": Family(names=WIDE_EXPERTS),
-    "granitemoeshared": Family(
-        names={**WIDE_EXPERTS, "shared_expert_intermediate_size": ("shared_intermediate_size",)}
-    ),
-    "smollm3": Family(
-        mlp_bias="mlp_bias",
-        rope_theta=2e6,
-        window=LAYERS["not rotary"],
-        defaults=TIED | NO_ROPE | {"num_key_value_heads": 4, "use_sliding_window": False, "max_window_layers": None},
-    ),
-    "seed_oss": Family(
-        output_bias="attention_out_bias",
-        mlp_bias="mlp_bias",
-        defaults={"attention_bias": True, "num_key_value_heads": 8, "head_dim": 128},
-    ),
-    "falcon": Family(
-        **GPT,
-        qkv_bias="bias",
-        output_bias="bias",
-        mlp_bias="bias",
-        expansion=4,
-        names={"kv_heads": ("num_kv_heads",), "intermediate_size": ("ffn_hidden_size",)},
-        defaults={**TIED, **FALCON, "num_ln_in_parallel_attn": None, "alibi": False},
-        adapt=_falcon,
-    ),
-    "starcoder2": Family(
-        **GPT,
-        qkv_bias="use_bias",
-        output_bias="use_bias",
-        mlp_bias="use_bias",
-        window=LAYERS["every"],
-        defaults={**TIED, "use_bias": True, "num_key_value_heads": 2},
-    ),
-    "cohere": Family(
-        norms=1, qk_norm="all", rope_theta=500_000.0, norm_eps=1e-5, defaults={**TIED, "use_qk_norm": False}
-    ),
-    "cohere2": Family(
-        norms=1,
-        norm_eps=1e-5,
-        window=LAYERS["all but every nth"],
-        defaults={**TIED, "sliding_window": 4096, "sliding_window_pattern": 4},
-    ),
-    "glm4_moe": Family(
-        output_bias=False,
-        qk_norm="head",
-        norm_eps=1e-5,
-        router_scores="sigmoid",
-        names=EXPERTS | PREDICTION,
-        defaults={
-            "num_key_value_heads": 8,
-            "use_qk_norm": False,
-            "first_k_dense_replace": 1,
-            "n_shared_experts": 1,
-            "norm_topk_prob": True,
-        },
-    ),
-    "gemma": Family(**GEMMA, defaults={**TIED, "num_key_value_heads": 16, "head_dim": 256}),
-    "gemma2": Family(
-        **GEMMA,
-        norms=4,
-        window=LAYERS["all but every nth"],
-        defaults={
-            **TIED,
-            "num_key_value_heads": 4,
-            "head_dim": 256,
-            "sliding_window": 4096,
-            "sliding_window_pattern": 2,
-        },
-    ),
-    "gemma3_text": Family(
-        **GEMMA,
-        norms=4,
-        qk_norm="head",
-        rope_theta=1e6,
-        window=LAYERS["all but every nth"],
-        defaults={
-            **TIED,
-            "num_attention_heads": 8,
-            "num_key_value_heads": 4,
-            "head_dim": 256,
-            "vocab_size": 262_208,
-            "sliding_window": 4096,
-            "sliding_window_pattern": 6,
-        },
-    ),
-    "qwen2_5_vl_text": Family(
-        **QWEN2,
-        rope_theta=1e6,
-        norm_eps=1e-5,
-        defaults=UPPER_WINDOWS | {"num_key_value_heads": 8, "max_window_layers": 80},
-    ),
-    "llama4_text": Family(
-        rope_theta=500_000.0,
-        norm_eps=1e-5,
-        window=LAYERS["rotary"],
-        chunked=True,
-        names={
-            **WIDE_EXPERTS,
-            "intermediate_size": ("intermediate_size_mlp",),
-            "shared_expert_intermediate_size": ("intermediate_size",),
-            "window": ("attention_chunk_size",),
-        },
-        defaults={
-            **NO_ROPE,
-            "num_key_value_heads": 8,
-            "head_dim": 128,
-            "use_qk_norm": True,
-            "attention_chunk_size": 8192,
-            "interleave_moe_layer_step": 1,
-            "moe_layers": None,
-        },
-    ),
-}
+GROUPS = {"experts": EXPERTS, "wide_experts": WIDE_EXPERTS, "prediction": PREDICTION, "latent": LATENT}
+
+
+def _build_family(row: dict[str, Any]) -> Family:
+    """Return a family of the table: `families.toml` says how a row is written."""
+    names: Names = {size: keys for group in row.pop("groups", ()) for size, keys in GROUPS[group].items()}
+    names |= {size: (key,) for size, key in row.pop("names", {}).items()}
+    defaults = row.pop("defaults", {}) | dict.fromkeys(row.pop("optional", ()))
+    functions: dict[str, Any] = {name: LAYERS[row.pop(name)] for name in ("window", "linear") if name in row}
+    adapt = ADAPTERS[row.pop("adapt")] if "adapt" in row else Family.adapt
+    return Family(**row, **functions, adapt=adapt, names=names, defaults=defaults)
+
+
+_TABLE = tomllib.loads(Path(__file__).with_name("families.toml").read_text())
+FAMILIES = {name: _build_family(row) for name, row in _TABLE["family"].items()}
 FAMILIES["kimi_k2"] = FAMILIES["deepseek_v3"]
 # Families that wrap a text part, and the family of that part where the file does not say.
-TEXT_PARTS = {"mistral3": "mistral", "gemma3": "gemma3_text", "qwen2_5_vl": "qwen2_5_vl_text", "llama4": "llama4_text"}
-UNSUPPORTED_FAMILIES = {
-    **dict.fromkeys(("qwen3_5", "qwen3_5_moe"), "most layers are linear attention"),
-    **dict.fromkeys(("mamba", "jamba", "falcon_mamba"), "layers are Mamba"),
-    **dict.fromkeys(("mamba2", "bamba", "falcon_h1", "granitemoehybrid", "zamba2"), "layers are Mamba-2"),
-    **dict.fromkeys(("kimi_linear", "minimax", "olmo_hybrid"), "layers are linear attention"),
-    "recurrent_gemma": "layers are recurrent",
-    "gemma3n": "layers have embeddings of their own",
-    **dict.fromkeys(("deepseek_v32", "glm_moe_dsa"), "attention selects tokens by an index"),
-    "deepseek_v4": "attention is to compressed tokens",
-}
+TEXT_PARTS: dict[str, str] = _TABLE["text_parts"]
+UNSUPPORTED_FAMILIES = {name: reason for reason, names in _TABLE["unsupported"].items() for name in names}
 # A key with one of these words in its name may change shapes, unless it is one of those below.
 SHAPE_WORDS = re.compile(
     r"(^|_)(sizes?|dims?|layers?|heads?|experts?|window|chunk|rank|lora|ffn?|mlp|moe|bias|hidden|kv|qk|attn|attention"
