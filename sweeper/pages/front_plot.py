@@ -11,11 +11,12 @@ import numpy as np
 
 from sweeper.common.format import format_point
 from sweeper.common.trials import TrialRecord
-from sweeper.pages.chart_style import COLORS, load_pyplot
+from sweeper.pages.chart_style import COLORS
 from workloads.api.metrics import get_metric
 
 OTHERS, FRONT = COLORS[7], COLORS[0]
 MAX_NUMBERED = 30  # points of the front that have their trial's number beside them
+PANEL_IN = (7.0, 5.5)  # of an image
 LOGARITHMIC_FROM = 100.0  # the largest value over the smallest
 
 
@@ -57,28 +58,17 @@ def build_front_plot(records: Sequence[TrialRecord], metrics: Sequence[str], fro
     )
 
 
-def draw_image(plot: FrontPlot) -> Any:
-    """Return the picture as a figure of matplotlib."""
-    panels = list(plot.panels())
-    size_in = (7.0 * len(panels), 5.5)
-    figure, axes = load_pyplot().subplots(1, len(panels), figsize=size_in, squeeze=False)
-    for axis, (x, y, front) in zip(axes[0], panels, strict=True):
-        axis.scatter(plot.values[:, x], plot.values[:, y], s=16, color=OTHERS, label="trials")
-        line = "-" if len(plot.labels) == 2 else ""  # of three objectives no line joins the front
-        style = {"marker": "o", "linestyle": line, "linewidth": 1, "color": FRONT}
-        axis.plot(plot.values[front, x], plot.values[front, y], label="on the front", **style)
-        for place in front if len(front) <= MAX_NUMBERED else ():
-            at = plot.values[place, [x, y]]
-            axis.annotate(str(plot.numbers[place]), at, xytext=(4, 4), textcoords="offset points", fontsize=8)
-        axis.set(xlabel=plot.labels[x], ylabel=plot.labels[y], xscale=plot.axis_type(x), yscale=plot.axis_type(y))
-    axes[0][0].legend()
-    figure.suptitle(plot.title)
-    return figure
-
-
 def build_panel_figures(plot: FrontPlot) -> list[Any]:
     """Return a figure of Plotly for each panel: a page puts them side by side where it has room."""
     return [_draw_panel(plot, *panel) for panel in plot.panels()]
+
+
+def draw_front(plot: FrontPlot) -> Any:
+    """Return the picture as a figure of matplotlib."""
+    from sweeper.pages.image import draw_image
+
+    figures = build_panel_figures(plot)
+    return draw_image(figures, len(figures), PANEL_IN, plot.title)
 
 
 def _draw_panel(plot: FrontPlot, x: int, y: int, front: Sequence[int]) -> Any:

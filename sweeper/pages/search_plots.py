@@ -20,9 +20,10 @@ from optuna.exceptions import ExperimentalWarning
 
 from sweeper.common.trials import TrialRecord
 from sweeper.pages import parameter_charts
-from sweeper.pages.chart_style import COLORS, load_pyplot, plain_label
-from sweeper.pages.front_plot import FrontPlot, build_panel_figures, draw_image
+from sweeper.pages.chart_style import load_pyplot, plain_label
+from sweeper.pages.front_plot import FrontPlot, build_panel_figures, draw_front
 from sweeper.pages.html_page import Chart, build_page
+from sweeper.pages.image import draw_image
 from sweeper.pages.parameter_charts import GridAxis
 from workloads.api.metrics import get_metric
 
@@ -31,7 +32,6 @@ MIN_SIZE_IN = (9.0, 6.0)
 DPI = 110
 PAGE = "plots.html"
 SLICE_WIDTH_PX = 240  # of the values of one parameter
-IMPORTANCES = "Parameter importances (Kelley's epsilon squared)"
 
 
 @dataclass(frozen=True)
@@ -43,10 +43,6 @@ class SearchResult:
     @property
     def minimize(self) -> bool:
         return self.study.direction is optuna.study.StudyDirection.MINIMIZE
-
-    @property
-    def heatmap_title(self) -> str:
-        return f"best {self.label} over all other parameters"
 
     @cached_property
     def values(self) -> pd.Series:
@@ -123,22 +119,10 @@ def _write_images(folder: Path, search: SearchResult, front: FrontPlot | None) -
         "slice": optuna_plots.plot_slice,
     }
     figures = {name: np.ravel(plot(search.study, target_name=search.label))[0].figure for name, plot in plots.items()}
-    if search.importances:
-        figures["importances"], axes = pyplot.subplots()
-        axes.barh(list(search.importances), list(search.importances.values()), color=COLORS[0])
-        axes.invert_yaxis()
-        axes.set(xlim=(0, 1), xlabel=parameter_charts.MEASURE, title=IMPORTANCES)
-    if search.heatmap:
-        x, y, best = search.heatmap
-        figures["heatmap"], axes = pyplot.subplots(figsize=(9, 7))
-        image = axes.imshow(best, origin="lower", aspect="auto", cmap="viridis")
-        axes.grid(False)
-        axes.set_xticks(range(len(x.labels)), x.labels, rotation=90)
-        axes.set_yticks(range(len(y.labels)), y.labels)
-        axes.set(xlabel=x.title, ylabel=y.title, title=search.heatmap_title)
-        figures["heatmap"].colorbar(image, label=search.label)
+    for name, chart in _build_charts(search).items():
+        figures[name] = draw_image(chart.figures, 1, MIN_SIZE_IN, chart.title)
     if front:
-        figures["front"] = draw_image(front)
+        figures["front"] = draw_front(front)
     paths = []
     for name, figure in figures.items():
         figure.set_size_inches(*np.maximum(MIN_SIZE_IN, figure.get_size_inches()))
@@ -146,6 +130,17 @@ def _write_images(folder: Path, search: SearchResult, front: FrontPlot | None) -
         figure.savefig(paths[-1], dpi=DPI, bbox_inches="tight")
     pyplot.close("all")
     return paths
+
+
+def _build_charts(search: SearchResult) -> dict[str, Chart]:
+    """Return the charts of our own that the search has enough trials for, by the names of their images."""
+    charts = {}
+    if search.importances:
+        charts["importances"] = parameter_charts.build_importances("Parameter importances", search.importances)
+    if search.heatmap:
+        figure = parameter_charts.build_heatmap(*search.heatmap, search.label)
+        charts["heatmap"] = Chart(f"best {search.label} over all other parameters", [figure])
+    return charts
 
 
 def _write_page(path: Path, search: SearchResult, front: FrontPlot | None) -> Path:
@@ -160,9 +155,7 @@ def _write_page(path: Path, search: SearchResult, front: FrontPlot | None) -> Pa
         ),
         Chart("Each parameter by itself", [values.update_layout(title=None)], min_width_px=width_px),
     ]
-    if search.importances:
-        charts.append(parameter_charts.build_importances("Parameter importances", search.importances))
-    if search.heatmap:
-        charts.append(Chart(search.heatmap_title, [parameter_charts.build_heatmap(*search.heatmap, search.label)]))
-    path.write_text(build_page(f"{path.parent.parent.name}: {search.label}", charts))
+    path.write_text(
+        build_page(f"{path.parent.parent.name}: {search.label}", [*charts, *_build_charts(search).values()])
+    )
     return path

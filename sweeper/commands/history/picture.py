@@ -14,14 +14,13 @@ from sweeper.common.format import count, format_interval, format_number
 from sweeper.pages import html_page
 from sweeper.pages.chart_style import COLORS, GREY, load_pyplot
 from sweeper.pages.html_page import Chart
+from sweeper.pages.image import DPI, draw_image
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
 
 MOST_TICKS = 6
-DPI = 150
-WIDTH_IN = 8.0
-HEIGHT_IN = 3.6  # of a series
+PANEL_IN = (8.0, 3.6)  # of a series
 NOTE_COLUMNS = 110  # characters of a line below a series
 NOTE = "Points are runs with their own 95% intervals, dashed lines the levels that later runs are held to."
 
@@ -131,28 +130,13 @@ def build_figure(picture: Picture) -> go.Figure:
 
 def write_image(history: History, path: Path) -> None:
     """Write an image of all series, one below the other, in the format of the path's ending."""
-    pyplot = load_pyplot()
-    pictures = build_pictures(history)
-    size_in = (WIDTH_IN, HEIGHT_IN * len(pictures))
-    figure, axes_column = pyplot.subplots(len(pictures), 1, figsize=size_in, squeeze=False)
-    for picture, axes in zip(pictures, axes_column[:, 0], strict=True):
-        places = range(1, len(picture.values) + 1)
-        axes.errorbar(places, picture.values, yerr=picture.errors, fmt="o", color=COLORS[0], capsize=2, markersize=4)
-        for first, last, mean in picture.levels:
-            axes.hlines(mean, first - 0.4, last + 0.4, colors=COLORS[1], linestyles="dashed")
-        for n, (place, _) in enumerate(picture.changes, 1):
-            axes.axvline(place - 0.5, color=GREY, linestyle="dotted", linewidth=1)
-            at = {"xy": (place - 0.5, 1.0), "xycoords": ("data", "axes fraction")}
-            axes.annotate(str(n), ha="center", va="bottom", **at)
-        axes.set_xticks(picture.ticks, picture.dates)
-        axes.set_xlim(0.5, len(places) + 0.5)
-        axes.set_title(picture.title, fontsize=10, pad=14)
-        axes.set_ylabel(picture.series.identity.unit)
-        axes.ticklabel_format(axis="y", useOffset=False)
-        axes.set_xlabel(textwrap.fill(picture.note, NOTE_COLUMNS), fontsize=7, loc="left")
-    figure.tight_layout()
+    figures = []
+    for picture in build_pictures(history):
+        note = {"text": textwrap.fill(picture.note, NOTE_COLUMNS), "font": {"size": 7}}
+        figures.append(build_figure(picture).update_layout(title=picture.title, xaxis_title=note))
+    image = draw_image(figures, 1, PANEL_IN)
     try:
         with writing("out", path):
-            figure.savefig(path, dpi=DPI)
+            image.savefig(path, dpi=DPI, bbox_inches="tight")
     finally:
-        pyplot.close(figure)
+        load_pyplot().close(image)
