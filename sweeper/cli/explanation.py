@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import tomllib
+from pathlib import Path
 from typing import Any
 
 import yaml
@@ -45,33 +47,7 @@ SEVERAL_VALUES = re.compile(r"(?:Ambiguous value for argument|Sweep parameters?)
 UNKNOWN_KEY = re.compile(r"Could not (?:override|delete from config\.) '([^']+)'(?:\.| does not exist)")
 BRACKETS = {"(": ")", "[": "]", "{": "}"}
 # What a person may type for a choice, by group.
-SYNONYMS = {
-    "search": {
-        "tpe": "bayes bayesian bayesian_optimization optuna hyperopt parzen smac default",
-        "gp": "gaussian gaussian_process kriging botorch bo",
-        "qmc": "sobol halton quasi_random quasirandom lhs latin_hypercube",
-        "grid": "exhaustive brute_force bruteforce all full cartesian product",
-        "cmaes": "cma cma-es cma_es evolution evolutionary",
-        "random": "uniform rand monte_carlo",
-    },
-    "workload": {
-        "matmul": "gemm mm matrix cublas flops",
-        "matmul_layers": "gemms layers",
-        "allreduce": "all_reduce all-reduce",
-        "collectives": "nccl rccl nccl_tests nccl-tests all_gather reduce_scatter all_to_all sendrecv",
-        "llama8b": "llama llama3 llama3_8b training train",
-        "llama1b": "llama3_1b",
-        "parallel": "fsdp fsdp2 ddp distributed pipeline layout llama3_70b llama70b",
-        "megatron": "megatron_lm megatron-lm mcore",
-        "precision": "fp8 torchao quantization",
-        "command": "custom script shell",
-    },
-    "hardware": {
-        "auto": "gpu cuda rocm nvidia amd any",
-        "h100": "h100_sxm h100-sxm hopper",
-        "mi300x": "mi300 mi300a",
-    },
-}
+SYNONYMS = tomllib.loads(Path(__file__).with_name("synonyms.toml").read_text())
 
 
 class UnknownKey(UserInputError):
@@ -157,7 +133,7 @@ def _explain_missing(error: MissingConfigException, arguments: Arguments) -> str
     if presets:
         what = f"{choice} is a workload that these presets run: {', '.join(presets)}"
         return f"{group}={choice}: {what}. Choose one of them"
-    meant = next((name for name, others in SYNONYMS.get(group, {}).items() if choice.lower() in others.split()), "")
+    meant = next((name for name, others in SYNONYMS.get(group, {}).items() if choice.lower() in others), "")
     close = f"Available: {', '.join(options)}. Did you mean {meant}?" if meant in options else suggest(choice, options)
     unknown = f"unknown {group} '{choice}'. {close}"
     parent = re.match(r"In '([^']+)'", str(error))

@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sweeper.common.files import write_whole
 from sweeper.metrics.criteria import DIRECTIONS, Criteria
 from workloads.api.contract import Rank
 from workloads.api.errors import UserInputError
@@ -92,9 +93,7 @@ class SweepDescription:
 
     def write(self, folder: Path) -> None:
         """Write the file whole or not at all: others read it at any time."""
-        part = folder / f".{FILE}.part"
-        part.write_text(json.dumps(asdict(self), indent=1, default=str))
-        part.replace(folder / FILE)
+        write_whole(folder / FILE, json.dumps(asdict(self), indent=1, default=str))
 
     def with_end(self, end: SweepEnd | None) -> SweepDescription:
         return replace(self, end=end)

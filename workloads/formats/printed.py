@@ -11,8 +11,10 @@ from __future__ import annotations
 import json
 import math
 import re
+import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from workloads.api.errors import UserInputError
@@ -48,64 +50,9 @@ _KEYS = [(name.key.rpartition(".")[2].replace("_", " "), name.field) for name in
 NUMBERS = {
     field: {*(key for key, meaning in _KEYS if meaning == field), *others} for field, others in OTHER_NUMBERS.items()
 }
-# Lines of one program: a text that they contain, their pattern, and the name of each of its groups.
-NUMBER_LINES = (
-    # Megatron-LM: `using world size: 8, data-parallel size: 2, …`, and its arguments. What DeepSpeed prints behind
-    # `[config.py:1000:print]` under that name is the data-parallel size.
-    ("world", r"(?:^\s*|using |[,|(] ?)world[_ ]size(?:\s*[:=]|\s+\.{3,})\s*(\d+)", "gpus"),
-    ("of", r"\b[Nn]umber[_ ]of[_ ](?:gpus|GPUs)\s*[:=]\s*(\d+)", "gpus"),
-    ("num_gpus", r"\bnum_gpus\s*[:=]\s*(\d+)", "gpus"),
-    ("[rank-", r"\[rank-\d+/(\d+)\]", "gpus"),  # Primus
-    ("registered", r"All distributed processes registered\. Starting with (\d+) processes", "gpus"),  # Lightning
-    (
-        "device mesh",  # torchtitan
-        r"device mesh with parallelism: pp=(\d+), dp_replicate=(\d+), dp_shard=(\d+), cp=(\d+), tp=(\d+)",
-        "pp dp_replicate dp_shard cp tp",
-    ),
-    (
-        "local batch size",  # torchtitan
-        r"local batch size (\d+), global batch size (\d+),(?: gradient accumulation steps \d+,)? sequence length (\d+)",
-        "micro_batch global_batch sequence_length",
-    ),
-    ("total parameters", r"\bModel \S+ \S+ size: ([\d,]+) total parameters", "parameters"),  # torchtitan
-    # Hugging Face's Trainer
-    ("Total train", r"Total train batch size \(w\. parallel, distributed & accumulation\) = ([\d,]+)", "global_batch"),
-    ("trainable", r"Number of trainable parameters = ([\d,]+)", "parameters"),
-    # DeepSpeed
-    ("train_batch_size", r"(?<!\w)train_batch_size\s+\.{3,}\s+(\d+)", "global_batch"),
-    ("train_micro", r"(?<!\w)train_micro_batch_size_per_gpu\s[\s.]*(\d+)", "micro_batch"),
-)
 # NeMo 2 prints the ranks of every group: `All tensor model parallel group ranks: [[0, 1], [2, 3]]`.
 GROUP_RANKS = {"tensor model": "tp", "pipeline model": "pp", "context": "cp"}
 _DTYPE = "|".join(sorted(map(re.escape, DTYPES), key=len, reverse=True))
-# Lines that name a data type or the model: a text that they contain, their pattern, the name, and the value if it is
-# not the group. `fp8` is the format of the matrix products beside the type of the other operations; "none" if the
-# program says that there is none.
-TEXT_LINES = (
-    # Megatron-LM and Megatron-Bridge
-    ("params_dtype", rf"(?<![\w.])params_dtype[\"']?(?:\s+\.{{3,}}|\s*[:=])\s*(?:torch\.)?({_DTYPE})\b", "dtype", ""),
-    ("fp8", r"(?<![\w.])fp8(?:\s+\.{3,}|\s*[:=])\s*(None|null|False)\b", "fp8", "none"),
-    ("fp8", r"(?<![\w.])fp8(?:\s+\.{3,}|\s*[:=])\s*(hybrid|e4m3)\b", "fp8", "fp8"),
-    # torchtitan
-    ("mixed_precision_param", rf'"mixed_precision_param": "({_DTYPE})"', "dtype", ""),
-    ('"dtype"', rf'"dtype": "({_DTYPE})"', "weights_dtype", ""),
-    ("Mixed precision", r"(Mixed precision training is disabled)", "mixed_precision", "none"),
-    ("converters", r'"converters": (\[\])', "fp8", "none"),
-    ("Float8", r"Float8 (tensorwise) scaled training active", "fp8", "fp8_"),
-    ("Float8", r"Float8 training active with recipe (tensorwise|rowwise|rowwise_with_gw_hp)$", "fp8", "fp8_"),
-    ("training active", r"(?:MX|Float8) training active with recipe (mxfp8)", "fp8", ""),
-    ("total parameters", r"\bModel (\S+ \S+) size: [\d,]+ total parameters", "model", ""),
-    ("flavor", r'"flavor": "(\d[\d.]*B)', "model_size", ""),
-    # Lightning, below NeMo
-    ("Automatic Mixed", rf"\bUsing ({_DTYPE}) Automatic Mixed Precision", "dtype", ""),
-    # DeepSpeed
-    ("16_enabled", r"(?<!\w)(?:bfloat16|bf16)_enabled\s+\.{3,}\s+(True)", "dtype", "bf16"),
-    ("16_enabled", r"(?<!\w)fp16_enabled\s+\.{3,}\s+(True)", "dtype", "fp16"),
-    # a script's own line, not an entry of a nested configuration
-    ("dtype", rf"^(?:\S.*[,|;(:] ?)?dtype\s*[:=]\s*['\"]?(?:torch\.)?({_DTYPE})(?![\w-])", "dtype", ""),
-    ("precision", rf"^(?:\S.*[,|;(:] ?)?precision\s*[:=]\s*['\"]?({_DTYPE})(?![\w-])", "dtype", ""),
-    ("model", r"^(?:\S.*[,|;(:] ?)?model(?:_name)?\s*[:=]\s*['\"]?([\w.-]+)", "model", ""),
-)
 # The settings of Megatron-LM, or the section of torchtitan's configuration, that say a field of a layout.
 PRINTED_BY = {
     "sharding": {"use_distributed_optimizer", "parallelism"},
@@ -146,8 +93,11 @@ _NUMBER = re.compile(
     )
     + r")[\"']?(?:\s+\.{3,}|\s*[:=])\s*(?P<value>-?\d+(?:,\d{3})*)(?![\w.]*\d)"
 )
-_NUMBER_LINES = [(text, re.compile(pattern), names.split()) for text, pattern, names in NUMBER_LINES]
-_TEXT_LINES = [(text, re.compile(pattern), name, value) for text, pattern, name, value in TEXT_LINES]
+_LINES = tomllib.loads(Path(__file__).with_name("printed.toml").read_text())  # of one program each
+_NUMBER_LINES = [(text, re.compile(pattern), names.split()) for text, pattern, names in _LINES["number_lines"]]
+_TEXT_LINES = [
+    (text, re.compile(pattern.replace("DTYPE", _DTYPE)), *others) for text, pattern, *others in _LINES["text_lines"]
+]
 _GROUP_RANKS = re.compile(rf"All ({'|'.join(GROUP_RANKS)}) parallel group ranks: \[\[([\d, ]+)\]")
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import tomllib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from sweeper.config.hardware import FOREIGN_USE_GIB, Node
@@ -17,31 +19,7 @@ MIN_FREE_DISK_GIB = 5.0
 # Any of these words of the kernel's command line lets the GPUs reach memory without translation of addresses.
 UNTRANSLATED = {"iommu=pt", "iommu.passthrough=1", "iommu=off", "amd_iommu=off", "intel_iommu=off"}
 UNDIVIDED = ("SPX", "NPS1")
-# The remedies for one vendor's GPUs; `{number}` and `{watts}` are the GPU's number and its default power limit.
-REMEDIES = {
-    "nvidia": {
-        "no_response": "look for its Xid error in dmesg; reset the GPU or restart the node",
-        "foreign_use": "run nvidia-smi to see which processes use it",
-        "power_limit": "nvidia-smi -i {number} -pl {watts:.0f}, unless the limit is intended",
-        "clock_limit": "nvidia-smi -i {number} -rac, unless the limit is intended",
-        "retired_pages": "nvidia-smi -i {number} -q -d ROW_REMAPPER; replace it if their number grows",
-        "pcie": "reseat it, and check its slot and riser; nvidia-smi -i {number} -q shows the link",
-        "links": "nvidia-smi nvlink -i {number} -s, -e for errors; restart the fabric manager, or replace the GPU",
-        "slow": "compare its clock, power and temperature (nvidia-smi -q -d PERFORMANCE,CLOCK,TEMPERATURE)",
-    },
-    # amd-smi comes with ROCm 6 and later; rocm-smi does the same in older releases.
-    "amd": {
-        "no_response": "look for errors of amdgpu in dmesg; amd-smi reset --gpu {number} --gpureset, or restart the "
-        "node",
-        "foreign_use": "run amd-smi process --gpu {number} (rocm-smi --showpids) to see which processes use it",
-        "power_limit": "amd-smi set --gpu {number} --power-cap {watts:.0f}, unless the limit is intended",
-        "clock_limit": "amd-smi reset --gpu {number} --clocks, unless the limit is intended",
-        "retired_pages": "amd-smi bad-pages --gpu {number} lists them; replace it if their number grows",
-        "pcie": "reseat it, and check its slot and riser; amd-smi metric --gpu {number} --pcie shows the link",
-        "links": "amd-smi xgmi --gpu {number} --link-status; restart the node, or replace the GPU",
-        "slow": "compare its clock, power and temperature (amd-smi metric --clock --power --temperature)",
-    },
-}
+REMEDIES = tomllib.loads(Path(__file__).with_name("remedies.toml").read_text())  # for one vendor's GPUs
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import tempfile
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from itertools import pairwise
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import Literal
 
 from sweeper.cli.command import writing
+from sweeper.common.files import write_whole
 from sweeper.config.validation import build
 from sweeper.metrics.intervals import Interval
 from sweeper.results.runs import Run, run_of_interval
@@ -177,10 +177,7 @@ def write(path: Path, history: History) -> None:
     ]
     text = json.dumps({"schema": SCHEMA, "series": content}, indent=1)
     with writing("file", path):
-        with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=path.name, delete=False) as file:
-            file.write(f"{text}\n")
-        Path(file.name).chmod(0o644)
-        Path(file.name).replace(path)
+        write_whole(path, f"{text}\n")
 
 
 def round_value(value: float) -> float:
