@@ -20,7 +20,7 @@ import statistics
 import sys
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain, combinations
 from pathlib import Path
 from typing import Any
@@ -32,7 +32,7 @@ from benchmarks.planner_calibration import Pair, calibrate, efficiencies_without
 from benchmarks.planner_rows import PublishedRun, UnsupportedRow, read_rows, read_run
 from workloads.estimator.estimate import JobEstimate
 from workloads.estimator.step import estimate_job
-from workloads.layouts.trainers import EFFICIENCIES, efficiencies, find_efficiency
+from workloads.layouts.trainers import EFFICIENCIES, Trainer, efficiencies, find_efficiency
 
 ROWS = Path(__file__).parent / "planner_rows.csv"
 RECENT_ROWS = ROWS.with_name("planner_rows_2026.csv")
@@ -132,10 +132,11 @@ def score_left_out(runs: Sequence[PublishedRun], own_runs: Sequence[PublishedRun
     """Return the scores of each run with efficiencies of which its source knows nothing."""
     fitted = calibrate(own_runs)
     tables = {source: efficiencies_without(source, own_runs, fitted) for source in {run.source for run in runs}}
-    return [score for run in runs for score in score_run(run, efficiency_of(run, tables[run.source]))]
+    share = Trainer.reserved_share  # the share of a trainer that one source shows is not known without it
+    return [score for run in runs for score in score_run(run, efficiency_of(run, tables[run.source]), share)]
 
 
-def score_run(run: PublishedRun, efficiency: float) -> list[Score]:
+def score_run(run: PublishedRun, efficiency: float, reserved_share: float | None = None) -> list[Score]:
     """Return the scores of a run: of its step and of its memory, where these were measured."""
     estimate = estimate_job(run.job, run.cluster, efficiency)
     scores = []
@@ -144,7 +145,9 @@ def score_run(run: PublishedRun, efficiency: float) -> list[Score]:
         scores.append(Score(run, run.family, run.step_s, estimate.step.total_s, reason))
     if run.memory_gib is not None:
         memory = estimate.memory
-        predicted = memory.reserved_gib if run.is_reserved else memory.allocated_gib
+        if reserved_share is not None:
+            memory = replace(memory, reserved=reserved_share * memory.allocated_gib)
+        predicted = getattr(memory, f"{run.memory_kind}_gib")
         scores.append(Score(run, "memory", run.memory_gib, predicted, explain_memory(estimate, run)))
     return scores
 
@@ -161,8 +164,7 @@ def explain_step(estimate: JobEstimate, measured_s: float) -> str:
 
 def explain_memory(estimate: JobEstimate, run: PublishedRun) -> str:
     parts = sorted(vars(estimate.memory).items(), key=lambda part: -part[1])[:4]
-    kind = "reserved" if run.is_reserved else "allocated"
-    return f"{kind}: " + ", ".join(f"{name} {value:.1f} GiB" for name, value in parts)
+    return f"{run.memory_kind}: " + ", ".join(f"{name} {value:.1f} GiB" for name, value in parts)
 
 
 def summarize(scores: Iterable[Score]) -> dict[str, dict[str, Any]]:
@@ -189,11 +191,11 @@ def _interval(sources: Sequence[Sequence[float]]) -> list[float] | None:
 
 
 def memory_kinds(scores: Iterable[Score]) -> dict[str, dict[str, Any]]:
-    """Return the same of memory, apart for what the framework calls allocated and reserved."""
-    kinds: dict[str, list[float]] = {"allocated": [], "reserved": []}
+    """Return the same of memory by its kind."""
+    kinds: dict[str, list[float]] = {"allocated": [], "reserved": [], "total": []}
     for score in scores:
         if score.family == "memory":
-            kinds["reserved" if score.run.is_reserved else "allocated"].append(score.error_percent)
+            kinds[score.run.memory_kind].append(score.error_percent)
     return {kind: _statistics(errors) for kind, errors in kinds.items()}
 
 

@@ -72,7 +72,8 @@ class PublishedRun:
     Attributes:
         pair: the trainer and the device, which share one calibrated efficiency.
         step_s: of the whole step; None where the row has memory only.
-        memory_gib: None where the row has none. `is_reserved` tells which of the framework's two figures it is.
+        memory_gib: None where the row has none.
+        memory_kind: which figure that is: `allocated` or `reserved` of the framework, `total` of the driver.
         assumed: what the row does not say and is assumed.
     """
 
@@ -81,7 +82,7 @@ class PublishedRun:
     cluster: Cluster
     step_s: float | None
     memory_gib: float | None
-    is_reserved: bool
+    memory_kind: str
     assumed: str = ""
 
     @property
@@ -133,9 +134,10 @@ def read_run(row: Mapping[str, str]) -> PublishedRun:
     memory = _number(row, "memory_gib")
     if step_s is None and memory is None:
         raise UnsupportedRow("nothing was measured: no step_s, tokens/s, TFLOP/s or memory_gib")
-    is_reserved = "reserved" in row["note"].lower() or "allocated" not in row["note"].lower()
+    kinds = {"nvidia-smi": "total", "reserved": "reserved", "allocated": "allocated"}
+    kind = next((kind for text, kind in kinds.items() if text in row["note"].lower()), "reserved")
     is_assumed = not row["recompute_key"] and not any(text in row["recompute"] for text in RECOMPUTED)
-    return PublishedRun(row, job, cluster, step_s, memory, is_reserved, "recomputation" if is_assumed else "")
+    return PublishedRun(row, job, cluster, step_s, memory, kind, "recomputation" if is_assumed else "")
 
 
 def _model_name(row: Mapping[str, str]) -> str:
@@ -178,6 +180,7 @@ def _job(row: Mapping[str, str], model: Model, cluster: Cluster) -> Job:
         precision=precision,
         state=state,
         compiled=_is_compiled(note) or trainer == "fms-fsdp",
+        compiled_loss="2024-" not in row["source"],
         manual_backward=_has_manual_backward(trainer, precision, row),
         gradient_bytes=2 if is_pure else None,
         attention_kernel=_attention_kernel(row, trainer),

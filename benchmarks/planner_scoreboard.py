@@ -17,8 +17,10 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from benchmarks.planner import FAMILIES, ROWS, SCORED, left_out_of_all, read_runs
+from benchmarks.planner import FAMILIES, ROWS, SCORED, left_out_of_all, read_runs, score_all
 from benchmarks.planner_bands import DISTANCES, Residual, coverage, half_widths
+from benchmarks.planner_rows import PublishedRun
+from workloads.layouts.trainers import efficiencies
 
 PAGE = Path(__file__).parents[1] / "docs/planner-scoreboard.md"
 INTRODUCTION = """# The planner's scoreboard
@@ -47,6 +49,7 @@ def page() -> str:
     found = left_out_of_all(files[ROWS][0])
     fitted = {run.source for run in files[ROWS][0]}
     lines = [INTRODUCTION, *_summary(found), "", *_bands(found), "", *_sources(found, fitted), OTHERS]
+    lines[-1:-1] = _memory_rows([run for runs, _ in files.values() for run in runs])
     lines += ["## Rows that cannot be expressed", ""]
     total = sum(len(runs) + len(unsupported) for runs, unsupported in files.values())
     unsupported = [row for _, rows in files.values() for row in rows]
@@ -101,6 +104,19 @@ def _sources(found: Sequence[Residual], fitted: set[str]) -> Iterator[str]:
                 f"| {_mean(_sizes(some, source)):.1f}% | {max(errors, key=abs):+.1f}% | {shares[source]:.0%} |"
             )
         yield ""
+
+
+def _memory_rows(runs: Sequence[PublishedRun]) -> Iterator[str]:
+    scores = [each for each in score_all(runs, efficiencies()) if each.family == "memory"]
+    yield "Plans print a bound, with settings that know the rows: none of them exceeds it, and the median slack is"
+    yield f"{statistics.median(each.error_percent for each in scores):.1f}%."
+    yield ""
+    yield "| row | GiB | measured | bound | slack |"
+    yield "|---|---|---:|---:|---:|"
+    for each in scores:
+        slack = f"{each.error_percent:+.1f}%"
+        yield f"| {each.run.name} | {each.run.memory_kind} | {each.measured:.1f} | {each.predicted:.1f} | {slack} |"
+    yield ""
 
 
 def _sizes(some: Sequence[Residual], source: str) -> list[float]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, get_args
 from workloads.api.contract import Estimate, Machine
 from workloads.command.template import fill, fill_all
 from workloads.estimator.estimate import bands
-from workloads.estimator.memory import peak_memory_gib
+from workloads.estimator.memory import peak_memory
 from workloads.estimator.step import estimate_step
 from workloads.estimator.words import describe
 from workloads.formats.logs import DTYPES
@@ -46,8 +46,8 @@ def estimate_layout(settings: CommandSettings, values: Mapping[str, Any], machin
         return Estimate(reason, "pp divides the layers", description=description)
     memory = {}
     if settings.trainer:
-        memory["memory_gib"] = memory_gib = peak_memory_gib(job, cluster)
-        least_gib = memory_gib * (1 - bands()["memory"][0].error_share)
+        memory["memory_gib"] = memory_gib = peak_memory(job, cluster).needed_gib
+        least_gib = memory_gib * (1 - bands()["memory"][-1].error_share)
         if machine.memory_gib is not None and least_gib > machine.memory_gib:
             reason = f"needs {least_gib:.1f} GiB of device memory at least, the device has {machine.memory_gib:.1f}"
             return Estimate(reason, "the layout fits into memory", memory, description)

@@ -61,6 +61,11 @@ class StageMemory:
         return self.total_gib - self.runtime
 
     @property
+    def needed_gib(self) -> float:
+        """What the driver reports as used while the allocator returns all that it holds beyond what it gave out."""
+        return self.total_gib - self.reserved
+
+    @property
     def total_gib(self) -> float:
         """What the driver reports as used."""
         return float(sum(vars(self).values()))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from workloads.estimator.copies import STATE_BYTES
 from workloads.estimator.estimate import StageMemory
@@ -15,13 +16,14 @@ from workloads.layouts.trainers import is_own
 GIB = 2**30
 RUNTIME_GIB = 1.5  # CUDA's context, NCCL's buffers, workspaces of the libraries
 OPTIMIZER_STATES = 2  # of AdamW, in the data type of the weights
+OWN_WORKSPACES_GIB = 0.35  # of the libraries, which PyTorch counts as allocated: the most that a row has beyond tensors
 LOSS_CHUNK_TOKENS = 2048  # the loss takes its tokens in chunks of this size, so that the full logits never exist
 
 
-def peak_memory_gib(job: Job, cluster: Cluster) -> float:
-    """Return the GiB of the pipeline rank that needs the most, the same as the largest of `stage_memories`."""
-    ranks = peak_ranks(job.model, job.layout)
-    return max(stage.total_gib for stage in stage_memories(PlacedJob(job, cluster), ranks))
+def peak_memory(job: Job, cluster: Cluster) -> StageMemory:
+    """Return the memory of the pipeline rank that takes the most, the same as the largest of `stage_memories`."""
+    stages = stage_memories(PlacedJob(job, cluster), peak_ranks(job.model, job.layout))
+    return max(stages, key=lambda stage: stage.total_gib)
 
 
 def stage_memories(placed: PlacedJob, ranks: Sequence[int] | None = None) -> tuple[StageMemory, ...]:
@@ -35,10 +37,11 @@ def stage_memories(placed: PlacedJob, ranks: Sequence[int] | None = None) -> tup
     saved = {layer: saved_bytes(placed, layer) for layer in model.layer_kinds.values()}
     recomputed = 0.0
     if layout.checkpointing != "none":
-        recomputed = max(2 * placed.tokens * saved_elements(placed, layer, "none") * 1.25 for layer in saved)
+        whole = max(2 * placed.tokens * saved_elements(placed, layer, "none") for layer in saved)
+        recomputed = 1.25 * (whole + _score_bytes(placed))
     # Logits, their gradients and the copies that the loss makes of them.
     tokens = min(placed.tokens, LOSS_CHUNK_TOKENS) if placed.trainer.chunked_loss else placed.tokens
-    loss = tokens * model.vocabulary / layout.tp * placed.trainer.logit_bytes
+    loss = tokens * model.vocabulary / layout.tp * _logit_bytes(placed)
     if layout.tp > 1 and layout.sequence_parallel:  # the head's input and its gradient, of the whole sequence
         loss += tokens * model.hidden_size * 2 * 2
     memories = []
@@ -112,9 +115,26 @@ def saved_bytes(placed: PlacedJob, layer: int) -> float:
         kept += model.hidden_size / placed.residual_parts  # the last product, which nothing reads: a compiler drops it
     everything = saved_elements(placed, layer, "none") if share < 1 else kept
     values = placed.tokens * (share * kept + (1 - share) * everything) * 2
-    is_unfused = placed.attention_kernel == "unfused" and layout.checkpointing in ("none", "norm_act")
-    scores = placed.tokens * placed.job.sequence_length * model.heads / layout.tp * 5 if is_unfused else 0.0
-    return values + scores
+    return values + (_score_bytes(placed) if layout.checkpointing in ("none", "norm_act") else 0.0)
+
+
+def _score_bytes(placed: PlacedJob) -> float:
+    """Return the bytes of a block's attention scores, their softmax and its mask; 0 where a fused kernel has none."""
+    if placed.attention_kernel != "unfused":
+        return 0.0
+    return placed.tokens * placed.job.sequence_length * placed.model.heads / placed.layout.tp * 5
+
+
+def _logit_bytes(placed: PlacedJob) -> float:
+    """Return the bytes held at once for a logit.
+
+    A compiled loss has the logits and their gradient in bf16. PyTorch's loss over tensor parallel ranks makes one more
+    fp32 copy than that of one rank (torch/distributed/tensor/parallel/loss.py).
+    """
+    trainer, job = placed.trainer, placed.job
+    if job.compiled and job.compiled_loss and trainer.compiles_loss:
+        return 2 * placed.element_bytes
+    return trainer.logit_bytes + (4 if placed.layout.tp > 1 and trainer.core == "pytorch" else 0)
 
 
 def saved_elements(placed: PlacedJob, layer: int, checkpointing: str) -> float:
@@ -213,7 +233,7 @@ def _own_memory(placed: PlacedJob, rank: int, layers: int) -> StageMemory:
         gradients=(gradients if layout.microbatches > 1 else 0.0) * state_bytes / GIB,
         gathered=gathered * element_bytes / GIB,
         activations=in_flight(rank, layout) * placed.tokens * saved_by_all * element_bytes / GIB,
-        working=max(loss_bytes, backward_bytes) / GIB,
+        working=max(loss_bytes, backward_bytes) / GIB + OWN_WORKSPACES_GIB,
         runtime=RUNTIME_GIB,
     )
     again = embedding if gathers_each_pass and not model.tied else 0.0
@@ -222,10 +242,12 @@ def _own_memory(placed: PlacedJob, rank: int, layers: int) -> StageMemory:
         gradients=gradients * state_bytes / GIB,
         gathered=(gathered + again) * element_bytes / GIB,
         activations=0.0,
-        working=(embedding * element_bytes + (embedding * state_bytes if uses_fsdp else 0.0)) / GIB,
+        working=(embedding * element_bytes + (embedding * state_bytes if uses_fsdp else 0.0)) / GIB
+        + OWN_WORKSPACES_GIB,
         runtime=RUNTIME_GIB,
     )
-    return max(at_start, at_end, key=lambda memory: memory.total_gib)
+    peak = max(at_start, at_end, key=lambda memory: memory.total_gib)
+    return replace(peak, reserved=placed.trainer.reserved_share * peak.allocated_gib)
 
 
 def _own_saved_elements(placed: PlacedJob, checkpointing: str) -> float:

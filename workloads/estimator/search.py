@@ -9,12 +9,24 @@ from dataclasses import dataclass, replace
 from itertools import count
 from typing import Any
 
-from workloads.estimator.estimate import JobEstimate
+from workloads.estimator.estimate import JobEstimate, StageMemory
 from workloads.hardware.cluster import Cluster
 from workloads.layouts.enumeration import Family, list_families
 from workloads.layouts.layout import Job, Layout
 
 USABLE_MEMORY = 0.97  # of what the device's driver reports, by one process
+# Of a step, what the allocator takes where it has to return segments: that of tp 2 with gathered weights on two H100s
+# (benchmarks/results/parallel_h100.md). Two of the three layouts there that fill the memory lose as much or more.
+STALLED_SHARE = 0.18
+
+
+def usable_gib(cluster: Cluster) -> float:
+    return USABLE_MEMORY * cluster.device.memory_gib
+
+
+def fills_memory(memory: StageMemory, cluster: Cluster) -> bool:
+    """Return whether the allocator cannot hold what it usually does: the step then may stall."""
+    return memory.total_gib > usable_gib(cluster)
 
 
 @dataclass(frozen=True)
@@ -26,7 +38,7 @@ class Estimator:
     # seconds that a step takes at least, whatever `dp_shard` of the data parallel ranks share the states, and however
     # these are resharded. Not less for a later one of the ways of checkpointing.
     bound_s: Callable[[Job, Cluster], float]
-    memory_gib: Callable[[Job, Cluster], float]  # of the pipeline rank that needs the most, the same as in `estimate`
+    memory: Callable[[Job, Cluster], StageMemory]  # of the pipeline rank that takes the most, the same as in `estimate`
 
 
 @dataclass(frozen=True)
@@ -39,7 +51,8 @@ class Candidate:
 class SearchResult:
     """The outcome of a search."""
 
-    best: tuple[Candidate, ...]  # the fastest layouts that fit into memory, the fastest first
+    # the fastest layouts that fit into memory, the fastest first: one that fills it as if its steps stalled
+    best: tuple[Candidate, ...]
     smallest: Candidate | None  # the layout that needs the least memory; None if no layout is valid
     estimated: int  # layouts that fit and were among the best when they were estimated
     # layouts that do not fit. Where one does not, neither does the same with a larger micro-batch or fewer shards.
@@ -71,7 +84,6 @@ class _Search:
         self.smallest: Layout | None = None
         self.estimated = self.too_large = self.slower = 0
         self._job, self._cluster, self._estimator, self._keep = job, cluster, estimator, keep
-        self._limit_gib = USABLE_MEMORY * cluster.device.memory_gib
         self._smallest_gib = math.inf
         # By what else a layout is, the micro-batches and shards that do not fit.
         self._without_room = dict[tuple[object, ...], list[tuple[int, int]]]()
@@ -111,12 +123,15 @@ class _Search:
         if (step_s := self._estimator.step_s(job, self._cluster)) >= self._slowest_s:
             self.slower += 1
             return
-        memory_gib = self._estimator.memory_gib(job, self._cluster)
-        if memory_gib < self._smallest_gib:
-            self.smallest, self._smallest_gib = layout, memory_gib
-        if memory_gib > self._limit_gib:
+        memory = self._estimator.memory(job, self._cluster)
+        if memory.needed_gib < self._smallest_gib:
+            self.smallest, self._smallest_gib = layout, memory.needed_gib
+        if memory.needed_gib > usable_gib(self._cluster):
             failed.append((layout.micro_batch, layout.dp_shard))
             self.too_large += 1
+            return
+        if fills_memory(memory, self._cluster) and (step_s := step_s / (1 - STALLED_SHARE)) >= self._slowest_s:
+            self.slower += 1
             return
         self.estimated += 1
         push = heapq.heappush if len(self.best) < self._keep else heapq.heapreplace

@@ -139,6 +139,7 @@ class Job:
     # `bf16`: all in bf16; `int8`: 8-bit moments
     state: State = "fp32"
     compiled: bool = True  # blocks are compiled by torch.compile
+    compiled_loss: bool = True  # and so is the loss, where the trainer can
     # blocks have this project's own backward pass, which saves less (`workloads.llama.block`)
     manual_backward: bool = False
     document_tokens: int = 0  # mean length of a document that attention does not leave; 0 for whole sequences

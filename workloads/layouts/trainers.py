@@ -43,12 +43,14 @@ class Trainer:
     overlaps_data_parallel: bool = True  # collectives of data parallelism run beside computation
     tensor_link_share: float = 0.78  # of the link's bandwidth that tensor parallel collectives reach
     loss_bytes: float = 28  # bytes read and written for a logit, forward and backward
-    logit_bytes: float = 14  # bytes held at once for a logit at the peak of the loss
+    logit_bytes: float = 14  # bytes held at once for a logit at the peak of the loss, which one GPU computes eagerly
+    compiles_loss: bool = False  # the loss is compiled with the blocks
     chunked_loss: bool = False  # logits of a few tokens at a time exist
     # gradients are averaged over copies of the model once a step, not for each micro-batch
     averages_copies_once: bool = False
     buffers_gib: float = 0.0  # buckets of gathered weights and of gradients that are not parts of a layer
-    reserved_share: float = 0.05  # what the allocator holds beyond what it gave out, as a share of it
+    # what the allocator holds at most beyond what it gave out, as a share of it: no measured row has more
+    reserved_share: float = 0.09
 
     def fixed_degrees(self, sharding: str | None = None) -> dict[str, int]:
         """Return the degrees that it does not have, and those that it cannot combine with a sharding: they are 1."""

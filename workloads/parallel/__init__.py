@@ -10,7 +10,7 @@ from typing import Literal
 from workloads.api.contract import Candidate, Estimate, Machine, Measurement, Rank, Scalar, Workload
 from workloads.api.recipes import unsupported_block_rate_reason
 from workloads.estimator.estimate import find_band
-from workloads.estimator.memory import peak_memory_gib
+from workloads.estimator.memory import peak_memory
 from workloads.estimator.step import estimate_step
 from workloads.hardware.precisions import peak_tflops
 from workloads.layouts.layout import DEGREES, ContextMethod, Job, Layout, Schedule
@@ -247,7 +247,7 @@ class Parallel(Workload):
             machine.world_size, machine.ranks_per_node, on_gpu=machine.kind == "gpu"
         ):
             return Estimate(violation.reason, violation.rule, description=description)
-        memory_gib = peak_memory_gib(parameters.job, machine.cluster)
+        memory_gib = peak_memory(parameters.job, machine.cluster).needed_gib
         if machine.memory_gib is not None and memory_gib > machine.memory_gib:
             reason = f"needs {memory_gib:.1f} GiB of device memory, the device has {machine.memory_gib:.1f}"
             return Estimate(reason, "the layout fits into memory", {"memory_gib": memory_gib}, description)

@@ -9,9 +9,9 @@ from sweeper.commands.plan.request import PlanRequest, Problem, build_problem
 from sweeper.common.clock import SECONDS_PER_DAY
 from workloads.api.errors import UserInputError
 from workloads.estimator.estimate import JobEstimate, find_band
-from workloads.estimator.memory import peak_memory_gib
+from workloads.estimator.memory import peak_memory
 from workloads.estimator.questions import Comparison, TrainingRun, alternatives, compare, training_run
-from workloads.estimator.search import USABLE_MEMORY, Candidate, Estimator, SearchResult, find_layouts
+from workloads.estimator.search import Candidate, Estimator, SearchResult, find_layouts, usable_gib
 from workloads.estimator.step import estimate_job, estimate_step, step_bound_s
 from workloads.estimator.words import describe, write_words
 from workloads.layouts.rules import COMMON_RULES, find_violation
@@ -25,7 +25,7 @@ ESTIMATOR = Estimator(
     estimate=estimate_job,
     step_s=lambda job, cluster: estimate_step(job, cluster).total_s,
     bound_s=step_bound_s,
-    memory_gib=peak_memory_gib,
+    memory=peak_memory,
 )
 
 
@@ -117,8 +117,8 @@ def search(problem: Problem, keep: int = KEPT) -> SearchResult:
         raise UserInputError(f"no layout of {problem.cluster.gpus} GPUs has {write_words(given)}")
     memory, device = result.smallest.estimate.memory, problem.cluster.device
     raise NothingFits(
-        f"gpus={problem.cluster.gpus}: no layout fits; the smallest needs {memory.total_gib:.0f} GiB of each GPU, "
-        f"{USABLE_MEMORY * device.memory_gib:.0f} GiB of {device.name} are usable. "
+        f"gpus={problem.cluster.gpus}: no layout fits; the smallest needs {memory.needed_gib:.0f} GiB of each GPU, "
+        f"{usable_gib(problem.cluster):.0f} GiB of {device.name} are usable. "
         f"It is {describe(result.smallest.layout)}"
     )
 

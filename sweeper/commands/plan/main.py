@@ -21,7 +21,7 @@ from sweeper.commands.plan.text import show, show_file
 from sweeper.pages.terminal import draw, open_console
 from workloads.api.errors import UserInputError, describe_os_error
 from workloads.estimator.estimate import find_band
-from workloads.estimator.search import USABLE_MEMORY
+from workloads.estimator.search import fills_memory, usable_gib
 from workloads.estimator.words import describe
 from workloads.formats.files import render
 
@@ -90,11 +90,12 @@ def print_fit(request: PlanRequest) -> int:
     except NothingFits as error:
         print(f"no        {error}")
         return 1
-    share = find_band(problem.job, problem.cluster, "memory").error_share
-    needed_gib, usable_gib = best.estimate.memory.total_gib, USABLE_MEMORY * problem.cluster.device.memory_gib
-    unsure = "" if needed_gib * (1 + share) <= usable_gib else ", which its band reaches beyond"
+    memory, cluster = best.estimate.memory, problem.cluster
+    most_gib = memory.total_gib * (1 + find_band(problem.job, cluster, "memory").error_share)
+    unsure = "" if most_gib <= usable_gib(cluster) else ", which its band reaches beyond"
+    unsure = ", which it fills: its steps may stall" if fills_memory(memory, cluster) else unsure
     print(
-        f"fits      {needed_gib:.1f} GiB (up to {needed_gib * (1 + share):.1f}) of {usable_gib:.1f} usable{unsure}: "
+        f"fits      {memory.needed_gib:.1f} GiB (up to {most_gib:.1f}) of {usable_gib(cluster):.1f} usable{unsure}: "
         f"{describe(best.layout)}"
     )
     return 0

@@ -15,7 +15,7 @@ from sweeper.pages.chart_style import COLORS, GREY, add_band, bar_chart_height_p
 from sweeper.pages.html_page import Chart, Table
 from workloads.estimator.estimate import find_band
 from workloads.estimator.pipeline import Kind, build_timeline
-from workloads.estimator.search import USABLE_MEMORY, Candidate
+from workloads.estimator.search import Candidate, usable_gib
 from workloads.estimator.step import rank_seconds
 from workloads.estimator.words import describe
 
@@ -95,15 +95,15 @@ def list_steps(answer: Answer) -> Bars:
 
 def _draw_memory(answer: Answer) -> Chart:
     problem, stages = answer.problem, answer.best.estimate.stages
-    usable_gib = USABLE_MEMORY * problem.cluster.device.memory_gib
+    most_gib = usable_gib(problem.cluster)
     ranks = {0: "first", len(stages) - 1: "last"} if len(stages) > 1 else {0: "only"}
     bars = {}
     for rank, name in ({stages.index(answer.best.estimate.memory): "fullest"} | ranks).items():
-        text = f"{name} pipeline rank ({rank}): {stages[rank].total_gib:.0f} of {usable_gib:.0f} GiB usable"
+        text = f"{name} pipeline rank ({rank}): {stages[rank].total_gib:.0f} of {most_gib:.0f} GiB usable"
         bars[text] = vars(stages[rank])
     error_share = find_band(problem.job, problem.cluster, "memory").error_share
     chart = draw_bars("Where the memory goes", bars, MEMORY_COLOURS, "GiB", error_share)
-    chart.figures[0].add_vline(x=usable_gib, line={"color": GREY, "width": 2})
+    chart.figures[0].add_vline(x=most_gib, line={"color": GREY, "width": 2})
     return chart
 
 

@@ -10,7 +10,7 @@ from sweeper.common.format import round_to_band
 from workloads.api.errors import UserInputError
 from workloads.estimator.estimate import find_band
 from workloads.estimator.questions import training_run
-from workloads.estimator.search import USABLE_MEMORY
+from workloads.estimator.search import usable_gib
 from workloads.estimator.words import describe
 
 HEADING = ["hardware", "GPUs", "tokens/s per GPU", "within", "days", "GPU-hours", "cost", "MWh", "GiB left", "layout"]
@@ -46,7 +46,7 @@ def _row(request: PlanRequest) -> tuple[tuple[float, ...], list[str]]:
         figures = (training.days, training.gpu_hours, training.cost, energy_mwh)
         cells = [MISSING if figure is None else round_to_band(figure, share) for figure in figures]
         order = (training.cost or 0.0, training.gpu_hours)
-    left_gib = USABLE_MEMORY * device.memory_gib - estimate.memory.total_gib
+    left_gib = usable_gib(problem.cluster) - estimate.memory.total_gib
     rates = [round_to_band(rate, share), f"{share:.0%}"]
     layout = describe(best.layout)
     return order, [request.hardware, f"{estimate.gpus:,}", *rates, *cells, f"{left_gib:.0f}", layout]

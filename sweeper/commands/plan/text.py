@@ -16,7 +16,7 @@ from sweeper.common.format import count, round_to_band
 from sweeper.pages.terminal import draw, open_console
 from workloads.api.errors import UserInputError
 from workloads.estimator.estimate import find_band
-from workloads.estimator.search import USABLE_MEMORY
+from workloads.estimator.search import STALLED_SHARE, fills_memory, usable_gib
 from workloads.estimator.words import describe, layout_words, write_words
 from workloads.formats.names import FileReading
 from workloads.layouts.trainers import find_trainer
@@ -133,7 +133,7 @@ def head_lines(answer: Answer) -> list[str]:
         f"{round_to_band(estimate.tokens_per_s_per_gpu, error_share)} tokens/s per GPU, MFU {mfu}, "
         f"{round_to_band(tokens_of_a_day(estimate) / 1e9, error_share)} G tokens a day",
         f"{INDENT}memory {memory.total_gib:.0f} GiB (up to {most_gib:.0f}) of "
-        f"{USABLE_MEMORY * device.memory_gib:.0f} usable; the framework reports {memory.allocated_gib:.0f} allocated, "
+        f"{usable_gib(cluster):.0f} usable; the framework reports {memory.allocated_gib:.0f} allocated, "
         f"{memory.reserved_gib:.0f} reserved",
     ]
 
@@ -193,6 +193,7 @@ def layouts_table(answer: Answer) -> Rows:
         slower, size = f"{100 * (step_s / best_s - 1):.1f}", f"{candidate.estimate.memory.total_gib:.0f}"
         used = MISSING if mfu is None else f"{100 * mfu:.0f}"
         differing = write_words({name: values[name] for name in varying})
+        differing += " (fills memory)" * fills_memory(candidate.estimate.memory, answer.problem.cluster)
         rows.append([round_to_band(step_s, answer.error_share), slower, used, size, differing])
     return ["step s", "slower %", "MFU %", "GiB", "layout, where they differ"], rows
 
@@ -250,7 +251,9 @@ def tail_lines(answer: Answer) -> list[str]:
         )
     unsure = []
     memory_share = find_band(problem.job, problem.cluster, "memory").error_share
-    if estimate.memory.total_gib * (1 + memory_share) > USABLE_MEMORY * problem.cluster.device.memory_gib:
+    if fills_memory(estimate.memory, problem.cluster):
+        unsure.append(f"the rate: it fills memory, so a step may stall for {STALLED_SHARE:.0%} of its time")
+    elif estimate.memory.total_gib * (1 + memory_share) > usable_gib(problem.cluster):
         unsure.append("whether it fits: the band of the memory reaches beyond what is usable")
     if problem.calibration:
         unsure.append("the band is that of estimates with the tables' rates, not with rates measured here")

@@ -29,7 +29,7 @@ def test_the_first_point_of_a_trainer_is_the_best_layout_of_its_plan(run_cli: Ca
     tokens_per_s = round_to_band(8 * planned.estimate.tokens_per_s_per_gpu, 0.14)
     assert first and first.groups() == (
         tokens_per_s,
-        f"{planned.estimate.memory.total_gib:.0f}",
+        f"{planned.estimate.memory.needed_gib:.0f}",
         describe(planned.layout),
     )
     assert re.search(r"the last \d+ need more than the 77 GiB that are usable", swept.out)

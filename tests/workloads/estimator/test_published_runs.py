@@ -5,12 +5,13 @@ from __future__ import annotations
 import csv
 import json
 import math
+import statistics
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from benchmarks.planner import ROWS, main, pairs_in_order, read_runs, score_all, summarize
+from benchmarks.planner import ROWS, SCORED, main, pairs_in_order, read_runs, score_all, summarize
 from benchmarks.planner_calibration import calibrate
 from workloads.estimator import operations, placed_job, step
 from workloads.estimator.step import POWER_EXPONENT, estimate_job
@@ -34,6 +35,12 @@ def test_the_score_holds(scores: list[Any], family: str, mape: float, median: fl
 
 def test_no_row_is_beyond_a_quarter(scores: list[Any]) -> None:
     assert not [score.run.name for score in scores if abs(score.error_percent) > 25]
+
+
+def test_memory_is_a_bound_that_no_measured_row_exceeds() -> None:
+    scores = [score for path in SCORED for score in score_all(read_runs(path)[0], efficiencies())]
+    errors = [score.error_percent for score in scores if score.family == "memory"]
+    assert len(errors) >= 43 and min(errors) >= 0 and statistics.median(errors) <= 6
 
 
 def test_layouts_are_in_the_right_order(scores: list[Any]) -> None:

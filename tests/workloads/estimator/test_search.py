@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.conftest import examples
-from tests.support.planner import LLAMA_8B, cluster, flatten, job
+from tests.support.planner import LLAMA_8B, cluster, flatten, job, ordering_s
 from workloads.estimator.estimate import JobEstimate, StageMemory, StepTime
-from workloads.estimator.search import USABLE_MEMORY, Estimator, find_layouts
+from workloads.estimator.search import Estimator, find_layouts, usable_gib
 from workloads.hardware.cluster import Cluster
 from workloads.layouts.enumeration import divisors, list_families
 from workloads.layouts.layout import Job, Layout
@@ -34,7 +34,8 @@ def toy_estimate(seed: int, job: Job, cluster: Cluster) -> JobEstimate:
     layout = job.layout
     digits = (layout.dp * 7 + layout.tp * 13 + layout.pp * 29 + seed) % 101
     saved = 2 * (layout.checkpointing == "full") + layout.reshard_after_forward
-    memory = StageMemory(20 + digits + 20 * layout.micro_batch + 9 * layout.dp_replicate - 15 * saved, *[0.0] * 6)
+    needed_gib = 20 + digits + 20 * layout.micro_batch + 9 * layout.dp_replicate - 15 * saved
+    memory = StageMemory(needed_gib, *[0.0] * 6, reserved=needed_gib / 10)
     step = StepTime(1 + digits / 100 + saved / 5, 0, 0, 0, data_parallel=layout.dp_shard % 5 / 10)
     return JobEstimate(step, (memory,), 1, 1.0, 989, cluster.gpus)
 
@@ -48,7 +49,7 @@ def estimator(estimate: Callable[[Job, Cluster], JobEstimate]) -> Estimator:
         estimate=estimate,
         step_s=lambda job, cluster: estimate(job, cluster).step.total_s,
         bound_s=bound_s,
-        memory_gib=lambda job, cluster: estimate(job, cluster).memory.total_gib,
+        memory=lambda job, cluster: estimate(job, cluster).memory,
     )
 
 
@@ -94,8 +95,8 @@ def test_the_bound_leaves_out_no_layout_that_is_among_the_best(gpus: int, seed: 
     estimate = partial(toy_estimate, seed)
     result = find_layouts(template, target, estimator(estimate), OPTIONS, {}, keep)
     estimates = [estimate(replace(template, layout=layout), target) for layout in all_layouts(gpus, 2 * gpus, {})]
-    fitting = [e.step.total_s for e in estimates if e.memory.total_gib <= USABLE_MEMORY * target.device.memory_gib]
-    assert [candidate.estimate.step.total_s for candidate in result.best] == sorted(fitting)[:keep]
+    fitting = [ordering_s(e, target) for e in estimates if e.memory.needed_gib <= usable_gib(target)]
+    assert [ordering_s(candidate.estimate, target) for candidate in result.best] == sorted(fitting)[:keep]
     assert result.estimated + result.too_large + result.slower == len(estimates)
 
 

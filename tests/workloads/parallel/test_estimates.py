@@ -13,7 +13,7 @@ from sweeper.config.hardware import Node, Target
 from sweeper.preflight.devices import planned_target
 from tests.support.planner import machine_of
 from workloads.api.contract import Machine
-from workloads.estimator.memory import peak_memory_gib
+from workloads.estimator.memory import peak_memory
 from workloads.estimator.step import estimate_job, estimate_step
 from workloads.models.flops import model_flops_per_token
 from workloads.models.model import MODELS
@@ -25,7 +25,7 @@ H200 = machine_of(planned_target(catalogue()["h200"], 8), 8)
 def memory_gib(model: str = "llama3_8b", world_size: int = 8, **fields: object) -> float:
     parameters = training(model=model, **fields)
     assert parameters.find_violation(world_size, 8, on_gpu=True) is None
-    return peak_memory_gib(parameters.job, H200.cluster)
+    return peak_memory(parameters.job, H200.cluster).needed_gib
 
 
 def training(**fields: Any) -> ParallelParameters:

@@ -63,7 +63,7 @@ def test_layouts_of_fp32_state_are_counted_as_measured(
 ) -> None:
     layout = Layout(**{degree: 2, "micro_batch": micro_batch, "global_batch": 16, "checkpointing": checkpointing})
     estimate = estimate_job(Job(load_model("llama3_8b"), layout, 8192), cluster(2))
-    assert estimate.memory.allocated_gib == pytest.approx(gib, rel=0.03)
+    assert gib <= estimate.memory.allocated_gib <= 1.035 * gib
     if tokens_per_s:
         assert 2 * estimate.tokens_per_s_per_gpu == pytest.approx(tokens_per_s, rel=0.1)
 

@@ -19,10 +19,10 @@ from sweeper.commands.plan.side_by_side import compare_hardware
 from sweeper.common.format import round_to_band
 from sweeper.preflight.clusters import build_cluster
 from sweeper.preflight.corrections import Correction, Place, keep
-from tests.support.planner import flatten
+from tests.support.planner import flatten, ordering_s
 from workloads.api.errors import UserInputError
 from workloads.api.registry import load
-from workloads.estimator.search import USABLE_MEMORY, find_layouts
+from workloads.estimator.search import find_layouts, usable_gib
 from workloads.estimator.step import estimate_job
 from workloads.layouts.enumeration import list_families
 from workloads.layouts.layout import Job, Layout
@@ -323,12 +323,11 @@ def test_pruning_keeps_the_layouts_that_an_estimate_of_each_one_puts_first(
         estimate_job(replace(template, layout=layout), target)
         for layout in flatten(list_families(template, target, options, fixed))
     ]
-    usable_gib = USABLE_MEMORY * target.device.memory_gib
-    fitting = sorted(e.step.total_s for e in estimates if e.memory.total_gib <= usable_gib)
+    fitting = sorted(ordering_s(e, target) for e in estimates if e.memory.needed_gib <= usable_gib(target))
     assert 0 < len(fitting) < len(estimates)
     for kept in (1, 20):
         result = find_layouts(template, target, ESTIMATOR, options, fixed, kept)
-        assert [candidate.estimate.step.total_s for candidate in result.best] == pytest.approx(fitting[:kept])
+        assert [ordering_s(found.estimate, target) for found in result.best] == pytest.approx(fitting[:kept])
         assert result.estimated + result.too_large + result.slower == len(estimates)
         assert result.estimated < len(fitting) or len(fitting) <= kept
 
