@@ -65,6 +65,12 @@ class Interval:
     def divide(self, count: int) -> Interval:
         return Interval(self.value / count, self.low / count, self.high / count)
 
+    @property
+    def change(self) -> str:
+        """The change that a ratio is, in percent with its interval: `-3.0% (95% -4.1% to -1.9%)`."""
+        bounds = f"95% {self.low - 1:+.1%} to {self.high - 1:+.1%}" if self.has_interval else "no interval"
+        return f"{self.value - 1:+.1%} ({bounds})"
+
     def __str__(self) -> str:
         interval = f" ({format_number(self.low)} to {format_number(self.high)})" if self.has_interval else ""
         return format_number(self.value) + interval

@@ -49,9 +49,9 @@ def compare_values(value: Interval, other: Interval, name: str, other_name: str)
     ratio = measure_ratio(value, other)
     if ratio is None:
         return f"{name} {value}, {other_name} {other}: cannot be told without both 95% intervals"
-    interval = f"(95% {ratio.low - 1:+.1%} to {ratio.high - 1:+.1%})"
+    interval = ratio.change.partition(" ")[2]
     if ratio.low <= 1 <= ratio.high:
-        return f"cannot be told apart: {name} {value}, {other_name} {other}, {ratio.value - 1:+.1%} {interval}"
+        return f"cannot be told apart: {name} {value}, {other_name} {other}, {ratio.change}"
     if ratio.value < 1:
         return f"{name} is {1 / ratio.value:.2f} times as fast as {other_name}: {value} against {other} {interval}"
     return f"{other_name} is {ratio.value:.2f} times as fast as {name}: {other} against {value} {interval}"

@@ -7,11 +7,12 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from statistics import median
 from typing import Any
-from xml.etree import ElementTree
 
 from sweeper.commands.accept.judge import finding_verdict
 from sweeper.common.format import format_number, one_line
+from sweeper.pages import junit
 from sweeper.pages.html_page import Chart, Table, build_page
+from sweeper.pages.trial_tables import markdown_of
 
 ORDER = ("fail", "inconclusive", "measured", "pass")  # of verdicts, the most urgent first
 HEADING = ["verdict", "part", "test", "measured", "unit", "passes from", "reason", "likely cause"]
@@ -63,31 +64,27 @@ def list_differences(nodes: Mapping[str, Mapping[str, str]]) -> Iterator[list[st
             yield [name, common, ", ".join(others)]
 
 
-def build_html(record: Record) -> str:
-    """Return the page, which opens offline and prints."""
+def _build_tables(record: Record) -> list[Table]:
     rows = sort_results(record)
     urgent = [row for row in rows if row["verdict"] in ORDER[:2]]
-    problem = ("location", "problem", "remedy")
-    findings = [[finding[name] for name in problem] for finding in record["findings"]]
+    findings = [[finding[name] for name in ("location", "problem", "remedy")] for finding in record["findings"]]
     first: Mapping[str, str] = next(iter(record["nodes"].values()), {})
-    tables = [
+    return [
         Table("Failed and open", HEADING, build_rows(urgent)),
         Table("Problems of nodes and GPUs", ["place", "problem", "remedy"], findings),
         Table("Nodes that differ", ["property", "most nodes", "others"], list(list_differences(record["nodes"]))),
         Table("Environment", ["property", "value on the first node"], [list(item) for item in first.items()]),
         Table("Tests", TESTS, list(summarize_tests(rows)), "All results are in accept.json."),
     ]
+
+
+def build_html(record: Record) -> str:
+    """Return the page, which opens offline and prints."""
     devices = f"{record['devices']} x {record['model']}"
     made = f"profile {record['profile']}, {record['date']}, sweeper {record['sweeper']}, sha256 {record['sha256'][:16]}"
-    return build_page(
-        f"Acceptance of {devices}",
-        [
-            *(table for table in tables if table.rows),
-            *_build_map(record["results"]),
-            *_build_distributions(record["results"]),
-        ],
-        f"{record['sentence']}. {devices}, {made}.",
-    )
+    tables = [table for table in _build_tables(record) if table.rows]
+    charts = [*_build_map(record["results"]), *_build_distributions(record["results"])]
+    return build_page(f"Acceptance of {devices}", [*tables, *charts], f"{record['sentence']}. {devices}, {made}.")
 
 
 def _build_map(results: Sequence[Mapping[str, Any]]) -> Iterator[Chart]:
@@ -146,17 +143,9 @@ def _build_distributions(results: Sequence[Mapping[str, Any]]) -> Iterator[Chart
 
 def build_markdown(record: Record) -> str:
     """Return the verdict, what failed or is open, the doctor's findings and the nodes that differ."""
-    urgent = [row for row in sort_results(record) if row["verdict"] in ORDER[:2]]
-    lines = [f"**{record['sentence']}**", "", f"{record['devices']} x {record['model']}, {record['date']}", ""]
-    for heading, rows in (
-        (HEADING, build_rows(urgent)),
-        (["place", "problem", "remedy"], [[f["location"], f["problem"], f["remedy"]] for f in record["findings"]]),
-        (["property", "most nodes", "others"], list(list_differences(record["nodes"]))),
-    ):
-        if rows:
-            cells = [heading, ["---"] * len(heading), *rows]
-            lines += [f"| {' | '.join(cell.replace('|', '/') for cell in row)} |" for row in cells] + [""]
-    return "\n".join(lines)
+    devices = f"{record['devices']} x {record['model']}, {record['date']}"
+    tables = [markdown_of(table.heading, table.rows) for table in _build_tables(record)[:3] if table.rows]
+    return "\n\n".join([f"**{record['sentence']}**", devices, *tables, ""])
 
 
 def build_junit(record: Record) -> str:
@@ -167,13 +156,8 @@ def build_junit(record: Record) -> str:
         cases.append(("setup", found["location"], verdict, message))
     rows = sort_results(record)
     cases += [(row["test"], row["part"], row["verdict"], f"{row['reason']} {row['cause']}".strip()) for row in rows]
-    counts = Counter(verdict for _, _, verdict, _ in cases)
-    suite = ElementTree.Element("testsuite", name="sweeper accept", tests=str(len(cases)))
-    suite.set("failures", str(counts["fail"]))
-    suite.set("skipped", str(counts["inconclusive"] + counts["measured"]))
-    for group, name, verdict, message in cases:
-        case = ElementTree.SubElement(suite, "testcase", classname=group, name=name)
-        if verdict != "pass":
-            element = ElementTree.SubElement(case, "failure" if verdict == "fail" else "skipped")
-            element.set("message", one_line(message))
-    return ElementTree.tostring(suite, encoding="unicode", xml_declaration=True) + "\n"
+    outcomes = {"pass": junit.PASSED, "fail": junit.FAILED}
+    named = [
+        (group, name, outcomes.get(verdict, junit.SKIPPED), one_line(text)) for group, name, verdict, text in cases
+    ]
+    return junit.build_junit("sweeper accept", named)

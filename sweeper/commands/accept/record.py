@@ -176,8 +176,7 @@ class Change:
     is_slower: bool
 
     def __str__(self) -> str:
-        bounds = f" (95% {self.ratio.low - 1:+.1%} to {self.ratio.high - 1:+.1%})" if self.ratio.has_interval else ""
-        return f"{self.part}: {self.test}: {self.ratio.value - 1:+.1%}{bounds}"
+        return f"{self.part}: {self.test}: {self.ratio.change}"
 
 
 def compare_records(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[Change]:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import math
 import statistics
-import xml.etree.ElementTree as ElementTree
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from sweeper.commands.history.new_runs import Compared
 from sweeper.commands.history.reference_file import History, Identity, RecordedRun, Series
 from sweeper.common.format import count, format_interval, format_number
+from sweeper.pages import junit
 from sweeper.pages.html_page import Table
+from sweeper.pages.trial_tables import markdown_of
 from sweeper.results.comparison import describe_more_runs
 from sweeper.results.ranking import label_works
 from sweeper.results.runs import Verdict
@@ -61,8 +62,7 @@ def build_lines(compared: Sequence[Compared]) -> list[Line]:
         if item.result is None:
             lines.append(Line(work=label, device=device, now=now, detail=item.reason))
             continue
-        ratio, spread = item.result.ratio, item.result.spread
-        interval = f"95% {ratio.low - 1:+.1%} to {ratio.high - 1:+.1%}" if not math.isnan(ratio.low) else "no interval"
+        spread = item.result.spread
         basis = f"{spread.value:.1%} between runs ({'assumed' if spread.is_assumed else 'measured'})"
         lines.append(
             Line(
@@ -70,7 +70,7 @@ def build_lines(compared: Sequence[Compared]) -> list[Line]:
                 device=device,
                 now=now,
                 earlier=_describe_level(item.identity, item.earlier),
-                change=f"{ratio.value - 1:+.1%} ({interval})",
+                change=item.result.ratio.change,
                 verdict=item.result.verdict,
                 detail="; ".join(filter(None, [basis, describe_more_runs(item.result)])),
                 changed=", ".join(item.new[-1].list_changes(item.earlier[-1])),
@@ -96,33 +96,21 @@ def _describe_level(identity: Identity, runs: Sequence[RecordedRun]) -> str:
 
 def build_markdown(lines: Sequence[Line], note: str) -> str:
     """Return a table of the comparison."""
-    rows = [COLUMNS, ("---",) * len(COLUMNS)]
+    rows = []
     for line in lines:
         verdict = f"**{line.outcome}**: {line.detail}"
         rows.append((line.work, line.device, line.earlier, line.now, line.change, verdict, line.changed))
-    table = "\n".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row)} |" for row in rows)
-    return f"{table}\n\n{note}\n"
+    return f"{markdown_of(COLUMNS, rows)}\n\n{note}\n"
 
 
 def build_junit(lines: Sequence[Line]) -> str:
     """Return the comparison as JUnit XML: slower is a failure, what cannot be told is skipped."""
-    slower = [line for line in lines if line.verdict is Verdict.SLOWER]
-    skipped = [line for line in lines if line.verdict in (None, Verdict.CANNOT_BE_TOLD)]
-    counts = {"tests": len(lines), "failures": len(slower), "skipped": len(skipped), "errors": 0}
-    suites = ElementTree.Element("testsuites")
-    attributes = {name: str(number) for name, number in counts.items()}
-    suite = ElementTree.SubElement(suites, "testsuite", {"name": "sweeper history", "time": "0", **attributes})
+    outcomes = {str(Verdict.NOT_SLOWER): junit.PASSED, str(Verdict.SLOWER): junit.FAILED}
+    cases = []
     for line in lines:
-        case = ElementTree.SubElement(suite, "testcase", classname=line.device, name=line.work, time="0")
         message = ", ".join(filter(None, [line.outcome, line.change, line.detail]))
-        if line.verdict is Verdict.NOT_SLOWER:
-            ElementTree.SubElement(case, "system-out").text = str(line)
-        elif line.verdict is Verdict.SLOWER:
-            ElementTree.SubElement(case, "failure", message=message).text = str(line)
-        else:
-            ElementTree.SubElement(case, "skipped", message=message)
-    ElementTree.indent(suites)
-    return ElementTree.tostring(suites, encoding="unicode", xml_declaration=True) + "\n"
+        cases.append((line.device, line.work, outcomes.get(line.outcome, junit.SKIPPED), message))
+    return junit.build_junit("sweeper history", cases)
 
 
 def build_table(history: History) -> Table:

@@ -74,8 +74,7 @@ def test_a_pipeline_reads_the_verdicts() -> None:
     history = append(HISTORY, [new_run(300, device="A | B")], GATE, new_level=False)
     runs = [new_run(640), new_run(301, 101, device="A | B"), new_run(1.0, devices=8)]
     lines = build_lines(compare(history, runs, GATE))
-    suite = ElementTree.fromstring(build_junit(lines)).find("testsuite")
-    assert suite is not None
+    suite = ElementTree.fromstring(build_junit(lines))
     assert [suite.get(name) for name in ("tests", "failures", "skipped")] == ["3", "1", "2"]
     failure, *skipped = [case[0] for case in suite]
     assert failure.tag == "failure" and str(failure.get("message")).startswith("slower, -3.0% (95% -3.5% to ")
