@@ -189,6 +189,26 @@ def _check_authentication(address: str, named: str) -> None:
         )
 
 
+def list_nodes() -> list[dict[str, Any]]:
+    """Return what Ray says of each node; nothing while the head is away, as one that restarts: asking it would block.
+
+    Raises:
+        ClusterError: the driver's node is dead: its raylet ended, or the head has removed it, as after its link was
+            down for longer than the head's health checks allow. No result of a task or an actor arrives in this process
+            any more, and Ray reports no error, so the caller ends the sweep.
+    """
+    if head.is_away():
+        return []
+    entries, own_id = ray.nodes(), ray.get_runtime_context().get_node_id()
+    if any(entry["Alive"] and entry["NodeID"] == own_id for entry in entries):
+        return list(entries)
+    address = next((entry["NodeManagerAddress"] for entry in entries if entry["NodeID"] == own_id), "here")
+    raise ClusterError(
+        f"the driver's node {address} is dead: its raylet ended, or the head lost it; finished trials are kept."
+        " On a cluster, start Ray on it again"
+    )
+
+
 class NodeDiscovery:
     """Polls the connected cluster for nodes that are up, without waiting for any of them."""
 
@@ -198,20 +218,14 @@ class NodeDiscovery:
     def poll(self, known: set[str]) -> tuple[list[Node], set[str]]:
         """Return the nodes that are up, not in `known` and described by now, and the ids of all nodes that are up.
 
-        A node whose description is pending or failed is tried again on the next call. While the head is away, as one
-        that restarts, asking it would block: nothing changes, and trials run without it.
+        A node whose description is pending or failed is tried again on the next call. While the head is away nothing
+        changes, and trials run without it.
 
         Raises:
-            ClusterError: the head has removed the driver's node from the cluster, as after its link was down for longer
-                than the head's health checks allow. No result of a task or an actor arrives in this process any more,
-                and Ray reports no error, so the caller ends the sweep.
+            ClusterError: as `list_nodes` does.
         """
-        if head.is_away():
+        if not (entries := list_nodes()):
             return [], known
-        entries, own_id = ray.nodes(), ray.get_runtime_context().get_node_id()
-        if not any(entry["Alive"] and entry["NodeID"] == own_id for entry in entries):
-            address = next((entry["NodeManagerAddress"] for entry in entries if entry["NodeID"] == own_id), "here")
-            raise ClusterError(f"the cluster's head took the driver's node {address} for lost; start Ray on it again")
         up = {entry["NodeID"]: entry for entry in entries if entry["Alive"]}
         self._descriptions = {node_id: ref for node_id, ref in self._descriptions.items() if node_id in up}
         self._descriptions |= {

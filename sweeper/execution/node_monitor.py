@@ -29,9 +29,9 @@ NO_ROUND = ComparisonRound(0, 0, {})
 class NodeMonitor:
     """Decides which nodes a sweep uses.
 
-    On a local cluster nothing ever changes. Nodes that join are used beside the others where more trials can run at
-    once, so not on CPUs, in the finals, or with cluster.max_concurrent_trials: there they only take the places of lost
-    ones. On CPUs no node is drained, and a trial's cores stay those of the plan.
+    A local cluster has one node, and the sweep ends with it. Nodes that join are used beside the others where more
+    trials can run at once, so not on CPUs, in the finals, or with cluster.max_concurrent_trials: there they only take
+    the places of lost ones. On CPUs no node is drained, and a trial's cores stay those of the plan.
     """
 
     def __init__(
@@ -99,9 +99,12 @@ class NodeMonitor:
             ClusterError: the driver's node is lost.
         """
         lines = []
-        if self._is_cluster and time.monotonic() >= self._next_poll_s:
+        if time.monotonic() >= self._next_poll_s:
             self._next_poll_s = time.monotonic() + POLL_INTERVAL_S
-            lines = self._poll_nodes(may_join)
+            if self._is_cluster:
+                lines = self._poll_nodes(may_join)
+            else:
+                cluster.list_nodes()  # raises for the only one
         if self._compares and (self._suspects or self._has_new_comparison):
             lines += self._drain_nodes()
         return lines

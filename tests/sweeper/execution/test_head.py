@@ -7,12 +7,13 @@ import socket
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import ray
 
 from sweeper.execution import head
-from sweeper.execution.cluster import NodeDiscovery
+from sweeper.execution.cluster import ClusterError, NodeDiscovery, list_nodes
 from tests.conftest import Workspace, wait_for
 from tests.support.ray_cluster import Cluster, assert_completed_once, count_completions, start_sweep
 from workloads.api.errors import UserInputError
@@ -62,6 +63,17 @@ def test_nodes_are_not_read_while_the_head_is_away(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(head, "is_away", lambda: True)
     monkeypatch.setattr(ray, "nodes", lambda: pytest.fail("read without a head"))
     assert NodeDiscovery().poll({"a node"}) == ([], {"a node"})
+
+
+def test_a_dead_node_of_the_driver_ends_the_sweep(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray reports no error then, and no result arrives. test_kills.py kills a raylet (soak)."""
+    entry = {"Alive": True, "NodeID": "a", "NodeManagerAddress": "10.0.0.7"}
+    monkeypatch.setattr(ray, "nodes", lambda: [entry])
+    monkeypatch.setattr(ray, "get_runtime_context", lambda: SimpleNamespace(get_node_id=lambda: "a"))
+    assert list_nodes() == [entry]
+    entry["Alive"] = False
+    with pytest.raises(ClusterError, match=r"10\.0\.0\.7 is dead"):
+        list_nodes()
 
 
 @pytest.mark.soak

@@ -113,23 +113,34 @@ def test_a_sigterm_to_the_whole_process_group_ends_the_sweep_in_order(workspace:
     assert not workspace.states()["RUNNING"]
 
 
+def find_process(workspace: Workspace, name: str) -> int | None:
+    """Return a process of the sweep with this name in its command line."""
+    for pid in find_processes("SWEEPER_TEST", workspace.path.name):
+        with suppress(OSError):
+            if name in Path(f"/proc/{pid}/cmdline").read_text():
+                return pid
+    return None
+
+
 @pytest.mark.soak
 def test_a_sweep_survives_a_killed_recording_process(workspace: Workspace) -> None:
     process = workspace.start(*PROBE, "budget.trials=20", "space.sleep_s=0.3", SWEEPER_TEST=workspace.path.name)
-
-    def recording_pid() -> int | None:
-        for pid in find_processes("SWEEPER_TEST", workspace.path.name):
-            try:
-                with open(f"/proc/{pid}/cmdline") as command:
-                    if "sweeper.tracking.process" in command.read():
-                        return pid
-            except OSError:
-                continue
-        return None
-
     wait_for(lambda: list(workspace.path.glob("sweeps/*/study.journal")) and workspace.path.joinpath("mlruns").exists())
-    os.kill(wait_for(recording_pid), signal.SIGKILL)
+    os.kill(wait_for(lambda: find_process(workspace, "sweeper.tracking.process")), signal.SIGKILL)
     _, err = process.communicate(timeout=90)
     assert process.returncode == 0, err
     assert Counter(run.info.status for run in workspace.runs("trial")) == {"FINISHED": 20}
     assert len({run.data.tags["sweeper.trial"] for run in workspace.runs("trial")}) == 20
+
+
+@pytest.mark.soak
+def test_a_killed_raylet_ends_the_sweep_and_the_same_command_resumes_it(workspace: Workspace) -> None:
+    arguments = ["workload=probe", "budget.trials=20", "space.sleep_s=0.5", "search=random", "finals.top=0"]
+    process = workspace.start(*arguments, SWEEPER_TEST=workspace.path.name)
+    wait_for(lambda: list(workspace.path.glob("sweeps/*/study.journal")) and workspace.states()["COMPLETE"] > 2)
+    os.kill(wait_for(lambda: find_process(workspace, "raylet/raylet")), signal.SIGKILL)
+    out, _ = process.communicate(timeout=60)
+    assert process.returncode == 1 and "is dead: its raylet ended" in out and "resume   python" in out, out
+    assert set(workspace.states()) == {"COMPLETE", "FAIL"}
+    result = workspace.run(*arguments)
+    assert result.code == 0 and workspace.outcomes()["complete"] == 20, result.err
