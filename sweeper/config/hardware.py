@@ -20,7 +20,7 @@ PLANNED_ADDRESS = "planned"  # the address of a node that a plan assumes
 @dataclass(frozen=True)
 class Node:
     address: str
-    cpus: int
+    cpus: int  # that a sweep uses
     cpu_name: str
     gpus: int = 0
     accelerator: str | None = None  # Ray's label for its GPUs
@@ -33,6 +33,11 @@ class Node:
     gpu_domain: str | None = None  # Ray's label of the NVLink domain that nodes share, as of GB200 NVL72
     environment: tuple[tuple[str, str], ...] = ()  # those variables that `discover_nodes` was called with
     code_problem: str = ""  # why it cannot run the sweep's code, for a node that joins
+    idle_cpus: int = 0  # cores that a sweep leaves to other processes
+
+    def using(self, cpus: int) -> Node:
+        """Return the node with this number of the cores that it uses now."""
+        return replace(self, cpus=cpus, idle_cpus=self.cpus + self.idle_cpus - cpus)
 
     def capacity(self, host_gib: float) -> int:
         """Return how many processes fit that take a GPU and `host_gib` of memory each."""
@@ -54,7 +59,8 @@ class Node:
 
     @property
     def cpu_model(self) -> str:
-        return f"{self.cpu_name} ({self.cpus} cores)"
+        all_cpus = f" of {self.cpus + self.idle_cpus}" if self.idle_cpus else ""
+        return f"{self.cpu_name} ({self.cpus}{all_cpus} cores)"
 
     @property
     def label(self) -> str:

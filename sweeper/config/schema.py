@@ -155,6 +155,7 @@ class ClusterSection:
     address: str | None = None
     insecure: bool = False
     max_concurrent_trials: int | None = field(default=None, metadata={"min": 1})
+    cpus: int | None = field(default=None, metadata={"min": 1})
     drain_below: float | None = field(default=0.9, metadata={"min": 0, "max": 1})
 
 

@@ -90,7 +90,7 @@ def describe_start(plan: SweepPlan, counts: Mapping[TrialStatus, int], interrupt
 
 
 def _describe_limits(plan: SweepPlan) -> list[str]:
-    lines = [f"excluded {line}" for line in plan.excluded]
+    lines = [f"excluded {line}" for line in plan.excluded] + [f"busy     {line}" for line in [plan.busy] if line]
     return lines + [f"warning  {line}" for line in (*plan.gpu_problems, *plan.target.describe_foreign_use())]
 
 

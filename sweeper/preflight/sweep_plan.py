@@ -60,6 +60,7 @@ class SweepPlan:
     calibration: CalibrationFile | None  # the rates of estimates; None for those of the tables and the ceilings
     estimates: CostEstimates | None  # of the cost model; None for a workload without any
     variable_sources: dict[str, str] = field(default_factory=dict)  # what sets each variable that all trials have
+    busy: str = ""  # which cores other processes hold, and what follows
 
     @property
     def config(self) -> Config:
@@ -172,18 +173,7 @@ def plan_sweep(
         initial_points = [*warm_start.legal_points(space), *initial_points]
         identity["warm_start"] = warm_start.study
     promising = [candidate.point for candidate in estimates.valid[:PROMISING_POINTS]] if estimates else []
-    name = config.name
-    if name is None:
-        digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:6]
-        dtype = [str(space.constants["dtype"])] if "dtype" in space.constants else []
-        parts = [target.hardware.name, *dtype, config.search.sampler, digest]
-        name = "-".join([config.workload.name, *parts])
-        if not (directory / "sweeps" / name).exists():  # as an earlier version named a preset's sweep
-            name = "-".join([config.workload.title, *parts])
-    if config.retry and not (directory / "sweeps" / name / "study.journal").exists():
-        close = nearest(name, (journal.parent.name for journal in directory.glob("sweeps/*/study.journal")))
-        hint = f". Did you mean name={close}?" if close else ""
-        raise UserInputError(f"retry={config.retry}: there is no sweep {name} in {config.dir}{hint}")
+    folder = name_folder(config, space, target, identity)
     return SweepPlan(
         resolved=resolved,
         resources=resources,
@@ -192,14 +182,34 @@ def plan_sweep(
         excluded=excluded,
         initial_points=initial_points + [point for point in promising if point not in initial_points],
         identity=identity,
-        name=name,
-        folder=directory / "sweeps" / name,
+        name=folder.name,
+        folder=folder,
         achieved_tflops=achieved_tflops,
         machine=machine,
         calibration=calibration,
         estimates=estimates,
         variable_sources=variable_sources,
     )
+
+
+def name_folder(config: Config, space: Space, target: Target, identity: dict[str, Any]) -> Path:
+    """Return the folder of the sweep with this identity, which the user or the identity names."""
+    sweeps = Path(config.dir).expanduser().resolve() / "sweeps"
+    if config.name is not None:
+        return sweeps / config.name
+    digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:6]
+    dtype = [str(space.constants["dtype"])] if "dtype" in space.constants else []
+    parts = [target.hardware.name, *dtype, config.search.sampler, digest]
+    earlier = sweeps / "-".join([config.workload.name, *parts])  # as an earlier version named a preset's sweep
+    return earlier if earlier.exists() else sweeps / "-".join([config.workload.title, *parts])
+
+
+def check_retry(plan: SweepPlan) -> None:
+    """Raise UserInputError if a retry names a sweep that does not exist."""
+    if plan.config.retry and not (plan.folder / "study.journal").exists():
+        close = nearest(plan.name, (journal.parent.name for journal in plan.directory.glob("sweeps/*/study.journal")))
+        hint = f". Did you mean name={close}?" if close else ""
+        raise UserInputError(f"retry={plan.config.retry}: there is no sweep {plan.name} in {plan.config.dir}{hint}")
 
 
 def _plan_resources(resolved: ResolvedConfig, space: Space, target: Target, gpus: int) -> Resources:

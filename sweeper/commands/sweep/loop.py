@@ -13,6 +13,7 @@ from dataclasses import replace
 from sweeper.cli.exits import SOME_FAILED, StopRequests
 from sweeper.commands.sweep.closing import FinishedRun
 from sweeper.commands.sweep.opening import open_sweep
+from sweeper.commands.sweep.rounds import MOST_ROUNDS, RoundsAgain
 from sweeper.common.clock import PhaseClock
 from sweeper.common.format import one_line
 from sweeper.common.trials import LEFT, Remeasurement, Trial, TrialRecord, TrialResult, TrialStatus, run_name
@@ -36,7 +37,6 @@ from workloads.api.metrics import find_source
 from workloads.api.secrets import mask
 
 START_PATIENCE_S = 20.0
-ROUNDS_AGAIN = 3  # in which disturbed trials are measured again at the end of the search, and of the finals
 SHOWN_DISTURBED = 10  # trials in the line that names what is measured again
 
 
@@ -68,7 +68,8 @@ class Sweep:
         self._gang_resources = GangResources(resources.gpus, resources.whole_nodes, resources.host_gib)
         self._nodes = NodeMonitor(plan.target, plan.config, self._gang_resources, self._study.records)
         self._duration = DurationNote(plan)
-        self._finals_ended = self._finals_planned = self._rounds_again = 0
+        self._finals_ended = self._finals_planned = 0
+        self._rounds = RoundsAgain()
         self._finals: deque[tuple[TrialRecord, Remeasurement]] = deque()
         self._steps: dict[int, str] = {}  # the last step of each running trial
 
@@ -172,11 +173,10 @@ class Sweep:
 
     def _queue_disturbed(self) -> bool:
         """Queue again what other processes disturbed, when all else has ended. Returns whether anything was."""
-        if self._stop.requested or self._progress.stop_reason or self._rounds_again == ROUNDS_AGAIN:
+        if self._stop.requested or self._progress.stop_reason or self._rounds.count == MOST_ROUNDS:
             return False
         if {"time_s", "gpu_hours", "cost"} & set(self._progress.exhausted_limits()):
             return False
-        self._rounds_again += 1
         in_finals = bool(self._finals_planned)
         kept = {id(record) for record in (*self._progress.front, self._progress.best)}
         neighbours = Neighbours(self._study.records, self._config.workload.objective)
@@ -188,7 +188,9 @@ class Sweep:
             if record.status is TrialStatus.INCONCLUSIVE
             or (record.retry is None and self._describe_stall(record, neighbours))
         ]
-        disturbed = self._study.queue_again(disturbed)
+        phase, gangs = ("finals", 1) if in_finals else ("trials", self._plan.resources.gangs)
+        chosen = self._rounds.choose(disturbed, self._clock.seconds().get(phase, 0.0), gangs)
+        disturbed = self._study.queue_again(chosen)
         for record in [] if in_finals else disturbed:
             self._progress.forget(record)
         if in_finals:
@@ -238,7 +240,7 @@ class Sweep:
         finalists = dict.fromkeys(remeasurement.trial for _, remeasurement in pending)
         numbers, rounds = ", ".join(map(str, finalists)), self._config.finals.rounds
         self._display.note(f"finals   remeasuring trials {numbers} in turns, {rounds} rounds, in a fresh worker")
-        self._finals_ended, self._finals_planned, self._rounds_again = 0, len(pending), 0
+        self._finals_ended, self._finals_planned, self._rounds = 0, len(pending), RoundsAgain()
         self._clock.enter("finals")
 
         def ask() -> Trial:

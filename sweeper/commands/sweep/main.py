@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from sweeper.cli.exits import COMPLETE, SOME_FAILED, fail
 from sweeper.cli.explanation import UnknownKey
 from sweeper.cli.help_page import describe_versions, render_help
 from sweeper.cli.multirun import SweepQueue, run_queues
+from sweeper.commands.sweep.free_cores import CoreWatch, plan_on_free_cores
 from workloads.api.errors import UserInputError, describe_os_error
 
 
@@ -47,6 +49,7 @@ def run(words: list[str], program: list[str]) -> int:
 def run_sweep(sweep: ComposedSweep, command: list[str]) -> int:
     """Run one sweep in this process, or show its plan. `command` resumes it. Returns the exit code."""
     try:
+        watch = CoreWatch()
         resolved = sweep.resolve()
         config = resolved.config
         from sweeper.execution import ray_environment
@@ -56,7 +59,7 @@ def run_sweep(sweep: ComposedSweep, command: list[str]) -> int:
         from sweeper.config.device_values import default_names
         from sweeper.execution.cluster import discover_nodes
         from sweeper.execution.shipping import SweepCode
-        from sweeper.preflight.sweep_plan import plan_sweep
+        from sweeper.preflight.sweep_plan import check_retry, plan_sweep
         from sweeper.results.stored import read_warm_start
         from sweeper.tracking.mlflow_store import check_default_store, check_uri
 
@@ -69,7 +72,9 @@ def run_sweep(sweep: ComposedSweep, command: list[str]) -> int:
             nodes = discover_nodes(cluster.address, cluster.insecure, variables, SweepCode.of_sweep(resolved))
             typed_points = any(argument.startswith("search.initial_points=") for argument in command)
             warm_start = read_warm_start(config)
-            plan = plan_sweep(resolved, nodes, strict_initial_points=typed_points, warm_start=warm_start)
+            make_plan = partial(plan_sweep, resolved, strict_initial_points=typed_points, warm_start=warm_start)
+            plan = plan_on_free_cores(make_plan, nodes, config.cluster.cpus, watch)
+            check_retry(plan)
         if config.plan:
             from sweeper.pages.plan_view import show_plan
 

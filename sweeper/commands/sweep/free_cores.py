@@ -1,0 +1,120 @@
+"""The cores for a sweep of this machine's CPU: those that no other process holds, by what Linux counts in /proc."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from workloads.api.errors import UserInputError
+
+if TYPE_CHECKING:
+    from sweeper.config.hardware import Node
+    from sweeper.preflight.sweep_plan import SweepPlan
+
+WINDOW_S = 0.5
+WINDOWS = 4  # in one of which a load that comes and goes is low
+HELD = 0.5  # cores: a lower load leaves enough undisturbed calls
+THREADS = "OMP_NUM_THREADS"  # who sets it has chosen the cores
+TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+
+
+class Reading(NamedTuple):
+    """Seconds that other processes have run: on the cores of this process, and each by its number."""
+
+    at_s: float
+    others_s: float
+    by_process: dict[str, tuple[float, str]]  # with its name
+
+
+class CoreWatch:
+    """Watches the cores from its creation, so that what this process does meanwhile costs no time."""
+
+    def __init__(self) -> None:
+        self._first = _read()
+
+    def find_use(self) -> tuple[float, str]:
+        """Return how many cores others use all the time, and what uses most; 0, at once, on an idle machine."""
+        least, last = float("inf"), self._first
+        for _ in range(WINDOWS):
+            time.sleep(max(0.0, last.at_s + WINDOW_S - time.monotonic()))
+            now = _read()
+            least = min(least, (now.others_s - last.others_s) / (now.at_s - last.at_s))
+            if least < HELD:
+                return 0.0, ""
+            last = now
+        ran_s = {pid: ran_s - self._first.by_process.get(pid, (0.0,))[0] for pid, (ran_s, _) in last.by_process.items()}
+        most = max(ran_s, key=lambda pid: ran_s[pid], default="")  # none where they are hidden, as from a container
+        return least, f"{last.by_process[most][1]} (pid {most})" if most else ""
+
+
+def _read(proc: Path = Path("/proc")) -> Reading:
+    allowed, ticks, processes = {f"cpu{number}" for number in os.sched_getaffinity(0)}, 0, {}
+    with suppress(OSError):
+        for name, *counts in map(str.split, (proc / "stat").read_text().splitlines()):
+            if name in allowed:
+                user, nice, system, _, _, interrupts, soft_interrupts, *_ = map(int, counts)
+                ticks += user + nice + system + interrupts + soft_interrupts
+    for file in proc.glob("[0-9]*/stat"):
+        with suppress(OSError):  # it has ended
+            start, _, fields = file.read_text().rpartition(")")
+            if (pid := file.parent.name) != str(os.getpid()):
+                processes[pid] = sum(map(int, fields.split()[11:13])) / TICKS_PER_S, start.partition("(")[2]
+    return Reading(time.monotonic(), ticks / TICKS_PER_S - sum(os.times()[:4]), processes)
+
+
+def plan_on_free_cores(
+    make_plan: Callable[[Sequence[Node]], SweepPlan], nodes: Sequence[Node], cpus: int | None, watch: CoreWatch
+) -> SweepPlan:
+    """Return the plan of a sweep on `cpus` cores of this machine, or without those that other processes hold.
+
+    A sweep that has begun keeps its cores. Raises UserInputError as `plan_sweep`, or if `cpus` cannot be.
+    """
+    if cpus is not None:
+        if nodes[0].id or cpus > nodes[0].cpus:
+            here = "the cluster" if nodes[0].id else f"this machine, with {nodes[0].cpus} cores,"
+            raise UserInputError(f"cluster.cpus={cpus}: {here} has not; `ray start --num-cpus` sets those of a node")
+        nodes = [nodes[0].using(cpus)]
+    plan = make_plan(nodes)
+    node = plan.target.nodes[0]
+    if cpus is not None and plan.target.is_gpu:
+        raise UserInputError(f"cluster.cpus={cpus}: this sweep runs on GPUs; hardware=cpu sweeps the CPU")
+    if cpus is not None or not _may_leave_cores(plan):
+        return plan
+    for begun in map(node.using, range(node.cpus, 0, -1)):
+        if _has_begun(plan, begun.cpu_model):
+            note = f"trials use {begun.cpus} of {node.cpus} cores, as when this sweep began"
+            return (
+                replace(make_plan([begun]), busy=f"{note} (cluster.cpus={node.cpus}: all)") if begun.idle_cpus else plan
+            )
+    use, process = watch.find_use()
+    if not use:
+        return plan
+    held = f"other processes use {use:.1f} of {node.cpus} cores{process and f', most of it {process}'}"
+    if (free := node.cpus - max(1, round(use))) < 1:
+        return replace(plan, busy=f"{held}: end them first, or trials may stay inconclusive")
+    return replace(make_plan([node.using(free)]), busy=f"{held}: trials use {free} (cluster.cpus={node.cpus}: all)")
+
+
+def _may_leave_cores(plan: SweepPlan) -> bool:
+    """Return whether a workload of ours runs here, as a rule with as many threads as there are cores."""
+    is_here = not (plan.target.is_gpu or plan.target.nodes[0].id or plan.config.plan)
+    is_one = plan.resources.gpus == plan.resources.gangs == 1
+    has_threads = THREADS in os.environ or any(
+        THREADS in name for name in (*plan.space.constants, *plan.space.dimensions)
+    )
+    return is_here and is_one and plan.resolved.settings is None and not has_threads
+
+
+def _has_begun(plan: SweepPlan, device: str) -> bool:
+    from sweeper.preflight.sweep_plan import name_folder
+    from sweeper.results.description import read_description
+
+    folder = name_folder(plan.config, plan.space, plan.target, {**plan.identity, "device": device})
+    with suppress(UserInputError):  # a damaged description, which the sweep writes again
+        return (description := read_description(folder)) is not None and description.device == device
+    return False

@@ -1,0 +1,102 @@
+"""A sweep of a busy machine: the cores that it leaves to other processes, and its rounds again."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sweeper.cli.arguments import parse_arguments
+from sweeper.cli.composition import compose_sweeps
+from sweeper.commands.sweep import free_cores
+from sweeper.commands.sweep.rounds import RoundsAgain
+from sweeper.config.hardware import Node
+from sweeper.preflight.sweep_plan import SweepPlan, plan_sweep
+from tests.support.factories import trial_record
+from workloads.api.errors import UserInputError
+
+LAPTOP = Node("this machine", cpus=4, cpu_name="Laptop")
+
+
+class Use(free_cores.CoreWatch):
+    def __init__(self, cores: float) -> None:
+        self.cores = cores
+
+    def find_use(self) -> tuple[float, str]:
+        return self.cores, "python3 (pid 123)" if self.cores else ""
+
+
+def plan(folder: Path, *arguments: str, use: float = 0.0, cpus: int | None = None) -> SweepPlan:
+    (sweep,) = compose_sweeps(parse_arguments([f"dir={folder}", *arguments]))
+    resolved = sweep.resolve()
+    return free_cores.plan_on_free_cores(lambda nodes: plan_sweep(resolved, nodes), [LAPTOP], cpus, Use(use))
+
+
+@pytest.fixture(autouse=True)
+def no_chosen_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+
+
+def test_a_sweep_leaves_the_cores_that_others_hold_and_is_not_the_sweep_of_an_idle_machine(tmp_path: Path) -> None:
+    idle, busy = plan(tmp_path), plan(tmp_path, use=1.1)
+    assert (idle.target.model, idle.target.devices, idle.busy) == ("Laptop (4 cores)", 4, "")
+    assert (busy.target.model, busy.target.devices) == ("Laptop (3 of 4 cores)", 3)
+    assert busy.busy == (
+        "other processes use 1.1 of 4 cores, most of it python3 (pid 123): trials use 3 (cluster.cpus=4: all)"
+    )
+    assert idle.identity != busy.identity and idle.name != busy.name
+    full = plan(tmp_path, use=3.7)
+    assert full.target.model == idle.target.model and "end them first" in full.busy
+    assert plan(tmp_path, use=1.1, cpus=4).name == idle.name and plan(tmp_path, cpus=3).name == busy.name
+    with pytest.raises(UserInputError, match=r"cluster.cpus=5: this machine, with 4 cores, has not"):
+        plan(tmp_path, cpus=5)
+
+
+def test_who_chooses_threads_or_processes_has_chosen_the_cores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    several = "cluster.max_concurrent_trials=2"
+    for arguments in [[several], ["space.env.OMP_NUM_THREADS=2"], ["workload=parallel", "gpus=4"]]:
+        assert not plan(tmp_path, *arguments, use=1.0).busy
+    monkeypatch.setenv("OMP_NUM_THREADS", "4")
+    assert not plan(tmp_path, use=1.0).busy
+
+
+@pytest.mark.parametrize("name", [[], ["name=mine"]])
+def test_a_resumed_sweep_keeps_its_cores(tmp_path: Path, name: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    begun: dict[Path, Any] = {}
+    monkeypatch.setattr("sweeper.results.description.read_description", begun.get)
+    first = plan(tmp_path, *name, use=2.0)
+    begun[first.folder] = type("Description", (), {"device": first.target.model})
+    resumed = plan(tmp_path, *name)
+    assert (resumed.name, resumed.identity) == (first.name, first.identity)
+    assert resumed.busy == "trials use 2 of 4 cores, as when this sweep began (cluster.cpus=4: all)"
+
+
+def test_the_steady_use_of_another_process_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(free_cores, "WINDOW_S", 0.15)
+    burner = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+    try:
+        while free_cores._read().by_process[str(burner.pid)][0] < 0.1:
+            os.sched_yield()
+        watch = free_cores.CoreWatch()
+        cores, process = watch.find_use()
+    finally:
+        burner.kill()
+        burner.wait()
+    assert cores >= free_cores.HELD and process.endswith(")")
+
+
+def test_rounds_again_end_when_they_do_not_help_and_take_at_most_the_time_of_the_search() -> None:
+    records = [trial_record(number, started_at_s=10.0 * number, ended_at_s=10.0 * number + 10) for number in range(20)]
+    rounds = RoundsAgain()
+    assert rounds.choose(records, 500.0, 1) == records
+    assert rounds.choose(records[:19], 700.0, 1) == records[:19]
+    assert rounds.choose(records[:15], 890.0, 1) == []
+    rounds = RoundsAgain()
+    assert rounds.choose(records, 100.0, 1) == records[:10]
+    assert rounds.choose(records[:10], 200.0, 1) == []
+    rounds = RoundsAgain()
+    assert rounds.choose(records, 100.0, 2) == records
