@@ -73,6 +73,12 @@ class TrialJudge:
             retry=trial.retry,
         )
 
+    def derive_step(self, trial: Trial, metrics: Mapping[str, float], ranks: int) -> dict[str, float]:
+        """Return what a running trial reported of a step, with its MFU where the rate and the peak are known."""
+        dtype = {**self.work.fixed_parameters(trial.params), **trial.params}.get("dtype")
+        peak_tflops = self.hardware.dense_peak_tflops.get(str(dtype))
+        return derivation.with_utilization(metrics, peak_tflops, ranks)
+
     def _write_files(self, trial: Trial, result: TrialResult) -> list[str]:
         """Write the files of the ranks and the last lines of a failed trial. Returns the paths of the former."""
         folder = self.files / f"{trial.number:04d}"

@@ -108,13 +108,17 @@ def _flops_metrics(
         # The slowest rank's windows: those of different ranks need not match in number.
         windows = np.array(max(sustained, key=np.median))
         metrics |= _rate("tflops_sustained", flops / 1e12, _summarize(windows, "median"))
-    if peak_tflops:
-        for rate, utilisation in (("tflops", "mfu"), ("tflops_sustained", "mfu_sustained")):
-            if rate in metrics:
-                metrics[utilisation] = metrics[rate] / (peak_tflops * world_size)
-        if hardware_flops := sum(m.hardware_flops_per_step for m in measurements):
-            metrics["hfu"] = metrics["mfu"] * hardware_flops / flops
+    metrics = with_utilization(metrics, peak_tflops, world_size)
+    if peak_tflops and (hardware_flops := sum(m.hardware_flops_per_step for m in measurements)):
+        metrics["hfu"] = metrics["mfu"] * hardware_flops / flops
     return metrics
+
+
+def with_utilization(metrics: Mapping[str, float], peak_tflops: float | None, world_size: int) -> dict[str, float]:
+    """Return the metrics with their rates' shares of the peak of all devices, where it is known."""
+    shares = {"mfu": "tflops", "mfu_sustained": "tflops_sustained"}
+    known = {name: metrics[rate] for name, rate in shares.items() if peak_tflops and rate in metrics}
+    return {**metrics, **{name: rate / ((peak_tflops or 1.0) * world_size) for name, rate in known.items()}}
 
 
 def tflops_of(flops_per_step: float, times_s: Sequence[float], statistic: str) -> float:

@@ -12,6 +12,7 @@ import pandas as pd
 
 from sweeper.metrics.derivation import first_known
 from sweeper.metrics.intervals import Interval
+from sweeper.preflight.work import SEARCHED
 from workloads.api.metrics import ROWS
 
 # The part of a work's identity that has columns of its own in tables.
@@ -229,6 +230,14 @@ def describe_differences(work: Mapping[str, str], other: Mapping[str, str]) -> l
     """Return a text for each value in which two kinds of work differ."""
     names = [name for name in {**work, **other} if work.get(name) != other.get(name)]
     return [f"{name} {work.get(name, 'unknown')} against {other.get(name, 'unknown')}" for name in names]
+
+
+def read_space(sweep: Mapping[str, Any], work: Mapping[str, str]) -> dict[str, str]:
+    """Return the searched parameters of a work with their space, which a row of `Stored.sweeps` has as text."""
+    names = [name for name, value in work.items() if value == SEARCHED]
+    # Version 0.3 kept the space in the sweep's parameters; a field that a row lacks is NaN.
+    texts = {name: (sweep.get(f"tag.space.{name}"), sweep.get(f"param.{name}")) for name in names}
+    return {name: next((text for text in both if isinstance(text, str)), SEARCHED) for name, both in texts.items()}
 
 
 def describe_closest(work: Mapping[str, str], others: Sequence[Mapping[str, str]]) -> str:

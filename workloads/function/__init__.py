@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import base64
 import pickle
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, make_dataclass
 from functools import cache
 from numbers import Real
 from typing import Any
 
-from workloads.api.contract import Measurement, Pruned, Rank, Scalar, TrialTimeout, Workload
+from workloads.api.contract import Measurement, Rank, Scalar, Workload
+from workloads.api.steps import StepReports
 
 VALUE = "value"  # the metric of a function that returns a number
 RANK = "rank"  # a parameter of this name is given the rank, and is none of the space
@@ -61,8 +61,7 @@ class StepReport:
     """
 
     def __init__(self, function: str, rank: Rank) -> None:
-        self._function, self._rank = function, rank
-        self._step, self._started_s = 0, time.monotonic()
+        self._function, self._steps = function, StepReports(rank)
 
     def __call__(self, metrics: float | Mapping[str, Any]) -> None:
         """Report that a step has ended, with the objective `value` after it or with metrics by name.
@@ -71,12 +70,8 @@ class StepReport:
         """
         values = metrics if isinstance(metrics, Mapping) else {VALUE: metrics}
         numbers = {str(name): _number(self._function, "reported", name, value) for name, value in values.items()}
-        self._step += 1
-        reporter, timeout_s = self._rank.reporter, self._rank.timeout_s
-        if reporter and reporter.report(self._step, numbers):
-            raise Pruned
-        if time.monotonic() - self._started_s > timeout_s:
-            raise TrialTimeout(f"took longer than trial.timeout_s={timeout_s:g}")
+        if ending := self._steps.report(numbers):
+            raise ending
 
 
 class Function(Workload):

@@ -84,6 +84,7 @@ class Offload(Workload):
     work = ("model", "sequence_length", "sequences_per_step", "dtype", "master_weights", "optimizer_states")
     ways = ("warmup", "steps", "save_to", "profile", "seed")
     benchmark_version = "offload/2"
+    reports_steps = True
     finalists = 0  # trials take minutes
     finals_rounds = 3
     estimates_plans = True

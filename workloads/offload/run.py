@@ -17,6 +17,7 @@ import torch
 from workloads.api.contract import Infeasible, Measurement, Rank, Scalar
 from workloads.api.errors import first_line
 from workloads.api.host import available_memory_bytes, node_activity
+from workloads.api.steps import StepReports
 from workloads.instruments import device as devices
 from workloads.instruments import process_setup
 from workloads.instruments.telemetry import GpuReadings, monitor_gpu
@@ -75,7 +76,7 @@ def measure(parameters: OffloadParameters, rank: Rank) -> Measurement:
         measured = load_or_measure(parameters.model, parameters.sequence_length, device, precision)
         devices.release_memory(device)
         started_s["rates"] = time.perf_counter()
-        training = (parameters, model, measured, device, precision, started_s)
+        training = (parameters, model, measured, device, precision, started_s, StepReports(rank))
         try:
             return _plan_and_train(parameters.device_gib, *training)
         except torch.OutOfMemoryError as error:
@@ -100,6 +101,7 @@ def _plan_and_train(
     device: torch.device,
     precision: Precision,
     started_s: dict[str, float],
+    reports: StepReports,
 ) -> Measurement:
     """Train under the fastest plan for `device_gib`. Raises torch.OutOfMemoryError if it takes more than planned."""
     budget = MemoryBudget(device_gib, parameters.host_gib)
@@ -112,7 +114,7 @@ def _plan_and_train(
     alignment_bytes = (8 * chunks_on_host + 16 * (model.shape.layers + 1)) * ALIGNMENT_BYTES
     with Arena(math.ceil(prediction.host_bytes) + alignment_bytes, device) as arena:
         started_s["host memory"] = time.perf_counter()
-        return _train(parameters, prediction, measured, arena, device, precision, started_s)
+        return _train(parameters, prediction, measured, arena, device, precision, started_s, reports)
 
 
 def select_precision(parameters: OffloadParameters, architecture: str) -> Precision:
@@ -138,6 +140,7 @@ def _train(
     device: torch.device,
     precision: Precision,
     started_s: dict[str, float],
+    reports: StepReports,
 ) -> Measurement:
     plan, shape, warmup = prediction.plan, MODELS[parameters.model], parameters.warmup
     optimizer, steps = AdamW(learning_rate=parameters.learning_rate), warmup + parameters.steps
@@ -158,7 +161,7 @@ def _train(
     activity = node_activity()
     started_s["weights"] = time.perf_counter()
     with monitor_gpu(device) as readings:
-        times_s, losses, span_times_s = _run_steps(engine, batches, warmup, readings)
+        times_s, losses, span_times_s = _run_steps(engine, batches, warmup, readings, reports)
     copied_bytes = engine.copy_streams.copied_bytes  # before the step for the trace
     if parameters.save_to:
         checkpoint.save(Path(parameters.save_to), shape, engine.copy_weights())
@@ -231,14 +234,15 @@ def _executed_parameters(
 
 
 def _run_steps(
-    engine: Engine, batches: torch.Tensor, warmup: int, readings: GpuReadings
+    engine: Engine, batches: torch.Tensor, warmup: int, readings: GpuReadings, reports: StepReports
 ) -> tuple[list[float], list[float], Mapping[str, float]]:
-    """Train one step on each batch. Raises ArithmeticError if a loss is not finite.
+    """Train one step on each batch. Raises ArithmeticError if a loss is not finite, Pruned or TrialTimeout.
 
     Returns the times and losses of all steps, and the time of each kind of work in the last one.
     """
     times_s, losses = [], []
     span_times_s: Mapping[str, float] = {}
+    tokens, flops = engine.plan.tokens_per_step, model_flops_per_token(engine.shape, engine.plan.sequence_length)
     for number, batch in enumerate(batches):
         if number == warmup:
             readings.begin_steps()
@@ -247,6 +251,9 @@ def _run_steps(
         engine.synchronize()
         times_s.append(time.perf_counter() - started)
         span_times_s = engine.copy_streams.take_span_times_s()
+        peak_bytes = torch.cuda.max_memory_reserved(engine.device) if engine.device.type == "cuda" else 0
+        if ending := reports.report_training(times_s[-1], tokens, flops, peak_bytes, losses[-1]):
+            raise ending
     if not all(math.isfinite(loss) for loss in losses):
         raise ArithmeticError(f"the loss is {losses[-1]} after {len(losses)} steps")
     return times_s, losses, span_times_s

@@ -228,6 +228,7 @@ class Parallel(Workload):
     max_world_size = None
     finals_rounds = 3
     has_estimates = True
+    reports_steps = True
     can_scale = True
 
     def recorded_parameters(self, parameters: ParallelParameters) -> Mapping[str, Scalar]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 
@@ -15,6 +15,7 @@ from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
 from workloads.api.contract import Infeasible, Measurement, Rank, Scalar
+from workloads.api.steps import StepReports
 from workloads.instruments import device as devices
 from workloads.instruments import process_setup
 from workloads.instruments.distributed import process_group
@@ -228,7 +229,7 @@ def _train(
     sequences = local_sequences(layout, groups)
     with monitor_gpu(device) as watch, schedule_garbage_collection(parameters.gc_freq) as collector:
         times_s, losses, communication, executed = _run_steps(
-            parameters, trainer, partial(source.draw, sequences=sequences), collector, watch, device
+            parameters, trainer, partial(source.draw, sequences=sequences), collector, watch, device, rank
         )
     metrics = watch.metrics() | communication | {"loss": losses[-1], "first_loss": losses[0]}
     if shape.experts:
@@ -308,6 +309,7 @@ def _run_steps(
     collector: GarbageCollector,
     readings: GpuReadings,
     device: torch.device,
+    rank: Rank,
 ) -> tuple[list[float], list[float], dict[str, float], dict[str, Scalar]]:
     """Train on new tokens in each step, and profile the last warm-up step.
 
@@ -315,12 +317,15 @@ def _run_steps(
 
     Returns the times and losses of all steps, the communication metrics, and the parameters as executed.
     """
-    times_s, losses = [], []
+    times_s, losses = list[float](), list[float]()
+    reports = StepReports(rank)
     communication: dict[str, float] = {}
     for step in range(parameters.warmup + parameters.steps):
         batch = draw_batch(step)
         if device.type == "cuda":
             batch = batch.pin_memory()  # it is copied without waiting
+        if rank.reporter and (ending := _report_step(reports, rank, parameters, device, times_s, losses)):
+            raise ending
         dist.barrier()
         if step == parameters.warmup:
             readings.begin_steps()
@@ -345,6 +350,27 @@ def _run_steps(
         "async_tp": any(name.startswith("calls_fused_") for name in communication),
     }
     return times_s, losses, communication, executed
+
+
+def _report_step(
+    reports: StepReports,
+    rank: Rank,
+    parameters: ParallelParameters,
+    device: torch.device,
+    times_s: Sequence[float],
+    losses: Sequence[float],
+) -> Exception | None:
+    """Report the last step by rank 0, between two steps. Returns what the trial ends by, the same on all ranks."""
+    if not times_s:
+        return None
+    endings: list[Exception | None] = [None]
+    if rank.rank == 0:
+        tokens = parameters.layout.global_batch * parameters.sequence_length
+        flops = model_flops_per_token(parameters.shape, parameters.attended_length)
+        peak_bytes = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else 0
+        endings = [reports.report_training(times_s[-1], tokens, flops, peak_bytes, losses[-1])]
+    dist.broadcast_object_list(endings, src=0)
+    return endings[0]
 
 
 def _peak_gib(local_bytes: int, device: torch.device) -> float:

@@ -14,6 +14,7 @@ from sweeper.results.ranking import (
     describe_closest,
     find_best_results,
     list_varying_parameters,
+    read_space,
 )
 from sweeper.results.runs import Comparison, Gate, Verdict, compare_runs
 from workloads.api.errors import UserInputError, suggest
@@ -78,7 +79,7 @@ def _build_run(sweep: dict[Any, Any], result: BestResult) -> NewRun:
         metric=result.speed_metric,
         unit=SPEED_UNITS[result.speed_metric],
         direction="maximize",
-        work=result.work,
+        work={**result.work, **read_space(sweep, result.work)},  # the best of unlike spaces are not compared
         device=result.device,
         devices=result.devices,
         basis="finals" if result.rounds else "single trial",

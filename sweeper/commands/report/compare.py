@@ -14,7 +14,7 @@ from sweeper.results.comparison import (
     select_common_points,
 )
 from sweeper.results.mlflow_results import Stored
-from sweeper.results.ranking import BestResult, describe_differences, find_best_results, label_works
+from sweeper.results.ranking import BestResult, describe_differences, find_best_results, label_works, read_space
 from sweeper.results.runs import Comparison, Gate, find_worst
 from workloads.api.errors import UserInputError, suggest
 
@@ -80,11 +80,9 @@ def _describe_spaces(stored: Stored, first: str, second: str) -> str:
     """Return how the spaces of two sweeps differ in parameters that are part of the work; empty if they do not."""
     trials = stored.trials[stored.trials["tag.sweep"].isin([first, second])]
     works = trials.get("tag.work", trials["run"][:0]).dropna().unique()
-    searched = dict.fromkeys(name for work in works for name, value in json.loads(work).items() if value == SEARCHED)
-    rows = (stored.sweeps[stored.sweeps["run"] == name].iloc[-1].dropna() for name in (first, second))
-    # Version 0.3 kept the space in the sweep's parameters.
-    spaces = [{name: str(row.get(f"tag.space.{name}", row.get(f"param.{name}"))) for name in searched} for row in rows]
-    return "; ".join(describe_differences(*spaces))
+    work = {name: value for text in works for name, value in json.loads(text).items() if value == SEARCHED}
+    rows = (dict(stored.sweeps[stored.sweeps["run"] == name].iloc[-1]) for name in (first, second))
+    return "; ".join(describe_differences(*(read_space(row, work) for row in rows)))
 
 
 def compare_points(stored: Stored, first: str, second: str) -> list[str]:

@@ -292,6 +292,7 @@ class Sweep:
         """Record the steps of running trials, and prune those that the pruner ends."""
         assert self._pool is not None
         for trial, step, at_s, step_metrics in self._pool.collect_reports(wait=wait):
+            step_metrics = self._judge.derive_step(trial, step_metrics, self._plan.resources.gpus)
             name = run_name(trial.number, trial.params, trial.remeasurement)
             self._tracking.log_step(trial.number, name, step, at_s, step_metrics)
             self._steps[trial.number] = describe_step(step, step_metrics)

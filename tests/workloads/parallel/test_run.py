@@ -5,18 +5,37 @@ from __future__ import annotations
 import multiprocessing
 import socket
 import traceback
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
-from workloads.api.contract import Measurement, Rank
+from workloads.api.contract import Measurement, Pruned, Rank
 from workloads.api.trial import run_trial
 
 FIXED = {"model": "llama_tiny", "sequence_length": 64, "global_batch": 8, "micro_batch": 4, "compile": False}
 FIXED |= {"dtype": "fp32", "steps": 2}
 TRIALS = [FIXED | {"dp_shard": 2}, FIXED | {"tp": 2}, FIXED | {"dp_shard": 2, "block": "manual"}]
 TRIALS[1] |= {"checkpointing": "full", "checkpointing_freq": 2}  # read back from the blocks
+
+
+class Pruner:
+    """Ends a trial after its second step."""
+
+    def __init__(self) -> None:
+        self.steps: list[int] = []
+
+    def report(self, step: int, metrics: Mapping[str, float]) -> bool:
+        assert metrics["tokens_per_s"] > 0 and metrics["tflops"] > 0 and metrics["loss"] > 0
+        self.steps.append(step)
+        return step == 2
+
+    def finish(self) -> None: ...
+
+    def is_finished(self) -> bool:
+        return False
 
 
 def run_trials(number: int, rendezvous: str, results: Any) -> None:
@@ -26,7 +45,12 @@ def run_trials(number: int, rendezvous: str, results: Any) -> None:
         ranks = [
             Rank(number, 2, ranks_per_node=2, rendezvous=rendezvous, sequence_number=n + 1) for n in range(len(TRIALS))
         ]
-        results.put([run_trial("parallel", trial, rank) for trial, rank in zip(TRIALS, ranks, strict=True)])
+        measured = [run_trial("parallel", trial, rank) for trial, rank in zip(TRIALS, ranks, strict=True)]
+        pruner = Pruner()
+        with pytest.raises(Pruned):  # on both ranks, though the first one alone reports
+            run_trial("parallel", TRIALS[0], replace(ranks[0], sequence_number=len(TRIALS) + 1, reporter=pruner))
+        assert pruner.steps == ([] if number else [1, 2])
+        results.put(measured)
     except Exception:
         results.put(traceback.format_exc())
 

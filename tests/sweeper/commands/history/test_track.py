@@ -18,13 +18,15 @@ MEASURED = {"machine_info": {}, "matrix_dtype": "bf16"}
 FIGURE = "document.querySelectorAll('.figure .main-svg .point').length"
 
 
-def write_sweep(folder: Path, name: str, speed: float, status: str = "FINISHED") -> None:
+def write_sweep(folder: Path, name: str, speed: float, status: str = "FINISHED", space: str = "choice(…)") -> None:
     """Write a sweep of one trial with an interval of 0.2% to each side."""
     tags = {"workload": "matmul", "device": "NVIDIA H200", "driver": "570.124", "version.torch": "2.11\n2.12"}
-    parent = {"params": {"m": "choice(…)", "sweep.gpus": 1}, "started_at": name, "tags": tags, "artifacts": {}}
+    tags["space.m"] = space
+    parent = {"params": {"sweep.gpus": 1}, "started_at": name, "tags": tags, "artifacts": {}}
     store = Store(f"sqlite:///{folder}/mlflow.db", "matmul", f"study of {name}", name, parent)
     metrics = {"tflops": speed, "tflops_ci_low": 0.998 * speed, "tflops_ci_high": 1.002 * speed}
-    store.write_trial(trial_record(0, {"m": 4096}, metrics=metrics, measurements=[MEASURED]))
+    work = {"workload": "matmul", "type": "bf16", "m": "searched"}
+    store.write_trial(trial_record(0, {"m": 4096}, metrics=metrics, measurements=[MEASURED], work=work))
     store.close(status, {}, {}, {}, [])
 
 
@@ -47,6 +49,16 @@ def test_sweeps_are_appended_and_later_ones_are_compared(tmp_path: Path) -> None
     unknown = run_track(tmp_path, "tusday")
     assert unknown.code == 2 and "tusday: unknown sweep" in unknown.err and "Did you mean tuesday?" in unknown.err
     assert "Did you mean append?" in run_track(tmp_path, "apend").err
+
+
+def test_sweeps_of_unlike_spaces_are_not_compared(tmp_path: Path) -> None:
+    for name, space in {"small": "range(64, 512)", "same": "range(64, 512)", "large": "range(64, 8192)"}.items():
+        write_sweep(tmp_path, name, 660.0, space=space)
+    assert run_track(tmp_path, "append", "small").code == 0
+    both = run_track(tmp_path, "compare", "same", "large", "between_runs=0.1%")
+    assert both.code == 0 and "not compared: not in the history: m range(64, 8192) against range(64, 512)" in both.out
+    alone = run_track(tmp_path, "compare", "large")
+    assert alone.code == 2 and "m range(64, 8192) against range(64, 512)" in alone.err
 
 
 def test_a_narrow_terminal_keeps_the_level(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

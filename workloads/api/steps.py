@@ -1,0 +1,34 @@
+"""Reports of the steps of a trial that this process runs, and what ends the trial after one of them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+
+from workloads.api.contract import Pruned, Rank, TrialTimeout
+
+
+class StepReports:
+    """Counts and reports the steps of a workload with `reports_steps`."""
+
+    def __init__(self, rank: Rank) -> None:
+        self._rank = rank
+        self._step, self._started_s = 0, time.monotonic()
+
+    def report(self, metrics: Mapping[str, float]) -> Exception | None:
+        """Report that a step has ended. Returns what the trial has to end by, Pruned or TrialTimeout; None to go on."""
+        self._step += 1
+        reporter, timeout_s = self._rank.reporter, self._rank.timeout_s
+        if reporter and reporter.report(self._step, metrics):
+            return Pruned()
+        if time.monotonic() - self._started_s > timeout_s:
+            return TrialTimeout(f"took longer than trial.timeout_s={timeout_s:g}")
+        return None
+
+    def report_training(
+        self, step_time_s: float, tokens: int, flops_per_token: float, peak_bytes: int, loss: float
+    ) -> Exception | None:
+        """Report a step of training on `tokens`, as `report`. `peak_bytes`: of a GPU's memory; 0 on a CPU."""
+        memory = {"peak_device_gib": peak_bytes / 2**30} if peak_bytes else {}
+        rate = tokens / step_time_s
+        return self.report({"tokens_per_s": rate, "tflops": rate * flops_per_token / 1e12, **memory, "loss": loss})
