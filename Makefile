@@ -56,7 +56,9 @@ check: $(STAMP)   ## ruff (lint, format) and mypy
 	$(BIN)/mypy
 
 # Three workers keep two cores busy, since the longest tests mostly wait: for Ray, for programs, for timeouts. Tests that
-# share a fixture form a group, which one worker runs; otherwise the order is that of tests/conftest.py.
+# share a fixture form a group, which one worker runs; otherwise the order is that of tests/conftest.py. Without compiled
+# files each of some hundred processes would compile all of sweeper/, which takes 0.6 s.
+test: export PYTHONDONTWRITEBYTECODE :=
 test: $(STAMP)    ## tests that need no GPU, about six minutes on two cores
 	$(BIN)/python -m pytest -n 3 --dist loadgroup --no-loadscope-reorder -m 'not gpu and not soak' $(ARGS)
 

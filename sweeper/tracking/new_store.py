@@ -2,6 +2,7 @@
 
 MLflow makes its tables by about sixty migrations. Interrupted between two of them, by a kill or a full disk, they leave
 a file that MLflow neither completes nor opens. They run in memory instead, and the file appears whole under its name.
+The tables of each version of MLflow are kept in the user's cache folder, of which later stores are copies.
 """
 
 from __future__ import annotations
@@ -10,13 +11,13 @@ import fcntl
 import os
 import sqlite3
 import urllib.parse
-import zlib
+from collections.abc import Callable
 from contextlib import closing, suppress
 from pathlib import Path
 
-from mlflow import MlflowClient
+from mlflow import MlflowClient, __version__
 
-from sweeper.tracking.mlflow_store import ARTIFACTS, SQLITE_PREFIX, sqlite_path
+from sweeper.tracking.mlflow_store import ARTIFACTS, REVISION, SQLITE_PREFIX, sqlite_path
 from workloads.api.errors import UserInputError
 
 
@@ -27,8 +28,12 @@ def create_if_missing(uri: str) -> None:
         UserInputError: its folder cannot be made or opened.
         sqlite3.OperationalError: the file cannot be written; nothing is left under its name.
     """
-    path = sqlite_path(uri)
-    if path is None or _has_content(path):
+    if path := sqlite_path(uri):
+        _write_if_missing(path, _open_kept_tables)
+
+
+def _write_if_missing(path: Path, open_tables: Callable[[], sqlite3.Connection]) -> None:
+    if _has_content(path):
         return
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -42,7 +47,8 @@ def create_if_missing(uri: str) -> None:
             for leftover in path.parent.glob(f".{path.name}.new-*"):
                 leftover.unlink(missing_ok=True)
         if not _has_content(path):
-            _create(path)
+            with closing(open_tables()) as tables:
+                _write(path, tables)
     finally:
         os.close(folder)
 
@@ -80,16 +86,33 @@ def _has_content(path: Path) -> bool:
     return path.exists() and path.stat().st_size > 0
 
 
-def _create(path: Path) -> None:
-    """Write a database with MLflow's tables, which MLflow opens by SQLite's name of a shared database in memory."""
-    temporary = path.with_name(f".{path.name}.new-{os.getpid()}")
-    name = f"file:{zlib.crc32(bytes(path.parent))}?mode=memory&cache=shared"
+def _open_kept_tables() -> sqlite3.Connection:
+    """Return a database with MLflow's tables: the kept one, which the first call makes, or one in memory."""
     try:
-        with closing(sqlite3.connect(name, uri=True)) as memory:
-            MlflowClient(tracking_uri=f"{SQLITE_PREFIX}{name}&uri=true").search_experiments(max_results=1)
-            with closing(sqlite3.connect(temporary)) as database:
-                database.execute("pragma synchronous = off")  # the whole file is synced once
-                memory.backup(database)
+        cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+        kept = cache.absolute() / "gpu-sweeper" / f"mlflow-{__version__}.db"
+        _write_if_missing(kept, _make_tables)
+        tables = sqlite3.connect(f"{kept.as_uri()}?mode=ro", uri=True)
+        tables.execute(REVISION)
+        return tables
+    except (OSError, RuntimeError, UserInputError, sqlite3.Error):  # no home, not writable, full, or damaged
+        return _make_tables()
+
+
+def _make_tables() -> sqlite3.Connection:
+    """Let MLflow make its tables in memory, which it opens by SQLite's name of a shared database there."""
+    name = f"file:{os.urandom(8).hex()}?mode=memory&cache=shared"
+    memory = sqlite3.connect(name, uri=True)
+    MlflowClient(tracking_uri=f"{SQLITE_PREFIX}{name}&uri=true").search_experiments(max_results=1)
+    return memory
+
+
+def _write(path: Path, tables: sqlite3.Connection) -> None:
+    temporary = path.with_name(f".{path.name}.new-{os.getpid()}")
+    try:
+        with closing(sqlite3.connect(temporary)) as database:
+            database.execute("pragma synchronous = off")  # the whole file is synced once
+            tables.backup(database)
         with temporary.open("rb") as file:
             os.fsync(file.fileno())
         try:

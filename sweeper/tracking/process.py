@@ -36,6 +36,7 @@ from typing import Any, TextIO
 
 from sqlalchemy import exc
 
+import sweeper.common.rare_collections  # noqa: F401  before MLflow
 from sweeper.common.trials import TrialRecord
 from sweeper.tracking.mlflow_view import SweepView
 from sweeper.tracking.store import MlflowException, Store

@@ -18,8 +18,7 @@ LIMITS: dict[str, dict[str, float]] = {
     "workloads.instruments.device": {"CPU_FLUSH_MIB": 8},
 }
 ORIGINAL: dict[str, dict[str, float]] = {}
-# Collections while MLflow, torch and Ray are imported find nothing, and take a fifth of the time.
-gc.set_threshold(100_000, 50, 50)
+gc.set_threshold(100_000, 10, 10)  # as of a sweep, also in its workers, which import torch
 
 
 class LimitsFinder(PathFinder):

@@ -12,8 +12,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from mlflow import MlflowClient
+from mlflow import MlflowClient, __version__
 
+from sweeper.tracking import new_store
 from sweeper.tracking.new_store import create_if_missing, keep_artifacts_beside
 
 KILLS = 3
@@ -26,11 +27,12 @@ def is_whole(database: Path) -> bool:
     return database.read_bytes() == before
 
 
-def create_in_a_process(uri: str, kill_after_s: float | None = None) -> float:
+def create_in_a_process(uri: str, cache: Path, kill_after_s: float | None = None) -> float:
     """Create the store in a process that has MLflow imported, and kill that. Returns the seconds that it ran."""
     started_s = time.monotonic()
     pid = os.fork()
     if not pid:
+        os.environ["XDG_CACHE_HOME"] = str(cache)
         create_if_missing(uri)
         os._exit(0)
     if kill_after_s is not None:
@@ -43,15 +45,30 @@ def create_in_a_process(uri: str, kill_after_s: float | None = None) -> float:
 @pytest.mark.usefixtures("empty_store")  # it imports what a store needs
 def test_a_kill_at_any_moment_leaves_no_part_of_a_store(tmp_path: Path) -> None:
     rng = random.Random(3)
-    duration_s = create_in_a_process(f"sqlite:///{tmp_path}/whole.db")
+    caches = [tmp_path / f"cache-{n}" for n in range(KILLS + 1)]  # whose tables are killed, too
+    duration_s = create_in_a_process(f"sqlite:///{tmp_path}/whole.db", caches[KILLS])
     assert is_whole(tmp_path / "whole.db")
     for kill in range(KILLS):
         database = tmp_path / f"{kill}.db"
-        create_in_a_process(f"sqlite:///{database}", rng.uniform(0.1, 0.9) * duration_s)
+        create_in_a_process(f"sqlite:///{database}", caches[kill], rng.uniform(0.1, 0.9) * duration_s)
         assert not database.exists() or is_whole(database)
-    create_if_missing(f"sqlite:///{database}")
-    assert is_whole(database)
+    create_in_a_process(f"sqlite:///{database}", caches[kill])
+    (kept,) = caches[kill].glob("gpu-sweeper/*")
+    assert is_whole(database) and is_whole(kept)
     assert not list(tmp_path.glob(f".{database.name}*"))
+
+
+@pytest.mark.parametrize("damage", [b"", b"SQLite format 3", b"no database" * 1000])
+def test_a_damaged_copy_of_the_tables_is_not_used(
+    tmp_path: Path, empty_store: Path, monkeypatch: pytest.MonkeyPatch, damage: bytes
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(new_store, "_make_tables", lambda: sqlite3.connect(empty_store))
+    kept = tmp_path / "gpu-sweeper" / f"mlflow-{__version__}.db"
+    kept.parent.mkdir()
+    kept.write_bytes(damage)
+    create_if_missing(f"sqlite:///{tmp_path}/mlflow.db")
+    assert is_whole(tmp_path / "mlflow.db")
 
 
 def test_an_existing_store_is_not_touched_and_an_empty_file_is_replaced(tmp_path: Path, empty_store: Path) -> None:

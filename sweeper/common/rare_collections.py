@@ -1,0 +1,8 @@
+"""Programs import this first: Python then collects garbage rarely.
+
+Libraries make a million objects while they are imported, in which collections find nothing: a sixth of a start's time.
+"""
+
+import gc
+
+gc.set_threshold(100_000, 10, 10)
