@@ -39,6 +39,8 @@ _config_dirs: tuple[Path, ...] = ()
 def use_config_dir(folder: str | Path | None) -> None:
     """Add the GPUs in `hardware/` of the user's folder of configurations to the catalogue, until the next call."""
     global _config_dirs
+    if folder is None and not _config_dirs:
+        return
     _config_dirs = () if folder is None else (Path(folder).expanduser().resolve(),)
     for cached in (catalogue, find_hardware, _device_ids):
         cached.cache_clear()

@@ -11,9 +11,7 @@ LAYOUTS = [
     Layout(),
     Layout(dp_shard=2, micro_batch=2),
     Layout(dp_shard=2, micro_batch=2, reshard_after_forward=False),
-    Layout(dp_replicate=2, micro_batch=2),
     Layout(dp_replicate=2, dp_shard=2, checkpointing="full"),
-    Layout(tp=2, micro_batch=4),
     Layout(cp=2, cp_method="ring", micro_batch=4),
     Layout(cp=2, dp_shard=2, micro_batch=4, checkpointing="full"),
     Layout(dp_shard=2, tp=2, micro_batch=4, checkpointing="selective"),
@@ -34,6 +32,8 @@ MANUAL_LAYOUTS = [
 ]
 # Slow ones, which combine what the layouts above have, and some that are contained in those.
 LONG_LAYOUTS = [
+    Layout(dp_replicate=2, micro_batch=2),
+    Layout(tp=2, micro_batch=4),
     Layout(pp=2, tp=2, micro_batch=4),
     Layout(cp=2, tp=2, micro_batch=8),
     Layout(cp=2, micro_batch=4),

@@ -59,6 +59,7 @@ def _built_in() -> dict[str, type[Workload]]:
     return classes
 
 
+@cache
 def _registered() -> dict[str, EntryPoint]:
     points: dict[str, EntryPoint] = {}
     for point in entry_points(group=GROUP):

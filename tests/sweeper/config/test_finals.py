@@ -29,14 +29,14 @@ def test_with_one_objective_the_workload_decides(workload: str) -> None:
 
 
 @pytest.mark.parametrize("workload", sorted(set(WORKLOADS) - {"command"}))
-def test_every_workload_measures_its_front_again_unless_told_not_to(workload: str) -> None:
+def test_every_workload_measures_its_front_again(workload: str) -> None:
     words = (f"workload={workload}", SEVERAL, f"gpus={2 if workload in ('allreduce', 'collectives') else 1}")
     assert finals_of(*words).top == 3
-    assert finals_of(*words, "finals.top=0").top == 0
 
 
-def test_the_number_of_finalists_may_be_set() -> None:
-    assert finals_of("workload=probe", SEVERAL, "finals.top=20").top == 20
+@pytest.mark.parametrize("top", [0, 20])
+def test_the_number_of_finalists_may_be_set(top: int) -> None:
+    assert finals_of("workload=probe", SEVERAL, f"finals.top={top}").top == top
 
 
 def test_a_command_of_a_users_own_file_has_those_of_a_command(tmp_path: Path) -> None:

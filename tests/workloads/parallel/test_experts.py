@@ -22,10 +22,11 @@ from workloads.parallel import Parallel, ParallelParameters, run
 SHAPE = replace(MODELS["experts_tiny"], layers=4)
 TRIAL = {"model": "experts_tiny", "sequence_length": 64, "global_batch": 8, "learning_rate": 3e-3, "steps": 6}
 LAYOUTS = [
-    Layout(dp_replicate=2, cp=2, checkpointing="full", global_batch=BATCH),
+    Layout(cp=2, checkpointing="full", global_batch=BATCH),
     *(
         pytest.param(layout, marks=pytest.mark.soak)
         for layout in (
+            Layout(dp_replicate=2, cp=2, checkpointing="full", global_batch=BATCH),
             Layout(dp_shard=2, micro_batch=2, checkpointing="selective", global_batch=BATCH),
             Layout(pp=2, micro_batch=2, global_batch=BATCH),
         )

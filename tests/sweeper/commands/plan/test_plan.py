@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,12 +11,13 @@ from typing import Any
 import pytest
 
 from sweeper.commands.plan.answer import ESTIMATOR, answer, find_problem, search, tokens_of_a_day
-from sweeper.commands.plan.main import COMMAND
+from sweeper.commands.plan.main import COMMAND, main
 from sweeper.commands.plan.request import TOKENS_PER_STEP, build_problem, default_batch, read_request
 from sweeper.commands.plan.side_by_side import compare_hardware
 from sweeper.common.format import round_to_band
 from sweeper.preflight.clusters import build_cluster
 from sweeper.preflight.corrections import Correction, Place, keep
+from tests.conftest import run_in_process
 from tests.support.planner import flatten, ordering_s
 from workloads.api.errors import UserInputError
 from workloads.api.registry import load
@@ -115,8 +114,8 @@ def test_this_project_s_trainer_is_estimated_as_its_sweeps_are(words: list[str])
 
 def test_options_may_stand_between_keys(tmp_path: Path) -> None:
     words = ["model=llama3_8b", f"out={tmp_path}/p.html", "hardware=h100", "gpus=8"]
-    ended = subprocess.run([sys.executable, "-m", "sweeper", "plan", *words], capture_output=True, text=True)
-    assert ended.returncode == 0, ended.stderr
+    ended = run_in_process(main, tmp_path, *words, "pp=1", "tp=1")
+    assert ended.code == 0, ended.err
     assert (tmp_path / "p.html").exists()
 
 
