@@ -59,7 +59,7 @@ check: $(STAMP)   ## ruff (lint, format) and mypy
 # share a fixture form a group, which one worker runs; otherwise the order is that of tests/conftest.py. Without compiled
 # files each of some hundred processes would compile all of sweeper/, which takes 0.6 s.
 test: export PYTHONDONTWRITEBYTECODE :=
-test: $(STAMP)    ## tests that need no GPU, about six minutes on two cores
+test: $(STAMP)    ## tests that need no GPU, about ten minutes on two cores
 	$(BIN)/python -m pytest -n 3 --dist loadgroup --no-loadscope-reorder -m 'not gpu and not soak' $(ARGS)
 
 soak: $(STAMP)    ## long tests, such as a sweep whose driver is killed 25 times, and many random examples of laws
