@@ -31,6 +31,7 @@ from sweeper.execution.worker import Job, StepCollector
 
 MAX_FAILED_STARTS = 3  # in a row, while no gang is up
 LAST_REPORTS_TIMEOUT_S = 10.0
+PATIENCE_S = 0.25  # for the next step of any trial
 SELF_TERMINATION_S = 15.0  # for a program and its child processes to end after the timeout
 
 
@@ -89,7 +90,7 @@ class StepReports:
     def __init__(self) -> None:
         self.collector = _start_collector()
         self.trials: dict[int, Trial] = {}  # by sequence number
-        self._pending: Any = None  # a reference to the collector's next reports
+        self.pending: Any = None  # a reference to the collector's next reports
 
     def take(self, *, wait: bool = False) -> list[tuple[Trial, int, float, dict[str, float]]]:
         """Return the steps that were reported since the last call: trial, step, time and metrics.
@@ -98,14 +99,14 @@ class StepReports:
         """
         reports = []
         try:
-            if self._pending and (wait or ray.wait([self._pending], timeout=0)[0]):
-                reports, self._pending = ray.get(self._pending), None
-            if self._pending is None:
-                self._pending = self.collector.take.remote()
+            if self.pending and (wait or ray.wait([self.pending], timeout=0)[0]):
+                reports, self.pending = ray.get(self.pending), None
+            if self.pending is None:
+                self.pending = self.collector.take.remote(0.0 if wait else PATIENCE_S)
             if wait:
-                reports, self._pending = reports + ray.get(self._pending, timeout=LAST_REPORTS_TIMEOUT_S), None
+                reports, self.pending = reports + ray.get(self.pending, timeout=LAST_REPORTS_TIMEOUT_S), None
         except RayError:  # the actor is gone, with the reports that it held
-            self.collector, self._pending = _start_collector(), None
+            self.collector, self.pending = _start_collector(), None
         return [(self.trials[number], step, at_s, metrics) for number, step, at_s, metrics in reports]
 
 
@@ -177,7 +178,7 @@ class GangPool:
         return self._running
 
     def describe_workers(self, limit: int, steps: Mapping[int, str]) -> list[str]:
-        """Return a line for each of the first `limit` gangs: its place, and the trial that it runs with its step."""
+        """Return a text for each of the first `limit` gangs: its place and trial, and below them the trial's step."""
         now = time.monotonic()
         lines = []
         for gang in self.gangs[:limit]:
@@ -187,9 +188,9 @@ class GangPool:
             node, gpus = gang.locations[0]["node"], gang.locations[0]["gpus"]
             trial = next(iter(gang.trials), None)
             activity = f"trial {trial.trial.number} for {now - trial.started_s:.0f} s" if trial else "idle"
-            lines.append(f"{gang.name} on {node}{f' GPU {gpus}' if gpus else ''}: {activity}")
-            lines += [f"  {steps[trial.trial.number]}"] if trial and trial.trial.number in steps else []
-        return lines[:limit]
+            step = f"\n  {steps[trial.trial.number]}" if trial and trial.trial.number in steps else ""
+            lines.append(f"{gang.name} on {node}{f' GPU {gpus}' if gpus else ''}: {activity}{step}")
+        return lines
 
     # ── trials ──
 
@@ -267,7 +268,7 @@ class GangPool:
         self._by_load.push(gang)
 
     def wait(self, timeout_s: float) -> list[tuple[Trial, TrialResult]]:
-        """Return the trials that ended, after waiting up to `timeout_s` for the first of them.
+        """Return the trials that ended, after waiting up to `timeout_s` for the first of them, or for a step.
 
         Raises:
             ClusterError: no worker starts.
@@ -280,7 +281,8 @@ class GangPool:
             return []
         deadlines_s = (gang.trials[0].deadline_s for gang in self.gangs if gang.ready and gang.trials)
         timeout_s = min(timeout_s, min(deadlines_s, default=math.inf) - time.monotonic())
-        ray.wait(refs, num_returns=1, timeout=max(0.0, timeout_s))
+        steps = [self._reports.pending] if self._reports and self._reports.pending else []
+        ray.wait([*refs, *steps], num_returns=1, timeout=max(0.0, timeout_s))
         arrived = set(ray.wait(refs, num_returns=len(refs), timeout=0)[0])
         self._running = None
         ended = []

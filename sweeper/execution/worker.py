@@ -6,12 +6,14 @@ worker starts fast.
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import socket
 import time
 import traceback
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -40,6 +42,7 @@ from workloads.api.trial import run_trial
 from workloads.api.visible_devices import settle
 
 TRACEBACK_LINES = 120
+BATCH_S = 0.02  # steps that arrive within it are handed over at once
 # Set where Ray has brought a command's folder (`sweeper.execution.shipping`): the driver's path of it.
 SHIPPED_DIRECTORY = "SWEEPER_SHIPPED_DIRECTORY"
 # Their message says all that this project knows: the program's own last lines are kept without our traceback.
@@ -202,24 +205,34 @@ class StepCollector:
         self._pruned: set[int] = set()
         self._finished: set[int] = set()
         self._last: dict[int, int] = {}
+        self._arrived = asyncio.Event()
 
-    def report(self, sequence_number: int, step: int, metrics: dict[str, float]) -> bool:
+    async def report(self, sequence_number: int, step: int, metrics: dict[str, float]) -> bool:
         """Store a finished step; of several ranks the first report counts. Returns whether the trial is pruned."""
         if step > self._last.get(sequence_number, 0):
             self._last[sequence_number] = step
             self._reported.append((sequence_number, step, time.time(), metrics))
+            self._arrived.set()
         return sequence_number in self._pruned
 
-    def take(self) -> list[tuple[int, int, float, dict[str, float]]]:
-        """Return the steps since the last call: sequence number, step, time and metrics."""
+    async def take(self, patience_s: float = 0.0) -> list[tuple[int, int, float, dict[str, float]]]:
+        """Return the steps since the last call: sequence number, step, time and metrics.
+
+        It waits `patience_s` for the first step, and for others of about the same time: where a trial is pruned a
+        quarter of a second later, it runs several short steps more.
+        """
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._arrived.wait(), patience_s)
+            await asyncio.sleep(min(BATCH_S, patience_s))
+        self._arrived.clear()
         reports, self._reported = self._reported, []
         return reports
 
-    def prune(self, sequence_number: int) -> None:
+    async def prune(self, sequence_number: int) -> None:
         self._pruned.add(sequence_number)
 
-    def finish(self, sequence_number: int) -> None:
+    async def finish(self, sequence_number: int) -> None:
         self._finished.add(sequence_number)
 
-    def is_finished(self, sequence_number: int) -> bool:
+    async def is_finished(self, sequence_number: int) -> bool:
         return sequence_number in self._finished

@@ -161,7 +161,8 @@ class SweepResult:
         return build_html(self._stored)
 
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
-        printer.text(str(self))
+        """Print the summary in a notebook, which runs the shell's commands behind an exclamation mark."""
+        printer.text(re.sub(r"(?m)^(\w+ +)(?=\S*python \S|\S+/mlflow ui)", r"\1!", str(self)))
 
 
 def read_result(folder: Path, **outcome: Any) -> SweepResult:

@@ -15,6 +15,7 @@ from rich.text import Text
 
 from sweeper.common.format import format_duration, format_number, format_point, printable
 from sweeper.common.trials import TrialRecord, TrialStatus
+from sweeper.pages.terminal import wrap_line
 from sweeper.pages.trial_tables import format_counts
 from workloads.api.metrics import METRICS, get_metric
 
@@ -33,7 +34,7 @@ class ProgressState:
     remaining_s: float | None  # estimated time until the budget is used up; None while unknown
     best: TrialRecord | None
     objectives: Sequence[str]  # the metrics of the objectives, the leading one first
-    describe_workers: Callable[[int], list[str]] = lambda _: []  # returns a line for each of the first N gangs
+    describe_workers: Callable[[int], list[str]] = lambda _: []  # returns a text for each of the first N gangs
     gangs: int = 0
     tracking_error: str = ""  # why results are not in MLflow; empty if they are
     is_starting: bool = False  # no worker is up yet
@@ -105,8 +106,11 @@ class Progress:
         pass
 
     def note(self, text: str) -> None:
-        """Print a line that a person has to see whatever the setting."""
-        self.console.print(printable(text), markup=False)
+        """Print lines that a person has to see whatever the setting. Indented commands are not broken."""
+        for line in printable(text).splitlines():
+            is_command = line.startswith("  ")
+            text = line if is_command else wrap_line(line, self.console.width, self.console.file)
+            self.console.print(text, markup=False)
 
     def update(self, state: ProgressState, ended: TrialRecord | None = None, is_best: bool = False) -> None:
         """Show the state. `ended` is the trial that has ended, if any; `is_best` if it is better than all before."""
@@ -185,10 +189,14 @@ class Block(Progress):
             lines.append(Text(f"… and {len(state.front) - SHOWN_OF_FRONT} more on the front", style="green"))
         if state.best and not state.front:
             lines.append(Text(f"best {state.describe(state.best)}", style="green"))
-        max_workers = max(1, self.console.height - 6 - min(len(state.front), SHOWN_OF_FRONT + 1))
-        lines += [Text(worker, style="dim") for worker in state.describe_workers(max_workers)]
-        if state.gangs > max_workers:
-            lines.append(Text(f"… and {state.gangs - max_workers} more workers", style="dim"))
+        room = max(1, self.console.height - 6 - min(len(state.front), SHOWN_OF_FRONT + 1))
+        workers, shown = list[str](), 0
+        for worker in state.describe_workers(room):
+            if workers and len(workers) + len(worker.splitlines()) > room:
+                break
+            workers, shown = workers + worker.splitlines(), shown + 1
+        workers += [f"… and {state.gangs - shown} more workers"] if state.gangs > shown else []
+        lines += [Text(worker, style="dim") for worker in workers]
         if state.tracking_error:
             lines.append(Text(f"MLflow: {state.tracking_error} (results are kept)", style="yellow"))
         for line in lines:

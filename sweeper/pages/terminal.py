@@ -33,12 +33,13 @@ def open_console(file: IO[str] | None = None, *, soft_wrap: bool = True) -> Cons
     return Console(file=file, width=terminal_width(), highlight=False, soft_wrap=soft_wrap, markup=False, emoji=False)
 
 
-def wrap_line(line: str, width: int) -> str:
-    """Return a line of results in lines of at most this width, broken between words and indented below its text.
+def wrap_line(line: str, width: int, file: IO[str] | None = None) -> str:
+    """Return a line in lines of at most this width, broken between words and indented below its text.
 
+    It is for standard output, or for the file; only a terminal needs it.
     Lines of a command end in a backslash, so that a shell takes them as they are. Longer words stay whole.
     """
-    if len(line) <= width or not sys.stdout.isatty():
+    if len(line) <= width or not (file or sys.stdout).isatty():
         return line
     is_command, lines = bool(_COMMAND.match(line)), [""]
     for word in _WORD.findall(line):

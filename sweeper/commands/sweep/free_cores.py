@@ -76,8 +76,9 @@ def plan_on_free_cores(
     """
     if cpus is not None:
         if nodes[0].id or cpus > nodes[0].cpus:
-            here = "the cluster" if nodes[0].id else f"this machine, with {nodes[0].cpus} cores,"
-            raise UserInputError(f"cluster.cpus={cpus}: {here} has not; `ray start --num-cpus` sets those of a node")
+            of_cluster = "applies to this machine alone; `ray start --num-cpus` sets the cores of a node"
+            reason = of_cluster if nodes[0].id else f"this machine has {nodes[0].cpus} cores"
+            raise UserInputError(f"cluster.cpus={cpus}: {reason}")
         nodes = [nodes[0].using(cpus)]
     plan = make_plan(nodes)
     node = plan.target.nodes[0]

@@ -5,7 +5,9 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pandas as pd
 import pytest
@@ -52,6 +54,10 @@ def test_a_result_has_the_winner_and_all_trials_with_units(finished_sweep: Finis
         "units"
     ].items()
     assert trials.attrs["units"]["param.warmup_s"] == "seconds" and "mfu" not in trials.attrs["units"]
+    texts = list[str]()
+    ended = replace(result, summary="again    python -m sweeper best p\nwinner   trial 0")
+    ended._repr_pretty_(SimpleNamespace(text=texts.append), False)
+    assert texts == ["again    !python -m sweeper best p\nwinner   trial 0"]
     html = result._repr_html_()
     assert (
         html.count("<table>") == 2 and html.count("<circle") == 8 and "<th>95% from</th>" in html

@@ -36,6 +36,13 @@ def test_a_step_shows_the_rate_and_its_shares_before_what_the_trainer_prints_its
     assert describe_step(8, step) == "step 8, 1,234 tokens/s, MFU 45.1 %, 10.2 GiB, loss 2.31, own 3"
 
 
+def test_workers_that_do_not_fit_are_counted() -> None:
+    workers = [f"worker {n} on vm: trial {n}\n  step 8, 1,234 tokens/s" for n in range(16)]
+    lines = draw(80, describe_workers=lambda limit: workers[:limit], gangs=16)
+    shown = [line for line in lines if line.startswith("worker")]
+    assert 0 < len(shown) < 16 and lines[-1] == f"… and {16 - len(shown)} more workers" and len(lines) <= 25
+
+
 @pytest.mark.parametrize("width", [60, 80])
 def test_lines_are_broken_between_words_and_commands_as_a_shell_takes_them(
     width: int, monkeypatch: pytest.MonkeyPatch
