@@ -14,8 +14,7 @@ from plotly.offline import get_plotlyjs
 
 from sweeper.pages.chart_style import without_markup
 
-LONG_TEXT = 12  # characters; shorter ones are not broken into lines
-NUMBER = re.compile(r"[-+]?[\d.,]+(e[-+]?\d+)?( [^ ]+/s)?")
+NUMBER = re.compile(r"([-+]?[\d.,]+(e[-+]?\d+)?(%| [^ ]+/s)?)?")  # an empty cell stands in a column of either kind
 # As page.css has the colours of a light page; page.js replaces them on a dark one.
 AXIS = {"gridcolor": "#e3e5e8", "zerolinecolor": "#e3e5e8", "linecolor": "#e3e5e8", "automargin": True}
 LIGHT = {"font": {"color": "#1a1a1a"}, "paper_bgcolor": "#fff", "plot_bgcolor": "#fff", "xaxis": AXIS, "yaxis": AXIS}
@@ -35,6 +34,11 @@ class Table:
     @property
     def style(self) -> str:
         return "unranked" if self.unranked else ""
+
+    @property
+    def numeric(self) -> list[bool]:
+        """Which columns have numbers alone, all of which are aligned at their ends; empty without rows."""
+        return [all(NUMBER.fullmatch(cell) for cell in column) for column in zip(*self.rows, strict=True)]
 
 
 @dataclass(frozen=True)
@@ -63,14 +67,8 @@ def build_page(
 @cache
 def _environment() -> Environment:
     environment = Environment(loader=PackageLoader("sweeper.pages", "."), autoescape=True)
-    environment.filters["kind"] = _kind_of_cell
     environment.globals["draw"] = _draw
     return environment
-
-
-def _kind_of_cell(text: str) -> Markup:
-    kind = "number" if NUMBER.fullmatch(text) else "text" if len(text) > LONG_TEXT else ""
-    return Markup(" class={}").format(kind) if kind else Markup("")
 
 
 def _draw(chart: Chart, figure: Any) -> Markup:

@@ -140,7 +140,7 @@ def read_networks(sys: Path = Path("/sys")) -> dict[str, str]:
     for card in sorted(sys.glob("class/net/*")):
         if (card / "device").exists():  # not a bridge or a loopback
             speed, mtu = (_read(card / name).strip() for name in ("speed", "mtu"))
-            networks[card.name] = f"{speed or '?'} Mb/s, MTU {mtu}"
+            networks[card.name] = f"{speed} Mb/s, MTU {mtu}" if speed.isdigit() else f"MTU {mtu}"  # virtual: -1
     return networks
 
 

@@ -103,11 +103,11 @@ def _judge_reading(reading: Reading, limits: Sequence[Limit]) -> Judgement:
     if not limits:
         return Judgement(reading, Verdict.MEASURED, None, "nothing to compare it with: set baseline=ACCEPT.json")
     limit = max(limits, key=lambda limit: limit.lowest)
-    share = f"{reading.value / limit.expected:.3f} of {limit.basis}, of which {limit.lowest / limit.expected:.3f} pass"
+    share = f"{reading.value / limit.expected:.1%} of {limit.basis}, passes from {limit.lowest / limit.expected:.1%}"
     if reading.value >= limit.lowest:
         return Judgement(reading, Verdict.PASS, limit, share)
     if reading.high >= limit.lowest:
-        return Judgement(reading, Verdict.INCONCLUSIVE, limit, f"{share}; its 95% interval includes that")
+        return Judgement(reading, Verdict.INCONCLUSIVE, limit, f"{share}; its 95% interval includes this limit")
     return Judgement(reading, Verdict.FAIL, limit, share)
 
 

@@ -143,11 +143,8 @@ def accept(request: AcceptRequest) -> int:
     write_record(folder / "accept.json", record)
     for name, build in PAGES.items():
         (folder / name).write_text(build(record))
-    for line in (
-        *list_problems(judgements, findings),
-        sentence,
-        f"written    {folder}: accept.json, {', '.join(PAGES)}",
-    ):
+    written = f"written    {folder}: accept.json, {', '.join(PAGES)}"
+    for line in (*list_problems(judgements, findings), sentence, written):
         console.print(line)
     if interrupted:
         return INTERRUPTED

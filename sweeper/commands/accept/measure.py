@@ -233,12 +233,10 @@ def parts_of(job: Job, experiment: Experiment, ranks: Sequence[Measurement]) -> 
     return {f"the whole, {len(job.names)} nodes" if experiment.scope == "whole" else job.place: ranks}
 
 
-def _interval(
-    metric: str, metrics: Mapping[str, float], measurements: Sequence[Measurement]
-) -> tuple[float, float, float]:
+def _interval(metric: str, metrics: Mapping[str, float], ranks: Sequence[Measurement]) -> tuple[float, float, float]:
     """Return a rate with its interval: its own, else that of the step times that it follows from."""
     value, low, high = (metrics.get(f"{metric}{end}", math.nan) for end in ("", "_ci_low", "_ci_high"))
-    if metric == "bus_gb_s" and (times := interval_of_steps(step_times_s(measurements), "median")):
+    if metric == "bus_gb_s" and (times := interval_of_steps(step_times_s(ranks), "median")):
         low, high = value * times.value / times.high, value * times.value / times.low
     return value, low, high
 

@@ -1,4 +1,4 @@
-"""The record of an acceptance as an HTML page, as Markdown and as JUnit XML: failures first."""
+"""The record of an acceptance as an HTML page, as Markdown and as JUnit XML: the verdict, then failures."""
 
 from __future__ import annotations
 
@@ -8,14 +8,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from statistics import median
 from typing import Any
 
+from sweeper.commands.accept.experiments import spread_of
 from sweeper.commands.accept.judge import finding_verdict
-from sweeper.common.format import format_number, one_line
+from sweeper.common.format import one_line, round_to_band
 from sweeper.pages import junit
 from sweeper.pages.html_page import Chart, Table, build_page
 from sweeper.pages.trial_tables import markdown_of
 
 ORDER = ("fail", "inconclusive", "measured", "pass")  # of verdicts, the most urgent first
-HEADING = ["verdict", "part", "test", "measured", "unit", "passes from", "reason", "likely cause"]
+HEADING = ["verdict", "part", "test", "measured", "passes from", "reason", "likely cause (remedy)"]
 TESTS = ["test", "parts", "unit", "median", "slowest", "fastest", "expected", "passes from", "loss found in 99%"]
 # From a failed to a passed part, as the color-blind can tell apart (Okabe and Ito 2008).
 COLORS = [[0.0, "#D55E00"], [0.5, "#F0E442"], [1.0, "#0072B2"]]
@@ -26,32 +27,40 @@ def sort_results(record: Record) -> list[dict[str, Any]]:
     return sorted(record["results"], key=lambda row: ORDER.index(row["verdict"]))
 
 
-def build_rows(rows: Sequence[Mapping[str, Any]]) -> list[list[str]]:
-    """Return the cells of results under HEADING."""
-    return [
-        [
-            *(row["verdict"], row["part"], row["test"], _number(row["value"]), row["unit"], _number(row["limit"])),
-            *(one_line(row["reason"]), one_line(row["cause"])),
-        ]
-        for row in rows
+def list_problem_tables(record: Record) -> list[Table]:
+    """Return what failed or is open, the doctor's findings and the nodes that differ, without empty tables."""
+    urgent = [row for row in sort_results(record) if row["verdict"] in ORDER[:2]]
+    findings = [[finding[name] for name in ("location", "problem", "remedy")] for finding in record["findings"]]
+    tables = [
+        Table("Failed and open", HEADING, [_build_row(record["kind"], row) for row in urgent]),
+        Table("Problems of nodes and GPUs", ["place", "problem", "remedy"], findings),
+        Table("Nodes that differ", ["property", "most nodes", "others"], list(list_differences(record["nodes"]))),
     ]
+    return [table for table in tables if table.rows]
 
 
-def _number(value: float | None) -> str:
-    return "" if value is None else format_number(value)
+def _build_row(kind: str, row: Mapping[str, Any]) -> list[str]:
+    """Return the cells of a result under HEADING."""
+    rates = [rate and f"{rate} {row['unit']}" for rate in _round(kind, row["test"], row["value"], row["limit"])]
+    return [row["verdict"], row["part"], row["test"], *rates, one_line(row["reason"]), one_line(row["cause"])]
 
 
-def summarize_tests(rows: Sequence[Mapping[str, Any]]) -> Iterator[list[str]]:
-    """Yield the cells of each test under TESTS, over its parts."""
+def _round(kind: str, test: str, *rates: float | None) -> list[str]:
+    """Return rates of a test with the digits in which two measurements of one part agree; None is empty."""
+    return ["" if rate is None else round_to_band(rate, spread_of(kind, test).run) for rate in rates]
+
+
+def summarize_tests(record: Record) -> Iterator[list[str]]:
+    """Yield the cells of each test under TESTS, over its parts; one part has no slowest and fastest one."""
+    rows = [row for row in sort_results(record) if row["value"]]
     for test in dict.fromkeys(row["test"] for row in rows):
-        measured = [row for row in rows if row["test"] == test and row["value"]]
-        if not measured:
-            continue
+        measured = [row for row in rows if row["test"] == test]
         values, compared = [row["value"] for row in measured], [row for row in measured if row["limit"]]
-        limits = [_number(max((row[name] for row in compared), default=None)) for name in ("expected", "limit")]
-        found = f"{max(row['found_loss'] for row in compared):.1%}" if compared else ""
-        range_of_values = [_number(value) for value in (median(values), min(values), max(values))]
-        yield [test, str(len(measured)), measured[0]["unit"], *range_of_values, *limits, found]
+        ends = (min(values), max(values)) if len(values) > 1 else (None, None)
+        limits = [max((row[name] for row in compared), default=None) for name in ("expected", "limit")]
+        found = f"{max(row['found_loss'] for row in compared):.0%}" if compared else ""
+        rates = _round(record["kind"], test, median(values), *ends, *limits)
+        yield [test, str(len(measured)), measured[0]["unit"], *rates, found]
 
 
 def list_differences(nodes: Mapping[str, Mapping[str, str]]) -> Iterator[list[str]]:
@@ -64,27 +73,20 @@ def list_differences(nodes: Mapping[str, Mapping[str, str]]) -> Iterator[list[st
             yield [name, common, ", ".join(others)]
 
 
-def _build_tables(record: Record) -> list[Table]:
-    rows = sort_results(record)
-    urgent = [row for row in rows if row["verdict"] in ORDER[:2]]
-    findings = [[finding[name] for name in ("location", "problem", "remedy")] for finding in record["findings"]]
-    first: Mapping[str, str] = next(iter(record["nodes"].values()), {})
-    return [
-        Table("Failed and open", HEADING, build_rows(urgent)),
-        Table("Problems of nodes and GPUs", ["place", "problem", "remedy"], findings),
-        Table("Nodes that differ", ["property", "most nodes", "others"], list(list_differences(record["nodes"]))),
-        Table("Environment", ["property", "value on the first node"], [list(item) for item in first.items()]),
-        Table("Tests", TESTS, list(summarize_tests(rows)), "All results are in accept.json."),
-    ]
-
-
 def build_html(record: Record) -> str:
-    """Return the page, which opens offline and prints."""
-    devices = f"{record['devices']} x {record['model']}"
-    made = f"profile {record['profile']}, {record['date']}, sweeper {record['sweeper']}, sha256 {record['sha256'][:16]}"
-    tables = [table for table in _build_tables(record) if table.rows]
+    """Return the page, which opens offline and prints: the verdict, problems, charts, tests and the environment."""
+    environment = [[*item] for node in [*record["nodes"].values()][:1] for item in node.items()]
+    tables = [
+        Table("Tests", TESTS, list(summarize_tests(record)), "All results are in accept.json."),
+        Table("Environment", ["property", "value on the first node"], environment),
+    ]
     charts = [*_build_map(record["results"]), *_build_distributions(record["results"])]
-    return build_page(f"Acceptance of {devices}", [*tables, *charts], f"{record['sentence']}. {devices}, {made}.")
+    made = f"profile {record['profile']}, {record['date']}, sweeper {record['sweeper']}, sha256 {record['sha256'][:16]}"
+    return build_page(
+        record["sentence"],
+        [*list_problem_tables(record), *charts, *(table for table in tables if table.rows)],
+        f"Acceptance of {record['devices']} x {record['model']}, {made}.",
+    )
 
 
 def _build_map(results: Sequence[Mapping[str, Any]]) -> Iterator[Chart]:
@@ -110,7 +112,6 @@ def _build_map(results: Sequence[Mapping[str, Any]]) -> Iterator[Chart]:
             text=text,
             texttemplate="%{text}",
             colorscale=COLORS,
-            zmid=0.0,
             zmin=-0.1,
             zmax=0.1,
             showscale=False,
@@ -144,7 +145,7 @@ def _build_distributions(results: Sequence[Mapping[str, Any]]) -> Iterator[Chart
 def build_markdown(record: Record) -> str:
     """Return the verdict, what failed or is open, the doctor's findings and the nodes that differ."""
     devices = f"{record['devices']} x {record['model']}, {record['date']}"
-    tables = [markdown_of(table.heading, table.rows) for table in _build_tables(record)[:3] if table.rows]
+    tables = [markdown_of(table.heading, table.rows) for table in list_problem_tables(record)]
     return "\n\n".join([f"**{record['sentence']}**", devices, *tables, ""])
 
 

@@ -27,7 +27,15 @@ FORMAT = 1
 HASH = "sha256"
 NEEDED = {HASH, "date", "profile", "kind", "model", "verdict", "sentence", "results"}
 RESUMED_WITHIN_S = 86_400.0  # the machine may be another one after a day
-FINGERPRINT = ("driver", "name", "memory_gib", "ecc", "power_limit_w", "clock_max_mhz", "numa_node")  # of a GPU
+FINGERPRINT = {  # the properties of a GPU: names and texts by field
+    "driver": ("driver", "{}"),
+    "name": ("name", "{}"),
+    "memory_gib": ("memory", "{:.1f} GiB"),
+    "ecc": ("ECC", "{}"),
+    "power_limit_w": ("power limit", "{:.0f} W"),
+    "clock_max_mhz": ("highest clock", "{:.0f} MHz"),
+    "numa_node": ("NUMA node", "{}"),
+}
 
 
 def build_record(
@@ -62,10 +70,10 @@ def fingerprint(state: Mapping[str, Any]) -> dict[str, str]:
     values = {"kernel": state["kernel"]["release"], "command line": " ".join(state["kernel"]["command_line"])}
     values |= {name: text for name, text in state["versions"].items() if text}
     values |= {"cores": state["cpus"], "governor": state["governor"], "GPUs": len(state["gpus"]), **state["networks"]}
-    for name in FINGERPRINT:
-        if of_gpus := [gpu[name] for gpu in state["gpus"] if name in gpu]:
-            values[f"GPU {name}"] = ", ".join(f"{value}" for value in dict.fromkeys(of_gpus))
-    return {name: str(value) for name, value in values.items()}
+    for field, (name, text) in FINGERPRINT.items():
+        if of_gpus := [text.format(gpu[field]) for gpu in state["gpus"] if field in gpu]:
+            values[f"GPU {name}"] = ", ".join(dict.fromkeys(of_gpus))
+    return {name: str(value) for name, value in values.items() if value != ""}
 
 
 def _result(judgement: Judgement) -> dict[str, Any]:

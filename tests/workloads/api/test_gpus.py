@@ -6,13 +6,14 @@ import importlib
 import time
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
 
 from tests.support.amd import use_stand_in
 from workloads.api.gpus import amd, open_gpus
-from workloads.api.host import describe_gpu, gpu_identities, gpus_used_gib, node_activity
+from workloads.api.host import describe_gpu, gpu_identities, gpus_used_gib, node_activity, read_networks
 from workloads.instruments import telemetry
 
 
@@ -165,3 +166,12 @@ def test_a_power_cap_in_watts_or_microwatts_is_the_same(
     watts = {"power_cap": 750, "default_power_cap": 750}
     monkeypatch.setattr("amdsmi.amdsmi_get_power_cap_info", lambda handle: watts)
     assert gpu.limits().power_limit_w == 750
+
+
+def test_a_virtual_network_card_has_no_rate(tmp_path: Path) -> None:
+    for name, speed in (("eth0", "-1\n"), ("eth1", "100000\n"), ("lo", "")):
+        card = tmp_path / "class" / "net" / name
+        (card / "device" if speed else card).mkdir(parents=True)
+        (card / "speed").write_text(speed)
+        (card / "mtu").write_text("1400\n")
+    assert read_networks(tmp_path) == {"eth0": "MTU 1400", "eth1": "100000 Mb/s, MTU 1400"}

@@ -30,7 +30,7 @@ from sweeper.commands.accept.main import (
     verify,
 )
 from sweeper.commands.accept.measure import leave_out_unsupported, pair_rounds, parts_of, plan_phases, read_result
-from sweeper.commands.accept.page import build_html, build_junit, build_markdown
+from sweeper.commands.accept.page import build_html, build_junit, build_markdown, summarize_tests
 from sweeper.commands.accept.record import (
     Journal,
     build_record,
@@ -222,7 +222,7 @@ def record() -> dict[str, Any]:
     judgements = judge([*readings(700, 600), Reading(TEST, "device", "m", ("m",), "", problem="lost")], "gpu", {}, {})
     states = [
         {"kernel": {"release": "6.8", "command_line": []}, "versions": {}, "cpus": 8, "governor": "", "networks": {}}
-        | {"gpus": [{"driver": driver}]}
+        | {"gpus": [{"driver": driver, "memory_gib": 79.6474609375}] * 2}
         for driver in ("580", "580", "570")
     ]
     finding = Finding("n", "/dev/shm has 0.1 GiB", "more")
@@ -231,10 +231,23 @@ def record() -> dict[str, Any]:
 
 def test_the_pages_begin_with_what_failed_and_name_the_nodes_that_differ(record: dict[str, Any]) -> None:
     markdown = build_markdown(record).splitlines()
-    assert markdown[0] == "**FAIL: x**" and markdown[6].startswith(f"| fail | n GPU 1 | {TEST} | 600 |")
+    assert markdown[0] == "**FAIL: x**" and markdown[6].startswith(f"| fail | n GPU 1 | {TEST} | 600 TFLOP/s |")
     assert "| GPU driver | 580 | o 570 |" in markdown
     page = build_html(record)
-    assert page.index("n GPU 1") < page.index("<h2>Nodes that differ") < page.index("<h2>Nodes and GPUs")
+    titles = ("Failed and open", "Nodes that differ", "Nodes and GPUs", "Tests", "Environment")
+    order = ["<h1>FAIL: x", *(f"<h2>{title}" for title in titles)]
+    assert sorted(order, key=page.index) == order
+    assert record["nodes"]["n"] == {"kernel": "6.8", "cores": "8", "GPUs": "2"} | {
+        "GPU driver": "580",
+        "GPU memory": "79.6 GiB",
+    }
+
+
+def test_a_rate_is_shown_with_the_digits_in_which_runs_agree(record: dict[str, Any]) -> None:
+    (first, second, _), long = record["results"], 93400.28266811225
+    training = first | {"test": "node training", "unit": "tokens/s", "value": long, "limit": None}
+    rows = list(summarize_tests(record | {"results": [first | {"value": 673.98}, second, training]}))
+    assert [row[3:6] for row in rows] == [["637", "600", "674"], ["93,400", "", ""]]
 
 
 def test_junit_has_a_case_for_each_result_and_counts_what_has_no_verdict_as_skipped(record: dict[str, Any]) -> None:

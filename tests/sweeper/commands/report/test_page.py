@@ -93,9 +93,9 @@ def check_printing(tab: browser.Page, folder: Path) -> None:
 
 
 def test_a_table_without_a_browser_has_every_heading_and_cell() -> None:
-    html = html_page.build_page(
-        "t", [html_page.Table("T", ["a", "b"], [["1,000", "<long> text, of a cell"]])], "Three."
-    )
-    assert '<p class="overview">Three.</p>' in html and "<td class=number>1,000</td>" in html
+    rows = [["1,000", "<long> text, of a cell"], ["9.5%", "3.12"], ["", "x"]]
+    html = html_page.build_page("t", [html_page.Table("T", ["a", "b"], rows)], "Three.")
+    assert '<p class="overview">Three.</p>' in html and '<th class=number title="sort">a</th>' in html
+    assert "<td class=number>1,000</td>" in html and "<td class=number>9.5%</td><td>3.12</td>" in html
     assert "<td class=text>&lt;long&gt; text, of a cell</td>" in html and html.count("<th ") == 2
     assert "@media print" in html and "prefers-color-scheme: dark" in html
