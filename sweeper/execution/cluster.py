@@ -256,16 +256,24 @@ def start(target: Target, *, has_variables: bool) -> None:
     global _orphans
     if ray.is_initialized():
         return
-    try:
-        # "local" ignores an address file that another cluster may have left behind.
-        node = target.nodes[0]
-        cpus = max(node.cpus, node.gpus)  # a worker takes one of each; a container may have fewer cores than GPUs
-        provide_token(os.environ)
-        needs_agent = has_variables or ray_internals.gives_workers_an_environment()
-        with ray_internals.without_unused_processes(runtime_environments=needs_agent):
-            init_ray(address="local", num_cpus=cpus, object_store_memory=128 * 2**20)
-    except Exception as error:  # Ray raises its own exceptions, built-in ones and OSError
-        raise ClusterError(f"Ray does not start on this machine: {summarize_ray_error(error)}") from error
+    # A worker takes one core and one GPU; a container may have fewer cores than GPUs.
+    cpus = max(target.nodes[0].cpus, target.nodes[0].gpus)
+    for is_last in (False, True):
+        try:
+            provide_token(os.environ)
+            needs_agent = has_variables or ray_internals.gives_workers_an_environment()
+            with ray_internals.without_unused_processes(runtime_environments=needs_agent) as started:
+                # "local" ignores an address file that another cluster may have left behind.
+                init_ray(address="local", num_cpus=cpus, object_store_memory=128 * 2**20)
+            break
+        except Exception as error:  # Ray raises its own exceptions, built-in ones and OSError
+            cause = summarize_ray_error(error)
+            if is_last or ray_internals.SLOW_START not in cause.lower():
+                raise ClusterError(f"Ray does not start on this machine: {cause}") from error
+            for process in started:
+                process.kill()
+            load = os.getloadavg()[0]
+            print(f"sweeper: Ray did not start in time (load average {load:.0f}); trying once more", file=sys.stderr)
     _orphans = Orphans()
 
 

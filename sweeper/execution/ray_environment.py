@@ -6,15 +6,17 @@ import atexit
 import os
 import secrets
 import shlex
+import shutil
 import sys
 import tempfile
-from collections.abc import MutableMapping
+from collections.abc import Mapping, MutableMapping
 from pathlib import Path
 
 from workloads.api import gpu_setup, visible_devices
 from workloads.api.errors import UserInputError, describe_os_error
 
 SOCKET, MAX_SOCKET_PATH = "/ray/session_2026-11-25_13-16-02_926810_1234567/sockets/plasma_store.12", 107
+MIN_FREE_MIB = 8  # of a short sweep, Ray keeps 0.1 MiB of logs
 
 
 def prepare(address: str | None = None, insecure: bool = False) -> None:
@@ -23,11 +25,13 @@ def prepare(address: str | None = None, insecure: bool = False) -> None:
     For `auto` and on this machine Ray uses a token by itself, but not for an explicit address.
 
     Raises:
-        UserInputError: an installed package makes Ray's import fail, or RAY_TMPDIR its start.
+        UserInputError: an installed package makes Ray's import fail, or RAY_TMPDIR or TMPDIR its start.
     """
     _unify_devices(os.environ)
     _shorten_sockets(os.environ)
-    if find_address(address) and not insecure:
+    if find_address(address) is None:
+        _check_folder(os.environ)
+    elif not insecure:
         os.environ.setdefault("RAY_AUTH_MODE", "token")
     if problem := gpu_setup.find_broken_amdsmi():
         raise UserInputError(str(problem))
@@ -80,6 +84,17 @@ def _shorten_sockets(variables: MutableMapping[str, str]) -> None:
         raise UserInputError(f"{problem}; at most {MAX_SOCKET_PATH - len(SOCKET)} characters, such as RAY_TMPDIR=/tmp")
     print(f"sweeper: {problem}, which are in /tmp", file=sys.stderr)
     variables["RAY_TMPDIR"] = "/tmp"
+
+
+def _check_folder(variables: Mapping[str, str]) -> None:
+    """Refuse a full or read-only folder for Ray's files: Ray waits 30 s for its processes and names no cause."""
+    name = next((name for name in ("RAY_TMPDIR", "TMPDIR") if variables.get(name)), "")
+    folder = Path(variables[name] if name else "/tmp").absolute()
+    existing = next(path for path in (folder, *folder.parents) if path.exists())  # Ray makes the rest
+    free_mib, is_writable = shutil.disk_usage(existing).free >> 20, os.access(existing, os.W_OK | os.X_OK)
+    if free_mib < MIN_FREE_MIB or not is_writable:
+        problem = f"has {free_mib} MiB free, Ray needs {MIN_FREE_MIB}" if is_writable else "cannot be written"
+        raise UserInputError(f"{name or 'TMPDIR'}={folder}: {problem}; set RAY_TMPDIR to another folder")
 
 
 def shell_commands() -> str:

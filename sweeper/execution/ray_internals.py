@@ -8,6 +8,7 @@ version breaks it. A new use comes with its test.
 from __future__ import annotations
 
 import os
+import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -76,14 +77,20 @@ def gives_workers_an_environment() -> bool:
 
 
 @contextmanager
-def without_unused_processes(*, runtime_environments: bool = True) -> Iterator[None]:
-    """Let `ray.init` start a local cluster without them, and with what prepares `runtime_environments` or not."""
+def without_unused_processes(*, runtime_environments: bool = True) -> Iterator[list[subprocess.Popen[bytes]]]:
+    """Let `ray.init` start a local cluster without them, and with what prepares `runtime_environments` or not.
+
+    Yields the processes that it has started. Where it fails, they run on.
+    """
+    started: list[subprocess.Popen[bytes]] = []
     no_agents = NO_AGENT if runtime_environments else NO_AGENT + NO_RUNTIME_ENVIRONMENT_AGENT
     start_process = getattr(*START_PROCESS)
 
     def without_agent(command: list[str], process_type: str, *args: Any, **kwargs: Any) -> Any:
         options = no_agents if process_type == "raylet" else ()  # the last of equal options counts
-        return start_process([*command, *options], process_type, *args, **kwargs)
+        info = start_process([*command, *options], process_type, *args, **kwargs)
+        started.append(info.process)
+        return info
 
     replaced: dict[tuple[Any, str], Any] = {(RAY_NODE, name): lambda *_, **__: None for name in UNUSED}
     replaced[START_PROCESS] = without_agent
@@ -91,7 +98,7 @@ def without_unused_processes(*, runtime_environments: bool = True) -> Iterator[N
     for place, replacement in replaced.items():
         setattr(*place, replacement)
     try:
-        yield
+        yield started
     finally:
         for place, original in originals.items():
             setattr(*place, original)
@@ -118,6 +125,7 @@ SETTINGS = {
 # 5. Parts of Ray's messages. The classes of its exceptions do not tell these cases apart.
 CRASHED = "connection error code 2"  # a worker's end, of which its node knows nothing more
 EXIT_DETAIL = "exit detail: "
+SLOW_START = "timed out"  # `ray.init` waits 30 s for its processes, of which no setting is known (ray/_private/node.py)
 LOW_MEMORY = "running low on memory"  # Ray ended a worker; an actor's death is no OutOfMemoryError
 
 # 6. The address of the cluster that runs on this machine, which `ray.init(address="auto")` joins. Ray tries for a

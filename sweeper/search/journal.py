@@ -5,6 +5,7 @@ The file has Optuna's own format, so `optuna-dashboard FILE` and Optuna's `Journ
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import uuid
@@ -98,12 +99,14 @@ class JournalFile(BaseJournalBackend):
     """
 
     def __init__(self, path: Path) -> None:
-        """Open or create the file. An incomplete last line, which a kill or a full disk leaves, is cut off.
+        """Open or create the file. A kill or a full disk leaves an incomplete last line.
+
+        It is cut off, unless only its line break is missing.
 
         Raises:
             UserInputError: a line before the last one is damaged.
         """
-        self._file = path.open("ab")
+        self._path, self._file = path, path.open("ab")
         self._is_dirty = False
         self._count = 0  # of the entries that Optuna has read
         with path.open("rb+") as file:
@@ -115,7 +118,12 @@ class JournalFile(BaseJournalBackend):
                 newline = file.read(end - start).rfind(b"\n")
                 end = start + newline + 1
             if end < size:
-                file.truncate(end)
+                file.seek(end)
+                try:
+                    json.loads(file.read())
+                    file.write(b"\n")
+                except ValueError:
+                    file.truncate(end)
             file.seek(0)
             # Read together, lines share equal keys.
             blocks = iter(lambda: list(islice(file, LINES_AT_ONCE)), [])
@@ -147,10 +155,16 @@ class JournalFile(BaseJournalBackend):
         self._is_dirty = True
 
     def sync(self) -> None:
-        """Wait until the entries so far are on the disk."""
+        """Wait until the entries so far are on the disk.
+
+        Raises:
+            FileNotFoundError: the file was moved or deleted, and a next start would not find its trials.
+        """
         if self._is_dirty:
             os.fsync(self._file.fileno())
             self._is_dirty = False
+            if not self._path.exists():
+                raise FileNotFoundError(errno.ENOENT, "moved or deleted while the sweep ran", str(self._path))
 
 
 class Journal:

@@ -114,3 +114,16 @@ def test_a_local_cluster_has_a_token_wherever_the_home_directory_is(
     ray_environment.provide_token(variables)
     assert len(Path(variables["RAY_AUTH_TOKEN_PATH"]).read_text()) == 64
     assert "HOME=" in (printed := capsys.readouterr().err) and variables["RAY_AUTH_TOKEN_PATH"] in printed
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"), [("size=64k", "has 0 MiB free, Ray needs 8"), ("ro", "cannot be written")]
+)
+def test_a_folder_that_ray_cannot_use_is_refused(options: str, problem: str) -> None:
+    mounted = ["unshare", "--mount", "sh", "-c", f'mount -t tmpfs -o {options} none /mnt && exec "$@"', "sh"]
+    if subprocess.run([*mounted, "true"], capture_output=True).returncode:
+        pytest.skip("mounting needs root")
+    program = "from sweeper.execution.ray_environment import prepare; prepare()"
+    command = [*mounted, sys.executable, "-c", program]
+    result = subprocess.run(command, env=variables(TMPDIR="/mnt/new"), capture_output=True, text=True)
+    assert f"TMPDIR=/mnt/new: {problem}" in result.stderr

@@ -7,11 +7,12 @@ import sys
 from pathlib import Path
 
 import optuna
+import pytest
 from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 from optuna.trial import TrialState, create_trial
 
-from sweeper.search.journal import Journal
+from sweeper.search.journal import Journal, JournalFile
 from tests.conftest import environment
 
 DISTRIBUTIONS = {"x": optuna.distributions.FloatDistribution(0, 1)}
@@ -34,6 +35,30 @@ def test_an_opened_journal_holds_the_trials_that_were_written(tmp_path: Path) ->
     assert (trial.value, trial.params, trial.user_attrs) == (3.0, {"x": 0.25}, {"record": "{}"})
     assert reopened.study.direction is optuna.study.StudyDirection.MINIMIZE
     assert path.read_bytes().endswith(b"\n")
+    reopened.add_trial(running_trial(0.5))
+    reopened.sync()
+    reopened.add_trial(running_trial(0.75))
+    path.rename(tmp_path / "elsewhere")  # a next start would begin from nothing
+    with pytest.raises(FileNotFoundError, match="moved or deleted while the sweep ran"):
+        reopened.sync()
+
+
+def test_a_journal_cut_at_any_byte_keeps_every_trial_whose_end_is_whole(tmp_path: Path) -> None:
+    """And it takes further entries: each is on a line of its own."""
+    path, cut, ends = tmp_path / "study.journal", tmp_path / "cut.journal", []
+    journal = Journal(path, "minimize")
+    for number in range(2):
+        journal.add_trial(running_trial(0.25))
+        journal.set_attr(number, "record", {})
+        journal.tell(number, 3.0, TrialState.COMPLETE)
+        ends.append(path.stat().st_size - 1)  # without the line break
+    content = path.read_bytes()
+    for size in range(len(content) + 1):
+        cut.write_bytes(content[:size])
+        file = JournalFile(cut)
+        assert list(file.ended) == [number for number, end in enumerate(ends) if size >= end], size
+        file.append_logs([{"op_code": 8, "trial_id": 0, "user_attr": {}}])
+        assert all(line.endswith(b"}\n") for line in cut.read_bytes().splitlines(keepends=True))
 
 
 def test_attributes_of_running_trials_are_set_by_number(tmp_path: Path) -> None:
