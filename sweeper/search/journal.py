@@ -155,11 +155,7 @@ class JournalFile(BaseJournalBackend):
         self._is_dirty = True
 
     def sync(self) -> None:
-        """Wait until the entries so far are on the disk.
-
-        Raises:
-            FileNotFoundError: the file was moved or deleted, and a next start would not find its trials.
-        """
+        """Wait until the entries so far are on the disk. Raises an OSError if the file was moved or deleted."""
         if self._is_dirty:
             os.fsync(self._file.fileno())
             self._is_dirty = False

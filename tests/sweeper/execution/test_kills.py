@@ -144,3 +144,12 @@ def test_a_killed_raylet_ends_the_sweep_and_the_same_command_resumes_it(workspac
     assert set(workspace.states()) == {"COMPLETE", "FAIL"}
     result = workspace.run(*arguments)
     assert result.code == 0 and workspace.outcomes()["complete"] == 20, result.err
+
+
+@pytest.mark.soak
+def test_ray_that_does_not_start_in_time_is_started_once_more(workspace: Workspace) -> None:
+    """Ray waits 30 s for a raylet, which a load average of 25 on two cores may take."""
+    process = workspace.start(*PROBE, "budget.trials=2", SWEEPER_TEST=workspace.path.name)
+    os.kill(wait_for(lambda: find_process(workspace, "raylet/raylet")), signal.SIGSTOP)
+    _, err = process.communicate(timeout=150)
+    assert process.returncode == 0 and "Ray did not start in time (load average" in err, err
