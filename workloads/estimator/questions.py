@@ -99,6 +99,7 @@ class Reliability:
 
 @dataclass(frozen=True)
 class TrainingRun:
+    tokens: float
     days: float
     gpu_hours: float
     cost: float | None
@@ -114,6 +115,7 @@ def training_run(
     seconds = tokens / (estimate.tokens_per_s_per_gpu * estimate.gpus) / (1 - lost)
     gpu_hours = seconds / 3600 * estimate.gpus
     return TrainingRun(
+        tokens=tokens,
         days=seconds / SECONDS_PER_DAY,
         gpu_hours=gpu_hours,
         cost=None if price_per_hour is None else price_per_hour * gpu_hours,

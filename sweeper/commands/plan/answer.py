@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
@@ -10,16 +11,19 @@ from sweeper.common.clock import SECONDS_PER_DAY
 from workloads.api.errors import UserInputError
 from workloads.estimator.estimate import JobEstimate, find_band
 from workloads.estimator.memory import peak_memory
-from workloads.estimator.questions import Comparison, TrainingRun, alternatives, compare, training_run
+from workloads.estimator.questions import Comparison, Reliability, TrainingRun, alternatives, compare, training_run
 from workloads.estimator.search import Candidate, Estimator, SearchResult, find_layouts, usable_gib
 from workloads.estimator.step import estimate_job, estimate_step, step_bound_s
 from workloads.estimator.words import describe, write_words
+from workloads.hardware.precisions import PRECISIONS
 from workloads.layouts.rules import COMMON_RULES, find_violation
 from workloads.layouts.trainers import find_trainer
+from workloads.models.flops import model_flops_per_token
 
 KEPT = 20  # layouts of a search
 SHOWN = 8  # of them in the table
 MAX_GPUS = 65_536
+TRAIN_TOKENS = 1e12  # of a whole training where none are given
 SCALES = tuple(2**power for power in range(13))  # numbers of GPUs in the picture of scaling
 ESTIMATOR = Estimator(
     estimate=estimate_job,
@@ -39,8 +43,8 @@ class Answer:
     faster: Candidate | None  # the fastest layout of all, where fields of the layout were given and it is another one
     comparison: Comparison | None  # why the given layout is slower than that one
     alternatives: dict[str, Candidate]  # by what is doubled, the fastest layout and its estimate then
-    training: TrainingRun | None  # a whole training with the fastest layout
-    rates: dict[int, float]  # tokens of a day by number of GPUs, of those tried for `tokens_per_day`
+    training: TrainingRun  # a whole training with the fastest layout
+    rates: dict[int, float]  # tokens of a day by number of GPUs, of those tried for `tokens_per_day` or `days`
 
     @property
     def best(self) -> Candidate:
@@ -60,14 +64,13 @@ def answer(request: PlanRequest) -> Answer:
     """
     problem, rates = find_problem(request)
     result = search(problem)
-    estimate, faster, comparison, training = result.best[0].estimate, None, None, None
+    estimate, faster, comparison = result.best[0].estimate, None, None
+    training = plan_training(request, estimate)
     if problem.given:  # is another layout faster, which the given fields exclude?
         fixed = find_trainer(problem.job.trainer).fixed_degrees()
         free = search(replace(problem, fixed=fixed, given={}), keep=1).best[0]
         if free.estimate.step.total_s < 0.999 * estimate.step.total_s:
             faster, comparison = free, compare(estimate, free.estimate)
-    if request.train_tokens is not None:
-        training = training_run(estimate, request.train_tokens, request.reliability, request.price_per_hour)
     doubled = {}
     for name, (job, cluster) in alternatives(problem.job, problem.cluster).items():
         if cluster.device != problem.cluster.device:  # layouts fit that did not
@@ -80,6 +83,21 @@ def answer(request: PlanRequest) -> Answer:
     return Answer(request.model, problem, result, faster, comparison, doubled, training, rates)
 
 
+def plan_training(request: PlanRequest, estimate: JobEstimate) -> TrainingRun:
+    """Return what a training on `train_tokens`, else on a trillion tokens, takes.
+
+    Raises UserInputError if it costs more than `max_cost`.
+    """
+    tokens = request.train_tokens or TRAIN_TOKENS
+    training = training_run(estimate, tokens, request.reliability, request.price_per_hour)
+    if request.max_cost is not None and training.cost is not None and training.cost > request.max_cost:
+        raise UserInputError(
+            f"max_cost={request.max_cost:g}: {tokens:g} tokens on {estimate.gpus:,} GPUs cost {training.cost:,.0f}, at "
+            f"price_per_hour={request.price_per_hour:g}. Fewer GPUs, or others (hardware=a,b), may cost less"
+        )
+    return training
+
+
 def find_problem(request: PlanRequest) -> tuple[Problem, dict[int, float]]:
     """Return the problem of a request, on the fewest GPUs that reach its rate, and the rates of those tried.
 
@@ -88,7 +106,7 @@ def find_problem(request: PlanRequest) -> tuple[Problem, dict[int, float]]:
     problem = build_problem(request)
     if request.daily_tokens is None:
         return problem, {}
-    rates = _find_gpus(problem, request.daily_tokens, request.gpus or 1)
+    rates = _find_gpus(problem, request)
     return problem.on(max(rates)), rates
 
 
@@ -131,22 +149,30 @@ def _correct(candidate: Candidate, problem: Problem) -> Candidate:
     return replace(candidate, estimate=replace(estimate, step=estimate.step.scaled(problem.correction.factor)))
 
 
-def _find_gpus(problem: Problem, tokens_per_day: float, at_least: int) -> dict[int, float]:
-    """Return the tokens of a day by number of GPUs, up to the smallest number found that reaches a rate.
+def _find_gpus(problem: Problem, request: PlanRequest) -> dict[int, float]:
+    """Return the tokens of a day by number of GPUs, up to the smallest number found that reaches the request's rate.
 
     Numbers are whole domains: first in steps of a half at most, then halving the interval between the last number that
-    does not reach the rate and the first that does. A number that does not divide a given batch, or that is too small
-    for the model, is left out.
+    does not reach the rate and the first that does, to a domain or 3%. Numbers that would not reach it at their peak
+    come last. A number that does not divide a given batch, or that is too small for the model, is left out. Failures
+    count in `days`.
 
     Raises:
         UserInputError: no number of GPUs up to `MAX_GPUS` reaches it.
     """
+    tokens_per_day, at_least = request.daily_tokens or 0.0, request.gpus or 1
+    reliability = Reliability(0.0) if request.days is None else request.reliability
+    key = f"tokens_per_day={tokens_per_day:g}" if request.days is None else f"days={request.days:g}"
+    job, peaks = problem.job, problem.cluster.device.peak_tflops
+    flops_per_s = tokens_per_day / SECONDS_PER_DAY * model_flops_per_token(job.model, job.sequence_length)
+    too_few = flops_per_s / (1e12 * peaks.get(PRECISIONS[job.precision].dtype, math.inf))
     domain, rates, reason = problem.cluster.topology.gpus_per_domain, dict[int, float](), ""
 
     def reaches(gpus: int) -> bool:
         nonlocal reason
         try:
-            rates[gpus] = tokens_of_a_day(search(problem.on(gpus), keep=1).best[0].estimate)
+            rate = tokens_of_a_day(search(problem.on(gpus), keep=1).best[0].estimate)
+            rates[gpus] = rate * (1 - reliability.lost_share(gpus))
         except UserInputError as error:
             reason = str(error)
             return False
@@ -156,19 +182,18 @@ def _find_gpus(problem: Problem, tokens_per_day: float, at_least: int) -> dict[i
     sizes = [size for size in sizes if at_least <= size <= MAX_GPUS]
     if not sizes:
         raise UserInputError(f"gpus={at_least}: at most {MAX_GPUS:,} with tokens_per_day= or days=")
-    if high := next(filter(reaches, sizes), 0):
+    if high := next(filter(reaches, sorted(sizes, key=lambda size: (size < too_few, size))), 0):
         low = max([0, *(size for size in sizes if size < high)])
-        while low and high - low > domain:
+        while low and high - low > max(domain, low // 32):
             middle = (low + high) // (2 * domain) * domain
             low, high = (low, middle) if reaches(middle) else (middle, high)
         return {gpus: rate for gpus, rate in sorted(rates.items()) if gpus <= high}
     if not rates:
-        raise UserInputError(f"tokens_per_day={tokens_per_day:g}: no number of GPUs can be planned. {reason}")
+        raise UserInputError(f"{key}: no number of GPUs can be planned. {reason}")
     fastest = max(rates, key=rates.__getitem__)
     batch = "a larger global_batch" if problem.batch else "a given global_batch"
     raise UserInputError(
-        f"tokens_per_day={tokens_per_day:g}: {fastest:,} GPUs reach {rates[fastest]:.2g}, more GPUs no more; "
-        f"{batch} may help"
+        f"{key}: {fastest:,} GPUs reach {rates[fastest]:.2g} tokens a day, more GPUs no more; {batch} may help"
     )
 
 

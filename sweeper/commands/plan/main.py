@@ -51,7 +51,9 @@ def run(request: PrintedPlan) -> int:
         if request.fits:
             return print_fit(request)
         console = open_console(soft_wrap=False)
-        console.print(draw(HEADING, compare_hardware(request, names), len(HEADING) - 1, console.width))
+        rows, warnings = compare_hardware(request, names)
+        console.print(draw(HEADING, rows, len(HEADING) - 1, console.width))
+        print(*(f"unsure    {warning}" for warning in warnings), sep="\n")
         return 0
     if request.out is not None:
         check_output_file("out", path)

@@ -8,7 +8,7 @@ from dataclasses import replace
 import plotly.graph_objects as go
 
 from sweeper.commands.plan.answer import Answer, tokens_of_a_day
-from sweeper.commands.plan.text import differences_table, layouts_table, list_sections
+from sweeper.commands.plan.text import differences_table, headline, layouts_table, list_sections
 from sweeper.common.format import round_to_band
 from sweeper.pages import html_page
 from sweeper.pages.chart_style import COLORS, GREY, add_band, bar_chart_height_px
@@ -72,7 +72,7 @@ def build_page(answer: Answer, scaling: Mapping[int, Candidate]) -> str:
         sections.append(Table("The given layout and the fastest", *differences_table(answer)))
     sections.append(Table("The fastest layouts", *layouts_table(answer)))
     title = f"Plan: {answer.model} on {cluster.gpus:,} x {cluster.device.name}"
-    return html_page.build_page(title, sections, terms=list_sections(answer))
+    return html_page.build_page(title, sections, headline(answer), list_sections(answer))
 
 
 def list_steps(answer: Answer) -> Bars:

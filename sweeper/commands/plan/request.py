@@ -85,10 +85,11 @@ class PlanRequest:
         checkpointing: what the backward pass computes again.
         layout: a trainer's file or log: all that it says is given, where no key of the command says otherwise.
         file: the trainer for which the fastest layout is written as a file.
-        train_tokens: tokens of a whole training, for its duration and cost.
+        train_tokens: tokens of a whole training, for its duration and cost; by default 1e12.
         tokens_per_day: find the number of GPUs that trains on this many tokens.
-        days: find the number of GPUs that trains on train_tokens in this many days without failures.
-        price_per_hour: of one GPU.
+        days: find the number of GPUs that trains on train_tokens in this many days, failures included.
+        price_per_hour: of one GPU; by default no price is assumed.
+        max_cost: refuse what costs more to train on train_tokens at price_per_hour.
         failures_per_gpu_day: unexpected interruptions; by default those of Llama 3's training.
         restart_s: from a failure until training goes on.
         checkpoint_s: a checkpoint stops training for so long.
@@ -126,6 +127,7 @@ class PlanRequest:
     tokens_per_day: float | None = field(default=None, metadata={"min": 1})
     days: float | None = field(default=None, metadata={"min": 0.001})
     price_per_hour: float | None = field(default=None, metadata={"min": 0})
+    max_cost: float | None = field(default=None, metadata={"min": 0})
     failures_per_gpu_day: float = field(default=FAILURES_PER_GPU_DAY, metadata={"min": 0})
     restart_s: float = field(default=Reliability.restart_s, metadata={"min": 0})
     checkpoint_s: float = field(default=Reliability.checkpoint_s, metadata={"min": 0})
@@ -134,6 +136,8 @@ class PlanRequest:
     def __post_init__(self) -> None:
         if self.days is not None and (self.train_tokens is None or self.tokens_per_day is not None):
             raise UserInputError(f"days={self.days:g}: needs train_tokens=, and takes the place of tokens_per_day=")
+        if self.max_cost is not None and (self.train_tokens is None or self.price_per_hour is None):
+            raise UserInputError(f"max_cost={self.max_cost:g}: needs train_tokens= and price_per_hour=")
         if self.gpus is None and (self.daily_tokens is None or self.layout is not None):
             raise UserInputError("gpus: required. Give the number of GPUs, or tokens_per_day= or days= to find it")
         use_config_dir(self.config_dir)

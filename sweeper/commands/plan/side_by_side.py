@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from sweeper.commands.plan.answer import find_problem, search
+from sweeper.commands.plan.answer import find_problem, plan_training, search
 from sweeper.commands.plan.request import PlanRequest
+from sweeper.commands.plan.text import list_warnings
 from sweeper.common.format import round_to_band
 from workloads.api.errors import UserInputError
 from workloads.estimator.estimate import find_band
-from workloads.estimator.questions import training_run
 from workloads.estimator.search import usable_gib
 from workloads.estimator.words import describe
 
@@ -18,35 +18,43 @@ MISSING = "—"
 FAILED = (float("inf"),)  # the order of a GPU without a layout: the last
 
 
-def compare_hardware(request: PlanRequest, names: list[str]) -> list[list[str]]:
-    """Return a row for each GPU, in the order of their cost, else of their GPU-hours, else of their tokens/s per GPU.
+def compare_hardware(request: PlanRequest, names: list[str]) -> tuple[list[list[str]], list[str]]:
+    """Return a row for each GPU, in the order of their cost, else of their GPU-hours, and the warnings of the plans.
 
     Energy is that of GPUs at their power caps, without the rest of a machine. A GPU that the request does not fit has
     the reason in its row. Raises UserInputError with the reasons if it fits none, or is wrong for all.
     """
-    rows = [_row(replace(request, hardware=name)) for name in names]
+    warnings: list[str] = []
+    rows = [_row(replace(request, hardware=name), warnings) for name in names]
     if all(order == FAILED for order, _ in rows):
         raise UserInputError("\n".join(dict.fromkeys(row[-1] for _, row in rows)))
-    return [row for _, row in sorted(rows, key=lambda pair: pair[0])]
+    return [row for _, row in sorted(rows, key=lambda pair: pair[0])], warnings
 
 
-def _row(request: PlanRequest) -> tuple[tuple[float, ...], list[str]]:
+def _row(request: PlanRequest, warnings: list[str]) -> tuple[tuple[float, ...], list[str]]:
     try:
         problem, _ = find_problem(request)
         best = search(problem, keep=1).best[0]
+        training = plan_training(request, best.estimate)
     except UserInputError as error:
         return FAILED, [request.hardware, *[MISSING] * (len(HEADING) - 2), str(error)]
     device, estimate = problem.cluster.device, best.estimate
-    share = find_band(problem.job, problem.cluster).error_share
+    band = find_band(problem.job, problem.cluster)
+    share = band.error_share
     rate = estimate.tokens_per_s_per_gpu
-    cells, order = [MISSING] * 4, (0.0, -rate)
-    if request.train_tokens is not None:
-        training = training_run(estimate, request.train_tokens, request.reliability, request.price_per_hour)
-        energy_mwh = None if device.power_w is None else training.gpu_hours * device.power_w / 1e6
-        figures = (training.days, training.gpu_hours, training.cost, energy_mwh)
-        cells = [MISSING if figure is None else round_to_band(figure, share) for figure in figures]
-        order = (training.cost or 0.0, training.gpu_hours)
+    energy_mwh = None if device.power_w is None else training.gpu_hours * device.power_w / 1e6
+    figures = (training.days, training.gpu_hours, training.cost, energy_mwh)
+    cells = [MISSING if figure is None else round_to_band(figure, share) for figure in figures]
+    unsure = [*band.known.missing(problem.job, problem.cluster), *list_warnings(problem, estimate)]
+    warnings += [f"{request.hardware}: {line}" for line in unsure]
     left_gib = usable_gib(problem.cluster) - estimate.memory.total_gib
     rates = [round_to_band(rate, share), f"{share:.0%}"]
     layout = describe(best.layout)
-    return order, [request.hardware, f"{estimate.gpus:,}", *rates, *cells, f"{left_gib:.0f}", layout]
+    return (training.cost or 0.0, training.gpu_hours), [
+        request.hardware,
+        f"{estimate.gpus:,}",
+        *rates,
+        *cells,
+        f"{left_gib:.0f}",
+        layout,
+    ]

@@ -15,7 +15,7 @@ from sweeper.commands.plan.request import PlanRequest, Problem, build_problem
 from sweeper.common.format import count, round_to_band
 from sweeper.pages.terminal import draw, open_console
 from workloads.api.errors import UserInputError
-from workloads.estimator.estimate import find_band
+from workloads.estimator.estimate import JobEstimate, find_band
 from workloads.estimator.search import STALLED_SHARE, fills_memory, usable_gib
 from workloads.estimator.words import describe, layout_words, write_words
 from workloads.formats.names import FileReading
@@ -74,6 +74,22 @@ def list_sections(answer: Answer) -> list[tuple[str, list[str]]]:
     return sections
 
 
+def headline(answer: Answer) -> str:
+    """Return the answer as a sentence: the rate with its band, and what a training takes."""
+    estimate, training, share = answer.best.estimate, answer.training, answer.error_share
+    cluster, job = answer.problem.cluster, answer.problem.job
+    far = "Far from any measured run: " * bool(find_band(job, cluster).known.missing(job, cluster))
+    rate = round_to_band(estimate.tokens_per_s_per_gpu * estimate.gpus, share)
+    days, gpu_hours = (round_to_band(value, share) for value in (training.days, training.gpu_hours))
+    cost = ", no price assumed"
+    if training.cost is not None:
+        cost = f" and cost {round_to_band(training.gpu_hours, share, training.cost / training.gpu_hours)}"
+    return (
+        f"{far}{answer.model} on {estimate.gpus:,} {cluster.device.name} trains at {rate} tokens/s (±{share:.0%}); "
+        f"{training.tokens / 1e12:g} trillion tokens take {days} days or {gpu_hours} GPU-hours{cost}"
+    )
+
+
 def head_lines(answer: Answer) -> list[str]:
     """Return what was searched, and the best layout."""
     problem, result, error_share = answer.problem, answer.result, answer.error_share
@@ -94,6 +110,7 @@ def head_lines(answer: Answer) -> list[str]:
     remark = f"; {model.remark}" if model.remark else ""
     far = find_band(job, cluster).known.missing(job, cluster)
     lines = [
+        f"answer    {headline(answer)}",
         *(f"far       {line}" for line in far),
         f"train     {answer.model} by {job.trainer}, {job.precision}, {job.state} state{eager}; "
         f"{count(job.layout.global_batch, 'sequence')} of {job.sequence_length:,} tokens a step "
@@ -238,17 +255,18 @@ def tail_lines(answer: Answer) -> list[str]:
         if round(100 * gain):
             lines.append(f"with      {name}: {100 * gain:+.0f}%{changed}")
     lines = lines or [f"with      {', '.join(answer.alternatives)}: no more than 1%"]
-    if training is not None:
-        values = (training.days, training.gpu_hours, training.failures)
-        days, gpu_hours, failures = (round_to_band(value, band.error_share) for value in values)
-        cost = ""
-        if training.cost is not None:
-            price = training.cost / training.gpu_hours
-            cost = f", cost {round_to_band(training.gpu_hours, band.error_share, price)}"
-        lines.append(
-            f"training  {days} days, {gpu_hours} GPU-hours{cost}; "
-            f"{100 * training.lost_share:.1f}% of it is lost to {failures} failures and to checkpoints"
-        )
+    failures = round_to_band(training.failures, band.error_share)
+    lines.append(f"training  loses {training.lost_share:.1%} of its time to {failures} failures and to checkpoints")
+    lines.append(f"band      {band.error_share:.0%}: {band.meaning} (docs/planner-scoreboard.md)")
+    unsure = list_warnings(problem, estimate)
+    if problem.job.trainer == "own" and not find_trained_name(problem.job.model):
+        missing = f"workload=parallel does not train {answer.model}, which conf/model does not have"
+        unsure.append(f"{missing}: the plan is of a trainer like it; trainer= names another one")
+    return lines + [f"unsure    {line}" for line in unsure]
+
+
+def list_warnings(problem: Problem, estimate: JobEstimate) -> list[str]:
+    """Return what is not sure of an estimate."""
     unsure = []
     memory_share = find_band(problem.job, problem.cluster, "memory").error_share
     if fills_memory(estimate.memory, problem.cluster):
@@ -257,8 +275,4 @@ def tail_lines(answer: Answer) -> list[str]:
         unsure.append("whether it fits: the band of the memory reaches beyond what is usable")
     if problem.calibration:
         unsure.append("the band is that of estimates with the tables' rates, not with rates measured here")
-    lines.append(f"band      {band.error_share:.0%}: {band.meaning} (docs/planner-scoreboard.md)")
-    if problem.job.trainer == "own" and not find_trained_name(problem.job.model):
-        missing = f"workload=parallel does not train {answer.model}, which conf/model does not have"
-        unsure.append(f"{missing}: the plan is of a trainer like it; trainer= names another one")
-    return lines + [f"unsure    {line}" for line in (*unsure, *estimate.not_modelled)]
+    return [*unsure, *estimate.not_modelled]

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from sweeper.commands.plan.answer import ESTIMATOR, answer, find_problem, search, tokens_of_a_day
+from sweeper.commands.plan.answer import ESTIMATOR, answer, find_problem, plan_training, search, tokens_of_a_day
 from sweeper.commands.plan.main import COMMAND, main
 from sweeper.commands.plan.request import TOKENS_PER_STEP, build_problem, default_batch, read_request
 from sweeper.commands.plan.side_by_side import compare_hardware
@@ -222,10 +222,10 @@ def test_stages_of_given_sizes_change_what_their_ranks_have(capsys: pytest.Captu
 def test_a_whole_training_costs_what_its_gpu_hours_cost() -> None:
     words = [*SMALL, "pp=1", "tp=1", "train_tokens=1e12", "price_per_hour=2"]
     training = answer(read_request(words)).training
-    assert training is not None and training.cost == pytest.approx(2 * training.gpu_hours)
+    assert training.cost == pytest.approx(2 * training.gpu_hours)
     assert training.gpu_hours == pytest.approx(24 * training.days * 8)
     without = answer(read_request([*words, "failures_per_gpu_day=0"])).training
-    assert without is not None and without.lost_share == 0
+    assert without.lost_share == 0
     assert without.days == pytest.approx(training.days * (1 - training.lost_share))
 
 
@@ -346,7 +346,8 @@ def test_whether_a_layout_fits_is_an_exit_code(
 
 def test_gpus_are_compared_for_the_same_tokens_the_fewest_gpu_hours_first() -> None:
     words = ["model=llama3_8b", "hardware=h100,rtx4090,b200", "gpus=8", "tp=1", "pp=1", "cp=1", "micro_batch=1"]
-    rows = compare_hardware(read_request([*words, "train_tokens=1e12"]), ["h100", "rtx4090", "b200"])
+    rows, warnings = compare_hardware(read_request([*words, "train_tokens=1e12"]), ["h100", "rtx4090", "b200"])
+    assert any(warning.startswith("b200: attention's own rate") for warning in warnings)
     assert [row[0] for row in rows] == ["b200", "h100", "rtx4090"]
     assert "no layout fits" in rows[2][-1] and rows[2][1] == "—"
     hours, energy = (float(rows[1][place].replace(",", "")) for place in (5, 7))
@@ -367,8 +368,17 @@ def test_more_gpus_than_a_rate_tries_are_refused_by_their_key() -> None:
 
 def test_a_number_of_days_finds_the_number_of_gpus() -> None:
     words = ["model=llama3_8b", "hardware=h100", "tp=1", "pp=1", "cp=1", "micro_batch=1"]
-    by_days = find_problem(read_request([*words, "train_tokens=1e12", "days=100"]))[0]
-    assert by_days.cluster == find_problem(read_request([*words, "tokens_per_day=1e10"]))[0].cluster
+    given = read_request([*words, "train_tokens=1e12", "gpus=16"])
+    training = plan_training(given, search(build_problem(given), keep=1).best[0].estimate)
+    for lost_share, gpus in ((0.0, 16), (training.lost_share / 2, 24)):  # failures included
+        days = 1.00001 * training.days * (1 - lost_share)
+        found = find_problem(read_request([*words, "train_tokens=1e12", f"days={days}"]))[0]
+        assert found.cluster.gpus == gpus
+    priced = [*words, "train_tokens=1e12", "price_per_hour=2", "gpus=8"]
+    with pytest.raises(
+        UserInputError, match=r"max_cost=1000: 1e\+12 tokens on 8 GPUs cost [\d,]+, at price_per_hour=2"
+    ):
+        answer(read_request([*priced, "max_cost=1000"]))
     with pytest.raises(UserInputError, match="days=3: needs train_tokens="):
         read_request([*words, "days=3"])
 
