@@ -19,6 +19,7 @@ from workloads.estimator.estimate import JobEstimate, find_band
 from workloads.estimator.search import STALLED_SHARE, fills_memory, usable_gib
 from workloads.estimator.words import describe, layout_words, write_words
 from workloads.formats.names import FileReading
+from workloads.layouts.layout import Layout
 from workloads.layouts.trainers import find_trainer
 from workloads.models.flops import model_flops_per_token
 from workloads.models.model import find_trained_name
@@ -30,6 +31,8 @@ WITHOUT_EFFECT = re.compile(
     r"swiglu|norm|rotary|position|untie|bias_linear|lr|learning|adam|decay|warmup|iters|steps?$|seed|init|save|load|ckpt|checkpoint\b|path|dir|file|folder|token|vocab|"
     r"data|split|log|tensorboard|wandb|exp|name|eval|interval|metrics|profil|dropout|clip|eps|descr|valid|dump|master|port"
 )
+# Of 30 runs with context parallelism that bands rest on, one has fewer tokens of a sequence on a rank.
+USUAL_CONTEXT_TOKENS = 4096
 OF_JOB = ("sequence_length", "precision", "state", "compiled")
 Rows = tuple[list[str], list[list[str]]]
 
@@ -210,6 +213,7 @@ def layouts_table(answer: Answer) -> Rows:
         slower, size = f"{100 * (step_s / best_s - 1):.1f}", f"{candidate.estimate.memory.total_gib:.0f}"
         used = MISSING if mfu is None else f"{100 * mfu:.0f}"
         differing = write_words({name: values[name] for name in varying})
+        differing += " (cp beyond measured runs)" * _has_short_parts(answer.problem, candidate.layout)
         differing += " (fills memory)" * fills_memory(candidate.estimate.memory, answer.problem.cluster)
         rows.append([round_to_band(step_s, answer.error_share), slower, used, size, differing])
     return ["step s", "slower %", "MFU %", "GiB", "layout, where they differ"], rows
@@ -259,10 +263,16 @@ def tail_lines(answer: Answer) -> list[str]:
     lines.append(f"training  loses {training.lost_share:.1%} of its time to {failures} failures and to checkpoints")
     lines.append(f"band      {band.error_share:.0%}: {band.meaning} (docs/planner-scoreboard.md)")
     unsure = list_warnings(problem, estimate)
+    if _has_short_parts(problem, answer.best.layout):
+        unsure.append(f"the rate: one measured run has fewer than {USUAL_CONTEXT_TOKENS:,} tokens on a context rank")
     if problem.job.trainer == "own" and not find_trained_name(problem.job.model):
         missing = f"workload=parallel does not train {answer.model}, which conf/model does not have"
         unsure.append(f"{missing}: the plan is of a trainer like it; trainer= names another one")
     return lines + [f"unsure    {line}" for line in unsure]
+
+
+def _has_short_parts(problem: Problem, layout: Layout) -> bool:
+    return layout.cp > 1 and problem.job.sequence_length / layout.cp < USUAL_CONTEXT_TOKENS
 
 
 def list_warnings(problem: Problem, estimate: JobEstimate) -> list[str]:

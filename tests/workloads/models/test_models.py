@@ -122,6 +122,10 @@ def test_parameters_of_hugging_face_files(config: dict[str, object], billions: f
     assert read_hugging_face(config).parameters / 1e9 == pytest.approx(billions, rel=0.01)
 
 
+def test_a_model_by_name_has_the_parameters_of_its_file() -> None:
+    assert MODELS["gpt_oss_20b"].parameters == read_hugging_face(GPT_OSS | {"attention_bias": True}).parameters
+
+
 def test_layers_with_experts_follow_from_the_first_and_the_frequency() -> None:
     model = read_hugging_face(DEEPSEEK_MOE | {"num_hidden_layers": 9, "first_k_dense_replace": 3, "moe_layer_freq": 2})
     assert [layer for layer in range(9) if model.has_experts(layer)] == [4, 6, 8]

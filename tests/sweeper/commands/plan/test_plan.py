@@ -14,6 +14,7 @@ from sweeper.commands.plan.answer import ESTIMATOR, answer, find_problem, plan_t
 from sweeper.commands.plan.main import COMMAND, main
 from sweeper.commands.plan.request import TOKENS_PER_STEP, build_problem, default_batch, read_request
 from sweeper.commands.plan.side_by_side import compare_hardware
+from sweeper.commands.plan.text import layouts_table, tail_lines
 from sweeper.common.format import round_to_band
 from sweeper.preflight.clusters import build_cluster
 from sweeper.preflight.corrections import Correction, Place, keep
@@ -183,6 +184,12 @@ def test_every_layout_searched_is_unfit_slower_or_among_the_best(capsys: pytest.
     assert total == unfit + slower + best and best == 20
     total, unfit = read_counts("pp=1", "tp=1", "dp_shard=8", "sharding=fsdp2")
     assert unfit < total < 20  # all that fit are shown
+
+
+def test_context_parallelism_beyond_measured_runs_is_marked() -> None:
+    planned = answer(read_request([*SMALL[:3], "cp=4", "tp=1", "pp=1"]))
+    assert "(cp beyond measured runs)" in layouts_table(planned)[1][0][-1]
+    assert any("tokens on a context rank" in line for line in tail_lines(planned))
 
 
 def test_the_fewest_gpus_for_a_rate_keep_a_given_batch(capsys: pytest.CaptureFixture[str]) -> None:
