@@ -7,7 +7,7 @@ import platform
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -94,9 +94,6 @@ class SweepDescription:
     def write(self, folder: Path) -> None:
         """Write the file whole or not at all: others read it at any time."""
         write_whole(folder / FILE, json.dumps(asdict(self), indent=1, default=str))
-
-    def with_end(self, end: SweepEnd | None) -> SweepDescription:
-        return replace(self, end=end)
 
 
 def describe_sweep(

@@ -104,30 +104,30 @@ def select_fastest(results: list[Imported]) -> list[Imported]:
     return sorted((result for _, result in fastest.values()), key=sort_key)
 
 
-def list_rows(runs: pd.DataFrame) -> list[list[str]]:
-    """Return the cells of the selected results. Unknown values stay empty."""
+def list_rows(runs: pd.DataFrame) -> list[dict[str, str]]:
+    """Return the cells of the selected results by heading. Unknown values stay empty."""
     rows = []
     for result in select_fastest(list_results(runs)):
         params = {name.removeprefix("param."): value for name, value in result.run.items() if name.startswith("param.")}
         metric, executed = result.get_metric, {key: text for key, text in params.items() if isinstance(text, str)}
-        rows.append(
-            [
-                *(result.name, *result.work, format_number(metric("tokens_per_s")), *result.rates),
-                *(format_number(metric("step_time_ms")), format_number(metric("steps"))),
-                *(format_percent(metric("mfu")), format_percent(metric("claimed_mfu"))),
-                format_number(result.claim_per_device("tflops")),
-                result.get_text("tag.claims_flops"),
-                format_number(first_known(map(metric, MEMORY_METRICS))),
-                "; ".join(result.contradictions),
-                result.get_text("tag.notes"),
-                " ".join(f"{name}={value}" for name, value in executed.items() if name not in IDENTIFYING),
-            ]
-        )
+        cells = [
+            *(result.name, *result.work, format_number(metric("tokens_per_s")), *result.rates),
+            *(format_number(metric("step_time_ms")), format_number(metric("steps"))),
+            *(format_percent(metric("mfu")), format_percent(metric("claimed_mfu"))),
+            format_number(result.claim_per_device("tflops")),
+            result.get_text("tag.claims_flops"),
+            format_number(first_known(map(metric, MEMORY_METRICS))),
+            "; ".join(result.contradictions),
+            result.get_text("tag.notes"),
+            " ".join(f"{name}={value}" for name, value in executed.items() if name not in IDENTIFYING),
+        ]
+        rows.append(dict(zip(HEADING, cells, strict=True)))
     return rows
 
 
-def list_contradictions(runs: pd.DataFrame) -> Iterator[list[str]]:
-    """Yield the cells of every contradiction of every result."""
+def list_contradictions(runs: pd.DataFrame) -> Iterator[dict[str, str]]:
+    """Yield the cells of every contradiction of every result by heading."""
     for result in list_results(runs):
         for contradiction in result.contradictions:
-            yield [result.name, result.get_text("tag.device"), *result.rates, contradiction]
+            cells = [result.name, result.get_text("tag.device"), *result.rates, contradiction]
+            yield dict(zip(CONTRADICTIONS_HEADING, cells, strict=True))

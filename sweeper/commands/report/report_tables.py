@@ -58,11 +58,7 @@ PUBLISHED_NOTE = (
 def build_tables(stored: Stored, prices: Prices | None, fronts: Iterable[Table] = ()) -> list[Table]:
     """Return the tables that have rows: fronts, best results, sweeps, failures, and published and imported results."""
     models = {result.work["model"] for result in stored.best_results if "model" in result.work}
-    selected = [dict(zip(imported.HEADING, row, strict=True)) for row in imported.list_rows(stored.imported)]
-    contradictions = [
-        dict(zip(imported.CONTRADICTIONS_HEADING, row, strict=True))
-        for row in imported.list_contradictions(stored.imported)
-    ]
+    selected, contradictions = imported.list_rows(stored.imported), [*imported.list_contradictions(stored.imported)]
     tables = [
         *fronts,
         _build_best_results_table(stored.best_results, stored.trials, prices),

@@ -9,7 +9,7 @@ import shlex
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from sweeper.cli.exits import COMPLETE, INTERRUPTED, SOME_FAILED, StopRequests
@@ -120,7 +120,7 @@ class FinishedRun:
             at_s=time.time(),
             front=tuple(results.front_numbers),
         )
-        self.opened.description.with_end(end).write(self.plan.folder)
+        replace(self.opened.description, end=end).write(self.plan.folder)
 
     def _write(self, display: Progress, results: Results, summary: Summary) -> bool:
         """Write the result files and end the parent run. Returns whether everything is written.

@@ -79,7 +79,7 @@ def test_a_row_has_the_state_the_winner_and_the_size(copied: StoredSweep) -> Non
         assert describe_row(StoredSweep(copied.folder))[1] == "running"
     killed = copied.folder / "sweep.json"
     assert copied.description is not None
-    copied.description.with_end(None).write(copied.folder)
+    replace(copied.description, end=None).write(copied.folder)
     interrupted = StoredSweep(copied.folder)
     assert interrupted.state == "interrupted" and interrupted.winner is not None and killed.exists()
     assert interrupted.winner.rounds == 0  # the best of the search
