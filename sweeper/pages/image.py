@@ -60,7 +60,7 @@ def _draw_panel(axes: Any, figure: Any) -> None:
     for note in layout.annotations:
         transform = axes.transAxes if note.xref == "paper" else axes.get_xaxis_transform()
         axes.text(note.x, note.y, note.text, transform=transform, ha="center", va="bottom")
-    shown = [trace for trace in figure.data if trace.showlegend is not False and trace.name]
+    shown = [trace for trace in figure.select_traces(lambda trace: trace.name) if trace.showlegend is not False]
     if len(shown) > 1 and layout.showlegend is not False:  # below, clear of the bars
         axes.legend(fontsize=7, loc="upper center", bbox_to_anchor=(0.5, -0.19), ncols=3)
 
@@ -99,4 +99,20 @@ def _draw_cells(axes: Any, trace: Any, _: Sequence[str], __: Sequence[str]) -> N
     axes.figure.colorbar(cells, label=trace.colorbar.title.text)
 
 
-DRAWN = {"scatter": _draw_points, "bar": _draw_bars, "box": _draw_box, "heatmap": _draw_cells}
+def _draw_lines(axes: Any, trace: Any, _: Sequence[str], __: Sequence[str]) -> None:
+    """Draw parallel coordinates: each axis from its lowest to its highest value, the best lines on top."""
+    columns = [np.asarray(dimension["values"], dtype=float) for dimension in trace.dimensions]
+    heights = np.array([(column - column.min()) / (np.ptp(column) or 1.0) for column in columns])
+    ranks = np.asarray(trace.line.color, dtype=float)
+    colors = load_pyplot().get_cmap("plasma")(1 - ranks)
+    for number in np.argsort(ranks):
+        axes.plot(heights[:, number], color=colors[number], linewidth=1)
+    axes.set_xticks(range(len(columns)), [dimension.label for dimension in trace.dimensions], rotation=25)
+    axes.set_yticks([])
+    for place, (column, dimension) in enumerate(zip(columns, trace.dimensions, strict=True)):
+        names = dict(zip(dimension.tickvals or (), dimension.ticktext or (), strict=False))
+        for height, value in ((0, column.min()), (1, column.max())):
+            axes.annotate(names.get(value, f"{value:g}"), (place, height), fontsize=8)
+
+
+DRAWN = {"scatter": _draw_points, "bar": _draw_bars, "box": _draw_box, "heatmap": _draw_cells, "parcoords": _draw_lines}

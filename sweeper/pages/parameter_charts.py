@@ -144,3 +144,12 @@ def compute_importances(ranks: pd.Series, parameters: pd.DataFrame) -> dict[str,
             share = 1 - within / (len(ranks) - groups.nunique()) / (total / (len(ranks) - 1)) if total else 0.0
             importances[str(name)] = float(np.clip(share, 0, 1))
     return dict(sorted(importances.items(), key=lambda item: -item[1]))
+
+
+def build_points(points: pd.DataFrame, steps: pd.DataFrame, name: str, x_title: str, y_title: str) -> go.Figure:
+    """Build the points of trials, x and y by the name of their `run`, and a line of steps."""
+    figure = go.Figure()
+    marker, line = {"color": COLORS[0]}, {"color": COLORS[5], "shape": "hv"}
+    figure.add_scatter(x=points.x, y=points.y, mode="markers", marker=marker, text=points["run"], name="trials")
+    figure.add_scatter(x=steps.x, y=steps.y, mode="lines", line=line, name=name)
+    return figure.update_xaxes(title=x_title).update_yaxes(rangemode="tozero", title=y_title)

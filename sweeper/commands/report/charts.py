@@ -244,23 +244,15 @@ def _build_speed_charts(title: str, trials: pd.DataFrame) -> Iterator[Chart]:
         in_order = ranked.sort_values("start").tail(MAX_POINTS)
         in_order = in_order.assign(x=pd.to_numeric(in_order["tag.sweeper.trial"]))
         best = in_order.assign(y=in_order.y.cummax())
-        yield Chart(f"{title}: trials", [_build_points(in_order, best, "best so far", "trial", unit)])
+        yield Chart(f"{title}: trials", [parameter_charts.build_points(in_order, best, "best so far", "trial", unit)])
     memory = next((f"metric.{name}" for name in MEMORY_METRICS if f"metric.{name}" in complete), None)
     if memory is None:
         return
     by_memory = ranked.assign(x=ranked[memory]).dropna(subset="x").sort_values("x")
     if len(by_memory) >= MIN_TRIALS_FOR_MEMORY:
         front = by_memory[by_memory.y >= by_memory.y.cummax()]
-        figure = _build_points(by_memory, front, "Pareto front", "memory of one device, GiB", unit)
+        figure = parameter_charts.build_points(by_memory, front, "Pareto front", "memory of one device, GiB", unit)
         yield Chart(f"{title}: speed against memory", [figure])
-
-
-def _build_points(points: pd.DataFrame, steps: pd.DataFrame, name: str, x_title: str, y_title: str) -> go.Figure:
-    figure = go.Figure()
-    marker, line = {"color": COLORS[0]}, {"color": COLORS[5], "shape": "hv"}
-    figure.add_scatter(x=points.x, y=points.y, mode="markers", marker=marker, text=points["run"], name="trials")
-    figure.add_scatter(x=steps.x, y=steps.y, mode="lines", line=line, name=name)
-    return figure.update_xaxes(title=x_title).update_yaxes(rangemode="tozero", title=y_title)
 
 
 def _build_timeline(trials: pd.DataFrame) -> Iterator[Chart]:

@@ -48,7 +48,7 @@ def test_every_plot_is_an_image_and_on_the_page(tmp_path: Path, trials: int, dir
     assert {path.name for path in paths} == {*IMAGES, "plots.html"}
     assert all(path.read_bytes()[:4] == b"\x89PNG" for path in paths if path.suffix == ".png")
     page = (tmp_path / "plots.html").read_text()
-    assert page.count('class="plotly-graph-div"') == 5 and "https://cdn" not in page.split("plotly-graph-div")[0][:2000]
+    assert page.count('class="plotly-graph-div"') == 6 and "https://cdn" not in page.split("plotly-graph-div")[0][:2000]
 
 
 def test_trials_of_equal_speed_have_no_importances(tmp_path: Path) -> None:
