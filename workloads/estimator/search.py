@@ -15,8 +15,8 @@ from workloads.layouts.enumeration import Family, list_families
 from workloads.layouts.layout import Job, Layout
 
 USABLE_MEMORY = 0.97  # of what the device's driver reports, by one process
-# Of a step, what the allocator takes where it has to return segments: that of tp 2 with gathered weights on two H100s
-# (benchmarks/results/parallel_h100.md). Two of the three layouts there that fill the memory lose as much or more.
+# Of a step, the most that the allocator took to return segments in the six layouts that fill the memory of two H100s:
+# 18, 10, 9, 3, 2 and 1% (benchmarks/results/parallel_h100.md). The fastest measured is among them, with 3%.
 STALLED_SHARE = 0.18
 
 
