@@ -21,6 +21,7 @@ from workloads.llama.attention_kernels import Gradients, Kernel
 from workloads.llama.model import apply_rotary_emb, swiglu
 from workloads.models.model import Model
 
+HEAD_NORMS = ("q_norm.weight", "k_norm.weight")
 NamedTensors = dict[str, Tensor]
 KeysValues = Tensor  # [sequences, tokens, 2 * kv_heads, head_size], keys rotated
 Past = KeysValues | None  # those of the earlier pieces of the sequences; None for whole sequences
@@ -29,6 +30,7 @@ Past = KeysValues | None  # those of the earlier pieces of the sequences; None f
 #   x         the block's input [tokens, hidden_size]
 #   q         queries, rotated [sequences, length, heads, head_size]
 #   kv        keys, rotated, and values [sequences, length, 2 * kv_heads, head_size]
+#   qkv       both before norms and rotation, where the model has norms of heads; no choice saves it
 #   attn_out  the output of attention [tokens, heads * head_size], and lse, the logsumexp of its scores
 #   residual  x plus the attention branch [tokens, hidden_size]
 #   gate, up  the two halves of the MLP's first GEMM, [tokens, intermediate_size] each. They are separate tensors,
@@ -67,8 +69,17 @@ class BlockMath:
             hidden, vjp = torch.func.vjp(swiglu, gate, up)  # type: ignore[misc]
             return hidden, *vjp(d_out)
 
-        def rotate(qkv: Tensor, rope: Tensor) -> tuple[Tensor, Tensor]:
-            q, k, v = qkv.transpose(1, 2).split([shape.heads, shape.kv_heads, shape.kv_heads], dim=1)
+        heads = [shape.heads, shape.kv_heads, shape.kv_heads]
+
+        def norm_heads(x: Tensor, weight: Tensor) -> Tensor:  # x[sequences, length, heads, head_size]
+            rows = x.reshape(*x.shape[:2], -1, weight.numel())
+            return functional.rms_norm(rows, weight.shape, weight, eps).view(x.shape)
+
+        def rotate(qkv: Tensor, rope: Tensor, *norms: Tensor) -> tuple[Tensor, Tensor]:
+            q, k, v = qkv.split(heads, dim=2)
+            if norms:
+                q, k = norm_heads(q, norms[0]), norm_heads(k, norms[1])
+            q, k, v = (x.transpose(1, 2) for x in (q, k, v))
             kv = torch.cat([apply_rotary_emb(k, rope), v], dim=1)
             return apply_rotary_emb(q, rope).transpose(1, 2).contiguous(), kv.transpose(1, 2).contiguous()
 
@@ -76,6 +87,12 @@ class BlockMath:
             inverse = torch.stack([rope[0], -rope[1]])
             parts = [apply_rotary_emb(dq, inverse), apply_rotary_emb(dk, inverse), dv]
             return torch.cat(parts, dim=1).transpose(1, 2).flatten(0, 1).flatten(1)
+
+        def norm_heads_backward(qkv: Tensor, d_qkv: Tensor, q_norm: Tensor, k_norm: Tensor) -> Gradients:
+            (q, k, _), (dq, dk, dv) = qkv.split(heads, dim=2), d_qkv.view(qkv.shape).split(heads, dim=2)
+            dq, d_q_norm = torch.func.vjp(norm_heads, q, q_norm)[1](dq)
+            dk, d_k_norm = torch.func.vjp(norm_heads, k, k_norm)[1](dk)
+            return torch.cat([dq, dk, dv], dim=2).flatten(0, 1).flatten(1), d_q_norm, d_k_norm
 
         def add_kv_gradients(dk: Tensor, dv: Tensor, d_kv: Tensor) -> tuple[Tensor, Tensor]:
             later_dk, later_dv = split_kv(d_kv)
@@ -87,7 +104,14 @@ class BlockMath:
         self.norm, self.norm_backward = compile_if_enabled(norm), compile_if_enabled(norm_backward)
         self._swiglu, self._swiglu_backward = compile_if_enabled(swiglu), compile_if_enabled(swiglu_backward)
         self._rotate, self._rotate_backward = compile_if_enabled(rotate), compile_if_enabled(rotate_backward)
+        self._norm_heads_backward = compile_if_enabled(norm_heads_backward)
         self._add_kv_gradients = compile_if_enabled(add_kv_gradients)
+        self.compile_if_enabled = compile_if_enabled
+
+    @property
+    def imbalance(self) -> float | None:
+        """The tokens of the busiest expert over the mean, at the mean of all forward passes; None without experts."""
+        return None
 
     def cast_weights(self, weights: NamedTensors, *, forward: bool = True, backward: bool = True) -> NamedTensors:
         """Return a block's weights as the forward pass, or a recomputation, and the backward pass take them."""
@@ -105,33 +129,40 @@ class BlockMath:
 
     def _compute_missing(self, weights: NamedTensors, activations: Activations, rope: Tensor, past_kv: Past) -> None:
         """Add the missing activations. The last GEMM is not among them: the backward pass does not need its output."""
-        self._compute_attention(weights, activations, rope, past_kv)
-        if "residual" not in activations:
-            output_weight = weights["output.weight"]
-            activations["residual"] = torch.addmm(activations["x"], activations["attn_out"], output_weight.t())
+        self._compute_residual(weights, activations, rope, past_kv)
         halves = dict(zip(("gate", "up"), weights["gate_up.weight"].chunk(2), strict=True))
         if missing := [name for name in halves if name not in activations]:
             normed = self.norm(activations["residual"], weights["mlp_norm.weight"])
             activations |= {name: torch.mm(normed, halves[name].t()) for name in missing}
 
+    def _compute_residual(self, weights: NamedTensors, activations: Activations, rope: Tensor, past_kv: Past) -> None:
+        self._compute_attention(weights, activations, rope, past_kv)
+        if "residual" not in activations:
+            output_weight = weights["output.weight"]
+            activations["residual"] = torch.addmm(activations["x"], activations["attn_out"], output_weight.t())
+
     def _compute_attention(self, weights: NamedTensors, activations: Activations, rope: Tensor, past_kv: Past) -> None:
         if "q" not in activations:
-            activations["q"], activations["kv"] = self._project_qkv(weights, activations["x"], rope)
+            activations |= self._project_qkv(weights, activations["x"], rope)
         if "attn_out" not in activations:
             past = split_kv(past_kv) if past_kv is not None else None
             q, k, v = split_heads(activations["q"], activations["kv"])
             out, activations["lse"] = attend(self.kernel, q, k, v, past)
             activations["attn_out"] = out.transpose(1, 2).flatten(2).flatten(0, 1)
 
-    def _project_qkv(self, weights: NamedTensors, x: Tensor, rope: Tensor) -> tuple[Tensor, Tensor]:
-        norm_weight, bias = weights["attention_norm.weight"], weights.get("qkv.bias")
-        qkv = functional.linear(self.norm(x, norm_weight), weights["qkv.weight"], bias)
-        return self._split_rotated(qkv, rope)
+    def _project_qkv(self, weights: NamedTensors, x: Tensor, rope: Tensor) -> Activations:
+        """Return q and kv, and what the backward pass of their norms reads, where they have norms."""
+        qkv = self._multiply_qkv(weights, x, rope)
+        q, kv = self._rotate(qkv, rope, *(weights[name] for name in HEAD_NORMS if name in weights))
+        return {"q": q, "kv": kv} | ({"qkv": qkv} if self.shape.qk_norm else {})
 
-    def _split_rotated(self, qkv: Tensor, rope: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the output of the first GEMM [tokens, features] as rotated queries, and keys and values."""
-        heads = self.shape.heads + 2 * self.shape.kv_heads
-        return self._rotate(qkv.view(-1, rope.shape[1], heads, self.shape.head_size), rope)
+    def _multiply_qkv(self, weights: NamedTensors, x: Tensor, rope: Tensor) -> Tensor:
+        normed = self.norm(x, weights["attention_norm.weight"])
+        return self._split_heads(functional.linear(normed, weights["qkv.weight"], weights.get("qkv.bias")), rope)
+
+    def _split_heads(self, qkv: Tensor, rope: Tensor) -> Tensor:
+        """Return the output of the first GEMM [tokens, features] as [sequences, length, heads, head_size]."""
+        return qkv.view(-1, rope.shape[1], self.shape.heads + 2 * self.shape.kv_heads, self.shape.head_size)
 
     def backward(
         self,
@@ -162,6 +193,14 @@ class BlockMath:
         del d_attn_out
         d_qkv = self._rotate_backward(dq, dk, dv, rope)
         del dq, dk, dv
+        if self.shape.qk_norm:
+            norms = [weights[name] for name in HEAD_NORMS]
+            if (qkv := activations.pop("qkv", None)) is None:
+                qkv = self._multiply_qkv(weights, activations["x"], rope)
+            d_qkv, *d_norms = self._norm_heads_backward(qkv, d_qkv, *norms)
+            del qkv
+            for name, d_weight in zip(HEAD_NORMS, d_norms, strict=True):
+                accumulate(gradients, name, d_weight)
         d_normed = torch.mm(d_qkv, weights["qkv.weight"])
         normed, d_x, d_norm = self.norm_backward(
             activations["x"], weights["attention_norm.weight"], d_normed, d_residual

@@ -12,8 +12,10 @@ from torch import Tensor
 from workloads.llama.attention import Pair
 from workloads.llama.attention_kernels import Kernel
 from workloads.llama.block import Activations, BlockMath, NamedTensors, Past, accumulate
+from workloads.llama.expert_block import ExpertBlockMath
 from workloads.llama.fp8_quantize import Casts, Fp8Matrix, Granularity, halve, multiply
 from workloads.models.model import Model
+from workloads.models.routing import NATURAL, Routing
 
 GRANULARITIES: dict[str, Granularity] = {"fp8_tensorwise": "tensor", "fp8_blockwise": "block"}
 FP8_RECIPES = tuple(GRANULARITIES)
@@ -27,8 +29,15 @@ NORMS = ("attention_norm.weight", "mlp_norm.weight")
 ROWS, COLUMNS, SCALE = " rows", " columns", " scale"
 
 
-def build_block_math(shape: Model, kernel: Kernel, recipe: str, *, compiled: bool) -> BlockMath:
-    """Return the mathematics of a block with its products in a recipe; empty: in the data type of the weights."""
+def build_block_math(
+    shape: Model, kernel: Kernel, recipe: str, *, compiled: bool, routing: Routing = NATURAL
+) -> BlockMath:
+    """Return the mathematics of a block with its products in a recipe; empty: in the data type of the weights.
+
+    `routing` is that of experts, whose products are in no recipe.
+    """
+    if shape.experts:
+        return ExpertBlockMath(shape, kernel, routing, compiled=compiled)
     if recipe:
         return Fp8BlockMath(shape, kernel, recipe, compiled=compiled)
     return BlockMath(shape, kernel, compiled=compiled)
@@ -89,10 +98,10 @@ class Fp8BlockMath(BlockMath):
     ) -> tuple[Tensor, Fp8Matrix]:
         return self._casts.add_and_norm(x, addend, weights[name], self.shape.norm_eps, weights.get(name + SCALE))
 
-    def _project_qkv(self, weights: NamedTensors, x: Tensor, rope: Tensor) -> tuple[Tensor, Tensor]:
+    def _project_qkv(self, weights: NamedTensors, x: Tensor, rope: Tensor) -> Activations:
         _, normed = self._add_and_norm(weights, "attention_norm.weight", x)
         qkv = multiply(normed, _operand(weights, "qkv.weight", ROWS), weights.get("qkv.bias"), fast=True)
-        return self._split_rotated(qkv, rope)
+        return dict(zip(("q", "kv"), self._rotate(self._split_heads(qkv, rope), rope), strict=True))
 
     def backward(
         self,

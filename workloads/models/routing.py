@@ -5,6 +5,8 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
+from workloads.models.model import Model
+
 
 @dataclass(frozen=True)
 class Routing:
@@ -30,6 +32,13 @@ class Routing:
 
 
 NATURAL = Routing()
+
+
+def check_imbalance(imbalance: float, shape: Model) -> None:
+    """Raise ValueError if the busiest expert cannot have `imbalance` times the mean."""
+    if imbalance * shape.experts_per_token > shape.experts:
+        most = shape.experts / shape.experts_per_token
+        raise ValueError(f"imbalance={imbalance:g}: no expert has a token twice, so it is at most {most:g}")
 
 
 def tokens_of_experts(tokens: int, experts: int, imbalance: float, seed: int = 0) -> list[int]:

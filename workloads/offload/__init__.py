@@ -8,8 +8,11 @@ from typing import Literal
 
 from workloads.api.contract import Candidate, Machine, Scalar, Workload
 from workloads.api.recipes import MULTIPLES, unsupported_block_rate_reason
-from workloads.models.model import MODELS, ModelName
+from workloads.models.model import MODELS, Model, ModelName
+from workloads.models.routing import Routing, check_imbalance
 from workloads.offload.plan import count_training_state_bytes
+
+OffloadModelName = Literal[ModelName, "qwen3_moe_tiny", "olmoe_1b_7b", "qwen3_30b_a3b", "mixtral_8x7b"]
 
 
 def _count_min_cpu_gib(model: str) -> float:
@@ -33,7 +36,7 @@ class OffloadParameters:
     Attributes:
         device_gib: the limit of the device's allocator. On a CPU the plan keeps to it, but nothing enforces it.
         host_gib: the limit of the pinned arena, the only host memory that state is stored in.
-        model: the model that is trained.
+        model: the model that is trained. One with experts has routed experts alone, in every block.
         sequence_length: tokens of each sequence.
         sequences_per_step: sequences that one step trains on; the planner divides them into rounds and chunks.
         dtype: data type of weights, gradients and activations. With fp8_tensorwise and fp8_blockwise
@@ -43,6 +46,8 @@ class OffloadParameters:
         optimizer_states: data type of AdamW's momentum and variance. int8: one byte for each number and an fp32 scale
             for each block of 256, rounded by torchao (`pip install 'gpu-sweeper[precision]'`). None: as the weights,
             but fp32 with master weights.
+        imbalance: tokens of the busiest expert over the mean, to which tokens are sent whatever their scores: 1 is
+            forced balance, above it loads follow Zipf's law. None: each token goes to its best experts.
         warmup: steps that are not timed but train the model too.
         steps: timed steps.
         learning_rate: AdamW's learning rate.
@@ -57,7 +62,7 @@ class OffloadParameters:
 
     device_gib: float = field(metadata={"min": 0})
     host_gib: float = field(metadata={"min": 0, "host_memory": True})
-    model: ModelName = field(default="llama3_8b", metadata={"cpu_gib": _count_min_cpu_gib})
+    model: OffloadModelName = field(default="llama3_8b", metadata={"cpu_gib": _count_min_cpu_gib})
     sequence_length: int = field(default=8192, metadata={"min": 1})
     sequences_per_step: int = field(default=64, metadata={"min": 1})
     dtype: Literal["bf16", "fp32", "fp8_tensorwise", "fp8_blockwise"] = field(
@@ -65,6 +70,7 @@ class OffloadParameters:
     )
     master_weights: Literal["none", "fp32"] = "none"
     optimizer_states: Literal["fp32", "bf16", "int8"] | None = None
+    imbalance: float | None = field(default=None, metadata={"min": 1})
     warmup: int = field(default=1, metadata={"min": 0})
     steps: int = field(default=2, metadata={"min": 1})
     learning_rate: float = field(default=1e-4, metadata={"min": 0})
@@ -75,13 +81,33 @@ class OffloadParameters:
     profile: bool = False
     seed: int = 0
 
+    def __post_init__(self) -> None:
+        shape = self.shape
+        if shape.experts and self.dtype in MULTIPLES:
+            raise ValueError(f"dtype={self.dtype}: {self.model} has experts, which are trained in bf16; set dtype=bf16")
+        if self.imbalance is not None:
+            if not shape.experts:
+                raise ValueError(f"imbalance={self.imbalance:g}: {self.model} has no experts; set imbalance=null")
+            check_imbalance(self.imbalance, shape)
+
+    @property
+    def shape(self) -> Model:
+        return MODELS[self.model]
+
+    @property
+    def routing(self) -> Routing:
+        return Routing(self.imbalance, seed=self.seed)
+
 
 class Offload(Workload):
     """Training on one GPU under the fastest plan for its memory budgets."""
 
     name = "offload"
     Parameters = OffloadParameters
-    work = ("model", "sequence_length", "sequences_per_step", "dtype", "master_weights", "optimizer_states")
+    work = (
+        *("model", "sequence_length", "sequences_per_step"),
+        *("dtype", "master_weights", "optimizer_states", "imbalance"),
+    )
     ways = ("warmup", "steps", "save_to", "profile", "seed")
     benchmark_version = "offload/2"
     reports_steps = True
@@ -89,6 +115,12 @@ class Offload(Workload):
     finals_rounds = 3
     estimates_plans = True
     exclusive = "node"  # another trial on the node would use its host memory and its links
+
+    def recorded_parameters(self, parameters: OffloadParameters) -> Mapping[str, Scalar]:
+        recorded = dict(super().recorded_parameters(parameters))
+        if parameters.shape.experts and parameters.imbalance is None:
+            recorded["imbalance"] = "natural"  # so that a result says which routing it has
+        return recorded
 
     def list_candidates(
         self, dimensions: Mapping[str, Sequence[Scalar]], constants: Mapping[str, Scalar], machine: Machine

@@ -16,7 +16,7 @@ from workloads.layouts.layout import Job, Layout
 from workloads.models.model import MODELS, Model
 from workloads.offload import OffloadParameters, infeasible_reason
 from workloads.offload.cost_model import DeviceRates, MemoryBudget, ModelSizes
-from workloads.offload.plan import GIB, RECOMPUTED_UNDER, SAVED_ACTIVATIONS
+from workloads.offload.plan import GIB, SAVED_ACTIVATIONS, recomputed_under
 from workloads.offload.plan_search import find_fastest_plans
 
 CHUNK_TOKENS = 8192  # the fewest of a chunk on a GPU (`device_rates.TIMED_CHUNK_TOKENS`)
@@ -51,7 +51,7 @@ def _estimate_budgets(
     if reason := infeasible_reason(training.dtype, length, machine.architecture):
         yield from (Estimate(reason, "the GPU trains in this data type") for _ in budgets)
         return
-    rates = estimate_rates(MODELS[training.model], length, training.dtype, machine.cluster)
+    rates = estimate_rates(training.shape, length, training.dtype, machine.cluster)
     predictions = find_fastest_plans(model_sizes(training), length, sequences, budgets, rates)
     for budget, prediction in zip(budgets, predictions, strict=True):
         point = f"device_gib={budget.device_gib:g} host_gib={budget.host_gib:g}"
@@ -84,8 +84,12 @@ def model_sizes(parameters: OffloadParameters) -> ModelSizes:
 
 
 def estimate_rates(model: Model, sequence_length: int, precision: str, cluster: Cluster) -> DeviceRates:
-    """Return the rates of one GPU by those of the catalogue, as `device_rates` measures them."""
-    job = Job(model, Layout(micro_batch=1), sequence_length, precision=precision, state="bf16", manual_backward=True)
+    """Return the rates of one GPU by those of the catalogue, as `device_rates` measures them.
+
+    Experts have the tokens of a chunk of CHUNK_TOKENS, all on this GPU: their imbalance does not change the work.
+    """
+    layout = Layout(micro_batch=max(1, CHUNK_TOKENS // sequence_length) if model.experts else 1)
+    job = Job(model, layout, sequence_length, precision=precision, state="bf16", manual_backward=True)
     placed = PlacedJob(job, cluster)
     block, tokens = block_seconds(placed, 0), placed.tokens
     by_name = {
@@ -99,7 +103,7 @@ def estimate_rates(model: Model, sequence_length: int, precision: str, cluster: 
         "attention": attention_s(placed, 0, backward=False),
     }
     recompute_s = {
-        saved: sum(operation_s[name] for name, choices in RECOMPUTED_UNDER.items() if saved in choices) / tokens
+        saved: sum(operation_s[name] for name, choices in recomputed_under(model).items() if saved in choices) / tokens
         for saved in SAVED_ACTIVATIONS
     }
     head = Product("head", tokens, model.vocabulary, model.hidden_size)
@@ -107,6 +111,13 @@ def estimate_rates(model: Model, sequence_length: int, precision: str, cluster: 
     host_s = 1e-9 / (OLDER_HOST_LINK_GB_S if is_older else HOST_LINK_GB_S)
     # As measured for Llama 3 1B and 8B on an H200: 112,768 and 200,832 bytes in bf16.
     workspace = placed.element_bytes * (6 * model.intermediate_size + 3.5 * model.hidden_size)
+    gradient_sum_s = 0.0
+    if model.experts:  # rows of experts in and out, what is inside them, and a new gradient of the larger weights
+        inside, copies = 6 * model.expert_intermediate_size, 2 * model.hidden_size
+        workspace += placed.element_bytes * model.experts_per_token * (inside + copies)
+        expert_weights = model.expert_weights(0)
+        workspace += placed.element_bytes * expert_weights * 2 / 3 / CHUNK_TOKENS
+        gradient_sum_s = placed.copy_s(3) * placed.element_bytes * expert_weights  # two are read, one is written
     return DeviceRates(
         forward_s_per_token=block.forward.total / tokens,
         backward_s_per_token=block.backward.total / tokens,
@@ -117,4 +128,5 @@ def estimate_rates(model: Model, sequence_length: int, precision: str, cluster: 
         optimizer_s_per_byte=placed.copy_s(VECTORS_OF_ADAMW),
         workspace_bytes_per_token=workspace,
         min_chunk_tokens=CHUNK_TOKENS,
+        gradient_sum_s=gradient_sum_s,
     )

@@ -29,6 +29,7 @@ from workloads.llama.block import Activations, BlockMath, NamedTensors
 from workloads.llama.fp8_block import build_block_math
 from workloads.llama.model import Block, loss_and_gradients, rope_table
 from workloads.models.model import MODELS, Model
+from workloads.models.routing import NATURAL, Routing
 from workloads.offload.cost_model import DeviceRates
 from workloads.offload.host_memory import Arena
 from workloads.offload.optimizer import AdamW, Precision
@@ -61,14 +62,16 @@ class MeasuredDevice:
         return KERNELS[self.attention]
 
 
-def load_or_measure(model: str, sequence_length: int, device: torch.device, precision: Precision) -> MeasuredDevice:
+def load_or_measure(
+    model: str, sequence_length: int, device: torch.device, precision: Precision, routing: Routing = NATURAL
+) -> MeasuredDevice:
     """Return what was measured on this GPU within the last day, or measure it; a CPU is measured in each process.
 
     What was kept holds for the same GPU, model, length, precision, power limit, versions and environment variables.
     """
 
     def measure() -> MeasuredDevice:
-        rates = measure_device_rates(model, sequence_length, device, precision)
+        rates = measure_device_rates(model, sequence_length, device, precision, routing)
         kernel = select_attention_kernel(MODELS[model], sequence_length, device, precision.dtype)
         return MeasuredDevice(rates, kernel.name, time.time())
 
@@ -85,6 +88,7 @@ def load_or_measure(model: str, sequence_length: int, device: torch.device, prec
         "model": model,
         "length": sequence_length,
         "precision": precision,
+        "routing": routing,
         "versions": [version_of(package) for package in PACKAGES],
         "environment": FOUND_ENVIRONMENT,
         "code": hashlib.sha256(b"".join(code)).hexdigest(),
@@ -117,7 +121,9 @@ def select_attention_kernel(shape: Model, sequence_length: int, device: torch.de
 
 
 @cache
-def measure_device_rates(model: str, sequence_length: int, device: torch.device, precision: Precision) -> DeviceRates:
+def measure_device_rates(
+    model: str, sequence_length: int, device: torch.device, precision: Precision, routing: Routing = NATURAL
+) -> DeviceRates:
     """Measure the rates for a model and sequence length; once in a process for the same arguments.
 
     A long sequence is timed at the segment in its middle, which has as many tokens before it as a segment has on
@@ -128,7 +134,7 @@ def measure_device_rates(model: str, sequence_length: int, device: torch.device,
     tokens = max(1, TIMED_CHUNK_TOKENS[device.type] // sequence_length) * length
     tokens_before_last = sequence_length - length
     kernel = select_attention_kernel(shape, sequence_length, device, dtype)
-    block_math = build_block_math(shape, kernel, precision.recipe, compiled=device.type != "cpu")
+    block_math = build_block_math(shape, kernel, precision.recipe, compiled=device.type != "cpu", routing=routing)
     split_forward_s = split_backward_s = 0.0
     with torch.no_grad():
         state = _BlockState.draw(block_math, device, dtype)
@@ -206,7 +212,8 @@ def _compare_segments(state: _BlockState, sequence_length: int, longer: int, sho
 
 def _measure_weight_passes(block_math: BlockMath, device: torch.device, precision: Precision) -> tuple[float, float]:
     """Return the seconds of casting a block's weights for one of its passes, and of adding their gradients."""
-    if not precision.recipe:  # products take the weights as they are and add to the gradients themselves
+    # Products take the weights as they are and add to the gradients themselves, but those in fp8 and those of experts.
+    if not precision.recipe and not block_math.shape.experts:
         return 0.0, 0.0
     weights, gradients = (_draw_weights(block_math.shape, device, precision.dtype) for _ in range(2))
 

@@ -22,6 +22,7 @@ from workloads.llama.block import BlockMath, NamedTensors
 from workloads.llama.fp8_block import build_block_math
 from workloads.llama.model import Block, loss_and_gradients, rope_table
 from workloads.models.model import Model
+from workloads.models.routing import NATURAL, Routing
 from workloads.offload.host_memory import Arena
 from workloads.offload.optimizer import AdamW, Precision
 from workloads.offload.plan import GRADIENT_SLOTS, LOGIT_TOKENS, WEIGHT_SLOTS, Location, Plan, list_saved_tensors
@@ -137,6 +138,7 @@ class Engine:
         *,
         precision: Precision | None = None,
         optimizer: AdamW | None = None,
+        routing: Routing = NATURAL,
     ) -> None:
         """Allocate everything that the plan stores; the weights are zero until `load` or `initialize`."""
         assert len(plan.layers) <= shape.layers and plan.chunks_per_round % plan.segments_per_sequence == 0
@@ -161,7 +163,9 @@ class Engine:
         self._gradients = self._build_slots("gradients", GRADIENT_SLOTS)
         streamed_states = sum(layer.optimizer_states == "host" for layer in plan.layers)
         self._state_slots = [self._allocate_states(self._layer_numel, "device") for _ in range(min(2, streamed_states))]
-        self._math = build_block_math(shape, kernel, self.precision.recipe, compiled=device.type != "cpu")
+        self._math = build_block_math(
+            shape, kernel, self.precision.recipe, compiled=device.type != "cpu", routing=routing
+        )
         states_on, allocate = plan.embedding_and_head_states, self._allocate_states
         self._embedding_and_head = EmbeddingAndHead(
             self._math, device, self.precision, self.copy_streams, states_on, allocate
@@ -358,6 +362,11 @@ class Engine:
     def matrix_dtype(self) -> str:
         """The recipe or data type of the matrix products of blocks, read from what computes them."""
         return self._math.recipe or DTYPE_NAMES[self._layers[0].weights.tensor.dtype]
+
+    @property
+    def imbalance(self) -> float | None:
+        """The tokens of the busiest expert over the mean, at the mean of chunks and layers; None without experts."""
+        return self._math.imbalance
 
     def describe_types(self) -> dict[str, str]:
         """Return the data types of the tensors that the engine trains with, read from them."""

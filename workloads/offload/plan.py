@@ -45,6 +45,11 @@ RECOMPUTED_UNDER: dict[RecomputedLayer, tuple[SavedActivations, ...]] = {
 }
 
 
+def recomputed_under(shape: Model) -> dict[RecomputedLayer, tuple[SavedActivations, ...]]:
+    """Return RECOMPUTED_UNDER of a model: norms of heads read a product that is never saved."""
+    return {**RECOMPUTED_UNDER, "qkv": SAVED_ACTIVATIONS} if shape.qk_norm else RECOMPUTED_UNDER
+
+
 class ActivationPlan(NamedTuple):
     """What a block saves of one chunk for the backward pass, and where it is stored."""
 
@@ -136,11 +141,18 @@ def list_saved_tensors(saved_activations: SavedActivations, segments_per_sequenc
 def count_saved_bytes_per_token(
     shape: Model, saved_activations: SavedActivations, element_bytes: int, segments_per_sequence: int
 ) -> int:
-    """Return the bytes that a chunk saves at a layer for each token. The log-sum-exp of attention (lse) is fp32."""
+    """Return the bytes that a chunk saves at a layer for each token. The log-sum-exp of attention (lse) is fp32.
+
+    Gate and up of experts are one product (`workloads.llama.expert_block`): who saves one of them saves both.
+    """
+    gate, up = shape.intermediate_size, shape.intermediate_size
+    if shape.experts:
+        gate, up = 2 * shape.experts_per_token * shape.expert_intermediate_size, 0
     sizes = {
         **dict.fromkeys(("x", "residual"), shape.hidden_size * element_bytes),
         **dict.fromkeys(("q", "attn_out"), shape.heads * shape.head_size * element_bytes),
-        **dict.fromkeys(("gate", "up"), shape.intermediate_size * element_bytes),
+        "gate": gate * element_bytes,
+        "up": up * element_bytes,
         "kv": count_kv_bytes_per_token(shape, element_bytes),
         "lse": shape.heads * 4,
     }

@@ -34,7 +34,7 @@ from workloads.offload.device_rates import MeasuredDevice, load_or_measure
 from workloads.offload.engine import Engine
 from workloads.offload.host_memory import ALIGNMENT_BYTES, Arena
 from workloads.offload.optimizer import AdamW, Precision
-from workloads.offload.plan import GIB, RECOMPUTED_UNDER, SavedActivations, count_training_state_bytes
+from workloads.offload.plan import GIB, SavedActivations, count_training_state_bytes, recomputed_under
 from workloads.offload.plan_search import Prediction, find_fastest_plan
 
 SAVED_ACTIVATIONS_TEXT: dict[SavedActivations, str] = {
@@ -73,7 +73,7 @@ def measure(parameters: OffloadParameters, rank: Rank) -> Measurement:
         checkpoint.open_reader(Path(parameters.checkpoint), shape)  # rejects a wrong one before anything is measured
     torch.compiler.reset()  # what earlier trials compiled in this process counts against the limit of recompilations
     with process_setup.device_memory_limit(device, parameters.device_gib):
-        measured = load_or_measure(parameters.model, parameters.sequence_length, device, precision)
+        measured = load_or_measure(parameters.model, parameters.sequence_length, device, precision, parameters.routing)
         devices.release_memory(device)
         started_s["rates"] = time.perf_counter()
         training = (parameters, model, measured, device, precision, started_s, StepReports(rank))
@@ -153,7 +153,16 @@ def _train(
         seed=parameters.seed,
     )
     batches = tokens.view(steps, plan.accumulation_rounds, plan.groups_per_round, plan.sequences_per_chunk, -1)
-    engine = Engine(shape, plan, arena, device, measured.kernel, precision=precision, optimizer=optimizer)
+    engine = Engine(
+        shape,
+        plan,
+        arena,
+        device,
+        measured.kernel,
+        precision=precision,
+        optimizer=optimizer,
+        routing=parameters.routing,
+    )
     if parameters.checkpoint:
         engine.load(checkpoint.open_reader(Path(parameters.checkpoint), engine.shape))
     else:
@@ -184,8 +193,10 @@ def _train(
     chunk_counts = Counter(plan.list_activations())
     recompute = {
         operation: sum(n for (saved, _), n in chunk_counts.items() if saved in choices) / plan.chunks_per_round
-        for operation, choices in RECOMPUTED_UNDER.items()
+        for operation, choices in recomputed_under(shape).items()
     }
+    if (imbalance := engine.imbalance) is not None:
+        metrics["executed_imbalance"] = imbalance
     if device.type == "cuda":
         metrics["peak_device_gib"] = torch.cuda.max_memory_reserved(device) / GIB
     return Measurement(
@@ -225,12 +236,22 @@ def _executed_parameters(
         "sequence_length": length - 1,
         "sequences_per_step": math.prod(sequences),
         "dtype": dtype,
+        "imbalance": _executed_imbalance(parameters, engine),
         # Weights in fp32 need no copies in fp32.
         "master_weights": parameters.master_weights if dtype == "fp32" else types["type_of_master_weights"],
         "optimizer_states": types["type_of_optimizer_states"] if parameters.optimizer_states else None,
         "steps": steps,
         "learning_rate": engine.optimizer.learning_rate,
     }
+
+
+def _executed_imbalance(parameters: OffloadParameters, engine: Engine) -> float | None:
+    """Return the imbalance that was forced, within the one token that whole numbers may differ by."""
+    requested, measured, shape = parameters.imbalance, engine.imbalance, engine.shape
+    if requested is None or measured is None:
+        return None
+    mean = engine.plan.chunk_tokens * shape.experts_per_token / shape.experts
+    return requested if abs(measured - requested) * mean <= 1 else measured
 
 
 def _run_steps(

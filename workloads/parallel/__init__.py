@@ -18,7 +18,7 @@ from workloads.layouts.rules import Rule, Site, Violation, find_violation
 from workloads.layouts.trainers import OWN
 from workloads.models.flops import attended_length, model_flops_per_token
 from workloads.models.model import Model
-from workloads.models.routing import Routing
+from workloads.models.routing import Routing, check_imbalance
 from workloads.models.trained import load_trained_model
 from workloads.parallel.points import Listing
 from workloads.precision import unsupported_layer_rate_reason
@@ -137,9 +137,8 @@ class ParallelParameters:
             where = f" in its first {self.layers} layers" if shape.experts else ""
             value = f"{given[0]}={getattr(self, given[0])}"
             raise ValueError(f"{value}: {self.model} has no experts{where}; set {given[0]}=null")
-        if self.imbalance is not None and self.imbalance * shape.experts_per_token > shape.experts:
-            most = shape.experts / shape.experts_per_token
-            raise ValueError(f"imbalance={self.imbalance:g}: no expert has a token twice, so it is at most {most:g}")
+        if self.imbalance is not None:
+            check_imbalance(self.imbalance, shape)
         if self.data is not None and self.document_tokens:
             raise ValueError(f"document_tokens={self.document_tokens}: sequences of data are one document; set it to 0")
 

@@ -19,6 +19,17 @@ CELLS = REPOSITORY / "benchmarks/results/offload_h200_cells.csv"
 SHOWN = ("model", "sequence_length", "device_gib", "host_gib")
 
 
+def test_experts_are_planned_on_paper_with_what_only_they_need() -> None:
+    """The state of Qwen3 30B is 114 GiB: it fits into 76 and 112 GiB, and not into 76 and 40."""
+    cluster = build_cluster("h100", None, 1)
+    machine = Machine("gpu", "sm90", 1, 1, cluster.device.memory_gib, cluster)
+    constants = {"model": "qwen3_30b_a3b", "sequence_length": 4096, "sequences_per_step": 32, "device_gib": 76.0}
+    constants |= {"optimizer_states": "int8"}
+    too_small, enough = Offload().list_candidates({"host_gib": [40.0, 112.0]}, constants, machine)
+    assert too_small.estimate.unsupported_reason == "device_gib=76 host_gib=40 are too small"
+    assert 11_000 < enough.estimate.metrics["tokens_per_s"] < 16_000
+
+
 @pytest.mark.parametrize("number", [1, 6, 9])
 def test_the_estimated_speed_is_within_the_band_of_the_plan(number: int) -> None:
     rows = [row for row in csv.DictReader(CELLS.open()) if row["measured_tokens_per_s"]]

@@ -18,10 +18,12 @@ from workloads.api.contract import Infeasible, OutOfMemory, Rank
 from workloads.api.trial import run_trial
 from workloads.llama.attention_kernels import KERNELS
 from workloads.llama.block import BlockMath
+from workloads.llama.experts import Experts
 from workloads.llama.fp8_block import FP8_RECIPES
 from workloads.llama.model import Block, Llama, rope_table
 from workloads.models.flops import hardware_flops_per_token
 from workloads.models.model import MODELS, Model
+from workloads.models.routing import NATURAL, Routing
 from workloads.offload import run
 from workloads.offload.device_rates import select_attention_kernel
 from workloads.offload.engine import Engine
@@ -45,6 +47,10 @@ FP32 = Precision(torch.float32)
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 SHAPE = replace(MODELS["llama_tiny"], layers=4)
 FP8_SHAPE = replace(SHAPE, layers=3)  # their emulation takes three times as long
+EXPERTS = replace(
+    MODELS["qwen3_moe_tiny"], hidden_size=32, head_size=8, vocabulary=SHAPE.vocabulary, expert_intermediate_size=16
+)
+OLMOE = replace(EXPERTS, kv_heads=4, qk_norm="all", renormalized=False, rope_theta=10_000.0)
 # With the usual epsilon of 1e-8 an update depends on little but the sign of a gradient, and the sign of one that is
 # almost 0 is rounding.
 OPTIMIZER = AdamW(learning_rate=1e-3, epsilon=1e-4)
@@ -92,11 +98,14 @@ def build_plan(
 
 @cache
 def train_with_pytorch(
-    shape: Model, rounds: int
+    shape: Model, rounds: int, routing: Routing = NATURAL
 ) -> tuple[dict[str, torch.Tensor], list[float], dict[str, torch.Tensor]]:
     """Train with PyTorch's autograd and AdamW. Return the weights before, the losses and the weights after."""
     model = Llama(shape)
     model.initialize(torch.Generator().manual_seed(0))
+    for experts in model.modules():
+        if isinstance(experts, Experts):
+            experts.start(routing, SEQUENCES * LENGTH, CPU)
     before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
     optimizer = torch.optim.AdamW(
         model.parameters(),
@@ -117,13 +126,13 @@ def train_with_pytorch(
     return before, losses, {name: parameter.detach() for name, parameter in model.named_parameters()}
 
 
-def check_training(plan: Plan, device_type: str = "cpu", shape: Model = SHAPE) -> Engine:
+def check_training(plan: Plan, device_type: str = "cpu", shape: Model = SHAPE, routing: Routing = NATURAL) -> Engine:
     """Train under the plan, compare losses and weights with PyTorch's, and return the engine."""
-    before, losses, after = train_with_pytorch(shape, plan.accumulation_rounds)
+    before, losses, after = train_with_pytorch(shape, plan.accumulation_rounds, routing)
     device = torch.device(device_type)
     kernel = select_attention_kernel(shape, LENGTH, device, torch.float32)
     with Arena(32 * 2**20, device) as arena:
-        engine = Engine(shape, plan, arena, device, kernel, precision=FP32, optimizer=OPTIMIZER)
+        engine = Engine(shape, plan, arena, device, kernel, precision=FP32, optimizer=OPTIMIZER, routing=routing)
         engine.load(before.__getitem__)
         engine_losses = [float(engine.step(batch)) for batch in draw_tokens(plan.accumulation_rounds)]
         weights = engine.copy_weights()
@@ -143,6 +152,20 @@ def test_every_placement_trains_like_plain_pytorch(layer: LayerPlan, device: str
     locations = (layer.weights, layer.gradients, layer.optimizer_states, layer.activations[0].location)
     all_on_device = "host" not in locations
     assert (engine.copy_streams.copied_bytes == 0) == all_on_device
+
+
+@pytest.mark.parametrize(
+    ("name", "imbalance", "location", "saved"),
+    covering(["qwen3_moe", "olmoe"], [None, 2.0], LOCATIONS, SAVED_ACTIVATIONS, strength=2),
+)
+def test_experts_train_like_plain_pytorch(
+    name: str, imbalance: float | None, location: Location, saved: SavedActivations
+) -> None:
+    """Each token has its own experts or forced ones; gradients of the router include those of the weights it gives."""
+    shape = {"qwen3_moe": EXPERTS, "olmoe": OLMOE}[name]
+    plan = build_plan([place(location, location, location, saved, location)] * shape.layers, location, ROUNDS)
+    engine = check_training(plan, shape=shape, routing=Routing(imbalance))
+    assert engine.imbalance is not None and (imbalance is None or engine.imbalance == pytest.approx(imbalance, abs=0.1))
 
 
 @pytest.mark.parametrize("device", DEVICES)

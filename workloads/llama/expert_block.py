@@ -1,0 +1,127 @@
+"""`workloads.llama.block` with experts in the place of the MLP: those of `workloads.llama.experts`, without autograd.
+
+Saved are the products of gate and up projections of all rows: a token has a row for each of its experts. Both are views
+of one product, so that a plan that saves one of them saves both. Router, order and copies of rows are computed again.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from workloads.llama.attention_kernels import Gradients, Kernel
+from workloads.llama.block import Activations, BlockMath, NamedTensors, Past, accumulate
+from workloads.llama.experts import Choice, Order, choose_experts, force_experts, sort_by_expert
+from workloads.llama.grouped import multiply_groups, sum_rows
+from workloads.llama.model import swiglu
+from workloads.models.model import Model
+from workloads.models.routing import Routing
+
+ROUTER, GATE_UP, DOWN = "experts.router.weight", "experts.gate_up", "experts.down"
+
+
+class _Routed(NamedTuple):
+    """The rows of a chunk's tokens, sorted by expert."""
+
+    normed: Tensor  # what experts and router read [tokens, hidden_size]
+    logits: Tensor  # [tokens, experts]
+    choice: Choice
+    order: Order
+    rows: Tensor  # [rows, hidden_size]
+    weights: Tensor  # of the outputs of rows [rows, 1] fp32
+
+
+class ExpertBlockMath(BlockMath):
+    """`BlockMath` of a block with routed experts, whose tokens come to them by `routing`, without losses or biases."""
+
+    def __init__(self, shape: Model, kernel: Kernel, routing: Routing, *, compiled: bool) -> None:
+        super().__init__(shape, kernel, compiled=compiled)
+        self._routing, self._forced = routing, torch.empty(0)
+        self._busiest = torch.zeros(2, dtype=torch.float64)  # over the mean, summed over forward passes; and the passes
+
+        def weigh(gate: Tensor, up: Tensor, weights: Tensor) -> Tensor:
+            return (swiglu(gate, up) * weights).to(gate.dtype)
+
+        def weigh_backward(gate: Tensor, up: Tensor, weights: Tensor, d_out: Tensor) -> Gradients:
+            hidden, vjp = torch.func.vjp(weigh, gate, up, weights)  # type: ignore[misc]
+            d_gate, d_up, d_weights = vjp(d_out)
+            return hidden, torch.cat([d_gate, d_up], dim=-1), d_weights
+
+        self._weigh, self._weigh_backward = self.compile_if_enabled(weigh), self.compile_if_enabled(weigh_backward)
+
+    def forward(self, weights: NamedTensors, x: Tensor, rope: Tensor, past_kv: Past) -> tuple[Tensor, Activations]:
+        activations = {"x": x}
+        self._compute_residual(weights, activations, rope, past_kv)
+        routed = self._route(weights, activations["residual"])
+        self._count(routed.order)
+        self._multiply_gate_up(weights, activations, routed)
+        hidden = self._weigh(activations["gate"], activations["up"], routed.weights)
+        rows = multiply_groups(hidden, weights[DOWN].mT, routed.order.ends)
+        return sum_rows(rows, routed.order.rows, routed.order.tokens).add_(activations["residual"]), activations
+
+    def _compute_missing(self, weights: NamedTensors, activations: Activations, rope: Tensor, past_kv: Past) -> None:
+        self._compute_residual(weights, activations, rope, past_kv)
+
+    def _route(self, weights: NamedTensors, residual: Tensor) -> _Routed:
+        normed = self.norm(residual, weights["mlp_norm.weight"])
+        logits, forced = torch.mm(normed, weights[ROUTER].t()), None
+        if (imbalance := self._routing.imbalance) is not None:
+            if len(self._forced) != len(normed):  # all chunks but the last few of a measurement have one size
+                self._forced = force_experts(len(normed), self.shape, imbalance, self._routing.seed).to(normed.device)
+            forced = self._forced
+        choice = choose_experts(logits, logits.new_zeros(()), self.shape, forced)
+        order = sort_by_expert(choice.experts, self.shape.experts)
+        rows = sum_rows(normed, order.tokens, order.rows)
+        return _Routed(normed, logits, choice, order, rows, choice.weights.flatten()[order.places])
+
+    def _count(self, order: Order) -> None:
+        share = order.counts.max() * self.shape.experts / order.rows.numel()
+        self._busiest = self._busiest.to(share.device) + torch.stack([share, torch.ones_like(share)])
+
+    @property
+    def imbalance(self) -> float:
+        busiest, passes = self._busiest.tolist()
+        return float(busiest / passes)
+
+    def _multiply_gate_up(self, weights: NamedTensors, activations: Activations, routed: _Routed) -> None:
+        product = multiply_groups(routed.rows, weights[GATE_UP].mT, routed.order.ends)
+        activations["gate"], activations["up"] = product.chunk(2, dim=-1)
+
+    def _mlp_backward(
+        self, weights: NamedTensors, gradients: NamedTensors, activations: Activations, d_out: Tensor
+    ) -> Tensor:
+        residual = activations.pop("residual")
+        normed, logits, choice, order, rows, row_weights = routed = self._route(weights, residual)
+        if "gate" not in activations or "up" not in activations:
+            self._multiply_gate_up(weights, activations, routed)
+        del routed
+        d_rows = sum_rows(d_out, order.tokens, order.rows)
+        d_hidden = multiply_groups(d_rows, weights[DOWN], order.ends)
+        gate, up = activations.pop("gate"), activations.pop("up")
+        hidden, d_gate_up, d_row_weights = self._weigh_backward(gate, up, row_weights, d_hidden)
+        del gate, up, d_hidden
+        accumulate(gradients, DOWN, multiply_groups(d_rows.t(), hidden, order.ends))
+        del d_rows, hidden
+        accumulate(gradients, GATE_UP, multiply_groups(d_gate_up.t(), rows, order.ends))
+        del rows
+        d_rows = multiply_groups(d_gate_up, weights[GATE_UP], order.ends)
+        del d_gate_up
+        d_normed = sum_rows(d_rows, order.rows, order.tokens)
+        del d_rows
+        d_logits = self._choice_backward(logits, choice, d_row_weights.flatten()[order.rows])
+        accumulate(gradients, ROUTER, torch.mm(d_logits.t(), normed))
+        d_normed.addmm_(d_logits, weights[ROUTER])
+        _, d_residual, d_norm = self.norm_backward(residual, weights["mlp_norm.weight"], d_normed, d_out)
+        accumulate(gradients, "mlp_norm.weight", d_norm)
+        return d_residual
+
+    def _choice_backward(self, logits: Tensor, choice: Choice, d_weights: Tensor) -> Tensor:
+        """Return the gradient of logits by that of the weights of a token's experts, which stay those of `choice`."""
+
+        def weigh(logits: Tensor) -> Tensor:
+            return choose_experts(logits, logits.new_zeros(()), self.shape, choice.experts).weights
+
+        d_logits: Tensor = torch.func.vjp(weigh, logits)[1](d_weights)[0]
+        return d_logits
