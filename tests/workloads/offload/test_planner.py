@@ -280,6 +280,19 @@ def test_fp8_is_infeasible_where_no_product_or_kernel_takes_it() -> None:
 
 
 @pytest.mark.parametrize(
+    ("values", "reason"),
+    [
+        ({"imbalance": 2.0}, "imbalance=2: llama3_8b has no experts; set imbalance=null"),
+        ({"model": "mixtral_8x7b", "imbalance": 5.0}, "imbalance=5: no expert has a token twice, so it is at most 4"),
+        ({"model": "olmoe_1b_7b", "dtype": "fp8_tensorwise"}, "olmoe_1b_7b has experts, which are trained in bf16"),
+    ],
+)
+def test_what_experts_cannot_be_is_refused_in_a_line(values: dict[str, Any], reason: str) -> None:
+    with pytest.raises(ValueError, match=reason):
+        OffloadParameters(device_gib=1.0, host_gib=0.0, **values)
+
+
+@pytest.mark.parametrize(
     ("hardware", "dtype", "reason"),
     [
         ("a100", "fp8_tensorwise", "is emulated on this device: sm80 lacks fp8 matrix units"),
