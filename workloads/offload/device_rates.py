@@ -151,7 +151,9 @@ def measure_device_rates(
             split_forward_s, split_backward_s = _measure_split(state, sequence_length, length)
         del state
         cast_s, sum_s = _measure_weight_passes(block_math, device, precision)
-    by_choice = {saved: (s - sum_s) / tokens for saved, s in zip(SAVED_ACTIVATIONS, backward_s, strict=True)}
+    # Sums are nearly all of a pass of few tokens through experts. What is left has the forward pass's products twice.
+    without_s = {saved: max(s - sum_s, forward_s) for saved, s in zip(SAVED_ACTIVATIONS, backward_s, strict=True)}
+    by_choice = {saved: s / tokens for saved, s in without_s.items()}
     copy_s_per_byte = _measure_copies(device)
     return DeviceRates(
         forward_s_per_token=forward_s / tokens,
