@@ -209,9 +209,10 @@ def _attention_over_ranks_elements(placed: PlacedJob, *, backward: bool) -> floa
     return 7 * queries + (2 + 2 * layout.cp) * keys_values
 
 
-# A dropless mixture of experts tells the host how many tokens each expert has, so that in each pass through a block the
-# GPU waits for launches, and has small kernels of the router. A graph of the whole step does not wait: with one Qwen3
-# 235B takes 36.3 s and without 50.0 on 128 GB200s, 2.3 ms for each block and micro-batch (Megatron-LM, PR 5728).
+# In most trainers a dropless mixture of experts tells the host how many tokens each expert has, so that in each pass
+# through a block the GPU waits for launches, and has small kernels of the router. A graph of the whole step does not
+# wait: with one Qwen3 235B takes 36.3 s and without 50.0 on 128 GB200s, 2.3 ms for each block and micro-batch
+# (Megatron-LM, PR 5728).
 ROUTING_S = 1.2e-3
 
 
@@ -237,7 +238,8 @@ def pass_s(placed: PlacedJob, layer: int, *, backward: bool) -> float:
     if ranks > 1 and placed.job.dispatcher == "deepep":
         copies = 2 * ranks * (1 - (1 - 1 / ranks) ** count) + 2 * count
     sorting_s = placed.pass_s(placed.tokens / tp * copies * (model.expert_hidden_size or model.hidden_size) * 2)
-    return seconds + sorting_s + (0.0 if placed.layout.cuda_graph else ROUTING_S)
+    waits = not placed.layout.cuda_graph and not is_own(placed.job)  # here the numbers stay on the device
+    return seconds + sorting_s + (ROUTING_S if waits else 0.0)
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from workloads.estimator.pipeline import RankLayers, head_rank
 from workloads.hardware.cluster import Cluster, Group
 from workloads.hardware.precisions import PRECISIONS
 from workloads.layouts.layout import AttentionKernel, Job
-from workloads.layouts.trainers import Trainer, find_trainer
+from workloads.layouts.trainers import Trainer, find_trainer, is_own
 
 # Plain copies and the optimizer's update reach this share of the bandwidth of the data sheet.
 COPY_SHARE = 0.85
@@ -47,7 +47,9 @@ class PlacedJob:
         self.shard_group = Group(layout.dp_shard * layout.cp, layout.tp)
         self.replicate_group = Group(layout.dp_replicate, layout.tp * self.shard_group.ranks)
         self.expert_group = Group(layout.ep, 1)
-        self.expert_shard_group = Group(max(1, self.shard_group.ranks * layout.tp // layout.ep), layout.ep)
+        # This project's trainer keeps experts whole where it divides them over ranks.
+        shards = 1 if is_own(job) and layout.ep > 1 else self.shard_group.ranks * layout.tp // layout.ep
+        self.expert_shard_group = Group(max(1, shards), layout.ep)
 
     def pass_s(self, total_bytes: float, instructions_gb_s: float = PASS_INSTRUCTIONS_GB_S) -> float:
         return self.copy_s(total_bytes) + total_bytes / (instructions_gb_s * 1e9)

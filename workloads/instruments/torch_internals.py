@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any
 
 import torch
+import torch.distributed._functional_collectives as collectives
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend
 
@@ -72,3 +73,11 @@ def supports_persistent_tma() -> bool:
     from torch._inductor import config
 
     return hasattr(config.triton, "enable_persistent_tma_matmul")
+
+
+# Collectives that autograd differentiates and the compiler traces, by their names since torch 2.13 or those before.
+gather_rows: Any = getattr(collectives, "all_gather_single_autograd", None) or collectives.all_gather_tensor_autograd
+gather_numbers: Any = getattr(collectives, "all_gather_single", None) or collectives.all_gather_tensor
+scatter_sums: Any = (
+    getattr(collectives, "reduce_scatter_single_autograd", None) or collectives.reduce_scatter_tensor_autograd
+)

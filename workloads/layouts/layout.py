@@ -109,7 +109,7 @@ class Layout:
         return state == "fp32" or self.dp * self.cp > 1
 
     def __str__(self) -> str:
-        degrees = [f"{name} {getattr(self, name)}" for name in DEGREES if getattr(self, name) > 1]
+        degrees = [f"{name} {getattr(self, name)}" for name in (*DEGREES, "ep") if getattr(self, name) > 1]
         ring = " (ring)" if self.cp_method == "ring" else ""
         pipeline = f" ({self.schedule}, {self.stages} stages)" if self.pp > 1 else ""
         batch = f"micro-batch {self.micro_batch} x {self.microbatches}"

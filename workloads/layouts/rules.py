@@ -206,6 +206,13 @@ def _check_borrowed_experts(job: Job, site: Site) -> Iterator[str]:
         yield f"ep {ep} has to be a multiple of cp {cp} and a divisor of dp_shard x cp = {shards * cp}"
 
 
+def _check_own_experts(job: Job, site: Site) -> Iterator[str]:
+    """Check which ranks divide experts here: neighbors that share a copy's states."""
+    ep, shards = job.layout.ep, job.layout.dp_shard * job.layout.cp
+    if ep > 1 and shards % ep:
+        yield f"ep {ep} has to be a divisor of dp_shard x cp = {shards}"
+
+
 def _check_titan_sequence(job: Job, site: Site) -> Iterator[str]:
     tp, cp = job.layout.tp, job.layout.cp
     if tp * cp > 1 and job.sequence_length % (2 * tp * cp):
@@ -402,6 +409,7 @@ RULES = (
     Rule("micro-batches fill the pipeline", _check_rounds),
     Rule("ep divides the experts", _check_experts),
     Rule("ep divides the experts", _check_borrowed_experts, frozenset({"prime-rl"})),
+    Rule("ep divides the experts", _check_own_experts, ONLY_OWN),
     Rule("tp and cp divide the sequence", _check_titan_sequence, TITAN),  # `seq_len_divisor` of parallel_dims.py
     Rule("replicas are alone", _check_replicas, TITAN),
     Rule("only sharded states are sharded", _check_sharding),

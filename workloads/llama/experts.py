@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional
 
+from workloads.instruments.torch_internals import gather_rows, scatter_sums
 from workloads.llama.grouped import multiply_groups, sum_rows
 from workloads.models.model import Model
 from workloads.models.routing import NATURAL, Routing, tokens_of_experts
@@ -45,23 +47,29 @@ def _best(ranked: Tensor, shape: Model) -> Tensor:
 
 
 class Order(NamedTuple):
-    """The rows of tokens, one for each of a token's experts, sorted by expert."""
+    """The rows of tokens, one for each of a token's experts, sorted by expert; those after the last one's are empty."""
 
     ends: Tensor  # [experts] int32, the row after each expert's last
     counts: Tensor  # [experts] int64, rows of each expert
     tokens: Tensor  # [rows, 1] int64, the token of a row
-    rows: Tensor  # [tokens, experts_per_token] int64, the rows of a token
+    rows: Tensor  # [tokens, experts_per_token] int64, the rows of a token; -1 for an expert of another rank
     places: Tensor  # [rows, 1] int64, a row's place among all tokens' experts
 
 
-def sort_by_expert(experts: Tensor, count: int) -> Order:
-    """Return the order of experts[tokens, experts_per_token] among `count` experts, without waiting for the host."""
+def sort_by_expert(experts: Tensor, count: int, most_rows: int | None = None) -> Order:
+    """Return the order of experts[tokens, experts_per_token] among `count` experts, without waiting for the host.
+
+    Numbers from `count` on are experts of other ranks, which have no rows; the others have at most `most_rows`.
+    """
     # A radix sort takes a pass for each byte of its keys.
     keys, places = experts.flatten().to(torch.int16).sort(stable=True)
     ends = torch.searchsorted(keys, torch.arange(count, dtype=keys.dtype, device=keys.device), right=True)
     rows = torch.zeros_like(places).scatter(0, places, torch.arange(len(places), device=places.device))
+    rows = rows.view(experts.shape)
+    if most_rows is not None:
+        rows, places = rows.where(experts < count, -1), places[:most_rows]
     tokens = places[:, None] // experts.shape[1]
-    return Order(ends.int(), ends.diff(prepend=ends.new_zeros(1)), tokens, rows.view(experts.shape), places[:, None])
+    return Order(ends.int(), ends.diff(prepend=ends.new_zeros(1)), tokens, rows, places[:, None])
 
 
 def force_experts(tokens: int, shape: Model, imbalance: float, seed: int) -> Tensor:
@@ -94,7 +102,15 @@ class Experts(nn.Module):
 
     Gate and up projection are one matrix. A row's weight multiplies the input of the down projection, which is narrower
     than its output; the product is linear. `start` has to be called where the module was built on the meta device.
+
+    After `divide` a rank has its share of the experts, and takes the tokens of all ranks of a group through them. They
+    are gathered whole, and the sums of their outputs are scattered. With as many experts of a token as ranks, or more,
+    an all-to-all of rows would carry no less, and the host would have to know their number.
     """
+
+    group_name = ""  # of the ranks that divide the experts; empty where each has all
+    ranks, rank = 1, 0  # of that group
+    most_rows: int | None = None  # that tokens of the group have on this rank
 
     load: Tensor  # [experts] int64, tokens of each since the last `balance`
     passes: Tensor  # [2] int64, of all passes: the tokens of the busiest expert, and of all
@@ -125,27 +141,67 @@ class Experts(nn.Module):
         for name, size in {"load": self.shape.experts, "passes": 2}.items():
             self.register_buffer(name, torch.zeros(size, dtype=torch.int64, device=device), persistent=False)
         self.forced: Tensor | None = None
+        share = self.shape.experts // self.ranks  # the experts of a rank
+        self.most_rows = None
+        if self.ranks > 1:
+            self.most_rows = self.ranks * tokens * min(self.shape.experts_per_token, share)
         if routing.imbalance is not None:
-            self.forced = force_experts(tokens, self.shape, routing.imbalance, routing.seed).to(device)
+            forced = force_experts(tokens, self.shape, routing.imbalance, routing.seed)
+            self.forced = forced.to(device)
+            if self.ranks > 1:  # all ranks of the group have the same loads
+                self.most_rows = self.ranks * int((forced // share == self.rank).sum())
+
+    def divide(self, group: dist.ProcessGroup) -> None:
+        """Keep this rank's share of the experts. Their gradients are sums over the group's tokens."""
+        self.group_name, self.ranks, self.rank = group.group_name, group.size(), group.rank()
+        share = len(self.down) // self.ranks
+        self.gate_up, self.down = (nn.Parameter(whole[:share].clone()) for whole in (self.gate_up, self.down))
+
+    @property
+    def divided(self) -> tuple[nn.Parameter, ...]:
+        """The weights of which other ranks have other parts."""
+        return (self.gate_up, self.down) if self.ranks > 1 else ()
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the output for x[batch, length, hidden_size]."""
         tokens = x.flatten(0, 1)
+        gathered = gather_rows(tokens, 0, self.group_name) if self.ranks > 1 else tokens  # beside the router
         logits = self.router(tokens)
         choice = choose_experts(logits, self.bias, self.shape, self.forced)
-        order = sort_by_expert(choice.experts, self.shape.experts)
-        self._count(order.counts)
+        if self.ranks > 1:
+            counts = choice.experts.new_zeros(self.shape.experts)
+            counts = counts.scatter_add(0, choice.experts.flatten(), torch.ones_like(choice.experts.flatten()))
+        else:
+            order = sort_by_expert(choice.experts, self.shape.experts)
+            counts = order.counts
+        self._count(counts)
         weights = choice.weights
         if self.routing.auxiliary_loss or self.routing.z_loss:
-            weights = _AddLoss.apply(weights, self._loss(logits, choice, order.counts), self.loss_share)
+            weights = _AddLoss.apply(weights, self._loss(logits, choice, counts), self.loss_share)
+        if self.ranks == 1:
+            out = self._run(tokens, weights, order)
+            return (out + self._shared(tokens)).view_as(x) if self._has_shared else out.view_as(x)
+        # One exchange of both: fp32 has the numbers of experts exactly.
+        both = gather_rows(torch.cat([weights, choice.experts.float()], dim=1), 0, self.group_name)
+        weights, experts = both.chunk(2, dim=1)
+        shared = self._shared(tokens) if self._has_shared else None  # beside the exchange
+        local, share = experts.detach().long() - self.rank * len(self.down), len(self.down)
+        order = sort_by_expert(local.where(local >= 0, share), share, self.most_rows)
+        out = self._run(gathered, weights, order)
+        out = scatter_sums(out, "sum", 0, self.group_name)
+        return (out if shared is None else out + shared).view_as(x)
+
+    def _run(self, tokens: Tensor, weights: Tensor, order: Order) -> Tensor:
+        """Return the sum of the weighted outputs of this rank's experts for tokens[tokens, hidden_size]."""
         rows = sum_rows(tokens, order.tokens, order.rows)
-        gate, up = multiply_groups(rows, self.gate_up.mT, order.ends).chunk(2, dim=-1)
-        row_weights = sum_rows(weights.view(-1, 1), order.places, order.rows.view(-1, 1))
-        hidden = (functional.silu(gate) * up * row_weights).to(x.dtype)
-        out = sum_rows(multiply_groups(hidden, self.down.mT, order.ends), order.rows, order.tokens)
-        if self.shape.shared_expert_intermediate_size:
-            out = out + self._shared(tokens)
-        return out.view_as(x)
+        gate, up = multiply_groups(rows, self.gate_up.to(rows.dtype).mT, order.ends).chunk(2, dim=-1)
+        row_weights = sum_rows(weights.reshape(-1, 1), order.places, order.rows.view(-1, 1))
+        hidden = (functional.silu(gate) * up * row_weights).to(rows.dtype)
+        return sum_rows(multiply_groups(hidden, self.down.to(rows.dtype).mT, order.ends), order.rows, order.tokens)
+
+    @property
+    def _has_shared(self) -> bool:
+        return self.shape.shared_expert_intermediate_size > 0
 
     def _shared(self, tokens: Tensor) -> Tensor:
         gate, up = self.shared_gate_up(tokens).chunk(2, dim=-1)

@@ -21,14 +21,16 @@ def multiply_groups(a: Tensor, b: Tensor, ends: Tensor) -> Tensor:
     Of b[rows, n] the rows are summed over: a[:, rows of e] · b[rows of e], [experts, k, n] of a[k, rows].
 
     Args:
-        ends: [experts] int32, the row after each expert's last. An expert may have no rows.
+        ends: [experts] int32, the row after each expert's last. An expert may have no rows. The result of rows after
+            the last expert's is anything.
     """
     if a.device.type != "cpu":
         return functional.grouped_mm(a, b, offs=ends).contiguous()
     parts = [slice(start, end) for start, end in pairwise([0, *ends.tolist()])]
     if b.dim() == 2:
         return torch.stack([a[:, part] @ b[part] for part in parts])
-    return torch.cat([a[part] @ matrix for part, matrix in zip(parts, b, strict=True)])
+    products = [a[part] @ matrix for part, matrix in zip(parts, b, strict=True)]
+    return torch.cat([*products, a.new_zeros(len(a) - parts[-1].stop, b.shape[2])])
 
 
 @multiply_groups.register_fake
@@ -54,14 +56,15 @@ def sum_rows(x: Tensor, rows: Tensor, uses: Tensor) -> Tensor:
 
     Args:
         x: [rows, features].
-        rows: [outputs, terms] int64, without a row that occurs twice in one of them.
-        uses: [rows of x, uses of each] int64, the outputs that a row is a term of: the gradient is a sum of them.
+        rows: [outputs, terms] int64, without a row that occurs twice in one of them; -1 adds nothing.
+        uses: [rows of x, uses of each] int64, the outputs that a row is a term of, or -1: the gradient is a sum of
+            them.
     """
     if x.device.type != "cpu":
         from workloads.llama.grouped_kernels import launch_sum_rows  # Triton, which a CPU's build of torch lacks
 
         return launch_sum_rows(x.contiguous(), rows)
-    return x[rows].sum(dim=1)
+    return (x[rows.clamp(min=0)] * (rows >= 0)[..., None]).sum(dim=1)
 
 
 @sum_rows.register_fake

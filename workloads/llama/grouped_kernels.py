@@ -20,8 +20,9 @@ def sum_rows_kernel(
     mask = (i < outputs)[:, None] & (feature < features)[None, :]
     total = tl.zeros([BLOCK_OUTPUTS, BLOCK_FEATURES], tl.float32)
     for j in tl.static_range(TERMS):
-        row = tl.load(rows + i * TERMS + j, mask=i < outputs, other=0)
-        total += tl.load(x + row[:, None] * features + feature[None, :], mask=mask, other=0.0).to(tl.float32)
+        row = tl.load(rows + i * TERMS + j, mask=i < outputs, other=-1)
+        is_here = mask & (row >= 0)[:, None]
+        total += tl.load(x + row[:, None] * features + feature[None, :], mask=is_here, other=0.0).to(tl.float32)
     tl.store(out + i[:, None] * features + feature[None, :], total.to(out.dtype.element_ty), mask=mask)
 
 

@@ -26,7 +26,7 @@ from workloads.precision import unsupported_layer_rate_reason
 # The parameters that are fields of a layout by the same name.
 LAYOUT_PARAMETERS = (
     *(*DEGREES, "stages_per_rank", "schedule", "micro_batch", "checkpointing", "checkpointing_freq"),
-    *("reshard_after_forward", "cp_method", "cuda_graph"),
+    *("reshard_after_forward", "cp_method", "cuda_graph", "ep"),
 )
 # Those that have an effect on mixtures of experts alone.
 EXPERT_PARAMETERS = ("imbalance", "auxiliary_loss", "z_loss", "bias_rate")
@@ -57,6 +57,7 @@ class ParallelParameters:
         async_tp: tensor parallel collectives run in parts beside the matrix products, over symmetric memory.
         cuda_graph: the passes of a step are recorded once and replayed, on one GPU with state bf16.
         pp: pipeline parallel degree.
+        ep: expert parallel degree: so many of the ranks of `dp_shard` and `cp` divide the experts of a mixture.
         stages_per_rank: pipeline stages of each rank.
         schedule: order of the pipeline's micro-batches.
         micro_batch: sequences that a rank computes at once.
@@ -100,6 +101,7 @@ class ParallelParameters:
     async_tp: bool = False
     cuda_graph: bool = False
     pp: int = degree()
+    ep: int = degree()
     stages_per_rank: int = degree()
     schedule: Schedule = "1f1b"
     micro_batch: int = degree()
@@ -188,6 +190,7 @@ class ParallelParameters:
             compiled=self.compile,
             manual_backward=self.block == "manual",
             document_tokens=round(self.attended_length) if self.document_tokens else 0,
+            dispatcher="deepep",  # as there, a token comes to a rank once for all of its experts there
             expert_imbalance=self.imbalance or 1.0,
         )
 

@@ -2,7 +2,8 @@
 
 1. Pipeline: build only this rank's layers, on the meta device.
 2. Context parallel: give blocks an attention that knows its process group. Or document masks: one within documents.
-3. Tensor parallel: shard every block's matrices before anything wraps the block, since the plan names them.
+3. Tensor parallel: shard every block's matrices before anything wraps the block, since the plan names them. Expert
+   parallel: keep this rank's experts.
 4. Checkpointing: wrap blocks, so that sharded computation is what is recomputed. Blocks with a manual backward pass do
    their own checkpointing.
 5. Compilation: compile whole blocks, with selective checkpointing inside; full checkpointing stays outside of what is
@@ -17,6 +18,7 @@ import math
 import os
 import warnings
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -35,7 +37,7 @@ from torch.distributed.tensor.parallel import (
 
 from workloads.estimator.pipeline import stage_layers
 from workloads.instruments.device import architecture
-from workloads.instruments.torch_internals import input_style
+from workloads.instruments.torch_internals import gather_numbers, input_style
 from workloads.layouts.layout import Layout, State
 from workloads.llama.attention import AttentionShape, fastest_kernel
 from workloads.llama.fp8_block import build_block_math
@@ -91,13 +93,14 @@ def shard_stage(stage: Stage, mesh: DeviceMesh, dtype: torch.dtype, *, reshard_a
     state_dtype = next(stage.parameters()).dtype
     # Tensors that a block takes beside its input, such as the rotary embedding's in fp32, are not cast.
     policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=state_dtype, cast_forward_inputs=False)
+    shard = partial(fully_shard, mesh=mesh, mp_policy=policy, ignored_params=set(stage.divided_experts))
     if stage.embedding is not None and not stage.shape.tied:
-        fully_shard(stage.embedding, mesh=mesh, mp_policy=policy, reshard_after_forward=reshard_after_forward)
+        shard(stage.embedding, reshard_after_forward=reshard_after_forward)
     for block in stage.blocks.values():
-        fully_shard(block, mesh=mesh, mp_policy=policy, reshard_after_forward=reshard_after_forward)
+        shard(block, reshard_after_forward=reshard_after_forward)
     if stage.head is not None and not stage.shape.tied:
-        fully_shard(stage.head, mesh=mesh, mp_policy=policy, reshard_after_forward=False)
-    fully_shard(stage, mesh=mesh, mp_policy=policy, reshard_after_forward=False)
+        shard(stage.head, reshard_after_forward=False)
+    shard(stage, reshard_after_forward=False)
 
 
 def set_gradient_sync(stages: list[Stage], *, is_last_microbatch: bool, reshard_after_forward: bool) -> None:
@@ -160,6 +163,8 @@ class Groups:
 
     mesh: DeviceMesh  # pp, dp_replicate, dp_shard_cp (context parallel within each shard group) and tp
     cp_group: dist.ProcessGroup | None  # this rank's; None without context parallel
+    ep_group: dist.ProcessGroup | None  # the ranks that divide the experts; None without expert parallel
+    expert_group: dist.ProcessGroup | None  # those that have copies of the same experts
 
     @property
     def tp_mesh(self) -> DeviceMesh | None:  # None without tensor parallel
@@ -175,11 +180,16 @@ def build_groups(layout: Layout, device_type: str) -> Groups:
     """Create the process groups. A collective operation: all ranks have to call it."""
     sizes = (layout.pp, layout.dp_replicate, layout.dp_shard * layout.cp, layout.tp)
     mesh = init_device_mesh(device_type, sizes, mesh_dim_names=("pp", "dp_replicate", "dp_shard_cp", "tp"))
-    cp_group = None
+    cp_group = ep_group = expert_group = None
     if layout.cp > 1:
         ranks = mesh.mesh.unflatten(2, (layout.dp_shard, layout.cp)).movedim(3, -1).reshape(-1, layout.cp)
         cp_group, _ = dist.new_subgroups_by_enumeration(ranks.tolist())
-    return Groups(mesh, cp_group)
+    if layout.ep > 1:  # neighbors among the ranks that share a copy's states
+        ranks = mesh.mesh.unflatten(2, (-1, layout.ep)).movedim(3, -1)
+        ep_group, _ = dist.new_subgroups_by_enumeration(ranks.reshape(-1, layout.ep).tolist())
+        copies = ranks.movedim((1, 2), (-2, -1)).flatten(-2)
+        expert_group, _ = dist.new_subgroups_by_enumeration(copies.reshape(-1, copies.shape[-1]).tolist())
+    return Groups(mesh, cp_group, ep_group, expert_group)
 
 
 def build_stages(
@@ -243,6 +253,9 @@ def _apply_layout(stage: Stage, spec: ModelSpec, layout: Layout, groups: Groups,
         parallelize_module(stage, groups.tp_mesh, ends)
         for block in stage.blocks.values():
             parallelize_module(block, groups.tp_mesh, _block_plan(spec.recipe))
+    if groups.ep_group is not None:
+        for experts in stage.experts.values():
+            experts.divide(groups.ep_group)
     for name, block in list(stage.blocks.items()):
         checkpointing = layout.checkpointing_of(int(name))
         if checkpointing != "none" and not isinstance(block, ManualBackwardBlock):
@@ -289,13 +302,17 @@ def fp8_gathers(stage: Stage) -> dict[str, bool]:
 
 def _initialize_parameters(stage: Stage, shape: Model, tp: int, initialize: Initializer) -> None:
     """Fill every parameter with this rank's part of the whole one."""
+    parts = {id(weight): experts for experts in stage.experts.values() for weight in experts.divided}
     with torch.no_grad():
         for name, parameter in named_llama_parameters(stage).items():
             if isinstance(parameter, DTensor):
                 full = reorder_fused_rows(name, initialize(name, tuple(parameter.shape)), shape, tp)
                 full = full.to(parameter.device, parameter.dtype)
-                parts = distribute_tensor(full, parameter.device_mesh, parameter.placements, src_data_rank=None)
-                parameter.to_local().copy_(parts.to_local())
+                divided = distribute_tensor(full, parameter.device_mesh, parameter.placements, src_data_rank=None)
+                parameter.to_local().copy_(divided.to_local())
+            elif experts := parts.get(id(parameter)):
+                whole = initialize(name, (experts.shape.experts, *parameter.shape[1:]))
+                parameter.copy_(whole.chunk(experts.ranks)[experts.rank])
             else:
                 parameter.copy_(initialize(name, tuple(parameter.shape)))
 
@@ -325,6 +342,8 @@ def gather_gradients(stages: list[Stage], shape: Model, tp: int) -> dict[str, Te
         for name, parameter in named_llama_parameters(stage).items():
             assert parameter.grad is not None
             full = parameter.grad.full_tensor() if isinstance(parameter.grad, DTensor) else parameter.grad
+            if any(parameter is weight for weight in stage.divided_experts):
+                full = gather_numbers(full, 0, next(iter(stage.experts.values())).group_name)
             gradients[name] = reorder_fused_rows(name, full, shape, tp, inverse=True)
     return gradients
 

@@ -175,6 +175,11 @@ class Stage(nn.Module):
         return {number: block.experts for number, block in blocks.items() if block.has_experts}
 
     @property
+    def divided_experts(self) -> list[nn.Parameter]:
+        """The experts' weights of which other ranks have other parts."""
+        return [weight for experts in self.experts.values() for weight in experts.divided]
+
+    @property
     def lm_head_weight(self) -> Tensor:  # of the last stage
         assert self.head is not None
         return (self.head.lm_head or self.embedding).weight  # type: ignore[union-attr]

@@ -12,7 +12,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed import pipelining
-from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
 from workloads.estimator.memory import LOSS_CHUNK_TOKENS
@@ -97,21 +96,26 @@ def local_sequences(layout: Layout, groups: Groups) -> range:
 MAX_NORM = 1.0  # torchtitan's training.max_norm and Megatron's --clip-grad
 
 
-def clip_gradients(parameters: Sequence[nn.Parameter], pp_mesh: DeviceMesh) -> Tensor:
+def clip_gradients(parameters: Sequence[nn.Parameter], divided: Sequence[nn.Parameter], groups: Groups) -> Tensor:
     """Scale the gradients of this rank's stages to a global norm of at most MAX_NORM. Returns the norm before.
 
-    PyTorch's norm of distributed tensors covers the ranks that share a stage. Those of the stages are summed here, as
-    in torchtitan/distributed/utils.py, clip_grad_norm_.
+    PyTorch's norm of distributed tensors covers the ranks that share a stage. Those of the stages, and of experts that
+    are `divided` over ranks, are summed here, as in torchtitan/distributed/utils.py, clip_grad_norm_.
 
     A collective operation: all ranks have to call it.
     """
     norm = torch.nn.utils.get_total_norm([parameter.grad for parameter in parameters if parameter.grad is not None])
-    norm = norm.full_tensor() if isinstance(norm, DTensor) else norm
-    if pp_mesh.size() > 1:
-        square = norm.square()
-        dist.all_reduce(square, group=pp_mesh.get_group())
-        norm = square.sqrt()
-    torch.nn.utils.clip_grads_with_norm_(parameters, MAX_NORM, norm)
+    square = (norm.full_tensor() if isinstance(norm, DTensor) else norm).square()
+    if groups.ep_group is not None:
+        of_experts = torch.nn.utils.get_total_norm([weight.grad for weight in divided if weight.grad is not None])
+        of_experts = of_experts.to(square.device).square()
+        dist.all_reduce(of_experts, group=groups.ep_group)
+        square = square + of_experts
+    if groups.mesh["pp"].size() > 1:
+        dist.all_reduce(square, group=groups.mesh["pp"].get_group())
+    norm = square.sqrt()
+    for scaled in (parameters, divided):
+        torch.nn.utils.clip_grads_with_norm_(scaled, MAX_NORM, norm)
     return norm
 
 
@@ -235,9 +239,14 @@ class Trainer:
         self.stages, self.layout, self._groups, self._device = stages, layout, groups, device
         self._clips = clips
         self.gradient_norm: Tensor | None = None  # of the last step, over all ranks; None where none is clipped
-        self._parameters = [parameter for stage in stages for parameter in stage.parameters()]
+        self._divided = [weight for stage in stages for weight in stage.divided_experts]
+        is_divided = {id(weight) for weight in self._divided}
+        parameters = [parameter for stage in stages for parameter in stage.parameters()]
+        self._parameters = [parameter for parameter in parameters if id(parameter) not in is_divided]
+        # Tensors that FSDP divides and others are not updated in one operation.
+        parts: list[Any] = [{"params": part} for part in (self._parameters, self._divided) if part]
         self._optimizer = torch.optim.AdamW(
-            self._parameters, lr=learning_rate, betas=(0.9, 0.95), weight_decay=0.1, fused=device.type == "cuda"
+            parts, lr=learning_rate, betas=(0.9, 0.95), weight_decay=0.1, fused=device.type == "cuda"
         )
         self._schedule: Any = None
         if layout.pp > 1:
@@ -269,7 +278,7 @@ class Trainer:
 
     def update(self) -> None:
         if self._clips:
-            self.gradient_norm = clip_gradients(self._parameters, self._groups.mesh["pp"])
+            self.gradient_norm = clip_gradients(self._parameters, self._divided, self._groups)
         self._optimizer.step()
         self._optimizer.zero_grad()
         self._balance_experts()
@@ -287,7 +296,7 @@ class Trainer:
     def state_dtypes(self) -> set[torch.dtype]:
         """Return the data types of the parameters and of both optimizer states of each, after a step."""
         states = [state[name] for state in self._optimizer.state.values() for name in ("exp_avg", "exp_avg_sq")]
-        return {tensor.dtype for tensor in (*self._parameters, *states)}
+        return {tensor.dtype for tensor in (*self._parameters, *self._divided, *states)}
 
     def compute_gradients(self, batch: Batch) -> Tensor:
         """Run the forward and backward passes of this rank's sequences. Returns the mean loss of all ranks."""
@@ -298,12 +307,21 @@ class Trainer:
             positions = positions.to(self._device)
             inputs, targets = inputs[:, positions], targets[:, positions]
         loss = self._run_passes(inputs.contiguous(), targets.contiguous(), batch.document_lengths)
+        self._average_experts()
         if loss is None:  # only the last pipeline ranks have one
             sum_and_count = torch.tensor([0.0, 0.0], device=self._device)
         else:
             sum_and_count = torch.stack([loss, loss.new_ones(())])
         dist.all_reduce(sum_and_count)
         return sum_and_count[0] / sum_and_count[1]
+
+    def _average_experts(self) -> None:
+        """Average the gradients of divided experts over all ranks with other sequences, as FSDP does the others."""
+        for weight in self._divided:
+            assert weight.grad is not None
+            if self.layout.dp * self.layout.cp > self.layout.ep:
+                dist.all_reduce(weight.grad, group=self._groups.expert_group)
+            weight.grad /= self.layout.dp * self.layout.cp
 
     def _run_microbatches(self, inputs: Tensor, targets: Tensor, document_lengths: Tensor | None) -> Tensor:
         """Run the micro-batches one after the other, without a pipeline. Returns their mean loss."""

@@ -23,12 +23,16 @@ SHAPE = replace(MODELS["experts_tiny"], layers=4)
 TRIAL = {"model": "experts_tiny", "sequence_length": 64, "global_batch": 8, "learning_rate": 3e-3, "steps": 6}
 LAYOUTS = [
     Layout(cp=2, checkpointing="full", global_batch=BATCH),
+    Layout(dp_shard=4, ep=2, micro_batch=2, checkpointing="selective", global_batch=BATCH),
     *(
         pytest.param(layout, marks=pytest.mark.soak)
         for layout in (
             Layout(dp_replicate=2, cp=2, checkpointing="full", global_batch=BATCH),
             Layout(dp_shard=2, micro_batch=2, checkpointing="selective", global_batch=BATCH),
             Layout(pp=2, micro_batch=2, global_batch=BATCH),
+            Layout(dp_shard=4, ep=4, global_batch=BATCH),
+            Layout(dp_replicate=2, dp_shard=2, ep=2, checkpointing="full", global_batch=BATCH),
+            Layout(pp=2, cp=2, ep=2, micro_batch=2, global_batch=BATCH),
         )
     ),
 ]
@@ -102,6 +106,8 @@ def test_what_cannot_be_is_refused_before_anything_runs(changes: dict[str, Any],
     ("changes", "message"),
     [
         ({"tp": 2}, "tp 2 does not divide experts here"),
+        ({"ep": 2}, "ep 2 does not divide the 1 GPUs of a pipeline rank"),
+        ({"dp_replicate": 2, "ep": 2, "global_batch": 2}, "ep 2 has to be a divisor of dp_shard x cp = 1"),
         ({"block": "manual"}, "block manual has no experts"),
         ({"dtype": "fp8_rowwise"}, "experts have no products in fp8_rowwise here"),
         ({"dtype": "fp32"}, "grouped products of a GPU are in bf16"),
@@ -109,7 +115,7 @@ def test_what_cannot_be_is_refused_before_anything_runs(changes: dict[str, Any],
 )
 def test_what_experts_do_not_support_is_refused_by_name(changes: dict[str, Any], message: str) -> None:
     parameters = ParallelParameters(**({"model": "experts_tiny", "sequence_length": LENGTH} | changes))
-    violation = parameters.find_violation(parameters.tp, 8, on_gpu=True)
+    violation = parameters.find_violation(parameters.layout.gpus, 8, on_gpu=True)
     assert violation is not None and message in violation.reason
 
 
@@ -167,6 +173,20 @@ def test_a_gpu_trains_a_published_model_reduced_in_depth(imbalance: float | None
     assert measured.executed["imbalance"] == imbalance
     assert measured.metrics["first_loss"] == pytest.approx(math.log(50304), abs=0.8)
     assert measured.metrics["loss"] == pytest.approx(measured.metrics["first_loss"], abs=0.2)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("imbalance", [None, 1.0])
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
+def test_experts_divided_over_two_gpus_train_as_whole_ones_do(
+    imbalance: float | None, compiled: bool, gpus: Ranks
+) -> None:
+    layout = Layout(dp_shard=2, micro_batch=2, checkpointing="selective", global_batch=BATCH)
+    fields = {"shape": SHAPE, "routing": Routing(imbalance), "dtype": torch.bfloat16, "compiled": compiled}
+    (whole, _), divided = gpus.train(layout, **fields), gpus.train(replace(layout, ep=2), **fields)
+    for rank in divided:
+        assert rank.losses == pytest.approx(whole.losses, abs=0.02)
+        assert rank.norm == pytest.approx(whole.norm, rel=0.05)
 
 
 @pytest.mark.gpu
