@@ -9,8 +9,6 @@ from sweeper.config.hardware import Target
 from sweeper.config.schema import TopologySection
 from sweeper.preflight.clusters import build_machine, choose_topology
 from workloads.api.contract import Machine
-from workloads.estimator.estimate import JobEstimate
-from workloads.estimator.search import STALLED_SHARE, fills_memory
 from workloads.hardware.cluster import Cluster, Device, Topology
 from workloads.layouts.enumeration import Family
 from workloads.layouts.layout import Job, Layout
@@ -33,11 +31,6 @@ def trained_job(layout: Layout, model: Model = LLAMA_8B, *, block: str = "pytorc
     """Return the job of this project's trainer on sequences of 8192 tokens, without compiled blocks."""
     fields: dict[str, Any] = {"sequence_length": 8192, "compiled": False, **training}
     return Job(model, layout, trainer="own", manual_backward=block == "manual", **fields)
-
-
-def ordering_s(estimate: JobEstimate, target: Cluster) -> float:
-    """Return the seconds by which a layout is ranked: one that fills the memory as if its steps stalled."""
-    return estimate.step.total_s / (1 - STALLED_SHARE * fills_memory(estimate.memory, target))
 
 
 def flatten(families: Iterable[Family]) -> list[Layout]:

@@ -15,9 +15,6 @@ from workloads.layouts.enumeration import Family, list_families
 from workloads.layouts.layout import Job, Layout
 
 USABLE_MEMORY = 0.97  # of what the device's driver reports, by one process
-# Of a step, the most that the allocator took to return segments in the six layouts that fill the memory of two H100s:
-# 18, 10, 9, 3, 2 and 1% (benchmarks/results/parallel_h100.md). The fastest measured is among them, with 3%.
-STALLED_SHARE = 0.18
 
 
 def usable_gib(cluster: Cluster) -> float:
@@ -25,7 +22,11 @@ def usable_gib(cluster: Cluster) -> float:
 
 
 def fills_memory(memory: StageMemory, cluster: Cluster) -> bool:
-    """Return whether the allocator cannot hold what it usually does: the step then may stall."""
+    """Return whether the allocator cannot hold what it usually does: the step then may stall.
+
+    In six such layouts on two H100s it took 18, 10, 9, 3, 2 and 1% of a step to return segments
+    (benchmarks/results/parallel_h100.md). The fastest that was measured is among them, so that none is ranked lower.
+    """
     return memory.total_gib > usable_gib(cluster)
 
 
@@ -51,8 +52,7 @@ class Candidate:
 class SearchResult:
     """The outcome of a search."""
 
-    # the fastest layouts that fit into memory, the fastest first: one that fills it as if its steps stalled
-    best: tuple[Candidate, ...]
+    best: tuple[Candidate, ...]  # the fastest layouts that fit into memory, the fastest first
     smallest: Candidate | None  # the layout that needs the least memory; None if no layout is valid
     estimated: int  # layouts that fit and were among the best when they were estimated
     # layouts that do not fit. Where one does not, neither does the same with a larger micro-batch or fewer shards.
@@ -129,9 +129,6 @@ class _Search:
         if memory.needed_gib > usable_gib(self._cluster):
             failed.append((layout.micro_batch, layout.dp_shard))
             self.too_large += 1
-            return
-        if fills_memory(memory, self._cluster) and (step_s := step_s / (1 - STALLED_SHARE)) >= self._slowest_s:
-            self.slower += 1
             return
         self.estimated += 1
         push = heapq.heappush if len(self.best) < self._keep else heapq.heapreplace

@@ -16,7 +16,7 @@ from sweeper.common.format import count, round_to_band
 from sweeper.pages.terminal import draw, open_console
 from workloads.api.errors import UserInputError
 from workloads.estimator.estimate import JobEstimate, find_band
-from workloads.estimator.search import STALLED_SHARE, fills_memory, usable_gib
+from workloads.estimator.search import fills_memory, usable_gib
 from workloads.estimator.words import describe, layout_words, write_words
 from workloads.formats.names import FileReading
 from workloads.layouts.layout import Layout
@@ -280,7 +280,7 @@ def list_warnings(problem: Problem, estimate: JobEstimate) -> list[str]:
     unsure = []
     memory_share = find_band(problem.job, problem.cluster, "memory").error_share
     if fills_memory(estimate.memory, problem.cluster):
-        unsure.append(f"the rate: it fills memory, so a step may stall for {STALLED_SHARE:.0%} of its time")
+        unsure.append("the rate: it fills memory, so its steps may stall (by 1 to 18% in measured runs)")
     elif estimate.memory.total_gib * (1 + memory_share) > usable_gib(problem.cluster):
         unsure.append("whether it fits: the band of the memory reaches beyond what is usable")
     if problem.calibration:

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.conftest import examples
-from tests.support.planner import LLAMA_8B, cluster, flatten, job, ordering_s
+from tests.support.planner import LLAMA_8B, cluster, flatten, job
 from workloads.estimator.estimate import JobEstimate, StageMemory, StepTime
 from workloads.estimator.search import Estimator, find_layouts, usable_gib
 from workloads.hardware.cluster import Cluster
@@ -95,8 +95,8 @@ def test_the_bound_leaves_out_no_layout_that_is_among_the_best(gpus: int, seed: 
     estimate = partial(toy_estimate, seed)
     result = find_layouts(template, target, estimator(estimate), OPTIONS, {}, keep)
     estimates = [estimate(replace(template, layout=layout), target) for layout in all_layouts(gpus, 2 * gpus, {})]
-    fitting = [ordering_s(e, target) for e in estimates if e.memory.needed_gib <= usable_gib(target)]
-    assert [ordering_s(candidate.estimate, target) for candidate in result.best] == sorted(fitting)[:keep]
+    fitting = [e.step.total_s for e in estimates if e.memory.needed_gib <= usable_gib(target)]
+    assert [candidate.estimate.step.total_s for candidate in result.best] == sorted(fitting)[:keep]
     assert result.estimated + result.too_large + result.slower == len(estimates)
 
 

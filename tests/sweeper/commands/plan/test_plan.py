@@ -19,7 +19,7 @@ from sweeper.common.format import round_to_band
 from sweeper.preflight.clusters import build_cluster
 from sweeper.preflight.corrections import Correction, Place, keep
 from tests.conftest import run_in_process
-from tests.support.planner import flatten, ordering_s
+from tests.support.planner import flatten
 from workloads.api.errors import UserInputError
 from workloads.api.registry import load
 from workloads.estimator.search import find_layouts, usable_gib
@@ -329,11 +329,11 @@ def test_pruning_keeps_the_layouts_that_an_estimate_of_each_one_puts_first(
         estimate_job(replace(template, layout=layout), target)
         for layout in flatten(list_families(template, target, options, fixed))
     ]
-    fitting = sorted(ordering_s(e, target) for e in estimates if e.memory.needed_gib <= usable_gib(target))
+    fitting = sorted(e.step.total_s for e in estimates if e.memory.needed_gib <= usable_gib(target))
     assert 0 < len(fitting) < len(estimates)
     for kept in (1, 20):
         result = find_layouts(template, target, ESTIMATOR, options, fixed, kept)
-        assert [ordering_s(found.estimate, target) for found in result.best] == pytest.approx(fitting[:kept])
+        assert [found.estimate.step.total_s for found in result.best] == pytest.approx(fitting[:kept])
         assert result.estimated + result.too_large + result.slower == len(estimates)
         assert result.estimated < len(fitting) or len(fitting) <= kept
 
