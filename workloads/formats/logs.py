@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import math
 import re
+import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from pathlib import Path
 
 from workloads.api.contract import Scalar
 from workloads.formats import megatron, torchtitan
@@ -22,47 +24,20 @@ LONGEST_ENTRY = 1024  # characters of a line with an entry of the configuration
 
 STEP_SIZES = ("global_batch", "sequence_length", "batch_tokens")  # the sizes of a step, which are not results
 
-# Names in a line about a rank's memory. Megatron's MB are MiB; the other line has GB of 10^9 bytes.
-MEMORY = {
-    "max allocated": ("peak_memory_gib", 1 / 1024),
-    "max reserved": ("peak_device_gib", 1 / 1024),
-    "mem-max-allocated-gigabytes": ("peak_memory_gib", 1e9 / GIB),
-    "mem-max-reserved-gigabytes": ("peak_device_gib", 1e9 / GIB),
-}
+# The tables of names that are not a step's.
+_NAMES = tomllib.loads(Path(__file__).with_name("log_names.toml").read_text())
+MEMORY: dict[str, tuple[str, float]] = {name: (ours, size / GIB) for name, (ours, size) in _NAMES["memory"].items()}
 
 # Sizes and degrees by the programs' names; torchtitan's have the section before them.
 REPORTED = ("tp", "pp", "cp", "dp_replicate", "dp_shard", "micro_batch", "global_batch", "sequence_length")
-CONFIG = {name.key: name.field for name in (*megatron.NAMES, *torchtitan.NAMES) if name.field in REPORTED} | {
-    "data_parallel_size": "dp",
-    "rampup_batch_size": "batch_rampup",
-    "world_size": "gpus",
-    "training.batch_size": "micro_batch",  # torchtitan of 2024
-    # GPT-NeoX and DeepSpeed
-    "train_batch_size": "global_batch",
-    "train_micro_batch_size_per_gpu": "micro_batch",
-    "model_parallel_size": "tp",
-    "pipe_parallel_size": "pp",
-    "activation_checkpoint.mode": "checkpointing",
-    "compile.enable": "compile",
-}
+CONFIG: dict[str, str] = {
+    name.key: name.field for name in (*megatron.NAMES, *torchtitan.NAMES) if name.field in REPORTED
+} | _NAMES["config"]
 # What DeepSpeed prints in `[config.py:…]` and means as others do; its world size is of data parallelism.
 DEEPSPEED_OWN = ("train_batch_size", "train_micro_batch_size_per_gpu")
-DTYPES = {
-    name: dtype
-    for dtype, names in {
-        "bf16": ("bfloat16", "bf16", "bf16-mixed"),
-        "fp16": ("float16", "fp16", "half", "16-mixed", "16bit"),
-        "fp32": ("float32", "fp32", "float", "32-true"),
-    }.items()
-    for name in names
-}
+DTYPES: dict[str, str] = {name: dtype for dtype, names in _NAMES["dtypes"].items() for name in names}
 
-_TIMES = (  # of a line, with their formats; nanotron's have no year
-    (re.compile(r"\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d(?:[.,]\d{1,6})?"), "%Y-%m-%d %H:%M:%S"),
-    (re.compile(r"(?<=\[)\d{8} \d\d:\d\d:\d\d(?:\.\d{1,6})?"), "%Y%m%d %H:%M:%S"),  # Primus
-    (re.compile(r"\b\d\d/\d\d/\d{4} \d\d:\d\d:\d\d"), "%m/%d/%Y %H:%M:%S"),
-    (re.compile(r"\b\d\d/\d\d \d\d:\d\d:\d\d"), "%m/%d %H:%M:%S"),
-)
+_TIMES = [(re.compile(pattern), form) for pattern, form in _NAMES["times"]]
 # After a validation torchtitan starts its clock again, and NeMo Automodel trains on.
 _VALIDATION = re.compile(r"\bvalidate step:\s*(\d+)|\[val\].*?\bstep (\d+)")
 _EPOCH = re.compile(r"\bTraining epoch (\d+),")
@@ -70,13 +45,7 @@ _GLOBAL_STEP = re.compile(r"\bglobal_step: (\d+)")
 _BRIDGE = re.compile(rf"Step Time\s*:\s*({NUMBER})\s*s GPU utilization:\s*({NUMBER})\s*(?:MODEL_)?TFLOP/s/GPU")
 # GPT-NeoX says behind further dots whether the value is its default.
 ARGUMENT = re.compile(r"(?:^|\s)(\w+) \.{3,} (\S.*?)(?:\.+(?:updated|default)?)?\s*$")
-# Lines of nanochat, NeMo Automodel and Composer with numbers of the configuration: the names of their groups.
-_CONFIG_LINES = (
-    ("Total batch size", re.compile(r"\bTotal batch size ([\d,]+) => gradient acc"), ("batch_tokens",)),
-    ("micro-batch / rank", re.compile(r"micro-batch / rank: (\d+) x (\d+) ="), ("micro_batch", "sequence_length")),
-    ("World size:", re.compile(r"\bWorld size: (\d+)"), ("gpus",)),
-    ("sequence_length=", re.compile(r"\bsequence_length=(\d+)\b"), ("sequence_length",)),  # nanotron
-)
+_CONFIG_LINES = [(text, re.compile(pattern), names.split()) for text, pattern, names in _NAMES["config_lines"]]
 WORLD_SIZE = re.compile(r"\busing world size: (\d+)")
 # A line of JSON behind whatever a launcher writes before it: the spaces, the key and the value.
 _JSON_ENTRY = re.compile(r'^(?:.*?[^ ])??( +)"(\w+)": (.+?),?$')

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 import re
+import tomllib
 from collections.abc import Iterator, Sequence
 from itertools import groupby
+from pathlib import Path
 from typing import Any
 
 from workloads.api.errors import UserInputError, suggest
@@ -18,6 +20,7 @@ from workloads.formats.names import (
     Support,
     canonical_layout,
     data_parallel_size,
+    fields_of_keys,
     only,
     read_names,
 )
@@ -25,13 +28,8 @@ from workloads.layouts.layout import Job, Layout
 from workloads.layouts.trainers import TRAINERS
 from workloads.models.model import Model
 
-# Ours to (format, recipe). Megatron's `tensorwise` takes scales of the current tensor, `delayed` of earlier ones.
-FP8_RECIPES = {
-    "fp8_te_delayed": ("hybrid", "delayed"),
-    "fp8_te_current": ("hybrid", "tensorwise"),
-    "fp8_te_blockwise": ("e4m3", "blockwise"),
-    "mxfp8": ("e4m3", "mxfp8"),
-}
+TABLES: dict[str, Any] = tomllib.loads(Path(__file__).with_name("megatron.toml").read_text())
+FP8_RECIPES: dict[str, tuple[str, str]] = {name: tuple(theirs) for name, theirs in TABLES["fp8_recipes"].items()}
 FP4_RECIPES = {"nvfp4": "nvfp4"}  # with `fp4: e2m1`
 CP_METHODS = {"ring": "p2p", "allgather": "all_gather"}
 FSDP_STRATEGIES = {"zero2": "optim_grads", "megatron_fsdp": "optim_grads_params"}
@@ -231,22 +229,7 @@ def support(trainer: str, *obstacles: Obstacles, name: str = "", **values: Seque
     return Support(name or trainer, values, (_list_obstacles, *obstacles))
 
 
-# Fields of settings that have other values than our layouts; empty for the number of GPUs.
-FIELDS = {name.key: name.field for name in NAMES if name.field} | {
-    **dict.fromkeys(
-        ("num_layers_per_virtual_pipeline_stage", "virtual_pipeline_model_parallel_size"), "stages_per_rank"
-    ),
-    **dict.fromkeys(("patch_zero_bubble", "enable_zero_bubble", "zero_bubble_v_schedule"), "schedule"),
-    **dict.fromkeys(("use_torch_fsdp2", "use_megatron_fsdp", "use_custom_fsdp"), "sharding"),
-    **dict.fromkeys(("data_parallel_sharding_strategy", "use_distributed_optimizer"), "sharding"),
-    **dict.fromkeys(("num_distributed_optimizer_instances", "data_parallel_replicate_degree"), "dp_replicate"),
-    **dict.fromkeys(("patch_primus_pipeline", "pp_algorithm"), "schedule"),
-    **dict.fromkeys(("recompute_granularity", "recompute_activations", "recompute_modules"), "checkpointing"),
-    **dict.fromkeys(("recompute_method", "recompute_num_layers"), "checkpointed_layers"),
-    **dict.fromkeys(("fp8", "fp8_recipe", "fp4", "fp4_recipe", "bf16", "fp16"), "precision"),
-    "grad_reduce_in_bf16": "gradient_bytes",
-    "data_parallel_size": "dp",
-}
+FIELDS = fields_of_keys(NAMES, TABLES["fields"])
 
 
 def read_settings(

@@ -13,7 +13,7 @@ from typing import Any
 import yaml
 
 from workloads.api.errors import UserInputError, first_line
-from workloads.formats.megatron import FP8_RECIPES, NAMES, read_settings, support
+from workloads.formats.megatron import FP8_RECIPES, NAMES, TABLES, read_settings, support
 from workloads.formats.names import (
     FileReading,
     RenderedFile,
@@ -31,30 +31,13 @@ from workloads.formats.torchtitan import FP8, read_config
 from workloads.layouts.layout import Job
 from workloads.models.model import SIZES, Model
 
-# What a run needs that no layout has: synthetic tokens, twenty steps, a line for each.
-RUN: dict[str, Any] = {
-    "transformer_impl": "transformer_engine",
-    "tokenizer_type": "NullTokenizer",
-    "mock_data": True,
-    "attention_dropout": 0.0,
-    "hidden_dropout": 0.0,
-    "lr": 1e-4,
-    "train_iters": 20,
-    "eval_iters": 0,
-    "log_interval": 1,
-    "log_throughput": True,
-}
+RUN: dict[str, Any] = TABLES["run"]
 
 # Megatron-LM's arguments, as a shell script that starts `pretrain_gpt.py`.
 SCRIPT = "megatron.sh"
 SCRIPT_SUPPORT = support("megatron")
-# Arguments whose name differs from the one under which Megatron-LM logs their value: megatron/training/arguments.py.
-RENAMED = {"fp8": "fp8-format", "fp4": "fp4-format"}
-SWITCHES_OFF = {
-    "add_bias_linear": "disable-bias-linear",
-    "gradient_accumulation_fusion": "no-gradient-accumulation-fusion",
-    "torch_fsdp2_reshard_after_forward": "torch-fsdp2-no-reshard-after-forward",
-}
+RENAMED: dict[str, str] = TABLES["renamed"]
+SWITCHES_OFF: dict[str, str] = TABLES["switches_off"]
 _LAUNCH = re.compile(r"--(nnodes|nproc[-_]per[-_]node)[= ](\d+)(?![\d:])")
 # Any of these makes a text a command of Megatron-LM, and a command of a script the one that trains.
 _ARGUMENTS = ("--num-layers", "--tensor-model-parallel-size", "--micro-batch-size")
@@ -70,46 +53,14 @@ OF_ARGUMENTS = "the script takes arguments: begin it with `set -- ` and those of
 # Megatron-Bridge's recipe with overrides: what NeMo trains large models with since NeMo 2.
 BRIDGE_SCRIPT = "megatron_bridge.sh"
 RECIPE = "llama3_8b_pretrain_config"  # the sizes are overridden: any recipe of a Llama is a start
-# megatron/bridge/training/mixed_precision.py: registered names.
-MIXED_PRECISION = {
-    "bf16": "bf16_mixed",
-    "fp16": "fp16_mixed",
-    "fp8_te_delayed": "bf16_with_fp8_delayed_scaling_mixed",
-    "fp8_te_current": "bf16_with_fp8_current_scaling_mixed",
-    "fp8_te_blockwise": "bf16_with_fp8_subchannel_scaling_mixed",
-    "mxfp8": "bf16_with_mxfp8_mixed",
-}
-_OF_DDP = (
-    *("use_distributed_optimizer", "num_distributed_optimizer_instances", "overlap_grad_reduce"),
-    *("overlap_param_gather", "use_megatron_fsdp", "data_parallel_sharding_strategy"),
-)
-# The section of ConfigContainer, and the name there where it is another one. Others are of `model`.
-SECTIONS = {
-    **{name: f"train.{name}" for name in ("global_batch_size", "micro_batch_size")},
-    **{name: f"ddp.{name}" for name in _OF_DDP},
-    **{name: f"optimizer.{name}" for name in ("optimizer_cpu_offload", "use_precision_aware_optimizer")},
-    "ckpt_format": "checkpoint.ckpt_format",
-    "num_virtual_stages_per_pipeline_rank": "model.virtual_pipeline_model_parallel_size",
-    "num_experts": "model.num_moe_experts",
-    "norm_epsilon": "model.layernorm_epsilon",
-}
-# Megatron-LM's arguments that Megatron-Bridge derives, or that its Llama recipe has set.
-DERIVED = {"swiglu", "normalization", "group_query_attention", "untie_embeddings_and_output_weights"} | {
-    *("max_position_embeddings", "vocab_size", "bf16", "fp16", "fp8", "fp8_recipe"),
-    *("use_rope_scaling", "rope_scaling_factor"),  # no setting of Megatron-Bridge's Llama 3
+_BRIDGE: dict[str, Any] = TABLES["bridge"]
+MIXED_PRECISION: dict[str, str] = _BRIDGE["mixed_precision"]
+SECTIONS: dict[str, str] = _BRIDGE["renamed"] | {
+    name: f"{section}.{name}" for section, names in _BRIDGE["sections"].items() for name in names
 }
 # What the recipe sets, and a layout may not have.
-_SET_BY_RECIPE = ("ddp.use_distributed_optimizer", "ddp.overlap_grad_reduce", "ddp.overlap_param_gather")
-RECIPE_SETS = dict.fromkeys((*_SET_BY_RECIPE, "model.sequence_parallel"), False)
+RECIPE_SETS = dict.fromkeys(_BRIDGE["set_by_recipe"], False)
 BRIDGE_RUN = {"train.train_iters": 20, "train.eval_iters": 0, "logger.log_interval": 1, "checkpoint.save": None}
-
-
-# Short flags of scripts/training/run_recipe.py (0.6.0), beside the names in full.
-RECIPE_FLAGS = {
-    **{"gb": "global_batch_size", "mb": "micro_batch_size", "sl": "seq_length", "tp": "tensor_model_parallel_size"},
-    **{"pp": "pipeline_model_parallel_size", "cp": "context_parallel_size", "ep": "expert_model_parallel_size"},
-    "vp": "virtual_pipeline_model_parallel_size",
-}
 _OF_RECIPE = re.compile(r"_(pretrain|sft|finetune|peft)(?=_)")
 OPEN_RECIPE = "the recipe of Megatron-Bridge sets what the file leaves out: here it has Megatron-LM's defaults"
 ADAPTERS = "training of adapters is not planned. Planned: none"
@@ -134,18 +85,7 @@ BRIDGE_SUPPORT = support(
 
 # Primus's experiment file: its Megatron trainer with all sizes and degrees as overrides of its modules.
 EXPERIMENT = "primus.yaml"
-# What Primus's own files set differently from Megatron-LM: primus/configs, language_model.yaml and pre_trainer.yaml.
-DEFAULTS: Settings = {
-    "use_distributed_optimizer": True,
-    "bf16": True,
-    "sequence_parallel": True,
-    "swiglu": True,
-    "add_bias_linear": False,
-    "untie_embeddings_and_output_weights": True,
-    "seq_length": 1024,
-    "micro_batch_size": 2,
-    "global_batch_size": 16,
-}
+DEFAULTS: Settings = TABLES["primus_defaults"]
 SWITCHED_OFF = {name: False for name, value in DEFAULTS.items() if value is True}
 # What Primus's torchtitan module sets differently from torchtitan: primus/configs/modules/torchtitan/pre_trainer.yaml.
 TITAN_DEFAULTS: Settings = {"compile.enable": True, "activation_checkpoint.mode": "none"}
@@ -310,7 +250,7 @@ def parse_value(text: str, no_value: str = NO_VALUE) -> Any:
 def render_recipe(job: Job, gpus: int) -> RenderedFile:
     """Return the script of a canonical job. Raises UserInputError if Megatron-Bridge's recipe cannot express it."""
     BRIDGE_SUPPORT.check(job)
-    settings = {name: value for name, value in write_names(job, NAMES).items() if name not in DERIVED}
+    settings = {name: value for name, value in write_names(job, NAMES).items() if name not in _BRIDGE["derived"]}
     overrides = RECIPE_SETS | {SECTIONS.get(name, f"model.{name}"): value for name, value in settings.items()}
     overrides |= {
         "model.num_query_groups": job.model.kv_heads,
@@ -377,7 +317,7 @@ def _read_recipe_words(words: Sequence[str]) -> tuple[dict[str, Any], dict[str, 
         if word.startswith("-"):
             name = name.replace("-", "_")
             value = value if equals else "True" if following.startswith("-") or "=" in following else following
-            flags[RECIPE_FLAGS.get(name, name)] = parse_value(value)
+            flags[_BRIDGE["flags"].get(name, name)] = parse_value(value)
         elif equals:
             overrides[name.lstrip("+")] = parse_value(value)
     return flags, overrides

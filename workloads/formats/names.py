@@ -105,6 +105,12 @@ def write_names(job: Job, names: Iterable[Name]) -> dict[str, Any]:
     return settings
 
 
+def fields_of_keys(names: Iterable[Name], others: Mapping[str, Sequence[str]]) -> dict[str, str]:
+    """Return the field of each key: of a table, and of `others`, the keys by the fields whose values differ."""
+    named = {name.key: name.field for name in names if name.field}
+    return named | {key: field for field, keys in others.items() for key in keys}
+
+
 def only(when: Callable[[Job], bool], *names: Name) -> Iterator[Name]:
     yield from (replace(name, when=when) for name in names)
 

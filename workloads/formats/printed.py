@@ -28,48 +28,17 @@ from workloads.models.model import Model
 Printed = int | str
 
 LONGEST_LINE = 4096  # characters that are read of a line
-# Names whose number is compared, by this project's name: those of the tables, and others. The words may be joined by
-# underscores, hyphens or spaces, and stand before `.....`, `:` or `=`: Megatron's and DeepSpeed's arguments,
-# torchtitan's JSON, Megatron-Bridge's YAML.
-OTHER_NUMBERS = {
-    "global_batch": (),
-    "micro_batch": ("train micro batch size per gpu",),
-    "sequence_length": ("sequence length",),
-    "tp": ("tensor parallel size",),
-    "pp": ("pipeline parallel size",),
-    "cp": (),
-    "dp": ("data parallel size",),
-    "dp_shard": (),
-    "dp_replicate": (),
-    "layers": ("num hidden layers", "n layers"),
-    "hidden_size": (),
-    "intermediate_size": ("intermediate size",),
-    "heads": ("n heads",),
-}
+_TABLE = tomllib.loads(Path(__file__).with_name("printed.toml").read_text())
 _KEYS = [(name.key.rpartition(".")[2].replace("_", " "), name.field) for name in (*megatron.NAMES, *torchtitan.NAMES)]
 NUMBERS = {
-    field: {*(key for key, meaning in _KEYS if meaning == field), *others} for field, others in OTHER_NUMBERS.items()
+    field: {*(key for key, meaning in _KEYS if meaning == field), *others}
+    for field, others in _TABLE["numbers"].items()
 }
-# NeMo 2 prints the ranks of every group: `All tensor model parallel group ranks: [[0, 1], [2, 3]]`.
-GROUP_RANKS = {"tensor model": "tp", "pipeline model": "pp", "context": "cp"}
+GROUP_RANKS: dict[str, str] = _TABLE["group_ranks"]
 _DTYPE = "|".join(sorted(map(re.escape, DTYPES), key=len, reverse=True))
-# The settings of Megatron-LM, or the section of torchtitan's configuration, that say a field of a layout.
-PRINTED_BY = {
-    "sharding": {"use_distributed_optimizer", "parallelism"},
-    "reshard_after_forward": {"torch_fsdp2_reshard_after_forward", "parallelism"},
-    "ep": {"expert_model_parallel_size", "parallelism"},
-    "checkpointing": {"recompute_granularity", "activation_checkpoint"},
-    "checkpointed_layers": {"recompute_granularity", "activation_checkpoint"},
-    "stages_per_rank": {"virtual_pipeline_model_parallel_size", "parallelism"},
-    "schedule": {"virtual_pipeline_model_parallel_size", "parallelism"},
-    "sequence_parallel": {"sequence_parallel", "parallelism"},
-    "cp_method": {"cp_comm_type", "parallelism"},
-}
 ALWAYS = ("sharding", "checkpointing")
 # Without one of these, Megatron-LM's default for it is taken, which a log that is not whole may differ from.
 DECISIVE = ("tensor_model_parallel_size", "use_distributed_optimizer", "recompute_granularity", "bf16")
-# Names of Megatron-Bridge and NeMo, by Megatron-LM's.
-YAML_NAMES = {"gated_linear_unit": "swiglu", "num_moe_experts": "num_experts", "bias": "add_bias_linear"}
 UNKNOWN_LAYERS = ("multi_latent_attention", "hybrid_override_pattern", "hybrid_layer_pattern", "linear_attention_freq")
 _YAML_ENTRY = re.compile(r"^(?:.*?[\]:] )?\s*(\w+): (\S+)\s*$")
 _TITAN_START = re.compile(r"Running with (?:args|configs?): \{")
@@ -93,10 +62,9 @@ _NUMBER = re.compile(
     )
     + r")[\"']?(?:\s+\.{3,}|\s*[:=])\s*(?P<value>-?\d+(?:,\d{3})*)(?![\w.]*\d)"
 )
-_LINES = tomllib.loads(Path(__file__).with_name("printed.toml").read_text())  # of one program each
-_NUMBER_LINES = [(text, re.compile(pattern), names.split()) for text, pattern, names in _LINES["number_lines"]]
+_NUMBER_LINES = [(text, re.compile(pattern), names.split()) for text, pattern, names in _TABLE["number_lines"]]
 _TEXT_LINES = [
-    (text, re.compile(pattern.replace("DTYPE", _DTYPE)), *others) for text, pattern, *others in _LINES["text_lines"]
+    (text, re.compile(pattern.replace("DTYPE", _DTYPE)), *others) for text, pattern, *others in _TABLE["text_lines"]
 ]
 _GROUP_RANKS = re.compile(rf"All ({'|'.join(GROUP_RANKS)}) parallel group ranks: \[\[([\d, ]+)\]")
 
@@ -174,7 +142,7 @@ def read_printed_layout(text: str, gpus: int | None = None) -> dict[str, object]
     if not has_configuration(text) or (gpus is None and _read_mesh_gpus(text) is None):
         return {}
     settings = _read_json(text) if _TITAN_START.search(text) else read_arguments(text)
-    fields = [field for field, names in PRINTED_BY.items() if names & settings.keys()]
+    fields = [field for field, names in _TABLE["printed_by"].items() if not settings.keys().isdisjoint(names)]
     layout = read_configuration(text, gpus).layout if fields else None
     values = {field: getattr(layout, field) for field in fields}
     default = Layout()
@@ -192,7 +160,7 @@ def read_model(text: str) -> Model | None:
         settings = {}
         for line in text.splitlines():
             if match := _YAML_ENTRY.match(strip_colours(line)):
-                settings.setdefault(YAML_NAMES.get(match[1], match[1]), parse_value(match[2]))
+                settings.setdefault(_TABLE["yaml_names"].get(match[1], match[1]), parse_value(match[2]))
         shared = settings.get("share_embeddings_and_output_weights")
         settings["group_query_attention"] = bool(settings.get("num_query_groups"))
         settings.setdefault("untie_embeddings_and_output_weights", shared is False)

@@ -7,6 +7,7 @@ import math
 import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from workloads.api.errors import UserInputError, suggest
@@ -19,6 +20,7 @@ from workloads.formats.names import (
     Support,
     canonical_layout,
     data_parallel_size,
+    fields_of_keys,
     find_model,
     flatten,
     only,
@@ -52,32 +54,13 @@ ASSETS = {"debugmodel": "./tests/assets/tokenizer"} | {
     size: f"./assets/hf/Llama-3.1-{size}" for size in ("8B", "70B", "405B")
 }
 MASKED_SUFFIXES = ("_flex", "_varlen", "_flex_attn", "_varlen_attn")  # the same sizes; documents are masked
-# torch.distributed.pipelining.schedules.get_schedule_class, which torchtitan asks.
-SCHEDULES = {
-    "1f1b": "1F1B",
-    "interleaved": "Interleaved1F1B",
-    "zero_bubble": "InterleavedZeroBubble",
-    "zbv": "ZBVZeroBubble",
-    "dualpipev": "DualPipeV",
-}
+_TABLES: dict[str, Any] = tomllib.loads(Path(__file__).with_name("torchtitan.toml").read_text())
+SCHEDULES, RECIPES, CONVERTERS = (_TABLES[name] for name in ("schedules", "recipes", "converters"))
 ROTATIONS = {"allgather": "allgather", "ring": "alltoall"}
-RECIPES = {"fp8_rowwise": "rowwise", "fp8_rowwise_gw_hp": "rowwise_with_gw_hp"}
 FP8, MXFP8 = "quantize.linear.float8", "quantize.linear.mx"
-CONVERTERS = {FP8: "fp8_tensorwise", "float8": "fp8_tensorwise", MXFP8: "mxfp8", "mx": "mxfp8"}
 # Names of versions before 0.2, and those of today.
-_MOVED = (
-    *("data_parallel_replicate_degree", "data_parallel_shard_degree", "tensor_parallel_degree"),
-    *("pipeline_parallel_degree", "pipeline_parallel_schedule", "pipeline_parallel_microbatches"),
-    *("context_parallel_degree", "context_parallel_rotate_method", "enable_async_tensor_parallel"),
-    "fsdp_reshard_after_forward",
-)
-RENAMED = {
-    **{f"{section}.{name}": f"parallelism.{name}" for section in ("training", "experimental") for name in _MOVED},
-    "training.batch_size": "training.local_batch_size",
-    "training.data_parallel_degree": "parallelism.data_parallel_shard_degree",
-    "training.compile": "compile.enable",
-    "training.enable_float8_linear": "float8.enable_float8_linear",
-    "float8.recipe_name": f"{FP8}.recipe_name",
+RENAMED: dict[str, str] = _TABLES["renamed"] | {
+    f"{section}.{name}": f"parallelism.{name}" for section in ("training", "experimental") for name in _TABLES["moved"]
 }
 
 
@@ -274,19 +257,7 @@ def read(text: str, gpus: int | None = None, model: Model | None = None) -> File
     return read_config(config, gpus, model)
 
 
-# Fields of settings that have other values than our layouts.
-FIELDS = {name.key: name.field for name in NAMES if name.field} | {
-    **dict.fromkeys(("model.name", "model.flavor"), "model"),
-    **dict.fromkeys(("activation_checkpoint.mode", "activation_checkpoint.selective_ac_option"), "checkpointing"),
-    **dict.fromkeys(("model.converters", f"{FP8}.recipe_name", "float8.enable_float8_linear"), "precision"),
-    "training.fp8_linear": "precision",
-    "training.mixed_precision_param": "precision",
-    "training.dtype": "state",
-    "training.data_parallel_type": "sharding",
-    "parallelism.fsdp_reshard_after_forward": "reshard_after_forward",
-    "parallelism.pipeline_parallel_microbatch_size": "micro_batch",
-    "parallelism.pipeline_parallel_microbatches": "micro_batch",
-}
+FIELDS = fields_of_keys(NAMES, _TABLES["fields"])
 
 
 def read_config(
