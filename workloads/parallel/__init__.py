@@ -18,7 +18,7 @@ from workloads.layouts.rules import Rule, Site, Violation, find_violation
 from workloads.layouts.trainers import OWN
 from workloads.models.flops import attended_length, model_flops_per_token
 from workloads.models.model import Model
-from workloads.models.routing import Routing, check_imbalance
+from workloads.models.routing import Routing, check_imbalance, tokens_of_experts
 from workloads.models.trained import load_trained_model
 from workloads.parallel.points import Listing
 from workloads.precision import unsupported_layer_rate_reason
@@ -164,6 +164,15 @@ class ParallelParameters:
         return Routing(self.imbalance, **losses, seed=self.seed)
 
     @property
+    def rank_imbalance(self) -> float:
+        """Tokens of the busiest rank over the mean, as they are sent; 1 for natural routing, where it is unknown."""
+        if self.imbalance is None or self.ep == 1:
+            return 1.0
+        loads = tokens_of_experts(10**6, self.shape.experts, self.imbalance, self.seed)
+        share = self.shape.experts // self.ep
+        return max(sum(loads[first : first + share]) for first in range(0, len(loads), share)) * self.ep / 10**6
+
+    @property
     def layout(self) -> Layout:
         layout = Layout(
             **{name: getattr(self, name) for name in LAYOUT_PARAMETERS},
@@ -191,7 +200,7 @@ class ParallelParameters:
             manual_backward=self.block == "manual",
             document_tokens=round(self.attended_length) if self.document_tokens else 0,
             dispatcher="deepep",  # as there, a token comes to a rank once for all of its experts there
-            expert_imbalance=self.imbalance or 1.0,
+            expert_imbalance=self.rank_imbalance,
         )
 
     def find_violation(

@@ -27,7 +27,7 @@ def test_experts_are_planned_on_paper_with_what_only_they_need() -> None:
     constants |= {"optimizer_states": "int8"}
     too_small, enough = Offload().list_candidates({"host_gib": [40.0, 112.0]}, constants, machine)
     assert too_small.estimate.unsupported_reason == "device_gib=76 host_gib=40 are too small"
-    assert 11_000 < enough.estimate.metrics["tokens_per_s"] < 16_000
+    assert 12_000 < enough.estimate.metrics["tokens_per_s"] < 18_000
 
 
 @pytest.mark.parametrize("number", [1, 6, 9])

@@ -266,7 +266,7 @@ def test_fp8_is_infeasible_where_no_product_or_kernel_takes_it() -> None:
     parameters = OffloadParameters(device_gib=1.0, host_gib=0.0, dtype="fp8_tensorwise", sequence_length=40)
     with pytest.raises(Infeasible, match=r"dtype=fp8_tensorwise is emulated on this device: sm80 lacks fp8"):
         run.select_precision(parameters, "sm80")
-    with pytest.raises(Infeasible, match="not for AMD's GPUs: its kernels are for NVIDIA's alone"):
+    with pytest.raises(Infeasible, match="not for AMD's GPUs: this block's casts are Triton kernels"):
         run.select_precision(parameters, "gfx942")
     with pytest.raises(Infeasible, match="sequence_length=40: dtype=fp8_tensorwise needs a multiple of 16"):
         run.select_precision(parameters, "sm90")

@@ -195,3 +195,14 @@ def test_a_cuda_graph_has_the_losses_of_the_same_steps_without() -> None:
         train("cuda", **GPU_TRIAL, imbalance=1.0, state="bf16", cuda_graph=graph) for graph in (False, True)
     )
     assert graphed.metrics["loss"] == pytest.approx(plain.metrics["loss"], abs=0.02)
+
+
+@pytest.mark.parametrize(
+    ("ep", "imbalance", "expected"), [(1, 4.0, 1.0), (2, None, 1.0), (2, 1.0, 1.0), (4, 4.0, (1.0, 4.0))]
+)
+def test_the_busiest_rank_has_the_tokens_of_its_experts(ep: int, imbalance: float | None, expected: Any) -> None:
+    parameters = ParallelParameters(model="experts_tiny", dp_shard=ep, ep=ep, imbalance=imbalance)
+    if isinstance(expected, float):
+        assert parameters.rank_imbalance == expected
+    else:
+        assert expected[0] < parameters.rank_imbalance < expected[1]
