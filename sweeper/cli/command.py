@@ -280,7 +280,6 @@ class _Reader:
 
 
 def _as_settings(arguments: Sequence[str]) -> list[str]:
-    """Return the arguments with `--config-dir DIR`, a sweep's flag, as the setting `config_dir=DIR`."""
     settings = list[str]()
     rest = iter(arguments)
     for argument in rest:

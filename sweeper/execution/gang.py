@@ -248,7 +248,6 @@ class Gang:
 
 
 def _name_left(*results: RankResult) -> dict[str, Scalar]:
-    """Return for `where` the processes that the ranks of a trial left behind."""
     left = dict.fromkeys(command for result in results for command in result.left)
     return {LEFT: mask("; ".join(left))[:MAX_LEFT]} if left else {}
 

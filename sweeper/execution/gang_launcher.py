@@ -111,7 +111,6 @@ class GangLauncher:
         return placement_group([bundle] * count, bundle_label_selector=[selector] * count, **strategy)
 
     def _ray_options(self) -> dict[str, Any]:
-        """Return the resources of one rank and the nodes that it may run on."""
         ranks, host_bytes = self._resources.ranks, self._resources.host_bytes
         if self.target.hardware.kind == "gpu":
             cores = self.target.cores_of_whole_nodes(ranks) if self._resources.whole_nodes else 1

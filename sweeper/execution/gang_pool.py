@@ -391,7 +391,6 @@ class GangPool:
                 self._by_load.push(gang)
 
     def _restart(self, gang: Gang, reason: str) -> None:
-        """Replace a gang that has not started for this reason."""
         self._failed_starts += 1
         self._start_error = reason
         self._replace(gang)

@@ -132,7 +132,6 @@ class NodeMonitor:
             self._suspects |= {*nodes}
 
     def _poll_nodes(self, may_join: bool) -> list[str]:
-        """Remove lost nodes from the target and add those that joined. Returns a line for each kind of change."""
         used_ids = {node.id for node in self.target.nodes}
         known_ids = {node.id for node in self._known_target.nodes if node.id}
         new_nodes, up = self._discovery.poll(known_ids | self._unsuitable_ids)

@@ -142,7 +142,6 @@ def step_times_s(measurements: Sequence[Measurement]) -> np.ndarray:
 
 
 def _rate(name: str, work: float, step_time: Mapping[str, float]) -> dict[str, float]:
-    """Return work over time under its name, with its spread and its 95% interval where the time has them."""
     # A longer time is a lower rate: the lower bound of one is the upper bound of the other.
     mirrored = {"_p10": "_p90", "_p90": "_p10", "_ci_low": "_ci_high", "_ci_high": "_ci_low"}
     return {f"{name}{mirrored.get(suffix, suffix)}": work / value for suffix, value in step_time.items()}

@@ -66,7 +66,6 @@ def write_function(function: Callable[..., Any], space: Mapping[str, Any], direc
 
 
 def _digest(function: Callable[..., Any]) -> str:
-    """Return a digest of a function's source and of the plain values that it reads from around it."""
     inner = inspect.unwrap(function.func if isinstance(function, functools.partial) else function)
     try:
         source = inspect.getsource(inner if inspect.isroutine(inner) else type(inner))
@@ -101,7 +100,6 @@ def _pack(function: Callable[..., Any], name: str) -> str:
 
 
 def _is_installed(module: ModuleType) -> bool:
-    """Return whether a module is of Python, of an installed package or of this project."""
     path = getattr(module, "__file__", None)
     if path is None or module.__name__ in ("sweeper", "workloads"):
         return True

@@ -43,7 +43,6 @@ def _build_table(rows: Rows) -> str:
 
 
 def _draw(values: dict[int, float], objective: str) -> str:
-    """Draw the objective of each trial over its number."""
     low, high = min(values.values()), max(values.values())
     x_scale = (WIDTH - 2 * MARGIN) / max(values)
     y_scale = (HEIGHT - 2 * MARGIN) / ((high - low) or 1.0)

@@ -155,7 +155,6 @@ class SweepResult:
         return self.summary.strip() or repr(self)
 
     def _repr_html_(self) -> str:
-        """Return the best trials, the finals and a picture, which a notebook shows."""
         from sweeper.notebook.page import build_html
 
         return build_html(self._stored)

@@ -85,10 +85,14 @@ def draw(
     folder.mkdir(exist_ok=True)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph .* missing from font")  # of values in other scripts
-        paths = [_write_image(folder / f"{name}.png", chart) for name, chart in charts.items()]
+        for name, chart in charts.items():
+            columns = min(len(chart.figures), 3)
+            image = draw_image(chart.figures, columns, SIZE_IN if columns == 1 else PANEL_IN, chart.title)
+            image.savefig(folder / f"{name}.png", dpi=DPI, bbox_inches="tight")
+            load_pyplot().close(image)
     page = folder / PAGE
     page.write_text(build_page(f"{folder.parent.name}: {get_metric(objective).heading}", [*charts.values()]))
-    return [*paths, page]
+    return [*(folder / f"{name}.png" for name in charts), page]
 
 
 def build_search_result(
@@ -102,14 +106,6 @@ def build_search_result(
     values = pd.Series([record.metrics[objective] * metric.factor for record in records], dtype=float)
     numbers = [record.number for record in records]
     return SearchResult(points, values, numbers, metric.heading, direction == "minimize")
-
-
-def _write_image(path: Path, chart: Chart) -> Path:
-    count = len(chart.figures)
-    image = draw_image(chart.figures, min(count, 3), SIZE_IN if count == 1 else PANEL_IN, chart.title)
-    image.savefig(path, dpi=DPI, bbox_inches="tight")
-    load_pyplot().close(image)
-    return path
 
 
 def _build_charts(search: SearchResult, front: FrontPlot | None) -> Iterator[tuple[str, Chart]]:

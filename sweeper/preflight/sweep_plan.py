@@ -146,8 +146,11 @@ def plan_sweep(
     check_program(resolved)
     resources = _plan_resources(resolved, space, target, gpus)
     config, directory = resolved.config, Path(resolved.config.dir).expanduser().resolve()
-    achieved_tflops = _achieved_tflops(directory, target, gpus)
-    _check_measurable(resolved, target, gpus, bool(achieved_tflops))
+    # Ranks on one processor share its rate.
+    sharing = 1 if target.is_gpu else min(gpus, max(node.cpus for node in target.nodes))
+    achieved = ceilings.achieved_tflops(ceilings.read(directory), target.model)
+    achieved_tflops = {dtype: tflops / sharing for dtype, tflops in achieved.items()}
+    _check_measurable(resolved, target, gpus, bool(achieved))
     rates_of = device_key(target.hardware)
     calibration = find_calibration(config.calibration, directory, rates_of, is_gpu=target.is_gpu)
     gpus_per_node = max(1, *(node.gpus for node in target.nodes))
@@ -219,13 +222,6 @@ def _plan_resources(resolved: ResolvedConfig, space: Space, target: Target, gpus
     requested = resolved.config.cluster.max_concurrent_trials
     gangs = target.count_gangs(gpus, requested, whole_nodes=whole_nodes, host_gib=host_gib)
     return Resources(target, gpus, gangs, whole_nodes, host_gib)
-
-
-def _achieved_tflops(directory: Path, target: Target, gpus: int) -> dict[str, float]:
-    """Return the measured matmul ceilings of one rank: ranks on one processor share its rate."""
-    achieved = ceilings.achieved_tflops(ceilings.read(directory), target.model)
-    sharing = 1 if target.is_gpu else min(gpus, max(node.cpus for node in target.nodes))
-    return {dtype: tflops / sharing for dtype, tflops in achieved.items()}
 
 
 def _check_measurable(resolved: ResolvedConfig, target: Target, gpus: int, has_ceiling: bool) -> None:

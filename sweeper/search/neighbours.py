@@ -84,7 +84,6 @@ def _key(work: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
 
 
 def _encode(values: Sequence[Any]) -> tuple[dict[Any, int], IntArray]:
-    """Return a number for each different value, and the values as these numbers."""
     codes: dict[Any, int] = {}
     return codes, np.array([codes.setdefault(value, len(codes)) for value in values], dtype=int)
 

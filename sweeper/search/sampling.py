@@ -246,7 +246,6 @@ class SamplingStudy:
 
 
 def _steps_of(trial: AnyTrial) -> dict[int, float]:
-    """Return the steps that a trial of the journal has reported."""
     steps: Mapping[str, Any] = trial.user_attrs.get("steps", {})
     return {int(step): float(value) for step, value in steps.items()}
 

@@ -225,7 +225,6 @@ class Study:
         self._journal.sync()
 
     def _finish(self, record: TrialRecord) -> None:
-        """End the trial of this record in both studies."""
         ending = self._ending_of(record)
         self._journal.tell(record.number, ending.values, ending.state)
         self.records[record.number] = record
@@ -245,7 +244,6 @@ class Study:
     # ── resuming ──
 
     def _load(self, run_state: Mapping[str, Any]) -> None:
-        """Read the journal, and repair what a killed driver left."""
         trials = self._journal.trials
         records: list[TrialRecord | None] = []
         earlier: TrialRecord | None = None
@@ -343,7 +341,6 @@ class Study:
         return True
 
     def _queue_initial_points(self, points: Sequence[Parameters]) -> None:
-        """Queue these points, unless they were tried."""
         tried: list[Mapping[str, Value]] = [record.params for record in self.records.values()]
         tried += [trial.params for trial in self.unfinished]
         for point in points:

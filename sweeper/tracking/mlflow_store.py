@@ -185,7 +185,6 @@ def find_damage(file: Path) -> str:
 
 
 def _find_other_schema(file: Path) -> str:
-    """Return why the installed MLflow cannot open a SQLite file; empty if it may."""
     with (
         contextlib.suppress(sqlite3.Error),
         closing(sqlite3.connect(f"{file.resolve().as_uri()}?mode=ro", uri=True)) as db,

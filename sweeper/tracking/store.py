@@ -316,7 +316,6 @@ class Store:
         params: Mapping[str, Any] = NOTHING,
         step: int = 0,
     ) -> None:
-        """Write values of a run, in batches that MLflow allows, under names and in texts that it allows."""
         points = [Metric(name, value, at_ms, step) for name, value in _with_legal_names(metrics).items()]
         texts = {name: legal_text(exact_value(value)) for name, value in _with_legal_names(params).items()}
         settings = [Param(name, text) for name, text in texts.items()]

@@ -134,7 +134,6 @@ def count_ranks(target: Target, scopes: set[Scope]) -> int:
 
 
 def _fits(experiment: Experiment, ranks: int) -> bool:
-    """Return whether this number of ranks can run the experiment, and a pair is not the whole node."""
     if experiment.scope == "pair":
         return ranks > 2 and ranks % 2 == 0
     return experiment.scope == "device" or ranks > 1

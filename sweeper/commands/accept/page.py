@@ -40,7 +40,6 @@ def list_problem_tables(record: Record) -> list[Table]:
 
 
 def _build_row(kind: str, row: Mapping[str, Any]) -> list[str]:
-    """Return the cells of a result under HEADING."""
     rates = [rate and f"{rate} {row['unit']}" for rate in _round(kind, row["test"], row["value"], row["limit"])]
     return [row["verdict"], row["part"], row["test"], *rates, one_line(row["reason"]), one_line(row["cause"])]
 

@@ -242,7 +242,6 @@ def override_value(name: str, value: Value) -> str:
 
 
 def _in_quotes(text: str, mark: str) -> str:
-    """Return a text in quotes, as Hydra's grammar has them: backslashes count only before a quote."""
     escaped = re.sub(rf"(\\*)({mark}|$)", lambda match: match[1] * 2 + (f"\\{mark}" if match[2] else ""), text)
     return f"{mark}{escaped}{mark}"
 
@@ -263,7 +262,6 @@ def _escaped(settings: Any) -> Any:
 
 
 def _split_program(arguments: Any) -> tuple[list[str], list[str]]:
-    """Return the words that start the program, a packed function's file included, and those that it is given."""
     words = list(arguments)
     if words[1:3] == ["-m", "sweeper.function"]:  # as 0.2 recorded it
         words[2:3] = ["sweeper", "function"]

@@ -134,7 +134,6 @@ def _check_amd(node: str, kernel: Mapping[str, Any], gpus: Sequence[Mapping[str,
 
 
 def _check_equal(name: str, value_by_node: Mapping[str, str], *, affects_results: bool = True) -> Iterator[Finding]:
-    """Report the nodes whose value differs from the most common one."""
     counts = Counter(value_by_node.values())
     if len(counts) < 2:
         return

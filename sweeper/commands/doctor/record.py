@@ -110,7 +110,6 @@ def record_calls(module: ModuleType, prefix: str) -> Iterator[list[dict[str, Any
 
 
 def _plain(value: Any, handles: Sequence[Any]) -> Any:
-    """Return a driver's value as JSON has it."""
     for number, handle in enumerate(handles):
         if value is handle:
             return f"handle {number}"

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 
 import plotly.graph_objects as go
 
@@ -14,44 +16,15 @@ from sweeper.pages import html_page
 from sweeper.pages.chart_style import COLORS, GREY, add_band, bar_chart_height_px
 from sweeper.pages.html_page import Chart, Table
 from workloads.estimator.estimate import find_band
-from workloads.estimator.pipeline import Kind, build_timeline
+from workloads.estimator.pipeline import build_timeline
 from workloads.estimator.search import Candidate, usable_gib
 from workloads.estimator.step import rank_seconds
 from workloads.estimator.words import describe
 
 MAX_BARS = 4
 DRAWN_MICROBATCHES = 2  # times the ranks of a pipeline: what follows repeats
-# Shades of one colour for one kind of use: computation blue, communication orange and red, then the rest.
-STEP_COLOURS = {
-    "products": "#0072B2",
-    "attention": "#3b94c8",
-    "head_and_loss": "#77b8dd",
-    "other_compute": "#b3d7ec",
-    "tensor_parallel": "#D55E00",
-    "context_parallel": "#e07f33",
-    "expert_parallel": "#E69F00",
-    "data_parallel": "#f0bd57",
-    "pipeline": "#f6dca3",
-    "bubble": "#999999",
-    "copies": "#CC79A7",
-    "optimizer": "#009E73",
-}
-MEMORY_COLOURS = {
-    "parameters": "#0072B2",
-    "gathered": "#56B4E9",
-    "gradients": "#009E73",
-    "optimizer_states": "#CC79A7",
-    "activations": "#E69F00",
-    "working": "#D55E00",
-    "runtime": "#999999",
-    "reserved": "#cccccc",
-}
-PASSES: Mapping[Kind, tuple[str, str]] = {
-    "forward": ("forward", "#0072B2"),
-    "backward": ("backward", "#009E73"),
-    "backward_input": ("backward for inputs", "#E69F00"),
-    "backward_weight": ("backward for weights", "#CC79A7"),
-}
+# Of the parts of a step, of memory, and of the kinds of passes.
+COLORS_OF: Mapping[str, Mapping[str, str]] = tomllib.loads(Path(__file__).with_name("colors.toml").read_text())
 CHUNK_SHADES = 5  # shades of stages of one rank
 Bars = Mapping[str, Mapping[str, float]]  # the parts by name of each bar, by the text that describes it
 
@@ -60,7 +33,7 @@ def build_page(answer: Answer, scaling: Mapping[int, Candidate]) -> str:
     """Return the HTML of a plan; `scaling` has the fastest layout by number of GPUs."""
     cluster, error_share = answer.problem.cluster, answer.error_share
     sections: list[Chart | Table] = [
-        draw_bars("Where the time goes", list_steps(answer), STEP_COLOURS, "s", error_share),
+        draw_bars("Where the time goes", list_steps(answer), COLORS_OF["step"], "s", error_share),
         _draw_memory(answer),
     ]
     if answer.best.layout.pp > 1:
@@ -102,7 +75,7 @@ def _draw_memory(answer: Answer) -> Chart:
         text = f"{name} pipeline rank ({rank}): {stages[rank].total_gib:.0f} of {most_gib:.0f} GiB usable"
         bars[text] = vars(stages[rank])
     error_share = find_band(problem.job, problem.cluster, "memory").error_share
-    chart = draw_bars("Where the memory goes", bars, MEMORY_COLOURS, "GiB", error_share)
+    chart = draw_bars("Where the memory goes", bars, COLORS_OF["memory"], "GiB", error_share)
     chart.figures[0].add_vline(x=most_gib, line={"color": GREY, "width": 2})
     return chart
 
@@ -130,8 +103,8 @@ def draw_pipeline(answer: Answer) -> Chart:
     drawn = min(layout.microbatches, DRAWN_MICROBATCHES * layout.pp)
     operations = build_timeline(layout, rank_seconds(job, answer.problem.cluster), drawn)
     figure = go.Figure()
-    for kind, (name, colour) in PASSES.items():
-        own = [operation for operation in operations if operation.action.kind == kind]
+    for kind, colour in COLORS_OF["pass"].items():
+        name, own = kind.replace("_", " "), [item for item in operations if item.action.kind == kind]
         shades = [1 - 0.7 * (item.action.chunk % CHUNK_SHADES) / CHUNK_SHADES for item in own]
         figure.add_bar(
             x=[item.stop_s - item.start_s for item in own],

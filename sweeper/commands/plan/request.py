@@ -285,7 +285,6 @@ def _count(size: Any) -> Any:
 
 
 def _check_degrees(given: Mapping[str, Any], gpus: int) -> None:
-    """Raise UserInputError if the degrees that are given do not divide the number of GPUs."""
     degrees = {name: given[name] for name in DEGREES if given.get(name, 1) > 1}
     product = math.prod(degrees.values())
     if gpus % product:

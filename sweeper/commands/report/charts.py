@@ -153,7 +153,6 @@ def _build_scaling(title: str, results: Sequence[BestResult], sweeps: pd.DataFra
 
 
 def _read_projection(result: BestResult, sweeps: pd.DataFrame) -> tuple[dict[int, float], str]:
-    """Return tokens/s by the number of devices, as the sweep of this result projected them, and what it assumed."""
     column = f"tag.projected_{result.speed_metric}"
     is_sweep = sweeps["tag.sweeper.study"] == result.trial["tag.sweeper.study"]
     stored = sweeps[is_sweep & sweeps[column].notna()] if column in sweeps else sweeps[:0]
@@ -217,7 +216,6 @@ def build_heatmaps(title: str, trials: pd.DataFrame) -> Iterator[Chart]:
 
 
 def _build_marked_heatmap(grid: pd.DataFrame, metric: str, label: str, x: str, y: str) -> go.Figure:
-    """Build the heatmap of the highest value of a metric over grid.x and grid.y, with infeasible cells marked."""
     x_axis, y_axis = build_grid_axis(x, grid.x.tolist()), build_grid_axis(y, grid.y.tolist())
     values = grid[f"metric.{metric}"] * (100 if label.endswith("%") else 1)
     figure = build_heatmap(x_axis, y_axis, find_best_in_cells(x_axis, y_axis, values.tolist()), label)
@@ -232,7 +230,6 @@ def _build_marked_heatmap(grid: pd.DataFrame, metric: str, label: str, x: str, y
 
 
 def _build_speed_charts(title: str, trials: pd.DataFrame) -> Iterator[Chart]:
-    """Build the speed of a sweep's trials in the order in which they ran, and against memory with the Pareto front."""
     complete = select_complete(trials)
     speed_metric = find_speed_metric(complete)
     if speed_metric is None:

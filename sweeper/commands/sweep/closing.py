@@ -97,7 +97,6 @@ class FinishedRun:
         return code
 
     def _keep_winner(self, results: Results, display: Progress) -> None:
-        """Write what runs the winner again, and how the sweep ended."""
         winner, first, criteria = results.winner, results.first_finalist, results.plan.criteria
         value: Winner | None = None
         if first:
@@ -174,8 +173,6 @@ class FinishedRun:
 
 
 def _next_commands(arguments: Sequence[str], results: Results, progress: SweepProgress) -> dict[str, str]:
-    """Return the commands that extend the sweep, retry its failures and certify its front, where that makes sense."""
-
     def change(changes: Mapping[str, str | None]) -> str:  # None removes a setting
         kept = [argument for argument in arguments if argument.partition("=")[0] not in changes]
         added = [f"{name}={value}" for name, value in changes.items() if value is not None]
@@ -246,7 +243,6 @@ def describe_winner(results: Results) -> dict[str, float]:
 
 
 def _rank(row: FinalistResult | FrontPoint, objective: str) -> RankedTrial:
-    """Return a trial of the finals with the means of their rounds and the bounds of their intervals."""
     values = row.values if isinstance(row, FrontPoint) else {objective: row.value}
     metrics: dict[str, float] = {}
     for name, value in values.items():

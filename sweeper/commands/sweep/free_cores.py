@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from workloads.api.errors import UserInputError
 
@@ -23,14 +23,6 @@ THREADS = "OMP_NUM_THREADS"  # who sets it has chosen the cores
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
-class Reading(NamedTuple):
-    """Seconds that other processes have run: on the cores of this process, and each by its number."""
-
-    at_s: float
-    others_s: float
-    by_process: dict[str, tuple[float, str]]  # with its name
-
-
 class CoreWatch:
     """Watches the cores from its creation, so that what this process does meanwhile costs no time."""
 
@@ -39,20 +31,20 @@ class CoreWatch:
 
     def find_use(self) -> tuple[float, str]:
         """Return how many cores others use all the time, and what uses most; 0, at once, on an idle machine."""
-        least, last = float("inf"), self._first
+        least, (last_at_s, last_s, first) = float("inf"), self._first
         for _ in range(WINDOWS):
-            time.sleep(max(0.0, last.at_s + WINDOW_S - time.monotonic()))
-            now = _read()
-            least = min(least, (now.others_s - last.others_s) / (now.at_s - last.at_s))
+            time.sleep(max(0.0, last_at_s + WINDOW_S - time.monotonic()))
+            at_s, others_s, processes = _read()
+            least = min(least, (others_s - last_s) / (at_s - last_at_s))
             if least < HELD:
                 return 0.0, ""
-            last = now
-        ran_s = {pid: ran_s - self._first.by_process.get(pid, (0.0,))[0] for pid, (ran_s, _) in last.by_process.items()}
-        most = max(ran_s, key=lambda pid: ran_s[pid], default="")  # none where they are hidden, as from a container
-        return least, f"{last.by_process[most][1]} (pid {most})" if most else ""
+            last_at_s, last_s = at_s, others_s
+        # There are none where they are hidden, as from a container.
+        return least, max(processes, key=lambda name: processes[name] - first.get(name, 0.0), default="")
 
 
-def _read(proc: Path = Path("/proc")) -> Reading:
+def _read(proc: Path = Path("/proc")) -> tuple[float, float, dict[str, float]]:
+    """Return the time, the seconds that others have run on the cores of this process, and those of each of them."""
     allowed, ticks, processes = {f"cpu{number}" for number in os.sched_getaffinity(0)}, 0, {}
     with suppress(OSError):
         for name, *counts in map(str.split, (proc / "stat").read_text().splitlines()):
@@ -63,8 +55,8 @@ def _read(proc: Path = Path("/proc")) -> Reading:
         with suppress(OSError):  # it has ended
             start, _, fields = file.read_text().rpartition(")")
             if (pid := file.parent.name) != str(os.getpid()):
-                processes[pid] = sum(map(int, fields.split()[11:13])) / TICKS_PER_S, start.partition("(")[2]
-    return Reading(time.monotonic(), ticks / TICKS_PER_S - sum(os.times()[:4]), processes)
+                processes[f"{start.partition('(')[2]} (pid {pid})"] = sum(map(int, fields.split()[11:13])) / TICKS_PER_S
+    return time.monotonic(), ticks / TICKS_PER_S - sum(os.times()[:4]), processes
 
 
 def plan_on_free_cores(
@@ -79,19 +71,21 @@ def plan_on_free_cores(
             of_cluster = "applies to this machine alone; `ray start --num-cpus` sets the cores of a node"
             reason = of_cluster if nodes[0].id else f"this machine has {nodes[0].cpus} cores"
             raise UserInputError(f"cluster.cpus={cpus}: {reason}")
-        nodes = [nodes[0].using(cpus)]
+        plan = make_plan([nodes[0].using(cpus)])
+        if plan.target.is_gpu:
+            raise UserInputError(f"cluster.cpus={cpus}: this sweep runs on GPUs; hardware=cpu sweeps the CPU")
+        return plan
     plan = make_plan(nodes)
-    node = plan.target.nodes[0]
-    if cpus is not None and plan.target.is_gpu:
-        raise UserInputError(f"cluster.cpus={cpus}: this sweep runs on GPUs; hardware=cpu sweeps the CPU")
-    if cpus is not None or not _may_leave_cores(plan):
+    node, resources = plan.target.nodes[0], plan.resources
+    # As a rule a workload of ours has as many threads as there are cores.
+    has_threads = any(THREADS in name for name in (*os.environ, *plan.space.constants, *plan.space.dimensions))
+    is_ours = resources.gpus == resources.gangs == 1 and plan.resolved.settings is None and not has_threads
+    if not is_ours or plan.target.is_gpu or node.id or plan.config.plan:
         return plan
     for begun in map(node.using, range(node.cpus, 0, -1)):
         if _has_begun(plan, begun.cpu_model):
-            note = f"trials use {begun.cpus} of {node.cpus} cores, as when this sweep began"
-            return (
-                replace(make_plan([begun]), busy=f"{note} (cluster.cpus={node.cpus}: all)") if begun.idle_cpus else plan
-            )
+            note = f"trials use {begun.cpus} of {node.cpus} cores, as when this sweep began (cluster.cpus={node.cpus}: all)"
+            return replace(make_plan([begun]), busy=note) if begun.idle_cpus else plan
     use, process = watch.find_use()
     if not use:
         return plan
@@ -99,16 +93,6 @@ def plan_on_free_cores(
     if (free := node.cpus - max(1, round(use))) < 1:
         return replace(plan, busy=f"{held}: end them first, or trials may stay inconclusive")
     return replace(make_plan([node.using(free)]), busy=f"{held}: trials use {free} (cluster.cpus={node.cpus}: all)")
-
-
-def _may_leave_cores(plan: SweepPlan) -> bool:
-    """Return whether a workload of ours runs here, as a rule with as many threads as there are cores."""
-    is_here = not (plan.target.is_gpu or plan.target.nodes[0].id or plan.config.plan)
-    is_one = plan.resources.gpus == plan.resources.gangs == 1
-    has_threads = THREADS in os.environ or any(
-        THREADS in name for name in (*plan.space.constants, *plan.space.dimensions)
-    )
-    return is_here and is_one and plan.resolved.settings is None and not has_threads
 
 
 def _has_begun(plan: SweepPlan, device: str) -> bool:

@@ -233,7 +233,6 @@ class Sweep:
     # ── finals ──
 
     def _run_finals(self) -> None:
-        """Measure the best trials again, interleaved on the same devices."""
         self._finals = pending = deque(self._pending_finals())
         if not pending:
             return
@@ -262,7 +261,6 @@ class Sweep:
     # ── nodes ──
 
     def _update_nodes(self) -> None:
-        """Use nodes that joined, and no longer those that were lost or drained."""
         assert self._pool is not None
         if self._stop.requested:
             return
@@ -273,7 +271,6 @@ class Sweep:
             self._display.note(f"{line}; {plan_view.describe_gangs(self._plan)}")
 
     def _compare_nodes(self) -> None:
-        """Measure the best trial again on every node from time to time, while the search goes on."""
         assert self._pool is not None
         if self._finals_planned or not self._has_budget():
             return
@@ -289,7 +286,6 @@ class Sweep:
     # ── trials ──
 
     def _collect_steps(self, *, wait: bool = False) -> None:
-        """Record the steps of running trials, and prune those that the pruner ends."""
         assert self._pool is not None
         for trial, step, at_s, step_metrics in self._pool.collect_reports(wait=wait):
             step_metrics = self._judge.derive_step(trial, step_metrics, self._plan.resources.gpus)
@@ -301,7 +297,6 @@ class Sweep:
                 self._pool.prune(trial)
 
     def _take(self, trial: Trial, result: TrialResult) -> None:
-        """Record a trial that has ended, or submit a lost one again."""
         assert self._pool is not None
         self._steps.pop(trial.number, None)
         self._attempts[trial.number] += 1
@@ -385,7 +380,6 @@ class Sweep:
         )
 
     def _remaining_s(self) -> float | None:
-        """Return the estimated seconds that are left of the search, or of the finals."""
         if not self._finals_planned:
             return self._progress.estimated_remaining_s(self._plan.budget_trials)
         ended, elapsed_s = self._finals_ended, self._clock.seconds().get("finals", 0.0)
@@ -393,7 +387,6 @@ class Sweep:
         return seconds * (self._finals_planned - ended)
 
     def _finish(self, error: str) -> int:
-        """Store and print the results. Returns the exit code."""
         self._clock.enter("recording")
         error = error or self._progress.stop_reason
         is_interrupted, drained = self._stop.requested, self._nodes.describe_drained()

@@ -79,7 +79,8 @@ def test_the_steady_use_of_another_process_is_found(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(free_cores, "WINDOW_S", 0.15)
     burner = subprocess.Popen([sys.executable, "-c", "while True: pass"])
     try:
-        while free_cores._read().by_process[str(burner.pid)][0] < 0.1:
+        name = f"{Path(f'/proc/{burner.pid}/comm').read_text().strip()} (pid {burner.pid})"
+        while free_cores._read()[2].get(name, 0.0) < 0.1:
             os.sched_yield()
         watch = free_cores.CoreWatch()
         cores, process = watch.find_use()
