@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from sweeper.common.format import one_line
+from sweeper.metrics.intervals import Interval
 
 # Colors that the color-blind can tell apart (Okabe and Ito 2008), with grey for black, which a dark page hides.
 COLORS = ["#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "#999999"]
@@ -31,6 +32,14 @@ def load_pyplot() -> Any:
 def bar_chart_height_px(bars: int) -> int:
     """Return the height of a chart of horizontal bars with their names."""
     return max(320, 160 + ROW_HEIGHT_PX * bars)
+
+
+def build_error_bars(values: Sequence[Interval]) -> dict[str, list[float]] | None:
+    """Return the intervals as Plotly's error bars, None if no value has one."""
+    if not any(measured.has_interval for measured in values):
+        return None
+    below, above = zip(*(measured.errors for measured in values), strict=True)
+    return {"array": list(above), "arrayminus": list(below)}
 
 
 def add_band(figure: Any, xs: Sequence[float], ys: Sequence[float], shares: Sequence[float], color: str) -> None:

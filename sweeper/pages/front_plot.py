@@ -16,7 +16,6 @@ from workloads.api.metrics import get_metric
 
 OTHERS, FRONT = COLORS[7], COLORS[0]
 MAX_NUMBERED = 30  # points of the front that have their trial's number beside them
-PANEL_IN = (7.0, 5.5)  # of an image
 LOGARITHMIC_FROM = 100.0  # the largest value over the smallest
 
 
@@ -61,14 +60,6 @@ def build_front_plot(records: Sequence[TrialRecord], metrics: Sequence[str], fro
 def build_panel_figures(plot: FrontPlot) -> list[Any]:
     """Return a figure of Plotly for each panel: a page puts them side by side where it has room."""
     return [_draw_panel(plot, *panel) for panel in plot.panels()]
-
-
-def draw_front(plot: FrontPlot) -> Any:
-    """Return the picture as a figure of matplotlib."""
-    from sweeper.pages.image import draw_image
-
-    figures = build_panel_figures(plot)
-    return draw_image(figures, len(figures), PANEL_IN, plot.title)
 
 
 def _draw_panel(plot: FrontPlot, x: int, y: int, front: Sequence[int]) -> Any:

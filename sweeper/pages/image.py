@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,10 +17,10 @@ HATCHES = {"/": "///", ".": "...", "": "", None: ""}
 THOUSANDS = EngFormatter(sep="")  # used from 1000 on: it formats 0.3 as 300m
 
 
-def draw_image(
-    figures: Sequence[Any], columns: int, panel_in: tuple[float, float], title: str = "", note: str = ""
-) -> Any:
-    """Return a figure of matplotlib with a panel of this size for each figure of Plotly, `columns` side by side."""
+def write_image(
+    path: Path, figures: Sequence[Any], columns: int, panel_in: tuple[float, float], title: str = "", note: str = ""
+) -> None:
+    """Write an image with a panel of this size for each figure of Plotly, `columns` side by side. Raises OSError."""
     rows = -(-len(figures) // columns)
     size_in = (panel_in[0] * columns, panel_in[1] * rows)
     image, grid = load_pyplot().subplots(rows, columns, figsize=size_in, squeeze=False)
@@ -28,7 +29,10 @@ def draw_image(
     image.suptitle(title)
     image.text(0.01, 0.0, note, fontsize=8)
     image.tight_layout(rect=(0, 0.02, 1, 1))
-    return image
+    try:
+        image.savefig(path, dpi=DPI, bbox_inches="tight")
+    finally:
+        load_pyplot().close(image)
 
 
 def _draw_panel(axes: Any, figure: Any) -> None:

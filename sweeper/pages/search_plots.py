@@ -19,17 +19,16 @@ import plotly.graph_objects as go
 from sweeper.common.format import format_point
 from sweeper.common.trials import TrialRecord
 from sweeper.pages import parameter_charts
-from sweeper.pages.chart_style import COLORS, load_pyplot, plain_label
+from sweeper.pages.chart_style import COLORS, plain_label
 from sweeper.pages.front_plot import FrontPlot, build_panel_figures
 from sweeper.pages.html_page import Chart, build_page
-from sweeper.pages.image import draw_image
+from sweeper.pages.image import write_image
 from sweeper.pages.parameter_charts import GridAxis
 from workloads.api.metrics import get_metric
 
 MAX_CELLS = 20  # along each side of the heatmap
 SIZE_IN = (9.0, 6.0)  # of an image
 PANEL_IN = (5.0, 4.5)  # of one of several side by side
-DPI = 110
 PAGE = "plots.html"
 
 
@@ -87,9 +86,8 @@ def draw(
         warnings.filterwarnings("ignore", "Glyph .* missing from font")  # of values in other scripts
         for name, chart in charts.items():
             columns = min(len(chart.figures), 3)
-            image = draw_image(chart.figures, columns, SIZE_IN if columns == 1 else PANEL_IN, chart.title)
-            image.savefig(folder / f"{name}.png", dpi=DPI, bbox_inches="tight")
-            load_pyplot().close(image)
+            size_in = SIZE_IN if columns == 1 else PANEL_IN
+            write_image(folder / f"{name}.png", chart.figures, columns, size_in, chart.title)
     page = folder / PAGE
     page.write_text(build_page(f"{folder.parent.name}: {get_metric(objective).heading}", [*charts.values()]))
     return [*(folder / f"{name}.png" for name in charts), page]

@@ -174,7 +174,7 @@ def draw_history(request: PlotRequest) -> int:
     if path.suffix == ".html":
         _write(str(path), picture.build_page(known, request.path.name), "out")
     else:
-        picture.write_image(known, path)
+        picture.write_picture(known, path)
     print(path)
     return 0
 

@@ -11,11 +11,11 @@ import pandas as pd
 import plotly.graph_objects as go
 
 from sweeper.commands.report import platform_panels
-from sweeper.commands.report.platform_panels import MAX_POINTS, VENDORS, build_error_bars, list_names
+from sweeper.commands.report.platform_panels import MAX_POINTS, VENDORS, list_names
 from sweeper.common.format import format_number
 from sweeper.metrics.derivation import LINEAR_BANDS, MEMORY_METRICS
 from sweeper.pages import parameter_charts
-from sweeper.pages.chart_style import COLORS, GREY, add_band, bar_chart_height_px, cut_name
+from sweeper.pages.chart_style import COLORS, GREY, add_band, bar_chart_height_px, build_error_bars, cut_name
 from sweeper.pages.html_page import Chart
 from sweeper.pages.parameter_charts import build_grid_axis, build_heatmap, find_best_in_cells, is_numeric
 from sweeper.results.imported import Imported, list_results, select_fastest

@@ -5,17 +5,16 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 from sweeper.commands.report.fronts import SweepFront
 from sweeper.commands.report.platform_panels import build_chart
-from sweeper.pages.chart_style import load_pyplot
-from sweeper.pages.front_plot import draw_front
-from sweeper.pages.image import DPI, draw_image
+from sweeper.pages.front_plot import build_panel_figures
+from sweeper.pages.image import write_image
 from sweeper.results.ranking import BestResult, group_by_work, sort_by_platform
 
 PANEL_WIDTH_IN = 5.2
 MIN_PANEL_HEIGHT_IN = 3.4
+FRONT_PANEL_IN = (7.0, 5.5)
 
 
 def write_images(results: Sequence[BestResult], fronts: Sequence[SweepFront], path: Path) -> Iterator[Path]:
@@ -24,13 +23,15 @@ def write_images(results: Sequence[BestResult], fronts: Sequence[SweepFront], pa
         chart = build_chart(work, sort_by_platform(work_results))
         panel_in = (PANEL_WIDTH_IN, max(MIN_PANEL_HEIGHT_IN, 1.8 + 0.3 * len(work_results)))
         columns = 3 if len(chart.figures) > 1 else 1
-        yield _save(draw_image(chart.figures, columns, panel_in, work, chart.note), path, work)
+        work_path = _name(path, work)
+        write_image(work_path, chart.figures, columns, panel_in, work, chart.note)
+        yield work_path
     for front in fronts:
-        yield _save(draw_front(front.plot), path, f"front {front.sweep}")
+        figures = build_panel_figures(front.plot)
+        front_path = _name(path, f"front {front.sweep}")
+        write_image(front_path, figures, len(figures), FRONT_PANEL_IN, front.plot.title)
+        yield front_path
 
 
-def _save(image: Any, path: Path, content: str) -> Path:
-    path = path.with_name(f"{path.stem}_{re.sub(r'[^A-Za-z0-9.]+', '_', content).strip('_')}.png")
-    image.savefig(path, dpi=DPI, bbox_inches="tight")
-    load_pyplot().close(image)
-    return path
+def _name(path: Path, content: str) -> Path:
+    return path.with_name(f"{path.stem}_{re.sub(r'[^A-Za-z0-9.]+', '_', content).strip('_')}.png")

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import plotly.graph_objects as go
 
 from sweeper.metrics.intervals import Interval
-from sweeper.pages.chart_style import COLORS, GREY, bar_chart_height_px
+from sweeper.pages.chart_style import COLORS, GREY, bar_chart_height_px, build_error_bars
 from sweeper.pages.html_page import Chart
 from sweeper.results.ranking import SPEED_UNITS, BestResult, read_value
 
@@ -131,11 +131,3 @@ def _build_figure(panel: Panel, names: Sequence[str], colors: Sequence[str]) -> 
     figure.update_layout(showlegend=len(panel.known_series) > 1, legend={"orientation": "h", "y": -0.3})
     figure.update_yaxes(autorange="reversed", automargin=True, type="category", categoryarray=list(names))
     return figure.update_xaxes(title=panel.unit, rangemode="tozero")
-
-
-def build_error_bars(values: Sequence[Interval]) -> dict[str, list[float]] | None:
-    """Return the intervals as Plotly's error bars, None if no value has one."""
-    if not any(measured.has_interval for measured in values):
-        return None
-    below, above = zip(*(measured.errors for measured in values), strict=True)
-    return {"array": list(above), "arrayminus": list(below)}

@@ -19,7 +19,6 @@ from sweeper.common.clock import PhaseClock
 from sweeper.common.format import exact_value, format_interval, format_phases
 from sweeper.common.trials import WITHOUT_RESULT, TrialStatus, narrowest_retry
 from sweeper.metrics.derivation import MEMORY_METRICS
-from sweeper.metrics.intervals import Interval
 from sweeper.pages import trial_tables
 from sweeper.pages.plan_view import LONG_S
 from sweeper.pages.progress import Progress
@@ -207,7 +206,7 @@ def build_view(results: Results) -> SweepView:
     exceeding = [_rank(row, objective) for row in rows if row.exceeded]
     numbers = {row.trial.number for row in rows}
     others = [
-        RankedTrial(trial.number, {}, _format_interval(measured_interval(trial, objective)))
+        RankedTrial(trial.number, {}, format_interval(*measured_interval(trial, objective).bounds[1:]))
         for trial in results.best
         if trial.number not in numbers
     ]
@@ -255,8 +254,4 @@ def _rank(row: FinalistResult | FrontPoint, objective: str) -> RankedTrial:
         tags[mlflow_store.FRONT_VERDICT] = row.verdict
         tags[mlflow_store.SAME_AS] = ", ".join(map(str, row.same_as))
     filled = {name: text for name, text in tags.items() if text}
-    return RankedTrial(row.trial.number, metrics, _format_interval(values[objective]), filled)
-
-
-def _format_interval(value: Interval) -> str:
-    return format_interval(value.low, value.high)
+    return RankedTrial(row.trial.number, metrics, format_interval(*values[objective].bounds[1:]), filled)

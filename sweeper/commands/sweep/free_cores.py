@@ -84,7 +84,8 @@ def plan_on_free_cores(
         return plan
     for begun in map(node.using, range(node.cpus, 0, -1)):
         if _has_begun(plan, begun.cpu_model):
-            note = f"trials use {begun.cpus} of {node.cpus} cores, as when this sweep began (cluster.cpus={node.cpus}: all)"
+            note = f"trials use {begun.cpus} of {node.cpus} cores, as when this sweep began"
+            note += f" (cluster.cpus={node.cpus}: all)"
             return replace(make_plan([begun]), busy=note) if begun.idle_cpus else plan
     use, process = watch.find_use()
     if not use:
