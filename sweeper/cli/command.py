@@ -15,6 +15,7 @@ from __future__ import annotations
 import re
 import shutil
 import textwrap
+import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import MISSING, dataclass, field, replace
@@ -32,39 +33,11 @@ from workloads.api.errors import UserInputError, describe_os_error, nearest, sug
 T = TypeVar("T")
 # The dataclass of each verb and what runs it, which returns the exit code. "" has no verb.
 Verbs = Mapping[str, tuple[type[Any], Callable[[Any], int]]]
-SUBCOMMANDS = {
-    "plan": "plan a training on a cluster that you do not have",
-    "report": "tables and charts of results; compare A B, baseline A, leaderboard",
-    "history": "reference figures in a file of your repository, compared with later sweeps",
-    "list": "the sweeps of a directory; follow NAME, delete NAME",
-    "best": "what runs the winner of a sweep again",
-    "ingest": "import results of other tools and logs of trainers",
-    "doctor": "inventory and diagnose every node; record",
-    "accept": "measure every part of a cluster, and say which one is too slow",
-    "diagnose": "find what slows a training down, from its logs alone",
-    "calibrate": "measure the rates of the GPUs and links that are here, for plans",
-    "function": "run a sweep of a Python function that sweeper.run has packed",
-}
-# What a person may type for a subcommand or a setting: names of earlier versions, and verbs without their subcommand.
-COMMAND_NAMES = {
-    "track": "history",
-    "compare": "report compare",
-    "baseline": "report baseline",
-    "leaderboard": "report leaderboard",
-    "follow": "list follow",
-    "delete": "list delete",
-    "record": "doctor record",
-    "help": "--help",
-    "version": "--version",
-}
-SETTING_NAMES = {
-    "uri": "tracking.uri",
-    "store": "tracking.uri",
-    "experiment": "tracking.experiment",
-    "address": "cluster.address",
-    "insecure": "cluster.insecure",
-    "html": "out",
-}
+SUBCOMMANDS: dict[str, str] = tomllib.loads(Path(__file__).with_name("subcommands.toml").read_text())
+SYNONYMS: dict[str, dict[str, list[str]]] = tomllib.loads(Path(__file__).with_name("synonyms.toml").read_text())
+COMMAND_NAMES, SETTING_NAMES = (
+    {typed: name for name, others in SYNONYMS[kind].items() for typed in others} for kind in ("subcommand", "setting")
+)
 KEY = re.compile(r"[A-Za-z_][\w.]*")
 # Where the meaning of a key starts: beside its name, or on a narrow terminal below it.
 COLUMN, NARROW_COLUMN = 28, 8

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-import tomllib
-from pathlib import Path
 from typing import Any
 
 import yaml
@@ -13,6 +11,7 @@ from hydra.errors import MissingConfigException, OverrideParseException
 from omegaconf import OmegaConf
 
 from sweeper.cli.arguments import Arguments
+from sweeper.cli.command import SYNONYMS
 from sweeper.cli.sources import (
     GROUPS,
     ConfigFile,
@@ -46,8 +45,6 @@ YAML_PROBLEMS = {
 SEVERAL_VALUES = re.compile(r"(?:Ambiguous value for argument|Sweep parameters?) '([^']+)'")
 UNKNOWN_KEY = re.compile(r"Could not (?:override|delete from config\.) '([^']+)'(?:\.| does not exist)")
 BRACKETS = {"(": ")", "[": "]", "{": "}"}
-# What a person may type for a choice, by group.
-SYNONYMS = tomllib.loads(Path(__file__).with_name("synonyms.toml").read_text())
 
 
 class UnknownKey(UserInputError):
@@ -114,7 +111,6 @@ def _explain_yaml(error: yaml.YAMLError) -> str:
 
 
 def _explain_encoding(error: UnicodeDecodeError, arguments: Arguments) -> str:
-    """Return the chosen file that is not UTF-8, with the line of the first wrong byte."""
     for path in chosen_files(arguments):
         content = path.read_bytes()
         try:
@@ -168,7 +164,6 @@ def _explain_syntax(override: str, arguments: Arguments) -> str:
 
 
 def _explain_file(text: str, arguments: Arguments) -> str:
-    """Return the reason of a message that begins with the name of a file: In 'workload/mine': …"""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     _, name, reason = lines[0].split("'", 2)
     path = find_file(arguments, name)

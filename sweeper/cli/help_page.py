@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import platform
 import shutil
+import tomllib
 from dataclasses import MISSING, replace
+from pathlib import Path
 from typing import Any
 
 import yaml
@@ -24,32 +26,7 @@ from workloads.api.host import version_of
 
 PACKAGES = ("torch", "ray", "optuna", "mlflow", "hydra-core")
 MAX_DEFAULT = 70  # characters of a default; a longer one, such as a command line, is cut
-HEADER = """\
-sweeper measures how fast a GPU cluster is and finds the configuration that gets there.
-
-    python -m sweeper [flag] [group=choice] [key=value] ..."""
-EXAMPLES = {
-    "python -m sweeper": "the fastest matrix products of this machine",
-    "python -m sweeper space.dtype=bf16,fp16 'space.m=range(1024,8193,256)' budget.trials=300": (
-        "your own choices and ranges, and a larger budget"
-    ),
-    "python -m sweeper search=random budget.trials=null budget.time_s=120 budget.patience=50": (
-        "at most two minutes, or until 50 trials bring nothing better"
-    ),
-    "python -m sweeper -m hardware=h100,mi300x search=tpe,random seed=1,2,3": "twelve sweeps",
-    "python -m sweeper workload=parallel model=llama3_8b gpus=8 plan=true projection.nodes=1,2,4,8": (
-        "valid layouts over 8 GPUs, estimates and a projection; without plan=true: measure them"
-    ),
-    "python -m sweeper cluster.address=auto tracking.uri=http://127.0.0.1:5000": (
-        "on a running Ray cluster, recorded by an MLflow server"
-    ),
-}
-RESUMING = "Rerun the same command to resume a sweep; a larger budget extends it."
-SPACE = (
-    "A parameter of the space is a constant, a choice such as bf16,fp16, a range(first, end, step) with an exclusive "
-    "end, or an interval(low, high). space.env.NAME is an environment variable of every workload: "
-    "space.env.GPU_MAX_HW_QUEUES=2,4,8."
-)
+TEXTS: dict[str, Any] = tomllib.loads(Path(__file__).with_name("help.toml").read_text())
 
 
 def render_help(arguments: Arguments) -> str:
@@ -63,16 +40,16 @@ def render_help(arguments: Arguments) -> str:
     groups = {group: ", ".join(list_choices(arguments, group)) for group in GROUPS}
     flags = {", ".join(names): meaning for names, _, meaning in FLAGS}
     examples = list[str]()
-    for command, effect in EXAMPLES.items():
+    for command, effect in TEXTS["examples"].items():
         lines = wrap(command, width - 2, "    ").replace("    ", "  ", 1)
         examples += [lines.replace("\n", " \\\n"), wrap(effect, width, "      ")]
     parts = (
-        [wrap(HEADER, width), "Examples:", "\n".join(examples), wrap(RESUMING, width)],
+        [wrap(TEXTS["header"], width), "Examples:", "\n".join(examples), wrap(TEXTS["resuming"], width)],
         ["Subcommands, each with --help:", rows(SUBCOMMANDS.items(), width)],
         ["Flags:", rows(flags.items(), width)],
         ["Groups and their choices, group=choice:", rows(groups.items(), width)],
         ["Keys of a sweep, key=value:", rows(sweep_rows(composed, files), width)],
-        [f"{title}:", wrap(SPACE, width), rows(workload_rows(composed, files), width)],
+        [f"{title}:", wrap(TEXTS["space"], width), rows(workload_rows(composed, files), width)],
     )
     return "\n\n".join(block for part in parts for block in part)
 

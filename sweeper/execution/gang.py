@@ -265,7 +265,6 @@ def _merge_failures(failures: Sequence[TrialResult]) -> TrialResult:
 
 
 def _read_log_tail(log: Scalar, lines: int = 30) -> str:
-    """Return the last lines of a worker's log, or nothing if the log is on another machine."""
     if not isinstance(log, str) or not Path(log).is_file():
         return ""
     with Path(log).open("rb") as file:

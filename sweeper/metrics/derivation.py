@@ -99,7 +99,6 @@ def describe_impossible(metrics: Mapping[str, float], clock_headroom: float = 1.
 def _flops_metrics(
     measurements: Sequence[Measurement], step_time: Mapping[str, float], peak_tflops: float | None, world_size: int
 ) -> dict[str, float]:
-    """Return the rates of floating-point operations and their utilisations; empty if none were counted."""
     flops = sum(m.flops_per_step for m in measurements)
     if not flops:
         return {}

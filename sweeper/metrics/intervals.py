@@ -173,7 +173,6 @@ def estimate_correlation(times: np.ndarray, statistic: str) -> Correlation:
 
 
 def _autocorrelations(values: np.ndarray) -> np.ndarray:
-    """Return the autocorrelation at each lag; all zero for a constant series."""
     centred = values - values.mean()
     spectrum = np.fft.rfft(centred, 2 * len(values))
     covariances = np.fft.irfft(spectrum * spectrum.conj())[: len(values)]

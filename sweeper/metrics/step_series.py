@@ -108,7 +108,6 @@ def find_period(places: np.ndarray, interval: float) -> int:
 
 
 def _find_trend(steps: np.ndarray, logs: np.ndarray) -> Finding | None:
-    """Return the drift, jump or slow phase that fits best, if it is significant and worth it."""
     blocks = min(BLOCKS, len(logs) // STEPS_OF_BLOCK)
     values = np.array([part.mean() for part in np.array_split(logs, blocks)])
     bounds = [int(part[0]) for part in np.array_split(steps, blocks)] + [int(steps[-1])]

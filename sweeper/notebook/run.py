@@ -122,7 +122,6 @@ class Outcome:
 
 
 def _read_result(outcome: Outcome) -> SweepResult:
-    """Return the result of a process that has ended, or raise what its end stands for."""
     message = "\n".join(line.removeprefix("sweeper: ") for line in outcome.errors).strip()
     if outcome.code == INVALID_INPUT:
         raise UserInputError(message)

@@ -235,7 +235,6 @@ def _build_tables(parents: Sequence[Any], trials: Sequence[Any], imported: Seque
 
 
 def _finals_columns(metrics: Mapping[str, float], name: str | None, trial: str | None, rounds: float) -> dict[str, Any]:
-    """Return the result of finals in the metric `name`: trial, value, interval, rounds; empty if none."""
     if name is None or trial is None or not rounds:
         return {}
     bounds = {"value": "", "low": "_ci_low", "high": "_ci_high"}

@@ -180,7 +180,6 @@ class SweepProgress:
         return {name: limit for name, limit in limits.items() if limit is not None}
 
     def _used(self, running_s: float) -> dict[str, int | float]:
-        """Return how much of each limit is used, with `running_s` seconds of trials that have not ended."""
         gpu_hours = (self._trial_s + running_s) * self._gpus / SECONDS_PER_HOUR
         return {
             "trials": self.finished_trials,

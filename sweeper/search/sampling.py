@@ -205,7 +205,6 @@ class SamplingStudy:
         self._size += 1
 
     def _limit(self) -> None:
-        """Build the copy again with fewer trials, when it has become too large."""
         if self._max_finished is None or self._size < self._max_finished + MAX_RUNNING + SPARE:
             return
         finished = []
@@ -283,7 +282,6 @@ class SuccessiveHalving(optuna.pruners.BasePruner):
 
 
 def _step_at(trial: FrozenTrial, rung: int) -> int | None:
-    """Return the first step of a trial from the rung on."""
     return min((step for step in trial.intermediate_values if step >= rung), default=None)
 
 

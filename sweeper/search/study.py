@@ -173,7 +173,6 @@ class Study:
         return trial
 
     def _propose(self, number: int) -> optuna.trial.Trial | None:
-        """Return a trial of the sampling study whose parameters were not tried before, or None when there is none."""
         if self.exhausted:
             return None
         name, seed = self._settings.sampler, self._settings.seed

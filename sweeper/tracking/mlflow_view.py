@@ -164,7 +164,6 @@ def _metric_column(name: str) -> str:
 
 
 def _charts(charts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the state of a page with these charts in an open section before MLflow's own charts."""
     common = {"metricSectionId": SECTION, "deleted": False, "isGenerated": False}
     return {
         "runsHiddenMode": "SHOW_ALL",  # otherwise charts show ten runs

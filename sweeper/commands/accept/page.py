@@ -123,7 +123,6 @@ def _build_map(results: Sequence[Mapping[str, Any]]) -> Iterator[Chart]:
 
 
 def _build_distributions(results: Sequence[Mapping[str, Any]]) -> Iterator[Chart]:
-    """Yield the rates of each test that several parts have, with the limit of the slowest part."""
     from plotly import graph_objects
 
     by_test: dict[str, list[Mapping[str, Any]]] = defaultdict(list)

@@ -134,7 +134,6 @@ def _program_files(
 
 
 def _other_trainers(description: SweepDescription, record: TrialRecord) -> tuple[dict[str, str], list[str]]:
-    """Return the layout of a trial of `workload=parallel` as files of trainers, and why one cannot express it."""
     if description.workload != "parallel" or record.status is not TrialStatus.COMPLETE:
         return {}, []
     values = trial_parameters(description, record)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,24 +12,7 @@ from sweeper.common.trials import WITHOUT_RESULT, TrialStatus, narrowest_retry
 from sweeper.config.hardware import Target
 from sweeper.results.stored import StoredSweep
 
-# The products of a block of Llama 3 8B, those of training; attention with its heads, at lengths that show how its rate
-# rises. Products and attention run back to back once clocks and power have settled (`workloads.instruments.timing`).
-# Windows of a product are correlated: on an H100 4 s gave no interval for one of three, 6 s one for each.
-GPU_WORDS = {
-    "matmul": "workload=matmul_layers model=llama3_8b space.layer=qkv,gate_up,down space.product=forward "
-    "space.dtype=bf16,fp8_tensorwise space.repeats=20 space.sustained_s=8",
-    "memory": "workload=memory space.operation=copy",
-    "attention": "workload=attention space.sequence_length=2048,16384 "
-    "space.kernel=flash,cudnn,flash4,aotriton,ck,aiter space.repeats=10 space.sustained_s=1",
-    "collectives": "workload=collectives space.collective=all_gather,all_reduce space.kib=4,1048576",
-}
-CPU_WORDS = {
-    "matmul": "workload=matmul_layers model=llama_tiny space.layer=qkv,gate_up space.product=forward "
-    "space.tokens=1024 space.sustained_s=0.2",
-    "memory": "workload=memory space.operation=copy space.mib=64",
-    "attention": "workload=attention space.sequence_length=128,512 space.kernel=flash space.sustained_s=0.2",
-    "collectives": "workload=collectives space.collective=all_gather,all_reduce space.kib=4,1024 gpus=2",
-}
+WORDS: dict[str, dict[str, str]] = tomllib.loads(Path(__file__).with_name("sweeps.toml").read_text())
 COMMON_WORDS = ("search=grid", "finals.top=0", "budget.same_failures=null")
 
 
@@ -61,7 +45,7 @@ def plan_sweeps(target: Target, run: str, directory: Path, further: Sequence[str
         further: words that all sweeps get.
     """
     sweeps = {}
-    for name, text in (GPU_WORDS if target.is_gpu else CPU_WORDS).items():
+    for name, text in WORDS["gpu" if target.is_gpu else "cpu"].items():
         words = text.split()
         if name == "collectives" and target.is_gpu:
             if target.devices == 1:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 import re
+import tomllib
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -37,22 +38,9 @@ SOURCE = re.compile(
     r"\s*(?:\[(rank-?\d+|default\d+)\]|.{0,40}\[(rank-\d+)/\d+\]|(\d+): |([a-z][\w.-]*\d[\w.-]*): )", re.IGNORECASE
 )
 KEPT_LINES = 100  # before a step, in which a pause's cause is looked for
-# Of a pause, by what a program prints before the step that it lengthens.
-PAUSES = {
-    "checkpoints": re.compile(r"checkpoint|saving|saved", re.IGNORECASE),
-    "validation": re.compile(r"validat|evaluat|\beval\b", re.IGNORECASE),
-    "garbage collection": re.compile(r"garbage|\bGC\b", re.IGNORECASE),
-    "profiling": re.compile(r"profil|trace", re.IGNORECASE),
-}
 GROWTH = 0.02  # of the printed memory, from which it explains a drift
-TRIALS = "compare clocks, temperature and links of the nodes (sweeper accept)"
-CAUSES = {
-    "drift": f"heat, memory that fragments, or data that takes longer: {TRIALS}",
-    "jump": f"something changed for good: {TRIALS}",
-    "phase": "another job, the network or the storage was busy for a while",
-    "stalls": "data loading, storage or other processes: time the data loader alone",
-    "pauses": "unknown: nothing is printed before them; data loading, a collection or a log is likely",
-}
+TEXTS: dict[str, dict[str, str]] = tomllib.loads(Path(__file__).with_name("findings.toml").read_text())
+PAUSES = {name: re.compile(pattern, re.IGNORECASE) for name, pattern in TEXTS["pause"].items()}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,13 +148,8 @@ def describe_unusual(source: Source) -> Iterator[str]:
     times_s = source.times_s
     for finding in find_unusual(list(times_s), list(times_s.values())):
         place, bounds = f"steps {finding.first} to {finding.last}", f"(95% {finding.low:.1%} to {finding.high:.1%})"
-        text = {
-            "drift": f"drift: steps become slower by {finding.share:.1%} {bounds} over {place}",
-            "jump": f"jump: steps are slower by {finding.share:.1%} {bounds} from step {finding.first} on",
-            "phase": f"slow phase: {place} are slower by {finding.share:.1%} {bounds}",
-            "pauses": f"pauses every {finding.period} steps take {finding.share:.1%} of the time, {place}",
-            "stalls": f"{len(finding.places)} slow steps without a period take {finding.share:.1%} of the time",
-        }[finding.kind]
+        slow = len(finding.places)
+        text = TEXTS["finding"][finding.kind].format(finding=finding, bounds=bounds, place=place, slow=slow)
         yield f"{text}. Likely: {find_cause(source, finding)}"
 
 
@@ -182,7 +165,7 @@ def find_cause(source: Source, finding: Finding) -> str:
     if finding.kind == "drift" and third and median(memory[-third:]) > (1 + GROWTH) * median(memory[:third]):
         grown = f"{median(memory[:third]):.1f} to {median(memory[-third:]):.1f} GiB"
         return f"memory that grows from {grown}: it fragments, or something is kept between steps"
-    return CAUSES[finding.kind]
+    return TEXTS["cause"][finding.kind]
 
 
 def describe_sources(sources: Sequence[Source]) -> Iterator[str]:

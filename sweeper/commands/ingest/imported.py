@@ -176,7 +176,6 @@ def find_contradictions(result: ImportedResult, derived: Mapping[str, float]) ->
 
 
 def _find_impossible_claims(result: ImportedResult) -> Iterator[str]:
-    """Yield a message for a claim above the dense peak of the device, and for an MFU that does not fit the rate."""
     claims, hardware = result.claims.values, get_hardware(result.device)
     peaks, dtype = hardware.dense_peak_tflops if hardware else {}, str(result.params.get("dtype", ""))
     # Without a data type it may be fp8.

@@ -77,7 +77,6 @@ def compare_sweeps(stored: Stored, first: str, second: str, gate: Gate) -> tuple
 
 
 def _describe_spaces(stored: Stored, first: str, second: str) -> str:
-    """Return how the spaces of two sweeps differ in parameters that are part of the work; empty if they do not."""
     trials = stored.trials[stored.trials["tag.sweep"].isin([first, second])]
     works = trials.get("tag.work", trials["run"][:0]).dropna().unique()
     work = {name: value for text in works for name, value in json.loads(text).items() if value == SEARCHED}

@@ -14,7 +14,7 @@ from rich.console import Console
 from sweeper.commands.calibrate import rates
 from sweeper.commands.calibrate.main import COMMAND, CalibrateRequest, begin_or_resume, find_target, write_files
 from sweeper.commands.calibrate.rates import measured_topology
-from sweeper.commands.calibrate.sweeps import GPU_WORDS, plan_sweeps
+from sweeper.commands.calibrate.sweeps import WORDS, plan_sweeps
 from sweeper.common.trials import TrialStatus
 from sweeper.config.catalogue import catalogue
 from sweeper.config.hardware import Target
@@ -63,7 +63,7 @@ def test_collectives_are_measured_between_gpus_only_and_over_groups_with_differe
         assert {words, "gpus=all"} <= {*sweep.words} and sweep.folder == tmp_path / "sweeps/run-collectives"
 
 
-@pytest.mark.parametrize("name", GPU_WORDS)
+@pytest.mark.parametrize("name", WORDS["gpu"])
 def test_the_sweeps_of_a_gpu_are_valid(name: str, run_cli: object, tmp_path: Path) -> None:
     sweep = plan_sweeps(target(8), "run", tmp_path, ["hardware=h200"])[name]
     words = [{"gpus=all": "gpus=8"}.get(word, word) for word in sweep.words]
