@@ -185,7 +185,6 @@ def display(path: Path | str | None) -> str:
 
 
 def _is_typed(key: str, arguments: Arguments) -> bool:
-    """Return whether the command line sets the key, one of its section or one inside of it."""
     typed = {override.lstrip("+~").partition("=")[0] for override in arguments.overrides}
     if key in typed:
         return True

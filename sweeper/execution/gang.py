@@ -210,7 +210,6 @@ class Gang:
         return None
 
     def _build_measured(self, results: list[RankResult]) -> TrialResult:
-        """Build the result from the first rank's start to the last one's end, by the driver's clock."""
         results.sort(key=lambda result: result.rank)
         nodes = [(self.locations[result.rank]["node_id"], result) for result in results]
         started_s = min(self.clocks.to_driver(node, result.started_s) for node, result in nodes)
@@ -226,7 +225,6 @@ class Gang:
         )
 
     def _build_failure(self, running: RunningTrial, result: RankResult) -> TrialResult:
-        """Build the trial's result as a rank without a measurement reports it, with that rank's last lines."""
         now = time.time()
         where, location = self.location | _name_left(result), self.locations[result.rank]
         detail = result.detail or _read_log_tail(location.get("log"))

@@ -372,7 +372,6 @@ class GangPool:
             self._reports = None
 
     def _accept_handshakes(self, gang: Gang, arrived: set[Any]) -> None:
-        """Make a gang ready once all its ranks are up; replace it if one of them does not start."""
         for handshake in [handshake for handshake in gang.pending_handshakes if handshake in arrived]:
             try:
                 ray.get(handshake)

@@ -80,7 +80,6 @@ class TrialJudge:
         return derivation.with_utilization(metrics, peak_tflops, ranks)
 
     def _write_files(self, trial: Trial, result: TrialResult) -> list[str]:
-        """Write the files of the ranks and the last lines of a failed trial. Returns the paths of the former."""
         folder = self.files / f"{trial.number:04d}"
         files = {
             rank_file_name(rank, name): content

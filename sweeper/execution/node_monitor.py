@@ -154,7 +154,6 @@ class NodeMonitor:
         return lines
 
     def _drain_nodes(self) -> list[str]:
-        """Drain nodes that fail or are slow, unless no trial fits on the others. Returns a line for each."""
         workload = self._config.workload
         threshold = self._config.cluster.drain_below
         node_ids = [node.id for node in self.target.nodes if node.id]

@@ -240,12 +240,7 @@ class Json(Progress):
 
 def make_progress(setting: Literal["auto", "always", "never", "json"]) -> Progress:
     """Return the display for a setting; `auto` is a block on a terminal, else lines."""
-    match setting:
-        case "always":
-            return Block(force_terminal=True)
-        case "never":
-            return Progress()
-        case "json":
-            return Json()
     console = Console(stderr=True)
-    return Block() if console.is_terminal and not console.is_dumb_terminal else Lines()
+    if setting == "always" or (setting == "auto" and console.is_terminal and not console.is_dumb_terminal):
+        return Block(force_terminal=setting == "always" or None)
+    return {"auto": Lines, "never": Progress, "json": Json}[setting]()

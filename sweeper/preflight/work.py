@@ -54,7 +54,6 @@ class WorkIdentifier:
         return {name: value for name, value in identity.items() if value}
 
     def _hash_content(self, name: str, value: Scalar) -> str:
-        """Return a short hash of a file's content; empty for other values, and for a file that this node lacks."""
         parameter = self.workload.Parameters.__dataclass_fields__.get(name)
         if parameter is None or not is_path(value, parameter) or not (path := Path(str(value))).is_file():
             return ""

@@ -148,7 +148,6 @@ def build_devices_state(view: SweepView) -> dict[str, Any]:
 
 
 def _columns(columns: Sequence[str]) -> dict[str, Any]:
-    """Return the state of the table with these columns, in this order, between those that MLflow always shows."""
     widths_px = {RUN_NAME: RUN_NAME_PX, CREATED: CREATED_PX}
     for column in columns:
         kind, name, _ = column.split("`")

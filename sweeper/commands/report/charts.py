@@ -315,7 +315,6 @@ def _build_imported_bars(work: str, results: Sequence[Imported]) -> go.Figure:
 
 
 def _build_imported_heatmaps(runs: pd.DataFrame) -> Iterator[Chart]:
-    """Yield a chart for each file with enough results: tokens/s over two parameters, a figure for each kind of work."""
     if "metric.tokens_per_s" not in runs:
         return
     for _, of_file in runs.groupby("parent", sort=False):

@@ -44,7 +44,6 @@ def build_rows(rates: Sequence[MatmulCeiling]) -> list[list[str]]:
 
 
 def _format_share(tflops: float, dtype: str, hardware: Hardware | None) -> str:
-    """Return the percentage of the device's dense peak in the catalogue, the same for measured and published rates."""
     peak_tflops = hardware.dense_peak_tflops.get(dtype) if hardware else None
     return f"{100 * tflops / peak_tflops:.1f}" if peak_tflops else ""
 

@@ -47,16 +47,14 @@ def describe(stored: Stored, fronts: Sequence[SweepFront] = ()) -> str:
     found |= {front.study: front for front in fronts}
     latest: dict[Any, str] = {}
     for study in sorted(found, key=studies.index):
-        latest[workloads[study]] = _describe_headline(found[study], stored)
+        if isinstance(best := found[study], BestResult):
+            sentence = " ".join(filter(None, [_describe_winner(best, stored), _describe_use(best)]))
+        else:
+            sentence = _describe_front(best)
+        latest[workloads[study]] = sentence
     if len(latest) > 1:
         return "\n".join([*sentences, *(f"{workload}: {headline}" for workload, headline in latest.items())])
     return " ".join([*sentences, *latest.values()])
-
-
-def _describe_headline(found: BestResult | SweepFront, stored: Stored) -> str:
-    if not isinstance(found, BestResult):
-        return _describe_front(found)
-    return " ".join(filter(None, [_describe_winner(found, stored), _describe_use(found)]))
 
 
 def _describe_winner(result: BestResult, stored: Stored) -> str:
