@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import tomllib
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from workloads.estimator.estimate import JobEstimate
 from workloads.hardware.cluster import Cluster
@@ -13,20 +15,7 @@ SECONDS_PER_DAY = 86_400
 # 419 unexpected interruptions in 54 days on 16,384 GPUs (Dubey et al. 2024, "The Llama 3 Herd of Models", table 5).
 FAILURES_PER_GPU_DAY = 419 / 54 / 16_384
 
-CAUSES = {
-    "products": "its matrix products are smaller, or more of them are computed again",
-    "attention": "more attention is computed again, or on shorter parts of sequences",
-    "head_and_loss": "the output layer and the loss take more time on the slowest GPU",
-    "other_compute": "norms, activations and casts read and write more memory",
-    "bubble": "pipeline stages wait for each other: more stages, or fewer micro-batches to fill them",
-    "data_parallel": "gathering weights and reducing gradients is not hidden by computation",
-    "tensor_parallel": "tensor parallel ranks exchange activations in every block",
-    "context_parallel": "context parallel ranks exchange keys and values in every block",
-    "expert_parallel": "tokens travel to their experts and back in every block",
-    "pipeline": "activations are sent between more stages",
-    "optimizer": "each GPU updates more weights",
-    "copies": "weights and gradients are copied more often",
-}
+CAUSES: dict[str, str] = tomllib.loads(Path(__file__).with_name("causes.toml").read_text())
 
 
 @dataclass(frozen=True)

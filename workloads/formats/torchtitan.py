@@ -33,28 +33,17 @@ from workloads.layouts.trainers import TRAINERS
 from workloads.models.model import MODELS, SIZES, Model
 
 FILE = "torchtitan.toml"
-# torchtitan 0.2.2: torchtitan/models/llama3/__init__.py and models/qwen3/__init__.py. The MLPs of llama3 are 2/3 of
-# four times the width, times `ffn_dim_multiplier`, rounded up to `multiple_of` (models/llama3/model/model.py).
-FLAVORS: dict[tuple[str, str], Model] = {
-    ("llama3", "debugmodel"): Model(6, 256, 16, 16, 16, 768, 2048),
-    ("llama3", "8B"): MODELS["llama3_8b"],
-    ("llama3", "70B"): MODELS["llama3_70b"],
-    ("llama3", "405B"): MODELS["llama3_405b"],
-    ("qwen3", "0.6B"): Model(28, 1024, 16, 8, 128, 3072, 151936, tied=True),
-    ("qwen3", "1.7B"): Model(28, 2048, 16, 8, 128, 6144, 151936, tied=True),
-    ("qwen3", "4B"): MODELS["qwen3_4b"],
-    ("qwen3", "8B"): MODELS["qwen3_8b"],
-    ("qwen3", "14B"): Model(40, 5120, 40, 8, 128, 17408, 151936),
-    ("qwen3", "32B"): MODELS["qwen3_32b"],
-    ("qwen3", "30B-A3B"): MODELS["qwen3_30b_a3b"],
-    ("qwen3", "235B-A22B"): MODELS["qwen3_235b_a22b"],
-}
 # Folders of the tokenizers, as torchtitan's own configurations name them; `debugmodel` has its test's.
 ASSETS = {"debugmodel": "./tests/assets/tokenizer"} | {
     size: f"./assets/hf/Llama-3.1-{size}" for size in ("8B", "70B", "405B")
 }
 MASKED_SUFFIXES = ("_flex", "_varlen", "_flex_attn", "_varlen_attn")  # the same sizes; documents are masked
 _TABLES: dict[str, Any] = tomllib.loads(Path(__file__).with_name("torchtitan.toml").read_text())
+FLAVORS: dict[tuple[str, str], Model] = {
+    (name, flavor): MODELS[sizes] if isinstance(sizes, str) else Model(**sizes)
+    for name, flavors in _TABLES["flavors"].items()
+    for flavor, sizes in flavors.items()
+}
 SCHEDULES, RECIPES, CONVERTERS = (_TABLES[name] for name in ("schedules", "recipes", "converters"))
 ROTATIONS = {"allgather": "allgather", "ring": "alltoall"}
 FP8, MXFP8 = "quantize.linear.float8", "quantize.linear.mx"

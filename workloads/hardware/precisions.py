@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import tomllib
 from dataclasses import dataclass
+from pathlib import Path
 
 from workloads.hardware.cluster import Device
 
@@ -22,27 +24,8 @@ class Precision:
     multiple: int = 1  # of the tokens and sizes that torchao's layer supports
 
 
-# A cast with a scale of its own tensor reads bf16 twice and writes fp8 by rows and by columns; with the scale of the
-# step before it reads once. On an H200 compiled casts reach 2,000 to 2,300 GB/s, of a copy's 4,080, and written kernels
-# 3,400 to 3,600 (benchmarks/results/precision_h200.md): the rest is instructions.
-PRECISIONS = {
-    "bf16": Precision("bf16"),
-    "fp16": Precision("fp16"),
-    "fp32": Precision("fp32", gathered_bytes=4),
-    "bf16_amp": Precision("bf16"),
-    "fp16_amp": Precision("fp16"),
-    # torchtitan gathers in fp8 (enable_fsdp_float8_all_gather, Float8ColwiseParallel), Transformer Engine too.
-    "fp8_tensorwise": Precision("fp8", 6, 12, 4_600, gathered_bytes=1, multiple=16),
-    "fp8_rowwise": Precision("fp8", 10, 20, 4_600, multiple=16),
-    "fp8_rowwise_gw_hp": Precision("fp8", 6, 12, 4_600, 0.87, multiple=16),
-    "fp8_blockwise": Precision("fp8", 8, 12, 25_000, 0.78, multiple=128),
-    "fp8_te_delayed": Precision("fp8", 4, 0, gathered_bytes=1),
-    "fp8_te_current": Precision("fp8", 6, 2, gathered_bytes=1),
-    "fp8_te_blockwise": Precision("fp8", 4, 2, 15_000, 0.85),
-    "fp8_te_mxfp8": Precision("fp8", 4, 2),
-    "mxfp8": Precision("fp8", 4, 8, multiple=32),
-    "nvfp4": Precision("fp4", 6, 3, multiple=128),
-}
+_ROWS = tomllib.loads(Path(__file__).with_name("precisions.toml").read_text())
+PRECISIONS = {name: Precision(**row) for name, row in _ROWS.items()}
 
 
 def peak_tflops(device: Device, precision: str) -> float | None:

@@ -88,7 +88,7 @@ class MatmulParameters:
             shape = GemmShape(self.m, self.n, self.k, "nt")
         layout: str = self.layout
         if layout == "auto":
-            layout = "nt" if recipes.RECIPES[self.dtype].matrix_dtype in ("fp8", "fp4") else shape.layout
+            layout = "nt" if recipes.RECIPES[self.dtype].is_scaled else shape.layout
         return replace(shape, layout=layout)
 
 

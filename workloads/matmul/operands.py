@@ -26,7 +26,7 @@ def make_operands(
     Raises Infeasible if the backend does not support this product. `rules` has what is known beforehand.
     """
     shape = parameters.shape()
-    if RECIPES[parameters.dtype].matrix_dtype in ("fp8", "fp4"):
+    if RECIPES[parameters.dtype].is_scaled:
         return _make_scaled(parameters, shape, device, generator, architecture)
     dtype = TORCH_DTYPES[parameters.dtype]
     out_dtype = TORCH_DTYPES.get(parameters.output_dtype, dtype)

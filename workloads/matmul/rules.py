@@ -72,7 +72,7 @@ def unsupported_reason(parameters: MatmulParameters, architecture: str) -> str:
         return f"accumulation={parameters.accumulation} is {reason}"
     if reason := unsupported_output_reason(dtype, parameters.output_dtype, architecture):
         return reason
-    if RECIPES[dtype].matrix_dtype in ("fp8", "fp4"):
+    if RECIPES[dtype].is_scaled:
         if backend != "torch" and not (backend == "tunable" and dtype in TUNABLE_SCALED):
             return f"backend={backend} does not support dtype={dtype}: set backend=torch"
         shape = parameters.shape()

@@ -31,32 +31,10 @@ LAYERS: dict[str, Callable[[Config, int], bool]] = {
     "rotary": _rotary,
     "not rotary": lambda config, layer: not _rotary(config, layer),
 }
-# Names of one size in the files of different families, and those of mixtures of experts.
-NAMES: Names = {
-    "layers": ("num_hidden_layers", "n_layer", "n_layers"),
-    "hidden_size": ("hidden_size", "n_embd", "d_model"),
-    "heads": ("num_attention_heads", "n_head", "n_heads"),
-    "kv_heads": ("num_key_value_heads",),
-    "head_size": ("head_dim",),
-    "intermediate_size": ("intermediate_size", "n_inner"),
-    "vocabulary": ("vocab_size",),
-    "max_positions": ("max_position_embeddings", "n_positions", "max_seq_len"),
+_TABLE: dict[str, Any] = tomllib.loads(Path(__file__).with_name("families.toml").read_text())
+GROUPS: dict[str, Names] = {
+    group: {size: tuple(keys) for size, keys in names.items()} for group, names in _TABLE["groups"].items()
 }
-EXPERTS: Names = {
-    "experts": ("num_experts", "num_local_experts", "n_routed_experts"),
-    "experts_per_token": ("num_experts_per_tok", "experts_per_token"),
-    "expert_intermediate_size": ("moe_intermediate_size",),
-}
-WIDE_EXPERTS: Names = EXPERTS | {"expert_intermediate_size": ("intermediate_size",)}
-WINDOW: Names = {"window": ("sliding_window",)}
-PREDICTION: Names = {"prediction_layers": ("num_nextn_predict_layers", "num_mtp_layers")}
-LATENT: Names = PREDICTION | {
-    "kv_rank": ("kv_lora_rank",),
-    "query_rank": ("q_lora_rank",),
-    "rope_size": ("qk_rope_head_dim",),
-    "value_size": ("v_head_dim",),
-}
-LINEAR: Names = {name: (name,) for name in ("linear_in", "linear_out", "linear_state", "linear_vectors")}
 
 
 @dataclass(frozen=True)
@@ -78,7 +56,7 @@ class Family:
         linear: which layers are linear, where the file has no layer_types; None where none can be.
         split_blocks: a block is a mixer or an MLP alone, as its `layer_types` say.
         expansion: of the hidden size in the MLP, where the file does not have its size.
-        names: of sizes, in addition to `NAMES` or instead.
+        names: of sizes, in addition to those of every family or instead.
         defaults: values of keys that files may lack.
         adapt: returns the keys that follow from others.
     """
@@ -110,7 +88,8 @@ class Family:
 
     @property
     def size_names(self) -> dict[str, tuple[str, ...]]:
-        return {**NAMES, **(WINDOW if self.window else {}), **(LINEAR if self.linear else {}), **self.names}
+        groups = ["every", *(["window"] if self.window else []), *(["linear"] if self.linear else [])]
+        return {size: keys for group in groups for size, keys in GROUPS[group].items()} | self.names
 
     @property
     def flags(self) -> set[str]:
@@ -192,7 +171,6 @@ ADAPTERS = {
     "delta_rule": _delta_rule,
     "nemotron_h": _nemotron_h,
 }
-GROUPS = {"experts": EXPERTS, "wide_experts": WIDE_EXPERTS, "prediction": PREDICTION, "latent": LATENT}
 
 
 def _build_family(row: dict[str, Any]) -> Family:
@@ -205,24 +183,11 @@ def _build_family(row: dict[str, Any]) -> Family:
     return Family(**row, **functions, adapt=adapt, names=names, defaults=defaults)
 
 
-_TABLE = tomllib.loads(Path(__file__).with_name("families.toml").read_text())
 FAMILIES = {name: _build_family(row) for name, row in _TABLE["family"].items()}
 FAMILIES["kimi_k2"] = FAMILIES["deepseek_v3"]
 # Families that wrap a text part, and the family of that part where the file does not say.
 TEXT_PARTS: dict[str, str] = _TABLE["text_parts"]
 UNSUPPORTED_FAMILIES = {name: reason for reason, names in _TABLE["unsupported"].items() for name in names}
 # A key with one of these words in its name may change shapes, unless it is one of those below.
-SHAPE_WORDS = re.compile(
-    r"(^|_)(sizes?|dims?|layers?|heads?|experts?|window|chunk|rank|lora|ffn?|mlp|moe|bias|hidden|kv|qk|attn|attention"
-    r"|mamba|ssm|conv|sparse|blocks?|altup|laurel|mtp|inner|expansion|vision|freq|interval|pattern|ratio|width|depth"
-    r"|gate|norm|shared|residual|step)(_|$)"
-)
-WITHOUT_SHAPE = re.compile(
-    r".*(eps|epsilon|dropout|pdrop|dropout_prob|softcapping|multiplier|scalar|implementation\w*|_act|activation)"
-    r"|norm_(topk_prob|type)|mlp_type|attn_(scale|temperature_tuning)|sliding_window_size|_sliding_window_pattern"
-    r"|full_attn_mod|rope_local_base_freq|ff_factor|layer_switch|order_of_interleaved_layers|use_parallel_(block|residual)"
-    r"|apply_residual_connection_post_layernorm|scale_attn_\w+|reorder_and_upcast_attn"
-    r"|(output|use_bidirectional)_attentions?|output_hidden_states|use_flash_attn|no_bias|kv_cache\w*|vision_(\w+_)?token_id|ep_size"
-    r"|use_mamba_kernels|mamba_ssm_cache_dtype|time_step_\w+|chunk_size|moe_shared_expert_overlap"
-    r"|rescale_prenorm_residual|mtp_layers_block_type"  # the blocks of `num_nextn_predict_layers`
-)
+SHAPE_WORDS = re.compile(rf"(^|_)({'|'.join(_TABLE['shapes']['words'])})(_|$)")
+WITHOUT_SHAPE = re.compile("|".join(_TABLE["shapes"]["without"]))

@@ -41,6 +41,14 @@ def check_imbalance(imbalance: float, shape: Model) -> None:
         raise ValueError(f"imbalance={imbalance:g}: no expert has a token twice, so it is at most {most:g}")
 
 
+def executed_imbalance(requested: float | None, measured: float | None, shape: Model, tokens: int) -> float | None:
+    """Return the imbalance that was forced, within the one token that whole numbers may differ by."""
+    if requested is None or measured is None:
+        return None
+    mean = tokens * shape.experts_per_token / shape.experts
+    return requested if abs(measured - requested) * mean <= 1 else measured
+
+
 def tokens_of_experts(tokens: int, experts: int, imbalance: float, seed: int = 0) -> list[int]:
     """Return the tokens of each expert, in random order: the loads follow Zipf's law, rank^-s.
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from workloads.api.contract import Candidate, Machine, Scalar, Workload
-from workloads.api.recipes import MULTIPLES, unsupported_block_rate_reason
+from workloads.api.recipes import RECIPES, unsupported_block_rate_reason
 from workloads.models.model import MODELS, Model, ModelName
 from workloads.models.routing import Routing, check_imbalance
 from workloads.offload.plan import count_training_state_bytes
@@ -23,7 +23,7 @@ def infeasible_reason(dtype: str, sequence_length: int, architecture: str) -> st
     """Return why a device does not train in this data type or with these sequences; empty if it does."""
     if reason := unsupported_block_rate_reason(dtype, architecture):
         return f"dtype={dtype} is {reason}"
-    multiple = MULTIPLES[dtype][2] if dtype in MULTIPLES else 1  # products sum over tokens for gradients of weights
+    multiple = RECIPES[dtype].multiples[2]  # products sum over tokens for gradients of weights
     if sequence_length % multiple:
         return f"sequence_length={sequence_length}: dtype={dtype} needs a multiple of {multiple}"
     return ""
@@ -83,7 +83,7 @@ class OffloadParameters:
 
     def __post_init__(self) -> None:
         shape = self.shape
-        if shape.experts and self.dtype in MULTIPLES:
+        if shape.experts and RECIPES[self.dtype].is_scaled:
             raise ValueError(f"dtype={self.dtype}: {self.model} has experts, which are trained in bf16; set dtype=bf16")
         if self.imbalance is not None:
             if not shape.experts:

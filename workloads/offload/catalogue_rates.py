@@ -8,7 +8,7 @@ from dataclasses import replace
 from itertools import product
 
 from workloads.api.contract import Candidate, Estimate, Machine, Scalar
-from workloads.api.recipes import MULTIPLES
+from workloads.api.recipes import RECIPES
 from workloads.estimator.operations import Product, attention_s, block_products, block_seconds, product_s
 from workloads.estimator.placed_job import PlacedJob
 from workloads.hardware.cluster import Cluster
@@ -71,15 +71,15 @@ def _estimate_budgets(
 
 
 def model_sizes(parameters: OffloadParameters) -> ModelSizes:
-    is_fp32, recipe = parameters.dtype == "fp32", parameters.dtype if parameters.dtype in MULTIPLES else ""
+    is_fp32, recipe = parameters.dtype == "fp32", RECIPES[parameters.dtype]
     has_masters = parameters.master_weights == "fp32" and not is_fp32
     states = parameters.optimizer_states or ("fp32" if is_fp32 or has_masters else "bf16")
     return ModelSizes(
         MODELS[parameters.model],
         4 if is_fp32 else 2,
         2 * STATE_BYTES[states] + 4 * has_masters,
-        cast_bytes_per_parameter=2 if recipe else 0,  # for a pass by rows and by columns, one byte each
-        token_multiple=MULTIPLES[recipe][2] if recipe else 1,  # products sum over tokens for weight gradients
+        cast_bytes_per_parameter=2 if recipe.is_scaled else 0,  # for a pass by rows and by columns, one byte each
+        token_multiple=recipe.multiples[2],  # products sum over tokens for weight gradients
     )
 
 

@@ -27,6 +27,7 @@ from workloads.llama.data import load_sequences
 from workloads.llama.fp8_block import FP8_RECIPES
 from workloads.models.flops import hardware_flops_per_token, model_flops_per_token
 from workloads.models.model import MODELS, find_trained_name
+from workloads.models.routing import executed_imbalance
 from workloads.offload import OffloadParameters, infeasible_reason
 from workloads.offload.catalogue_rates import model_sizes
 from workloads.offload.cost_model import MemoryBudget, ModelSizes
@@ -236,22 +237,13 @@ def _executed_parameters(
         "sequence_length": length - 1,
         "sequences_per_step": math.prod(sequences),
         "dtype": dtype,
-        "imbalance": _executed_imbalance(parameters, engine),
+        "imbalance": executed_imbalance(parameters.imbalance, engine.imbalance, engine.shape, engine.plan.chunk_tokens),
         # Weights in fp32 need no copies in fp32.
         "master_weights": parameters.master_weights if dtype == "fp32" else types["type_of_master_weights"],
         "optimizer_states": types["type_of_optimizer_states"] if parameters.optimizer_states else None,
         "steps": steps,
         "learning_rate": engine.optimizer.learning_rate,
     }
-
-
-def _executed_imbalance(parameters: OffloadParameters, engine: Engine) -> float | None:
-    """Return the imbalance that was forced, within the one token that whole numbers may differ by."""
-    requested, measured, shape = parameters.imbalance, engine.imbalance, engine.shape
-    if requested is None or measured is None:
-        return None
-    mean = engine.plan.chunk_tokens * shape.experts_per_token / shape.experts
-    return requested if abs(measured - requested) * mean <= 1 else measured
 
 
 def _run_steps(

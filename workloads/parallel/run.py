@@ -25,6 +25,7 @@ from workloads.llama.attention import AttentionShape
 from workloads.llama.data import load_sequences
 from workloads.llama.pytorch_attention import DocumentAttention, fastest_attention
 from workloads.models.flops import RecomputedLayer, hardware_flops_per_token, model_flops_per_token
+from workloads.models.routing import executed_imbalance
 from workloads.parallel import ParallelParameters
 from workloads.parallel.apply import (
     Groups,
@@ -234,7 +235,9 @@ def _train(
     metrics = watch.metrics() | communication | {"loss": losses[-1], "first_loss": losses[0]}
     if shape.experts:
         metrics |= _measure_imbalance(trainer, device)
-        executed["imbalance"] = _executed_imbalance(parameters, metrics["executed_imbalance"])
+        tokens = parameters.layout.micro_batch * parameters.sequence_length // parameters.layout.cp
+        measured = metrics["executed_imbalance"]
+        executed["imbalance"] = executed_imbalance(parameters.imbalance, measured, shape, tokens)
     if trainer.gradient_norm is not None:
         metrics["gradient_norm"] = float(trainer.gradient_norm)
     if device.type == "cuda":
@@ -291,15 +294,6 @@ def _measure_imbalance(trainer: Trainer, device: torch.device) -> dict[str, floa
     dist.all_reduce(total)
     dist.all_reduce(worst, dist.ReduceOp.MAX)
     return {"executed_imbalance": float(total[0] / total[1]), "worst_imbalance": float(worst)}
-
-
-def _executed_imbalance(parameters: ParallelParameters, measured: float) -> float | None:
-    """Return the imbalance that was forced, within the one token that whole numbers may differ by."""
-    shape, requested, layout = parameters.shape, parameters.imbalance, parameters.layout
-    if requested is None:
-        return None
-    mean = layout.micro_batch * parameters.sequence_length // layout.cp * shape.experts_per_token / shape.experts
-    return requested if abs(measured - requested) * mean <= 1 else measured
 
 
 def _run_steps(
