@@ -108,7 +108,8 @@ def _sources(found: Sequence[Residual], fitted: set[str]) -> Iterator[str]:
 
 def _memory_rows(runs: Sequence[PublishedRun]) -> Iterator[str]:
     scores = [each for each in score_all(runs, efficiencies()) if each.family == "memory"]
-    yield "Plans print a bound, with settings that know the rows: none of them exceeds it, and the median slack is"
+    yield "Plans print a bound, with settings that know the rows: what is allocated in none of these rows"
+    yield "exceeds it, and the median slack is"
     yield f"{statistics.median(each.error_percent for each in scores):.1f}%."
     yield ""
     yield "| row | GiB | measured | bound | slack |"

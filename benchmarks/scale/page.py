@@ -130,9 +130,9 @@ ends. Load: the mean number of processes that wanted one of the {os.cpu_count()}
 
 ## What limits larger sweeps
 
-- TPE is given at most 1,000 finished trials. After {sampler_rows[-1]["trials"]:,} trials a proposal of Optuna's takes
-  {proposal_ms["tpe"]} ms; with more than {MANY_RUNNING} trials running it is computed on arrays, in the time above.
-  It takes {proposal_ms["qmc"]} ms with `search=qmc`, {proposal_ms["random"]} ms with `search=random`, and seconds with
+- TPE is given at most 1,000 finished trials. After {sampler_rows[-1]["trials"]:,} trials a proposal takes
+  {proposal_ms["tpe"]} ms, and more with more than {MANY_RUNNING} trials running, as in the table above. It takes
+  {proposal_ms["qmc"]} ms with `search=qmc`, {proposal_ms["random"]} ms with `search=random`, and seconds with
   `search=gp`.
 - {largest["gangs"]:,} trials of {trial_s:.0f} s end {largest["gangs"] / trial_s:.0f} times a second. The driver is fast
   enough; a process that writes to SQLite has CPU time for {1e3 / results["record"][-1]["cpu_ms"]:.0f} a second. Trials

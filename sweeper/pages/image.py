@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.ticker import EngFormatter
 
 from sweeper.pages.chart_style import GREY, load_pyplot
@@ -24,8 +25,11 @@ def write_image(
     rows = -(-len(figures) // columns)
     size_in = (panel_in[0] * columns, panel_in[1] * rows)
     image, grid = load_pyplot().subplots(rows, columns, figsize=size_in, squeeze=False)
-    for axes, figure in zip(np.ravel(grid), figures, strict=True):
-        _draw_panel(axes, figure)
+    panels = list(np.ravel(grid))
+    for figure in figures:
+        _draw_panel(panels.pop(0), figure)
+    for spare in panels:
+        spare.remove()
     image.suptitle(title)
     image.text(0.01, 0.0, note, fontsize=8)
     image.tight_layout(rect=(0, 0.02, 1, 1))
@@ -53,6 +57,8 @@ def _draw_panel(axes: Any, figure: Any) -> None:
     for axis, name in ((layout.xaxis, "x"), (layout.yaxis, "y")):
         if axis.type == "log":
             axes.set(**{f"{name}scale": "log"})
+        if axis.rangemode == "tozero":
+            axes.set(**{f"{name}lim": (0, None)})
         if axis.range:
             axes.set(**{f"{name}lim": axis.range})
         if axis.tickvals:
@@ -75,6 +81,7 @@ def _draw_points(axes: Any, trace: Any, _: Sequence[str], __: Sequence[str]) -> 
     color = trace.marker.color or trace.line.color
     errors = [trace.error_y.arrayminus, trace.error_y.array] if trace.error_y.array is not None else None
     style = {"marker": marker, "markersize": 4, "linestyle": line, "linewidth": 1, "color": color}
+    style["drawstyle"] = "steps-post" if trace.line.shape == "hv" else "default"
     axes.errorbar(trace.x, trace.y, yerr=errors, capsize=2, label=trace.name, **style)
     for x, y, text in zip(trace.x, trace.y, trace.text if "text" in trace.mode else (), strict=False):
         axes.annotate(text, (x, y), xytext=(4, 4), textcoords="offset points", fontsize=8)
@@ -108,7 +115,7 @@ def _draw_lines(axes: Any, trace: Any, _: Sequence[str], __: Sequence[str]) -> N
     columns = [np.asarray(dimension["values"], dtype=float) for dimension in trace.dimensions]
     heights = np.array([(column - column.min()) / (np.ptp(column) or 1.0) for column in columns])
     ranks = np.asarray(trace.line.color, dtype=float)
-    colors = load_pyplot().get_cmap("plasma")(1 - ranks)
+    colors = LinearSegmentedColormap.from_list("", [color for _, color in trace.line.colorscale])(ranks)
     for number in np.argsort(ranks):
         axes.plot(heights[:, number], color=colors[number], linewidth=1)
     axes.set_xticks(range(len(columns)), [dimension.label for dimension in trace.dimensions], rotation=25)

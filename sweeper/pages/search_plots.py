@@ -82,14 +82,14 @@ def draw(
     """
     charts = dict(_build_charts(build_search_result(records, names, objective, direction), front))
     folder.mkdir(exist_ok=True)
+    page = folder / PAGE
+    page.write_text(build_page(f"{folder.parent.name}: {get_metric(objective).heading}", [*charts.values()]))
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph .* missing from font")  # of values in other scripts
         for name, chart in charts.items():
             columns = min(len(chart.figures), 3)
             size_in = SIZE_IN if columns == 1 else PANEL_IN
             write_image(folder / f"{name}.png", chart.figures, columns, size_in, chart.title)
-    page = folder / PAGE
-    page.write_text(build_page(f"{folder.parent.name}: {get_metric(objective).heading}", [*charts.values()]))
     return [*(folder / f"{name}.png" for name in charts), page]
 
 
@@ -132,4 +132,6 @@ def _build_charts(search: SearchResult, front: FrontPlot | None) -> Iterator[tup
 def _draw_slice(search: SearchResult, name: str) -> go.Figure:
     xs = search.points[name] if parameter_charts.is_numeric(search.points[name]) else search.parameters[name]
     points = go.Scatter(x=xs, y=search.values, mode="markers", marker={"color": COLORS[0]}, text=search.numbers)
-    return go.Figure(points).update_xaxes(title=name).update_yaxes(title=search.label)
+    is_wide = parameter_charts.is_numeric(xs) and min(xs) > 0 and max(xs) > 100 * min(xs)
+    figure = go.Figure(points).update_xaxes(title=name, type="log" if is_wide else None)
+    return figure.update_yaxes(title=search.label)

@@ -93,7 +93,11 @@ def _open_kept_tables() -> sqlite3.Connection:
         kept = cache.absolute() / "gpu-sweeper" / f"mlflow-{__version__}.db"
         _write_if_missing(kept, _make_tables)
         tables = sqlite3.connect(f"{kept.as_uri()}?mode=ro", uri=True)
-        tables.execute(REVISION)
+        try:
+            tables.execute(REVISION)
+        except sqlite3.DatabaseError:  # damaged: the next start makes it again
+            kept.unlink()
+            raise
         return tables
     except (OSError, RuntimeError, UserInputError, sqlite3.Error):  # no home, not writable, full, or damaged
         return _make_tables()

@@ -24,7 +24,7 @@ from workloads.estimator.placed_job import (
 from workloads.hardware.cluster import Cluster
 from workloads.hardware.precisions import peak_tflops
 from workloads.layouts.layout import Job
-from workloads.layouts.trainers import efficiencies, find_efficiency
+from workloads.layouts.trainers import efficiencies, find_efficiency, is_own
 from workloads.models.flops import model_flops_per_token
 
 
@@ -232,6 +232,8 @@ def _not_modelled(placed: PlacedJob) -> Iterator[str]:
     if (trainer, device.name) not in efficiencies():
         yield f"the efficiency of {trainer} on {device.name}: that of the nearest pair is taken"
     if placed.model.experts:
+        yield "the imbalance of natural routing between ranks"
+    if placed.model.experts and not is_own(placed.job):
         yield "waiting for the host in mixtures of experts, but for an assumed constant"
     if placed.layout.offload_optimizer:
         yield "the host's memory bandwidth: an assumed constant"

@@ -132,7 +132,8 @@ class _Space:
         if not is_sharded:  # this project's trainer has FSDP there too (`Layout.uses_fsdp`)
             has_fsdp = self.job.trainer == OWN and (self.job.state == "fp32" or dp > 1)
             shardings = ("fsdp2" if has_fsdp and self.fixed.get("sharding") != "none" else "none",)
-        for ep in self._degree("ep", divisors(experts) if experts else (1,)):
+        has_degrees = experts and "ep" not in find_trainer(self.job.trainer).without
+        for ep in self._degree("ep", divisors(experts) if has_degrees else (1,)):
             for sharding in shardings:
                 for schedule, stages in self._list_pipelines(pp):
                     choices = {"ep": ep, "sharding": sharding, "schedule": schedule, "stages_per_rank": stages}

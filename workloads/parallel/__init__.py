@@ -199,7 +199,8 @@ class ParallelParameters:
             compiled=self.compile,
             manual_backward=self.block == "manual",
             document_tokens=round(self.attended_length) if self.document_tokens else 0,
-            dispatcher="deepep",  # as there, a token comes to a rank once for all of its experts there
+            # A token comes to a rank once for all of its experts there; of more ranks than a token has experts, to all.
+            dispatcher="deepep",
             expert_imbalance=self.rank_imbalance,
         )
 

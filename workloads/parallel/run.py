@@ -392,7 +392,7 @@ def _executed_parameters(parameters: ParallelParameters, groups: Groups, trainer
         "document_tokens": getattr(block.attention, "document_tokens", 0),
         "cp_method": getattr(block.attention, "method", "allgather"),
         "pp": mesh["pp"].size(),
-        "ep": next((experts.ranks for stage in stages for experts in stage.experts.values()), 1),
+        "ep": groups.ep_group.size() if groups.ep_group is not None else 1,
         "stages_per_rank": len(stages),
         "dtype": product_dtype,
         "state": ", ".join(state_dtypes),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import accumulate
 
 from sweeper.common.trials import TrialRecord
 
@@ -22,7 +21,10 @@ class RoundsAgain:
         if not self.count:
             self._first_s = elapsed_s
         left_s = gangs * (max(SHORT_S, self._first_s) - (elapsed_s - self._first_s))
-        ends_s = accumulate(record.ended_at_s - record.started_at_s for record in disturbed)
-        chosen = [record for record, end_s in zip(disturbed, ends_s, strict=True) if has_helped and end_s <= left_s]
+        chosen = list[TrialRecord]()
+        for record in disturbed if has_helped else ():
+            if (spent_s := record.ended_at_s - record.started_at_s) <= left_s:
+                chosen.append(record)
+                left_s -= spent_s
         self.count, self._measured = self.count + 1, len(chosen)
         return chosen

@@ -79,3 +79,11 @@ def test_the_highest_rank_is_the_best_trial_in_either_direction() -> None:
     for direction, best in (("maximize", 39), ("minimize", 0)):
         search = search_plots.build_search_result(make_search(40), DISTRIBUTIONS, "tflops", direction)
         assert search.ranks.idxmax() == best and search.importances["m"] > 0.9 > 0.1 > search.importances["n"]
+
+
+def test_any_number_of_parameters_has_its_panels(tmp_path: Path) -> None:
+    points = [{name: (7 + 5 * place) ** (i % 6) for place, name in enumerate("mnkp")} for i in range(20)]
+    records = [trial_record(i, point, metrics={"tflops": float(i)}) for i, point in enumerate(points)]
+    paths = search_plots.draw(tmp_path, records, "mnkp", "tflops", "maximize")
+    assert {"slice.png", "plots.html"} <= {path.name for path in paths}
+    assert '"type":"log"' in (tmp_path / "plots.html").read_text()  # 7 to 16,807
