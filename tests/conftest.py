@@ -290,7 +290,7 @@ class Server:
         self.process = subprocess.Popen(
             command, cwd=self.folder, env=env, stdout=log, stderr=log, start_new_session=True
         )
-        wait_for(self.answers)
+        wait_for(self.answers, timeout_s=180)
 
     def answers(self) -> bool:
         try:

@@ -111,6 +111,6 @@ def test_what_fits_nowhere_gives_the_smallest_layout() -> None:
 
 def test_experts_bring_expert_parallel() -> None:
     model = replace(LLAMA_8B, experts=8, experts_per_token=2, expert_intermediate_size=512)
-    template = job(Layout(global_batch=8), model)
+    template = replace(job(Layout(global_batch=8), model), trainer="torchtitan")
     degrees = {family.template.ep for family in list_families(template, cluster(8), OPTIONS, {"pp": 1})}
     assert degrees == {1, 2, 4, 8}
