@@ -170,7 +170,8 @@ class Experts(nn.Module):
         choice = choose_experts(logits, self.bias, self.shape, self.forced)
         if self.ranks > 1:
             counts = choice.experts.new_zeros(self.shape.experts)
-            counts = counts.scatter_add(0, choice.experts.flatten(), torch.ones_like(choice.experts.flatten()))
+            experts = choice.experts.flatten()
+            counts = counts.scatter_add(0, experts, torch.ones_like(experts))
         else:
             order = sort_by_expert(choice.experts, self.shape.experts)
             counts = order.counts

@@ -57,7 +57,7 @@ class ParallelParameters:
         async_tp: tensor parallel collectives run in parts beside the matrix products, over symmetric memory.
         cuda_graph: the passes of a step are recorded once and replayed, on one GPU with state bf16.
         pp: pipeline parallel degree.
-        ep: expert parallel degree: so many of the ranks of `dp_shard` and `cp` divide the experts of a mixture.
+        ep: expert parallel degree: ranks, of those of `dp_shard` and `cp`, that divide the experts of a mixture.
         stages_per_rank: pipeline stages of each rank.
         schedule: order of the pipeline's micro-batches.
         micro_batch: sequences that a rank computes at once.

@@ -302,7 +302,7 @@ def fp8_gathers(stage: Stage) -> dict[str, bool]:
 
 def _initialize_parameters(stage: Stage, shape: Model, tp: int, initialize: Initializer) -> None:
     """Fill every parameter with this rank's part of the whole one."""
-    parts = {id(weight): experts for experts in stage.experts.values() for weight in experts.divided}
+    divided_experts = stage.divided_experts
     with torch.no_grad():
         for name, parameter in named_llama_parameters(stage).items():
             if isinstance(parameter, DTensor):
@@ -310,7 +310,7 @@ def _initialize_parameters(stage: Stage, shape: Model, tp: int, initialize: Init
                 full = full.to(parameter.device, parameter.dtype)
                 divided = distribute_tensor(full, parameter.device_mesh, parameter.placements, src_data_rank=None)
                 parameter.to_local().copy_(divided.to_local())
-            elif experts := parts.get(id(parameter)):
+            elif experts := divided_experts.get(parameter):
                 whole = initialize(name, (experts.shape.experts, *parameter.shape[1:]))
                 parameter.copy_(whole.chunk(experts.ranks)[experts.rank])
             else:
@@ -339,11 +339,12 @@ def gather_gradients(stages: list[Stage], shape: Model, tp: int) -> dict[str, Te
     """Return the whole gradients of this rank's stages by name, as one process has them. All ranks have to call it."""
     gradients = {}
     for stage in stages:
+        divided_experts = stage.divided_experts
         for name, parameter in named_llama_parameters(stage).items():
             assert parameter.grad is not None
             full = parameter.grad.full_tensor() if isinstance(parameter.grad, DTensor) else parameter.grad
-            if any(parameter is weight for weight in stage.divided_experts):
-                full = gather_numbers(full, 0, next(iter(stage.experts.values())).group_name)
+            if experts := divided_experts.get(parameter):
+                full = gather_numbers(full, 0, experts.group_name)
             gradients[name] = reorder_fused_rows(name, full, shape, tp, inverse=True)
     return gradients
 

@@ -175,9 +175,9 @@ class Stage(nn.Module):
         return {number: block.experts for number, block in blocks.items() if block.has_experts}
 
     @property
-    def divided_experts(self) -> list[nn.Parameter]:
-        """The experts' weights of which other ranks have other parts."""
-        return [weight for experts in self.experts.values() for weight in experts.divided]
+    def divided_experts(self) -> dict[nn.Parameter, Experts]:
+        """The experts' weights of which other ranks have other parts, with their experts."""
+        return {weight: experts for experts in self.experts.values() for weight in experts.divided}
 
     @property
     def lm_head_weight(self) -> Tensor:  # of the last stage

@@ -240,9 +240,9 @@ class Trainer:
         self._clips = clips
         self.gradient_norm: Tensor | None = None  # of the last step, over all ranks; None where none is clipped
         self._divided = [weight for stage in stages for weight in stage.divided_experts]
-        is_divided = {id(weight) for weight in self._divided}
+        divided = set(self._divided)
         parameters = [parameter for stage in stages for parameter in stage.parameters()]
-        self._parameters = [parameter for parameter in parameters if id(parameter) not in is_divided]
+        self._parameters = [parameter for parameter in parameters if parameter not in divided]
         # Tensors that FSDP divides and others are not updated in one operation.
         parts: list[Any] = [{"params": part} for part in (self._parameters, self._divided) if part]
         self._optimizer = torch.optim.AdamW(

@@ -77,8 +77,10 @@ def plan_on_free_cores(
         return plan
     plan = make_plan(nodes)
     node, resources = plan.target.nodes[0], plan.resources
-    # As a rule a workload of ours has as many threads as there are cores.
-    has_threads = any(THREADS in name for name in (*os.environ, *plan.space.constants, *plan.space.dimensions))
+    # Workloads of this project have a thread for each core, unless the variable says otherwise.
+    has_threads = any(
+        name.rpartition(".")[2] == THREADS for name in (*os.environ, *plan.space.constants, *plan.space.dimensions)
+    )
     is_ours = resources.gpus == resources.gangs == 1 and plan.resolved.settings is None and not has_threads
     if not is_ours or plan.target.is_gpu or node.id or plan.config.plan:
         return plan
