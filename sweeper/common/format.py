@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 MAX_WHOLE = 2**53  # up to here a float holds every whole number
+MAX_DECIMALS = 16
 TIE = "a tie"  # how the verdict begins if the finals cannot tell the first two apart
 
 
@@ -27,16 +28,23 @@ def round_to_interval(value: float, half_width: float) -> float:
     return round(value, 1 - math.floor(math.log10(half_width)))
 
 
-def round_to_band(value: float, error_share: float, factor: float = 1.0) -> str:
+def round_to_band(value: float, error_share: float, factor: float = 1.0, apart_from: float = math.nan) -> str:
     """Return the value rounded to the first digit of its error: 1,152 within 8% is 1,150, and 57.5 is 58.
 
     `factor` multiplies the rounded value, so that a price times the hours that are shown is the cost that is shown.
+    The value gets more digits until it differs from `apart_from`.
     """
     if not value or not math.isfinite(value):
         return format_number(value)
     place = math.floor(math.log10(abs(value) * max(error_share, 1e-4)) + 1e-9)
-    rounded = factor * round(value, -place) + 0.0
-    return f"{rounded:,.{max(0, -place)}f}"
+    decimals = decimals_apart(value, apart_from, -place)
+    rounded = factor * round(value, decimals) + 0.0
+    return f"{rounded:,.{max(0, decimals)}f}"
+
+
+def decimals_apart(first: float, second: float, least: int) -> int:
+    """Return the decimals, `least` or more, with which two numbers that differ also differ as rounded numbers."""
+    return next((n for n in range(least, MAX_DECIMALS) if round(first, n) != round(second, n)), least)
 
 
 def format_interval(low: float, high: float) -> str:

@@ -11,7 +11,7 @@ from statistics import median
 
 from sweeper.commands.accept.experiments import Reading, spread_of
 from sweeper.commands.doctor.checks import Finding
-from sweeper.common.format import count
+from sweeper.common.format import count, decimals_apart
 from sweeper.metrics.outliers import Limit, limits_among, set_limit
 
 SHOWN_PARTS = 5
@@ -103,7 +103,10 @@ def _judge_reading(reading: Reading, limits: Sequence[Limit]) -> Judgement:
     if not limits:
         return Judgement(reading, Verdict.MEASURED, None, "nothing to compare it with: set baseline=ACCEPT.json")
     limit = max(limits, key=lambda limit: limit.lowest)
-    share = f"{reading.value / limit.expected:.1%} of {limit.basis}, passes from {limit.lowest / limit.expected:.1%}"
+    shares = 100 * reading.value / limit.expected, 100 * limit.lowest / limit.expected
+    decimals = decimals_apart(*shares, 1)
+    reached, least = (f"{share:.{decimals}f}%" for share in shares)
+    share = f"{reached} of {limit.basis}, passes from {least}"
     if reading.value >= limit.lowest:
         return Judgement(reading, Verdict.PASS, limit, share)
     if reading.high >= limit.lowest:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -10,7 +11,7 @@ from typing import Any
 
 from sweeper.commands.accept.experiments import spread_of
 from sweeper.commands.accept.judge import finding_verdict
-from sweeper.common.format import one_line, round_to_band
+from sweeper.common.format import decimals_apart, one_line, round_to_band
 from sweeper.pages import junit
 from sweeper.pages.html_page import Chart, Table, build_page
 from sweeper.pages.trial_tables import markdown_of
@@ -40,13 +41,14 @@ def list_problem_tables(record: Record) -> list[Table]:
 
 
 def _build_row(kind: str, row: Mapping[str, Any]) -> list[str]:
-    rates = [rate and f"{rate} {row['unit']}" for rate in _round(kind, row["test"], row["value"], row["limit"])]
+    pairs = ((row["value"], row["limit"]), (row["limit"], row["value"]))
+    rates = [text and f"{text} {row['unit']}" for text in (_round(kind, row["test"], *pair) for pair in pairs)]
     return [row["verdict"], row["part"], row["test"], *rates, one_line(row["reason"]), one_line(row["cause"])]
 
 
-def _round(kind: str, test: str, *rates: float | None) -> list[str]:
-    """Return rates of a test with the digits in which two measurements of one part agree; None is empty."""
-    return ["" if rate is None else round_to_band(rate, spread_of(kind, test).run) for rate in rates]
+def _round(kind: str, test: str, rate: float | None, other: float | None = None) -> str:
+    """Return a rate with the digits in which two runs agree, and in which it differs from another; None is empty."""
+    return "" if rate is None else round_to_band(rate, spread_of(kind, test).run, apart_from=other or math.nan)
 
 
 def summarize_tests(record: Record) -> Iterator[list[str]]:
@@ -55,10 +57,11 @@ def summarize_tests(record: Record) -> Iterator[list[str]]:
     for test in dict.fromkeys(row["test"] for row in rows):
         measured = [row for row in rows if row["test"] == test]
         values, compared = [row["value"] for row in measured], [row for row in measured if row["limit"]]
-        ends = (min(values), max(values)) if len(values) > 1 else (None, None)
-        limits = [max((row[name] for row in compared), default=None) for name in ("expected", "limit")]
+        slowest, fastest = (min(values), max(values)) if len(values) > 1 else (None, None)
+        expected, limit = (max((row[name] for row in compared), default=None) for name in ("expected", "limit"))
         found = f"{max(row['found_loss'] for row in compared):.0%}" if compared else ""
-        rates = _round(record["kind"], test, median(values), *ends, *limits)
+        pairs = ((median(values), None), (slowest, limit), (fastest, None), (expected, None), (limit, slowest))
+        rates = [_round(record["kind"], test, *pair) for pair in pairs]
         yield [test, str(len(measured)), measured[0]["unit"], *rates, found]
 
 
@@ -102,7 +105,10 @@ def _build_map(results: Sequence[Mapping[str, Any]]) -> Iterator[Chart]:
         return
     columns = sorted({number for of_node in margins.values() for number in of_node})
     grid = [[of_node.get(column) for column in columns] for of_node in margins.values()]
-    text = [["" if value is None else f"{value:+.1%}" for value in cells] for cells in grid]
+    text = [
+        ["" if value is None else f"{100 * value:+.{decimals_apart(100 * value, 0.0, 1)}f}%" for value in cells]
+        for cells in grid
+    ]
     figure = graph_objects.Figure(
         graph_objects.Heatmap(
             z=grid,

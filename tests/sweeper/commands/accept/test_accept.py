@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import signal
 import subprocess
 import sys
@@ -248,6 +249,17 @@ def test_a_rate_is_shown_with_the_digits_in_which_runs_agree(record: dict[str, A
     training = first | {"test": "node training", "unit": "tokens/s", "value": long, "limit": None}
     rows = list(summarize_tests(record | {"results": [first | {"value": 673.98}, second, training]}))
     assert [row[3:6] for row in rows] == [["637", "600", "674"], ["93,400", "", ""]]
+
+
+def test_a_failed_part_is_shown_with_digits_that_differ_from_its_limit(record: dict[str, Any]) -> None:
+    limit = judge(readings(700, 600), "gpu", {}, {})[1].limit
+    assert limit
+    failed = judge([*readings(700, limit.lowest * (1 - 2e-6))], "gpu", {}, {})[1]
+    reached, least = re.findall(r"[\d.]+%", failed.reason)
+    assert failed.verdict is Verdict.FAIL and float(reached[:-1]) < float(least[:-1])
+    (row,) = [r | {"value": failed.reading.value} for r in record["results"] if r["part"] == "n GPU 1"]
+    shown = build_markdown(record | {"results": [row]}).splitlines()[6].split(" | ")
+    assert shown[3] != shown[4] and "-0.0002%" in build_html(record | {"results": [row]})
 
 
 def test_junit_has_a_case_for_each_result_and_counts_what_has_no_verdict_as_skipped(record: dict[str, Any]) -> None:
