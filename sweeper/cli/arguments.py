@@ -7,10 +7,11 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from itertools import pairwise
-from typing import Any, NoReturn
+from typing import Any, NoReturn, get_args
 
 from sweeper.cli.command import COMMAND_NAMES, SETTING_NAMES, SUBCOMMANDS
 from sweeper.config.schema import Config
+from sweeper.config.validation import keys_of
 from workloads.api.errors import UserInputError, nearest, suggest
 
 INFO_PARTS = ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath")
@@ -32,6 +33,7 @@ FLAGS: tuple[tuple[tuple[str, ...], dict[str, Any], str], ...] = (
 # Flags that each say what to do; only one of them has an effect.
 MODES = ("multirun", "run", "cfg", "info", "shell_completion")
 KEYS = {"model", *(field.name for field in fields(Config))}
+SWITCHES = {key.name for key in keys_of(Config) if bool in (key.annotation, *get_args(key.annotation))}
 OVERRIDE = re.compile(r"[+~]{0,2}[a-z_][\w./@]*=")
 TOPOLOGY_FILE = re.compile(r"topology=(.*\.ya?ml)")
 
@@ -95,7 +97,7 @@ def _explain_flag(flag: str, words: Sequence[str]) -> str:
         return f"{flag}: unknown flag. Did you mean sweeper {' '.join([COMMAND_NAMES[name], *words])}?"
     if "." in key or key in KEYS:
         plain = next((word for word in words if "=" not in word), "VALUE")
-        value = value if sign else "true" if key == "cluster.insecure" else plain
+        value = value if sign else "true" if key in SWITCHES else plain
         return f"{flag}: unknown flag; a setting has no dashes: {key}={value}"
     known = [name for names, _, _ in FLAGS for name in names if name.startswith("--")]
     return f"{flag}: unknown flag. {suggest(flag, known)}"

@@ -102,8 +102,12 @@ def convert(annotation: Any, value: Any, key: str) -> Any:
         and (annotation in (float, str) or (annotation is int and value == int(value)))
     ):
         return annotation(value)  # name=2026 is a name
-    number = re.fullmatch(r"(\d+(?:\.\d+)?) ?([kKMGBT])", str(value))  # such as 1T or 300B
-    hint = f". Write {number[1]}e{SI_PREFIXES[number[2]]}" if number else ""
+    hint = ""
+    if number := re.fullmatch(r"(\d+(?:\.\d+)?) ?([kKMGBT])", str(value)):  # such as 1T or 300B
+        plain = f"{number[1]}e{SI_PREFIXES[number[2]]}"
+        if annotation is float:
+            return float(plain)
+        hint = f". Write {plain}"  # K of a whole number may mean 1,024
     if is_dataclass(annotation):
         names = [item.name for item in fields(annotation)]
         meant = f". Did you mean {key}.{names[0]}={value}?" if isinstance(value, int | float) else ""

@@ -32,6 +32,7 @@ def test_the_flags_are_hydras() -> None:
         ("--dir x", ["--dir: unknown flag", "no dashes: dir=x"]),
         ("--store sqlite:///x.db", ["no dashes: tracking.uri=sqlite:///x.db"]),
         ("--insecure", ["no dashes: cluster.insecure=true"]),
+        ("--plan", ["no dashes: plan=true"]),
         ("--compare a b", ["Did you mean sweeper report compare a b?"]),
         ("plna model=x", ["plna: unknown subcommand", "Available: plan, report", "Did you mean sweeper plan?"]),
         ("track", ["Did you mean sweeper history?"]),

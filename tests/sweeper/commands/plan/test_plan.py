@@ -57,7 +57,7 @@ SMALL = ["model=llama3_8b", "hardware=h100", "gpus=8", "micro_batch=1", "cp=1"]
         (["sharding=zero1"], "sharding=zero1: own does not run it. Allowed with this trainer: none, fsdp2"),
         (["trainer=megatron", "checkpointing=selective"], "checkpointing=selective: megatron does not run it"),
         (["trainer=megatron", "pp=2", "sharding=fsdp2"], "pp=2: megatron does not run it with sharding=fsdp2"),
-        (["train_tokens=15T"], "train_tokens=15T: must be a number. Write 15e12"),
+        (["gpus=8K"], "gpus=8K: must be an integer. Write 8e3"),
         (["trainer=primus", "pp=2", "schedule=dualpipev"], "schedule=dualpipev: primus does not run it"),
         (["model=llama3_405b"], "gpus=8: no layout fits; the smallest needs [0-9]+ GiB of each GPU, [0-9]+ GiB"),
         (["trainer=deepspeed", "pp=2"], "pp=2: deepspeed is planned without it; it has to be 1"),
@@ -128,7 +128,7 @@ def test_a_required_key_is_named() -> None:
 
 
 def test_numbers_may_have_an_exponent() -> None:
-    request = read_request([*SMALL, "train_tokens=15e12", "tokens_per_day=1e9"])
+    request = read_request([*SMALL, "train_tokens=15T", "tokens_per_day=1e9"])
     assert request.train_tokens == 15e12 and request.tokens_per_day == 1e9
 
 
