@@ -200,14 +200,17 @@ class Results:
 
     @cached_property
     def correction(self) -> Correction | None:
-        """By how much steps take longer than planned, by the trials; None of too few, or without estimates."""
+        """By how much steps take longer than planned, by the trials; None of too few, or without estimates.
+
+        None of a space with several routings too: one factor would mix them.
+        """
         plan = self.plan
-        if plan.estimates is None or not self.records:
+        if plan.estimates is None or not self.records or corrections.ROUTING in plan.space.dimensions:
             return None
         factors = MeasuredFactors(plan.estimates.metrics_of)
         for record in self.records:
             factors.add(record)
-        place = place_of(plan.target, plan.resolved, plan.estimates.machine, plan.calibration)
+        place = place_of(plan.target, plan.resolved, plan.space, plan.estimates.machine, plan.calibration)
         ended_at_s = max(record.ended_at_s for record in self.records)
         return corrections.from_sweep(place, plan.estimates.correction, factors, ended_at_s)
 

@@ -1,4 +1,4 @@
-"""How much longer steps take than planned, measured on a cluster: one factor for each device and trainer.
+"""How much longer steps take than planned, measured on a cluster: one factor for each device, trainer and routing.
 
 A sweep's trials correct the estimates of those that follow, and of the next sweep on the cluster. A factor changes no
 order of layouts.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import statistics
 from bisect import insort
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -16,6 +17,7 @@ from pathlib import Path
 from sweeper.common.trials import TrialRecord, TrialStatus
 from sweeper.config.hardware import Target
 from sweeper.config.resolution import ResolvedConfig
+from sweeper.config.space import Space
 from sweeper.preflight.calibration import CalibrationFile, device_key
 from sweeper.preflight.kept_rows import read_rows, replace_rows
 from workloads.api.contract import Machine, Scalar
@@ -25,6 +27,7 @@ RATE = "tokens_per_s"
 # Metrics of an estimate that change with the time of a step, and the power of the factor that they change by.
 POWERS = {RATE: -1, "mfu": -1, "step_time_ms": 1}
 FEWEST_ROWS = 3  # trials without which nothing is kept
+ROUTING = "imbalance"  # the parameter whose values have their own factors: a plan does not model natural routing
 
 
 @dataclass(frozen=True)
@@ -36,6 +39,7 @@ class Place:
     topology: str  # the name of its links and network
     benchmark_version: str
     calibrated: str = ""  # the date of the calibration that the estimates rest on; empty for the tables' rates
+    routing: str = ""  # the imbalance that is forced on experts, or the list of those in a sweep; empty for none
 
 
 @dataclass(frozen=True)
@@ -56,7 +60,10 @@ class Correction:
         return f"step times x {self.factor:.3g}, {measured} ({self.low:.3g} to {self.high:.3g})"
 
 
-def place_of(target: Target, resolved: ResolvedConfig, machine: Machine, calibration: CalibrationFile | None) -> Place:
+def place_of(
+    target: Target, resolved: ResolvedConfig, space: Space, machine: Machine, calibration: CalibrationFile | None
+) -> Place:
+    routing = space.dimensions.get(ROUTING) or space.constants.get(ROUTING)
     return Place(
         device=device_key(target.hardware) if target.is_gpu else target.model,
         trainer=str((resolved.settings or {}).get("trainer") or resolved.config.workload.name),
@@ -65,6 +72,7 @@ def place_of(target: Target, resolved: ResolvedConfig, machine: Machine, calibra
         topology=machine.cluster.topology.name,
         benchmark_version=resolved.workload.benchmark_version,
         calibrated=calibration.rates.date if calibration else "",
+        routing="" if routing is None else str(routing),
     )
 
 
@@ -77,23 +85,19 @@ class MeasuredFactors:
     """Measured seconds of a step over estimated ones, of a sweep's trials as they end."""
 
     def __init__(self, estimated_metrics: Callable[[Mapping[str, Scalar]], Mapping[str, float]]) -> None:
-        self.values: list[float] = []  # of each trial, ascending
+        self.by_routing = defaultdict[Scalar, list[float]](list)  # of each trial, ascending
         self._estimated_metrics = estimated_metrics
 
     def add(self, record: TrialRecord) -> None:
         """Add a trial that has ended. Failed ones and those of finals do not count."""
         measured, estimated = record.metrics.get(RATE), self._estimated_metrics(record.params).get(RATE)
         if record.status is TrialStatus.COMPLETE and not record.remeasurement and measured and estimated:
-            insort(self.values, estimated / measured)
-
-    @property
-    def factor(self) -> float:
-        """The median; 1 before the first trial."""
-        return statistics.median(self.values) if self.values else 1.0
+            insort(self.by_routing[record.params.get(ROUTING)], estimated / measured)
 
     def predict(self, params: Mapping[str, Scalar], objective: str) -> dict[str, float]:
         """Return the estimated objective of a point, corrected by the trials so far, as the metric `predicted_…`."""
-        metrics = corrected(self._estimated_metrics(params), self.factor)
+        values = self.by_routing[params.get(ROUTING)]
+        metrics = corrected(self._estimated_metrics(params), statistics.median(values) if values else 1.0)
         return {f"predicted_{objective}": metrics[objective]} if objective in metrics else {}
 
 
@@ -101,12 +105,13 @@ def from_sweep(
     place: Place, before: Correction | None, factors: MeasuredFactors, ended_at_s: float
 ) -> Correction | None:
     """Return the correction that a sweep's trials give, whose estimates had another one; None of too few trials."""
-    if len(factors.values) < FEWEST_ROWS:
+    values = sorted(value for values in factors.by_routing.values() for value in values)
+    if len(values) < FEWEST_ROWS:
         return None
     known = before.factor if before else 1.0
-    low, *_, high = factors.values
+    low, *_, high = values
     date = datetime.fromtimestamp(ended_at_s, UTC).date().isoformat()
-    return Correction(place, known * factors.factor, len(factors.values), known * low, known * high, date)
+    return Correction(place, known * statistics.median(values), len(values), known * low, known * high, date)
 
 
 def read(folder: Path) -> list[Correction]:

@@ -161,7 +161,7 @@ def plan_sweep(
         machine = replace(machine, cluster=replace(machine.cluster, device=device))
     correction = None
     if resolved.workload.has_estimates:
-        place = corrections.place_of(target, resolved, machine, calibration)
+        place = corrections.place_of(target, resolved, space, machine, calibration)
         correction = corrections.find(corrections.read(directory), place)
     estimates = cost_model.estimate_space(resolved, space, machine, correction)
     _check_projection(resolved, estimates, target, gpus)

@@ -18,9 +18,11 @@ PLACE = Place("h200", "parallel", 8, 8, "nodes of 8", "parallel/3")
 CORRECTION = Correction(PLACE, 1.25, 7, 1.1, 1.3, "2026-11-20")
 
 
-def record(number: int, tokens_per_s: float, status: TrialStatus = TrialStatus.COMPLETE) -> TrialRecord:
+def record(
+    number: int, tokens_per_s: float, status: TrialStatus = TrialStatus.COMPLETE, **params: float | None
+) -> TrialRecord:
     metrics = {"tokens_per_s": tokens_per_s}
-    return TrialRecord(number, {"tp": number}, status, "", "", metrics, [], {}, 0.0, 1.0, 1.0)
+    return TrialRecord(number, {"tp": number, **params}, status, "", "", metrics, [], {}, 0.0, 1.0, 1.0)
 
 
 def factors_of(*tokens_per_s: float) -> MeasuredFactors:
@@ -35,7 +37,6 @@ def test_the_trials_of_a_sweep_correct_the_prediction_of_those_that_follow() -> 
     factors = factors_of()
     assert factors.predict({"tp": 9}, "tokens_per_s") == {"predicted_tokens_per_s": 100.0}
     factors = factors_of(50, 80, 90)
-    assert factors.factor == 1.25
     assert factors.predict({"tp": 9}, "tokens_per_s") == {"predicted_tokens_per_s": pytest.approx(80)}
     assert factors.predict({"tp": 9}, "step_time_ms") == {"predicted_step_time_ms": pytest.approx(12.5)}
     assert factors.predict({"tp": 9}, "loss") == {}
@@ -45,7 +46,15 @@ def test_failed_trials_and_those_of_finals_correct_nothing() -> None:
     factors = factors_of()
     factors.add(record(1, 50, TrialStatus.FAILED))
     factors.add(replace(record(2, 50), remeasurement=Remeasurement(1, 0, ())))
-    assert factors.values == []
+    assert factors.predict({"tp": 9}, "tokens_per_s") == {"predicted_tokens_per_s": 100.0}
+
+
+def test_routings_of_experts_have_their_own_factors() -> None:
+    factors = factors_of()
+    for number, (rate, imbalance) in enumerate([(80, 1.0), (50, None), (80, 1.0), (50, None), (80, 1.0), (50, None)]):
+        factors.add(record(number, rate, imbalance=imbalance))
+    for imbalance, rate in ((1.0, 80), (None, 50), (4.0, 100)):
+        assert factors.predict({"tp": 9, "imbalance": imbalance}, "tokens_per_s")["predicted_tokens_per_s"] == rate
 
 
 def test_a_correction_contains_the_one_that_its_estimates_had() -> None:
