@@ -136,6 +136,12 @@ def expert_s(placed: PlacedJob, layer: int) -> float:
     model, group = placed.model, placed.expert_group
     if not model.has_experts(layer) or group.ranks == 1:
         return 0.0
+    if placed.job.dispatcher == "allgather":
+        # Whole tokens and outputs; in fp32 the numbers and weights of a token's experts (workloads/llama/experts.py).
+        gathered_bytes = placed.tokens * group.ranks * model.hidden_size * placed.element_bytes
+        choice_bytes = placed.tokens * group.ranks * model.experts_per_token * 8
+        gathers_s = [all_gather_s(placed.cluster, group, total) for total in (gathered_bytes, choice_bytes)]
+        return 2 * gathers_s[0] + gathers_s[1]
     domain = placed.cluster.topology.gpus_per_domain
     nodes = max(1, group.ranks // group.ranks_per_domain(domain))
     tokens = placed.tokens / placed.layout.tp * placed.job.expert_imbalance

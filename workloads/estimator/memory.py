@@ -39,6 +39,8 @@ def stage_memories(placed: PlacedJob, ranks: Sequence[int] | None = None) -> tup
     if layout.checkpointing != "none":
         whole = max(2 * placed.tokens * saved_elements(placed, layer, "none") for layer in saved)
         recomputed = 1.25 * (whole + _score_bytes(placed))
+    if is_own(placed.job):  # a block's gradients of experts are whole before they are added to those of other tokens
+        recomputed += placed.element_bytes * max(block_gpu_weights(placed, layer).experts for layer in saved)
     # Logits, their gradients and the copies that the loss makes of them.
     tokens = min(placed.tokens, LOSS_CHUNK_TOKENS) if placed.trainer.chunked_loss else placed.tokens
     loss = tokens * model.vocabulary / layout.tp * _logit_bytes(placed)
@@ -79,7 +81,9 @@ def _states(placed: PlacedJob, weights: Weights) -> tuple[float, float, float]:
     gradient_bytes = 4 if placed.trainer.main_gradients or weight_bytes == 4 else 2
     owned, whole = divided_weights(placed, weights), weights.total
     if _is_gathered(placed):
-        gradients = owned * (0 if layout.offload_optimizer or _has_whole_gradients(placed) else gradient_bytes)
+        # Whole gradients are among what is gathered.
+        divided = weights.total - _gathered_weights(placed, weights) if _has_whole_gradients(placed) else owned
+        gradients = 0.0 if layout.offload_optimizer else divided * gradient_bytes
         return owned * weight_bytes, gradients, owned * moment_bytes
     owned = whole if layout.sharding == "none" else owned
     copies = whole * 2 if weight_bytes == 4 else 0  # in the data type of the products, beside sharded masters
@@ -88,8 +92,14 @@ def _states(placed: PlacedJob, weights: Weights) -> tuple[float, float, float]:
 
 
 def _has_whole_gradients(placed: PlacedJob) -> bool:
-    """Return whether gradients stay whole until the last micro-batch, as FSDP2 has them in a pipeline alone."""
-    return not placed.layout.reshard_after_forward and placed.layout.pp > 1
+    """Return whether gradients stay whole until the last micro-batch, as FSDP2 has them in others' pipelines alone."""
+    layout = placed.layout
+    return not layout.reshard_after_forward and (layout.pp > 1 or (is_own(placed.job) and layout.microbatches > 1))
+
+
+def _gathered_weights(placed: PlacedJob, weights: Weights) -> float:
+    """Return the weights that FSDP has: none of the experts that this project's trainer divides."""
+    return weights.shared if is_own(placed.job) and placed.layout.ep > 1 else weights.total
 
 
 def _gathered_bytes(placed: PlacedJob, weights: Weights, layer: int) -> float:
@@ -97,11 +107,11 @@ def _gathered_bytes(placed: PlacedJob, weights: Weights, layer: int) -> float:
     if not _is_gathered(placed):
         return 0.0
     if _has_whole_gradients(placed):
-        return weights.total * (2 + placed.gradient_bytes)
+        return _gathered_weights(placed, weights) * (2 + placed.gradient_bytes)
     gathered = block_gpu_weights(placed, layer)
     block = gathered.shared + (gathered.experts if placed.expert_shard_group.ranks > 1 else 0.0)
     if not placed.layout.reshard_after_forward:
-        return weights.total * 2 + placed.gradient_bytes * block
+        return _gathered_weights(placed, weights) * 2 + placed.gradient_bytes * block
     ends = placed.model.head_weights / placed.layout.tp
     return max(2 * 2 * block + placed.gradient_bytes * block, 2 * ends + 2 * block) + 2 * ends
 
@@ -144,7 +154,9 @@ def saved_elements(placed: PlacedJob, layer: int, checkpointing: str) -> float:
     if checkpointing == "full":
         return residual
     queries, keys, outputs = _mixer_elements(placed, layer)
-    copies = model.experts_per_token if model.has_experts(layer) else 0
+    copies = model.experts_per_token * placed.job.expert_buffers if model.has_experts(layer) else 0
+    if checkpointing == "selective" and is_own(placed.job):
+        copies = 0  # rows of experts are all computed again (`parallel.stage.SAVED_OPS`)
     width = (copies * model.expert_intermediate_size + model.shared_expert_intermediate_size) / tp
     if not copies:
         width = model.intermediate_size / tp if model.has_mlp(layer) else 0

@@ -220,7 +220,8 @@ def pass_s(placed: PlacedJob, layer: int, *, backward: bool) -> float:
     """Return the seconds of norms, rotary embeddings, activations, residual sums, and of sorting tokens by expert.
 
     A token is read once and written once for each of its experts, and back. An all-to-all needs the copies sorted by
-    rank before and by expert after it, both ways. DeepEP brings a token to a rank once for all of its experts there.
+    rank before and by expert after it, both ways. DeepEP brings a token to a rank once for all of its experts there. An
+    all-gather brings every token to every rank.
     """
     model, tp, ranks = placed.model, placed.layout.tp, placed.layout.ep
     residual = (8 if backward else 5) * model.norms * model.hidden_size / placed.residual_parts
@@ -237,6 +238,8 @@ def pass_s(placed: PlacedJob, layer: int, *, backward: bool) -> float:
     copies: float = 2 + (2 if ranks == 1 else 6) * count
     if ranks > 1 and placed.job.dispatcher == "deepep":
         copies = 2 * ranks * (1 - (1 - 1 / ranks) ** count) + 2 * count
+    elif ranks > 1 and placed.job.dispatcher == "allgather":
+        copies = 2 * ranks + 2 * count
     sorting_s = placed.pass_s(placed.tokens / tp * copies * (model.expert_hidden_size or model.hidden_size) * 2)
     waits = not placed.layout.cuda_graph and not is_own(placed.job)  # here the numbers stay on the device
     return seconds + sorting_s + (ROUTING_S if waits else 0.0)

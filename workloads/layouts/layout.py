@@ -20,7 +20,7 @@ State = Literal["fp32", "amp", "bf16", "int8"]
 TensorOverlap = Literal["none", "async"]
 ContextMethod = Literal["allgather", "ring"]
 AttentionKernel = Literal["flash2", "flash3", "cudnn", "unfused"]
-Dispatcher = Literal["alltoall", "deepep"]
+Dispatcher = Literal["alltoall", "deepep", "allgather"]
 DEGREES = ("dp_replicate", "dp_shard", "tp", "cp", "pp")
 
 
@@ -146,7 +146,10 @@ class Job:
     # of a gradient in its reduction over data parallel ranks; None for the trainer's own
     gradient_bytes: int | None = None
     attention_kernel: AttentionKernel | Literal[""] = ""  # the kernel of attention; empty for the trainer's own
-    # how tokens go to experts: `deepep` sends a token once to each node, `alltoall` once to each expert
+    # how tokens go to experts: `deepep` sends a token once to each node, `alltoall` once to each expert, `allgather` to
+    # all ranks, which scatter the sums of outputs
     dispatcher: Dispatcher = "alltoall"
     expert_overlap: bool = False  # all-to-all of one micro-batch runs beside the computation of another
     expert_imbalance: float = 1.0  # tokens of the busiest rank's experts, divided by the mean
+    # the tokens that a rank's buffers hold, divided by that mean: more than there are if their number is unknown before
+    expert_buffers: float = 1.0

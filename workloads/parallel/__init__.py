@@ -173,6 +173,13 @@ class ParallelParameters:
         return max(sum(loads[first : first + share]) for first in range(0, len(loads), share)) * self.ep / 10**6
 
     @property
+    def buffers_imbalance(self) -> float:
+        """Tokens that a rank has buffers for, over the mean; with natural routing all that may come to its experts."""
+        if self.imbalance is not None or self.ep == 1 or not self.shape.experts:
+            return self.rank_imbalance
+        return self.ep * min(1.0, self.shape.experts // self.ep / self.shape.experts_per_token)
+
+    @property
     def layout(self) -> Layout:
         layout = Layout(
             **{name: getattr(self, name) for name in LAYOUT_PARAMETERS},
@@ -199,9 +206,9 @@ class ParallelParameters:
             compiled=self.compile,
             manual_backward=self.block == "manual",
             document_tokens=round(self.attended_length) if self.document_tokens else 0,
-            # A token comes to a rank once for all of its experts there; of more ranks than a token has experts, to all.
-            dispatcher="deepep",
+            dispatcher="allgather",
             expert_imbalance=self.rank_imbalance,
+            expert_buffers=self.buffers_imbalance,
         )
 
     def find_violation(

@@ -18,7 +18,7 @@ from workloads.estimator.pipeline import rank_layers
 from workloads.estimator.placed_job import PlacedJob, divided_weights, rank_weights
 from workloads.estimator.step import estimate_job
 from workloads.hardware.cluster import build_topology
-from workloads.layouts.layout import Job, Layout
+from workloads.layouts.layout import Dispatcher, Job, Layout
 from workloads.layouts.trainers import nearest_efficiency
 from workloads.models.hugging_face import load_model
 
@@ -138,10 +138,14 @@ def test_experts_are_divided_by_fewer_ranks_than_the_other_weights() -> None:
     assert states == pytest.approx(8 * divided_weights(work, weights))
 
 
-def test_deepep_sends_less_than_an_all_to_all() -> None:
-    works = [job("qwen3_30b_a3b", ep=32, dp_shard=32, dispatcher=kind) for kind in ("deepep", "alltoall")]
-    deepep, plain = (estimate_job(work, cluster(32)).step.expert_parallel for work in works)
-    assert 0 < deepep < plain
+@pytest.mark.parametrize(
+    ("ranks", "order"), [(4, ("deepep", "allgather", "alltoall")), (32, ("deepep", "alltoall", "allgather"))]
+)
+def test_tokens_go_to_their_experts_at_the_cost_of_what_is_sent(ranks: int, order: tuple[Dispatcher, ...]) -> None:
+    """A token has eight experts."""
+    works = [job("qwen3_30b_a3b", ep=ranks, dp_shard=ranks, dispatcher=kind) for kind in order]
+    times_s = [estimate_job(work, cluster(ranks, gpus_per_domain=32)).step.expert_parallel for work in works]
+    assert 0 < times_s[0] < times_s[1] < times_s[2]
 
 
 @pytest.mark.parametrize(("slower", "faster"), [("bf16", "fp8_tensorwise"), ("fp8_rowwise", "fp8_tensorwise")])

@@ -68,6 +68,20 @@ def test_layouts_of_fp32_state_are_counted_as_measured(
         assert 2 * estimate.tokens_per_s_per_gpu == pytest.approx(tokens_per_s, rel=0.1)
 
 
+# Qwen3-30B-A3B with 8 of 48 blocks and bf16 state on H100s (benchmarks/results/experts_h100.md): GiB as above.
+@pytest.mark.parametrize(
+    ("gpus", "ep", "imbalance", "gib"),
+    [(1, 1, 1.0, 47.7), (2, 2, 1.0, 28.4), (2, 1, 1.0, 42.2), (2, 2, None, 30.0), (2, 1, None, 42.1)],
+)
+def test_memory_of_experts_is_counted_for_the_tokens_that_may_come(
+    gpus: int, ep: int, imbalance: float | None, gib: float
+) -> None:
+    fields: dict[str, Any] = {"model": "qwen3_30b_a3b", "layers": 8, "sequence_length": 4096, "state": "bf16"}
+    fields |= {"dp_shard": gpus, "ep": ep, "imbalance": imbalance, "micro_batch": 4, "global_batch": 8 * gpus}
+    job = ParallelParameters(**fields, checkpointing="selective", reshard_after_forward=False).job
+    assert gib <= estimate_job(job, cluster(gpus)).memory.allocated_gib <= 1.05 * gib
+
+
 @pytest.mark.parametrize("row", [row for row in MEASUREMENTS if row["tokens_per_s"] > 0], ids=str)
 def test_the_estimated_speed_is_near_the_measured_one(row: dict[str, Any]) -> None:
     tolerance = 0.022 if measured_job(row).layout.gpus == 4 else 0.055
