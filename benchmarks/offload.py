@@ -2,7 +2,7 @@
 
     python benchmarks/offload.py [--rows 8b_8k,8b_8k_large,1b_8k,8b_512,8b_64k,cpu_offload] [--steps 1]
     python benchmarks/offload.py --rows cpu_offload_small
-    python benchmarks/offload.py --rows 8b_8k_fp8 --steps 3     # bf16 and fp8 in turns, at four budgets
+    python benchmarks/offload.py --rows 8b_8k_fp8 --steps 3     # bf16 and fp8 interleaved, at four budgets
     python benchmarks/offload.py --rows 8b_8k_recipes --steps 3 # bf16, one scale for a matrix, scales of blocks
     python benchmarks/offload.py --rows qwen_1k,qwen14b_1k,qwen14b_1k_fp8,qwen14b_1k_states --steps 2
     python benchmarks/offload.py --rows 8b_64k_large         # needs up to 144 GiB of host memory

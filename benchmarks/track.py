@@ -108,7 +108,7 @@ def compare_once(case: Case, loss: float, random: np.random.Generator) -> tuple[
     earlier, new = measure(0.0, case.history), measure(level, 1)
     for _ in range(MOST_LOOKS):
         compared = compare_runs(earlier, new, gate)
-        if compared.verdict is not Verdict.CANNOT_BE_TOLD:
+        if compared.verdict is not Verdict.INCONCLUSIVE:
             break
         most = 1 if case.looks_at_each else MOST_LOOKS
         new += measure(level, min(compared.more_new, most))

@@ -1,4 +1,4 @@
-"""Compare torchtitan with this project's trainer: the same model, layout, batch and GPUs, in turns, in one run.
+"""Compare torchtitan with this project's trainer: the same model, layout, batch and GPUs, interleaved, in one run.
 
     python benchmarks/trainers.py [--model llama3_8b] [--sequences 4] [--rounds 2] [--plan] [--dir DIRECTORY]
 

@@ -29,7 +29,7 @@ def reading_ms(device: torch.device) -> float | None:
 
 
 def slowdown_percent(device: torch.device) -> float:
-    """Return by how much products are slower while the sensors are polled, the median of rounds in turns."""
+    """Return by how much products are slower while the sensors are polled, the median of interleaved rounds."""
     a = torch.randn(8192, 8192, device=device, dtype=torch.bfloat16)
     c = torch.empty_like(a)
 

@@ -9,7 +9,7 @@ from typing import Any
 
 MAX_WHOLE = 2**53  # up to here a float holds every whole number
 MAX_DECIMALS = 16
-TIE = "a tie"  # how the verdict begins if the finals cannot tell the first two apart
+TIE = "a tie"  # how the verdict begins if the first two finalists do not differ significantly
 
 
 def format_number(value: float) -> str:

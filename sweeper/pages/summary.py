@@ -97,13 +97,13 @@ class Summary:
         if not others:
             return f"no verdict: only trial {leader.trial.number} was measured again"
         value = f"{format_number(leader.value.value)} {get_metric(results.objective).unit}".strip()
-        method = f"mean of {leader.rounds} rounds in turns with the others"
+        method = f"mean of {leader.rounds} rounds, interleaved with the others"
         measured = f"{value} (95% {format_number(leader.value.low)} to {format_number(leader.value.high)}; {method})"
         tied = [finalist.trial.number for finalist in others if finalist.tied]
         if not tied:
             return f"trial {leader.trial.number} wins: {measured}"
         numbers = ", ".join(map(str, [leader.trial.number, *tied]))
-        return f"{TIE}: trials {numbers} cannot be told apart; {measured}"
+        return f"{TIE} of trials {numbers}: {measured}"
 
     def _describe_front(self, front: Front) -> str:
         certified = front.certified

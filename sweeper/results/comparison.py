@@ -1,25 +1,61 @@
-"""One result compared with another: a ratio with its interval, and whether the second one is slower.
+"""A comparison of results as text, and the points that two sweeps share.
 
-What a sweep measures of its own spread, steps of one trial or rounds of its finals, is spread within one run. The ratio
-is stated with it. Another run of the same configuration (another process, another day) differs by more, which no single
-run shows: the verdict allows for that too (`sweeper/results/runs.py`).
+The steps of a trial and the rounds of the finals show the spread within one run. Another run of the same configuration
+(another process, another day) differs by more, which no single run shows. Verdicts and the intervals of changes allow
+for both (`sweeper/results/runs.py`).
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
 
 from sweeper.common.format import count, format_number, format_point
-from sweeper.metrics.intervals import MIN_STEPS, Interval, interval_of_steps, ratio_interval
+from sweeper.metrics.intervals import MIN_STEPS, Interval, interval_of_steps
 from sweeper.results.ranking import BestResult, find_speed_metric, read_work, select_complete
-from sweeper.results.runs import Comparison, Gate, Verdict, compare_runs, run_of_interval
+from sweeper.results.runs import Comparison, Gate, Verdict, compare_runs, find_worst, run_of_interval
 
 SHOWN_PAIRS = 5
+NOT_COMPARED = "not compared"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ComparedWork:
+    """One kind of work of a comparison, as text.
+
+    Attributes:
+        result: None if the work was not compared.
+        detail: what the verdict rests on, or why there is none.
+        changed: the versions that differ.
+    """
+
+    work: str
+    device: str
+    earlier: str = ""
+    now: str = ""
+    result: Comparison | None = None
+    detail: str
+    changed: str = ""
+
+    @property
+    def outcome(self) -> str:
+        return str(self.result.verdict if self.result else NOT_COMPARED)
+
+    @property
+    def change(self) -> str:
+        return self.result.ratio.change if self.result else ""
+
+    def __str__(self) -> str:
+        heading = f"{self.work} on {self.device}: {self.outcome}"
+        if self.result is None:
+            return f"{heading}: {self.detail}"
+        changed = f"\n  changed: {self.changed}" if self.changed else ""
+        return f"{heading}, {self.change}\n  {self.now} against {self.earlier}; {self.detail}{changed}"
 
 
 def judge(before: Interval, after: Interval, gate: Gate) -> Comparison:
@@ -28,33 +64,22 @@ def judge(before: Interval, after: Interval, gate: Gate) -> Comparison:
     return compare_runs([earlier], [new], gate)
 
 
-def describe_more_runs(comparison: Comparison) -> str:
-    """Return how many more runs a verdict needs; empty with a verdict."""
-    if comparison.verdict is not Verdict.CANNOT_BE_TOLD:
-        return ""
+def describe_spread(comparison: Comparison) -> str:
+    """Return the spread between runs, and without a verdict how many more runs one needs."""
+    spread = comparison.spread
+    basis = f"{spread.value:.1%} between runs ({'assumed' if spread.is_assumed else 'measured'})"
+    if comparison.verdict is not Verdict.INCONCLUSIVE:
+        return basis
     new = count(comparison.more_new, "more run") if comparison.more_new else ""
     earlier = f"{comparison.more_earlier} more of the earlier work" if comparison.more_earlier else ""
-    return f"{' and '.join(filter(None, [new, earlier]))} needed"
+    return f"{basis}; {' and '.join(filter(None, [new, earlier]))} needed"
 
 
-def measure_ratio(before: Interval, after: Interval) -> Interval | None:
-    """Return `after` over `before` with the 95% interval of the measured spreads; None without both intervals."""
-    if not (before.has_interval and after.has_interval and before.low > 0 and after.low > 0):
-        return None
-    return ratio_interval(after, before)
-
-
-def compare_values(value: Interval, other: Interval, name: str, other_name: str) -> str:
-    """Compare two results of equal work: their ratio with its interval, unless the interval contains 1."""
-    ratio = measure_ratio(value, other)
-    if ratio is None:
-        return f"{name} {value}, {other_name} {other}: cannot be told without both 95% intervals"
-    interval = ratio.change.partition(" ")[2]
-    if ratio.low <= 1 <= ratio.high:
-        return f"cannot be told apart: {name} {value}, {other_name} {other}, {ratio.change}"
-    if ratio.value < 1:
-        return f"{name} is {1 / ratio.value:.2f} times as fast as {other_name}: {value} against {other} {interval}"
-    return f"{other_name} is {ratio.value:.2f} times as fast as {name}: {other} against {value} {interval}"
+def describe_comparison(works: Sequence[ComparedWork], gate: Gate) -> tuple[str, Verdict | None]:
+    """Return the comparison as text with its verdict at the end, and the verdict; None if nothing was compared."""
+    worst = find_worst([work.result for work in works if work.result])
+    verdict = [f"verdict: {worst.verdict}, at a threshold of {gate.threshold:g}"] if worst else []
+    return "\n".join([*map(str, works), *verdict]), worst.verdict if worst else None
 
 
 def describe_basis(first: BestResult, second: BestResult) -> str:

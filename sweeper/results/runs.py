@@ -37,12 +37,13 @@ MOST_RUNS = 500
 
 
 class Verdict(StrEnum):
+    FASTER = "faster"
     NOT_SLOWER = "not slower"
     SLOWER = "slower"
-    CANNOT_BE_TOLD = "cannot be told"
+    INCONCLUSIVE = "inconclusive"
 
 
-EXIT_CODES = {Verdict.NOT_SLOWER: 0, Verdict.SLOWER: 1, Verdict.CANNOT_BE_TOLD: 3}
+EXIT_CODES = {Verdict.FASTER: 0, Verdict.NOT_SLOWER: 0, Verdict.SLOWER: 1, Verdict.INCONCLUSIVE: 3}
 
 
 @dataclass(frozen=True)
@@ -147,18 +148,18 @@ def compare_runs(earlier: Sequence[Run], new: Sequence[Run], gate: Gate) -> Comp
     half_width = spread.quantile(0.025) * error
     ratio = Interval(*(math.exp(change + x) for x in (0, -half_width, half_width)))
     # An unknown error decides nothing: no comparison with NaN holds.
-    if change < -gate.tolerated and change < -error * spread.quantile(FALSE_ALARM):
-        return Comparison(Verdict.SLOWER, ratio, spread)
+    if abs(change) > gate.tolerated and abs(change) > error * spread.quantile(FALSE_ALARM):
+        return Comparison(Verdict.SLOWER if change < 0 else Verdict.FASTER, ratio, spread)
     miss = LAST_MISS if spread.decides(*counts, gate) else EARLY_MISS
     if change >= -gate.tolerated and change - error * spread.quantile(miss) >= -gate.detected:
         return Comparison(Verdict.NOT_SLOWER, ratio, spread)
     more_earlier, more_new = _count_more_runs(counts, replace(spread, errors=known_errors), gate)
-    return Comparison(Verdict.CANNOT_BE_TOLD, ratio, spread, more_new, more_earlier)
+    return Comparison(Verdict.INCONCLUSIVE, ratio, spread, more_new, more_earlier)
 
 
 def find_worst(comparisons: Sequence[Comparison]) -> Comparison | None:
-    """Return the comparison whose verdict decides for several: slower, else one that cannot be told; None of none."""
-    order = (Verdict.SLOWER, Verdict.CANNOT_BE_TOLD, Verdict.NOT_SLOWER)
+    """Return the comparison that decides for several: a slower one, else an inconclusive one; None of none."""
+    order = (Verdict.SLOWER, Verdict.INCONCLUSIVE, Verdict.NOT_SLOWER, Verdict.FASTER)
     return min(comparisons, key=lambda c: (order.index(c.verdict), -c.more_new - c.more_earlier), default=None)
 
 

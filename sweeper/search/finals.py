@@ -1,13 +1,13 @@
-"""The finals: the best trials measured again in turns, and how the finalists compare.
+"""The finals: the best trials measured again, interleaved, and how the finalists compare.
 
 The best of many noisy measurements is too high, because it was chosen for its luck. The finalists therefore run again
-in a fresh worker, in turns and for several rounds, so that drift from round to round (heat, clocks, neighbours) affects
+in a fresh worker, interleaved, for several rounds, so that drift from round to round (heat, clocks, neighbors) affects
 all of them. The value of a finalist is the geometric mean of its rounds with Student's 95% interval, both computed from
 logarithms, so that the ratio of two values is the mean of their ratios. Two finalists are compared by their paired
 differences, round by round. They are tied where the interval of the difference contains zero. Any of them may lead by
-chance, so the intervals of the differences hold for all pairs of finalists at once (Bonferroni): of finalists that are
-equally fast, any are told apart in at most 5% of finals. Each pair has its own spread: one noisy finalist widens its
-own intervals only.
+chance, so the intervals of the differences hold for all pairs of finalists at once (Bonferroni): at most 5% of finals
+of equally fast finalists find a difference. Each pair has its own spread: one noisy finalist widens its own intervals
+only.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from sweeper.metrics.intervals import Interval, student_interval
 from workloads.api.contract import Workload
 
 DEFAULT_FINALISTS = Workload.finalists
-FAMILY_ERROR = 0.05  # of the finals: how often any of equally fast finalists may be told apart
+FAMILY_ERROR = 0.05  # of the finals: the share of finals of equally fast finalists that may find a difference
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 The points of the front are measured again, interleaved, as those of one objective are (`finals.py`). For every pair two
 hypotheses are tested: that one point dominates the other, and that it does not. At most 5% of fronts have a point that
 is wrongly called "on the front", and at most 5% one that is wrongly called "dominated", whatever the number of points
-and of noisy objectives (Bonferroni over both). Two points cannot be told apart if no objective differs between them:
+and of noisy objectives (Bonferroni over both). Two points are the same if no objective differs between them:
 the difference is within the objective's resolution, or Student's interval of the paired differences contains zero, for
 all pairs and objectives at once.
 
@@ -48,7 +48,7 @@ class FrontPoint:
     is_certain: bool  # no other point dominates it, for all points of the front at once
     is_dominated: bool  # one other point dominates it, for all pairs of the front at once
     is_on_front: bool  # no other point's means dominate its means
-    # Numbers of the trials that cannot be told apart from it in any objective, none dominating the other for sure.
+    # Numbers of the trials that neither dominate it nor are dominated, and differ significantly in no objective.
     same_as: tuple[int, ...]
     rounds: int  # how many are compared
     # The limits that the median of its rounds is beyond: then it is not on the front and not compared.
@@ -196,7 +196,7 @@ def _to_losses(values: np.ndarray, criteria: Criteria) -> tuple[np.ndarray, np.n
 
 
 def _find_same(losses: np.ndarray, resolutions: np.ndarray, ordered: set[tuple[int, int]]) -> list[list[int]]:
-    """Return of each point the others that cannot be told apart from it; of `ordered` pairs one dominates the other."""
+    """Return for each point the others that are the same; of `ordered` pairs one dominates the other."""
     count, objectives, _ = losses.shape
     level = 1 - FAMILY_ERROR / max(1, math.comb(count, 2) * objectives)
     same: list[list[int]] = [[] for _ in range(count)]

@@ -31,7 +31,7 @@ def test_the_default_workload_measures_this_machine(finished_sweep: FinishedSwee
     assert "mlflow ui" in result.out and "budget.trials=16" in result.out  # the next commands
     all_rows = list(csv.DictReader((workspace.sweeps[0] / "trials.csv").open()))
     rows = [row for row in all_rows if not row["round"]]
-    assert len(all_rows) == 8 + 3 * 5 and "mean of 5 rounds in turns with the others" in result.out
+    assert len(all_rows) == 8 + 3 * 5 and "mean of 5 rounds, interleaved with the others" in result.out
     assert len(rows) == 8 == len({(row["param.m"], row["param.k"]) for row in rows})
     for row in rows:
         flops = 2 * int(row["param.m"]) * 256 * int(row["param.k"])

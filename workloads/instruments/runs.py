@@ -87,7 +87,7 @@ def time_untainted(
 def run_sustained(
     steps: Sequence[Step], device: torch.device, step_time_s: float, seconds: float
 ) -> tuple[tuple[float, ...], Energy | None, dict[str, float]]:
-    """Run calls of the same work in turns; `step_time_s` is the approximate time of one.
+    """Run calls of the same work, interleaved; `step_time_s` is the approximate time of one.
 
     Returns:
         The seconds of a call in each window after the clocks had settled; their energy; the GPU's clock, power and

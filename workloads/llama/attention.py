@@ -54,7 +54,7 @@ def gpu_kernels() -> tuple[Kernel, ...]:
 def fastest_kernel(shape: AttentionShape, device: torch.device, candidates: tuple[Kernel, ...] | None = None) -> Kernel:
     """Return the kernel with the shortest forward and backward time for a shape.
 
-    The candidates, by default all of the GPU, are timed on random data in turns, and the minimum of three repeats
+    The candidates, by default all of the GPU, are timed on random data, interleaved, and the minimum of three repeats
     counts. One that fails, or whose results are wrong, is excluded and its reason is printed. A single one that is left
     is returned untimed, and so is the one kernel of a CPU. Raises Infeasible if no fused kernel works for this shape.
     """

@@ -136,7 +136,7 @@ def _by_tokens(*tensors: Tensor) -> Any:
 
 # FlashAttention 4 (the package flash-attn-4) compiles at the first call.
 # torch.nn.attention.activate_flash_attention_impl("FA4") calls the same two functions in place of PyTorch's own flash
-# kernel, for the whole process: then the two could not be timed in turns.
+# kernel, for the whole process: then the two could not be timed interleaved.
 
 
 def _flash4_fwd(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> tuple[Tensor, Tensor]:

@@ -33,7 +33,7 @@ OF_CASTS = "a cast is timed on any device: this is about the products that take 
 
 @dataclass(frozen=True)
 class GemmParameters:
-    """One GEMM of a model's linear layer, timed in turns with bf16.
+    """One GEMM of a model's linear layer, timed interleaved with bf16.
 
     Both operands are contiguous along k (layout nt), the only layout that matrix units take for formats of 8 bits or
     fewer. The bf16 GEMM has the same layout.
@@ -85,7 +85,7 @@ class CastParameters:
 
 @dataclass(frozen=True)
 class LinearParameters:
-    """Linear layers of a model, compiled, forward and backward; timed in turns with the same layers in bf16.
+    """Linear layers of a model, compiled, forward and backward; timed interleaved with the same layers in bf16.
 
     Attributes:
         recipe: torchao's training recipe. In fp8_rowwise_gw_hp the weight gradients are in bf16.
@@ -186,7 +186,7 @@ class Gemm(PrecisionWorkload):
     Parameters = GemmParameters
     work = ("recipe", "model")
     ways = ("warmup", "repeats", "seed")
-    # Recipe and bf16 in turns, cold cache, operands converted beforehand. The cost of events is subtracted, and the
+    # Recipe and bf16 interleaved, cold cache, operands converted beforehand. The cost of events is subtracted, and the
     # flush reads and writes (new in 2, here and below).
     benchmark_version = "gemm/2"
     recipes, note, module = Recipe, OF_PRODUCTS, "gemm"

@@ -22,7 +22,7 @@ SAMPLE_SIZE = 256  # rows and columns of the result that the error is computed f
 
 
 def measure(parameters: GemmParameters, rank: Rank) -> Measurement:
-    """Time A·Bᵀ in the recipe and in bf16 in turns, and compare a sample of the result with fp64.
+    """Time A·Bᵀ in the recipe and in bf16, interleaved, and compare a sample of the result with fp64.
 
     The operands are converted beforehand; `precision_casts` and `precision_linear` measure that cost. If the device
     does not support the recipe natively, only the error is measured: the converted operands are multiplied in fp32.

@@ -8,8 +8,9 @@
 The file is performance.json or file=FILE: a small JSON that a repository commits. SWEEP is the name of a sweep in the
 MLflow store, by default the last one. Several sweeps of the same work are runs of one version.
 
-compare compares these runs with the file's, of equal work on equal hardware. Exit code 0: not slower. 1: slower. 3:
-cannot be told; how many more runs tell. 2: nothing to compare, or invalid arguments.
+compare compares these runs with the file's, of equal work on equal hardware. Exit code 0: faster, or not slower. 1:
+slower. 3: inconclusive; the output has the number of runs that a verdict needs. 2: nothing to compare, or invalid
+arguments.
 
 append adds these runs to the file, and creates it if need be.
 
@@ -112,23 +113,23 @@ def read_runs(request: RunsRequest) -> list[NewRun]:
 def compare_runs(request: CompareRequest) -> int:
     """Print the comparison, and write the files for a pipeline. Returns the exit code of the worst verdict."""
     from sweeper.commands.history import new_runs, output, reference_file
-    from sweeper.results.runs import EXIT_CODES, Gate, find_worst
+    from sweeper.results.comparison import describe_comparison
+    from sweeper.results.runs import EXIT_CODES, Gate
 
     gate = Gate(request.threshold, request.between_runs)
     known = reference_file.read(request.path)
     compared = new_runs.compare(known, read_runs(request), gate)
-    worst = find_worst([item.result for item in compared if item.result])
-    if worst is None:
+    works = output.describe_works(compared)
+    text, verdict = describe_comparison(works, gate)
+    if verdict is None:
         raise UserInputError(f"file={request.path}: {compared[0].new[-1].sweep}: {compared[0].reason}")
-    lines = output.build_lines(compared)
     note = f"At a threshold of {gate.threshold:.3g}, against the runs of {request.path.name}."
-    print("\n".join(map(str, lines)))
-    print(f"verdict: {worst.verdict}, at a threshold of {gate.threshold:g}")
+    print(text)
     if request.markdown:
-        _write(request.markdown, output.build_markdown(lines, note), "markdown")
+        _write(request.markdown, output.build_markdown(works, note), "markdown")
     if request.junit:
-        _write(request.junit, output.build_junit(lines), "junit")
-    return EXIT_CODES[worst.verdict]
+        _write(request.junit, output.build_junit(works), "junit")
+    return EXIT_CODES[verdict]
 
 
 def append_runs(request: AppendRequest) -> int:

@@ -134,10 +134,9 @@ def append(history: History, runs: Sequence[NewRun], gate: Gate, *, new_level: b
             raise UserInputError(f"{known.sweep} of {known.date}: already in the history")
         if series and not new_level:
             result = _compare(identity, series.level, new, gate)
-            is_faster = _compare(identity, new, series.level, gate).verdict is Verdict.SLOWER
-            if is_faster or result.verdict is Verdict.SLOWER:  # the level would become a mixture of two
+            if result.verdict in (Verdict.FASTER, Verdict.SLOWER):  # the level would become a mixture of two
                 raise UserInputError(
-                    f"{new[-1].sweep}: {'faster' if is_faster else 'slower'} than the runs before "
+                    f"{new[-1].sweep}: {result.verdict} than the runs before "
                     f"({result.ratio.value - 1:+.1%}). --new-level starts a new level, with which later runs are "
                     "compared"
                 )

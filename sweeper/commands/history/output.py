@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from sweeper.commands.history.new_runs import Compared
 from sweeper.commands.history.reference_file import History, Identity, RecordedRun, Series
@@ -13,70 +12,32 @@ from sweeper.common.format import count, format_interval, format_number
 from sweeper.pages import junit
 from sweeper.pages.html_page import Table
 from sweeper.pages.trial_tables import markdown_of
-from sweeper.results.comparison import describe_more_runs
+from sweeper.results.comparison import ComparedWork, describe_spread
 from sweeper.results.ranking import label_works
 from sweeper.results.runs import Verdict
 
 COLUMNS = ("work", "device", "earlier", "now", "change", "verdict", "changed")
-NOT_COMPARED = "not compared"
+CASES = {Verdict.FASTER: junit.PASSED, Verdict.NOT_SLOWER: junit.PASSED, Verdict.SLOWER: junit.FAILED}
 MIN_COLUMNS = 4  # work, device, level and unit are shown in any terminal
 
 
-@dataclass(frozen=True, kw_only=True)
-class Line:
-    """One series of a comparison, as text.
-
-    Attributes:
-        verdict: None for runs that were not compared.
-        detail: what the verdict rests on, or why there is none.
-    """
-
-    work: str
-    device: str
-    earlier: str = ""
-    now: str
-    change: str = ""
-    verdict: Verdict | None = None
-    detail: str
-    changed: str = ""
-
-    @property
-    def outcome(self) -> str:
-        return str(self.verdict or NOT_COMPARED)
-
-    def __str__(self) -> str:
-        if self.verdict is None:
-            return f"{self.work} on {self.device}: {self.outcome}: {self.detail}"
-        changed = f"\n  changed: {self.changed}" if self.changed else ""
-        return (
-            f"{self.work} on {self.device}: {self.outcome}, {self.change}\n"
-            f"  {self.now} against {self.earlier}; {self.detail}{changed}"
-        )
-
-
-def build_lines(compared: Sequence[Compared]) -> list[Line]:
-    """Return a line for each series."""
-    lines = []
+def describe_works(compared: Sequence[Compared]) -> list[ComparedWork]:
+    """Return each series as text."""
+    works = []
     for item, label in zip(compared, label_series([item.identity for item in compared]), strict=True):
-        now, device = _describe_level(item.identity, item.new), item.identity.hardware
-        if item.result is None:
-            lines.append(Line(work=label, device=device, now=now, detail=item.reason))
-            continue
-        spread = item.result.spread
-        basis = f"{spread.value:.1%} between runs ({'assumed' if spread.is_assumed else 'measured'})"
-        lines.append(
-            Line(
+        identity, result = item.identity, item.result
+        works.append(
+            ComparedWork(
                 work=label,
-                device=device,
-                now=now,
-                earlier=_describe_level(item.identity, item.earlier),
-                change=item.result.ratio.change,
-                verdict=item.result.verdict,
-                detail="; ".join(filter(None, [basis, describe_more_runs(item.result)])),
-                changed=", ".join(item.new[-1].list_changes(item.earlier[-1])),
+                device=identity.hardware,
+                now=_describe_level(identity, item.new),
+                earlier=_describe_level(identity, item.earlier) if result else "",
+                result=result,
+                detail=describe_spread(result) if result else item.reason,
+                changed=", ".join(item.new[-1].list_changes(item.earlier[-1])) if result else "",
             )
         )
-    return lines
+    return works
 
 
 def label_series(identities: Sequence[Identity]) -> list[str]:
@@ -94,22 +55,22 @@ def _describe_level(identity: Identity, runs: Sequence[RecordedRun]) -> str:
     return f"{format_number(compute_level(runs))} {identity.unit} ({count(len(runs), 'run')})"
 
 
-def build_markdown(lines: Sequence[Line], note: str) -> str:
+def build_markdown(works: Sequence[ComparedWork], note: str) -> str:
     """Return a table of the comparison."""
     rows = []
-    for line in lines:
-        verdict = f"**{line.outcome}**: {line.detail}"
-        rows.append((line.work, line.device, line.earlier, line.now, line.change, verdict, line.changed))
+    for work in works:
+        verdict = f"**{work.outcome}**: {work.detail}"
+        rows.append((work.work, work.device, work.earlier, work.now, work.change, verdict, work.changed))
     return f"{markdown_of(COLUMNS, rows)}\n\n{note}\n"
 
 
-def build_junit(lines: Sequence[Line]) -> str:
-    """Return the comparison as JUnit XML: slower is a failure, what cannot be told is skipped."""
-    outcomes = {str(Verdict.NOT_SLOWER): junit.PASSED, str(Verdict.SLOWER): junit.FAILED}
+def build_junit(works: Sequence[ComparedWork]) -> str:
+    """Return the comparison as JUnit XML: slower work fails; work without a verdict is skipped."""
     cases = []
-    for line in lines:
-        message = ", ".join(filter(None, [line.outcome, line.change, line.detail]))
-        cases.append((line.device, line.work, outcomes.get(line.outcome, junit.SKIPPED), message))
+    for work in works:
+        case = CASES.get(work.result.verdict, junit.SKIPPED) if work.result else junit.SKIPPED
+        message = ", ".join(filter(None, [work.outcome, work.change, work.detail]))
+        cases.append((work.device, work.work, case, message))
     return junit.build_junit("sweeper history", cases)
 
 

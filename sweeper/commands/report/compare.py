@@ -6,16 +6,24 @@ import json
 
 from sweeper.preflight.work import SEARCHED
 from sweeper.results.comparison import (
-    compare_values,
+    ComparedWork,
     describe_basis,
     describe_pairs,
+    describe_spread,
     find_pairs,
     judge,
     select_common_points,
 )
 from sweeper.results.mlflow_results import Stored
-from sweeper.results.ranking import BestResult, describe_differences, find_best_results, label_works, read_space
-from sweeper.results.runs import Comparison, Gate, find_worst
+from sweeper.results.ranking import (
+    SPEED_UNITS,
+    BestResult,
+    describe_differences,
+    find_best_results,
+    label_works,
+    read_space,
+)
+from sweeper.results.runs import Gate
 from workloads.api.errors import UserInputError, suggest
 
 
@@ -33,47 +41,59 @@ def find_latest_sweep(stored: Stored, baseline: str) -> str:
     return str(others.sort_values("start")["run"].iloc[-1])
 
 
-def compare_sweeps(stored: Stored, first: str, second: str, gate: Gate) -> tuple[list[str], Comparison | None]:
-    """Return a line for each kind of work of two sweeps, per device; and the comparison with the worst verdict, if any.
+def compare_sweeps(stored: Stored, first: str, second: str, gate: Gate) -> tuple[str, list[ComparedWork]]:
+    """Compare each kind of work of two sweeps, per device. Returns what to know before, if anything, and the works.
 
     The best of two spaces answer different questions: sweeps of spaces that differ compare at the points of both.
 
     Raises:
-        UserInputError: a name is not one of a sweep.
+        UserInputError: a name is not one of a sweep, or the first sweep has no result.
     """
     names = set(stored.sweeps["run"])
     for name in (first, second):
         if name not in names:
             raise UserInputError(f"{name}: unknown sweep. {suggest(name, names)}")
     sides = [stored.trials[stored.trials["tag.sweep"] == name] for name in (first, second)]
-    lines: list[str] = []
+    note = ""
     if differences := _describe_spaces(stored, first, second):
         sides = select_common_points(sides)
         remedy = "compared at the points that both measured" if len(sides[0]) else "no point was measured by both"
-        lines.append(f"the spaces differ ({differences}): {remedy}")
+        note = f"the spaces differ ({differences}): {remedy}"
         if not len(sides[0]):
-            return lines, None
+            return note, []
     first_results, second_results = map(find_best_results, sides)
+    if not first_results:
+        return f"{first} has no complete trial", []
     labels = label_works([result.work for result in (*first_results, *second_results)])
-    comparisons: list[Comparison] = []
+    works: list[ComparedWork] = []
     for result, work_label in zip(first_results, labels, strict=False):  # those of the second sweep follow
         label, metric = f"{work_label} {result.speed_metric}", result.speed_metric
         same_work = [other for other in second_results if (other.work, other.speed_metric) == (result.work, metric)]
         if metric == "tokens_per_s":  # training on another number of devices is other work
             same_work = [other for other in same_work if other.devices == result.devices]
         if not same_work:
-            reason = _explain_difference(result, second_results)
-            lines.append(f"{label}: {second} has no comparable result ({reason})")
-        for other in same_work:
-            before, after = (side.speed.divide(side.devices) for side in (result, other))
-            platforms = [
-                f"{name} on {side.platform}, per device" if side.devices > 1 else f"{name} on {side.device}"
-                for name, side in ((first, result), (second, other))
-            ]
-            comparison = compare_values(before, after, *platforms)
-            lines.append(f"{label}: {comparison}, from {describe_basis(result, other)}")
-            comparisons.append(judge(before, after, gate))
-    return lines or [f"{first} has no complete trial"], find_worst(comparisons)
+            reason = f"{second} has no comparable result ({_explain_difference(result, second_results)})"
+            works.append(ComparedWork(work=label, device=result.platform, detail=reason))
+        works += [_compare_results(label, (first, result), (second, other), gate) for other in same_work]
+    return note, works
+
+
+def _compare_results(
+    label: str, earlier: tuple[str, BestResult], new: tuple[str, BestResult], gate: Gate
+) -> ComparedWork:
+    sides = [result for _, result in (earlier, new)]
+    before, after = (side.speed.divide(side.devices) for side in sides)
+    platforms = list(dict.fromkeys(side.platform for side in sides))
+    unit = f"{SPEED_UNITS[sides[0].speed_metric]}{' per device' if max(side.devices for side in sides) > 1 else ''}"
+    comparison = judge(before, after, gate)
+    return ComparedWork(
+        work=label,
+        device=" and ".join(platforms),
+        earlier=f"{before} of {earlier[0]}",
+        now=f"{after} {unit} of {new[0]}",
+        result=comparison,
+        detail=f"from {describe_basis(*sides)}; {describe_spread(comparison)}",
+    )
 
 
 def _describe_spaces(stored: Stored, first: str, second: str) -> str:

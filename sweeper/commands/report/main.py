@@ -11,14 +11,14 @@ Without a verb: the sweeps, the best result of each device for each kind of work
 an image for each kind of work, report_….png (training in nine panels, other work by its speed), and one for each Pareto
 front of several objectives. The other formats go to standard output.
 
-compare compares two sweeps where they did the same work: which is faster, with all 95% intervals, or that it cannot be
-told; and point by point, where both measured the same parameters.
+compare compares two sweeps where they did the same work: point by point, where both measured the same parameters, and
+by their best results. The verdict on B is faster, not slower, slower or inconclusive.
 
-baseline compares an earlier sweep with the latest one (or SWEEP). Exit code 0: not slower, a loss of 1.5 times the
-threshold is excluded. 1: slower, by more than the threshold and by more than runs differ. 3: cannot be told; how many
-more runs a verdict needs. 2: there is nothing to compare. One run does not show what runs differ by: between_runs=0.02
-is assumed, so that a loss of up to 9% cannot be told from chance. python -m sweeper history measures it, and compares
-several runs: two equal sweeps alone mostly end with 3.
+baseline compares an earlier sweep with the latest one (or SWEEP) in the same way. Exit code 0: faster, or not slower (a
+loss of 1.5 times the threshold is excluded). 1: slower, by more than the threshold and by more than runs differ. 3:
+inconclusive; the output has the number of runs that a verdict needs. 2: there is nothing to compare. One run does not
+show run-to-run variance: between_runs=0.02 is assumed, so that a loss of up to 9% is inconclusive. python -m sweeper
+history measures it, and compares several runs: two equal sweeps alone mostly end with 3.
 
 leaderboard shows the highest matmul rates measured here (workload=matmul stores them in
 DIR/sweeps/matmul_ceilings.json) next to published ones; rates with different statistics are not comparable.
@@ -50,8 +50,9 @@ from workloads.api.errors import UserInputError, suggest
 
 if TYPE_CHECKING:
     from sweeper.results.mlflow_results import Stored
+    from sweeper.results.runs import Verdict
 
-SEVERAL_RUNS = "which python -m sweeper history compares; baseline takes one of each"
+SEVERAL_RUNS = "`python -m sweeper history` compares several runs"
 MIN_LEADERBOARD_COLUMNS = 3  # GPU, type and rate are shown in any terminal
 
 
@@ -153,14 +154,7 @@ def read_store(request: ResultsRequest, sweep: str | None = None) -> Stored:
 
 def compare_sweeps(request: CompareRequest) -> int:
     """Print the comparison of two sweeps. Returns the exit code."""
-    from sweeper.results.runs import Gate
-
-    gate = Gate(request.threshold, request.between_runs)
-    stored = read_store(request)
-    from sweeper.commands.report import compare
-
-    lines, _ = compare.compare_sweeps(stored, request.first, request.second, gate)
-    print("\n".join([*lines, *compare.compare_points(stored, request.first, request.second)]))
+    _print_comparison(request, request.first, request.second)
     return 0
 
 
@@ -170,24 +164,30 @@ def compare_with_baseline(request: BaselineRequest) -> int:
     Raises:
         UserInputError: the sweep has no result that is comparable with the baseline's.
     """
-    from sweeper.results.runs import EXIT_CODES, Gate, Verdict
+    from sweeper.results.runs import EXIT_CODES
+
+    second, verdict = _print_comparison(request, request.baseline, request.sweep)
+    if verdict is None:
+        raise UserInputError(f"baseline {request.baseline}: {second} has no comparable result")
+    return EXIT_CODES[verdict]
+
+
+def _print_comparison(request: ComparisonRequest, first: str, second: str | None) -> tuple[str, Verdict | None]:
+    """Print the comparison of a sweep with another one, by default the latest. Return that one and the verdict."""
+    from sweeper.results.runs import Gate, Verdict
 
     gate = Gate(request.threshold, request.between_runs)
     stored = read_store(request)
     from sweeper.commands.report import compare
-    from sweeper.results.comparison import describe_more_runs
+    from sweeper.results.comparison import describe_comparison
 
-    first = request.baseline
-    second = request.sweep or compare.find_latest_sweep(stored, first)
-    lines, comparison = compare.compare_sweeps(stored, first, second, gate)
-    print("\n".join([*lines, *compare.compare_points(stored, first, second)]))
-    if comparison is None:
-        raise UserInputError(f"baseline {first}: {second} has no comparable result")
-    cannot_be_told = comparison.verdict is Verdict.CANNOT_BE_TOLD
-    more = f": {describe_more_runs(comparison)}, {SEVERAL_RUNS}" if cannot_be_told else ""
-    assumed = f"at a threshold of {gate.threshold:g} and {gate.between_runs:g} between runs (assumed)"
-    print(f"verdict: {comparison.verdict}, {assumed}{more}")
-    return EXIT_CODES[comparison.verdict]
+    second = second or compare.find_latest_sweep(stored, first)
+    note, works = compare.compare_sweeps(stored, first, second, gate)
+    text, verdict = describe_comparison(works, gate)
+    hint = f"; {SEVERAL_RUNS}" if verdict is Verdict.INCONCLUSIVE else ""
+    points = compare.compare_points(stored, first, second)
+    print("\n".join(filter(None, [note, *points, f"{text}{hint}"])))
+    return second, verdict
 
 
 def budget_gpu_hours(request: ReportRequest) -> float | None:

@@ -238,7 +238,7 @@ class Sweep:
             return
         finalists = dict.fromkeys(remeasurement.trial for _, remeasurement in pending)
         numbers, rounds = ", ".join(map(str, finalists)), self._config.finals.rounds
-        self._display.note(f"finals   remeasuring trials {numbers} in turns, {rounds} rounds, in a fresh worker")
+        self._display.note(f"finals   remeasuring trials {numbers}, interleaved, {rounds} rounds, in a fresh worker")
         self._finals_ended, self._finals_planned, self._rounds = 0, len(pending), RoundsAgain()
         self._clock.enter("finals")
 

@@ -27,7 +27,7 @@ def observation(node: str, point: int, status: TrialStatus = COMPLETE, at_s: flo
 
 
 def alternating(count: int, failing_node: str) -> list[NodeObservation]:
-    """Trials on all nodes in turns, of which those on one node fail."""
+    """Trials on all nodes in rotation, of which those on one node fail."""
     nodes = [NODES[n % 3] for n in range(count)]
     return [observation(node, n, FAILED if node == failing_node else COMPLETE) for n, node in enumerate(nodes)]
 

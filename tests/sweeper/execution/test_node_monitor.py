@@ -58,7 +58,7 @@ def used_nodes(monitor: NodeMonitor) -> list[str | None]:
 
 
 def add_trials(monitor: NodeMonitor, numbers: range, failing: str) -> list[str]:
-    """Add trials on all nodes in turns, of which those on the failing nodes fail. Returns the lines about changes."""
+    """Add trials on all nodes, of which those on the failing nodes fail. Returns the lines about changes."""
     lines = []
     for number in numbers:
         node = str(used_nodes(monitor)[number % len(used_nodes(monitor))])

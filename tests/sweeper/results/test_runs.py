@@ -58,13 +58,13 @@ def test_the_interval_of_the_change_includes_the_spread_between_runs() -> None:
     [
         (make_runs(20, 0.005), make_runs(1, 0, -0.03), Verdict.SLOWER),
         (make_runs(20, 0.005), make_runs(1, 0), Verdict.NOT_SLOWER),
-        (make_runs(20, 0.01), make_runs(1, 0, -0.012), Verdict.CANNOT_BE_TOLD),
+        (make_runs(20, 0.01), make_runs(1, 0, -0.012), Verdict.INCONCLUSIVE),
         (make_runs(20, 0.001), make_runs(1, 0, -0.012), Verdict.NOT_SLOWER),  # a real loss below the threshold
-        (make_runs(20, 0.02), make_runs(1, 0, -0.03), Verdict.CANNOT_BE_TOLD),
+        (make_runs(20, 0.02), make_runs(1, 0, -0.03), Verdict.INCONCLUSIVE),
         (make_runs(20, 0.02), make_runs(1, 0, -0.15), Verdict.SLOWER),
         (make_runs(20, 0.005), [Run(-0.05)], Verdict.SLOWER),  # no interval: the measured spread includes its error
-        (make_runs(2, 0.005), [Run(-0.5)], Verdict.CANNOT_BE_TOLD),  # the assumed spread does not
-        (make_runs(20, 0.005), [Run(math.nan)], Verdict.CANNOT_BE_TOLD),
+        (make_runs(2, 0.005), [Run(-0.5)], Verdict.INCONCLUSIVE),  # the assumed spread does not
+        (make_runs(20, 0.005), [Run(math.nan)], Verdict.INCONCLUSIVE),
     ],
 )
 def test_a_verdict_follows_from_the_change_and_the_spread(earlier: list[Run], new: list[Run], verdict: Verdict) -> None:
@@ -77,14 +77,14 @@ def test_more_runs_are_asked_for_exactly_where_there_is_no_verdict(
 ) -> None:
     compared = compare_runs(make_runs(earlier, spread), make_runs(new, spread, change), Gate(between_runs=assumed))
     more = compared.more_new + compared.more_earlier
-    assert (more > 0) == (compared.verdict is Verdict.CANNOT_BE_TOLD)
+    assert (more > 0) == (compared.verdict is Verdict.INCONCLUSIVE)
     if compared.spread.is_assumed:
         assert more <= max(1, MEASURED_FROM - (earlier + new - 2))
 
 
 def test_as_many_runs_as_are_asked_for_give_a_verdict_at_the_measured_spread() -> None:
     compared = compare_runs(make_runs(12, 0.01), make_runs(2, 0.01, -0.019), GATE)
-    assert compared.verdict is Verdict.CANNOT_BE_TOLD and compared.more_earlier == 0
+    assert compared.verdict is Verdict.INCONCLUSIVE and compared.more_earlier == 0
     more = make_runs(2 + compared.more_new, 0.01, -0.019)
     assert compare_runs(make_runs(12, 0.01), more, GATE).verdict is Verdict.NOT_SLOWER
 
@@ -93,7 +93,7 @@ def test_a_value_where_less_is_better_is_slower_when_it_is_larger() -> None:
     earlier = [run_of_interval(100, 99.9, 100.1, less_is_better=True)] * 12
     new = [run_of_interval(120, 119.9, 120.1, less_is_better=True)]
     assert compare_runs(earlier, new, GATE).verdict is Verdict.SLOWER
-    assert compare_runs(new, earlier, GATE).verdict is Verdict.NOT_SLOWER
+    assert compare_runs(new, earlier, GATE).verdict is Verdict.FASTER
 
 
 def test_the_worst_of_several_comparisons_decides() -> None:

@@ -163,7 +163,7 @@ def test_interrupted_finals_are_resumed_and_every_round_is_measured_once(workspa
     ]
     assert len(measured) == 6 and len({(entry["trial"], entry["round"]) for entry in measured}) == 6
     assert workspace.states()["RUNNING"] == 0
-    assert "finals   " in resumed.out and "mean of 3 rounds in turns with the others" in resumed.out
+    assert "finals   " in resumed.out and "mean of 3 rounds, interleaved with the others" in resumed.out
     (parent,) = workspace.runs("sweep")
     assert parent.data.tags["winner"] and "final_score" in parent.data.metrics
     rounds = [run for run in workspace.runs("trial") if "remeasured_trial" in run.data.tags]

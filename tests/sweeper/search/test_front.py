@@ -1,4 +1,4 @@
-"""The front of several objectives, measured again: shares, verdicts and what cannot be told apart."""
+"""The front of several objectives, measured again: shares, verdicts and points that do not differ."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ import xml.etree.ElementTree as ElementTree
 import pytest
 
 from sweeper.commands.history.new_runs import NewRun, append, compare
-from sweeper.commands.history.output import build_junit, build_lines, build_markdown
+from sweeper.commands.history.output import build_junit, build_markdown, describe_works
 from sweeper.commands.history.reference_file import History
 from sweeper.results.runs import Gate, Verdict
 from tests.support.histories import IDENTITY, build_history, new_run, recorded_run
@@ -18,17 +18,17 @@ GATE = Gate()
 
 
 @pytest.mark.parametrize(
-    ("value", "verdict"), [(660.0, Verdict.NOT_SLOWER), (640.0, Verdict.SLOWER), (700.0, Verdict.NOT_SLOWER)]
+    ("value", "verdict"), [(660.0, Verdict.NOT_SLOWER), (640.0, Verdict.SLOWER), (700.0, Verdict.FASTER)]
 )
 def test_a_run_is_compared_with_the_level_of_its_series(value: float, verdict: Verdict) -> None:
     (compared,) = compare(HISTORY, [new_run(value)], GATE)
     assert compared.result and compared.result.verdict is verdict and len(compared.earlier) == 12
-    assert build_lines([compared])[0].changed == "torch 2.12.0 to 2.11.0"
+    assert describe_works([compared])[0].changed == "torch 2.12.0 to 2.11.0"
 
 
 def test_several_sweeps_are_runs_of_one_version() -> None:
     (compared,) = compare(build_history([660, 655]), [new_run(650, 100), new_run(652, 101)], GATE)
-    assert len(compared.new) == 2 and compared.result and compared.result.verdict is Verdict.CANNOT_BE_TOLD
+    assert len(compared.new) == 2 and compared.result and compared.result.verdict is Verdict.INCONCLUSIVE
     assert compared.result.more_new + compared.result.more_earlier == 8  # until 12 runs measure what runs differ by
 
 
@@ -70,10 +70,10 @@ def test_a_level_is_no_mixture_of_two_speeds() -> None:
 
 
 def test_a_pipeline_reads_the_verdicts() -> None:
-    """Slower is a failure, what cannot be told and what was not compared are skipped."""
+    """Slower work fails; inconclusive work and work that was not compared are skipped."""
     history = append(HISTORY, [new_run(300, device="A | B")], GATE, new_level=False)
     runs = [new_run(640), new_run(301, 101, device="A | B"), new_run(1.0, devices=8)]
-    lines = build_lines(compare(history, runs, GATE))
+    lines = describe_works(compare(history, runs, GATE))
     suite = ElementTree.fromstring(build_junit(lines))
     assert [suite.get(name) for name in ("tests", "failures", "skipped")] == ["3", "1", "2"]
     failure, *skipped = [case[0] for case in suite]

@@ -57,9 +57,9 @@ def test_the_lead_of_a_winner_of_the_finals_is_that_of_the_finals() -> None:
     trials = trials.assign(**finals, **{"final.low": 980.0, "final.high": 1000.0})
     text = overview.describe(build_stored(trials))
     assert "tp=1 with 990 tokens/s (95% 980 to 1,000, mean of 5 rounds of the finals), 10.0% ahead of tp=2" in text
-    assert "which the finals confirm." in text
-    tie = overview.describe(build_stored(trials, "a tie: trials 0, 1 cannot be told apart"))
-    assert "which the finals cannot tell apart." in tie
+    assert "; the finals confirm it." in text
+    tie = overview.describe(build_stored(trials, "a tie of trials 0, 1: 10 TFLOP/s"))
+    assert "; the finals call it a tie." in tie
 
 
 def test_failures_are_listed_by_their_reasons() -> None:

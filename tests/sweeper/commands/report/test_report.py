@@ -21,6 +21,7 @@ from sweeper.metrics.derivation import Prices
 from sweeper.metrics.intervals import Interval
 from sweeper.pages import html_page
 from sweeper.results import mlflow_results
+from sweeper.results.comparison import describe_comparison
 from sweeper.results.ranking import find_best_results
 from sweeper.results.runs import Gate, Verdict
 from sweeper.tracking.mlflow_view import RankedTrial, SweepView
@@ -234,17 +235,20 @@ def test_the_best_result_of_each_device_and_kind_of_work_is_one_row(folder: Path
 
 
 def test_two_sweeps_of_the_same_work_are_compared_by_their_intervals(folder: Path) -> None:
-    lines, compared = compare.compare_sweeps(read_store(folder), "first", "second", Gate())
-    assert lines == [
-        "offload llama3_8b 8192 bf16 tokens_per_s: second on NVIDIA H200 is 1.12 times as fast as first on NVIDIA "
-        "H200: 11,400 (11,286 to 11,514) against 10,200 (10,098 to 10,302) (95% +10.2% to +13.4%), from the steps of "
-        "one trial each"
-    ]
-    assert compared is not None and compared.verdict is Verdict.NOT_SLOWER
-    compared = compare.compare_sweeps(read_store(folder), "second", "first", Gate())[1]
-    assert compared is not None and compared.verdict is Verdict.SLOWER
-    (line,), compared = compare.compare_sweeps(read_store(folder), "first", "small", Gate())
-    assert "no comparable result (model llama3_8b against llama3_1b)" in line and compared is None
+    text, verdict = describe_comparison(
+        compare.compare_sweeps(read_store(folder), "first", "second", Gate())[1], Gate()
+    )
+    assert text == (
+        "offload llama3_8b 8192 bf16 tokens_per_s on NVIDIA H200: faster, +11.8% (95% +5.5% to +18.3%)\n"
+        "  11,400 (11,286 to 11,514) tokens/s of second against 10,200 (10,098 to 10,302) of first; from the steps of "
+        "one trial each; 2.0% between runs (assumed)\n"
+        "verdict: faster, at a threshold of 0.02"
+    )
+    assert verdict is Verdict.FASTER
+    (work,) = compare.compare_sweeps(read_store(folder), "second", "first", Gate())[1]
+    assert work.outcome == "slower"
+    (work,) = compare.compare_sweeps(read_store(folder), "first", "small", Gate())[1]
+    assert str(work).endswith("not compared: small has no comparable result (model llama3_8b against llama3_1b)")
 
 
 def test_the_best_of_spaces_that_differ_are_compared_at_common_points_alone(folder: Path) -> None:
@@ -253,12 +257,12 @@ def test_the_best_of_spaces_that_differ_are_compared_at_common_points_alone(fold
     stored.sweeps["tag.space.budget"] = [f"choice({number})" for number in range(len(stored.sweeps))]
     is_fastest = (stored.trials["tag.sweep"] == "second") & (stored.trials["param.budget"] == "40")
     stored.trials.loc[is_fastest, "param.budget"] = "48"
-    difference, line, *_ = compare.compare_sweeps(stored, "first", "second", Gate())[0]
+    difference, (work, *_) = compare.compare_sweeps(stored, "first", "second", Gate())
     assert difference.startswith("the spaces differ (budget choice(") and difference.endswith("that both measured")
-    assert "cannot be told apart" in line and "9,450" in line and "11,400" not in line
+    assert work.outcome == "inconclusive" and "9,450" in str(work) and "11,400" not in str(work)
     stored.trials.loc[stored.trials["tag.sweep"] == "second", "param.budget"] = "48"
-    lines, compared = compare.compare_sweeps(stored, "first", "second", Gate())
-    assert len(lines) == 1 and "no point was measured by both" in lines[0] and compared is None
+    difference, works = compare.compare_sweeps(stored, "first", "second", Gate())
+    assert "no point was measured by both" in difference and not works
 
 
 def test_the_page_is_one_file_without_external_resources_and_escapes_every_value(folder: Path) -> None:
@@ -341,12 +345,12 @@ def test_json_and_csv_are_unrounded_and_a_regression_has_an_exit_code(folder: Pa
     assert len(rows) == len(content["Best results"]) and "sequence_length" in rows and "hfu" not in rows
     assert "| offload | llama3_8b |" in run_report(folder, "format=markdown", "sweep=first").out
     slower = run_report(folder, "baseline", "second", "first")
-    assert slower.code == 1 and "1.12 times as fast" in slower.out
+    assert slower.code == 1 and "tokens_per_s on NVIDIA H200: slower, -10.5% (95% -15." in slower.out
     assert run_report(folder, "baseline", "first", "second").code == 0
     assert run_report(folder, "baseline", "second", "first", "threshold=0.2").code == 0
     unclear = run_report(folder, "baseline", "second", "first", "between_runs=10%")
-    assert unclear.code == 3 and "verdict: cannot be told, at a threshold of 0.02 and 0.1 between runs" in unclear.out
-    assert "5 more runs and 5 more of the earlier work needed, which python -m sweeper history compares" in unclear.out
+    assert unclear.code == 3 and "verdict: inconclusive, at a threshold of 0.02; `python -m sweeper h" in unclear.out
+    assert "10.0% between runs (assumed); 5 more runs and 5 more of the earlier work needed" in unclear.out
     assert run_report(folder, "baseline", "first", "threshold=0").err.startswith("sweeper report: threshold=0")
     different_work = run_report(folder, "baseline", "first", "small")
     assert different_work.code == 2 and "small has no comparable result" in different_work.err
