@@ -31,12 +31,13 @@ def round_to_interval(value: float, half_width: float) -> float:
 def round_to_band(value: float, error_share: float, factor: float = 1.0, apart_from: float = math.nan) -> str:
     """Return the value rounded to the first digit of its error: 1,152 within 8% is 1,150, and 57.5 is 58.
 
+    Two digits are kept whatever the error, so that figures which belong together still multiply: days and GPU-hours.
     `factor` multiplies the rounded value, so that a price times the hours that are shown is the cost that is shown.
     The value gets more digits until it differs from `apart_from`.
     """
     if not value or not math.isfinite(value):
         return format_number(value)
-    place = math.floor(math.log10(abs(value) * max(error_share, 1e-4)) + 1e-9)
+    place = math.floor(math.log10(abs(value) * min(max(error_share, 1e-4), 0.1)) + 1e-9)
     decimals = decimals_apart(value, apart_from, -place)
     rounded = factor * round(value, decimals) + 0.0
     return f"{rounded:,.{max(0, decimals)}f}"
