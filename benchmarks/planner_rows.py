@@ -14,7 +14,7 @@ from sweeper.preflight.clusters import build_cluster
 from workloads.api.errors import UserInputError
 from workloads.hardware.cluster import Cluster
 from workloads.hardware.precisions import PRECISIONS
-from workloads.layouts.layout import AttentionKernel, Checkpointing, Dispatcher, Job, Layout, Sharding, State
+from workloads.layouts.layout import AttentionKernel, Checkpointing, Job, Layout, Sharding, State
 from workloads.layouts.trainers import SYNONYMS, TRAINERS
 from workloads.models.families import UNSUPPORTED_FAMILIES
 from workloads.models.flops import model_flops_per_token
@@ -52,6 +52,7 @@ RECOMPUTED = {
 }
 ASSUMED_RECOMPUTED = {"torchtitan": "per_op"}  # by trainer, of others none: torchtitan's default
 SELECTIVE: dict[str, Checkpointing] = {"own": "selective", "torchtitan": "per_op"}  # what each trainer means by it
+RECIPES = Path(__file__).with_name("planner_recipes.csv")
 COLUMNS = (
     *("source", "model", "gpus", "seq_len", "tp", "pp", "vpp", "cp", "ep", "dp", "sharding", "micro_batch"),
     *("global_batch", "recompute", "precision", "tokens_per_s_per_gpu", "tflops_per_gpu", "step_s", "memory_gib"),
@@ -132,6 +133,8 @@ def read_run(row: Mapping[str, str]) -> PublishedRun:
     job = _job(row, model, cluster)
     step_s = _step_s(row, job, cluster.gpus)
     memory = _number(row, "memory_gib")
+    if "known issue" in row["note"]:
+        raise UnsupportedRow(f"its source names a fault: {row['note'].split('known issue: ')[-1]}")
     if step_s is None and memory is None:
         raise UnsupportedRow("nothing was measured: no step_s, tokens/s, TFLOP/s or memory_gib")
     kinds = {"nvidia-smi": "total", "reserved": "reserved", "allocated": "allocated"}
@@ -169,12 +172,12 @@ def _job(row: Mapping[str, str], model: Model, cluster: Cluster) -> Job:
     if dtype not in cluster.device.peak_tflops:
         raise UnsupportedRow(f"{cluster.device.name} has no matrix units for {dtype}")
     note = row["note"].lower()
-    is_pure = "pure" in row["sharding_key"]
+    is_pure, settings = "pure" in row["sharding_key"], _settings(row, trainer, cluster)
     state: State = "amp" if precision.endswith("_amp") or trainer == "llm-foundry" else "fp32"
     state = "bf16" if "pure bf16" in row["precision"].lower() or trainer == "llmq" else state
     return Job(
         model=model,
-        layout=_layout(row, trainer, cluster, model),
+        layout=replace(_layout(row, trainer, cluster, model), cuda_graph="graph" in settings),
         sequence_length=_integer(row, "seq_len"),
         trainer=trainer,
         precision=precision,
@@ -184,16 +187,56 @@ def _job(row: Mapping[str, str], model: Model, cluster: Cluster) -> Job:
         manual_backward=_has_manual_backward(trainer, precision, row),
         gradient_bytes=2 if is_pure else None,
         attention_kernel=_attention_kernel(row, trainer),
-        dispatcher=_dispatcher(row, trainer),
-        expert_overlap=any(text in note for text in ("1f1b overlap", "a2a overlap", "ep overlap")),
+        dispatcher="deepep" if "deepep" in settings else "alltoall",
+        expert_overlap="overlap" in settings,
     )
 
 
-def _dispatcher(row: Mapping[str, str], trainer: str) -> Dispatcher:
-    """Return how tokens go to experts: by DeepEP or HybridEP where named, and in Megatron's recipes of 2026."""
-    text = f"{row['note']} {row['source']}".lower()
-    is_recent = TRAINERS[trainer].core == "megatron" and re.search(r"2026|\b26\.\d\d", text)
-    return "deepep" if is_recent or "deepep" in text or "hybridep" in text else "alltoall"
+def _settings(row: Mapping[str, str], trainer: str, cluster: Cluster) -> set[str]:
+    """Return which of these a run has: `deepep`, `overlap` of what experts exchange, a `graph` of whole steps.
+
+    They are those of the recipe behind the row if one is known. Else DeepEP or HybridEP is what a row names and what
+    Megatron's recipes of 2026 have; a graph is what a row names, and NVIDIA's recipes for Blackwell have from 26.06 on.
+    Rows of MLPerf say of their submissions that many have graphs.
+    """
+    recipe = _recipe(row)
+    if recipe is not None:
+        return recipe
+    text, source = f"{row['note']} {row['source']}".lower(), row["source"]
+    is_recent = TRAINERS[trainer].core == "megatron" and re.search(r"2026|\b26\.\d\d", source)
+    is_recipe = "Megatron-Bridge" in source and re.search(r"26\.06|2026-0[78]", source)
+    is_blackwell = cluster.device.architecture.startswith("sm10")
+    has = {
+        "deepep": is_recent or re.search("deepep|hybridep", text),
+        "overlap": re.search("(1f1b|a2a|ep) overlap", text),
+        "graph": (is_recipe and is_blackwell) or re.search(r"full(-iteration)? cuda graphs?|cuda graphs in many", text),
+    }
+    return {name for name, found in has.items() if found}
+
+
+def _recipe(row: Mapping[str, str]) -> set[str] | None:
+    """Return the settings of Megatron-Bridge's recipe of a row with experts, of its release or the one before it.
+
+    `planner_recipes.csv` has those of scripts/performance/configs at v0.2.2 (25.11), v0.3.1 (26.02), v0.4.2 (26.04) and
+    v0.5.0 (26.06); the verification cards of August 2026 ran recipes that have the same ones.
+    """
+    source, model = row["source"], row["model_key"].removesuffix("_671b").removesuffix("_30b_a3b")
+    found = re.search(r"(\d\d\.\d\d)(\.\d+)? NeMo Container", source)
+    if not found and not re.search(r"cards \(pretrain_(performance|weak_scaling)\)", source):
+        return None
+    release = found[1] if found else "26.06"
+    layouts = {("", ""), (row["pp"] or "1", row["ep"] or "1")}
+    with RECIPES.open(newline="") as lines:
+        recipes = {
+            known: set(recipe["settings"].split())
+            for recipe in csv.DictReader(lines)
+            for known in recipe["releases"].split()
+            if recipe["model"] in (model, row["model_key"])
+            and row["hardware_key"] in recipe["devices"].split()
+            and row["precision_key"] in recipe["precisions"].split()
+            and (recipe["pp"], recipe["ep"]) in layouts
+        }
+    return recipes.get(max((known for known in recipes if known <= release), default=""))
 
 
 def _attention_kernel(row: Mapping[str, str], trainer: str) -> AttentionKernel | Literal[""]:
@@ -247,7 +290,6 @@ def _layout(row: Mapping[str, str], trainer: str, cluster: Cluster, model: Model
         dp_replicate=dp // shard,
         dp_shard=shard,
         stages_per_rank=chunks,
-        cuda_graph=_has_graph(row, cluster),
         schedule="zbv" if is_v else "interleaved" if chunks > 1 else "1f1b",
         micro_batch=micro_batch,
         global_batch=global_batch,
@@ -262,17 +304,6 @@ def _layout(row: Mapping[str, str], trainer: str, cluster: Cluster, model: Model
         checkpointed_layers=layers,
         **degrees,
     )
-
-
-def _has_graph(row: Mapping[str, str], cluster: Cluster) -> bool:
-    """Return whether a graph holds whole steps: where a row says so, and in NVIDIA's for Blackwell from 26.06 on.
-
-    Rows of MLPerf say of their submissions that many have graphs.
-    """
-    is_recipe = "Megatron-Bridge" in row["source"] and re.search(r"26\.06|2026-0[78]", row["source"])
-    is_blackwell = cluster.device.architecture.startswith("sm10")
-    named = re.search(r"full(-iteration)? CUDA graphs?|CUDA graphs in many", row["note"])
-    return bool(named) or bool(is_recipe and is_blackwell)
 
 
 def _data_parallel(degrees: dict[str, int], gpus: int) -> int:
