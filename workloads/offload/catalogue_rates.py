@@ -9,9 +9,10 @@ from itertools import product
 
 from workloads.api.contract import Candidate, Estimate, Machine, Scalar
 from workloads.api.recipes import RECIPES
+from workloads.estimator.communication import bandwidth_gb_s
 from workloads.estimator.operations import Product, attention_s, block_products, block_seconds, product_s
 from workloads.estimator.placed_job import PlacedJob
-from workloads.hardware.cluster import Cluster
+from workloads.hardware.cluster import Cluster, Group
 from workloads.layouts.layout import Job, Layout
 from workloads.models.model import MODELS, Model
 from workloads.offload import OffloadParameters, infeasible_reason
@@ -84,7 +85,7 @@ def model_sizes(parameters: OffloadParameters) -> ModelSizes:
 
 
 def estimate_rates(model: Model, sequence_length: int, precision: str, cluster: Cluster) -> DeviceRates:
-    """Return the rates of one GPU by those of the catalogue, as `device_rates` measures them.
+    """Return the rates of one GPU of a cluster by those of the catalogue, as `device_rates` measures them.
 
     Experts have the tokens of a chunk of CHUNK_TOKENS, all on this GPU: their imbalance does not change the work.
     """
@@ -109,6 +110,7 @@ def estimate_rates(model: Model, sequence_length: int, precision: str, cluster: 
     head = Product("head", tokens, model.vocabulary, model.hidden_size)
     is_older = cluster.device.architecture.startswith(OLDER)
     host_s = 1e-9 / (OLDER_HOST_LINK_GB_S if is_older else HOST_LINK_GB_S)
+    over_host = cluster.topology.wiring == "host"
     # As measured for Llama 3 1B and 8B on an H200: 112,768 and 200,832 bytes in bf16.
     workspace = placed.element_bytes * (6 * model.intermediate_size + 3.5 * model.hidden_size)
     gradient_sum_s = 0.0
@@ -129,4 +131,6 @@ def estimate_rates(model: Model, sequence_length: int, precision: str, cluster: 
         workspace_bytes_per_token=workspace,
         min_chunk_tokens=CHUNK_TOKENS,
         gradient_sum_s=gradient_sum_s,
+        link_s_per_byte=host_s if over_host else 1e-9 / bandwidth_gb_s(cluster, Group(cluster.gpus)),
+        links_are_the_hosts=over_host,
     )

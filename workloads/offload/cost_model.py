@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import product
 from typing import Generic, NamedTuple, TypeVar
@@ -14,10 +14,12 @@ from numpy.typing import NDArray
 from workloads.models.model import Model
 from workloads.offload.plan import (
     CHUNKS_IN_FLIGHT,
+    GATHERED_SLOTS,
     GIB,
     GRADIENT_SLOTS,
     LOGIT_TOKENS,
     WEIGHT_SLOTS,
+    Distribution,
     Division,
     SavedActivations,
     count_kv_bytes_per_token,
@@ -26,6 +28,7 @@ from workloads.offload.plan import (
 
 Array = NDArray[np.float64]
 Number = TypeVar("Number", float, Array)
+CONTENTION = 0.15  # seconds that a second of a collective adds to the computation beside it, as in the estimator
 ALLOCATOR_SLACK = 1.03  # bytes that an allocator reserves, over the bytes that are allocated from it
 
 
@@ -47,6 +50,8 @@ class DeviceRates:
     gradient_sum_s: float = 0.0  # of adding a chunk's weight gradients of one block; 0 if the products add them
     split_forward_s_per_token: float = 0.0  # of one block, for each further segment of a sequence
     split_backward_s_per_token: float = 0.0
+    link_s_per_byte: float = 0.0  # of bytes that a GPU receives from the others of its host
+    links_are_the_hosts: bool = False  # GPUs reach each other over their links to the host
 
     def pass_s_per_token(self, sequence_length: int, segments: int) -> tuple[float, float]:
         """Return the seconds per token of a block's forward and backward pass over sequences in `segments` segments."""
@@ -59,19 +64,27 @@ class DeviceRates:
 
 @dataclass(frozen=True)
 class MemoryBudget:
-    device_gib: float
-    host_gib: float
+    device_gib: float  # of each GPU
+    host_gib: float  # of the host, for all GPUs together
 
 
 @dataclass(frozen=True)
 class ModelSizes:
-    """The sizes of the model to train."""
+    """The sizes of the model to train, and the GPUs of a host that train it."""
 
     shape: Model
     element_bytes: int  # of one number of weights, gradients and activations
     state_bytes_per_parameter: float  # of the optimizer's states
     cast_bytes_per_parameter: int = 0  # of the block that computes, cast for its products
     token_multiple: int = 1  # the tokens of a chunk are a multiple of it
+    distribution: Distribution = "alone"
+    gpus: int = 1
+
+    def distribute(self, distribution: Distribution, gpus: int) -> ModelSizes:
+        """Return the sizes for one of several GPUs; of a ring, for the one with the most layers."""
+        layers = self.shape.layers
+        shape = replace(self.shape, layers=-(-layers // gpus)) if distribution == "ring" else self.shape
+        return replace(self, shape=shape, distribution=distribution, gpus=gpus)
 
     @cached_property
     def embedding_and_head_parameters(self) -> int:
@@ -82,12 +95,21 @@ class ModelSizes:
         return self.shape.block_parameters(0)
 
     @property
-    def layer_weight_bytes(self) -> int:
-        return self.layer_parameters * self.element_bytes
+    def kept_parameters(self) -> float:  # of a layer, by one GPU
+        return self.layer_parameters / (self.gpus if self.distribution == "sharded" else 1)
+
+    @property
+    def layer_weight_bytes(self) -> float:
+        return self.kept_parameters * self.element_bytes
 
     @property
     def layer_state_bytes(self) -> float:
-        return self.layer_parameters * self.state_bytes_per_parameter
+        return self.kept_parameters * self.state_bytes_per_parameter
+
+    @property
+    def reduced_share(self) -> float:
+        """Bytes that a GPU receives to reduce a vector over all GPUs, or to gather it, for each byte of it."""
+        return (self.gpus - 1) / self.gpus
 
 
 class ActivationMemory(NamedTuple):
@@ -144,8 +166,12 @@ class Placement(Division):
         states_on_device = self.embedding_and_head_states == "device"
         parameters = model.embedding_and_head_parameters if states_on_device else shape.vocabulary * shape.hidden_size
         total += parameters * model.state_bytes_per_parameter
-        layer_vectors = 2 * self.resident_layers + min(WEIGHT_SLOTS, streamed_layers)
+        is_sharded = model.distribution == "sharded"
+        # A share is updated while the next layer computes, so it takes one slot more.
+        layer_vectors = 2 * self.resident_layers + min(WEIGHT_SLOTS + is_sharded, streamed_layers)
         total += model.layer_weight_bytes * (layer_vectors + min(GRADIENT_SLOTS, streamed_layers))
+        if is_sharded:  # whole weights and gradients
+            total += 2 * GATHERED_SLOTS * model.layer_parameters * element_bytes
         state_layers = self.resident_state_layers + min(2, shape.layers - self.resident_state_layers)
         total += model.layer_state_bytes * state_layers
         total += model.layer_parameters * model.cast_bytes_per_parameter
@@ -193,6 +219,7 @@ def predict_step_times(
     """
     model, rounds = placement.model, placement.accumulation_rounds
     layers, weight_bytes = model.shape.layers, model.layer_weight_bytes
+    is_ring = model.distribution == "ring"
     # How often a step passes over the layers, the vectors (weights or gradients) of a streamed layer that are copied to
     # the device and back, whether it is a backward pass, and whether it updates the layers, whose states are copied in
     # both directions then. After the first round the accumulated gradients are copied to the device too.
@@ -214,6 +241,11 @@ def predict_step_times(
     backward_s = placement.round_tokens * (backward_s_per_token + recompute_s_per_token)
     backward_s = backward_s + placement.chunks_per_round * rates.gradient_sum_s
     times = StepTimes(*(np.zeros_like(activations) for _ in range(3)))
+    if is_ring:  # every GPU waits for the first chunk of a pass, and for as many chunks as there are GPUs
+        chunk_s = (forward_s + backward_s) / placement.chunks_per_round
+        times.step_s[:] += rounds * (model.gpus - 1) * chunk_s
+        waits = max(1.0, model.gpus / placement.chunks_per_round)
+        forward_s, backward_s = forward_s * waits, backward_s * waits
     for layer_pass, (vector_bytes, share), (state_bytes, state_share) in product(passes, vectors, optimizer_states):
         pass_count, h2d_vectors, d2h_vectors, is_backward, updates = layer_pass
         count = layers * pass_count * share * state_share
@@ -224,15 +256,33 @@ def predict_step_times(
         d2h_bytes = d2h_vectors * vector_bytes + state_copy_bytes + (not is_backward) * activations
         update_s = weight_bytes * rates.optimizer_s_per_byte if updates else 0.0
         compute_s = (backward_s if is_backward else forward_s) + rates.weight_cast_s + update_s
-        pass_s = np.maximum(compute_s, np.maximum(h2d_bytes * rates.h2d_s_per_byte, d2h_bytes * rates.d2h_s_per_byte))
+        received_bytes = _count_received_bytes(placement, is_backward, updates)
+        link_s = received_bytes * rates.link_s_per_byte
+        # Replicas average a layer's gradients before they update it; other transfers run beside the computation.
+        compute_s = compute_s + link_s * (1 if model.distribution == "replicas" else CONTENTION)
+        if rates.links_are_the_hosts:
+            h2d_bytes, d2h_bytes = h2d_bytes + received_bytes, d2h_bytes + received_bytes
+        copies_s = np.maximum(h2d_bytes * rates.h2d_s_per_byte, d2h_bytes * rates.d2h_s_per_byte)
+        pass_s = np.maximum(compute_s, np.maximum(copies_s, link_s))
         times.step_s[:] += count * pass_s
         times.copy_wait_s[:] += count * (pass_s - compute_s)
         times.copied_bytes[:] += count * (h2d_bytes + d2h_bytes)
-    # Outside the blocks: embedding, last norm, LM head and their update. States on the host are copied to the device,
-    # updated and copied back, with nothing to compute meanwhile.
+    # Outside the blocks: embedding, last norm, LM head and their update, of which every GPU has a copy. States on the
+    # host are copied to the device, updated and copied back, with nothing to compute meanwhile.
     parameters, states_on_host = model.embedding_and_head_parameters, placement.embedding_and_head_states == "host"
-    head_s = placement.tokens_per_step * rates.lm_head_s_per_token
+    head_s = placement.tokens_per_step * rates.lm_head_s_per_token / (model.gpus if is_ring else 1)
+    head_s += 2 * model.reduced_share * parameters * model.element_bytes * rates.link_s_per_byte
     head_s += parameters * model.element_bytes * rates.optimizer_s_per_byte
     state_bytes = parameters * model.state_bytes_per_parameter if states_on_host else 0
     wait_s = state_bytes * (rates.h2d_s_per_byte + rates.d2h_s_per_byte)
     return StepTimes(times.step_s + (head_s + wait_s), times.copy_wait_s + wait_s, times.copied_bytes + 2 * state_bytes)
+
+
+def _count_received_bytes(placement: Placement, is_backward: bool, updates: bool) -> float:
+    """Return the bytes that a GPU receives from the others during a pass over a layer."""
+    model, whole_bytes = placement.model, placement.model.layer_parameters * placement.model.element_bytes
+    if model.distribution == "ring":  # the hidden states of the round, or their gradients
+        return placement.round_tokens * model.shape.hidden_size * model.element_bytes
+    if model.distribution == "sharded":  # weights for each pass, and gradients
+        return (2 if is_backward else 1) * model.reduced_share * whole_bytes
+    return 2 * model.reduced_share * whole_bytes if updates else 0.0

@@ -12,11 +12,16 @@ from workloads.models.flops import RecomputedLayer
 from workloads.models.model import Model
 
 Location = Literal["device", "host"]
+# The division of a step among the GPUs of a host. replicas: each GPU trains the whole model on its sequences. sharded:
+# each keeps a share of every layer and gathers the others' for each use. ring: layers are dealt out in turn, and
+# activations are passed on; it is only predicted.
+Distribution = Literal["alone", "replicas", "sharded", "ring"]
 SavedActivations = Literal["full", "gate", "projections", "attention", "input"]
 
 GIB = 2**30
 WEIGHT_SLOTS = 2  # device buffers that streamed layers share: one for the layer that computes, one for the next copy
 GRADIENT_SLOTS = 3  # the same, and one for the copy back to the host
+GATHERED_SLOTS = 2  # whole layers of a sharded model: the one that computes, and one that is gathered or reduced
 # Chunks whose activations are being copied at once. Two, because the copy of a chunk may take longer than its
 # computation where the chunks beside it stay on the device. The backward pass copies as many back before it needs them.
 CHUNKS_IN_FLIGHT = 2

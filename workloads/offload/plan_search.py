@@ -7,7 +7,7 @@ never predicted to be slower.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cache
 from itertools import combinations, product
 from typing import NamedTuple
@@ -35,12 +35,13 @@ ChunkCounts = dict[ActivationPlan, int]  # chunks of all layers by what is saved
 
 @dataclass(frozen=True)
 class Prediction:
-    """A plan with its predicted times and memory."""
+    """A plan with its predicted times and memory, of one GPU where several train together."""
 
     plan: Plan
     times: StepTimes[float]
     device_bytes: float
     host_bytes: float
+    model: ModelSizes
 
 
 class _Candidate(NamedTuple):
@@ -55,15 +56,36 @@ def find_fastest_plan(
     """Return the fastest plan within the budget. Raises Infeasible, with the missing GiB, if no plan fits."""
     if prediction := find_fastest_plans(model, sequence_length, sequences_per_step, [budget], rates)[0]:
         return prediction
-    placements = [placement for _, placement in _list_placements(model, sequence_length, sequences_per_step, rates)]
-    missing_gib = [placement.activation_memory(budget, rates).missing_gib for placement in placements]
-    reason = "no plan fits"
-    if any(missing_gib):
-        gib, n = min((gib, n) for n, gib in enumerate(missing_gib) if gib > 0)
-        device, host = placements[n].fixed_device_bytes(rates) / GIB, placements[n].fixed_host_bytes() / GIB
-        needs = f"device {device:.3g}, host {host:.3g}, activations {placements[n].fewest_activation_bytes() / GIB:.3g}"
-        reason = f"at least {gib:.3g} GiB more needed ({needs} GiB)"
-    raise Infeasible(f"device_gib={budget.device_gib:g} and host_gib={budget.host_gib:g} are too small: {reason}")
+    raise Infeasible(explain_too_small([model], sequence_length, sequences_per_step, budget, rates))
+
+
+def explain_too_small(
+    models: Sequence[ModelSizes],
+    sequence_length: int,
+    sequences_per_step: int,
+    budget: MemoryBudget,
+    rates: DeviceRates,
+) -> str:
+    """Return by how many GiB the plan that exceeds a budget the least exceeds it, of the model's distributions."""
+    closest: tuple[float, Placement] | None = None
+    for model in models:
+        own = _share_budget(model, budget)
+        for _, placement in _list_placements(model, sequence_length, sequences_per_step, rates):
+            gib = placement.activation_memory(own, rates).missing_gib
+            if gib > 0 and (closest is None or gib < closest[0]):
+                closest = gib, placement
+    reason = f"{sequences_per_step} sequences cannot be divided among {models[0].gpus} GPUs"
+    if closest:
+        gib, placement = closest
+        device, host = placement.fixed_device_bytes(rates) / GIB, placement.fixed_host_bytes() / GIB
+        needs = f"device {device:.3g}, host {host:.3g}, activations {placement.fewest_activation_bytes() / GIB:.3g}"
+        each = f" on each of {models[0].gpus} GPUs" if models[0].gpus > 1 else ""
+        reason = f"at least {gib:.3g} GiB more needed{each} ({needs} GiB)"
+    return f"device_gib={budget.device_gib:g} and host_gib={budget.host_gib:g} are too small: {reason}"
+
+
+def _share_budget(model: ModelSizes, budget: MemoryBudget) -> MemoryBudget:
+    return replace(budget, host_gib=budget.host_gib / model.gpus)
 
 
 def find_fastest_plans(
@@ -74,6 +96,7 @@ def find_fastest_plans(
     rates: DeviceRates,
 ) -> list[Prediction | None]:
     """Return the same as `find_fastest_plan` for each of many budgets, or None where no plan fits, in less time."""
+    budgets = [_share_budget(model, budget) for budget in budgets]
     best: list[_Candidate | None] = [None] * len(budgets)
     for bound_s, placement in _list_placements(model, sequence_length, sequences_per_step, rates):
         # The fastest bound comes first: once it is slower than a budget's best plan, so are all that follow.
@@ -97,10 +120,14 @@ def _list_placements(
 ) -> list[tuple[float, Placement]]:
     """Return all placements with the seconds that a step takes at least, the fastest first.
 
-    They are every division of a step into rounds and chunks with every number of resident layers, in steps of a
-    sixteenth of the layers. A chunk has a multiple of `token_multiple` tokens, at least `min_chunk_tokens` or those of
-    the whole step, and at most MAX_CHUNK_TOKENS. If every shape has more, the smallest ones remain.
+    They are every division of a GPU's sequences into rounds and chunks with every number of resident layers, in steps
+    of a sixteenth of the layers. A chunk has a multiple of `token_multiple` tokens, at least `min_chunk_tokens` or
+    those of the whole step, and at most MAX_CHUNK_TOKENS. If every shape has more, the smallest ones remain.
     """
+    if model.distribution != "ring":
+        if sequences_per_step % model.gpus:
+            return []
+        sequences_per_step //= model.gpus
     shapes = [(sequences, 1) for sequences in _list_divisors(sequences_per_step)]
     shapes += [(1, segments) for segments in _list_divisors(sequence_length)[1:]]
     tokens = {(sequences, segments): sequences * sequence_length // segments for sequences, segments in shapes}
@@ -221,4 +248,4 @@ def _build_prediction(candidate: _Candidate, rates: DeviceRates) -> Prediction:
     on_host = [saved for saved, location in chunk_counts if location == "host"]
     used_bytes["device"] += max(map(placement.transfer_bytes, on_host), default=0)
     device_bytes = used_bytes["device"] * ALLOCATOR_SLACK
-    return Prediction(Plan(tuple(layer_plans), **division), times, device_bytes, used_bytes["host"])
+    return Prediction(Plan(tuple(layer_plans), **division), times, device_bytes, used_bytes["host"], placement.model)

@@ -230,6 +230,47 @@ def test_slower_copies_make_a_slower_plan_that_copies_less(sequences: int) -> No
     assert slow.times.step_s > fast.times.step_s
 
 
+NVLINK = replace(H200, link_s_per_byte=1 / 350e9)
+THROUGH_HOST = replace(H200, link_s_per_byte=H200.h2d_s_per_byte, links_are_the_hosts=True)
+
+
+@pytest.mark.parametrize(
+    ("rates", "gpus", "device_gib", "fastest"),
+    [(NVLINK, 4, 16, "sharded"), (NVLINK, 8, 20, "sharded"), (THROUGH_HOST, 2, 30, "replicas")],
+)
+def test_the_fastest_distribution_depends_on_gpus_links_and_memory(
+    rates: DeviceRates, gpus: int, device_gib: float, fastest: str
+) -> None:
+    budget, step_s = [MemoryBudget(device_gib, 12.0 * gpus)], dict[str, float]()
+    for distribution in ("replicas", "sharded", "ring"):
+        model = MODEL.distribute(distribution, gpus)  # type: ignore[arg-type]
+        (found,) = find_fastest_plans(model, 8192, 32, budget, rates)
+        assert found is not None
+        step_s[distribution] = found.times.step_s
+    assert min(step_s, key=step_s.__getitem__) == fastest
+
+
+def test_gpus_share_the_hosts_memory_and_shards_need_the_least_of_it() -> None:
+    """Two replicas of 8 layers keep their whole state twice."""
+    budget, sizes = MemoryBudget(14, 24), (MODEL.distribute("replicas", 2), MODEL.distribute("sharded", 2))
+    replicas, sharded = (find_fastest_plans(model, 8192, 32, [budget], NVLINK)[0] for model in sizes)
+    assert replicas is None and sharded is not None and sharded.host_bytes <= 12 * GIB
+    with pytest.raises(Infeasible, match=r"at least [\d.]+ GiB more needed on each of 2 GPUs \(device "):
+        find_fastest_plan(sizes[0], 8192, 32, budget, NVLINK)
+    with pytest.raises(Infeasible, match="31 sequences cannot be divided among 2 GPUs"):
+        find_fastest_plan(sizes[1], 8192, 31, budget, NVLINK)
+
+
+def test_a_ring_of_few_chunks_waits_for_its_first_and_last_gpu() -> None:
+    """With 32 chunks 4 GPUs wait for 3 of them in each round; with 4 chunks for as many as they compute, nearly."""
+    many, few = (
+        find_fastest_plans(MODEL.distribute("ring", 4), 8192, chunks, [MemoryBudget(60, 200)], NVLINK)[0]
+        for chunks in (32, 4)
+    )
+    assert many is not None and few is not None
+    assert 1.3 < (few.times.step_s / 4) / (many.times.step_s / 32) < 1.75
+
+
 def test_slower_copies_make_rounds_of_more_tokens() -> None:
     """Layers are copied in every round, so with a link ten times slower a step has fewer rounds of more tokens."""
     fast, slow = (find_plan(16, 200, 32, rates).plan for rates in (H200, SLOW_LINK))
