@@ -207,7 +207,7 @@ def check_identity(study: optuna.Study, identity: dict[str, Any]) -> str:
     """Store the settings that a resumed sweep must share in a new study, or compare them. Return the study's id.
 
     Raises:
-        UserInputError: the study has another identity, or version 0.1 created it.
+        UserInputError: the study has another identity.
     """
     attrs = study.user_attrs
     if "id" not in attrs:
@@ -215,10 +215,6 @@ def check_identity(study: optuna.Study, identity: dict[str, Any]) -> str:
         study.set_user_attr("id", study_id := uuid.uuid4().hex)
         return study_id
     stored = attrs["identity"]
-    if "method" in stored:  # 0.2 calls it benchmark_version
-        raise UserInputError(
-            "this sweep was created by version 0.1; version 0.2 does not resume it. Choose another name= or dir="
-        )
     if stored != identity:
         raise UserInputError(
             f"this sweep already exists with different settings: {'; '.join(describe_differences(stored, identity))}. "

@@ -56,9 +56,8 @@ WORK = "work"  # the identity of what a trial computes, as JSON
 REMEASURED_TRIAL = "remeasured_trial"  # of a trial of the finals: the number of the finalist
 RETRY_OF = "retry_of"  # of a trial that runs an earlier one again: the number of that
 RETRIED_AS = "retried_as"  # of the attempt that does not count: the number of the other, as a rule the retry
-REMEASURED_TRIAL_0_1 = "again_of"  # how version 0.1 spelled it
 # Tags of runs that are no trials of their own: reports and views leave them out.
-LEFT_OUT = (REMEASURED_TRIAL, REMEASURED_TRIAL_0_1, RETRIED_AS)
+LEFT_OUT = (REMEASURED_TRIAL, RETRIED_AS)
 
 # Tags that MLflow defines.
 PARENT_RUN = "mlflow.parentRunId"

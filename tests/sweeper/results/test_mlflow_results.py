@@ -1,4 +1,4 @@
-"""Reading a store that this version or version 0.1 has written."""
+"""Reading a store."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from workloads.api.errors import UserInputError
 PARENT = {"started_at": "now", "params": {}, "tags": {"workload": "probe"}, "artifacts": {}}
 
 
-@pytest.mark.parametrize("tag", ["remeasured_trial", "again_of", "retried_as"])
+@pytest.mark.parametrize("tag", ["remeasured_trial", "retried_as"])
 def test_rounds_of_the_finals_and_replaced_attempts_are_not_trials(
     workspace: Workspace, monkeypatch: pytest.MonkeyPatch, tag: str
 ) -> None:
