@@ -22,6 +22,7 @@ from pathlib import Path
 import numpy as np
 
 from sweeper.common.trials import TrialRecord, TrialStatus
+from sweeper.config.schema import Search
 from sweeper.config.space import Choice, Parameters, Space
 from sweeper.config.space_checks import POINTS, WarmStart
 from sweeper.metrics.criteria import Criteria
@@ -93,7 +94,7 @@ def shuffle(sweep: RecordedSweep, seed: int) -> RecordedSweep:
 def count_trials(target: RecordedSweep, seed: int, source: RecordedSweep | None) -> int:
     """Return the trials of one search until one is within 2% of the best, started from `source` if there is one."""
     initial_points = source.better_half().legal_points(target.space) if source else []
-    settings = SearchSettings("tpe", seed, Criteria.of({"rate": "maximize"}))
+    settings = SearchSettings(Search("tpe"), seed, Criteria.of({"rate": "maximize"}))
     with tempfile.TemporaryDirectory() as folder:
         study = Study(Path(folder) / "study.journal", {"seed": seed}, target.space, settings, initial_points)
         for count in range(1, len(target.points) + 1):

@@ -24,8 +24,9 @@ def measure_samplers(max_trials: int) -> list[dict[str, Any]]:
     from optuna.distributions import IntDistribution
     from optuna.trial import TrialState, create_trial
 
+    from sweeper.config.schema import Search
     from sweeper.metrics.criteria import Criteria
-    from sweeper.search.sampling import NO_PRUNER, Ending, SamplingStudy, make_sampler
+    from sweeper.search.sampling import Ending, SamplingStudy, make_sampler
 
     distributions = {name: IntDistribution(64, 65472, step=64) for name in "mnk"}
     rng = random.Random(0)
@@ -39,7 +40,7 @@ def measure_samplers(max_trials: int) -> list[dict[str, Any]]:
             finished.append((number, trial, Ending(TrialState.COMPLETE, (value,))))
         row: dict[str, Any] = {"trials": mark}
         for sampler in [sampler for sampler, limit in MAX_TRIALS.items() if mark <= limit]:
-            sampling = SamplingStudy(sampler, NO_PRUNER, Criteria.of({"score": "maximize"}), distributions)
+            sampling = SamplingStudy(Search(sampler), Criteria.of({"score": "maximize"}), distributions)
             sampling.load(finished, {})
             times_ms = []
             for number in range(mark, mark + PROPOSALS):

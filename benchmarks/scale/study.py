@@ -18,12 +18,13 @@ TRIALS_A_ROUND = 50  # that end in a round of the loop, and are replaced
 def measure_asks_and_tells(folder: Path, sampler: str, running: int) -> dict[str, Any]:
     """Return the CPU time of an ask and a tell in ms, and the syncs to the disk of a round."""
     from sweeper.common.trials import Trial, TrialRecord, TrialStatus
+    from sweeper.config.schema import Search
     from sweeper.config.space import Range, Space
     from sweeper.metrics.criteria import Criteria
     from sweeper.search.study import SearchSettings, Study
 
     space = Space({name: Range(64, 65472, 64) for name in "mnk"})
-    settings = SearchSettings(sampler, 0, Criteria.of({"score": "maximize"}))
+    settings = SearchSettings(Search(sampler), 0, Criteria.of({"score": "maximize"}))
     study = Study(folder / f"{sampler}-{running}.journal", {}, space, settings)
     rng, trials = random.Random(0), []
 

@@ -20,6 +20,7 @@ from optuna.samplers import BaseSampler
 from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, Trial, TrialState, create_trial
 
+from sweeper.config.schema import Search
 from sweeper.config.space import Choice, Dimension, Parameters, Range
 from sweeper.metrics.criteria import Criteria, find_layers
 from sweeper.search.journal import StoredTrial
@@ -58,15 +59,12 @@ class Ending:
 class SamplingStudy:
     """Running trials, by their numbers in the journal, and finished ones that the sampler and the pruner learn from."""
 
-    def __init__(
-        self, sampler: str, pruner: PrunerSettings, criteria: Criteria, distributions: Mapping[str, BaseDistribution]
-    ) -> None:
-        self._sampler = sampler
-        self._pruner = pruner
+    def __init__(self, search: Search, criteria: Criteria, distributions: Mapping[str, BaseDistribution]) -> None:
+        self._search, self._sampler = search, search.sampler
         self._criteria = criteria
         self._distributions = dict(distributions)
-        self._max_finished = MAX_FINISHED.get(sampler)
-        if self._max_finished is not None and pruner.name != "none":
+        self._max_finished = MAX_FINISHED.get(search.sampler)
+        if self._max_finished is not None and search.pruner != "none":
             self._max_finished = max(self._max_finished, MAX_JUDGED)
         self._running: dict[int, Trial] = {}
         self._unseen: dict[int, Parameters] = {}  # running trials that the sampler is not given
@@ -214,7 +212,7 @@ class SamplingStudy:
                 finished.append((trial.number, trial, Ending(trial.state, values, excess=trial.constraints)))
         kept = [trial for _, trial, _ in self._select(finished)]
         running = {number: dict(trial.params) for number, trial in self._running.items()}
-        unseen = [] if self._pruner.name != "none" else list(running)[:-MAX_RUNNING]  # the pruner judges every trial
+        unseen = [] if self._search.pruner != "none" else list(running)[:-MAX_RUNNING]  # the pruner judges every trial
         self._unseen |= {number: running.pop(number) for number in unseen}
         self._create_study()
         self._running = {}
@@ -241,7 +239,7 @@ class SamplingStudy:
         return [entry for entry in finished if entry[0] in kept]
 
     def _create_study(self) -> None:
-        self._study = optuna.create_study(directions=self._criteria.directions, pruner=make_pruner(self._pruner))
+        self._study = optuna.create_study(directions=self._criteria.directions, pruner=make_pruner(self._search))
 
 
 def _steps_of(trial: AnyTrial) -> dict[int, float]:
@@ -296,24 +294,12 @@ def to_distribution(dimension: Dimension) -> BaseDistribution:
     return FloatDistribution(dimension.low, dimension.high, log=dimension.log)
 
 
-@dataclass(frozen=True)
-class PrunerSettings:
-    """A pruner by its name, with the first step at which it ends trials and, of asha, the reduction factor."""
-
-    name: str = "none"
-    min_steps: int = 5
-    reduction_factor: int = 4
-
-
-NO_PRUNER = PrunerSettings()
-
-
-def make_pruner(settings: PrunerSettings) -> optuna.pruners.BasePruner:
+def make_pruner(search: Search) -> optuna.pruners.BasePruner:
     """Return the pruner. median ends a trial whose best value so far is worse than the others' up to the same step."""
-    if settings.name == "median":
-        return optuna.pruners.MedianPruner(n_min_trials=STARTUP_TRIALS, n_warmup_steps=settings.min_steps)
-    if settings.name == "asha":
-        return SuccessiveHalving(settings.min_steps, settings.reduction_factor)
+    if search.pruner == "median":
+        return optuna.pruners.MedianPruner(n_min_trials=STARTUP_TRIALS, n_warmup_steps=search.min_steps)
+    if search.pruner == "asha":
+        return SuccessiveHalving(search.min_steps, search.reduction_factor)
     return optuna.pruners.NopPruner()
 
 

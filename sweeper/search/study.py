@@ -18,15 +18,14 @@ from optuna.samplers import BaseSampler
 from optuna.trial import TrialState, create_trial
 
 from sweeper.common.trials import Remeasurement, Retry, Trial, TrialRecord, TrialStatus
+from sweeper.config.schema import Search
 from sweeper.config.space import Parameters, Range, Space, Value, point_key
 from sweeper.metrics.criteria import Criteria
 from sweeper.search.journal import RECORD, Journal, StoredTrial, check_identity, describe_differences
 from sweeper.search.sampling import (
     LEARNED_STATES,
-    NO_PRUNER,
     SAMPLER_STATE,
     Ending,
-    PrunerSettings,
     SamplingStudy,
     make_sampler,
     to_distribution,
@@ -47,10 +46,9 @@ MAX_PROPOSALS_AMONG_FEW = 30  # of any sampler where only some points are allowe
 class SearchSettings:
     """The settings of a search."""
 
-    sampler: str  # tpe, gp, nsga2, cmaes, qmc, random or grid
+    search: Search
     seed: int
     criteria: Criteria  # what is optimized, within which limits
-    pruner: PrunerSettings = NO_PRUNER
 
 
 class Study:
@@ -82,14 +80,14 @@ class Study:
             run_state: what may change from run to run; a retry records its changes.
 
         Raises:
-            UserInputError: the journal is of a sweep with another identity, or of version 0.1.
+            UserInputError: the journal is of a sweep with another identity.
         """
         self._space = space
         self._settings = settings
         self.distributions = {name: to_distribution(dimension) for name, dimension in space.dimensions.items()}
         self._journal = Journal(path, *settings.criteria.directions, metrics=settings.criteria.metrics)
         self.id = check_identity(self._journal.study, identity)  # names of sweeps are not unique
-        self._sampling = SamplingStudy(settings.sampler, settings.pruner, settings.criteria, self.distributions)
+        self._sampling = SamplingStudy(settings.search, settings.criteria, self.distributions)
         self.trial_count = 0  # in the journal, remeasurements included
         self._search_trial_count = 0  # of these, trials that are no remeasurement
         self._known_keys: set[str] = set()  # of points that are not proposed again
@@ -175,7 +173,7 @@ class Study:
     def _propose(self, number: int) -> optuna.trial.Trial | None:
         if self.exhausted:
             return None
-        name, seed = self._settings.sampler, self._settings.seed
+        name, seed = self._settings.search.sampler, self._settings.seed
         sampler = self._sampling.make_sampler(seed, number)
         while queue := self._retry_points or self._queued_points:
             if proposal := self._ask_sampler(sampler, queue.pop(0)):

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from sweeper.common.trials import Trial, TrialRecord, TrialStatus
+from sweeper.config.schema import Search
 from sweeper.config.space import Choice, Range, Space
 from sweeper.metrics.criteria import Criteria
-from sweeper.search.sampling import NO_PRUNER, PrunerSettings
 from sweeper.search.study import SearchSettings, Study
 from tests.support.factories import trial_record
 
@@ -23,13 +23,13 @@ def open_study(
     space: Space = WIDE,
     sampler: str = "random",
     *,
-    pruner: PrunerSettings = NO_PRUNER,
+    search: Search | None = None,
     criteria: Criteria = SCORE,
     **arguments: Any,
 ) -> Study:
     """Open or create the study in `folder`, which by default maximizes the metric `score`."""
     identity = {"space": space.described(), "sampler": sampler}
-    settings = SearchSettings(sampler=sampler, seed=1, criteria=criteria, pruner=pruner)
+    settings = SearchSettings(search or Search(sampler), seed=1, criteria=criteria)
     return Study(folder / "study.journal", identity, space, settings, **arguments)
 
 

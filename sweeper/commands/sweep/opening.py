@@ -15,7 +15,6 @@ from sweeper.pages import plan_view
 from sweeper.preflight.sweep_plan import SweepPlan
 from sweeper.results.description import SweepDescription, describe_sweep
 from sweeper.search.progress import SweepProgress
-from sweeper.search.sampling import PrunerSettings
 from sweeper.search.study import SearchSettings, Study
 from sweeper.tracking import client, provenance
 from sweeper.tracking.client import TrackingClient
@@ -83,9 +82,7 @@ def open_sweep(plan: SweepPlan, arguments: Sequence[str]) -> OpenedSweep:
 
 
 def _open_study(plan: SweepPlan, run_state: dict[str, str]) -> Study:
-    search = plan.config.search
-    pruner = PrunerSettings(search.pruner, search.min_steps, search.reduction_factor)
-    settings = SearchSettings(search.sampler, plan.config.seed, plan.criteria, pruner)
+    settings = SearchSettings(plan.config.search, plan.config.seed, plan.criteria)
     gc.disable()  # nothing of what is read is freed, and with 20,000 trials each full collection takes 0.4 s
     try:
         return Study(

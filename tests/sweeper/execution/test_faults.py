@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from sweeper.config.schema import Search
 from sweeper.config.space import Interval, Space
 from sweeper.search.study import SearchSettings, Study
 from tests.conftest import STORAGE_VARIABLE, Server, Workspace, find_processes, wait_for
@@ -322,7 +323,7 @@ def test_a_sweep_with_faults_has_the_results_of_one_without(
 def compute_expected_values(folder: Path, trials: int) -> dict[Any, float | None]:
     """Return the objective of each point of the same search when one process runs its trials."""
     space = Space({"x": Interval(-10.0, 10.0), "y": Interval(-10.0, 10.0)})
-    settings = SearchSettings(sampler="random", seed=3, criteria=SCORE)
+    settings = SearchSettings(Search("random"), seed=3, criteria=SCORE)
     study = Study(folder / "expected.journal", {}, space, settings)
     values: dict[Any, float | None] = {}
     for _ in range(trials):

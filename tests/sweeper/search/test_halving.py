@@ -9,10 +9,11 @@ from pathlib import Path
 import optuna
 import pytest
 
-from sweeper.search.sampling import PrunerSettings, SuccessiveHalving
+from sweeper.config.schema import Search
+from sweeper.search.sampling import SuccessiveHalving
 from tests.support.studies import ask_trial, finished, open_study
 
-ASHA = PrunerSettings("asha", min_steps=1, reduction_factor=4)
+ASHA = Search("random", "asha", min_steps=1, reduction_factor=4)
 
 
 def run(study: optuna.Study, results: list[float], steps: int) -> list[int]:
@@ -68,13 +69,13 @@ def test_rungs_between_reported_steps_are_judged_at_the_next_one() -> None:
 
 @pytest.mark.parametrize("resumed", [False, True])
 def test_rungs_are_those_of_an_uninterrupted_sweep_after_a_resume(tmp_path: Path, resumed: bool) -> None:
-    study = open_study(tmp_path, pruner=ASHA)
+    study = open_study(tmp_path, search=ASHA)
     for score in (10.0, 20.0, 30.0):
         trial = ask_trial(study)
         assert [study.should_prune(trial.number, step, score) for step in (1, 2, 3, 4)] == [False] * 4
         study.tell(finished(trial, score=score))
     if resumed:
-        study = open_study(tmp_path, pruner=ASHA)
+        study = open_study(tmp_path, search=ASHA)
     slow, fast = ask_trial(study), ask_trial(study)
     assert study.should_prune(slow.number, 1, 29.0)
     assert not study.should_prune(fast.number, 1, 31.0)

@@ -6,9 +6,10 @@ import pytest
 from optuna.distributions import FloatDistribution
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
+from sweeper.config.schema import Search
 from sweeper.metrics.criteria import Criteria
 from sweeper.search import sampling
-from sweeper.search.sampling import Ending, PrunerSettings, SamplingStudy, make_sampler
+from sweeper.search.sampling import Ending, SamplingStudy, make_sampler
 from tests.support.studies import SCORE
 
 DISTRIBUTIONS = {"x": FloatDistribution(0, 10_000)}
@@ -32,7 +33,7 @@ def small_limits(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("small_limits")
 @pytest.mark.parametrize(("direction", "best"), [("maximize", range(190, 200)), ("minimize", range(10))])
 def test_a_large_sweep_keeps_the_best_trials_and_a_sample(direction: str, best: range) -> None:
-    study = SamplingStudy("tpe", PrunerSettings(), Criteria.of({"score": direction}), DISTRIBUTIONS)
+    study = SamplingStudy(Search("tpe"), Criteria.of({"score": direction}), DISTRIBUTIONS)
     study.load([finished_trial(number) for number in range(200)], {})
     values = [trial.value for trial in study.trials]
     assert len(values) == 20 and {float(value) for value in best} <= {*values}
@@ -41,7 +42,7 @@ def test_a_large_sweep_keeps_the_best_trials_and_a_sample(direction: str, best: 
 
 @pytest.mark.usefixtures("small_limits")
 def test_the_copy_stays_small_with_many_trials_at_once_and_every_ending_is_learned() -> None:
-    study = SamplingStudy("tpe", PrunerSettings(), SCORE, DISTRIBUTIONS)
+    study = SamplingStudy(Search("tpe"), SCORE, DISTRIBUTIONS)
     for number in range(100):  # all of them run at once
         study.accept(number, study.ask(make_sampler("random", 0, number)))
         assert len(study.trials) <= 40
@@ -54,7 +55,7 @@ def test_the_copy_stays_small_with_many_trials_at_once_and_every_ending_is_learn
 
 @pytest.mark.usefixtures("small_limits")
 def test_the_pruner_judges_every_running_trial_of_a_large_sweep() -> None:
-    study = SamplingStudy("random", PrunerSettings("median"), SCORE, DISTRIBUTIONS)
+    study = SamplingStudy(Search("random", "median"), SCORE, DISTRIBUTIONS)
     for number in range(60):
         study.accept(number, study.ask(make_sampler("random", 0, number)))
     for number in range(59):
@@ -69,14 +70,14 @@ def test_the_pruner_judges_every_running_trial_of_a_large_sweep() -> None:
 def test_random_search_is_given_nothing_and_qmc_everything() -> None:
     trials = [finished_trial(number) for number in range(50)]
     for sampler, count in {"random": 0, "grid": 0, "qmc": 50, "cmaes": 50}.items():
-        study = SamplingStudy(sampler, PrunerSettings(), SCORE, DISTRIBUTIONS)
+        study = SamplingStudy(Search(sampler), SCORE, DISTRIBUTIONS)
         study.load(trials, {})
         assert len(study.trials) == count, sampler
 
 
 def test_the_gaussian_process_learns_that_a_region_is_infeasible() -> None:
     """It reads complete trials only: an infeasible one is complete there, with the worst value and a constraint."""
-    study = SamplingStudy("gp", PrunerSettings(), SCORE, DISTRIBUTIONS)
+    study = SamplingStudy(Search("gp"), SCORE, DISTRIBUTIONS)
     study.load([finished_trial(0)], {})
     for number in range(1, 24):
         trial = study.ask(make_sampler("random", 0, number))

@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from optuna.trial import TrialState
 
 from sweeper.common.trials import Remeasurement, TrialStatus
+from sweeper.config.schema import Search
 from sweeper.config.space import Interval, Range, Space, parse, point_key
 from sweeper.search import study as search_study
 from sweeper.search.journal import Journal
-from sweeper.search.sampling import PrunerSettings
 from sweeper.search.study import Study
 from tests.conftest import environment, examples
 from tests.support.studies import GRID, SAMPLERS, ask_trial, finished, open_study
@@ -130,13 +130,13 @@ for sampler in SAMPLERS:
 
 @pytest.mark.parametrize("resumed", [False, True])
 def test_the_pruner_compares_with_steps_of_an_earlier_run(tmp_path: Path, resumed: bool) -> None:
-    study = open_study(tmp_path, pruner=PrunerSettings("median"))
+    study = open_study(tmp_path, search=Search("random", "median"))
     for score in range(10, 15):
         trial = ask_trial(study)
         assert not any(study.should_prune(trial.number, step, float(score)) for step in range(1, 10))
         study.tell(finished(trial, score=float(score)))
     if resumed:
-        study = open_study(tmp_path, pruner=PrunerSettings("median"))
+        study = open_study(tmp_path, search=Search("random", "median"))
     slow, fast = ask_trial(study), ask_trial(study)
     assert [study.should_prune(slow.number, step, 1.0) for step in (1, 9)] == [False, True]
     assert not study.should_prune(fast.number, 9, 13.0)
@@ -250,17 +250,3 @@ def test_another_space_under_the_same_name_is_refused(tmp_path: Path) -> None:
     )
     with pytest.raises(UserInputError, match=message):
         open_study(tmp_path, other)
-
-
-def test_a_sweep_of_version_0_1_is_refused_in_one_line(tmp_path: Path) -> None:
-    """The identity of 0.1 has the key `method` where that of 0.2 has `benchmark_version`."""
-    journal = Journal(tmp_path / "study.journal", "maximize").study
-    journal.set_user_attr("identity", {"workload": "matmul", "method": "matmul/1", "seed": 0})
-    journal.set_user_attr("id", uuid.uuid4().hex)
-    before = (tmp_path / "study.journal").read_bytes()
-    with pytest.raises(UserInputError) as refused:
-        open_study(tmp_path)
-    assert str(refused.value) == (
-        "this sweep was created by version 0.1; version 0.2 does not resume it. Choose another name= or dir="
-    )
-    assert (tmp_path / "study.journal").read_bytes() == before
