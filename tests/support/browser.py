@@ -15,7 +15,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+# `.ci/run` installs Chromium: a test without it fails there.
+needs_chromium = pytest.mark.skipif(CHROMIUM is None and "CI" not in os.environ, reason="needs Chromium")
 ARGUMENTS = [
     "--headless",
     "--no-sandbox",
@@ -116,12 +120,13 @@ class Page:
 @contextmanager
 def open_page() -> Iterator[Page]:
     """Start a browser with one tab."""
+    assert CHROMIUM, "Chromium is missing: apt-get install chromium"
     browser_reads, write_fd = os.pipe()
     read_fd, browser_writes = os.pipe()
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:
         # Chromium reads commands from descriptor 3 and writes responses to 4.
         script = f'exec 3<&{browser_reads} 4>&{browser_writes}; exec "$@"'
-        arguments = [str(CHROMIUM), *ARGUMENTS, f"--user-data-dir={profile}"]
+        arguments = [CHROMIUM, *ARGUMENTS, f"--user-data-dir={profile}"]
         command = ["/bin/bash", "-c", script, "chromium", *arguments]
         browser = subprocess.Popen(command, pass_fds=[browser_reads, browser_writes], stderr=subprocess.DEVNULL)
         os.close(browser_reads)

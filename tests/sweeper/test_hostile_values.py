@@ -155,7 +155,7 @@ def test_a_sweep_over_hostile_values_keeps_its_records(swept: tuple[Workspace, C
 
 @pytest.mark.soak
 @pytest.mark.timeout(1200)
-@pytest.mark.skipif(browser.CHROMIUM is None, reason="needs Chromium")
+@browser.needs_chromium
 def test_no_page_runs_a_script_of_a_value(swept: tuple[Workspace, CommandResult]) -> None:
     workspace, _ = swept
     command = [sys.executable, "-m", "sweeper", "report", "out=all.html"]

@@ -18,7 +18,7 @@ from tests.conftest import Server, wait_for
 from tests.support import browser
 from tests.support.views import make_view, write_sweep
 
-pytestmark = pytest.mark.skipif(browser.CHROMIUM is None, reason="needs Chromium")
+pytestmark = browser.needs_chromium
 RATES = {64: 5.0, 128: 20.0, 256: 10.0}  # by m
 VIEW = make_view(
     "tflops",

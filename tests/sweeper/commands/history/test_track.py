@@ -82,8 +82,7 @@ def test_a_picture_is_written_in_the_format_of_its_name(tmp_path: Path, name: st
         assert b"1: torch 2.11.0 to 2.12.0 (2026-01-03)" in written
 
 
-@pytest.mark.soak
-@pytest.mark.skipif(browser.CHROMIUM is None, reason="needs Chromium")
+@browser.needs_chromium
 def test_the_page_fits_any_screen_and_needs_no_network(tmp_path: Path) -> None:
     longer = build_history(VALUES).append(new_run(1.0).identity, new_run(1.0).run)
     path = tmp_path / "performance.html"

@@ -64,8 +64,7 @@ def test_a_page_that_cannot_be_written_is_named_before_anything_is_planned(tmp_p
         COMMAND.run(["model=llama3_8b", "hardware=h100", "gpus=8", f"out={tmp_path}/plan/plan.html"])
 
 
-@pytest.mark.soak
-@pytest.mark.skipif(browser.CHROMIUM is None, reason="needs Chromium")
+@browser.needs_chromium
 def test_the_page_fits_any_screen_and_needs_no_network(planned: Answer, tmp_path: Path) -> None:
     path = tmp_path / "plan.html"
     scaling = scale(planned.problem)

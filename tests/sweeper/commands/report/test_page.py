@@ -52,7 +52,7 @@ def report_path(tmp_path: Path) -> Path:
 
 
 @pytest.mark.soak
-@pytest.mark.skipif(browser.CHROMIUM is None, reason="needs Chromium")
+@browser.needs_chromium
 def test_the_report_fits_any_screen_and_any_paper_and_needs_no_network(report_path: Path, tmp_path: Path) -> None:
     with browser.open_page() as tab:
         for width, dark in ((1400, False), (1024, True), (390, True)):
