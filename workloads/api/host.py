@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import platform
+import re
 import shutil
 import socket
 from dataclasses import asdict
@@ -13,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from workloads.api.contract import Scalar
-from workloads.api.gpus import Gpu, GpuIdentity, open_gpus
+from workloads.api.gpus import Gpu, GpuIdentity, nvidia, open_gpus
 
 PACKAGES = (
     *("torch", "ray", "nvidia-nccl-cu12", "nvidia-nccl-cu13", "triton"),
@@ -27,6 +28,8 @@ KERNEL_PARAMETERS = {
     *("iommu", "amd_iommu", "intel_iommu", "numa_balancing", "pci", "hugepages", "transparent_hugepage", "amdgpu"),
     *("nvidia", "mitigations", "isolcpus", "nohz_full", "processor", "intel_idle", "amd_pstate", "cpuidle"),
 }
+# Counters of network cards and ports that rise by an error or a retry. Those of "cqe" rise where a queue is closed.
+NETWORK_ERRORS = re.compile(r"(?!.*cqe).*(err|retr|link_downed|out_of_sequence|oos_drop)")
 
 
 def version_of(package: str) -> str:
@@ -124,11 +127,26 @@ def read_node_state(folder: str) -> dict[str, Any]:
         "governor": _read(Path("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor")).strip(),
         "load": os.getloadavg()[0],
         "networks": read_networks(),
+        "network_errors": read_network_errors(),
         "shared_gib": shutil.disk_usage(shared).total / 2**30 if shared.is_dir() else 0.0,
         "free_gib": available_memory_bytes() / 2**30,
         "disk_gib": shutil.disk_usage(results if results.is_dir() else "/").free / 2**30,
         "gpus": gpus,
     }
+
+
+class NodeWatch:
+    """Reads this node's state, with the XID errors of its GPUs from the creation on."""
+
+    def __init__(self) -> None:
+        self._xid_watch = nvidia.XidWatch()
+
+    def read_state(self, folder: str) -> dict[str, Any]:
+        state, xids = read_node_state(folder), self._xid_watch.read()
+        for gpu in state["gpus"]:
+            if gpu["vendor"] == "nvidia" and gpu["number"] in xids:
+                gpu["xids"] = xids[gpu["number"]]
+        return state
 
 
 def read_networks(sys: Path = Path("/sys")) -> dict[str, str]:
@@ -142,6 +160,16 @@ def read_networks(sys: Path = Path("/sys")) -> dict[str, str]:
             speed, mtu = (_read(card / name).strip() for name in ("speed", "mtu"))
             networks[card.name] = f"{speed} Mb/s, MTU {mtu}" if speed.isdigit() else f"MTU {mtu}"  # virtual: -1
     return networks
+
+
+def read_network_errors(sys: Path = Path("/sys")) -> dict[str, int]:
+    """Return the counters of errors and retries of each InfiniBand or RoCE port and each network card."""
+    cards = [file for file in sys.glob("class/net/*/statistics/*") if (file.parents[1] / "device").exists()]
+    files = {f"{file.parts[-3]} {file.name}": file for file in cards}
+    for file in sys.glob("class/infiniband/*/ports/*/*counters/*"):
+        files[f"{file.parts[-5]} port {file.parts[-3]} {file.name}"] = file
+    counts = {name: _read(file).strip() for name, file in files.items() if NETWORK_ERRORS.match(file.name)}
+    return {name: int(text) for name, text in counts.items() if text.isdigit()}
 
 
 def describe_gpu(gpu: Gpu) -> dict[str, Any]:

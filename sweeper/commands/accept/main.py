@@ -21,6 +21,7 @@ from __future__ import annotations
 import signal
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from itertools import chain
@@ -97,15 +98,14 @@ def accept(request: AcceptRequest) -> int:
     ray_environment.prepare(address, insecure)  # before Ray is imported
     from sweeper.commands.accept import measure
     from sweeper.commands.accept.causes import add_causes
-    from sweeper.commands.doctor.exercise import read_states
+    from sweeper.commands.doctor.exercise import NodeWatches
     from sweeper.execution import cluster
 
     console = Console(highlight=False, soft_wrap=True, markup=False)
     target, nodes = cluster.find_target(request.hardware, address, insecure)
-    states = read_states(target.nodes, request.dir)
-    findings = find_problems(target, nodes, list(states.values()))
+    watches = NodeWatches(target.nodes, request.dir)
     console.print(f"accept     {describe_inventory(target.nodes)}, profile {request.profile}")
-    names = list(states)
+    names = list(watches.states)
     phases = measure.plan_phases(target, names, read_experiments(target.hardware.kind, request.profile))
     planned = [(job, experiment) for job in chain(*phases) for experiment in job.experiments]
     parts = {part for job, e in planned for part in measure.parts_of(job, e, ())}
@@ -131,7 +131,11 @@ def accept(request: AcceptRequest) -> int:
         interrupted = True
         console.print("interrupted: the verdict is on what was measured until now; rerun the same command to resume")
     finally:
+        with suppress(KeyboardInterrupt):
+            watches.update()
         cluster.stop()
+    states = watches.states
+    findings = find_problems(target, nodes, list(states.values()))
     readings = measure.leave_out_unsupported(readings)
     expected = {(r.test, r.part): rate for r in readings if (rate := rates.get((r.place, r.test)))}
     judgements = add_causes(judge(readings, target.hardware.kind, expected, baseline), states)

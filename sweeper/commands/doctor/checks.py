@@ -19,6 +19,14 @@ MIN_FREE_DISK_GIB = 5.0
 # Any of these words of the kernel's command line lets the GPUs reach memory without translation of addresses.
 UNTRANSLATED = {"iommu=pt", "iommu.passthrough=1", "iommu=off", "amd_iommu=off", "intel_iommu=off"}
 UNDIVIDED = ("SPX", "NPS1")
+# Values of a GPU that are problems: the worst one of two readings counts.
+WORSENING = ("used_gib", "processes", "links_down", "uncorrected_errors", "retired_pages")
+# Counters of a GPU whose rise during a test is reported: what they count, and the remedy.
+COUNTERS = {
+    "corrected_errors": ("corrected memory errors", "retired_pages"),
+    "pcie_replays": ("packets that were sent again on its PCIe link", "pcie"),
+    "link_errors": ("errors on its links to other GPUs", "links"),
+}
 REMEDIES = tomllib.loads(Path(__file__).with_name("remedies.toml").read_text())  # for one vendor's GPUs
 
 
@@ -73,11 +81,43 @@ def check_node(node: str, state: Mapping[str, Any]) -> Iterator[Finding]:
     if state["disk_gib"] < MIN_FREE_DISK_GIB:
         problem = f"only {state['disk_gib']:.1f} GiB of disk are free"
         yield Finding(node, problem, "free some space, or set another dir=", affects_results=False)
+    for name, rise in state.get("risen", {}).items():
+        remedy = "check the cable and the port of the switch"
+        yield Finding(node, f"{name} rose by {rise} during the test", remedy, affects_results=False)
     for gpu in state["gpus"]:
         yield from check_gpu(f"{node} GPU {gpu['number']}", gpu)
     amd_gpus = [gpu for gpu in state["gpus"] if gpu.get("vendor") == "amd"]
     if amd_gpus:
         yield from _check_amd(node, state["kernel"], amd_gpus)
+
+
+def has_new_use(before: Mapping[str, Any], after: Mapping[str, Any]) -> bool:
+    """Return whether other processes, or more memory of them, are on a node's GPU than before."""
+    least = {"used_gib": FOREIGN_USE_GIB, "processes": 0}
+    pairs = _pair_gpus(before, after)
+    return any(new.get(name, 0) > old.get(name, 0) + more for old, new in pairs for name, more in least.items())
+
+
+def add_changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a node's state with the GPUs' worst use and errors of two readings, and with the rises of counters."""
+    gpus = []
+    for old, new in _pair_gpus(before, after):
+        gpu = old | {name: new[name] for name in WORSENING if new.get(name, 0) > old.get(name, 0)}
+        counters = ({name: one[name] for name in COUNTERS if name in one} for one in (old, new))
+        gpus.append({**gpu, "responds": new["responds"], "xids": new.get("xids"), "risen": _find_risen(*counters)})
+    return {**before, "gpus": gpus, "risen": _find_risen(before["network_errors"], after["network_errors"])}
+
+
+def _find_risen(before: Mapping[str, int], after: Mapping[str, int]) -> dict[str, int]:
+    rises = {name: count - before.get(name, count) for name, count in after.items()}
+    return {name: rise for name, rise in rises.items() if rise > 0}
+
+
+def _pair_gpus(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
+    """Yield each GPU before and after. One that is no longer listed does not respond."""
+    later = {(gpu["vendor"], gpu["number"]): gpu for gpu in after["gpus"]}
+    for gpu in before["gpus"]:
+        yield gpu, later.get((gpu["vendor"], gpu["number"]), {"responds": False, "number": gpu["number"]})
 
 
 def check_gpu(location: str, gpu: Mapping[str, Any]) -> Iterator[Finding]:
@@ -92,9 +132,11 @@ def check_gpu(location: str, gpu: Mapping[str, Any]) -> Iterator[Finding]:
         yield finding("does not respond to the driver", "no_response")
         return
     if gpu.get("used_gib", 0.0) > FOREIGN_USE_GIB:
-        yield finding(f"{gpu['used_gib']:.1f} GiB of its memory are in use", "foreign_use")
+        yield finding(f"has another process on it: {gpu['used_gib']:.1f} GiB of its memory are in use", "foreign_use")
     elif processes := gpu.get("processes", 0):
         yield finding(f"{processes} other processes compute on it", "foreign_use")
+    if xids := gpu.get("xids"):
+        yield finding(f"reported XID {', '.join(map(str, xids))} during the test", "no_response")
     if (width := gpu.get("pcie_width", 0)) < (most := gpu.get("pcie_width_max", 0)):
         yield finding(f"its PCIe link has {width} of {most} lanes", "pcie")
     if down := gpu.get("links_down", 0):
@@ -109,6 +151,9 @@ def check_gpu(location: str, gpu: Mapping[str, Any]) -> Iterator[Finding]:
     if pages := gpu.get("retired_pages", 0):
         problem = f"{pages} pages or rows of its memory are out of use because of errors"
         yield finding(problem, "retired_pages", affects_results=False)
+    for name, rise in gpu.get("risen", {}).items():
+        counted, remedy = COUNTERS[name]
+        yield finding(f"had {rise} {counted} during the test", remedy, affects_results=False)
 
 
 def _check_amd(node: str, kernel: Mapping[str, Any], gpus: Sequence[Mapping[str, Any]]) -> Iterator[Finding]:

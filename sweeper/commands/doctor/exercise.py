@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 import os
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
 
 import ray
+from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from rich.console import Console
 
@@ -17,7 +19,7 @@ from sweeper.commands.accept.causes import add_causes
 from sweeper.commands.accept.experiments import Reading, read_experiments
 from sweeper.commands.accept.judge import Verdict, judge
 from sweeper.commands.accept.measure import plan_phases, read_result, run_phases, summarize
-from sweeper.commands.doctor.checks import Finding
+from sweeper.commands.doctor.checks import Finding, add_changes, has_new_use
 from sweeper.common.trials import TrialStatus
 from sweeper.config.hardware import Node, Target
 from sweeper.execution import cluster
@@ -25,6 +27,7 @@ from workloads.api import host
 
 EXERCISED = ("matmul", "collectives")  # the first experiment of each on a node alone
 ALONE = ("device", "node")
+UPDATE_TIMEOUT_S = 10.0  # for all nodes to answer, and for the memory of ended workers to be freed
 
 
 def exercise(target: Target, states: Mapping[str, Mapping[str, Any]], console: Console) -> Iterator[Finding]:
@@ -53,23 +56,48 @@ def exercise(target: Target, states: Mapping[str, Mapping[str, Any]], console: C
             yield Finding(reading.part, problem, judgement.cause or remedy, affects_results=not is_disturbed)
 
 
-def read_states(nodes: Sequence[Node], folder: str) -> dict[str, dict[str, Any]]:
-    """Return the states by the nodes' names: their hosts, or addresses with Ray's ids where several share a host."""
-    states = [read_node_state(node, folder) for node in nodes]
-    hosts = [str(state["node"]) for state in states]
-    names = hosts if len(set(hosts)) == len(hosts) else [node.label for node in nodes]
-    return dict(zip(names, states, strict=True))
+class NodeWatches:
+    """Reads the states of nodes by an actor on each, or in this process for a node without a Ray id.
 
-
-def read_node_state(node: Node, folder: str) -> dict[str, Any]:
-    """Return the state of a node: read by a task there, or in this process for a node without a Ray id.
-
-    Args:
-        folder: where a sweep writes; its free disk space is part of the state.
+    Attributes:
+        states: by the nodes' names: their hosts, or addresses with Ray's ids where several share a host.
     """
-    if node.id is None:
-        return host.read_node_state(folder)
-    on_node = NodeAffinitySchedulingStrategy(node_id=node.id, soft=False)
-    task = ray.remote(host.read_node_state).options(num_cpus=0, scheduling_strategy=on_node)
-    state: dict[str, Any] = ray.get(task.remote(folder))
-    return state
+
+    def __init__(self, nodes: Sequence[Node], folder: str) -> None:
+        """Read the states now. `folder` is where a sweep writes; its free disk space is part of a state."""
+        self._folder, self._local = folder, host.NodeWatch()
+        self._actors = [_start_watch(node.id) if node.id else None for node in nodes]
+        states = self._read()
+        hosts = [str(state["node"]) for state in states]
+        names = hosts if len(set(hosts)) == len(hosts) else [node.label for node in nodes]
+        self.states = dict(zip(names, states, strict=True))
+
+    def update(self) -> None:
+        """Add to the states what has changed since. A node that is lost or does not answer keeps its own."""
+        deadline_s = time.monotonic() + UPDATE_TIMEOUT_S
+        before = [*self.states.values()]
+        while True:
+            after = [new or old for old, new in zip(before, self._read(deadline_s), strict=True)]
+            self.states = {name: add_changes(*pair) for name, *pair in zip(self.states, before, after, strict=True)}
+            if not any(map(has_new_use, before, after)) or time.monotonic() > deadline_s:
+                return
+            time.sleep(0.5)  # the driver takes a moment to free the memory of workers that have ended
+
+    def _read(self, deadline_s: float | None = None) -> list[dict[str, Any]]:
+        """Return the state of each node; with a deadline, an empty one for a node that is lost or late."""
+        replies = [actor and actor.read_state.remote(self._folder) for actor in self._actors]
+        states = list[dict[str, Any]]()
+        for reply in replies:
+            left_s = None if deadline_s is None else max(0.1, deadline_s - time.monotonic())
+            try:
+                states.append(ray.get(reply, timeout=left_s) if reply else self._local.read_state(self._folder))
+            except RayError:
+                if deadline_s is None:
+                    raise
+                states.append({})
+        return states
+
+
+def _start_watch(node_id: str) -> Any:
+    on_node = NodeAffinitySchedulingStrategy(node_id=node_id, soft=False)
+    return ray.remote(host.NodeWatch).options(num_cpus=0, scheduling_strategy=on_node).remote()

@@ -74,7 +74,7 @@ def record_machine(request: RecordRequest) -> int:
 def examine(request: DoctorRequest) -> int:
     """Print the inventory, the measured rates and the findings. Returns the exit code."""
     ray_environment.prepare(request.cluster.address, request.cluster.insecure)  # before Ray is imported
-    from sweeper.commands.doctor.exercise import exercise, read_states
+    from sweeper.commands.doctor.exercise import NodeWatches, exercise
     from sweeper.execution import cluster
 
     console = Console(highlight=False, soft_wrap=True, markup=False)
@@ -84,7 +84,7 @@ def examine(request: DoctorRequest) -> int:
     for name, hardware in kinds.items():
         for kind, figures, source in list_figures(hardware):
             console.print(f"{name:10} {kind}: {figures}; {source}")
-    states = read_states(nodes, request.dir)
+    states = NodeWatches(nodes, request.dir).states
     findings = [*check_gpu_setup(nodes), *check_nodes(list(states.values())), *check_store(request.tracking.uri)]
     if not request.quick:
         for hardware in kinds.values() or [Hardware(name="cpu", kind="cpu")]:

@@ -7,13 +7,21 @@ import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from tests.support.amd import use_stand_in
-from workloads.api.gpus import amd, open_gpus
-from workloads.api.host import describe_gpu, gpu_identities, gpus_used_gib, node_activity, read_networks
+from workloads.api.gpus import amd, nvidia, open_gpus
+from workloads.api.host import (
+    describe_gpu,
+    gpu_identities,
+    gpus_used_gib,
+    node_activity,
+    read_network_errors,
+    read_networks,
+)
 from workloads.instruments import telemetry
 
 
@@ -175,3 +183,45 @@ def test_a_virtual_network_card_has_no_rate(tmp_path: Path) -> None:
         (card / "speed").write_text(speed)
         (card / "mtu").write_text("1400\n")
     assert read_networks(tmp_path) == {"eth0": "MTU 1400", "eth1": "100000 Mb/s, MTU 1400"}
+
+
+def test_the_counters_of_errors_and_retries_of_networks_are_read_and_others_are_not(tmp_path: Path) -> None:
+    port, card = tmp_path / "class/infiniband/mlx5_0/ports/1", tmp_path / "class/net/eth0"
+    files = {port / "counters": ["symbol_error", "port_rcv_data"], card / "statistics": ["rx_errors", "rx_bytes"]}
+    files |= {port / "hw_counters": ["packet_seq_err", "req_cqe_flush_error"], card / "device": []}
+    for folder, names in files.items():
+        folder.mkdir(parents=True)
+        for name in names:
+            (folder / name).write_text("3\n")
+    names = ["eth0 rx_errors", "mlx5_0 port 1 symbol_error", "mlx5_0 port 1 packet_seq_err"]
+    assert read_network_errors(tmp_path) == dict.fromkeys(names, 3)
+
+
+def test_errors_of_an_nvidia_gpu_are_read_and_those_of_programs_are_not_its_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """NVML counts errors of each link by kind, and names the GPU of each XID error until none is left."""
+    import pynvml
+
+    def wait(events: str, timeout_ms: int) -> SimpleNamespace:
+        if not xids:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_TIMEOUT)
+        return SimpleNamespace(device=1, eventData=xids.pop())
+
+    def count_link_errors(handle: int, link: int, kind: int) -> int:
+        if link > 1:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
+        return kind
+
+    xids, registered = [79, 43, 63], list[int]()
+    functions: dict[str, object] = dict.fromkeys(("Init", "Shutdown", "EventSetCreate"), lambda: "events")
+    functions |= {"DeviceGetCount": lambda: 2, "DeviceGetHandleByIndex": lambda number: number}
+    functions |= {"DeviceRegisterEvents": lambda handle, *_: registered.append(handle), "EventSetWait_v2": wait}
+    functions |= {"DeviceGetIndex": lambda handle: handle, "DeviceGetNvLinkErrorCounter": count_link_errors}
+    functions |= {"DeviceGetName": lambda _: "H100", "DeviceGetPcieReplayCounter": lambda _: 4}
+    for name, function in functions.items():
+        monkeypatch.setattr(pynvml, f"nvml{name}", function)
+    watch = nvidia.XidWatch()
+    assert registered == [0, 1] and watch.read() == {1: [63, 79]} and watch.read() == {}
+    errors = nvidia.NvidiaGpu(pynvml, 0).errors()
+    assert (errors.link_errors, errors.pcie_replays, errors.corrected_errors) == (2 * (0 + 1 + 2 + 3), 4, None)

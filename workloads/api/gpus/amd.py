@@ -109,11 +109,15 @@ class AmdGpu:
     def errors(self) -> GpuErrors:
         counts = self._fields("amdsmi_get_gpu_total_ecc_count")
         uncorrected = _number(counts.get("uncorrectable_count"))
+        corrected = _number(counts.get("correctable_count"))
         pages = self._call("amdsmi_get_gpu_bad_page_info")
+        replays = _number((self._fields("amdsmi_get_pcie_info").get("pcie_metric") or {}).get("pcie_replay_count"))
         return GpuErrors(
             ecc=True if counts else None,  # the call is not supported without error correction
             uncorrected_errors=None if uncorrected is None else int(uncorrected),
+            corrected_errors=None if corrected is None else int(corrected),
             retired_pages=len(pages) if isinstance(pages, list) else None,
+            pcie_replays=None if replays is None else int(replays),
         )
 
     def links(self) -> GpuLinks:

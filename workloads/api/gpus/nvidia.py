@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from functools import cached_property
+from itertools import product
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -20,6 +21,8 @@ SLOWDOWNS = {
     "hardware_thermal": "nvmlClocksEventReasonHwThermalSlowdown",
     "power_brake": "nvmlClocksEventReasonHwPowerBrakeSlowdown",
 }
+# Errors of programs, not of the GPU (NVIDIA's XID catalog). A program that is killed causes some of them.
+PROGRAM_XIDS = {13, 31, 43, 45, 68, 109}
 
 
 @contextlib.contextmanager
@@ -108,12 +111,18 @@ class NvidiaGpu:
 
     def errors(self) -> GpuErrors:
         ecc, nvml = self._get("EccMode"), self._nvml
-        uncorrected = self._get("TotalEccErrors", nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, nvml.NVML_AGGREGATE_ECC)
+        kinds = nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, nvml.NVML_MEMORY_ERROR_TYPE_CORRECTED
+        uncorrected, corrected = (self._get("TotalEccErrors", kind, nvml.NVML_AGGREGATE_ECC) for kind in kinds)
+        pairs = product(range(nvml.NVML_NVLINK_MAX_LINKS), range(nvml.NVML_NVLINK_ERROR_DL_ECC_DATA))
+        link_errors = [n for pair in pairs if (n := self._get("NvLinkErrorCounter", *pair)) is not None]
         rows = self._get("RemappedRows")  # after correctable and uncorrectable errors, whether more wait, and a failure
         return GpuErrors(
             ecc=bool(ecc[0]) if ecc else None,
             uncorrected_errors=uncorrected,
+            corrected_errors=corrected,
             retired_pages=rows[0] + rows[1] if rows else None,
+            pcie_replays=self._get("PcieReplayCounter"),
+            link_errors=sum(link_errors) if link_errors else None,
         )
 
     def links(self) -> GpuLinks:
@@ -140,3 +149,28 @@ class NvidiaGpu:
             memory_clock_mhz=self._get("ClockInfo", nvml.NVML_CLOCK_MEM),
             slowdowns=dict(self._slowdowns) if bits is not None else None,
         )
+
+
+class XidWatch:
+    """Collects the XID errors of this machine's GPUs from its creation on; none without a driver that reports them."""
+
+    def __init__(self) -> None:
+        import pynvml
+
+        self._nvml, self._events = pynvml, None
+        with contextlib.suppress(pynvml.NVMLError):
+            pynvml.nvmlInit()
+            self._events = pynvml.nvmlEventSetCreate()
+            for number in range(pynvml.nvmlDeviceGetCount()):
+                handle = pynvml.nvmlDeviceGetHandleByIndex(number)
+                pynvml.nvmlDeviceRegisterEvents(handle, pynvml.nvmlEventTypeXidCriticalError, self._events)
+
+    def read(self) -> dict[int, list[int]]:
+        """Return the errors since the last call by the GPU's number, without those of programs."""
+        xids = defaultdict[int, list[int]](list)
+        with contextlib.suppress(self._nvml.NVMLError):  # a timeout, if nothing is left
+            while self._events is not None:
+                event = self._nvml.nvmlEventSetWait_v2(self._events, 0)
+                if event.eventData not in PROGRAM_XIDS:
+                    xids[self._nvml.nvmlDeviceGetIndex(event.device)].append(int(event.eventData))
+        return dict(xids)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections import Counter
 from enum import IntEnum
 from typing import Any
 
@@ -82,6 +83,7 @@ SCENARIOS: dict[str, dict[str, Any]] = {
     "hot": {"growing": {"socket_thm_residency_acc", "ppt_residency_acc"}},
     "one_capped": {"power_caps_w": {5: 600}},
     "errors": {"uncorrected": {2: 3}, "bad_pages": {2: 7}},
+    "wearing": {"wearing": 6},  # a GPU whose counters rise with each reading
     # HIP counts the GPUs in another order than AMD SMI.
     "reordered": {"hip_ids": [4, 5, 6, 7, 0, 1, 2, 3]},
     "not_available": {"not_available": True},
@@ -98,6 +100,7 @@ COUNTERS += ("vr_thm_residency_acc", "hbm_thm_residency_acc")
 
 _initialised = False
 _reads = 0
+_wear = Counter[tuple[int, str]]()
 
 
 class _Processor:
@@ -215,7 +218,19 @@ def amdsmi_get_clock_info(gpu: _Processor, clock_type: AmdSmiClkType) -> dict[st
 def amdsmi_get_gpu_total_ecc_count(gpu: _Processor) -> dict[str, Any]:
     _check("gpu_total_ecc_count")
     uncorrected = MACHINE.get("uncorrected", {}).get(gpu.gpu, 0)
-    return _reported({"correctable_count": 0, "uncorrectable_count": uncorrected, "deferred_count": 0})
+    corrected = _count_wear(gpu, "corrected")
+    return _reported({"correctable_count": corrected, "uncorrectable_count": uncorrected, "deferred_count": 0})
+
+
+def amdsmi_get_pcie_info(gpu: _Processor) -> dict[str, Any]:
+    _check("pcie_info")
+    metric = {"pcie_width": 16, "pcie_replay_count": _count_wear(gpu, "replays")}
+    return {"pcie_static": {"max_pcie_width": 16}, "pcie_metric": metric}
+
+
+def _count_wear(gpu: _Processor, counter: str) -> int:
+    _wear[gpu.index, counter] += gpu.index == MACHINE.get("wearing")
+    return _wear[gpu.index, counter]
 
 
 def amdsmi_get_gpu_bad_page_info(gpu: _Processor) -> list[dict[str, Any]]:

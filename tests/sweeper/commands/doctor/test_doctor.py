@@ -10,7 +10,15 @@ from typing import Any
 
 import pytest
 
-from sweeper.commands.doctor.checks import REMEDIES, Finding, check_gpu, check_nodes, check_store
+from sweeper.commands.doctor.checks import (
+    REMEDIES,
+    Finding,
+    add_changes,
+    check_gpu,
+    check_nodes,
+    check_store,
+    has_new_use,
+)
 from sweeper.commands.doctor.main import DoctorRequest, examine
 from sweeper.config.catalogue import catalogue
 from sweeper.config.hardware import Node
@@ -105,12 +113,12 @@ def test_the_state_of_this_machine_is_read() -> None:
 @pytest.mark.long(8)
 def test_the_state_of_a_node_of_a_cluster_is_read_on_it() -> None:
     program = (
-        "import ray; from sweeper.commands.doctor.exercise import cluster, read_node_state, Node;"
+        "import ray; from sweeper.commands.doctor.exercise import cluster, NodeWatches, Node;"
         "cluster.init_ray(address='local', num_cpus=1); node = ray.get_runtime_context().get_node_id();"
-        "print(*read_node_state(Node('', 1, '', id=node), '.'))"
+        "watches = NodeWatches([Node('', 1, '', id=node)], '.'); watches.update(); print(watches.states)"
     )
     result = subprocess.run([sys.executable, "-c", program], env=environment(), capture_output=True, text=True)
-    assert "free_gib" in result.stdout, result.stderr
+    assert "free_gib" in result.stdout and "risen" in result.stdout, result.stderr
 
 
 def test_an_all_reduce_of_one_rank_is_infeasible() -> None:
@@ -163,6 +171,46 @@ def test_a_gpu_that_fell_off_the_bus_is_reported_and_the_others_are_still_read(m
     findings = list(check_nodes([read_node_state(".")]))
     (lost,) = [finding for finding in findings if "GPU 1" in finding.location]
     assert lost.affects_results and "does not respond" in lost.problem
+
+
+@pytest.mark.parametrize(
+    ("later", "problem", "affects_results"),
+    [
+        ({"used_gib": 9.0}, "another process on it: 9.0 GiB", True),
+        ({"processes": 1}, "1 other processes compute on it", True),
+        ({"uncorrected_errors": 2}, "2 uncorrected memory errors", True),
+        ({"xids": [79]}, "XID 79 during the test", True),
+        ({"responds": False}, "does not respond", True),
+        ({"corrected_errors": 12}, "had 2 corrected memory errors during the test", False),
+        ({"link_errors": 5}, "had 5 errors on its links to other GPUs during the test", False),
+        ({"used_gib": 0.1, "corrected_errors": 4, "processes": 0}, "", False),
+    ],
+)
+def test_what_happens_to_a_gpu_during_a_test_is_a_problem(
+    later: dict[str, Any], problem: str, affects_results: bool
+) -> None:
+    gpu = GPU | {"corrected_errors": 10, "link_errors": 0}
+    before, after = ({**node_state(), "network_errors": {}, "gpus": [one]} for one in (gpu, gpu | later))
+    found = [(f.problem, f.affects_results) for f in check_nodes([add_changes(before, after)]) if "GPU 0" in f.location]
+    assert [(problem in text, affects) for text, affects in found] == [(True, affects_results)] * bool(problem), found
+    assert has_new_use(before, after) == ("of its memory" in problem or "processes" in problem or "another" in problem)
+
+
+def test_retries_of_a_network_port_during_a_test_are_reported_and_those_of_before_are_not() -> None:
+    counts = ({"mlx5_0 port 1 packet_seq_err": 7, "eth0 rx_errors": 3}, {"mlx5_0 port 1 packet_seq_err": 9})
+    before, after = ({**node_state(), "network_errors": errors} for errors in counts)
+    (found,) = [f for f in check_nodes([add_changes(before, after)]) if "seq" in f.problem or "eth" in f.problem]
+    assert "packet_seq_err rose by 2" in found.problem and not found.affects_results
+
+
+def test_counters_of_an_amd_gpu_that_grow_are_reported(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    use_stand_in(monkeypatch, "wearing")
+    before, after = read_node_state(str(tmp_path)), read_node_state(str(tmp_path))
+    found = {f.problem: f.location[-5:] for f in check_nodes([add_changes(before, after)]) if "had" in f.problem}
+    assert found == {
+        "had 1 corrected memory errors during the test": "GPU 6",
+        "had 2 packets that were sent again on its PCIe link during the test": "GPU 6",
+    }
 
 
 TUNED = {"release": "6.8", "numa_balancing": "0", "command_line": ["iommu=pt"], "is_guest": False}
