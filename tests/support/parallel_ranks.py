@@ -32,7 +32,7 @@ from workloads.parallel.apply import (
     gather_gradients,
     separate_group_names,
 )
-from workloads.parallel.run import profile_communication
+from workloads.parallel.profiling import profile_step
 from workloads.parallel.stage import build_initializer
 from workloads.parallel.train import Batch, TokenSource, Trainer, local_sequences
 
@@ -48,7 +48,7 @@ class Trained:
     Attributes:
         fp8_gathers: as in `workloads.parallel.apply.fp8_gathers`.
         graphs: what compiled blocks are; each may serve many blocks.
-        calls: collectives of the last step, as in `profile_communication`, where blocks are compiled.
+        calls: collectives of the last step, as in `profile_step`, where blocks are compiled.
     """
 
     losses: list[float]
@@ -119,7 +119,7 @@ def train(call: Call, rank: Rank) -> Trained:
         trainer.update()
         norm = float(trainer.gradient_norm)  # type: ignore[arg-type]
         calls: dict[str, float] = {}
-        with profile_communication(device, calls) if call.spec.compiled else nullcontext():
+        with profile_step(device, calls) if call.spec.compiled else nullcontext():
             losses += [float(trainer.step(local)) for _ in range(STEPS - 1)]
         return Trained(losses, gradients, norm, fp8_gathers(stages[0]), stats.get("unique_graphs", 0), calls)
 

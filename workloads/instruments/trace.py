@@ -1,21 +1,34 @@
-"""Record a trace of a process and its GPU, with named ranges."""
+"""Record a trace of a process and its GPU, with named ranges.
+
+The parts of a mixture of experts have ranges of these names: router, permutation, experts.
+"""
 
 from __future__ import annotations
 
 import gzip
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import torch
+from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile, record_function
 
+from workloads.instruments.torch_internals import recorded_events
+
 _tracing = False
+EXPERT_PARTS = ("router", "permutation", "experts")
 
 
-def record_trace(run: Callable[[], object]) -> bytes:
-    """Call `run` under PyTorch's profiler and return a gzipped Chrome trace, which ui.perfetto.dev opens."""
+def record_trace(run: Callable[[], object]) -> tuple[bytes, dict[str, float]]:
+    """Call `run` under PyTorch's profiler.
+
+    Returns:
+        A gzipped Chrome trace, which ui.perfetto.dev opens; and the share of its time in the ranges of EXPERT_PARTS, on
+        the GPU where there is one, by the name of a metric.
+    """
     global _tracing
     has_gpu, _tracing = torch.cuda.is_available(), True
     try:
@@ -28,7 +41,15 @@ def record_trace(run: Callable[[], object]) -> bytes:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "trace.json"
         profiler.export_chrome_trace(str(path))
-        return gzip.compress(path.read_bytes(), compresslevel=6)
+        trace = gzip.compress(path.read_bytes(), compresslevel=6)
+    device_type = DeviceType.CUDA if has_gpu else DeviceType.CPU
+    events = [event for event in recorded_events(profiler) if event.device_type() == device_type]
+    total_ns = max(event.end_ns() for event in events) - min(event.start_ns() for event in events)
+    parts_ns = Counter[str]()
+    for event in events:
+        if event.is_user_annotation() and event.name() in EXPERT_PARTS:
+            parts_ns[event.name()] += event.duration_ns()
+    return trace, {f"{part}_share": ns / total_ns for part, ns in parts_ns.items()}
 
 
 @contextmanager

@@ -11,6 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from workloads.instruments.trace import annotate
 from workloads.llama.attention_kernels import Gradients, Kernel
 from workloads.llama.block import Activations, BlockMath, NamedTensors, Past, accumulate
 from workloads.llama.experts import Choice, Order, choose_experts, force_experts, sort_by_expert
@@ -57,7 +58,8 @@ class ExpertBlockMath(BlockMath):
         routed = self._route(weights, activations["residual"])
         self._count(routed.order)
         self._multiply_gate_up(weights, activations, routed)
-        hidden = self._weigh(activations["gate"], activations["up"], routed.weights)
+        with annotate("experts"):
+            hidden = self._weigh(activations["gate"], activations["up"], routed.weights)
         rows = multiply_groups(hidden, weights[DOWN].mT, routed.order.ends)
         return sum_rows(rows, routed.order.rows, routed.order.tokens).add_(activations["residual"]), activations
 
@@ -66,15 +68,19 @@ class ExpertBlockMath(BlockMath):
 
     def _route(self, weights: NamedTensors, residual: Tensor) -> _Routed:
         normed = self.norm(residual, weights["mlp_norm.weight"])
-        logits, forced = torch.mm(normed, weights[ROUTER].t()), None
+        forced = None
         if (imbalance := self._routing.imbalance) is not None:
             if len(self._forced) != len(normed):  # all chunks but the last few of a measurement have one size
                 self._forced = force_experts(len(normed), self.shape, imbalance, self._routing.seed).to(normed.device)
             forced = self._forced
-        choice = choose_experts(logits, logits.new_zeros(()), self.shape, forced)
-        order = sort_by_expert(choice.experts, self.shape.experts)
+        with annotate("router"):
+            logits = torch.mm(normed, weights[ROUTER].t())
+            choice = choose_experts(logits, logits.new_zeros(()), self.shape, forced)
+        with annotate("permutation"):
+            order = sort_by_expert(choice.experts, self.shape.experts)
+            row_weights = choice.weights.flatten()[order.places]
         rows = sum_rows(normed, order.tokens, order.rows)
-        return _Routed(normed, logits, choice, order, rows, choice.weights.flatten()[order.places])
+        return _Routed(normed, logits, choice, order, rows, row_weights)
 
     def _count(self, order: Order) -> None:
         share = order.counts.max() * self.shape.experts / order.rows.numel()
@@ -100,7 +106,8 @@ class ExpertBlockMath(BlockMath):
         d_rows = sum_rows(d_out, order.tokens, order.rows)
         d_hidden = multiply_groups(d_rows, weights[DOWN], order.ends)
         gate, up = activations.pop("gate"), activations.pop("up")
-        hidden, d_gate_up, d_row_weights = self._weigh_backward(gate, up, row_weights, d_hidden)
+        with annotate("experts"):
+            hidden, d_gate_up, d_row_weights = self._weigh_backward(gate, up, row_weights, d_hidden)
         del gate, up, d_hidden
         accumulate(gradients, DOWN, multiply_groups(d_rows.t(), hidden, order.ends))
         del d_rows, hidden
@@ -110,9 +117,10 @@ class ExpertBlockMath(BlockMath):
         del d_gate_up
         d_normed = sum_rows(d_rows, order.rows, order.tokens)
         del d_rows
-        d_logits = self._choice_backward(logits, choice, d_row_weights.flatten()[order.rows])
-        accumulate(gradients, ROUTER, torch.mm(d_logits.t(), normed))
-        d_normed.addmm_(d_logits, weights[ROUTER])
+        with annotate("router"):
+            d_logits = self._choice_backward(logits, choice, d_row_weights.flatten()[order.rows])
+            accumulate(gradients, ROUTER, torch.mm(d_logits.t(), normed))
+            d_normed.addmm_(d_logits, weights[ROUTER])
         _, d_residual, d_norm = self.norm_backward(residual, weights["mlp_norm.weight"], d_normed, d_out)
         accumulate(gradients, "mlp_norm.weight", d_norm)
         return d_residual

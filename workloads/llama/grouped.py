@@ -13,6 +13,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from workloads.instruments.trace import annotate
+
 
 @torch.library.custom_op("gpu_sweeper::multiply_groups", mutates_args=())
 def multiply_groups(a: Tensor, b: Tensor, ends: Tensor) -> Tensor:
@@ -24,6 +26,11 @@ def multiply_groups(a: Tensor, b: Tensor, ends: Tensor) -> Tensor:
         ends: [experts] int32, the row after each expert's last. An expert may have no rows. The result of rows after
             the last expert's is anything.
     """
+    with annotate("experts"):
+        return _multiply_groups(a, b, ends)
+
+
+def _multiply_groups(a: Tensor, b: Tensor, ends: Tensor) -> Tensor:
     if a.device.type != "cpu":
         return functional.grouped_mm(a, b, offs=ends).contiguous()
     parts = [slice(start, end) for start, end in pairwise([0, *ends.tolist()])]
@@ -60,11 +67,12 @@ def sum_rows(x: Tensor, rows: Tensor, uses: Tensor) -> Tensor:
         uses: [rows of x, uses of each] int64, the outputs that a row is a term of, or -1: the gradient is a sum of
             them.
     """
-    if x.device.type != "cpu":
-        from workloads.llama.grouped_kernels import launch_sum_rows  # Triton, which a CPU's build of torch lacks
+    with annotate("permutation"):
+        if x.device.type != "cpu":
+            from workloads.llama.grouped_kernels import launch_sum_rows  # Triton, which a CPU's build of torch lacks
 
-        return launch_sum_rows(x.contiguous(), rows)
-    return (x[rows.clamp(min=0)] * (rows >= 0)[..., None]).sum(dim=1)
+            return launch_sum_rows(x.contiguous(), rows)
+        return (x[rows.clamp(min=0)] * (rows >= 0)[..., None]).sum(dim=1)
 
 
 @sum_rows.register_fake

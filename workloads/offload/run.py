@@ -175,11 +175,14 @@ def _train(
     copied_bytes = engine.copy_streams.copied_bytes  # before the step for the trace
     if parameters.save_to:
         checkpoint.save(Path(parameters.save_to), shape, engine.copy_weights())
-    files = {"trace.json.gz": record_trace(lambda: engine.step(batches[-1]))} if parameters.profile else {}
+    files, part_shares = dict[str, bytes](), dict[str, float]()
+    if parameters.profile:
+        files["trace.json.gz"], part_shares = record_trace(lambda: engine.step(batches[-1]))
     parts_s = {name: end_s - begin_s for (_, begin_s), (name, end_s) in pairwise(started_s.items())}
     parts_s["first step"] = times_s[0] - statistics.median(times_s)
     predicted, step_s = prediction.times, times_s[-1]
-    metrics = readings.metrics() | {
+    metrics = readings.metrics() | part_shares
+    metrics |= {
         "loss": losses[-1],
         "first_loss": losses[0],
         "predicted_tokens_per_s": plan.tokens_per_step / predicted.step_s,

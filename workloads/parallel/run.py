@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import gc
 import time
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 
 import torch
 import torch.distributed as dist
-from torch.autograd import DeviceType
-from torch.profiler import ProfilerActivity, profile
 
 from workloads.api.contract import Infeasible, Measurement, Rank, Scalar
 from workloads.api.steps import StepReports
@@ -20,7 +17,6 @@ from workloads.instruments import device as devices
 from workloads.instruments import process_setup
 from workloads.instruments.distributed import process_group
 from workloads.instruments.telemetry import GpuReadings, monitor_gpu
-from workloads.instruments.torch_internals import recorded_events
 from workloads.llama.attention import AttentionShape
 from workloads.llama.data import load_sequences
 from workloads.llama.pytorch_attention import DocumentAttention, fastest_attention
@@ -38,92 +34,11 @@ from workloads.parallel.apply import (
     separate_group_names,
 )
 from workloads.parallel.context import ContextAttention
+from workloads.parallel.profiling import profile_step
 from workloads.parallel.stage import ManualBackwardBlock, Stage, build_initializer
 from workloads.parallel.train import Batch, TextSource, TokenSource, Trainer, local_sequences
 from workloads.precision.formats import require_torchao
 from workloads.precision.layers import read_recipe
-
-Interval = tuple[float, float]
-
-# Parts of the names of communication kernels, in lower case: ncclDevKernel_… of NCCL and of RCCL, which has its own
-# prefix in some builds, and mscclKernel_… of the MSCCL inside RCCL up to ROCm 7.2 (src/include/msccl/msccl_kernel.h).
-# The shader that copies memory, __amd_rocclr_copyBuffer, is none of them.
-COMMUNICATION_KERNELS = ("nccl", "rccl", "msccl")
-
-
-@contextmanager
-def profile_communication(device: torch.device, metrics: dict[str, float], *, fused: bool = False) -> Iterator[None]:
-    """Profile the step in the `with` block, and add what its device did and its communication to `metrics`.
-
-    calls_… counts each kind of collective of this rank: on a GPU its kernels, since recording the host's events too
-    slows a step that waits for the host. With `fused` these are recorded all the same, since only they show collectives
-    fused with matrix products (`workloads.parallel.apply`), whose copies are no kernels of communication.
-
-    On a GPU the shares are those of `compute_shares`.
-    """
-    on_gpu = device.type == "cuda"
-    activities = [ProfilerActivity.CUDA] if on_gpu else []
-    if fused or not on_gpu:
-        activities.append(ProfilerActivity.CPU)
-    with profile(activities=activities) as profiler:
-        yield
-    kernels, counts = [], Counter[str]()
-    for event in recorded_events(profiler):
-        name = event.name()
-        if name.startswith(("c10d::", "symm_mem::fused_")):
-            counts[name.partition("::")[2].strip("_")] += 1
-        elif event.device_type() == DeviceType.CUDA and not event.is_user_annotation():
-            kernels.append((name, (event.start_ns(), event.end_ns())))
-            if not fused and is_communication(name):
-                counts[name_collective(name)] += 1
-    metrics |= {f"calls_{name}": float(count) for name, count in counts.items() if name != "barrier"}
-    if kernels:
-        metrics |= compute_shares(kernels)
-
-
-def compute_shares(kernels: Iterable[tuple[str, Interval]]) -> dict[str, float]:
-    """Return shares of the time from a device's first kernel to its last.
-
-    computation_share, exposed_share (communication alone) and idle_share (neither, a pipeline's bubble included) add up
-    to 1. communication_share has the communication beside computation too.
-
-    kernels: names and intervals, in any unit of time
-    """
-    kernels = list(kernels)
-    communication = merge_intervals(interval for name, interval in kernels if is_communication(name))
-    computation = merge_intervals(interval for name, interval in kernels if not is_communication(name))
-    busy = merge_intervals(interval for _, interval in kernels)
-    total = busy[-1][1] - busy[0][0]
-    return {
-        "communication_share": total_length(communication) / total,
-        "computation_share": total_length(computation) / total,
-        "exposed_share": (total_length(busy) - total_length(computation)) / total,
-        "idle_share": 1 - total_length(busy) / total,
-    }
-
-
-def name_collective(kernel: str) -> str:
-    """Return the kind of collective of a communication kernel: allgather of ncclDevKernel_AllGather_RING_LL(…)."""
-    return kernel.partition("(")[0].split("_")[1].lower() if "_" in kernel else kernel.lower()
-
-
-def is_communication(kernel: str) -> bool:
-    return any(part in kernel.lower() for part in COMMUNICATION_KERNELS)
-
-
-def merge_intervals(intervals: Iterable[Interval]) -> list[Interval]:
-    """Return the union as intervals that do not overlap, in order."""
-    merged: list[Interval] = []
-    for start, end in sorted(intervals):
-        if merged and start <= merged[-1][1]:
-            merged[-1] = (merged[-1][0], max(merged[-1][1], end))
-        else:
-            merged.append((start, end))
-    return merged
-
-
-def total_length(intervals: Iterable[Interval]) -> float:
-    return sum(end - start for start, end in intervals)
 
 
 class GarbageCollector:
@@ -329,7 +244,13 @@ def _run_steps(
         collector.start_step(step)
         profiler: AbstractContextManager[None] = nullcontext()
         if step == parameters.warmup - 1:
-            profiler = profile_communication(device, communication, fused=parameters.async_tp)
+            profiler = profile_step(
+                device,
+                communication,
+                fused=parameters.async_tp,
+                has_experts=bool(parameters.shape.experts),
+                exchange=trainer.groups.ep_group,
+            )
         with profiler:
             losses.append(float(trainer.step(batch)))
             if device.type == "cuda":

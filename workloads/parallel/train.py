@@ -236,7 +236,7 @@ class Trainer:
         *,
         clips: bool = True,
     ) -> None:
-        self.stages, self.layout, self._groups, self._device = stages, layout, groups, device
+        self.stages, self.layout, self.groups, self._device = stages, layout, groups, device
         self._clips = clips
         self.gradient_norm: Tensor | None = None  # of the last step, over all ranks; None where none is clipped
         self._divided = [weight for stage in stages for weight in stage.divided_experts]
@@ -278,7 +278,7 @@ class Trainer:
 
     def update(self) -> None:
         if self._clips:
-            self.gradient_norm = clip_gradients(self._parameters, self._divided, self._groups)
+            self.gradient_norm = clip_gradients(self._parameters, self._divided, self.groups)
         self._optimizer.step()
         self._optimizer.zero_grad()
         self._balance_experts()
@@ -290,7 +290,7 @@ class Trainer:
         for experts in (experts for stage in self.stages for experts in stage.experts.values()):
             if experts.routing.bias_rate:
                 for name in ("dp_replicate", "dp_shard_cp"):
-                    dist.all_reduce(experts.load, group=self._groups.mesh[name].get_group())
+                    dist.all_reduce(experts.load, group=self.groups.mesh[name].get_group())
                 experts.balance()
 
     def state_dtypes(self) -> set[torch.dtype]:
@@ -302,8 +302,8 @@ class Trainer:
         """Run the forward and backward passes of this rank's sequences. Returns the mean loss of all ranks."""
         batch = batch.to(self._device)
         inputs, targets = batch.tokens[:, :-1], batch.tokens[:, 1:]
-        if self._groups.cp_group is not None:  # this rank's part of each sequence
-            positions = local_positions(inputs.shape[1], self.layout.cp, dist.get_rank(self._groups.cp_group))
+        if self.groups.cp_group is not None:  # this rank's part of each sequence
+            positions = local_positions(inputs.shape[1], self.layout.cp, dist.get_rank(self.groups.cp_group))
             positions = positions.to(self._device)
             inputs, targets = inputs[:, positions], targets[:, positions]
         loss = self._run_passes(inputs.contiguous(), targets.contiguous(), batch.document_lengths)
@@ -320,7 +320,7 @@ class Trainer:
         for weight in self._divided:
             assert weight.grad is not None
             if self.layout.dp * self.layout.cp > self.layout.ep:
-                dist.all_reduce(weight.grad, group=self._groups.expert_group)
+                dist.all_reduce(weight.grad, group=self.groups.expert_group)
             weight.grad /= self.layout.dp * self.layout.cp
 
     def _run_microbatches(self, inputs: Tensor, targets: Tensor, document_lengths: Tensor | None) -> Tensor:
@@ -351,7 +351,7 @@ class Trainer:
 
     def _build_loss(self, stage: Stage) -> Callable[[Tensor, Tensor], Tensor]:
         """Return a function from the last stage's output and the targets to the loss."""
-        mesh = self._groups.tp_mesh
+        mesh = self.groups.tp_mesh
 
         def loss_function(hidden: Tensor, targets: Tensor) -> Tensor:
             weight = stage.lm_head_weight

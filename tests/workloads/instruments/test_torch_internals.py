@@ -102,7 +102,7 @@ def test_inductor_has_the_option_of_persistent_kernels() -> None:
 def test_a_profiler_has_its_events_without_a_tree() -> None:
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
         torch.ones(1).sin()
-    with canary("profile.profiler.kineto_results", "Adapt recorded_events and profile_communication."):
+    with canary("profile.profiler.kineto_results", "Adapt recorded_events and profile_step."):
         [sine] = [event for event in torch_internals.recorded_events(profiler) if event.name() == "aten::sin"]
         assert sine.end_ns() > sine.start_ns() and not sine.is_user_annotation()
         assert sine.device_type() == DeviceType.CPU

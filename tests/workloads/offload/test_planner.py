@@ -415,10 +415,13 @@ def find_min_device_gib(host_gib: float) -> float:
 
 
 def test_a_trace_names_the_parts_of_a_step() -> None:
-    measurement = run_trial("offload", {**TINY, **ON_DEVICE, "profile": True}, Rank())
+    measurement = run_trial("offload", {**TINY, **ON_DEVICE, "model": "qwen3_moe_tiny", "profile": True}, Rank())
     events = json.loads(gzip.decompress(measurement.files["trace.json.gz"]))["traceEvents"]
     names = {event.get("name") for event in events}
     assert {"layer 0 forward", "layer 1 backward", "layer 1 update", "head and loss"} <= names
+    assert {"router", "permutation", "experts"} <= names
+    shares = [measurement.metrics[f"{part}_share"] for part in ("router", "permutation", "experts")]
+    assert min(shares) > 0 and sum(shares) < 1
 
 
 @pytest.mark.gpu

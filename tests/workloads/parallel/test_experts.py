@@ -75,6 +75,8 @@ def test_a_trial_trains_and_records_the_imbalance_as_executed(imbalance: float |
         else (1.1 < measured.metrics["executed_imbalance"] < 4)
     )
     assert measured.machine_info["parameters_kept"] == MODELS["experts_tiny"].parameters
+    parts = ("permutation", "experts") if imbalance else ("router", "permutation", "experts")
+    assert all(0 < measured.metrics[f"{part}_share"] < 0.5 for part in parts)
 
 
 def test_natural_routing_on_text_is_that_of_the_file(tmp_path: Path) -> None:

@@ -1,0 +1,135 @@
+"""Profile a step: what its device did, its collectives, and the parts of a mixture of experts."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+
+import torch
+import torch.distributed as dist
+from torch.autograd import DeviceType
+from torch.profiler import ProfilerActivity, profile
+
+from workloads.instruments.torch_internals import gather_numbers, recorded_events
+
+Interval = tuple[float, float]
+
+# Parts of the names of communication kernels, in lower case: ncclDevKernel_… of NCCL and of RCCL, which has its own
+# prefix in some builds, and mscclKernel_… of the MSCCL inside RCCL up to ROCm 7.2 (src/include/msccl/msccl_kernel.h).
+# The shader that copies memory, __amd_rocclr_copyBuffer, is none of them.
+COMMUNICATION_KERNELS = ("nccl", "rccl", "msccl")
+# The same of the parts of a mixture of experts: of kernels, and of operations that a CPU records. A compiled block has
+# no ranges. The router's product, which looks like any other, is in none of them.
+EXPERT_KERNELS = {
+    "experts": ("groupproblemshape", "multiply_groups"),
+    "permutation": ("sum_rows", "radixsort", "radix_sort", "aten::sort"),
+    "router": ("topk", "kvinplace", "__softmax", "softmax_warp", "::softmax", "::_softmax"),
+}
+
+
+@contextmanager
+def profile_step(
+    device: torch.device,
+    metrics: dict[str, float],
+    *,
+    fused: bool = False,
+    has_experts: bool = False,
+    exchange: dist.ProcessGroup | None = None,
+) -> Iterator[None]:
+    """Profile the step in the `with` block, and add what its device did and its communication to `metrics`.
+
+    calls_… counts each kind of collective of this rank: on a GPU its kernels, since recording the host's events too
+    slows a step that waits for the host. With `fused` these are recorded all the same, since only they show collectives
+    fused with matrix products (`workloads.parallel.apply`), whose copies are no kernels of communication.
+
+    On a GPU the shares are those of `compute_shares`. A model that `has_experts` has those of EXPERT_KERNELS, and with
+    the group of GPUs that `exchange` its tokens that of their collectives. NCCL runs these on one stream, which a first
+    small one shows.
+    """
+    on_gpu = device.type == "cuda"
+    activities = [ProfilerActivity.CUDA] if on_gpu else []
+    if fused or not on_gpu:
+        activities.append(ProfilerActivity.CPU)
+    with profile(activities=activities) as profiler:
+        if on_gpu and exchange is not None:
+            gather_numbers(torch.zeros(1, device=device), 0, exchange.group_name).sum()
+        yield
+    kernels, counts = [], Counter[str]()
+    events = sorted(recorded_events(profiler), key=lambda event: event.start_ns())
+    exchanged = list[Interval]()
+    if on_gpu and exchange is not None:
+        shown = next(event for event in events if is_communication(event.name()))
+        events = events[events.index(shown) + 1 :]
+        of_stream = [event for event in events if event.device_resource_id() == shown.device_resource_id()]
+        exchanged = [(event.start_ns(), event.end_ns()) for event in of_stream if is_communication(event.name())]
+    for event in events:
+        name = event.name()
+        if name.startswith(("c10d::", "symm_mem::fused_")):
+            counts[name.partition("::")[2].strip("_")] += 1
+        elif event.device_type() == DeviceType.CUDA and not event.is_user_annotation():
+            kernels.append((name, (event.start_ns(), event.end_ns())))
+            if not fused and is_communication(name):
+                counts[name_collective(name)] += 1
+    metrics |= {f"calls_{name}": float(count) for name, count in counts.items() if name != "barrier"}
+    if kernels:
+        metrics |= compute_shares(kernels)
+    if has_experts:
+        recorded = kernels or [(event.name(), (event.start_ns(), event.end_ns())) for event in events]
+        metrics |= compute_part_shares(recorded, exchanged)
+
+
+def compute_part_shares(recorded: list[tuple[str, Interval]], exchanged: list[Interval]) -> dict[str, float]:
+    """Return the shares of the parts of EXPERT_KERNELS in what a device recorded, and that of exchanging tokens."""
+    total = max(end for _, (_, end) in recorded) - min(start for _, (start, _) in recorded)
+    intervals = {
+        part: [interval for name, interval in recorded if any(word in name.lower() for word in words)]
+        for part, words in EXPERT_KERNELS.items()
+    }
+    intervals |= {"exchange": exchanged} if exchanged else {}
+    return {f"{part}_share": total_length(merge_intervals(of_part)) / total for part, of_part in intervals.items()}
+
+
+def compute_shares(kernels: Iterable[tuple[str, Interval]]) -> dict[str, float]:
+    """Return shares of the time from a device's first kernel to its last.
+
+    computation_share, exposed_share (communication alone) and idle_share (neither, a pipeline's bubble included) add up
+    to 1. communication_share has the communication beside computation too.
+
+    kernels: names and intervals, in any unit of time
+    """
+    kernels = list(kernels)
+    communication = merge_intervals(interval for name, interval in kernels if is_communication(name))
+    computation = merge_intervals(interval for name, interval in kernels if not is_communication(name))
+    busy = merge_intervals(interval for _, interval in kernels)
+    total = busy[-1][1] - busy[0][0]
+    return {
+        "communication_share": total_length(communication) / total,
+        "computation_share": total_length(computation) / total,
+        "exposed_share": (total_length(busy) - total_length(computation)) / total,
+        "idle_share": 1 - total_length(busy) / total,
+    }
+
+
+def name_collective(kernel: str) -> str:
+    """Return the kind of collective of a communication kernel: allgather of ncclDevKernel_AllGather_RING_LL(…)."""
+    return kernel.partition("(")[0].split("_")[1].lower() if "_" in kernel else kernel.lower()
+
+
+def is_communication(kernel: str) -> bool:
+    return any(part in kernel.lower() for part in COMMUNICATION_KERNELS)
+
+
+def merge_intervals(intervals: Iterable[Interval]) -> list[Interval]:
+    """Return the union as intervals that do not overlap, in order."""
+    merged: list[Interval] = []
+    for start, end in sorted(intervals):
+        if merged and start <= merged[-1][1]:
+            merged[-1] = (merged[-1][0], max(merged[-1][1], end))
+        else:
+            merged.append((start, end))
+    return merged
+
+
+def total_length(intervals: Iterable[Interval]) -> float:
+    return sum(end - start for start, end in intervals)
