@@ -135,13 +135,14 @@ def _possible_values(space: Space, parameter: Field[Any]) -> Sequence[Value]:
     return [space.constants.get(parameter.name, default)]
 
 
-def reserved_host_gib(resolved: ResolvedConfig, space: Space) -> float:
+def reserved_host_gib(resolved: ResolvedConfig, space: Space, ranks: int = 1) -> float:
     """Return the GiB of its node's memory that each process of a trial may take, by its parameters."""
     total_gib = 0.0
     for parameter in fields(resolved.workload.Parameters):
-        if parameter.metadata.get("host_memory"):
+        if owner := parameter.metadata.get("host_memory"):  # "trial" where its processes share the memory
             values = _possible_values(space, parameter)
-            total_gib += max(float(value) for value in values if isinstance(value, (int, float)))
+            largest_gib = max(float(value) for value in values if isinstance(value, (int, float)))
+            total_gib += largest_gib / (ranks if owner == "trial" else 1)
     return total_gib
 
 

@@ -218,7 +218,7 @@ def check_retry(plan: SweepPlan) -> None:
 def _plan_resources(resolved: ResolvedConfig, space: Space, target: Target, gpus: int) -> Resources:
     whole_nodes = (resolved.config.exclusive or resolved.workload.exclusive) == "node"
     # A process that needs more than a node has reports that itself.
-    host_gib = min(space_checks.reserved_host_gib(resolved, space), target.least_memory_gib())
+    host_gib = min(space_checks.reserved_host_gib(resolved, space, gpus), target.least_memory_gib())
     requested = resolved.config.cluster.max_concurrent_trials
     gangs = target.count_gangs(gpus, requested, whole_nodes=whole_nodes, host_gib=host_gib)
     return Resources(target, gpus, gangs, whole_nodes, host_gib)

@@ -1,4 +1,4 @@
-"""`workload=llama8b`, `llama1b`, `llama_tiny`: train a Llama on one GPU within budgets of device and host memory."""
+"""`workload=llama8b` and others: train a Llama on the GPUs of a host within budgets of device and host memory."""
 
 from __future__ import annotations
 
@@ -13,6 +13,9 @@ from workloads.models.routing import Routing, check_imbalance
 from workloads.offload.plan import count_training_state_bytes
 
 OffloadModelName = Literal[ModelName, "qwen3_moe_tiny", "olmoe_1b_7b", "qwen3_30b_a3b", "mixtral_8x7b"]
+
+
+ACROSS_HOSTS = "offload trains on the GPUs of one host; set gpus= to at most those of one host"
 
 
 def _count_min_cpu_gib(model: str) -> float:
@@ -34,8 +37,9 @@ class OffloadParameters:
     """Parameters of an offloaded training run with AdamW.
 
     Attributes:
-        device_gib: the limit of the device's allocator. On a CPU the plan keeps to it, but nothing enforces it.
-        host_gib: the limit of the pinned arena, the only host memory that state is stored in.
+        device_gib: the limit of each device's allocator. On a CPU the plan keeps to it, but nothing enforces it.
+        host_gib: the limit of the pinned arenas of all GPUs, the only host memory that state is stored in.
+        distribution: what several GPUs divide (`workloads.offload.plan.Distribution`); None: the plan chooses.
         model: the model that is trained. One with experts has routed experts alone, in every block.
         sequence_length: tokens of each sequence.
         sequences_per_step: sequences that one step trains on; the planner divides them into rounds and chunks.
@@ -61,8 +65,9 @@ class OffloadParameters:
     """
 
     device_gib: float = field(metadata={"min": 0})
-    host_gib: float = field(metadata={"min": 0, "host_memory": True})
+    host_gib: float = field(metadata={"min": 0, "host_memory": "trial"})
     model: OffloadModelName = field(default="llama3_8b", metadata={"cpu_gib": _count_min_cpu_gib})
+    distribution: Literal["replicas", "sharded"] | None = None
     sequence_length: int = field(default=8192, metadata={"min": 1})
     sequences_per_step: int = field(default=64, metadata={"min": 1})
     dtype: Literal["bf16", "fp32", "fp8_tensorwise", "fp8_blockwise"] = field(
@@ -100,7 +105,7 @@ class OffloadParameters:
 
 
 class Offload(Workload):
-    """Training on one GPU under the fastest plan for its memory budgets."""
+    """Training on the GPUs of a host under the fastest plan for their memory budgets."""
 
     name = "offload"
     Parameters = OffloadParameters
@@ -108,9 +113,10 @@ class Offload(Workload):
         *("model", "sequence_length", "sequences_per_step"),
         *("dtype", "master_weights", "optimizer_states", "imbalance"),
     )
-    ways = ("warmup", "steps", "save_to", "profile", "seed")
+    ways = ("distribution", "warmup", "steps", "save_to", "profile", "seed")
     benchmark_version = "offload/2"
     reports_steps = True
+    max_world_size = None
     finalists = 0  # trials take minutes
     finals_rounds = 3
     estimates_plans = True
@@ -135,4 +141,6 @@ class Offload(Workload):
 
     def preview(self, parameters: OffloadParameters, machine: Machine) -> str:
         reason = infeasible_reason(parameters.dtype, parameters.sequence_length, machine.architecture)
+        if machine.ranks_per_node < machine.world_size:
+            reason = ACROSS_HOSTS
         return f"infeasible: {reason}" if reason else ""

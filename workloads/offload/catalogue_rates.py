@@ -18,7 +18,7 @@ from workloads.models.model import MODELS, Model
 from workloads.offload import OffloadParameters, infeasible_reason
 from workloads.offload.cost_model import DeviceRates, MemoryBudget, ModelSizes
 from workloads.offload.plan import GIB, SAVED_ACTIVATIONS, recomputed_under
-from workloads.offload.plan_search import find_fastest_plans
+from workloads.offload.plan_search import explain_too_small, find_fastest_plans
 
 CHUNK_TOKENS = 8192  # the fewest of a chunk on a GPU (`device_rates.TIMED_CHUNK_TOKENS`)
 # GB/s each way between host and GPU while both directions copy: 49 measured on an H200 with PCIe 5
@@ -53,25 +53,29 @@ def _estimate_budgets(
         yield from (Estimate(reason, "the GPU trains in this data type") for _ in budgets)
         return
     rates = estimate_rates(training.shape, length, training.dtype, machine.cluster)
-    predictions = find_fastest_plans(model_sizes(training), length, sequences, budgets, rates)
+    model = model_sizes(training, machine.world_size)
+    predictions = find_fastest_plans(model, length, sequences, budgets, rates)
     for budget, prediction in zip(budgets, predictions, strict=True):
         point = f"device_gib={budget.device_gib:g} host_gib={budget.host_gib:g}"
         if budget.device_gib > (memory_gib := machine.cluster.device.memory_gib):
             reason = f"device_gib={budget.device_gib:g}: the GPU has {memory_gib:.4g} GiB"
             yield Estimate(reason, "the budget is within the GPU's memory", description=point)
         elif prediction is None:
-            yield Estimate(f"{point} are too small", "a plan fits the budget", description=point)
+            reason = explain_too_small(model, length, sequences, budget, rates)
+            yield Estimate(reason, "a plan fits the budget", description=point)
         else:
             step_s = prediction.times.step_s
             metrics = {"tokens_per_s": length * sequences / step_s, "memory_gib": prediction.device_bytes / GIB}
             metrics |= {
-                "peak_host_gib": prediction.host_bytes / GIB,
+                "peak_host_gib": prediction.host_bytes * model.gpus / GIB,
                 "trial_s": (training.warmup + training.steps) * step_s,
             }
+            if prediction.model.distribution:
+                point += f" {prediction.model.distribution}"
             yield Estimate(metrics=metrics, description=point)
 
 
-def model_sizes(parameters: OffloadParameters) -> ModelSizes:
+def model_sizes(parameters: OffloadParameters, gpus: int = 1) -> ModelSizes:
     is_fp32, recipe = parameters.dtype == "fp32", RECIPES[parameters.dtype]
     has_masters = parameters.master_weights == "fp32" and not is_fp32
     states = parameters.optimizer_states or ("fp32" if is_fp32 or has_masters else "bf16")
@@ -81,7 +85,7 @@ def model_sizes(parameters: OffloadParameters) -> ModelSizes:
         2 * STATE_BYTES[states] + 4 * has_masters,
         cast_bytes_per_parameter=2 if recipe.is_scaled else 0,  # for a pass by rows and by columns, one byte each
         token_multiple=recipe.multiples[2],  # products sum over tokens for weight gradients
-    )
+    ).distribute(parameters.distribution, gpus)
 
 
 def estimate_rates(model: Model, sequence_length: int, precision: str, cluster: Cluster) -> DeviceRates:

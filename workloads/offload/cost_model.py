@@ -77,10 +77,10 @@ class ModelSizes:
     state_bytes_per_parameter: float  # of the optimizer's states
     cast_bytes_per_parameter: int = 0  # of the block that computes, cast for its products
     token_multiple: int = 1  # the tokens of a chunk are a multiple of it
-    distribution: Distribution = "alone"
     gpus: int = 1
+    distribution: Distribution | None = None  # None: for one GPU, or not chosen yet
 
-    def distribute(self, distribution: Distribution, gpus: int) -> ModelSizes:
+    def distribute(self, distribution: Distribution | None, gpus: int) -> ModelSizes:
         """Return the sizes for one of several GPUs; of a ring, for the one with the most layers."""
         layers = self.shape.layers
         shape = replace(self.shape, layers=-(-layers // gpus)) if distribution == "ring" else self.shape

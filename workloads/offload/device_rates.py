@@ -11,12 +11,13 @@ import os
 import statistics
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from workloads.api.host import version_of
@@ -114,6 +115,32 @@ def keep(folder: Path, key: Mapping[str, object], measure: Callable[[], Measured
     except OSError:  # a full disk, say: the next process measures again
         temporary.unlink(missing_ok=True)
     return measured
+
+
+def measure_together(measured: MeasuredDevice, device: torch.device) -> MeasuredDevice:
+    """Return what the slowest process of the group measured, with the rates of copies and links that all use at once.
+
+    GPUs whose links reach less than twice a copy's rate are taken to reach each other over their links to the host.
+    """
+    ranks, copy_s, times_s = dist.get_world_size(), _measure_copies(device), list[float]()
+    whole = torch.zeros((1 << 28 if device.type == "cuda" else 1 << 20) // ranks * ranks, device=device)
+    own = whole.new_zeros(whole.numel() // ranks)
+    for _ in range(6):
+        dist.barrier()
+        started = time.perf_counter()
+        dist.all_gather_into_tensor(whole, own)
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        times_s.append(time.perf_counter() - started)
+    link_s = statistics.median(times_s) / (whole.nbytes - own.nbytes)
+    slowest = torch.tensor([copy_s, link_s], dtype=torch.float64, device=device)
+    dist.all_reduce(slowest, dist.ReduceOp.MAX)
+    copy_s, link_s = slowest.tolist()
+    of_all: list[Any] = [None] * ranks
+    dist.all_gather_object(of_all, measured)
+    measured = max(of_all, key=lambda one: one.rates.backward_s_per_token)
+    together = {"h2d_s_per_byte": copy_s, "d2h_s_per_byte": copy_s, "link_s_per_byte": link_s}
+    return replace(measured, rates=replace(measured.rates, **together, links_are_the_hosts=link_s > copy_s / 2))
 
 
 def select_attention_kernel(shape: Model, sequence_length: int, device: torch.device, dtype: torch.dtype) -> Kernel:

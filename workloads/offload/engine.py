@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 import torch
@@ -23,10 +24,11 @@ from workloads.llama.fp8_block import build_block_math
 from workloads.llama.model import Block, loss_and_gradients, rope_table
 from workloads.models.model import Model
 from workloads.models.routing import NATURAL, Routing
+from workloads.offload.gang import Gang, WholeLayers
 from workloads.offload.host_memory import Arena
 from workloads.offload.optimizer import AdamW, Precision
 from workloads.offload.plan import GRADIENT_SLOTS, LOGIT_TOKENS, WEIGHT_SLOTS, Location, Plan, list_saved_tensors
-from workloads.offload.transfers import ActivationStack, Buffer, CopyStreams, LayerSlots
+from workloads.offload.transfers import ActivationStack, Buffer, CopyStreams, LayerSlots, Slot
 
 DTYPE_NAMES = {torch.bfloat16: "bf16", torch.float32: "fp32", torch.uint8: "int8"}
 
@@ -88,6 +90,10 @@ class EmbeddingAndHead:
         self._gradients["norm.weight"] += d_norm
         return loss, d_x
 
+    @property
+    def gradients(self) -> list[Tensor]:
+        return list(self._gradients.values())
+
     def update(self, optimizer: AdamW, step: int) -> None:
         """Update every weight and zero its gradient. States on the host are copied to the device and back."""
         device = self._weights["norm.weight"].device
@@ -126,7 +132,11 @@ class EmbeddingAndHead:
 
 
 class Engine:
-    """A model in training under a plan, with host memory from `arena`, which raises OutOfMemory if it is too small."""
+    """A model in training under a plan, with host memory from `arena`, which raises OutOfMemory if it is too small.
+
+    The processes of a gang each have an engine with the same plan, and train on different sequences. Where their model
+    is sharded, the vectors of layers are this process's shares, and computation uses `WholeLayers`.
+    """
 
     def __init__(
         self,
@@ -139,6 +149,7 @@ class Engine:
         precision: Precision | None = None,
         optimizer: AdamW | None = None,
         routing: Routing = NATURAL,
+        gang: Gang | None = None,
     ) -> None:
         """Allocate everything that the plan stores; the weights are zero until `load` or `initialize`."""
         assert len(plan.layers) <= shape.layers and plan.chunks_per_round % plan.segments_per_sequence == 0
@@ -150,19 +161,25 @@ class Engine:
         with torch.device("meta"):
             self._shapes = {name: parameter.shape for name, parameter in Block(shape).named_parameters()}
         self._layer_numel = sum(size.numel() for size in self._shapes.values())
+        self.gang = gang or Gang()
+        self._kept_numel = self.gang.count_kept(self._layer_numel)
         self._ropes = rope_table(shape, plan.sequence_length, device).split(plan.chunk_length, dim=1)  # by segment
         keeps_gradients = plan.accumulation_rounds > 1
         self._layers = []
         for layer in plan.layers:
-            weights = self._allocate(self._layer_numel, layer.weights)
-            state = LayerState(weights, self._allocate_states(self._layer_numel, layer.optimizer_states))
+            weights = self._allocate(self._kept_numel, layer.weights)
+            state = LayerState(weights, self._allocate_states(self._kept_numel, layer.optimizer_states))
             if keeps_gradients or layer.gradients == "device":
-                state.gradients = self._allocate(self._layer_numel, layer.gradients)
+                state.gradients = self._allocate(self._kept_numel, layer.gradients)
             self._layers.append(state)
-        self._weights = self._build_slots("weights", WEIGHT_SLOTS)
+        self._weights = self._build_slots("weights", WEIGHT_SLOTS + self.gang.is_sharded)
         self._gradients = self._build_slots("gradients", GRADIENT_SLOTS)
         streamed_states = sum(layer.optimizer_states == "host" for layer in plan.layers)
-        self._state_slots = [self._allocate_states(self._layer_numel, "device") for _ in range(min(2, streamed_states))]
+        self._state_slots = [self._allocate_states(self._kept_numel, "device") for _ in range(min(2, streamed_states))]
+        self._whole: WholeLayers | None = None
+        if self.gang.is_sharded:
+            self._whole = WholeLayers(self.gang, self._build_whole_slot, self.copy_streams)
+        self._unfinished: Callable[[], None] | None = None  # what is left of the last layer's backward pass
         self._math = build_block_math(
             shape, kernel, self.precision.recipe, compiled=device.type != "cpu", routing=routing
         )
@@ -186,19 +203,27 @@ class Engine:
     def _build_slots(self, name: Literal["weights", "gradients"], shared_slots: int) -> LayerSlots:
         stored = [getattr(layer, name) for layer in self._layers]
         resident = [getattr(layer, name) == "device" for layer in self.plan.layers]
-        shared = [self._allocate(self._layer_numel, "device") for _ in range(min(shared_slots, resident.count(False)))]
-        return LayerSlots(stored, resident, shared, self._split, self.copy_streams)
+        shared = [self._allocate(self._kept_numel, "device") for _ in range(min(shared_slots, resident.count(False)))]
+        split = (lambda _: {}) if self.gang.is_sharded else self._split  # a share has no whole parameters
+        return LayerSlots(stored, resident, shared, split, self.copy_streams)
+
+    def _build_whole_slot(self) -> Slot:
+        buffer = self._allocate(self._kept_numel * self.gang.ranks, "device")
+        return Slot(buffer, self._split(buffer.tensor))
 
     def _split(self, flat: Tensor) -> NamedTensors:
         """Return views of a layer's vector by parameter name."""
-        parts = flat.split([size.numel() for size in self._shapes.values()])
+        parts = flat[: self._layer_numel].split([size.numel() for size in self._shapes.values()])
         return {name: part.view(size) for (name, size), part in zip(self._shapes.items(), parts, strict=True)}
 
     # ── a step ──
 
     @torch.no_grad()
     def step(self, tokens: Tensor) -> Tensor:
-        """Train on tokens[rounds, groups, sequences, sequence_length + 1]. Return the mean loss, on the device."""
+        """Train on tokens[rounds, groups, sequences, sequence_length + 1]. Return the mean loss, on the device.
+
+        In a gang the tokens are those of this process, and the loss is the mean over all processes.
+        """
         plan = self.plan
         expected = (plan.accumulation_rounds, plan.groups_per_round, plan.sequences_per_chunk, plan.sequence_length + 1)
         if tuple(tokens.shape) != expected:
@@ -207,6 +232,7 @@ class Engine:
         loss = torch.zeros((), device=self.device)
         for n, groups in enumerate(tokens.to(self.device)):
             loss += self._run_round(groups, is_first=n == 0, is_last=n == plan.accumulation_rounds - 1)
+        self.gang.sum([loss, *self._embedding_and_head.gradients])
         self._embedding_and_head.update(self.optimizer, self.steps_done)
         return loss
 
@@ -221,28 +247,39 @@ class Engine:
         self._saved_keys_values.start_backward()
         self._saved.start_backward()
         loss = torch.zeros((), device=self.device)
-        share = 1.0 / (len(x) * self.plan.accumulation_rounds)
+        share = 1.0 / (len(x) * self.plan.accumulation_rounds * self.gang.ranks)
         with trace.annotate("head and loss"):
             for c, chunk_targets in enumerate(targets):
                 chunk_loss, x[c] = self._embedding_and_head.loss(x[c], chunk_targets, share)
                 loss += chunk_loss
         for n in reversed(range(len(self.plan.layers))):
             self._backward_layer(n, x, is_first=is_first, is_last=is_last)
+        self._finish_last_layer()
         for chunk, d_chunk in zip(inputs, x, strict=True):
             self._embedding_and_head.embed_backward(chunk, d_chunk)
         return loss
 
     def _forward_layer(self, n: int, x: list[Tensor]) -> None:
         """Run block n on all chunks. `x` has the chunks' inputs of the block, and then its outputs."""
-        weights = self._weights.fetch(n)
+        weights = self._fetch_weights(n)
         for m in [m for m in self._weights.streamed_layers if m > n][:1]:
             self._weights.fetch(m)
+        if n + 1 < len(self.plan.layers):
+            self._gather_ahead(n + 1)
         self.copy_streams.acquire(weights.buffer)
         with trace.annotate(f"layer {n} forward"):
             operands = self._math.cast_weights(weights.tensors, backward=False)
             for c in range(len(x)):
                 x[c] = self._forward_chunk(n, operands, c, x[c])
         self.copy_streams.release(weights.buffer)
+
+    def _fetch_weights(self, n: int) -> Slot:
+        """Return the slot of layer n's whole weights. Queues the transfers of those that are not there."""
+        return self._whole.gather(n, self._weights) if self._whole else self._weights.fetch(n)
+
+    def _gather_ahead(self, n: int) -> None:
+        if self._whole:
+            self._whole.gather(n, self._weights)
 
     def _forward_chunk(self, n: int, weights: NamedTensors, c: int, x: Tensor) -> Tensor:
         """Run block n on chunk c and save the activations that the plan selects."""
@@ -263,15 +300,16 @@ class Engine:
         return out
 
     def _backward_layer(self, n: int, d: list[Tensor], *, is_first: bool, is_last: bool) -> None:
-        """Run backward through block n for all chunks, the last first; then store its gradients or update its weights.
+        """Run backward through block n for all chunks, the last first; then finish it, or the one before if sharded.
 
         `d` has the chunks' gradients with respect to the block's outputs, and then to its inputs.
         """
-        weights, gradients = self._weights.fetch(n), self._gradients.get(n)
+        weights, kept_gradients = self._fetch_weights(n), self._gradients.get(n)
         if is_first:
-            gradients.layer = n
+            kept_gradients.layer = n
         else:
             self._gradients.fetch(n)
+        gradients = self._whole.gradients(n) if self._whole else kept_gradients
         stored_states = self._layers[n].optimizer_states if is_last else ()
         states = stored_states
         if is_last and self.plan.layers[n].optimizer_states == "host":
@@ -282,8 +320,10 @@ class Engine:
         for slots in [self._weights] if is_first else [self._weights, self._gradients]:
             for m in [m for m in reversed(slots.streamed_layers) if m < n][:1]:
                 slots.fetch(m)
+        if n > 0:
+            self._gather_ahead(n - 1)
         self.copy_streams.acquire(weights.buffer, gradients.buffer)
-        if is_first:
+        if is_first or self._whole:
             gradients.buffer.tensor.zero_()
         with trace.annotate(f"layer {n} backward"):
             recomputes = any(choice != "full" for choice, _ in self.plan.layers[n].activations)
@@ -291,9 +331,39 @@ class Engine:
             for c in reversed(range(len(d))):
                 d[c] = self._backward_chunk(operands, gradients.tensors, c, d[c])
         self.copy_streams.release(weights.buffer, gradients.buffer)
+        if self._whole:
+            self._whole.reduce(n)
+        elif is_last and self.gang.ranks > 1:
+            tensor = gradients.buffer.tensor
+            received_bytes = 2 * tensor.nbytes * (self.gang.ranks - 1) // self.gang.ranks
+            self.copy_streams.exchange(lambda: self.gang.sum([tensor]), received_bytes, gradients.buffer)
+        self._finish_last_layer()
+        self._unfinished = partial(self._finish_layer, n, stored_states, states, is_first, is_last)
+        if not self._whole:  # shares are reduced while the next layer computes
+            self._finish_last_layer()
+
+    def _finish_last_layer(self) -> None:
+        if self._unfinished:
+            self._unfinished()
+        self._unfinished = None
+
+    def _finish_layer(
+        self,
+        n: int,
+        stored_states: tuple[Buffer, ...],
+        states: tuple[Buffer, ...],  # on the device
+        is_first: bool,
+        is_last: bool,
+    ) -> None:
+        """Store the gradients of layer n after its backward pass, or update its weights in the last round."""
+        weights, gradients = self._weights.get(n), self._gradients.get(n)
+        if self._whole:
+            self._whole.take_reduced(n, gradients.buffer, is_first=is_first)
         if not is_last:
             self._gradients.store(n)
             return
+        if self._whole:
+            self._whole.invalidate(n)
         updated = (weights.buffer, gradients.buffer, *states)
         self.copy_streams.acquire(*updated)
         with self.copy_streams.span("optimizer"), trace.annotate(f"layer {n} update"):
@@ -327,9 +397,11 @@ class Engine:
         for n, layer in enumerate(self._layers):
             # Read once: a function that draws weights would return others for the master weights.
             flat = torch.cat([get_weight(f"blocks.{n}.{name}").flatten() for name in self._shapes])
+            if self.gang.is_sharded:
+                flat = nn.functional.pad(flat, (0, self._kept_numel * self.gang.ranks - self._layer_numel))
             masters = layer.optimizer_states[-1:] if self.precision.master_weights else ()
             for buffer in (layer.weights, *masters):
-                buffer.tensor.copy_(flat)
+                buffer.tensor.copy_(self.gang.select_share(flat))
         self._weights.invalidate()
         self._embedding_and_head.load(get_weight)
         self.synchronize()
@@ -352,7 +424,7 @@ class Engine:
         self.synchronize()
         weights = self._embedding_and_head.copy_weights()
         for n, layer in enumerate(self._layers):
-            parts = self._split(layer.weights.tensor.cpu())
+            parts = self._split(self.gang.gather(layer.weights.tensor.to(self.device)).cpu())
             weights |= {f"blocks.{n}.{name}": part.clone() for name, part in parts.items()}
         return weights
 

@@ -15,7 +15,8 @@ Location = Literal["device", "host"]
 # The division of a step among the GPUs of a host. replicas: each GPU trains the whole model on its sequences. sharded:
 # each keeps a share of every layer and gathers the others' for each use. ring: layers are dealt out in turn, and
 # activations are passed on; it is only predicted.
-Distribution = Literal["alone", "replicas", "sharded", "ring"]
+Distribution = Literal["replicas", "sharded", "ring"]
+EXECUTED_DISTRIBUTIONS: tuple[Distribution, ...] = ("replicas", "sharded")
 SavedActivations = Literal["full", "gate", "projections", "attention", "input"]
 
 GIB = 2**30

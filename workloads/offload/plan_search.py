@@ -26,7 +26,16 @@ from workloads.offload.cost_model import (
     StepTimes,
     predict_step_times,
 )
-from workloads.offload.plan import GIB, SAVED_ACTIVATIONS, ActivationPlan, Division, LayerPlan, Location, Plan
+from workloads.offload.plan import (
+    EXECUTED_DISTRIBUTIONS,
+    GIB,
+    SAVED_ACTIVATIONS,
+    ActivationPlan,
+    Division,
+    LayerPlan,
+    Location,
+    Plan,
+)
 
 MAX_CHUNK_TOKENS = 32768
 MAX_DIVISIONS = 64  # parts that the chunks of all layers are divided into between two choices of saved activations
@@ -56,32 +65,35 @@ def find_fastest_plan(
     """Return the fastest plan within the budget. Raises Infeasible, with the missing GiB, if no plan fits."""
     if prediction := find_fastest_plans(model, sequence_length, sequences_per_step, [budget], rates)[0]:
         return prediction
-    raise Infeasible(explain_too_small([model], sequence_length, sequences_per_step, budget, rates))
+    raise Infeasible(explain_too_small(model, sequence_length, sequences_per_step, budget, rates))
 
 
 def explain_too_small(
-    models: Sequence[ModelSizes],
-    sequence_length: int,
-    sequences_per_step: int,
-    budget: MemoryBudget,
-    rates: DeviceRates,
+    model: ModelSizes, sequence_length: int, sequences_per_step: int, budget: MemoryBudget, rates: DeviceRates
 ) -> str:
-    """Return by how many GiB the plan that exceeds a budget the least exceeds it, of the model's distributions."""
-    closest: tuple[float, Placement] | None = None
-    for model in models:
-        own = _share_budget(model, budget)
-        for _, placement in _list_placements(model, sequence_length, sequences_per_step, rates):
-            gib = placement.activation_memory(own, rates).missing_gib
-            if gib > 0 and (closest is None or gib < closest[0]):
-                closest = gib, placement
-    reason = f"{sequences_per_step} sequences cannot be divided among {models[0].gpus} GPUs"
-    if closest:
-        gib, placement = closest
+    """Return by how many GiB the plan that exceeds a budget the least exceeds it."""
+    own = _share_budget(model, budget)
+    missing = [
+        (gib, placement)
+        for distributed in _list_distributions(model)
+        for _, placement in _list_placements(distributed, sequence_length, sequences_per_step, rates)
+        if (gib := placement.activation_memory(own, rates).missing_gib) > 0
+    ]
+    reason = f"{sequences_per_step} sequences cannot be divided among {model.gpus} GPUs"
+    if missing:
+        gib, placement = min(missing, key=lambda pair: pair[0])
         device, host = placement.fixed_device_bytes(rates) / GIB, placement.fixed_host_bytes() / GIB
         needs = f"device {device:.3g}, host {host:.3g}, activations {placement.fewest_activation_bytes() / GIB:.3g}"
-        each = f" on each of {models[0].gpus} GPUs" if models[0].gpus > 1 else ""
+        each = f" on each of {model.gpus} GPUs" if model.gpus > 1 else ""
         reason = f"at least {gib:.3g} GiB more needed{each} ({needs} GiB)"
     return f"device_gib={budget.device_gib:g} and host_gib={budget.host_gib:g} are too small: {reason}"
+
+
+def _list_distributions(model: ModelSizes) -> list[ModelSizes]:
+    """Return the model in its distribution, or in each that runs where none is chosen."""
+    if model.gpus == 1 or model.distribution:
+        return [model]
+    return [model.distribute(distribution, model.gpus) for distribution in EXECUTED_DISTRIBUTIONS]
 
 
 def _share_budget(model: ModelSizes, budget: MemoryBudget) -> MemoryBudget:
@@ -96,6 +108,13 @@ def find_fastest_plans(
     rates: DeviceRates,
 ) -> list[Prediction | None]:
     """Return the same as `find_fastest_plan` for each of many budgets, or None where no plan fits, in less time."""
+    distributed = _list_distributions(model)
+    if len(distributed) > 1:
+        found = [
+            find_fastest_plans(model, sequence_length, sequences_per_step, budgets, rates) for model in distributed
+        ]
+        fitting = [[plan for plan in plans if plan] for plans in zip(*found, strict=True)]
+        return [min(plans, key=lambda plan: plan.times.step_s) if plans else None for plans in fitting]
     budgets = [_share_budget(model, budget) for budget in budgets]
     best: list[_Candidate | None] = [None] * len(budgets)
     for bound_s, placement in _list_placements(model, sequence_length, sequences_per_step, rates):

@@ -7,12 +7,14 @@ import statistics
 import time
 from collections import Counter
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import replace
 from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
 
 from workloads.api.contract import Infeasible, Measurement, Rank, Scalar
 from workloads.api.errors import first_line
@@ -20,6 +22,7 @@ from workloads.api.host import available_memory_bytes, node_activity
 from workloads.api.steps import StepReports
 from workloads.instruments import device as devices
 from workloads.instruments import process_setup
+from workloads.instruments.distributed import process_group
 from workloads.instruments.telemetry import GpuReadings, monitor_gpu
 from workloads.instruments.trace import record_trace
 from workloads.llama import checkpoint
@@ -28,11 +31,12 @@ from workloads.llama.fp8_block import FP8_RECIPES
 from workloads.models.flops import hardware_flops_per_token, model_flops_per_token
 from workloads.models.model import MODELS, find_trained_name
 from workloads.models.routing import executed_imbalance
-from workloads.offload import OffloadParameters, infeasible_reason
+from workloads.offload import ACROSS_HOSTS, OffloadParameters, infeasible_reason
 from workloads.offload.catalogue_rates import model_sizes
 from workloads.offload.cost_model import MemoryBudget, ModelSizes
-from workloads.offload.device_rates import MeasuredDevice, load_or_measure
+from workloads.offload.device_rates import MeasuredDevice, load_or_measure, measure_together
 from workloads.offload.engine import Engine
+from workloads.offload.gang import Gang
 from workloads.offload.host_memory import ALIGNMENT_BYTES, Arena
 from workloads.offload.optimizer import AdamW, Precision
 from workloads.offload.plan import GIB, SavedActivations, count_training_state_bytes, recomputed_under
@@ -60,9 +64,11 @@ def measure(parameters: OffloadParameters, rank: Rank) -> Measurement:
     process_setup.keep_compiled_kernels()
     device = devices.device_of(rank)
     process_setup.enable_expandable_segments(device)  # otherwise a small budget is lost to fragmentation
+    if rank.ranks_per_node < rank.world_size:
+        raise Infeasible(ACROSS_HOSTS)
     precision = select_precision(parameters, devices.architecture(device))
     devices.release_memory(device)
-    shape, model = MODELS[parameters.model], model_sizes(parameters)
+    shape, model = MODELS[parameters.model], model_sizes(parameters, rank.world_size)
     if device.type == "cpu":  # where the device's memory is the host's
         needed = count_training_state_bytes(shape, model.element_bytes, model.state_bytes_per_parameter)
         if needed > (available := available_memory_bytes()):
@@ -73,14 +79,19 @@ def measure(parameters: OffloadParameters, rank: Rank) -> Measurement:
     if parameters.checkpoint:
         checkpoint.open_reader(Path(parameters.checkpoint), shape)  # rejects a wrong one before anything is measured
     torch.compiler.reset()  # what earlier trials compiled in this process counts against the limit of recompilations
-    with process_setup.device_memory_limit(device, parameters.device_gib):
+    group = process_group(rank, device) if rank.world_size > 1 else nullcontext()
+    with process_setup.device_memory_limit(device, parameters.device_gib), group:
         measured = load_or_measure(parameters.model, parameters.sequence_length, device, precision, parameters.routing)
+        if rank.world_size > 1:
+            measured = measure_together(measured, device)
         devices.release_memory(device)
         started_s["rates"] = time.perf_counter()
-        training = (parameters, model, measured, device, precision, started_s, StepReports(rank))
+        training = (parameters, model, measured, device, precision, started_s, rank)
         try:
             return _plan_and_train(parameters.device_gib, *training)
         except torch.OutOfMemoryError as error:
+            if rank.world_size > 1:  # the other ranks wait for this one
+                raise
             reason = first_line(error)
         # Outside of the handler, where the error no longer holds the engine's tensors.
         devices.release_memory(device)
@@ -102,20 +113,28 @@ def _plan_and_train(
     device: torch.device,
     precision: Precision,
     started_s: dict[str, float],
-    reports: StepReports,
+    rank: Rank,
 ) -> Measurement:
     """Train under the fastest plan for `device_gib`. Raises torch.OutOfMemoryError if it takes more than planned."""
     budget = MemoryBudget(device_gib, parameters.host_gib)
     length, sequences = parameters.sequence_length, parameters.sequences_per_step
     prediction = find_fastest_plan(model, length, sequences, budget, measured.rates)
-    print("\n".join(describe_plan(prediction)), flush=True)
+    if rank.rank == 0:
+        print("\n".join(describe_plan(prediction)), flush=True)
     started_s["plan"] = time.perf_counter()
     # 512 bytes of alignment for each allocation: a chunk has at most eight tensors, and a layer a dozen vectors.
+    # A share is padded to as much again.
     chunks_on_host = sum(location == "host" for _, location in prediction.plan.list_activations())
-    alignment_bytes = (8 * chunks_on_host + 16 * (model.shape.layers + 1)) * ALIGNMENT_BYTES
-    with Arena(math.ceil(prediction.host_bytes) + alignment_bytes, device) as arena:
+    alignment_bytes = (8 * chunks_on_host + 32 * (model.shape.layers + 1)) * ALIGNMENT_BYTES
+    arena_bytes = math.ceil(prediction.host_bytes) + alignment_bytes
+    if rank.world_size > 1:
+        if (needed := arena_bytes * rank.world_size) > (available := available_memory_bytes()):
+            needs = f"the plan needs {needed / GIB:.1f} GiB of host memory for {rank.world_size} GPUs"
+            raise Infeasible(f"{needs}, {available / GIB:.1f} GiB are available")
+        dist.barrier()  # no rank takes its part before all have looked
+    with Arena(arena_bytes, device) as arena:
         started_s["host memory"] = time.perf_counter()
-        return _train(parameters, prediction, measured, arena, device, precision, started_s, reports)
+        return _train(parameters, prediction, measured, arena, device, precision, started_s, rank)
 
 
 def select_precision(parameters: OffloadParameters, architecture: str) -> Precision:
@@ -141,7 +160,7 @@ def _train(
     device: torch.device,
     precision: Precision,
     started_s: dict[str, float],
-    reports: StepReports,
+    rank: Rank,
 ) -> Measurement:
     plan, shape, warmup = prediction.plan, MODELS[parameters.model], parameters.warmup
     optimizer, steps = AdamW(learning_rate=parameters.learning_rate), warmup + parameters.steps
@@ -153,7 +172,8 @@ def _train(
         vocabulary=shape.vocabulary,
         seed=parameters.seed,
     )
-    batches = tokens.view(steps, plan.accumulation_rounds, plan.groups_per_round, plan.sequences_per_chunk, -1)
+    division = (plan.accumulation_rounds, plan.groups_per_round, plan.sequences_per_chunk)
+    batches = tokens.view(steps, rank.world_size, *division, -1)[:, rank.rank]
     engine = Engine(
         shape,
         plan,
@@ -163,6 +183,7 @@ def _train(
         precision=precision,
         optimizer=optimizer,
         routing=parameters.routing,
+        gang=Gang(prediction.model.distribution, rank.world_size, rank.rank),
     )
     if parameters.checkpoint:
         engine.load(checkpoint.open_reader(Path(parameters.checkpoint), engine.shape))
@@ -171,10 +192,13 @@ def _train(
     activity = node_activity()
     started_s["weights"] = time.perf_counter()
     with monitor_gpu(device) as readings:
-        times_s, losses, span_times_s = _run_steps(engine, batches, warmup, readings, reports)
-    copied_bytes = engine.copy_streams.copied_bytes  # before the step for the trace
+        times_s, losses, span_times_s = _run_steps(engine, batches, warmup, readings, rank)
+    # Before the step for the trace.
+    copied_bytes, exchanged_bytes = engine.copy_streams.copied_bytes, engine.copy_streams.exchanged_bytes
     if parameters.save_to:
-        checkpoint.save(Path(parameters.save_to), shape, engine.copy_weights())
+        weights = engine.copy_weights()
+        if rank.rank == 0:
+            checkpoint.save(Path(parameters.save_to), shape, weights)
     files, part_shares = dict[str, bytes](), dict[str, float]()
     if parameters.profile:
         files["trace.json.gz"], part_shares = record_trace(lambda: engine.step(batches[-1]))
@@ -185,14 +209,15 @@ def _train(
     metrics |= {
         "loss": losses[-1],
         "first_loss": losses[0],
-        "predicted_tokens_per_s": plan.tokens_per_step / predicted.step_s,
+        "predicted_tokens_per_s": plan.tokens_per_step * rank.world_size / predicted.step_s,
         "predicted_copy_wait_share": predicted.copy_wait_s / predicted.step_s,
         "copy_wait_share": span_times_s.get("copy_wait", 0.0) / step_s,
         "optimizer_share": span_times_s.get("optimizer", 0.0) / step_s,
         "rounds": float(plan.accumulation_rounds),
-        "peak_host_gib": arena.used_bytes / GIB,
+        "peak_host_gib": arena.used_bytes * rank.world_size / GIB,
         "startup_s": sum(parts_s.values()),
         "copied_gib_per_step": copied_bytes / len(batches) / GIB,
+        "exchanged_gib_per_step": exchanged_bytes / len(batches) / GIB,
     }
     chunk_counts = Counter(plan.list_activations())
     recompute = {
@@ -208,7 +233,7 @@ def _train(
         step_times_s=tuple(times_s[warmup:]),
         flops_per_step=model_flops_per_token(shape, plan.sequence_length) * plan.tokens_per_step,
         hardware_flops_per_step=hardware_flops_per_token(shape, plan.sequence_length, recompute) * plan.tokens_per_step,
-        tokens_per_step=plan.tokens_per_step,
+        tokens_per_step=plan.tokens_per_step,  # of this rank, as the operations
         matrix_dtype=parameters.dtype,
         energy=readings.energy(len(times_s) - warmup),
         metrics=metrics,
@@ -217,6 +242,7 @@ def _train(
         | {
             "plan": "; ".join(describe_plan(prediction)),
             "startup": ", ".join(f"{name} {seconds:.1f} s" for name, seconds in parts_s.items()),
+            "distribution": prediction.model.distribution or "one GPU",
             "attention": measured.attention,
             "rates_age_s": round(max(0.0, time.time() - measured.measured_at)),
         }
@@ -234,11 +260,13 @@ def _executed_parameters(
     """Return the parameters, read back from the engine that ran and its tokens except budgets, files and the seed."""
     types, dtype = engine.describe_types(), engine.matrix_dtype
     _, *sequences, length = batches.shape
+    distribution = engine.gang.distribution if parameters.distribution else None
     return {
         **vars(parameters),
         "model": find_trained_name(engine.shape),
         "sequence_length": length - 1,
-        "sequences_per_step": math.prod(sequences),
+        "sequences_per_step": math.prod(sequences) * engine.gang.ranks,
+        "distribution": distribution,
         "dtype": dtype,
         "imbalance": executed_imbalance(parameters.imbalance, engine.imbalance, engine.shape, engine.plan.chunk_tokens),
         # Weights in fp32 need no copies in fp32.
@@ -250,15 +278,16 @@ def _executed_parameters(
 
 
 def _run_steps(
-    engine: Engine, batches: torch.Tensor, warmup: int, readings: GpuReadings, reports: StepReports
+    engine: Engine, batches: torch.Tensor, warmup: int, readings: GpuReadings, rank: Rank
 ) -> tuple[list[float], list[float], Mapping[str, float]]:
     """Train one step on each batch. Raises ArithmeticError if a loss is not finite, Pruned or TrialTimeout.
 
     Returns the times and losses of all steps, and the time of each kind of work in the last one.
     """
-    times_s, losses = [], []
+    times_s, losses, reports = [], [], StepReports(rank)
     span_times_s: Mapping[str, float] = {}
-    tokens, flops = engine.plan.tokens_per_step, model_flops_per_token(engine.shape, engine.plan.sequence_length)
+    tokens = engine.plan.tokens_per_step * rank.world_size
+    flops = model_flops_per_token(engine.shape, engine.plan.sequence_length)
     for number, batch in enumerate(batches):
         if number == warmup:
             readings.begin_steps()
@@ -268,8 +297,13 @@ def _run_steps(
         times_s.append(time.perf_counter() - started)
         span_times_s = engine.copy_streams.take_span_times_s()
         peak_bytes = torch.cuda.max_memory_reserved(engine.device) if engine.device.type == "cuda" else 0
-        if ending := reports.report_training(times_s[-1], tokens, flops, peak_bytes, losses[-1]):
-            raise ending
+        endings: list[Exception | None] = [None]
+        if rank.rank == 0:
+            endings = [reports.report_training(times_s[-1], tokens, flops, peak_bytes, losses[-1])]
+        if rank.world_size > 1:  # all ranks end after the same step
+            dist.broadcast_object_list(endings, src=0)
+        if endings[0]:
+            raise endings[0]
     if not all(math.isfinite(loss) for loss in losses):
         raise ArithmeticError(f"the loss is {losses[-1]} after {len(losses)} steps")
     return times_s, losses, span_times_s
@@ -283,6 +317,8 @@ def describe_plan(prediction: Prediction) -> list[str]:
     segments = ""
     if plan.segments_per_sequence > 1:
         segments = f" in {plan.segments_per_sequence} segments each, keys and values on the {plan.keys_values_on}"
+    model = prediction.model
+    each = f" on each of {model.gpus} GPUs, {model.distribution}" if model.gpus > 1 else ""
     return [
         f"{plan.accumulation_rounds} rounds of {plan.groups_per_round} x {plan.sequences_per_chunk} sequences of "
         f"{plan.sequence_length} tokens{segments}",
@@ -292,6 +328,6 @@ def describe_plan(prediction: Prediction) -> list[str]:
             for (saved, location), count in chunk_counts.items()
         ),
         f"embedding and LM head: optimizer states on the {plan.embedding_and_head_states}",
-        f"device {prediction.device_bytes / GIB:.2f} GiB, host {prediction.host_bytes / GIB:.2f} GiB",
+        f"device {prediction.device_bytes / GIB:.2f} GiB, host {prediction.host_bytes / GIB:.2f} GiB{each}",
         f"{prediction.times.step_s:.3g} s per step, {prediction.times.copy_wait_s:.3g} s of it waiting for copies",
     ]

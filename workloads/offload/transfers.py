@@ -38,11 +38,13 @@ class CopyStreams:
     def __init__(self, device: torch.device) -> None:
         self.on_gpu = device.type == "cuda"
         self.copied_bytes = 0  # of all copies so far, in both directions
+        self.exchanged_bytes = 0  # received by collectives with other GPUs
         self._spans: dict[str, list[tuple[torch.cuda.Event, torch.cuda.Event]]] = defaultdict(list)
         self._span_times_s: dict[str, float] = defaultdict(float)
         if self.on_gpu:
             self._h2d = {traffic: torch.cuda.Stream(device) for traffic in get_args(Traffic)}
             self._d2h = {traffic: torch.cuda.Stream(device) for traffic in get_args(Traffic)}
+            self._links = torch.cuda.Stream(device)
 
     def copy(self, target: Buffer, source: Buffer, traffic: Traffic = "parameters") -> None:
         """Queue a copy between host and device, after everything that is queued on either buffer."""
@@ -56,6 +58,19 @@ class CopyStreams:
             target.tensor.copy_(source.tensor, non_blocking=True)
             done = stream.record_event()
         target.last_event = source.last_event = done
+
+    def exchange(self, collective: Callable[[], object], received_bytes: int, *buffers: Buffer) -> None:
+        """Queue a collective with other GPUs, after everything that is queued on its buffers."""
+        self.exchanged_bytes += received_bytes
+        if not self.on_gpu:
+            collective()
+            return
+        self._wait_for_events(self._links, *buffers)
+        with torch.cuda.stream(self._links):
+            collective()
+            done = self._links.record_event()
+        for buffer in buffers:
+            buffer.last_event = done
 
     def acquire(self, *buffers: Buffer) -> None:
         """Let computation that is queued from now on wait for the work queued on these buffers."""

@@ -1,0 +1,95 @@
+"""The GPUs of a host that train one model together, by the process group of their trial."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch.distributed as dist
+from torch import Tensor
+
+from workloads.offload.optimizer import INT8_BLOCK
+from workloads.offload.plan import GATHERED_SLOTS, Distribution
+from workloads.offload.transfers import Buffer, CopyStreams, LayerSlots, Slot
+
+
+@dataclass(frozen=True)
+class Gang:
+    """The position of this process; alone by default."""
+
+    distribution: Distribution | None = None
+    ranks: int = 1
+    rank: int = 0
+
+    @property
+    def is_sharded(self) -> bool:
+        return self.distribution == "sharded"
+
+    def count_kept(self, numel: int) -> int:
+        """Return the numbers of a vector that each process keeps, padded to whole blocks of the optimizer's scales."""
+        if not self.is_sharded:
+            return numel
+        return -(-numel // (INT8_BLOCK * self.ranks)) * INT8_BLOCK
+
+    def select_share(self, whole: Tensor) -> Tensor:
+        """Return a view of the part of a vector that this process keeps."""
+        return whole.chunk(self.ranks)[self.rank] if self.is_sharded else whole
+
+    def sum(self, tensors: Sequence[Tensor]) -> None:
+        """Sum tensors over all processes, in place."""
+        for tensor in tensors if self.ranks > 1 else ():
+            dist.all_reduce(tensor)
+
+    def gather(self, kept: Tensor) -> Tensor:
+        """Return the whole vector that the processes keep shares of."""
+        if not self.is_sharded:
+            return kept
+        whole = kept.new_empty(self.ranks * kept.numel())
+        dist.all_gather_into_tensor(whole, kept)
+        return whole
+
+
+class WholeLayers:
+    """Device buffers for whole layers of a sharded model, which take turns."""
+
+    def __init__(self, gang: Gang, build_slot: Callable[[], Slot], copy_streams: CopyStreams) -> None:
+        self._gang, self._copy_streams = gang, copy_streams
+        self._weights, self._gradients = ([build_slot() for _ in range(GATHERED_SLOTS)] for _ in range(2))
+
+    def gather(self, n: int, kept: LayerSlots) -> Slot:
+        """Return the slot of layer n's weights. Queues the copy of the kept share and the gather unless it has them."""
+        slot = self._weights[n % GATHERED_SLOTS]
+        if slot.layer != n:
+            share, whole = kept.fetch(n).buffer, slot.buffer
+            self._exchange(lambda: dist.all_gather_into_tensor(whole.tensor, share.tensor), whole, share)
+            slot.layer = n
+        return slot
+
+    def invalidate(self, n: int) -> None:
+        """Mark the weights of layer n as outdated."""
+        for slot in self._weights:
+            slot.layer = -1 if slot.layer == n else slot.layer
+
+    def gradients(self, n: int) -> Slot:
+        return self._gradients[n % GATHERED_SLOTS]
+
+    def reduce(self, n: int) -> None:
+        """Queue the sum of layer n's gradients over all processes, each of which gets its share in place."""
+        whole = self.gradients(n).buffer
+        share = self._gang.select_share(whole.tensor)
+        self._exchange(lambda: dist.reduce_scatter_tensor(share, whole.tensor), whole)
+
+    def take_reduced(self, n: int, target: Buffer, *, is_first: bool) -> None:
+        """Add the share that `reduce` has left to a buffer, or copy it there in the first round."""
+        whole = self.gradients(n).buffer
+        share = self._gang.select_share(whole.tensor)
+        self._copy_streams.acquire(whole, target)
+        if is_first:
+            target.tensor.copy_(share)
+        else:
+            target.tensor.add_(share)
+        self._copy_streams.release(whole, target)
+
+    def _exchange(self, collective: Callable[[], object], whole: Buffer, *others: Buffer) -> None:
+        received_bytes = whole.tensor.nbytes * (self._gang.ranks - 1) // self._gang.ranks
+        self._copy_streams.exchange(collective, received_bytes, whole, *others)
