@@ -124,9 +124,22 @@ def attention_s(placed: PlacedJob, layer: int, *, backward: bool) -> float:
     flops = 2 * pairs * model.heads * (model.head_size + model.value_features) / placed.layout.tp
     rates = attention_rates(placed.cluster.device, placed.attention_kernel)
     share = rates.backward_share if backward else rates.forward_share
-    rate = sustained_flops(placed.cluster.device, placed.plain_dtype) * share * length / (length + rates.half_tokens)
+    half_tokens = rates.half_tokens * _context_parts(placed)
+    rate = sustained_flops(placed.cluster.device, placed.plain_dtype) * share * length / (length + half_tokens)
     rate *= min(1.0, 0.5 + model.head_size / 256)
     return flops * (ATTENTION_BACKWARD_PRODUCTS if backward else 1) / rate
+
+
+def _context_parts(placed: PlacedJob) -> int:
+    """Return how many times as long the starts and ends of attention's kernels take over context parallel ranks.
+
+    A kernel's pairs take 1 + half_tokens / length times as long as at its highest rate, where a call without the causal
+    mask counts as one of twice its keys. Summed over the calls of the slowest rank, that is 2 half_tokens / length with
+    gathered keys, whose two parts of the sequence have a causal call and one for all tokens before them, and cp
+    half_tokens / length in a ring of cp calls.
+    """
+    cp = placed.layout.cp
+    return cp if placed.layout.cp_method == "ring" else min(cp, 2)
 
 
 # Of a linear mixer (Mamba-2, gated delta rule), assumed: no microbenchmark of its kernels is known to us. Values that
