@@ -17,7 +17,7 @@ from statistics import median
 
 import numpy as np
 
-from sweeper.commands.accept.experiments import Experiment, Reading, Scope, read_experiments, spread_of
+from sweeper.commands.accept.experiments import EQUAL_CLOCK, Experiment, Reading, Scope, read_experiments, spread_of
 from sweeper.commands.accept.judge import Verdict, judge
 from sweeper.commands.accept.measure import pair_rounds
 from sweeper.metrics.outliers import Limit, Spread, allowed_loss, fleet_deviation, medians_of_others
@@ -27,7 +27,14 @@ PER_NODE = 8
 CLUSTERS = 5
 COUNTS = (8, 16, 64, 512, 4096)
 HEAVY_TAIL = 6  # degrees of freedom of Student's distribution
-SHOWN = ("bf16 products sustained", "memory copy", "copy to host", "pair all-reduce 1 GiB", "link all-reduce 1 GiB")
+SHOWN = (
+    "bf16 products sustained",
+    "bf16 products sustained, at equal clock",
+    "memory copy",
+    "copy to host",
+    "pair all-reduce 1 GiB",
+    "link all-reduce 1 GiB",
+)
 Fleet = tuple[np.ndarray, list[str]]  # logarithms of rates, and the node of each
 Draw = Callable[[np.random.Generator, int], np.ndarray]
 
@@ -56,11 +63,17 @@ def parts_of(scope: Scope, nodes: int) -> list[tuple[str, tuple[str, ...]]]:
     return [("the whole", tuple(names))] if nodes > 1 else []
 
 
+def tests_of(experiment: Experiment) -> list[str]:
+    """Return the tests of an experiment, with those whose results follow from others."""
+    products = [test for test in experiment.tests if "products" in test]
+    return [*experiment.tests, *(f"{test}{EQUAL_CLOCK}" for test in products)]
+
+
 def draw_readings(random: np.random.Generator, nodes: int) -> Iterator[Reading]:
     """Yield the readings of a healthy cluster, around 1."""
     for experiment in read_experiments("gpu", "quick"):
         parts = parts_of(experiment.scope, nodes)
-        for test in experiment.tests if parts else ():
+        for test in tests_of(experiment) if parts else ():
             logs, _ = draw_logs(random, experiment, test, nodes, normal)
             for (part, names), log in zip(parts, logs, strict=True):
                 yield Reading(test, experiment.scope, part, names, "", float(np.exp(log)))
@@ -80,7 +93,7 @@ def count_false_alarms(nodes: int, runs: int, draw: Draw) -> int:
     """Return how many healthy clusters have a part that fails."""
     random, failed = np.random.default_rng(nodes), 0
     tests = [
-        (e, test) for e in read_experiments("gpu", "quick") for test in e.tests if len(parts_of(e.scope, nodes)) > 1
+        (e, test) for e in read_experiments("gpu", "quick") for test in tests_of(e) if len(parts_of(e.scope, nodes)) > 1
     ]
     counts = [len(parts_of(e.scope, nodes)) + nodes * (e.scope == "device" and nodes > 1) for e, _ in tests]
     for _ in range(runs):

@@ -91,14 +91,14 @@ def run_sustained(
 
     Returns:
         The seconds of a call in each window after the clocks had settled; their energy; the GPU's clock, power and
-        temperature, and the seconds of load until the clocks had settled.
+        temperature with their drifts, and the seconds of load until the clocks had settled.
     """
     with monitor_gpu(device) as readings:
         loaded_s = time.perf_counter()
         begin = readings.begin_steps
         times_s = sustained_times(steps, device, step_time_s=step_time_s, seconds=seconds, on_settled=begin)
     steps_in_window = (readings.ended_s - readings.started_s) / statistics.mean(times_s)  # the device never waits
-    metrics = readings.metrics() | {"settling_s": readings.started_s - loaded_s}
+    metrics = readings.metrics() | readings.drifts() | {"settling_s": readings.started_s - loaded_s}
     return times_s, readings.energy(steps_in_window), metrics
 
 

@@ -41,10 +41,11 @@ class GpuReadings:
     energy_samples: list[EnergySample] = field(default_factory=list)
     started_s: float = 0.0
     ended_s: float = 0.0
+    before_steps: int = 0  # readings
 
     def begin_steps(self) -> None:
-        """Leave out the energy of what came before, such as warm-up steps."""
-        self.started_s = time.perf_counter()
+        """Leave out the energy and the drifts of what came before, such as warm-up steps."""
+        self.started_s, self.before_steps = time.perf_counter(), len(self.energy_samples)
 
     def energy(self, steps: float) -> Energy | None:
         """Return the energy of `steps`, from `begin_steps` to the end of the readings; None without a driver."""
@@ -74,6 +75,16 @@ class GpuReadings:
             metrics["power_w"] = max(self.powers_w)
         if self.temperatures_c:
             metrics["temperature_c"] = float(max(self.temperatures_c))
+        return metrics
+
+    def drifts(self) -> dict[str, float]:
+        """Return the mean of the steps' last fifth of readings less that of their first fifth, each if it was read."""
+        names = ("sm_clock_drift_mhz", "power_drift_w", "temperature_drift_c")
+        metrics = {}
+        for name, values in zip(names, (self.clocks_mhz, self.powers_w, self.temperatures_c), strict=True):
+            own = values[self.before_steps :]
+            if fifth := len(own) // 5:
+                metrics[name] = statistics.mean(own[-fifth:]) - statistics.mean(own[:fifth])
         return metrics
 
     def machine_info(self) -> dict[str, Scalar]:

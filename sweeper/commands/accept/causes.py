@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any
 
+from sweeper.commands.accept.experiments import END_OVER_START, EQUAL_CLOCK
 from sweeper.commands.accept.judge import Judgement, Verdict
 from sweeper.commands.doctor.checks import check_gpu, check_node, remedies_of
 from workloads.api.gpus import TAINTING_SLOWDOWNS
@@ -79,6 +80,8 @@ def _slowdowns(evidence: Evidence) -> Iterator[str]:
 
 
 def _clock(evidence: Evidence) -> Iterator[str]:
+    if evidence.judgement.reading.test.endswith(EQUAL_CLOCK):
+        return
     beside = evidence.judgement.reading.beside
     clock, *others = (_number(one, "sm_clock_mhz") for one in (beside, *evidence.others))
     if clock and any(others) and clock < LOWER_CLOCK * (usual := median(filter(None, others))):
@@ -87,6 +90,19 @@ def _clock(evidence: Evidence) -> Iterator[str]:
         remedy = remedies_of(str(evidence.gpus[0]["vendor"]) if evidence.gpus else "")["slow"]
         why += f" and {beside.get('temperature_c', '?')} °C"
         yield f"its clock is {clock:.0f} MHz, the others' {usual:.0f}, {why} ({remedy})"
+
+
+def _drift(evidence: Evidence) -> Iterator[str]:
+    beside = evidence.judgement.reading.beside
+    if (
+        evidence.judgement.reading.test.endswith(END_OVER_START)
+        and (fall := -_number(beside, "sm_clock_drift_mhz")) > 0
+    ):
+        hotter, watts = _number(beside, "temperature_drift_c"), _number(beside, "power_drift_w")
+        changes = (
+            f"by {fall:.0f} MHz, while its temperature changed by {hotter:+.0f} °C and its power by {watts:+.0f} W"
+        )
+        yield f"its clock fell {changes}: check cooling and power"
 
 
 def _number(beside: Mapping[str, Any], name: str) -> float:
@@ -116,4 +132,4 @@ def _links(evidence: Evidence) -> Iterator[str]:
             yield f"{name} differs: {' and '.join(values)}"
 
 
-RULES = (_settings, _slowdowns, _clock, _host, _links)
+RULES = (_settings, _slowdowns, _clock, _drift, _host, _links)

@@ -17,6 +17,9 @@ from workloads.api.contract import Scalar
 
 Profile = Literal["quick", "standard", "burn_in"]
 Scope = Literal["device", "pair", "node", "link", "whole"]
+# The ends of the names of tests whose results follow from others: the rate of the last fifth of a sustained run over
+# that of its first fifth, and a rate at the median clock of all parts.
+END_OVER_START, EQUAL_CLOCK = ", end over start", ", at equal clock"
 PRODUCT_OF_RANKS = {"ranks": 1, "4 * ranks": 4}  # parameters that grow with the gang
 
 

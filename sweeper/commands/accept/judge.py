@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from statistics import median
 
-from sweeper.commands.accept.experiments import Reading, spread_of
+from sweeper.commands.accept.experiments import EQUAL_CLOCK, Reading, spread_of
 from sweeper.commands.doctor.checks import Finding
 from sweeper.common.format import count, decimals_apart
 from sweeper.metrics.outliers import Limit, limits_among, set_limit
@@ -55,7 +55,7 @@ def judge(
         expected: rates by test and part, from the catalogue or the planner.
         baseline: rates by test and part, of an accepted run.
     """
-    readings = [*readings, *node_medians(readings)]
+    readings = [*readings, *node_medians(readings), *at_equal_clock(readings)]
     by_test = defaultdict[str, list[Reading]](list)
     for reading in readings:
         if not reading.problem:
@@ -95,6 +95,24 @@ def node_medians(readings: Iterable[Reading]) -> Iterator[Reading]:
             if len(by_node) > 1 and len(own) == most > 1:
                 middle, beside = median(reading.value for reading in own), {"devices": most}
                 yield Reading(f"{test}{MEDIAN}", "node", nodes[0], nodes, own[0].unit, middle, beside=beside)
+
+
+def at_equal_clock(readings: Iterable[Reading]) -> Iterator[Reading]:
+    """Yield each device's rate of products at the median clock of all, if the driver reports every clock.
+
+    Chips differ in the clock that their power limit allows, and hardly in what they do with a cycle.
+    """
+    by_test = defaultdict[str, list[Reading]](list)
+    for reading in readings:
+        if reading.unit == "TFLOP/s" and not reading.problem:
+            by_test[reading.test].append(reading)
+    for test, own in by_test.items():
+        clocks_mhz = [float(reading.beside.get("sm_clock_mhz") or 0.0) for reading in own]
+        if len(own) > 1 and all(clocks_mhz):
+            for reading, clock_mhz in zip(own, clocks_mhz, strict=True):
+                at_median = median(clocks_mhz) / clock_mhz
+                values = {name: at_median * getattr(reading, name) for name in ("value", "low", "high")}
+                yield replace(reading, test=f"{test}{EQUAL_CLOCK}", **values)
 
 
 def _judge_reading(reading: Reading, limits: Sequence[Limit]) -> Judgement:

@@ -9,9 +9,10 @@ from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
+from statistics import mean
 from typing import Any
 
-from sweeper.commands.accept.experiments import Experiment, Reading, Scope, name_place
+from sweeper.commands.accept.experiments import END_OVER_START, Experiment, Reading, Scope, name_place
 from sweeper.common.format import format_number
 from sweeper.common.trials import LOST_NODE, Trial, TrialResult, TrialStatus
 from sweeper.config.hardware import Target
@@ -23,13 +24,15 @@ from sweeper.metrics.intervals import interval_of_steps
 from workloads.api.contract import Measurement
 
 CPU_RANKS = 2  # processes of a CPU that stand for the devices of a node
-TRIAL_TIMEOUT_S = 300.0
+TRIAL_TIMEOUT_S = 300.0  # without the seconds of a sustained run
 START_TIMEOUT_S = 120.0  # of the first trial, for the workers to start
 POLL_S = 0.05
 UNITS = {"tflops": "TFLOP/s", "tflops_sustained": "TFLOP/s", "tokens_per_s": "tokens/s"} | dict.fromkeys(
     ("gb_per_s", "bus_gb_s"), "GB/s"
 )
-SHOWN_BESIDE = ("sm_clock_mhz", "power_w", "temperature_c", "power_limit_w", "slowed_by", "gpu_uuid", "device")
+READ_BESIDE = ("sm_clock_mhz", "power_w", "temperature_c", "sm_clock_drift_mhz", "power_drift_w", "temperature_drift_c")
+SHOWN_BESIDE = (*READ_BESIDE, "power_limit_w", "slowed_by", "gpu_uuid", "device")
+DRIFT_S = 10.0  # the shortest sustained run whose end is compared with its start
 
 
 @dataclass
@@ -73,7 +76,8 @@ class Job:
         """Start the workers, with the first experiment waiting for them."""
         first = self.experiments[0]
         resources = GangResources(self.ranks)
-        spec = GangSpec(first.workload, {}, settings=None, resources=resources, timeout_s=TRIAL_TIMEOUT_S)
+        longest_s = max(map(timeout_s, self.experiments))
+        spec = GangSpec(first.workload, {}, settings=None, resources=resources, timeout_s=longest_s)
         self.pool = GangPool(self.target, spec, count=1)
         self._submit(START_TIMEOUT_S)
 
@@ -81,7 +85,7 @@ class Job:
         assert self.pool
         self.pool.use_workload(self.experiments[0].workload)
         self.pool.submit(Trial(0, self.experiments[0].parameters_for(self.ranks)))
-        self.deadline_s = time.monotonic() + TRIAL_TIMEOUT_S + further_s
+        self.deadline_s = time.monotonic() + timeout_s(self.experiments[0]) + further_s
 
     def poll(self) -> tuple[Experiment, TrialResult] | None:
         """Return the experiment that ended, if one did, and start the next one. A lost node ends the job."""
@@ -98,6 +102,11 @@ class Job:
         if self.experiments and result.status not in (TrialStatus.LOST, TrialStatus.TIMED_OUT):
             self._submit(0.0 if result.reusable else START_TIMEOUT_S)
         return experiment, result
+
+
+def timeout_s(experiment: Experiment) -> float:
+    """Return how long a trial of the experiment may take."""
+    return TRIAL_TIMEOUT_S + float(experiment.parameters.get("sustained_s", 0))
 
 
 def _failure(status: TrialStatus, reason: str) -> TrialResult:
@@ -214,6 +223,11 @@ def read_result(job: Job, experiment: Experiment, result: TrialResult) -> Iterat
             rate, problem = (rate, "") if 0 < rate[0] < math.inf else ((math.nan,) * 3, "no value")
             beside = _beside(metric, measurements)
             yield Reading(test, experiment.scope, part, job.names, UNITS[metric], *rate, beside, problem)
+            if metric == "tflops_sustained" and float(experiment.parameters["sustained_s"]) >= DRIFT_S:
+                times_s = measurements[0].sustained_step_times_s
+                fifth = len(times_s) // 5
+                kept = mean(times_s[:fifth]) / mean(times_s[-fifth:])
+                yield Reading(f"{test}{END_OVER_START}", experiment.scope, part, job.names, "", kept, beside=beside)
 
 
 def leave_out_unsupported(readings: Sequence[Reading]) -> list[Reading]:
@@ -244,7 +258,7 @@ def _beside(metric: str, measurements: Sequence[Measurement]) -> dict[str, Any]:
     """Return what the first rank read of its device during the steps, or during the run back to back."""
     first = measurements[0]
     prefix = "sustained_" if metric.endswith("_sustained") else ""
-    read = {**first.machine_info, **{name: first.metrics.get(f"{prefix}{name}") for name in SHOWN_BESIDE[:3]}}
+    read = {**first.machine_info, **{name: first.metrics.get(f"{prefix}{name}") for name in READ_BESIDE}}
     return {name: value for name in SHOWN_BESIDE if (value := read.get(name)) not in (None, "")}
 
 

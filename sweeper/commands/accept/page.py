@@ -18,7 +18,9 @@ from sweeper.pages.trial_tables import markdown_of
 
 ORDER = ("fail", "inconclusive", "measured", "pass")  # of verdicts, the most urgent first
 HEADING = ["verdict", "part", "test", "measured", "passes from", "reason", "likely cause (remedy)"]
+BESIDE = {"sm_clock_mhz": "MHz", "power_w": "W", "temperature_c": "°C"}  # shown beside a rate, with its unit
 TESTS = ["test", "parts", "unit", "median", "slowest", "fastest", "expected", "passes from", "loss found in 99%"]
+TESTS += [f"median {unit}" for unit in BESIDE.values()]
 # From a failed to a passed part, as the color-blind can tell apart (Okabe and Ito 2008).
 COLORS = [[0.0, "#D55E00"], [0.5, "#F0E442"], [1.0, "#0072B2"]]
 Record = Mapping[str, Any]
@@ -43,6 +45,8 @@ def list_problem_tables(record: Record) -> list[Table]:
 def _build_row(kind: str, row: Mapping[str, Any]) -> list[str]:
     pairs = ((row["value"], row["limit"]), (row["limit"], row["value"]))
     rates = [text and f"{text} {row['unit']}" for text in (_round(kind, row["test"], *pair) for pair in pairs)]
+    shown = [f"{row['beside'][name]:,.0f} {unit}" for name, unit in BESIDE.items() if name in row["beside"]]
+    rates[0] = " at ".join(filter(None, (rates[0], ", ".join(shown))))
     return [row["verdict"], row["part"], row["test"], *rates, one_line(row["reason"]), one_line(row["cause"])]
 
 
@@ -62,7 +66,9 @@ def summarize_tests(record: Record) -> Iterator[list[str]]:
         found = f"{max(row['found_loss'] for row in compared):.0%}" if compared else ""
         pairs = ((median(values), None), (slowest, limit), (fastest, None), (expected, None), (limit, slowest))
         rates = [_round(record["kind"], test, *pair) for pair in pairs]
-        yield [test, str(len(measured)), measured[0]["unit"], *rates, found]
+        beside = [[row["beside"][name] for row in measured if name in row["beside"]] for name in BESIDE]
+        shown = [f"{median(read):,.0f}" if read else "" for read in beside]
+        yield [test, str(len(measured)), measured[0]["unit"], *rates, found, *shown]
 
 
 def list_differences(nodes: Mapping[str, Mapping[str, str]]) -> Iterator[list[str]]:

@@ -30,7 +30,14 @@ from sweeper.commands.accept.main import (
     find_problems,
     verify,
 )
-from sweeper.commands.accept.measure import leave_out_unsupported, pair_rounds, parts_of, plan_phases, read_result
+from sweeper.commands.accept.measure import (
+    leave_out_unsupported,
+    pair_rounds,
+    parts_of,
+    plan_phases,
+    read_result,
+    timeout_s,
+)
 from sweeper.commands.accept.page import build_html, build_junit, build_markdown, summarize_tests
 from sweeper.commands.accept.record import (
     Journal,
@@ -217,6 +224,35 @@ def test_a_node_whose_gpus_are_all_a_little_slow_fails_by_their_median_and_one_s
     assert failed(cluster(0.7, range(1))) == ["n3 GPU 0"]
 
 
+def test_a_gpu_that_does_less_with_a_cycle_fails_at_equal_clock_and_one_with_a_lower_clock_does_not() -> None:
+    rates, clocks_mhz = (700.0, 690.0, 705.0, 660.0), (1400.0, 1380.0, 1410.0, 1400.0)
+    own = [replace(r, beside={"sm_clock_mhz": mhz}) for r, mhz in zip(readings(*rates), clocks_mhz, strict=True)]
+    failed = [(j.reading.test, j.reading.part) for j in judge(own, "gpu", {}, {}) if j.verdict is Verdict.FAIL]
+    assert failed == [(f"{TEST}, at equal clock", "n GPU 3")]
+    assert len(judge([*own[:3], replace(own[3], beside={})], "gpu", {}, {})) == 4  # one clock is not known
+
+
+def test_a_gpu_that_slows_down_while_the_others_do_not_fails_with_its_clocks_drift_as_the_cause() -> None:
+    ((job,),) = plan_phases(gpus(2, 1), ["n"], read_experiments("gpu", "burn_in"))
+    metrics = {"sustained_sm_clock_drift_mhz": -120.0, "sustained_temperature_drift_c": 14.0}
+    steady = Measurement({}, (0.1,) * 5, sustained_step_times_s=(0.1,) * 1000, flops_per_step=1e13, matrix_dtype="bf16")
+    slower = replace(steady, sustained_step_times_s=(0.1,) * 500 + (0.11,) * 500, metrics=metrics)
+    result = TrialResult(TrialStatus.COMPLETE, 0.0, 1.0, "", measurements=(steady, slower))
+    own = [r for r in read_result(job, job.experiments[0], result) if r.test.endswith("end over start")]
+    passed, failed = add_causes(judge(own, "gpu", {}, {}), {"n": state("n")})
+    assert (passed.reading.value, failed.reading.value) == (1.0, pytest.approx(1 / 1.1))
+    assert failed.verdict is Verdict.FAIL and failed.cause.startswith(
+        "its clock fell by 120 MHz, while its temperature"
+    )
+    assert not passed.cause
+
+
+@pytest.mark.parametrize("profile", ["quick", "standard", "burn_in"])
+def test_no_trial_of_a_profile_is_ended_before_its_run_is_over(profile: Profile) -> None:
+    for experiment in read_experiments("gpu", profile):
+        assert timeout_s(experiment) > 60 + experiment.parameters.get("sustained_s", 0)
+
+
 @pytest.fixture
 def record() -> dict[str, Any]:
     """Return the record of two nodes, of which one has a slow GPU and another driver."""
@@ -249,6 +285,8 @@ def test_a_rate_is_shown_with_the_digits_in_which_runs_agree(record: dict[str, A
     training = first | {"test": "node training", "unit": "tokens/s", "value": long, "limit": None}
     rows = list(summarize_tests(record | {"results": [first | {"value": 673.98}, second, training]}))
     assert [row[3:6] for row in rows] == [["637", "600", "674"], ["93,400", "", ""]]
+    hot = first | {"beside": {"sm_clock_mhz": 1395.0, "power_w": 698.7}}
+    assert next(summarize_tests(record | {"results": [hot]}))[-3:] == ["1,395", "699", ""]
 
 
 def test_a_failed_part_is_shown_with_digits_that_differ_from_its_limit(record: dict[str, Any]) -> None:
@@ -401,7 +439,7 @@ def test_a_failure_has_the_cause_that_was_read_beside_it(
 ) -> None:
     fast, slow = readings(700, 500)
     fast, slow = replace(fast, beside={"sm_clock_mhz": 1400.0}), replace(slow, beside=beside)
-    passed, failed = add_causes(judge([fast, slow], "gpu", {}, {}), {"n": state("n", **gpu)})
+    passed, failed, *_ = add_causes(judge([fast, slow], "gpu", {}, {}), {"n": state("n", **gpu)})
     assert failed.verdict is Verdict.FAIL and cause in failed.cause and not passed.cause
 
 
