@@ -19,7 +19,7 @@ TORCH_INDEX ?= $(if $(GIVEN_TORCH),,https://download.pytorch.org/whl/rocm7.2)
 endif
 TORCH := $(or $(firstword $(GIVEN_TORCH)),$(shell grep '^torch==' constraints.txt))
 
-.PHONY: install run test check soak verify clean help
+.PHONY: install run test check docs soak verify clean help
 
 help:             ## list the targets
 	@grep -E '^[a-z]+: .*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -54,6 +54,10 @@ check: $(STAMP)   ## ruff (lint, format) and mypy
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+docs: $(STAMP)    ## the reference from the code, and the documentation as a site in build/site, which opens offline
+	$(BIN)/python docs/generate.py
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 # Three workers keep two cores busy, since the longest tests mostly wait: for Ray, for programs, for timeouts. Tests that
 # share a fixture form a group, which one worker runs; otherwise the order is that of tests/conftest.py. Without compiled

@@ -1,4 +1,4 @@
-"""Write docs/planner-scoreboard.md: the planner's error on each source of published runs, with that source left out.
+"""Write the planner's scoreboard: its error on each source of published runs, with that source left out.
 
     python benchmarks/planner_scoreboard.py [--check]
 
@@ -22,7 +22,7 @@ from benchmarks.planner_bands import DISTANCES, Residual, coverage, half_widths
 from benchmarks.planner_rows import PublishedRun
 from workloads.layouts.trainers import efficiencies
 
-PAGE = Path(__file__).parents[1] / "docs/planner-scoreboard.md"
+PAGE = Path(__file__).parents[1] / "docs/reference/planner-scoreboard.md"
 INTRODUCTION = """# The planner's scoreboard
 
 Made by `python benchmarks/planner_scoreboard.py` from all rows with a source; a test compares this page with what the

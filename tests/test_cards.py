@@ -20,7 +20,7 @@ CARDS = {
     path.stem: yaml.safe_load(path.read_text()) for path in sorted((REPOSITORY / "benchmarks/cards").glob("*.yaml"))
 }
 GPU_PAGES = sorted(path.name for path in (REPOSITORY / "benchmarks/results").glob("*_h100.md"))
-PUBLISHED = ["README.md", *(f"docs/{path.name}" for path in sorted((REPOSITORY / "docs").glob("*.md")))]
+PUBLISHED = ["README.md", *sorted(str(path.relative_to(REPOSITORY)) for path in (REPOSITORY / "docs").rglob("*.md"))]
 
 
 def text_of(path: str) -> str:

@@ -1,4 +1,4 @@
-"""The examples of the documentation run as they stand there, and every recorded metric is documented."""
+"""The examples of the documentation run as they are, and its reference is that of the code."""
 
 from __future__ import annotations
 
@@ -13,19 +13,17 @@ from pathlib import Path
 import pytest
 import yaml
 
-from sweeper.config.catalogue import catalogue, list_figures
+from docs import generate
 from sweeper.config.resolution import CONF
 from sweeper.metrics.derivation import derive
 from tests.conftest import PYTHONPATH, REPOSITORY, CommandResult, Workspace, environment
 from workloads.api import registry
 from workloads.api.contract import Energy, Measurement
-from workloads.api.metrics import ROWS
 
-WORKLOADS_PAGE = (REPOSITORY / "docs/workloads.md").read_text()
+GUIDES = "\n".join((REPOSITORY / f"docs/guides/{name}.md").read_text() for name in ("trainer", "workload"))
 # Each block of code is a whole file, whose name stands in its first or second line.
 FILES = {
-    name: text
-    for text, name in re.findall(r"```\w+\n((?:# @package _global_\n)?# (\S+)\n.+?)```", WORKLOADS_PAGE, re.DOTALL)
+    name: text for text, name in re.findall(r"```\w+\n((?:# @package _global_\n)?# (\S+)\n.+?)```", GUIDES, re.DOTALL)
 }
 
 
@@ -42,7 +40,7 @@ def example_package(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> Wo
     """The page's workload, installed with its entry point, and its YAML file."""
     write_example(workspace.path, "mytool/bandwidth.py")
     write_example(workspace.path, "mytool-1.dist-info/METADATA", "Metadata-Version: 2.1\nName: mytool\nVersion: 1\n")
-    entry = re.search(r"(\[project.entry-points.+?)```", WORKLOADS_PAGE, re.DOTALL)
+    entry = re.search(r"(\[project.entry-points.+?)```", GUIDES, re.DOTALL)
     assert entry
     line = entry[1].splitlines()[1].replace('"', "")
     write_example(workspace.path, "mytool-1.dist-info/entry_points.txt", f"[sweeper.workloads]\n{line}\n")
@@ -104,8 +102,8 @@ def test_the_example_command_runs(example_command: Workspace) -> None:
 
 
 def documented_metrics() -> tuple[set[str], tuple[str, ...], tuple[str, ...]]:
-    """Return the names in docs/metrics.md, and those that are a prefix or a suffix with `…`."""
-    names = set(re.findall(r"`([^`]+)`", (REPOSITORY / "docs/metrics.md").read_text()))
+    """Return the names in docs/reference/metrics.md, and those that are a prefix or a suffix with `…`."""
+    names = set(re.findall(r"`([^`]+)`", (REPOSITORY / "docs/reference/metrics.md").read_text()))
     prefixes = tuple(name.removesuffix("…") for name in names if name.endswith("…"))
     suffixes = tuple(name.removeprefix("…") for name in names if name.startswith("…"))
     return names, prefixes, suffixes
@@ -150,26 +148,10 @@ def derived_metrics() -> set[str]:
     return set(derive([measurement] * 2, {"bf16": 100.0}, {"bf16": 80.0}, bandwidth_tb_s=1.0))
 
 
-def test_the_page_has_the_registry() -> None:
-    """To update the page, replace its last table by the lines that this test prints."""
-    lines = []
-    for metric in ROWS:
-        resolution = f"{metric.resolution:.1%}" if metric.direction else ""
-        cells = (f"`{metric.name}`", metric.unit, metric.direction, resolution, metric.source, metric.needs or "")
-        lines.append(f"| {' | '.join(cells)} |".replace("|  |", "| |").replace("|  |", "| |"))
-    section = (REPOSITORY / "docs/metrics.md").read_text().split("\n## Every metric\n")[1]
-    assert [line for line in section.splitlines() if line.startswith("| `")] == lines, "\n".join(lines)
-
-
-def test_the_page_has_the_catalogue_with_its_sources() -> None:
-    """To update the page, replace its table by the lines that this test prints."""
-    lines = [
-        f"| {f'`{hardware.name}`' if not number else ''} | {' | '.join(figure)} |".replace("|  |", "| |")
-        for hardware in catalogue().values()
-        for number, figure in enumerate(list_figures(hardware))
-    ]
-    page = (REPOSITORY / "docs/hardware.md").read_text()
-    assert page.split("|---|---|---|---|\n")[1].splitlines() == lines, "\n".join(lines)
+@pytest.mark.parametrize("page", generate.PAGES)
+def test_the_reference_is_what_the_code_has(page: str) -> None:
+    """To update the page, run `python docs/generate.py`."""
+    assert (generate.REFERENCE / page).read_text() == generate.render(page)
 
 
 def test_every_derived_metric_is_documented() -> None:
@@ -200,18 +182,22 @@ def test_every_key_of_the_configuration_has_a_line_of_help() -> None:
     assert len(keys) > 20 and not [line for line in keys if "#" not in line and not line.rstrip().endswith(":")]
 
 
-def test_every_workload_and_model_of_the_page_exists() -> None:
+def test_every_workload_and_model_of_a_page_exists() -> None:
+    text = "\n".join(path.read_text() for path in (REPOSITORY / "docs").rglob("*.md"))
     for group in ("workload", "model"):
         choices = {path.stem for path in (CONF / group).glob("*.yaml")}
-        named = set(re.findall(rf"(?<![\w-]){group}=(\w+)", WORKLOADS_PAGE)) - {"tuner", "bandwidth"}
+        named = set(re.findall(rf"python -m sweeper [^\n`]*(?<![\w-]){group}=(\w+)(?![\w/.])", text)) - {
+            "tuner",
+            "bandwidth",
+        }
         assert named <= choices
 
 
-@pytest.mark.parametrize("page", ["README.md", *(f"docs/{path.name}" for path in (REPOSITORY / "docs").glob("*.md"))])
+@pytest.mark.parametrize("page", [path.name for path in REPOSITORY.glob("*.md")])
 def test_the_links_of_a_page_lead_to_files(page: str) -> None:
-    folder = (REPOSITORY / page).parent
+    """Of the pages in docs/ `tests/test_site.py` checks them."""
     links = re.findall(r"\]\(([^)#:]+)\)", (REPOSITORY / page).read_text())
-    assert not [link for link in links if not (folder / link).exists()]
+    assert not [link for link in links if not (REPOSITORY / link).exists()]
 
 
 def test_the_citation_has_the_version_of_the_package() -> None:

@@ -52,13 +52,19 @@ def describe_workloads(presets: Path = PRESETS) -> str:
     """Return the names of the workloads, each with the presets that run it in a sweep, a line each."""
     if not presets.is_dir():
         return f"workloads, which are not presets of python -m sweeper workload=…:\n  {', '.join(names())}"
-    running: dict[str, list[str]] = {name: [] for name in names()}
-    for path in sorted(presets.glob("*.yaml")):
-        if match := re.search(r"^workload:\s*\{?\s*name: *(\w+)", path.read_text(), re.MULTILINE):
-            running.setdefault(match[1], []).append(path.stem)
+    running = find_presets(presets)
     width = max(map(len, running))
     lines = [f"  {name:{width}}  {', '.join(presets) or 'none in sweeper/conf'}" for name, presets in running.items()]
     return "\n".join(["workloads, with their presets for python -m sweeper workload=PRESET:", *lines])
+
+
+def find_presets(folder: Path = PRESETS) -> dict[str, list[str]]:
+    """Return the names of the workloads with the presets in the folder that run them."""
+    running: dict[str, list[str]] = {name: [] for name in names()}
+    for path in sorted(folder.glob("*.yaml")):
+        if match := re.search(r"^workload:\s*\{?\s*name: *(\w+)", path.read_text(), re.MULTILINE):
+            running.setdefault(match[1], []).append(path.stem)
+    return running
 
 
 def format_measurement(measurement: Measurement) -> str:

@@ -19,7 +19,9 @@ from ray.exceptions import ActorDiedError
 from benchmarks.scale.simulated_ray import GPUS_PER_NODE, Ref, SimulatedRay
 from sweeper.execution.gang_launcher import ACCELERATOR_TYPE, NODE_ID
 
-DETECTION_S = 30.0  # about what Ray's default health checks take when a node's link is cut (docs/reliability.md)
+DETECTION_S = (
+    30.0  # about what Ray's default health checks take when a node's link is cut (docs/concepts/reliability.md)
+)
 START_S = 10.0  # assumed: from a gang's nodes being free to its workers being up
 SPREAD = 1 / 6  # a trial's duration is uniform within this part of its mean
 IDLE_ROUND_S = 0.25  # the loop waits so long for a reply

@@ -3,7 +3,7 @@
 #
 #     launch/amd/bring_up.sh [--dry-run] [FOLDER]
 #
-# It needs idle GPUs and an environment with the project (docs/amd.md). Each check is one command, ends within its bound,
+# It needs idle GPUs and an environment with the project (docs/guides/amd.md). Each check is one command, ends within its bound,
 # and ends nothing but itself when it fails. At the end there is a table of pass and fail against the published figures
 # of anchors.csv, and one file to send back, in which secrets, host names, serial numbers and addresses are masked.
 # --dry-run prints the name, the bound in seconds and the command of each check.

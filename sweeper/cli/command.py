@@ -143,14 +143,18 @@ class Subcommand:
             parts.append(name if _is_needed(key) else f"[{name}]")
         return " ".join(filter(None, parts))
 
+    def describe(self, verb: str) -> dict[str, str]:
+        """Return what a verb takes, each with its meaning."""
+        keys = [key for key in request_keys(self.verbs[verb][0]) if "word" not in key.bounds or key.meaning]
+        return {_name_of(key): _describe_key(key) for key in keys}
+
     def render_help(self) -> str:
         """Return the page of all verbs, as wide as the terminal."""
         width = min(max(shutil.get_terminal_size().columns, 60), 100)
         blocks = [wrap(re.sub(r"(?<=\S)\n(?=\S)", " ", self.page.strip()), width)]
         shown: dict[str, str] = {}
-        for verb, (cls, _) in self.verbs.items():
-            keys = [key for key in request_keys(cls) if "word" not in key.bounds or key.meaning]
-            described = {_name_of(key): _describe_key(key) for key in keys}
+        for verb in self.verbs:
+            described = self.describe(verb)
             repeated = " ".join(name for name, text in described.items() if shown.get(name) == text)
             new = {name: text for name, text in described.items() if shown.get(name) != text}
             listed = [*([(repeated, "as above")] if repeated else []), *new.items()]

@@ -14,11 +14,12 @@ from typing import NoReturn
 from sweeper.common.format import printable
 from workloads.api.errors import UserInputError
 
-COMPLETE = 0
-SOME_FAILED = 1  # trials failed, or the sweep could not end as it should
-INVALID_INPUT = 2
-NO_VERDICT = 3  # of commands that judge
-INTERRUPTED = 130
+# docs/reference/exit-codes.md has these meanings.
+COMPLETE = 0  # complete; of a command that judges: it passes
+SOME_FAILED = 1  # trials failed, or the sweep could not end as it should; of a command that judges: it fails
+INVALID_INPUT = 2  # the input is invalid, or there is nothing to compare
+NO_VERDICT = 3  # a command that judges finds the evidence inconclusive
+INTERRUPTED = 130  # Ctrl-C or SIGTERM ended the command; the same command resumes a sweep
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # the last one when a terminal is closed
 
 

@@ -180,7 +180,7 @@ def _check_authentication(address: str, named: str) -> None:
     if accepts("disabled"):
         raise UserInputError(
             f"{named}: accepts unauthenticated connections; start the cluster with"
-            " RAY_AUTH_MODE=token (docs/clusters.md), or set cluster.insecure=true"
+            " RAY_AUTH_MODE=token (docs/concepts/security.md), or set cluster.insecure=true"
         )
     if not accepts("token"):
         raise UserInputError(

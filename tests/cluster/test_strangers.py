@@ -131,7 +131,7 @@ def test_no_method_of_any_port_answers_without_the_token(cluster: Cluster, tmp_p
     answered, methods = [], ray_methods()
     for listener in open_ports:
         if listener.node is cluster.nodes["store"]:
-            continue  # MLflow's server has no authentication of its own: docs/clusters.md says who reaches it
+            continue  # MLflow's server has no authentication of its own: docs/concepts/security.md says who reaches it
         calls = [(listener.node.address, listener.port, method) for method in [HTTP, *methods]]
         replies = call_from(stranger, cluster.folder, calls)
         (http,) = [reply for reply in replies if reply["method"] == HTTP]

@@ -120,7 +120,7 @@ class Case:
 
 def documented_commands() -> list[list[str]]:
     """Return the arguments of the sweeps in README.md and docs/, without those that join a cluster."""
-    pages = [REPOSITORY / "README.md", *(REPOSITORY / "docs").glob("*.md")]
+    pages = [REPOSITORY / "README.md", *(REPOSITORY / "docs").rglob("*.md")]
     lines = {line for page in pages for line in re.findall(r"python -m sweeper( [^`#\n]*)", page.read_text())}
     commands = []
     for line in sorted(lines):
@@ -132,8 +132,8 @@ def documented_commands() -> list[list[str]]:
 
 
 def documented_files() -> dict[str, bytes]:
-    """Return the configuration files of docs/workloads.md by their names."""
-    page = (REPOSITORY / "docs" / "workloads.md").read_text()
+    """Return the configuration files of the guides by their names."""
+    page = "\n".join(path.read_text() for path in sorted((REPOSITORY / "docs" / "guides").glob("*.md")))
     blocks = re.findall(r"```yaml\n((?:# @package _global_\n)?# (\S+\.yaml)\n.+?)```", page, re.DOTALL)
     return {name: text.encode() for text, name in blocks}
 

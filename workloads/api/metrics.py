@@ -1,8 +1,8 @@
 """Every metric of a trial: its unit and label, how it is better, what it is derived from, what it needs.
 
 A new metric is one row of `metrics.toml`, and its formula in `sweeper/metrics/derivation.py` where it is derived. The
-rows are read by tables, plots, objectives and limits, the checks before a sweep and docs/metrics.md. A workload may
-report metrics that have no row: they are shown under their names.
+rows are read by tables, plots, objectives and limits, the checks before a sweep and docs/reference/metrics.md. A
+workload may report metrics that have no row: they are shown under their names.
 """
 
 from __future__ import annotations

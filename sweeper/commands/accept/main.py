@@ -7,7 +7,7 @@
 Measures every device alone and all of them at once (products burst and sustained, memory, copies to and from the
 host), then each node (collectives by size, a training step), pairs of nodes in rounds, and the whole. Each result is
 compared with the other parts, with the catalogue's and the planner's expected rate, and with the baseline, if one is
-given. About 1% of healthy clusters fail, all comparisons together, where parts differ as assumed (docs/accept.md).
+given. About 1% of healthy clusters fail, all comparisons together, if parts differ as assumed (docs/guides/accept.md).
 quick ends within five minutes, standard within half an hour; burn_in loads each GPU for minutes.
 
 Writes accept.json, a page (HTML), Markdown and JUnit XML to DIR/acceptance/HARDWARE-DATE. verify says whether an

@@ -261,7 +261,7 @@ def tail_lines(answer: Answer) -> list[str]:
     lines = lines or [f"with      {', '.join(answer.alternatives)}: no more than 1%"]
     failures = round_to_band(training.failures, band.error_share)
     lines.append(f"training  loses {training.lost_share:.1%} of its time to {failures} failures and to checkpoints")
-    lines.append(f"band      {band.error_share:.0%}: {band.meaning} (docs/planner-scoreboard.md)")
+    lines.append(f"band      {band.error_share:.0%}: {band.meaning} (docs/reference/planner-scoreboard.md)")
     unsure = list_warnings(problem, estimate)
     if _has_short_parts(problem, answer.best.layout):
         unsure.append(f"the rate: one measured run has fewer than {USUAL_CONTEXT_TOKENS:,} tokens on a context rank")

@@ -37,7 +37,8 @@ def test_ray_reads_its_limit_from_this_variable() -> None:
     binary = (Path(ray.__file__).parent / "_raylet.so").read_bytes()
     assert head.LIMIT_VARIABLE.encode() in binary, (
         f"Ray {ray.__version__} no longer reads {head.LIMIT_VARIABLE}: look for its successor in"
-        " src/ray/common/ray_config_def.h, put it and its default into sweeper/execution/head.py and docs/clusters.md"
+        " src/ray/common/ray_config_def.h, put it and its default into sweeper/execution/head.py and"
+        " docs/guides/cluster.md"
     )
 
 

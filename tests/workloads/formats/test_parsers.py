@@ -1,7 +1,8 @@
 """torchtitan's and Megatron-LM's own parsers accept the files that are written for them.
 
-They need the trainers, which are in an environment of their own (docs/plans.md says how to make it). Its interpreter is
-named by TRAINERS_PYTHON, and a checkout of Megatron-LM by MEGATRON_LM: the package megatron-core has no arguments.
+They need the trainers, which are in an environment of their own (docs/guides/plan.md says how to make it). Its
+interpreter is named by TRAINERS_PYTHON, and a checkout of Megatron-LM by MEGATRON_LM: the package megatron-core has no
+arguments.
 """
 
 from __future__ import annotations
