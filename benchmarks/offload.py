@@ -7,25 +7,30 @@
     python benchmarks/offload.py --rows qwen_1k,qwen14b_1k,qwen14b_1k_fp8,qwen14b_1k_states --steps 2
     python benchmarks/offload.py --rows 8b_64k_large         # needs up to 144 GiB of host memory
     python benchmarks/offload.py --rows 1b_256k
+    python benchmarks/offload.py --rows 8b_gang,32b_gang      # one GPU and two of one host in turns
+    python benchmarks/offload.py --rows 8b_gang,32b_gang --predict h100   # without a GPU, by the catalogue's rates
 
-All rows run in this process, one after the other, on synthetic tokens and random weights. Each has one warm-up step and
-reports the median of `--steps` steps. The reference is ml_dataflow on one H100 (its published table; steps of 557,056
-to 622,592 tokens).
+Rows run one after the other, on synthetic tokens and random weights, those of gangs in processes of their own. Each has
+one warm-up step and reports the median of `--steps` steps. The reference is ml_dataflow on one H100 (its published
+table; steps of 557,056 to 622,592 tokens).
 """
 
 from __future__ import annotations
 
 import argparse
 import math
+import multiprocessing
 import os
+import socket
 import statistics
 import sys
 import time
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
-from workloads.api.contract import Infeasible, Rank
+from workloads.api.contract import Infeasible, Machine, Measurement, Rank
 from workloads.api.trial import run_trial
 from workloads.instruments import device as devices
 from workloads.instruments import process_setup
@@ -35,13 +40,17 @@ from workloads.llama.model import Llama, rope_table
 from workloads.llama.pytorch_attention import fused_attention
 from workloads.models.flops import model_flops_per_token
 from workloads.models.model import MODELS
+from workloads.offload import Offload
 
 PEAK_TFLOPS = 989.5  # bf16, dense: conf/hardware/h200.yaml
 
 
 @dataclass(frozen=True)
 class Row:
-    """One training run. `reference_tokens_per_s` is the rate of the reference at the same budgets, in bf16."""
+    """One training run. `reference_tokens_per_s` is the rate of the reference at the same budgets, in bf16.
+
+    `gpus` train in a process each, and share `host_gib`; 0 stands for one GPU in this process.
+    """
 
     model: str
     sequence_length: int
@@ -52,6 +61,22 @@ class Row:
     dtype: str = "bf16"
     optimizer_states: str | None = None
     master_weights: str = "none"
+    gpus: int = 0
+    distribution: str | None = None
+
+    @property
+    def parameters(self) -> dict[str, Any]:
+        return {
+            "model": self.model,
+            "sequence_length": self.sequence_length,
+            "sequences_per_step": self.sequences,
+            "host_gib": self.host_gib,
+            "device_gib": self.device_gib,
+            "dtype": self.dtype,
+            "optimizer_states": self.optimizer_states,
+            "master_weights": self.master_weights,
+            "distribution": self.distribution,
+        }
 
 
 # CPUOffloadPolicy runs last, and once in a process, because it does not free its host memory.
@@ -82,6 +107,15 @@ ROWS = {
     "8b_512": [Row("llama3_8b", 512, 70, 78, 256, 13135)],
     "8b_64k": [Row("llama3_8b", 65536, 112, 78, 5, 5401)],
     "8b_64k_large": [Row("llama3_8b", 65536, 144, 78, 5, 5487)],
+    # The budgets of a host with 256 GiB of memory and two H100s.
+    "8b_gang": [
+        Row("llama3_8b", 8192, 16, 72, 16, gpus=1),
+        Row("llama3_8b", 8192, 32, 72, 32, gpus=2, distribution="replicas"),
+        Row("llama3_8b", 8192, 32, 72, 32, gpus=2, distribution="sharded"),
+        Row("llama3_8b", 8192, 60, 24, 16, gpus=1),
+        Row("llama3_8b", 8192, 120, 24, 32, gpus=2, distribution="replicas"),
+    ],
+    "32b_gang": [Row("qwen2_5_32b", 8192, 200, 72, 32, gpus=2, distribution="sharded")],
     "1b_256k": [Row("llama3_1b", 262144, 60, 24, 1)],
     "cpu_offload": [Row("llama3_8b", 8192, 60, 24, 4)],
     "cpu_offload_small": [Row("llama3_8b", 8192, 60, 24, 1)],
@@ -90,27 +124,22 @@ ROWS = {
 
 def measure_row(row: Row, steps: int) -> str:
     """Run a row and return its columns."""
-    parameters = {
-        "model": row.model,
-        "sequence_length": row.sequence_length,
-        "sequences_per_step": row.sequences,
-        "host_gib": row.host_gib,
-        "device_gib": row.device_gib,
-        "steps": steps,
-        "dtype": row.dtype,
-        "optimizer_states": row.optimizer_states,
-        "master_weights": row.master_weights,
-    }
-    started = time.perf_counter()
+    started, parameters, gpus = time.perf_counter(), row.parameters | {"steps": steps}, max(1, row.gpus)
     try:
-        measurement = run_trial("offload", parameters, Rank(device="cuda"))
+        if row.gpus:
+            measurement = run_gang(row.gpus, parameters)
+        else:
+            measurement = run_trial("offload", parameters, Rank(device="cuda"))
     except Infeasible as error:
         return f"infeasible: {error}"
+    if row.gpus:
+        print(f"  {measurement.machine_info['plan']}\n  start: {measurement.machine_info['startup']}")
     step_s, metrics = statistics.median(measurement.step_times_s), measurement.metrics
     peak = PEAK_TFLOPS * 1e12 if row.dtype == "bf16" else math.nan  # a step in two formats has no common peak
     reference = f"{row.reference_tokens_per_s:,.0f}" if row.reference_tokens_per_s else ""
     return (
-        f"{measurement.tokens_per_step / step_s:8,.0f} | {metrics['predicted_tokens_per_s']:8,.0f} | {reference:>6} | "
+        f"{gpus * measurement.tokens_per_step / step_s:8,.0f} | {metrics['predicted_tokens_per_s']:8,.0f} | "
+        f"{reference:>6} | "
         f"{measurement.flops_per_step / step_s / peak:5.1%} | "
         f"{measurement.hardware_flops_per_step / step_s / peak:5.1%} | "
         f"{metrics['copy_wait_share']:5.1%} | {metrics['optimizer_share']:5.1%} | "
@@ -118,6 +147,57 @@ def measure_row(row: Row, steps: int) -> str:
         f"{metrics['copied_gib_per_step']:6.0f} | {metrics['sm_clock_mhz']:5.0f} | "
         f"{metrics['startup_s']:5.1f} | {time.perf_counter() - started:4.0f}"
     )
+
+
+def run_gang(gpus: int, parameters: dict[str, Any]) -> Measurement:
+    """Run a trial on GPUs of this host, and return rank 0's measurement. Raises what the first failing rank raises."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    context = multiprocessing.get_context("spawn")
+    results: Any = context.Queue()
+    ranks = [context.Process(target=run_rank, args=(n, gpus, port, parameters, results)) for n in range(gpus)]
+    for n, process in enumerate(ranks):
+        os.environ["CUDA_VISIBLE_DEVICES"] = str(n)  # as a worker sees it
+        process.start()
+    del os.environ["CUDA_VISIBLE_DEVICES"]
+    done: dict[int, Measurement] = {}
+    try:
+        while len(done) < gpus:
+            number, result = results.get(timeout=600)
+            if isinstance(result, Exception):
+                raise result
+            done[number] = result
+    finally:
+        for process in ranks:
+            process.kill()
+            process.join()
+    return done[0]
+
+
+def run_rank(number: int, gpus: int, port: int, parameters: dict[str, Any], results: Any) -> None:
+    rank = Rank(number, gpus, "cuda", ranks_per_node=gpus, rendezvous=f"127.0.0.1:{port}")
+    try:
+        results.put((number, run_trial("offload", parameters, rank)))
+    except Exception as error:
+        results.put((number, error))
+
+
+def predict_row(row: Row, hardware: str) -> str:
+    """Return what a plan says of a row by the catalogue's rates."""
+    from sweeper.preflight.clusters import build_cluster
+
+    gpus = max(1, row.gpus)
+    cluster = build_cluster(hardware, None, gpus)
+    machine = Machine("gpu", cluster.device.architecture, gpus, gpus, cluster.device.memory_gib, cluster)
+    (candidate,) = Offload().list_candidates({}, row.parameters, machine)
+    estimate = candidate.estimate
+    if estimate.unsupported_reason:
+        return estimate.unsupported_reason
+    tokens_per_s = estimate.metrics["tokens_per_s"]
+    mfu = tokens_per_s * model_flops_per_token(MODELS[row.model], row.sequence_length) / gpus / PEAK_TFLOPS / 1e12
+    memory = f"{estimate.metrics['memory_gib']:.1f}, {estimate.metrics['peak_host_gib']:.1f} GiB"
+    return f"{tokens_per_s:8,.0f} | MFU {mfu:5.1%} | {memory}"
 
 
 def measure_fsdp_cpu_offload(row: Row, steps: int) -> str:
@@ -180,11 +260,24 @@ def measure_fsdp_cpu_offload(row: Row, steps: int) -> str:
     return f"{tokens_per_s:8,.0f} |          |        | {mfu:5.1%} | peak {peak_gib:.1f} GiB"
 
 
+def name_row(row: Row) -> str:
+    gang = f"{row.gpus} GPUs {row.distribution or ''} " if row.gpus else ""
+    return (
+        f"{gang}{row.model} {row.dtype} {row.optimizer_states or ''} {row.sequence_length} "
+        f"{row.sequences * row.sequence_length} {row.host_gib:g}/{row.device_gib:g}"
+    )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", default="8b_8k,8b_8k_large,1b_8k,8b_512,8b_64k,cpu_offload")
     parser.add_argument("--steps", type=int, default=1)
+    parser.add_argument("--predict", metavar="HARDWARE", help="print what plans say, and measure nothing")
     args = parser.parse_args()
+    if args.predict:
+        for row in (row for name in args.rows.split(",") for row in ROWS[name]):
+            print(f"{name_row(row)}: {predict_row(row, args.predict)}", flush=True)
+        return
     process_setup.enable_expandable_segments(torch.device("cuda", 0))  # before anything else that initializes CUDA
     print(f"# Offloading: {torch.cuda.get_device_name()}, torch {torch.__version__}, Python {sys.version.split()[0]}\n")
     print("model, dtype, tokens per sequence, tokens per step, host/device GiB")
@@ -194,12 +287,7 @@ def main() -> None:
     )
     for name in args.rows.split(","):
         for row in ROWS[name]:
-            print(
-                f"{row.model} {row.dtype} {row.optimizer_states or ''} {row.sequence_length} "
-                f"{row.sequences * row.sequence_length} "
-                f"{row.host_gib:g}/{row.device_gib:g}: {measure_row(row, args.steps)}",
-                flush=True,
-            )
+            print(f"{name_row(row)}: {measure_row(row, args.steps)}", flush=True)
             if name.startswith("cpu_offload"):
                 print(f"… with FSDP2's CPUOffloadPolicy: {measure_fsdp_cpu_offload(row, args.steps)}", flush=True)
 

@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple, get_args
 
 # The models of the table that this project's workloads train: dense ones, which all of them do, and those with experts,
 # which `workload=parallel` does, and offloading where every block has routed experts alone.
-ModelName = Literal["llama_tiny", "llama3_1b", "llama3_8b", "llama3_70b", "qwen2_5_7b", "qwen2_5_14b"]
+ModelName = Literal["llama_tiny", "llama3_1b", "llama3_8b", "llama3_70b", "qwen2_5_7b", "qwen2_5_14b", "qwen2_5_32b"]
 EXPERT_MODELS = ("experts_tiny", "olmoe_1b_7b", "qwen1_5_moe_a2_7b", "qwen3_30b_a3b", "mixtral_8x7b", "qwen3_moe_tiny")
 Activation = Literal["swiglu", "gelu", "gelu_gated", "squared_relu"]
 Positions = Literal["rope", "learned", "alibi", "none"]
