@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import REPOSITORY, environment
+from tests.support.browser import open_page
 
 
 @pytest.fixture(scope="module")
@@ -33,3 +34,12 @@ def test_the_site_has_no_dead_link_or_anchor_and_loads_nothing_from_elsewhere(si
 def test_results_that_pages_refer_to_are_part_of_the_site(site: Path) -> None:
     assert "benchmarks/results/coverage.html" in (site / "concepts/intervals.html").read_text()
     assert (site / "benchmarks/results/coverage.html").exists()
+
+
+def test_the_search_finds_a_page_that_is_opened_from_disk(site: Path) -> None:
+    count = "document.querySelectorAll('.md-search-result__item').length"
+    wait = f"new Promise(done => {{ const wait = () => {count} ? done({count}) : setTimeout(wait, 50); wait() }})"
+    with open_page() as page:
+        page.open(f"{(site / 'index.html').as_uri()}?q=calibrate", width=1400, dark=False)
+        assert page.evaluate(wait) > 1
+        assert not page.errors and {request.partition(":")[0] for request in page.requests} <= {"file", "data"}
