@@ -7,7 +7,7 @@ would be queued on; each piece starts after those that it waits for. Copies in o
 from __future__ import annotations
 
 from collections import Counter, defaultdict, deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -20,6 +20,7 @@ from workloads.llama.attention_kernels import KERNELS
 from workloads.models.model import Model
 from workloads.offload import engine as engines
 from workloads.offload.cost_model import DeviceRates
+from workloads.offload.gang import Gang
 from workloads.offload.host_memory import Arena
 from workloads.offload.optimizer import AdamW
 from workloads.offload.plan import SAVED_TENSORS, Plan
@@ -34,7 +35,7 @@ class Work:
     """A piece of work on a stream, the work that it waits for, and the time at which it is done.
 
     Attributes:
-        stream: the resource ("compute", "h2d" or "d2h") and the kind of traffic.
+        stream: the resource ("compute", "h2d", "d2h" or "links") and the kind of traffic.
         remaining: seconds of computation or bytes to copy.
     """
 
@@ -63,13 +64,19 @@ class RecordingCopyStreams(CopyStreams):
     """Streams that record the work that is queued on them."""
 
     def __init__(self, arena: MetaArena) -> None:
-        self.arena, self.work = arena, list[Work]()
+        self.arena, self.work, self.exchanged_bytes = arena, list[Work](), 0
 
     def copy(self, target: Buffer, source: Buffer, traffic: str = "parameters") -> None:
         direction = "d2h" if self.arena.contains(target.tensor) else "h2d"
         after = [work for work in (target.last_event, source.last_event) if work is not None]
         result = self.record(direction, traffic, float(source.tensor.nbytes), after)
         target.last_event = source.last_event = result
+
+    def exchange(self, collective: Callable[[], object], received_bytes: int, *buffers: Buffer) -> None:
+        after = [buffer.last_event for buffer in buffers if buffer.last_event is not None]
+        result = self.record("links", "", float(received_bytes), after)
+        for buffer in buffers:
+            buffer.last_event = result
 
     def acquire(self, *buffers: Buffer) -> None:
         self.record(COMPUTE, "", 0.0, [buffer.last_event for buffer in buffers if buffer.last_event is not None])
@@ -98,6 +105,7 @@ def simulate_s(queued: list[Work], rates: DeviceRates) -> float:
     for work in queued:
         streams[work.stream].append(work)
     resource_rates = {COMPUTE: 1.0, "h2d": 1 / rates.h2d_s_per_byte, "d2h": 1 / rates.d2h_s_per_byte}
+    resource_rates["links"] = 1 / rates.link_s_per_byte if rates.link_s_per_byte else 0.0
     now_s = 0.0
     while any(streams.values()):
         heads = [stream[0] for stream in streams.values() if stream]
@@ -116,9 +124,18 @@ def simulate_s(queued: list[Work], rates: DeviceRates) -> float:
 
 
 def simulate_steps_s(
-    shape: Model, plan: Plan, rates: DeviceRates, monkeypatch: pytest.MonkeyPatch, steps: int
+    shape: Model,
+    plan: Plan,
+    rates: DeviceRates,
+    monkeypatch: pytest.MonkeyPatch,
+    steps: int,
+    gang: Gang | None = None,
 ) -> float:
-    """Return the seconds of `steps` steps under the plan, from the first copy to the last."""
+    """Return the seconds of `steps` steps under the plan, from the first copy to the last.
+
+    The ranks of a gang do the same at the same time. Sums of the loss and of the embedding's gradients take no time.
+    """
+    monkeypatch.setattr(Gang, "sum", lambda *_: None)
     arena = MetaArena()
     copy_streams = RecordingCopyStreams(arena)
     monkeypatch.setattr(engines, "CopyStreams", lambda device: copy_streams)
@@ -127,7 +144,7 @@ def simulate_steps_s(
         def apply(self, step: int, w: Tensor, *others: Any) -> None:
             copy_streams.compute(w.nbytes * rates.optimizer_s_per_byte)
 
-    engine = engines.Engine(shape, plan, arena, META, KERNELS["cpu"], optimizer=SimulatedAdamW())
+    engine = engines.Engine(shape, plan, arena, META, KERNELS["cpu"], optimizer=SimulatedAdamW(), gang=gang)
     tokens, sequences = plan.chunk_tokens, plan.sequences_per_chunk
     forward_s, backward_s = rates.pass_s_per_token(plan.sequence_length, plan.segments_per_sequence)
 

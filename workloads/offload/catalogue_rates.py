@@ -62,7 +62,7 @@ def _estimate_budgets(
             yield Estimate(reason, "the budget is within the GPU's memory", description=point)
         elif prediction is None:
             reason = explain_too_small(model, length, sequences, budget, rates)
-            yield Estimate(reason, "a plan fits the budget", description=point)
+            yield Estimate(f"too small: {reason}", "a plan fits the budget", description=point)
         else:
             step_s = prediction.times.step_s
             metrics = {"tokens_per_s": length * sequences / step_s, "memory_gib": prediction.device_bytes / GIB}

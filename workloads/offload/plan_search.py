@@ -65,7 +65,8 @@ def find_fastest_plan(
     """Return the fastest plan within the budget. Raises Infeasible, with the missing GiB, if no plan fits."""
     if prediction := find_fastest_plans(model, sequence_length, sequences_per_step, [budget], rates)[0]:
         return prediction
-    raise Infeasible(explain_too_small(model, sequence_length, sequences_per_step, budget, rates))
+    reason = explain_too_small(model, sequence_length, sequences_per_step, budget, rates)
+    raise Infeasible(f"device_gib={budget.device_gib:g} and host_gib={budget.host_gib:g} are too small: {reason}")
 
 
 def explain_too_small(
@@ -79,14 +80,13 @@ def explain_too_small(
         for _, placement in _list_placements(distributed, sequence_length, sequences_per_step, rates)
         if (gib := placement.activation_memory(own, rates).missing_gib) > 0
     ]
-    reason = f"{sequences_per_step} sequences cannot be divided among {model.gpus} GPUs"
-    if missing:
-        gib, placement = min(missing, key=lambda pair: pair[0])
-        device, host = placement.fixed_device_bytes(rates) / GIB, placement.fixed_host_bytes() / GIB
-        needs = f"device {device:.3g}, host {host:.3g}, activations {placement.fewest_activation_bytes() / GIB:.3g}"
-        each = f" on each of {model.gpus} GPUs" if model.gpus > 1 else ""
-        reason = f"at least {gib:.3g} GiB more needed{each} ({needs} GiB)"
-    return f"device_gib={budget.device_gib:g} and host_gib={budget.host_gib:g} are too small: {reason}"
+    if not missing:
+        return f"{sequences_per_step} sequences cannot be divided among {model.gpus} GPUs"
+    gib, placement = min(missing, key=lambda pair: pair[0])
+    device, host = placement.fixed_device_bytes(rates) / GIB, placement.fixed_host_bytes() / GIB
+    needs = f"device {device:.3g}, host {host:.3g}, activations {placement.fewest_activation_bytes() / GIB:.3g}"
+    each = f" on each of {model.gpus} GPUs" if model.gpus > 1 else ""
+    return f"at least {gib:.3g} GiB more needed{each} ({needs} GiB)"
 
 
 def _list_distributions(model: ModelSizes) -> list[ModelSizes]:

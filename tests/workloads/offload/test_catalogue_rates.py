@@ -26,9 +26,27 @@ def test_experts_are_planned_on_paper_with_what_only_they_need() -> None:
     constants = {"model": "qwen3_30b_a3b", "sequence_length": 4096, "sequences_per_step": 32, "device_gib": 76.0}
     constants |= {"optimizer_states": "int8"}
     too_small, enough = Offload().list_candidates({"host_gib": [40.0, 112.0]}, constants, machine)
-    reason = "device_gib=76 and host_gib=40 are too small: at least 34.4 GiB more needed (device 68.4, host 55.7, "
-    assert too_small.estimate.unsupported_reason.startswith(reason)
+    assert too_small.estimate.unsupported_reason.startswith("too small: at least 34.4 GiB more needed (device 68.4, ")
     assert 12_000 < enough.estimate.metrics["tokens_per_s"] < 18_000
+
+
+@pytest.mark.parametrize(
+    ("hardware", "model", "gpus", "device_gib", "host_gib", "expected"),
+    [
+        ("h200", "llama3_70b", 2, 132, 240, "sharded"),
+        ("h100", "llama3_70b", 2, 74, 240, "too small: at least 37.1 GiB more needed on each of 2 GPUs"),
+        ("h100", "qwen2_5_32b", 1, 74, 120, "too small: at least 4.93 GiB more needed"),
+    ],
+)
+def test_a_plan_says_how_a_large_model_is_distributed_or_by_how_much_it_does_not_fit(
+    hardware: str, model: str, gpus: int, device_gib: float, host_gib: float, expected: str
+) -> None:
+    cluster = build_cluster(hardware, None, gpus)
+    machine = Machine("gpu", "sm90", gpus, gpus, cluster.device.memory_gib, cluster)
+    constants = {"model": model, "optimizer_states": "int8", "device_gib": device_gib, "host_gib": host_gib}
+    (candidate,) = Offload().list_candidates({}, constants, machine)
+    estimate = candidate.estimate
+    assert (estimate.unsupported_reason or estimate.description.split()[-1]).startswith(expected)
 
 
 @pytest.mark.parametrize("number", [1, 6, 9])

@@ -11,7 +11,7 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pynvml
 import pytest
@@ -29,8 +29,9 @@ from workloads.models.model import MODELS
 from workloads.offload import Offload, OffloadParameters, device_rates, run
 from workloads.offload.cost_model import DeviceRates, MemoryBudget, ModelSizes, Placement
 from workloads.offload.device_rates import measure_device_rates
+from workloads.offload.gang import Gang
 from workloads.offload.optimizer import Precision
-from workloads.offload.plan import GIB, ActivationPlan, LayerPlan
+from workloads.offload.plan import GIB, ActivationPlan, Distribution, LayerPlan
 from workloads.offload.plan_search import Prediction, find_fastest_plan, find_fastest_plans
 
 CPU = torch.device("cpu")
@@ -242,12 +243,23 @@ def test_the_fastest_distribution_depends_on_gpus_links_and_memory(
     rates: DeviceRates, gpus: int, device_gib: float, fastest: str
 ) -> None:
     budget, step_s = [MemoryBudget(device_gib, 12.0 * gpus)], dict[str, float]()
-    for distribution in ("replicas", "sharded", "ring"):
-        model = MODEL.distribute(distribution, gpus)  # type: ignore[arg-type]
+    for distribution in get_args(Distribution):
+        model = MODEL.distribute(distribution, gpus)
         (found,) = find_fastest_plans(model, 8192, 32, budget, rates)
         assert found is not None
         step_s[distribution] = found.times.step_s
     assert min(step_s, key=step_s.__getitem__) == fastest
+
+
+@pytest.mark.parametrize("distribution", ["replicas", "sharded"])
+def test_collectives_overlap_as_predicted(distribution: Distribution, monkeypatch: pytest.MonkeyPatch) -> None:
+    (found,) = find_fastest_plans(MODEL.distribute(distribution, 2), 8192, 8, [MemoryBudget(16, 24)], NVLINK)
+    assert found is not None
+    gang = Gang(distribution, ranks=2)
+    one_step_s, two_steps_s = (
+        replay.simulate_steps_s(SHAPE, found.plan, NVLINK, monkeypatch, steps, gang) for steps in (1, 2)
+    )
+    assert 0.96 < (two_steps_s - one_step_s) / found.times.step_s <= 1.015
 
 
 def test_gpus_share_the_hosts_memory_and_shards_need_the_least_of_it() -> None:
