@@ -48,7 +48,7 @@ class Trained:
     Attributes:
         fp8_gathers: as in `workloads.parallel.apply.fp8_gathers`.
         graphs: what compiled blocks are; each may serve many blocks.
-        calls: collectives of the last step, as in `profile_step`, where blocks are compiled.
+        calls: collectives of the last step, as in `profile_step`, where blocks are compiled or weights kept.
     """
 
     losses: list[float]
@@ -77,6 +77,7 @@ class Call:
         sequence_number: differs between calls.
         exact_fp8_sums: as in `fp8_over_gloo`.
         backend: of the compiler; empty for PyTorch's own.
+        keeps_weights: as in `workloads.parallel.apply.set_gradient_sync`.
     """
 
     sequence_number: int
@@ -84,6 +85,7 @@ class Call:
     spec: ModelSpec
     exact_fp8_sums: bool = False
     backend: str = ""
+    keeps_weights: bool = False
 
 
 def initialize(name: str, size: tuple[int, ...]) -> Tensor:
@@ -111,7 +113,7 @@ def train(call: Call, rank: Rank) -> Trained:
             separate_group_names(call.sequence_number)
         groups = build_groups(layout, device.type)
         stages = build_stages(call.spec, layout, groups, device, initialize)
-        trainer = Trainer(stages, layout, groups, device, learning_rate=1e-3)
+        trainer = Trainer(stages, layout, groups, device, learning_rate=1e-3, keeps_weights=call.keeps_weights)
         local = draw_batch(call.spec.document_tokens).select(local_sequences(layout, groups))
         losses = [float(trainer.compute_gradients(local))]
         gradients = gather_gradients(stages, call.spec.shape, layout.tp)
@@ -119,7 +121,7 @@ def train(call: Call, rank: Rank) -> Trained:
         trainer.update()
         norm = float(trainer.gradient_norm)  # type: ignore[arg-type]
         calls: dict[str, float] = {}
-        with profile_step(device, calls) if call.spec.compiled else nullcontext():
+        with profile_step(device, calls) if call.spec.compiled or call.keeps_weights else nullcontext():
             losses += [float(trainer.step(local)) for _ in range(STEPS - 1)]
         return Trained(losses, gradients, norm, fp8_gathers(stages[0]), stats.get("unique_graphs", 0), calls)
 
@@ -168,12 +170,20 @@ class Ranks:
                     patch.setenv("CUDA_VISIBLE_DEVICES", str(n))  # as a worker sees it
                 process.start()
 
-    def train(self, layout: Layout, *, exact_fp8_sums: bool = False, backend: str = "", **fields: Any) -> list[Trained]:
+    def train(
+        self,
+        layout: Layout,
+        *,
+        exact_fp8_sums: bool = False,
+        backend: str = "",
+        keeps_weights: bool = False,
+        **fields: Any,
+    ) -> list[Trained]:
         """Train on as many processes as the layout has ranks. Returns each rank's result."""
         self._sequence_number += 1
         spec = ModelSpec(**({"shape": SHAPE, "sequence_length": LENGTH, "dtype": torch.float32} | fields))
         for calls in self._calls[: layout.gpus]:
-            calls.put(Call(self._sequence_number, layout, spec, exact_fp8_sums, backend))
+            calls.put(Call(self._sequence_number, layout, spec, exact_fp8_sums, backend, keeps_weights))
         results: dict[int, Trained] = {}
         for _ in range(layout.gpus):
             number, answer = self._answers.get(timeout=100)

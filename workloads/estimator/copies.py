@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from workloads.estimator.own_trainer import keeps_weights
 from workloads.estimator.placed_job import PlacedJob
 
 HOST_LINK_GB_S = 25  # between host and GPU, each way, while all GPUs of a host copy
@@ -31,7 +32,7 @@ def copied_bytes(placed: PlacedJob, ranks: int) -> float:
     gather = (0 if ranks == 1 and state == gathered else cast / ranks) + 2 * gathered
     reduce = ELEMENT + reduced + (2 * reduced if ranks == 1 else 0)
     if layout.reshard_after_forward:
-        return 2 * gather + reduce + 3 * state * sums / ranks
+        return (2 - sums * keeps_weights(placed)) * gather + reduce + 3 * state * sums / ranks
     # Whole gradients are added up in the reduction's data type, and reduced with the last micro-batch.
     added = 3 * ELEMENT if reduced == ELEMENT else 2 * reduced + ELEMENT
     return added * sums + (gather + reduce) / layout.microbatches

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from workloads.estimator.copies import STATE_BYTES
 from workloads.estimator.estimate import StageMemory
+from workloads.estimator.own_trainer import is_counted, own_saved_elements
 from workloads.estimator.pipeline import head_rank, in_flight, peak_ranks, rank_layers
 from workloads.estimator.placed_job import PlacedJob, Weights, block_gpu_weights, divided_weights, rank_weights
 from workloads.hardware.cluster import Cluster
@@ -185,22 +186,6 @@ def _mixer_elements(placed: PlacedJob, layer: int) -> tuple[float, float, float]
     return model.heads * model.head_size / tp + latent, keys, model.heads * model.value_features / tp
 
 
-def is_counted(placed: PlacedJob) -> bool:
-    """Return whether the trainer is this project's own, and the job one that it runs."""
-    job, layout = placed.job, placed.layout
-    return (
-        is_own(job)
-        and job.model.activation == "swiglu"
-        and not job.model.experts
-        and not job.model.kv_rank
-        and not job.model.linear_layers
-        and job.state in ("fp32", "bf16")
-        and (layout.sharding == "fsdp2" or (layout.sharding == "none" and layout.dp_shard * layout.cp == 1))
-        and layout.checkpointing in ("none", "selective", "full")
-        and not layout.offload_optimizer
-    )
-
-
 def _own_memory(placed: PlacedJob, rank: int, layers: int) -> StageMemory:
     """Return the memory of a pipeline rank of this project's trainer at its peak, counted tensor by tensor.
 
@@ -222,8 +207,8 @@ def _own_memory(placed: PlacedJob, rank: int, layers: int) -> StageMemory:
     gradients = total if uses_fsdp and not gathers_each_pass and layout.microbatches > 1 else sharded
     gathered = 0.0 if not uses_fsdp else head if gathers_each_pass else total  # beside the layers in use
 
-    saved = _own_saved_elements(placed, layout.checkpointing)
-    everything = _own_saved_elements(placed, "none")
+    saved = own_saved_elements(placed, layout.checkpointing)
+    everything = own_saved_elements(placed, "none")
     checkpointed = int(layers * placed.checkpointed_share)  # the fewest that a rank may have
     saved_by_all = checkpointed * saved + (layers - checkpointed) * everything
     # The loss's chunk: logits and their gradient; with tensor parallel more fp32 copies, since nothing is compiled.
@@ -260,27 +245,3 @@ def _own_memory(placed: PlacedJob, rank: int, layers: int) -> StageMemory:
     )
     peak = max(at_start, at_end, key=lambda memory: memory.total_gib)
     return replace(peak, reserved=placed.trainer.reserved_share * peak.allocated_gib)
-
-
-def _own_saved_elements(placed: PlacedJob, checkpointing: str) -> float:
-    """Return the elements per token and layer that are saved for the backward pass.
-
-    A block with a manual backward pass saves what `ManualBackwardBlock.SAVED_ACTIVATIONS` names. Other blocks save a
-    sequence-parallel part of the residual stream, a tensor-parallel part of what is inside attention and MLP, and the
-    whole of what is gathered before a product or reduced after it, which PyTorch saves as it is.
-    """
-    model, layout = placed.model, placed.layout
-    if checkpointing == "full":
-        return model.hidden_size / layout.tp
-    attention, keys_values = model.heads * model.head_size, 2 * model.kv_heads * model.head_size
-    qkv, selective = attention + keys_values, checkpointing == "selective"
-    if placed.job.manual_backward:
-        return 2 * model.hidden_size + qkv + attention + (0 if selective else 2 * model.intermediate_size)
-    if placed.job.precision.startswith("fp8") and not selective:  # measured: the inputs of products stay in fp8
-        return 3 * model.hidden_size + qkv + attention + 2 * model.intermediate_size
-    # Attention over ranks saves the keys and values that it gathered; a ring has this rank's alone.
-    exchanged = keys_values * (1 if layout.cp_method == "ring" else layout.cp) if layout.cp > 1 else 0
-    if selective:  # what `parallel.stage._save_all_but` names and the backward pass reads
-        return (2 * model.hidden_size + qkv + attention + exchanged) / layout.tp
-    inside = 2 * qkv + attention + 3 * model.intermediate_size
-    return (2 * model.hidden_size + inside + (exchanged or model.hidden_size)) / layout.tp + 2 * model.hidden_size

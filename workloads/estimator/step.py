@@ -11,6 +11,7 @@ from workloads.estimator.copies import ELEMENT, copied_bytes, host_copies_s
 from workloads.estimator.estimate import JobEstimate, StepTime
 from workloads.estimator.memory import stage_memories
 from workloads.estimator.operations import Seconds
+from workloads.estimator.own_trainer import keeps_weights
 from workloads.estimator.pipeline import PassTimes, bubble_s, head_rank, rank_layers
 from workloads.estimator.placed_job import (
     PlacedJob,
@@ -177,7 +178,9 @@ def _block_time(placed: PlacedJob, layer: int, efficiency: float, with_data_para
             gather = communication.sharded_s(placed, weights, placed.precision.gathered_bytes)
             reduce = communication.sharded_s(placed, weights, placed.gradient_bytes)
             reduce += 0.0 if trainer.averages_copies_once else communication.average_s(placed, weights)
-            data = exposed(gather, forward.total) + exposed(gather + reduce, backward.total)
+            # Of a step's first micro-batch alone, where the others find weights that the last one has left.
+            first_share = 1 / layout.microbatches if keeps_weights(placed) else 1.0
+            data = exposed(gather, forward.total) * first_share + exposed(gather + reduce, backward.total)
     context = 0.0
     if placed.model.mixer(layer) == "attention":
         context = communication.context_s(placed, forward.attention, backward=False) * (1 + is_repeated)

@@ -103,17 +103,21 @@ def shard_stage(stage: Stage, mesh: DeviceMesh, dtype: torch.dtype, *, reshard_a
     shard(stage, reshard_after_forward=False)
 
 
-def set_gradient_sync(stages: list[Stage], *, is_last_microbatch: bool, reshard_after_forward: bool) -> None:
+def set_gradient_sync(
+    stages: list[Stage], *, is_last_microbatch: bool, reshard_after_forward: bool, keeps_weights: bool
+) -> None:
     """Set what FSDP communicates in the coming backward pass.
 
     Gradients are averaged over copies in the last micro-batch of a step only. Without `reshard_after_forward` they are
-    also reduce-scattered only there, and weights stay gathered until then.
+    also reduce-scattered only there, and weights stay gathered until then. With it they stay gathered until the next
+    forward pass if `keeps_weights`.
     """
     for stage in stages:
         if isinstance(stage, FSDPModule):
             stage.set_requires_all_reduce(is_last_microbatch)
             if not reshard_after_forward:
                 stage.set_requires_gradient_sync(is_last_microbatch)
+            if keeps_weights or not reshard_after_forward:
                 stage.set_reshard_after_backward(is_last_microbatch)
 
 

@@ -13,6 +13,9 @@ import torch.distributed as dist
 
 from workloads.api.contract import Infeasible, Measurement, Rank, Scalar
 from workloads.api.steps import StepReports
+from workloads.estimator.own_trainer import keeps_weights
+from workloads.estimator.placed_job import PlacedJob
+from workloads.hardware.cluster import UNKNOWN_CLUSTER
 from workloads.instruments import device as devices
 from workloads.instruments import process_setup
 from workloads.instruments.distributed import process_group
@@ -140,7 +143,15 @@ def _train(
     stages = build_stages(spec, layout, groups, device, initializer)
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)  # the peak is of training, not of filling the weights
-    trainer = Trainer(stages, layout, groups, device, parameters.learning_rate, clips=parameters.state == "fp32")
+    trainer = Trainer(
+        stages,
+        layout,
+        groups,
+        device,
+        parameters.learning_rate,
+        clips=parameters.state == "fp32",
+        keeps_weights=keeps_weights(PlacedJob(parameters.job, UNKNOWN_CLUSTER)),
+    )
     source = _open_source(parameters)
     sequences = local_sequences(layout, groups)
     with monitor_gpu(device) as watch, schedule_garbage_collection(parameters.gc_freq) as collector:

@@ -235,9 +235,10 @@ class Trainer:
         learning_rate: float,
         *,
         clips: bool = True,
+        keeps_weights: bool = False,
     ) -> None:
         self.stages, self.layout, self.groups, self._device = stages, layout, groups, device
-        self._clips = clips
+        self._clips, self._keeps_weights = clips, keeps_weights
         self.gradient_norm: Tensor | None = None  # of the last step, over all ranks; None where none is clipped
         self._divided = [weight for stage in stages for weight in stage.divided_experts]
         divided = set(self._divided)
@@ -330,7 +331,10 @@ class Trainer:
         lengths = [None] * count if document_lengths is None else document_lengths.chunk(count)
         for n, (x, t, d) in enumerate(zip(inputs.chunk(count), targets.chunk(count), lengths, strict=True)):
             set_gradient_sync(
-                self.stages, is_last_microbatch=n == count - 1, reshard_after_forward=self.layout.reshard_after_forward
+                self.stages,
+                is_last_microbatch=n == count - 1,
+                reshard_after_forward=self.layout.reshard_after_forward,
+                keeps_weights=self._keeps_weights,
             )
             microbatch_loss = loss_function(self.stages[0](x, d), t) / count
             microbatch_loss.backward()

@@ -213,18 +213,17 @@ def test_a_power_cap_limits_the_mean_of_work_and_waiting() -> None:
     assert estimate_job(work, uncapped).step.total_s < estimate_job(work, capped).step.total_s
 
 
-# Read and written by a gather (twice) and a reduction of a weight, summed from FSDP2's code (torch 2.11 to 2.13).
+# Read and written by a gather and by a reduction of a weight, summed from FSDP2's code (torch 2.11 to 2.13). A pass
+# repeats the gather, but not where a micro-batch finds the weights that the one before has left.
 @pytest.mark.parametrize(
-    ("ranks", "state", "read_and_written"),
-    [
-        (1, "fp32", 2 * (6 + 4) + 6 + 8 + 12),
-        (2, "fp32", 2 * (6 / 2 + 4) + 6 + 12 / 2),
-        (4, "bf16", 2 * (4 / 4 + 4) + 4 + 6 / 4),
-    ],
+    ("ranks", "state", "gathered", "reduced"),
+    [(1, "fp32", 6 + 4, 6 + 8 + 12), (2, "fp32", 6 / 2 + 4, 6 + 12 / 2), (4, "bf16", 4 / 4 + 4, 4 + 6 / 4)],
 )
-def test_copies_of_fsdp2_are_those_of_its_code(ranks: int, state: str, read_and_written: float) -> None:
-    work = job(dp_shard=ranks, tp=8 // ranks, global_batch=1 << 30, state=state, trainer="own")
-    assert copied_bytes(setting(work), ranks) == pytest.approx(read_and_written, rel=1e-6)
+def test_copies_of_fsdp2_are_those_of_its_code(ranks: int, state: str, gathered: float, reduced: float) -> None:
+    for checkpointing, gathers in (("none", 1), ("full", 2)):
+        fields = {"tp": 8 // ranks, "global_batch": 1 << 30, "state": state, "checkpointing": checkpointing}
+        work = job(dp_shard=ranks, trainer="own", **fields)
+        assert copied_bytes(setting(work), ranks) == pytest.approx(gathers * gathered + reduced, rel=1e-6)
 
 
 @pytest.mark.parametrize(("checkpointing", "collectives"), [("none", 8), ("selective", 10), ("full", 12)])

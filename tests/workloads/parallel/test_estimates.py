@@ -14,6 +14,8 @@ from sweeper.preflight.devices import planned_target
 from tests.support.planner import machine_of
 from workloads.api.contract import Machine
 from workloads.estimator.memory import peak_memory
+from workloads.estimator.own_trainer import keeps_weights
+from workloads.estimator.placed_job import PlacedJob
 from workloads.estimator.step import estimate_job, estimate_step
 from workloads.models.flops import model_flops_per_token
 from workloads.models.model import MODELS
@@ -44,6 +46,24 @@ def test_sharding_a_model_takes_less_memory_of_each_rank() -> None:
     assert memory_gib(dp_shard=8) < memory_gib(dp_shard=8, reshard_after_forward=False) < copies_gib
     assert memory_gib(cp=8, cp_method="ring") < memory_gib(cp=8)
     assert memory_gib(dp_shard=8, micro_batch=1) < memory_gib(dp_shard=8, micro_batch=2)
+
+
+@pytest.mark.parametrize(
+    ("fields", "kept"),
+    [
+        ({}, True),
+        ({"micro_batch": 2}, False),  # all of a step
+        ({"checkpointing": "selective"}, False),  # a block saves less than its weights take
+        ({"sequence_length": 2048}, False),
+        ({"reshard_after_forward": False}, False),
+        ({"pp": 2}, False),
+    ],
+)
+def test_weights_stay_gathered_between_micro_batches_where_that_takes_no_memory(
+    fields: dict[str, Any], kept: bool
+) -> None:
+    job = training(dp_shard=8, state="bf16", block="manual", **fields).job
+    assert keeps_weights(PlacedJob(job, H200.cluster)) == kept
 
 
 def test_fp32_state_takes_twice_the_memory_of_a_parameter_and_more_time() -> None:

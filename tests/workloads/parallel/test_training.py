@@ -46,6 +46,17 @@ def test_the_manual_block_trains_like_one_process(layout: Layout, ranks: Ranks, 
     assert_same_training(ranks.train(layout, block="manual"), reference)
 
 
+@pytest.mark.xdist_group("ranks")
+def test_weights_that_stay_gathered_for_the_next_micro_batch_are_gathered_once_less(
+    ranks: Ranks, reference: Trained
+) -> None:
+    layout = Layout(dp_shard=2, micro_batch=1, global_batch=BATCH)
+    kept = ranks.train(layout, block="manual", keeps_weights=True)
+    assert_same_training(kept, reference)
+    units = SHAPE.layers + 1  # blocks and the embedding: in each backward pass and one forward pass; the head once
+    assert kept[0].calls["calls_allgather_base"] == units * (layout.microbatches + 1) + 1
+
+
 @pytest.mark.soak
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 def test_every_layout_with_the_manual_block_trains_like_one_process(
