@@ -19,7 +19,7 @@ TORCH_INDEX ?= $(if $(GIVEN_TORCH),,https://download.pytorch.org/whl/rocm7.2)
 endif
 TORCH := $(or $(firstword $(GIVEN_TORCH)),$(shell grep '^torch==' constraints.txt))
 
-.PHONY: install run test check docs soak verify clean help
+.PHONY: install run test check docs pictures soak verify clean help
 
 help:             ## list the targets
 	@grep -E '^[a-z]+: .*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -65,6 +65,9 @@ docs: $(STAMP)    ## the reference from the code, and the documentation as a sit
 test: export PYTHONDONTWRITEBYTECODE :=
 test: $(STAMP)    ## tests that need no GPU, about ten minutes on two cores
 	$(BIN)/python -m pytest -n 3 --dist loadgroup --no-loadscope-reorder -m 'not gpu and not soak' $(ARGS)
+
+pictures: $(STAMP) ## draw the pictures of README and docs again: a sweep on this CPU, and stored results of GPUs
+	$(BIN)/python -m docs.pictures
 
 soak: $(STAMP)    ## long tests, such as a sweep whose driver is killed 25 times, and many random examples of laws
 	$(BIN)/python -m pytest -m 'soak and not gpu' --timeout=3600 $(ARGS)

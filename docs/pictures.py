@@ -1,0 +1,266 @@
+"""Draw the pictures of the README and the docs from one real sweep on this CPU and from stored results of GPUs.
+
+    python -m docs.pictures     # or `make pictures`; needs Chromium
+
+Run it on a machine that does nothing else: the sweep states what disturbs it, and so do the pictures.
+"""
+
+from __future__ import annotations
+
+import base64
+import csv
+import html
+import json
+import os
+import pty
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.parse
+from collections.abc import Iterator
+from contextlib import chdir
+from io import BytesIO
+from pathlib import Path
+
+import numpy as np
+from matplotlib import pyplot
+from mlflow import MlflowClient
+from PIL import Image
+from rich.console import Console
+from rich.text import Text
+
+from sweeper.tracking.mlflow_view import AS_CHARTS
+from tests.conftest import REPOSITORY, Server, environment, wait_for
+from tests.support import browser
+
+PICTURES = REPOSITORY / "docs/pictures"
+SIZES = "choice(256,512,768,1024)"
+SWEEP = f"name=matmul hardware=cpu space.dtype=fp32 space.k=512 space.m={SIZES} space.n={SIZES}"
+PLAN = "model=llama3_70b hardware=h100 gpus=256 trainer=megatron"
+BUDGETS = "workload=llama8b hardware=h200 search=grid space.host_gib=70 space.device_gib=range(20,81,2)"
+BAND = 0.15  # of the step's time, as `plan=true` prints it
+COLUMNS, ROWS = 100, 26  # of the terminal
+LONGEST_S = 0.7  # of a frame: waits are cut to this
+WIDTH_PX, HEIGHT_PX = 8.4, 18  # of a character
+COLORS = {1: "#ff7b72", 2: "#7ee787", 3: "#e3b341"}
+HEIGHT_OF_PAGE_PX = 1600  # of a picture
+# MLflow's panel for a chat, beside its tables.
+CLOSE_ASSISTANT = """(async () => {
+  const heading = [...document.querySelectorAll('span, h2, h4')].find(text => text.innerText == 'MLflow Assistant')
+  if (!heading) return
+  const inPanel = button => button.getBoundingClientRect().x > heading.getBoundingClientRect().x
+  const inLine = button => Math.abs(button.getBoundingClientRect().y - heading.getBoundingClientRect().y) < 20
+  const buttons = [...document.querySelectorAll('button')].filter(button => inPanel(button) && inLine(button))
+  buttons.pop()?.click()
+  await new Promise(done => setTimeout(done, 2000))
+})()"""
+TIME_TO_SCALING = """(() => { const range = document.createRange(), headings = [...document.querySelectorAll('h2')]
+  range.setStartBefore(headings.find(heading => heading.innerText == 'Where the time goes').parentElement)
+  range.setEndAfter(headings.find(heading => heading.innerText == 'Scaling').parentElement)
+  return range })()"""
+HEATMAP = "[...document.querySelectorAll('h2')].find(h => h.innerText.includes('over m and n')).parentElement"
+
+
+# ── the terminal ──
+
+
+def record(command: list[str]) -> Iterator[tuple[float, str]]:
+    """Run a command in a terminal, and yield what it prints with the time in seconds."""
+    started_s = time.monotonic()
+    process, terminal = pty.fork()
+    if not process:
+        os.environ |= environment(COLUMNS=str(COLUMNS), LINES=str(ROWS), TERM="xterm-256color")
+        os.execv(command[0], command)
+    while True:
+        try:
+            printed = os.read(terminal, 65536)
+        except OSError:  # the command has ended
+            break
+        yield time.monotonic() - started_s, printed.decode(errors="replace")
+    assert os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]) == 0, command
+
+
+class Screen:
+    """The lines of a terminal, for output that erases whole lines alone, as Rich's live display does."""
+
+    def __init__(self, *lines: str) -> None:
+        self.lines, self.row = [*lines, ""], len(lines)
+
+    def write(self, printed: str) -> None:
+        for part in re.split(r"(\x1b\[\??[\d;]*[A-Za-z]|[\r\n])", printed):
+            if part == "\n":
+                self.row += 1
+                self.lines += [""] * (self.row + 1 - len(self.lines))
+            elif match := re.fullmatch(r"\x1b\[(\d*)A", part):
+                self.row = max(0, self.row - int(match[1] or 1))
+            elif part == "\x1b[2K":
+                self.lines[self.row] = ""
+            elif part != "\r" and (part.endswith("m") or not part.startswith("\x1b[")):
+                self.lines[self.row] += part
+
+    def visible(self) -> list[str]:
+        return self.lines[-ROWS:]
+
+
+def draw_line(line: str) -> str:
+    """Return a line with its escape sequences as spans of SVG."""
+    spans = []
+    for segment in Text.from_ansi(line.rstrip()).render(Console(width=COLUMNS)):
+        style, text = segment.style, html.escape(segment.text.rstrip("\n"))
+        color = style.color.number if style and style.color else None
+        look = f' fill="{COLORS[color]}"' if color in COLORS else ""
+        look += ' font-weight="bold"' if style and style.bold else ""
+        look += ' opacity="0.7"' if style and style.dim else ""
+        spans.append(f"<tspan{look}>{text}</tspan>" if look else text)
+    return "".join(spans)
+
+
+def draw_terminal(frames: list[tuple[float, list[str]]]) -> str:
+    """Return an animated SVG: a line is shown from the frame that has it to the one that changes it."""
+    total_s = frames[-1][0] + 8  # the last frame stays for eight seconds
+    ends_s = [at_s for at_s, _ in frames[1:]] + [total_s]
+    texts = []
+    for row in range(ROWS):
+        shown = [lines[row] if row < len(lines) else "" for _, lines in frames]
+        first = 0
+        for number in range(len(frames)):
+            if number + 1 < len(frames) and shown[number + 1] == shown[first]:
+                continue
+            start, end = frames[first][0] / total_s, ends_s[number] / total_s
+            values, times = (
+                ("hidden;visible;hidden", f"0;{start:.4f};{end:.4f}") if first else ("visible;hidden", f"0;{end:.4f}")
+            )
+            if drawn := draw_line(shown[first]):
+                animation = (
+                    ""
+                    if not first and end == 1
+                    else (
+                        f'<animate attributeName="visibility" values="{values}" keyTimes="{times}" calcMode="discrete" '
+                        f'dur="{total_s:.1f}s" repeatCount="indefinite"/>'
+                    )
+                )
+                texts.append(f'<text x="16" y="{30 + row * HEIGHT_PX}" xml:space="preserve">{drawn}{animation}</text>')
+            first = number + 1
+    size = f'width="{COLUMNS * WIDTH_PX + 32:.0f}" height="{ROWS * HEIGHT_PX + 32}"'
+    style = "text{font:14px ui-monospace,SFMono-Regular,Menlo,Consolas,'DejaVu Sans Mono',monospace;fill:#e6edf3}"
+    background = '<rect width="100%" height="100%" rx="8" fill="#0d1117"/>'
+    return f'<svg xmlns="http://www.w3.org/2000/svg" {size}><style>{style}</style>{background}{"".join(texts)}</svg>\n'
+
+
+def record_sweep() -> str:
+    """Run the sweep, draw its terminal, and return the address that it prints."""
+    words = [f"'{word}'" if "(" in word else word for word in SWEEP.split()]
+    screen = Screen(f"$ python -m sweeper {' '.join(words[:-2])} \\", f"    {' '.join(words[-2:])}")
+    frames: list[tuple[float, list[str]]] = [(0.0, screen.visible())]
+    shown_s = 0.0  # when the last frame was printed
+    for at_s, printed in record([sys.executable, "-m", "sweeper", *SWEEP.split()]):
+        screen.write(printed)
+        if at_s - shown_s < 0.3:
+            frames[-1] = frames[-1][0], screen.visible()
+        elif screen.visible() != frames[-1][1]:
+            frames.append((frames[-1][0] + min(at_s - shown_s, LONGEST_S), screen.visible()))
+            shown_s = at_s
+    (PICTURES / "sweep.svg").write_text(draw_terminal(frames))
+    return re.findall(r"http://\S+", "\n".join(screen.lines))[-1]
+
+
+# ── pages ──
+
+
+def photograph(tab: browser.Page, url: str, name: str, *expected: str, element: str = "document.body") -> None:
+    """Save a picture of a page, or of the element of an expression, once the page shows the texts that are expected."""
+    tab.open(url, width=1400, dark=False)
+    wait_for(lambda: all(text in tab.evaluate("document.body?.innerText ?? ''") for text in expected), timeout_s=120)
+    time.sleep(4)  # charts are drawn after the text
+    tab.evaluate(CLOSE_ASSISTANT)
+    box = tab.evaluate(f"(({{x, y, width, height}}) => ({{x, y, width, height}}))({element}.getBoundingClientRect())")
+    clip = {**box, "width": min(box["width"], 1400), "height": min(box["height"], HEIGHT_OF_PAGE_PX), "scale": 1}
+    shot = tab.call("Page.captureScreenshot", clip=clip, captureBeyondViewport=True)
+    picture = Image.open(BytesIO(base64.b64decode(shot["data"]))).convert("RGB")
+    picture.quantize(64).save(PICTURES / name, optimize=True)
+
+
+def photograph_mlflow(tab: browser.Page, folder: Path, review: str) -> None:
+    """Save MLflow's list of runs, its charts and three trials side by side."""
+    server = Server(folder)
+    shutil.copy(folder / "mlflow.db", folder / "server.db")
+    server.start()
+    try:
+        link = f"{server.uri}/#{review.partition('#')[2]}"
+        photograph(tab, link, "mlflow-list.png", "matching runs")
+        photograph(tab, link + AS_CHARTS, "mlflow-charts.png", "vs. tflops")
+        client = MlflowClient(server.uri)
+        (experiment,) = (found for found in client.search_experiments() if found.name != "Default")
+        ids = [experiment.experiment_id]
+        best = client.search_runs(ids, "metrics.place > 0", order_by=["metrics.place"], max_results=3)
+        query = {"runs": [run.info.run_id for run in best], "experiments": ids}
+        words = urllib.parse.urlencode({key: json.dumps(value) for key, value in query.items()})
+        photograph(tab, f"{server.uri}/#/compare-runs?{words}", "mlflow-compare.png", "Parallel Coordinates")
+    finally:
+        server.kill()
+
+
+# ── stored results ──
+
+
+def draw_budgets() -> None:
+    """Draw the speed of Llama 3 8B within budgets of memory: the plan with its band, and what an H200 measured."""
+    command = [
+        sys.executable,
+        "-m",
+        "sweeper",
+        "name=budgets",
+        "plan=true",
+        *BUDGETS.split(),
+        "space.sequences_per_step=4",
+    ]
+    subprocess.run(command, check=True, capture_output=True)
+    with open("sweeps/budgets/plan.csv", newline="") as file:
+        planned = sorted((float(row["device_gib"]), float(row["tokens_per_s"])) for row in csv.DictReader(file))
+    page = (REPOSITORY / "benchmarks/results/decision_h200.md").read_text().split("## Llama 3 8B within budgets")[1]
+    row = r"^\| (\d+) \| ([\d,]+) \|.*?\| ([\d,]+) to ([\d,]+) \|"
+    measured = [[float(cell.replace(",", "")) for cell in cells] for cells in re.findall(row, page, re.MULTILINE)]
+    for name, style in (("light", "default"), ("dark", "dark_background")):
+        with pyplot.style.context([style, {"svg.fonttype": "none", "svg.hashsalt": "", "font.size": 12}]):
+            draw_plan_and_points(planned, measured, PICTURES / f"budgets-{name}.svg")
+
+
+def draw_plan_and_points(planned: list[tuple[float, float]], measured: list[list[float]], path: Path) -> None:
+    """Draw a line of (budget, rate) with its band, and points of (budget, rate, low, high)."""
+    figure, axes = pyplot.subplots(figsize=(8.6, 3.6), layout="constrained")
+    budgets, rates = np.array(planned).T
+    axes.fill_between(budgets, rates / (1 + BAND), rates / (1 - BAND), color="#56B4E9", alpha=0.2, linewidth=0)
+    axes.plot(budgets, rates, color="#56B4E9", label=f"planned without a GPU, with its band ({BAND:.0%})")
+    x, y, low, high = np.array(measured).T
+    label = "measured on one H200, with the 95% interval of the finals"
+    axes.errorbar(x, y, [y - low, high - y], fmt="o", color="#D55E00", capsize=4, label=label)
+    axes.set(
+        xlabel="device memory budget, GiB", ylabel="tokens/s", ylim=(0, None), title="Training Llama 3 8B on one GPU"
+    )
+    axes.yaxis.set_major_formatter("{x:,.0f}")
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(loc="lower right", frameon=False)
+    figure.savefig(path, transparent=True, metadata={"Date": None})
+    pyplot.close(figure)
+
+
+def main() -> None:
+    PICTURES.mkdir(exist_ok=True)
+    os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    with tempfile.TemporaryDirectory() as folder, chdir(folder), browser.open_page() as tab:
+        draw_budgets()
+        review = record_sweep()
+        sweeper = [sys.executable, "-m", "sweeper"]
+        subprocess.run([*sweeper, "report", "out=report.html"], check=True)
+        subprocess.run([*sweeper, "plan", *PLAN.split(), "out=plan.html"], check=True, capture_output=True)
+        photograph(tab, f"file://{folder}/report.html", "report.png", "Best results")
+        photograph(tab, f"file://{folder}/report.html", "heatmap.png", "over m and n", element=HEATMAP)
+        photograph(tab, f"file://{folder}/plan.html", "plan.png", "Scaling", element=TIME_TO_SCALING)
+        photograph_mlflow(tab, Path(folder), review)
+
+
+if __name__ == "__main__":
+    main()
