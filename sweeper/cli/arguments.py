@@ -1,7 +1,5 @@
 """The arguments of a sweep: its flags, and the overrides of the configuration."""
 
-from __future__ import annotations
-
 import argparse
 import re
 from collections.abc import Sequence

@@ -10,8 +10,6 @@ A word is required (`str`), optional (`str | None`) or repeated (`list[str]`). E
 `key=value` as a sweep's configuration writes it; a nested dataclass makes a section, such as `tracking.uri`.
 """
 
-from __future__ import annotations
-
 import re
 import shutil
 import textwrap

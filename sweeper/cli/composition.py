@@ -1,7 +1,5 @@
 """From the arguments to one configuration for each sweep: Hydra composes, its errors become one line."""
 
-from __future__ import annotations
-
 import math
 import os
 import re

@@ -1,7 +1,5 @@
 """How every command ends: its exit code, the line of an error, and what SIGINT and SIGTERM do to a sweep."""
 
-from __future__ import annotations
-
 import io
 import os
 import pwd

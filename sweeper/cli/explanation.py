@@ -1,7 +1,5 @@
 """Errors of Hydra, OmegaConf and the YAML parser in one or two lines that name the key and what is allowed."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

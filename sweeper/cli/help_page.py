@@ -1,7 +1,5 @@
 """What --help prints: examples, flags, groups, and every key with its meaning, unit, allowed values and default."""
 
-from __future__ import annotations
-
 import platform
 import shutil
 import tomllib

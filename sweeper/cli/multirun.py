@@ -3,8 +3,6 @@
 Each is a process. In one, a sweep would inherit the priority, memory and signal handlers of the one before.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

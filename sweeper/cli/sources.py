@@ -1,7 +1,5 @@
 """The files that a command's configuration is composed from: its groups, the line of a key, the comment beside it."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager

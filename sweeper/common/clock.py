@@ -1,7 +1,5 @@
 """The time that a command takes, by phase, from the start of its process."""
 
-from __future__ import annotations
-
 import os
 import time
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Format numbers and parameters for tables and messages. CSV and JSON hold unrounded values."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Mapping

@@ -4,8 +4,6 @@ An Instinct may be divided into several devices, each of which the driver shows 
 say into how many (SPX is one, CPX one for each die), and over what their memory is interleaved.
 """
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 from functools import cache

@@ -6,8 +6,6 @@ workload.strategy=NAME           a fixed layout: the table `conf/strategies.yaml
 environment                      variables that a device's YAML in `conf/hardware/` sets by default
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace

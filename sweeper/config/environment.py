@@ -4,8 +4,6 @@ A variable is read before torch is imported, so every environment has workers of
 in the space and a text in the process; null: the sweep does not set the variable.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Mapping
 from typing import Any

@@ -1,7 +1,5 @@
 """The schema of a configuration, as dataclasses. Defaults stand in `conf/config.yaml`, where each key is documented."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Any, Literal
 

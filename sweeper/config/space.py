@@ -12,8 +12,6 @@ and `{cpu: …, gpu: …}` where a CPU and a GPU differ. `env: {NAME: …}` has 
 `env.NAME` (`environment.py`).
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 import math

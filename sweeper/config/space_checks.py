@@ -1,7 +1,5 @@
 """The space of a sweep, compared with the workload's parameters and the device."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import Field, dataclass, fields
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Dataclasses as schemas: plain values are checked against the annotations, and docstrings say what each key means."""
 
-from __future__ import annotations
-
 import contextlib
 import inspect
 import math

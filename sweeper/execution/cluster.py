@@ -1,7 +1,5 @@
 """Connect to a Ray cluster or start one, and discover its nodes."""
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import os

@@ -4,8 +4,6 @@ Ray sends this module by value (`shipping.request_probe`), so a node answers wit
 imports the standard library only.
 """
 
-from __future__ import annotations
-
 import hashlib
 import importlib.machinery
 import re

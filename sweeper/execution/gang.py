@@ -1,7 +1,5 @@
 """A gang: the workers that run one trial after another, and how they derive a trial's result from their ranks."""
 
-from __future__ import annotations
-
 import math
 import os
 import time

@@ -1,7 +1,5 @@
 """Start and end the gangs of a sweep: resources, placement groups and actors."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any

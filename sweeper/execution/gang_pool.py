@@ -6,8 +6,6 @@ are killed and a new gang replaces it. Where trials differ in their environment 
 trial that waits, and one without trials for its environment makes room for it.
 """
 
-from __future__ import annotations
-
 import heapq
 import math
 import time

@@ -1,7 +1,5 @@
 """Watch the head of a cluster: how long a sweep waits for one that does not answer, and what it does then."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import socket

@@ -1,7 +1,5 @@
 """From the result that a trial returned to the record that is stored: its metrics, or why it has none."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace

@@ -1,7 +1,5 @@
 """The lock of a sweep's folder: one driver for each sweep."""
 
-from __future__ import annotations
-
 import fcntl
 import os
 import sys

@@ -1,7 +1,5 @@
 """Describe a node: this machine, or one of a cluster from its entry and what a task there reports."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Collection, Iterable
 from typing import Any

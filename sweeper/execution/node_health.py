@@ -5,8 +5,6 @@ without a node in common is not counted. Speeds are compared only between trials
 round, which the driver measures on every node for this purpose (a `Remeasurement` with an empty group).
 """
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections.abc import Collection, Iterable

@@ -1,7 +1,5 @@
 """Monitor the GPU nodes of a cluster during a sweep: nodes that join, are lost or are drained."""
 
-from __future__ import annotations
-
 import time
 from collections import Counter, deque
 from collections.abc import Collection, Mapping, Sequence

@@ -1,7 +1,5 @@
 """What has to hold in this process before Ray is imported, which reads its visible GPUs and settings on import."""
 
-from __future__ import annotations
-
 import atexit
 import os
 import secrets

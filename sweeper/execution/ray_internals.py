@@ -5,8 +5,6 @@ Ray is pinned to the minor versions in which these uses were tried (pyproject.to
 version breaks it. A new use comes with its test.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 from collections.abc import Iterator

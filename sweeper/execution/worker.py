@@ -4,8 +4,6 @@ A worker is reused from trial to trial and never after a failure. This module im
 worker starts fast.
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal

@@ -5,8 +5,6 @@ long as its slowest rank. MFU is model FLOP/s over the dense peak of the data ty
 2022, appendix B), a fraction; without a known peak there is none.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass

@@ -5,8 +5,6 @@ out; the correlation that is left between the residuals of successive blocks wid
 that clean logs seldom have a finding; `benchmarks/diagnose.py` measures how seldom, and which faults are found.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

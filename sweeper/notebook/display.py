@@ -1,7 +1,5 @@
 """The progress of a sweep that another process runs, from its events: lines, or a block in a notebook's cell."""
 
-from __future__ import annotations
-
 import html
 import math
 import sys

@@ -1,7 +1,5 @@
 """A function of one's own, packed into a file that the sweep's processes read; its space as overrides."""
 
-from __future__ import annotations
-
 import base64
 import functools
 import hashlib

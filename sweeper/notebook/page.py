@@ -1,7 +1,5 @@
 """A result as HTML for a notebook's cell: its best trials, its finals or front, and the objective over the trials."""
 
-from __future__ import annotations
-
 from collections import Counter
 from html import escape
 

@@ -4,8 +4,6 @@
 with the measured links, `<hardware>_topology.yaml`. Both may be written by hand.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace

@@ -4,8 +4,6 @@
 ("maximum achievable matmul FLOPS", Bekman, ml-engineering).
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime

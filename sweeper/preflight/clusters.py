@@ -1,7 +1,5 @@
 """The planner's view of devices: clusters of the catalogue's GPUs on a topology, and the devices of a trial."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, fields, replace

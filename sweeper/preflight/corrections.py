@@ -4,8 +4,6 @@ A sweep's trials correct the estimates of those that follow, and of the next swe
 order of layouts.
 """
 
-from __future__ import annotations
-
 import statistics
 from bisect import insort
 from collections import defaultdict

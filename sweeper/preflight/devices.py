@@ -1,7 +1,5 @@
 """The devices of a sweep among the cluster's nodes. Where GPUs cannot be used, no sweep takes a CPU in their place."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace

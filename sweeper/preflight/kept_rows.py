@@ -1,7 +1,5 @@
 """What sweeps keep for later ones: rows of a JSON file beside sweeps, which several may write at once."""
 
-from __future__ import annotations
-
 import fcntl
 import json
 from collections.abc import Callable, Iterable, Mapping

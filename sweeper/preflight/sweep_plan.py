@@ -1,7 +1,5 @@
 """The plan of a sweep: the configuration checked against the cluster, before anything is started."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Iterator, Sequence

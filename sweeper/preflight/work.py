@@ -1,7 +1,5 @@
 """What a trial computes: its fixed parameters, and the identity of its work. Only results of equal ones compare."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass

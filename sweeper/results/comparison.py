@@ -5,8 +5,6 @@ The steps of a trial and the rounds of the finals show the spread within one run
 for both (`sweeper/results/runs.py`).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

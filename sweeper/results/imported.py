@@ -1,7 +1,5 @@
 """Imported results: the fastest of each kind of work, and what contradicts itself beside its figure."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The best result of each device for each kind of work. Results of different work are never ranked together."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Hashable, Iterator, Mapping, Sequence

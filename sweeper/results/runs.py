@@ -11,8 +11,6 @@ looks share their runs, so that all of them together stay at 1% or less. `benchm
 often a loss is found with as many runs as are requested.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """The sweeps of a results directory, read from their folders while their drivers may be writing to them."""
 
-from __future__ import annotations
-
 import fcntl
 import json
 import math

@@ -10,8 +10,6 @@ of equally fast finalists find a difference. Each pair has its own spread: one n
 only.
 """
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections.abc import Collection, Iterable, Mapping, Sequence

@@ -17,8 +17,6 @@ A difference in an objective counts only above its resolution: a metric that is 
 has no spread there, and would decide by its last digit.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass

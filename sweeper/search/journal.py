@@ -3,8 +3,6 @@
 The file has Optuna's own format, so `optuna-dashboard FILE` and Optuna's `JournalFileBackend` read it.
 """
 
-from __future__ import annotations
-
 import errno
 import json
 import os

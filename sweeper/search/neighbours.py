@@ -1,7 +1,5 @@
 """A trial that is far slower than similar ones: on a CPU its measurement was stalled."""
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections.abc import Collection, Mapping, Sequence

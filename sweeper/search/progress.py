@@ -1,7 +1,5 @@
 """The progress of a sweep: how trials have ended, the best so far, and what is left of the budget."""
 
-from __future__ import annotations
-
 import time
 from collections import Counter
 from collections.abc import Iterable

@@ -4,8 +4,6 @@ Because the sampler works on a copy, a proposal that was tried before can be dro
 the copy holds a part: a sampler examines every trial for each proposal, so its cost would grow with the sweep.
 """
 
-from __future__ import annotations
-
 import math
 import random
 import warnings

@@ -5,8 +5,6 @@ every trial from its creation on and its whole record when it ends. The sampling
 sampler and the pruner see, so a new trial costs one line on disk instead of one per parameter.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass

@@ -1,7 +1,5 @@
 """The MLflow runs of a sweep's trials: listed where some may be incomplete, else looked up one by one."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The driver's side of the recording process: hands over records without waiting for MLflow."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

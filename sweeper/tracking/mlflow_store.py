@@ -3,8 +3,6 @@
 This module does not import MLflow: the driver and the command lines use it, and that import takes seconds.
 """
 
-from __future__ import annotations
-
 import base64
 import configparser
 import contextlib

@@ -5,8 +5,6 @@ a file that MLflow neither completes nor opens. They run in memory instead, and 
 The tables of each version of MLflow are kept in the user's cache folder, of which later stores are copies.
 """
 
-from __future__ import annotations
-
 import fcntl
 import os
 import sqlite3

@@ -22,8 +22,6 @@ It is a process of its own because MLflow takes seconds to import and millisecon
 would wait, and because a server that hangs must not block the driver.
 """
 
-from __future__ import annotations
-
 import io
 import json
 import os

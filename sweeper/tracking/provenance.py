@@ -1,7 +1,5 @@
 """The provenance of a sweep: versions, machine, GPU state, git state and the command line."""
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import json

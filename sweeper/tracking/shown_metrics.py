@@ -3,8 +3,6 @@
 MLflow lists the metrics of a run, and of runs that are compared, in the order in which they were logged.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Mapping, Sequence

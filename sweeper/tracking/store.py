@@ -5,8 +5,6 @@ appears once. The process that writes may be killed and the server may go away a
 what is missing.
 """
 
-from __future__ import annotations
-
 import hashlib
 import itertools
 import json

@@ -1,7 +1,5 @@
 """Errors that a user can act on, and suggestions for misspelt words."""
 
-from __future__ import annotations
-
 import difflib
 from collections.abc import Iterable
 

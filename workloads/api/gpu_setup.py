@@ -3,8 +3,6 @@
 Without this check a sweep would run on the CPU of a machine with GPUs. Everything is read without importing torch.
 """
 
-from __future__ import annotations
-
 import ast
 import importlib
 import importlib.util

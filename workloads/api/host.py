@@ -1,7 +1,5 @@
 """What this machine is and the state that it is in, read without torch."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import platform

@@ -5,8 +5,6 @@ rows are read by tables, plots, objectives and limits, the checks before a sweep
 workload may report metrics that have no row: they are shown under their names.
 """
 
-from __future__ import annotations
-
 import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass

@@ -8,8 +8,6 @@ parent has ended. A process is also marked if it is in the program's session, wh
 file is run by an interpreter without site packages, so it imports only the standard library.
 """
 
-from __future__ import annotations
-
 import ctypes
 import gc
 import multiprocessing

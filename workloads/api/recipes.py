@@ -5,8 +5,6 @@ number formats that it has instructions for (`cpu bf16`). The rules are those of
 the hardware has and PyTorch has no kernel for is not native here.
 """
 
-from __future__ import annotations
-
 import re
 import tomllib
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ Every `Workload` subclass with a `name` that a package of `workloads/` defines i
 register theirs as an entry point in the group `sweeper.workloads`.
 """
 
-from __future__ import annotations
-
 import pkgutil
 from functools import cache
 from importlib import import_module

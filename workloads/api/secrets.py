@@ -1,7 +1,5 @@
 """Masking of whatever looks like a secret before it is stored or shown."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import zip_longest

@@ -1,7 +1,5 @@
 """Reports of the steps of a trial that this process runs, and what ends the trial after one of them."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Mapping
 

@@ -1,7 +1,5 @@
 """Run one trial in this process and classify its errors."""
 
-from __future__ import annotations
-
 import re
 import sys
 from collections.abc import Mapping

@@ -7,8 +7,6 @@ torch/cuda/__init__.py). Ray reads HIP_VISIBLE_DEVICES alone, and refuses ROCR_V
 (ray/_private/accelerators/amd_gpu.py).
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, MutableMapping
 
 ROCR, HIP, CUDA = "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES"

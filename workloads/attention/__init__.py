@@ -1,7 +1,5 @@
 """`workload=attention`: the rate of one attention, softmax(Q·Kᵀ)·V, forward or backward, by one kernel."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Literal
 

@@ -1,7 +1,5 @@
 """Time one pass of attention by one kernel, check its result, and read back which kernel ran."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace

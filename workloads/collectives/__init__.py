@@ -3,8 +3,6 @@
 `workload=allreduce` is its all-reduce with a size in MiB.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field, replace
 from typing import Literal
 

@@ -1,7 +1,5 @@
 """Time a collective over a gang and check its result."""
 
-from __future__ import annotations
-
 import math
 import statistics
 import time

@@ -1,7 +1,5 @@
 """The command of one rank with its values filled in: its words, variables and files, and a script that runs them."""
 
-from __future__ import annotations
-
 import math
 import os
 import re

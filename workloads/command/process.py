@@ -1,7 +1,5 @@
 """Run a program: read its output line by line, and terminate it with everything that it started."""
 
-from __future__ import annotations
-
 import os
 import re
 import selectors

@@ -1,7 +1,5 @@
 """Templates: text with {placeholders}. A value never breaks out of its place in a word, a shell line or a file."""
 
-from __future__ import annotations
-
 import json
 import re
 import shlex

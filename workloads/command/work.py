@@ -1,7 +1,5 @@
 """The work of a command's steps: what the settings declare, what the program prints of it, and the speed it claims."""
 
-from __future__ import annotations
-
 import re
 import statistics
 from collections.abc import Iterator, Mapping, Sequence

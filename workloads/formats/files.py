@@ -1,7 +1,5 @@
 """The files that layouts are written to, by trainer, and the one reader of all of them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from typing import NamedTuple

@@ -1,7 +1,5 @@
 """The line by which each trainer reports a step, and what its names and units are: the rows of `log_formats.toml`."""
 
-from __future__ import annotations
-
 import re
 import tomllib
 from collections.abc import Mapping

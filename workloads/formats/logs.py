@@ -5,8 +5,6 @@ first row whose line is found is the log's trainer; lines of others are ignored.
 step and the mean so far (`7443.9/7491.0`), the step's value is taken. What the log does not contain stays unknown.
 """
 
-from __future__ import annotations
-
 import math
 import re
 import tomllib

@@ -1,7 +1,5 @@
 """A job as the settings of Megatron-LM (core_v0.16.1), by the names under which it logs them and Primus takes them."""
 
-from __future__ import annotations
-
 import math
 import re
 import tomllib

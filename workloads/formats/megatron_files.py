@@ -1,7 +1,5 @@
 """Files of Megatron-LM's settings: its arguments, Megatron-Bridge's recipe with overrides, and Primus's experiment."""
 
-from __future__ import annotations
-
 import math
 import re
 import shlex

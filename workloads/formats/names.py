@@ -1,7 +1,5 @@
 """What the formats of trainers' files share: tables of names, what a trainer lacks, rendered files and readings."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """This project's own command with a layout fixed: `workload=parallel`, or `workload=torchtitan` for that trainer."""
 
-from __future__ import annotations
-
 import re
 import shlex
 from collections.abc import Iterator, Sequence

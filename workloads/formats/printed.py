@@ -6,8 +6,6 @@ Trainer, and of scripts that print a plain `name: value`. A configuration that i
 layout: torchtitan's JSON, and the arguments of Megatron-LM and programs on it.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import re

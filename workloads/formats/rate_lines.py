@@ -4,8 +4,6 @@ A line counts as a step if it has a number with the unit of a rate or of a step'
 `tokens/sec: 1.2k`, `3.4 it/s`, `412 ms/step`, `time 98.1ms`.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The words of a shell script's commands, with its variables and arrays expanded as bash does. Nothing is executed."""
 
-from __future__ import annotations
-
 import ast
 import operator
 import re

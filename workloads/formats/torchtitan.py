@@ -1,7 +1,5 @@
 """torchtitan's configuration of version 0.2.2: its TOML file, and the JSON that it logs."""
 
-from __future__ import annotations
-
 import json
 import math
 import tomllib

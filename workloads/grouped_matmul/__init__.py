@@ -3,8 +3,6 @@
 One call multiplies rows that are sorted by expert: y[rows of e] = x[rows of e] · W[e]ᵀ for every expert e.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Literal
 

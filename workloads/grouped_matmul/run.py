@@ -1,7 +1,5 @@
 """Time one grouped product and check its result against products of single experts in fp64."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace

@@ -1,7 +1,5 @@
 """The GPUs of a cluster and the network between them, topologies from plain values, and rates measured on devices."""
 
-from __future__ import annotations
-
 import csv
 import difflib
 import math

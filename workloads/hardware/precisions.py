@@ -1,7 +1,5 @@
 """The data types of matrix products, and what their casts read and write."""
 
-from __future__ import annotations
-
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path

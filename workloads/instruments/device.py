@@ -3,8 +3,6 @@
 `python -m workloads.instruments.device` prints what torch says of its build and devices, as a line of JSON.
 """
 
-from __future__ import annotations
-
 import gc
 import json
 import socket

@@ -1,7 +1,5 @@
 """The process group of a trial. It is destroyed after the trial; the workers live longer."""
 
-from __future__ import annotations
-
 import os
 import socket
 from collections.abc import Iterator

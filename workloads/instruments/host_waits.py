@@ -5,8 +5,6 @@ slice: on 2 cores under load a product of 0.34 ms took 80 ms in call after call,
 median shows it. Linux counts the waits in /proc/self/task/*/schedstat; a hypervisor's are not in them.
 """
 
-from __future__ import annotations
-
 import os
 import statistics
 import time

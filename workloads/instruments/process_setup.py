@@ -1,7 +1,5 @@
 """What a process sets before it uses its GPU: where compiled kernels are kept, and PyTorch's allocator."""
 
-from __future__ import annotations
-
 import os
 import tempfile
 from collections.abc import Iterator

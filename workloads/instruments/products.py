@@ -1,7 +1,5 @@
 """Matrix products in any number format, and the check of their result against fp64."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """A call timed reading by reading, and calls run back to back: their sustained rate and the energy that they draw."""
 
-from __future__ import annotations
-
 import statistics
 import time
 from collections.abc import Callable, Sequence

@@ -3,8 +3,6 @@
 A GPU that no driver reads (on a CPU, ROCm without amdsmi) has no readings.
 """
 
-from __future__ import annotations
-
 import os
 import statistics
 import threading

@@ -6,8 +6,6 @@ H200, about 2 µs with a kernel between them, more on AMD GPUs, where kernels un
 and with a warm cache a reading of short calls spans many of them. benchmarks/results/timing_h200.md has the evidence.
 """
 
-from __future__ import annotations
-
 import statistics
 import time
 from collections import deque

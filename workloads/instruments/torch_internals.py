@@ -4,8 +4,6 @@ PyTorch is pinned to the minor versions in which these uses were tried (pyprojec
 `tests/workloads/instruments/test_torch_internals.py` that says what to do when a later version breaks it.
 """
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 

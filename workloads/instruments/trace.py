@@ -3,8 +3,6 @@
 The parts of a mixture of experts have ranges of these names: router, permutation, experts.
 """
 
-from __future__ import annotations
-
 import gzip
 import tempfile
 from collections import Counter

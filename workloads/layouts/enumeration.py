@@ -1,7 +1,5 @@
 """Every layout of a job on a number of GPUs: all degrees that the number allows, and what a trainer offers beside."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache

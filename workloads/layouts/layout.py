@@ -4,8 +4,6 @@ Degrees have torchtitan's names. Ranks are numbered with the innermost degree fa
 pp. Ranks that communicate most are neighbors and stay within a node.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, fields
 from typing import Literal
 

@@ -1,7 +1,5 @@
 """The table of trainers: the values of a layout that each runs and that a search tries, and how it computes."""
 
-from __future__ import annotations
-
 import csv
 import statistics
 import tomllib

@@ -4,8 +4,6 @@ The search over m, n and k finds the highest rate that this device's library ach
 (`space=llama3_8b`) show how close training can come to it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal

@@ -1,7 +1,5 @@
 """Time one matrix product by a library with its arithmetic switches set, and check its result."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace

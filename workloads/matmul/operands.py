@@ -1,7 +1,5 @@
 """Create the two matrices of a product in any number format, and the call that multiplies them."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """Matrix products with tinygrad's kernels."""
 
-from __future__ import annotations
-
 import importlib.util
 import os
 from collections.abc import Callable

@@ -4,8 +4,6 @@ It runs every kernel that accepts the product and keeps the fastest (torch.cuda.
 kernel alone.
 """
 
-from __future__ import annotations
-
 import tempfile
 import time
 from collections.abc import Callable, Iterator

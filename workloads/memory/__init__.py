@@ -1,7 +1,5 @@
 """`workload=memory`: the bandwidth of a device's memory, or of its link to the host, by passes over a buffer."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal

@@ -8,8 +8,6 @@
 A format that the device's matrix units do not support is emulated: its error is measured, its speed is not.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, get_args
 

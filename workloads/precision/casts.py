@@ -1,7 +1,5 @@
 """Casts from bf16, measured against the memory's bandwidth."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

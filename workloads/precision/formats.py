@@ -1,7 +1,5 @@
 """Matrices in torchao's number formats, the order of block scales that PyTorch takes, and the GEMM of two of them."""
 
-from __future__ import annotations
-
 import importlib.util
 import logging
 import math

@@ -1,7 +1,5 @@
 """GEMMs in low-precision recipes: their rate against bf16, and their error."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from statistics import median

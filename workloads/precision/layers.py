@@ -3,8 +3,6 @@
 A step has the casts that a GEMM alone does not show.
 """
 
-from __future__ import annotations
-
 import copy
 import statistics
 from collections.abc import Callable

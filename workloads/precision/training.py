@@ -1,7 +1,5 @@
 """Training steps of a Llama block or a whole model in a recipe."""
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Callable

@@ -4,8 +4,6 @@ It injects faults (hangs, crashes, wrong results) to test a cluster before real 
 overhead of scheduling. The tests use it for both.
 """
 
-from __future__ import annotations
-
 import math
 import os
 import signal

@@ -1,7 +1,5 @@
 """The files of one trial: our command, and for a trainer its own configuration, with the software they ran with."""
 
-from __future__ import annotations
-
 import json
 import math
 import re

@@ -17,8 +17,6 @@ With several objectives there is no winner: the trials on their front are listed
 files in best/ are of the best of them by the first objective.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 

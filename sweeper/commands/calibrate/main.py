@@ -13,8 +13,6 @@ failed, as where other processes held the processor; a rerun of a complete calib
 before that, delete DIR/calibration/HARDWARE.unfinished.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime

@@ -1,7 +1,5 @@
 """From the trials of a calibration to the rates of a device and of its links, and to the table of what they replace."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress

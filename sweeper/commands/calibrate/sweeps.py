@@ -1,7 +1,5 @@
 """The sweeps that measure a device: their words, their names, and the rows of their trials."""
 
-from __future__ import annotations
-
 import csv
 import tomllib
 from collections.abc import Sequence

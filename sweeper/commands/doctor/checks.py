@@ -1,7 +1,5 @@
 """Checks of nodes, GPUs, stores and trial results. Each problem is a finding with its remedy; nothing is printed."""
 
-from __future__ import annotations
-
 import tomllib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence

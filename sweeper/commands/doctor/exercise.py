@@ -1,7 +1,5 @@
 """Run products on every device at once and an all-reduce on each node, with the verdicts of an acceptance."""
 
-from __future__ import annotations
-
 import math
 import os
 import time

@@ -14,8 +14,6 @@ for the machine can be made. It has no environment variables but the visible dev
 numbers and addresses are masked. Read it before you send it to anybody.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from pathlib import Path
 

@@ -5,8 +5,6 @@ and its devices; Ray's view; the kernel's settings and versions. Names of hosts 
 addresses are replaced by numbered placeholders, and of the environment it has the visible devices alone.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import getpass

@@ -5,8 +5,6 @@
 `sweeper.run` starts it, and it resumes such a sweep from a shell. The file is a program: run only your own.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from dataclasses import replace

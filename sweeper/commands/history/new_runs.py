@@ -1,7 +1,5 @@
 """New runs: read from the MLflow store, one for each kind of work and device, and compared with the history."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any

@@ -1,7 +1,5 @@
 """What a comparison prints, and the same as Markdown and as JUnit XML for a pipeline; the tables of a history."""
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """The history drawn: an HTML page that opens offline, or an image."""
 
-from __future__ import annotations
-
 import textwrap
 from itertools import pairwise
 from pathlib import Path

@@ -1,7 +1,5 @@
 """One imported result with the values of its file, its device, and its metrics by this project's definitions."""
 
-from __future__ import annotations
-
 import math
 import re
 import statistics

@@ -1,7 +1,5 @@
 """Read a trainer's log: a result for each start, batch and sequence length, and contradictions within each."""
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections.abc import Iterator, Mapping, Sequence

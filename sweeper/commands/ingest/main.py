@@ -13,8 +13,6 @@ own. Metrics are derived again from tokens and step times; the tool's own values
 inconsistencies within a file are reported. Importing the same file again changes nothing.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace

@@ -1,7 +1,5 @@
 """The supported files and how each is read. A value that a file does not contain stays unknown."""
 
-from __future__ import annotations
-
 import csv
 import json
 import math

@@ -1,7 +1,5 @@
 """Write imported results to MLflow: one parent run for the file and one child run for each result."""
 
-from __future__ import annotations
-
 import hashlib
 import logging
 import math

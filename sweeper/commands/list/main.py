@@ -13,8 +13,6 @@ delete removes a sweep that does not run, from disk and from its MLflow store, a
 until `mlflow gc`.
 """
 
-from __future__ import annotations
-
 import fcntl
 import os
 import platform

@@ -1,7 +1,5 @@
 """The report's interactive charts of what the store has measured."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Compare two sweeps where they did the same work."""
 
-from __future__ import annotations
-
 import json
 
 from sweeper.preflight.work import SEARCHED

@@ -4,8 +4,6 @@ A front is that of the sweep's end, with what the finals say of its points. Of a
 has not ended, it is computed from the measurements of the search.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """The report's images for print: the panels of each kind of work, and each Pareto front."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The matmul rates measured here next to published ones, each with its statistic."""
 
-from __future__ import annotations
-
 import csv
 import json
 import math

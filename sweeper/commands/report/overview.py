@@ -3,8 +3,6 @@
 No word of a fastest trial of several objectives, which need not be the one to take.
 """
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Sequence

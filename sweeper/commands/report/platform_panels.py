@@ -3,8 +3,6 @@
 A platform is a kind of device and how many of them. All panels show one kind of work, so every axis compares.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Sequence

@@ -3,8 +3,6 @@
 CSV and JSON are for programs: units are in the names, and the best results are not rounded.
 """
 
-from __future__ import annotations
-
 import csv
 import json
 import math

@@ -1,7 +1,5 @@
 """The end of a sweep's run: results on disk, in MLflow and on the terminal."""
 
-from __future__ import annotations
-
 import json
 import math
 import os

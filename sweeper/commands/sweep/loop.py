@@ -1,7 +1,5 @@
 """The loop of a sweep: ask, submit, collect, record."""
 
-from __future__ import annotations
-
 import os
 import sys
 import time

@@ -1,7 +1,5 @@
 """`python -m sweeper key=value …`: Hydra composes the configuration, and a sweep or its plan runs."""
 
-from __future__ import annotations
-
 from functools import partial
 from importlib import import_module
 from pathlib import Path

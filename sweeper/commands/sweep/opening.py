@@ -1,7 +1,5 @@
 """The start of a sweep's run: its lock, its study, its progress and its recording process."""
 
-from __future__ import annotations
-
 import gc
 import shlex
 from collections.abc import Sequence

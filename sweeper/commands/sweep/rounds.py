@@ -1,7 +1,5 @@
 """Rounds at the end of a search, and of the finals, that measure disturbed trials again: how many, and for how long."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from sweeper.common.trials import TrialRecord

@@ -4,8 +4,6 @@ What they report is in the same terms for every vendor, and None where a driver 
 are imported where there is a driver.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass

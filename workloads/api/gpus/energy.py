@@ -7,8 +7,6 @@ the window are used: its rise from the first to the last of them over the time b
 times the window is the energy. Left is the interval between two readings, 20 ms.
 """
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
