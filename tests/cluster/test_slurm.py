@@ -5,6 +5,7 @@ The GPUs are stand-ins for MI300X; Slurm names two of each node's in `ROCR_VISIB
 
 from __future__ import annotations
 
+import json
 import shlex
 import stat
 import sys
@@ -86,6 +87,20 @@ def test_a_gang_trains_over_four_nodes_by_gloo(slurm: Slurm, job: Job) -> None:
     assert job.end(number) == "COMPLETED", job.log(number)
     (trial,) = job.workspace.runs("trial")
     assert trial.data.tags["outcome"] == "complete" and len(set(trial.data.tags["node_ids"].split())) == 4
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(600)
+def test_an_acceptance_measures_the_nodes_of_a_job_and_its_verdict_is_the_exit_code(slurm: Slurm, job: Job) -> None:
+    sizes = ["--nodes=2", f"--gpus-per-node={GPUS}"]
+    number = slurm.submit(job.workspace.path, *sizes, SCRIPT, "accept", "hardware=cpu", "profile=quick")
+    slurm.await_state(number, *ENDED, timeout_s=500)
+    (path,) = job.workspace.path.glob("acceptance/*/accept.json")
+    record, log = json.loads(path.read_text()), job.log(number)
+    assert record["sentence"] in log and {*record["nodes"]} == {"n1", "n2"}, log
+    assert {row["scope"] for row in record["results"]} == {"device", "node", "link"}
+    code = {"pass": 0, "fail": 1, "inconclusive": 3}[record["verdict"]]  # nodes of one machine disturb each other
+    assert slurm.details_of(number)["ExitCode"] == f"{code}:0"
 
 
 @pytest.mark.soak

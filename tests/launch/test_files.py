@@ -268,3 +268,13 @@ def test_the_documented_command_for_four_nodes_makes_a_valid_job_of_the_manifest
     (group,) = job["spec"]["rayClusterSpec"]["workerGroupSpecs"]
     assert {group[name] for name in ("replicas", "minReplicas", "maxReplicas")} == {4}
     assert "workload=parallel model=llama3_8b gpus=32 hardware=h200" in job["spec"]["entrypoint"]
+
+
+def test_the_documented_command_for_an_acceptance_makes_a_valid_job_that_does_not_run_again_for_its_verdict() -> None:
+    documented = (REPOSITORY / "docs" / "accept.md").read_text()
+    (command,) = re.findall(r"^    (sed '.*?' launch/kubernetes/rayjob-nvidia\.yaml) ", documented, re.MULTILINE)
+    printed = subprocess.run(shlex.split(command), cwd=REPOSITORY, check=True, capture_output=True, text=True).stdout
+    _, job = yaml.safe_load_all(printed)
+    jsonschema.validate(job, RAY_JOB)
+    assert job["metadata"]["name"] == "sweeper-accept" and job["spec"]["backoffLimit"] == 0
+    assert job["spec"]["entrypoint"] == "python -m sweeper accept dir=/results profile=quick"

@@ -66,7 +66,7 @@ def _settings(evidence: Evidence) -> Iterator[str]:
     """Limits, errors, links and other processes, as the doctor finds them."""
     for gpu in evidence.gpus:
         for finding in check_gpu(f"GPU {gpu['number']}", gpu):
-            yield f"{finding.location} {finding.problem} ({finding.remedy})"
+            yield f"{finding.location}: {finding.problem} ({finding.remedy})"
     for name, state in evidence.states.items():
         for finding in check_node(name, state):
             if "GPU " not in finding.location:

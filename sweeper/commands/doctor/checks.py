@@ -130,7 +130,7 @@ def check_gpu(location: str, gpu: Mapping[str, Any]) -> Iterator[Finding]:
         yield finding("does not respond to the driver", "no_response")
         return
     if gpu.get("used_gib", 0.0) > FOREIGN_USE_GIB:
-        yield finding(f"has another process on it: {gpu['used_gib']:.1f} GiB of its memory are in use", "foreign_use")
+        yield finding(f"another process uses it: {gpu['used_gib']:.1f} GiB of its memory are in use", "foreign_use")
     elif processes := gpu.get("processes", 0):
         yield finding(f"{processes} other processes compute on it", "foreign_use")
     if xids := gpu.get("xids"):

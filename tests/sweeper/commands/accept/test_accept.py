@@ -443,7 +443,7 @@ def test_a_failure_has_the_cause_that_was_read_beside_it(
     assert failed.verdict is Verdict.FAIL and cause in failed.cause and not passed.cause
 
 
-@pytest.mark.parametrize(("tested", "cause"), [("b", "GPU 1 its power is limited"), ("a", UNKNOWN)])
+@pytest.mark.parametrize(("tested", "cause"), [("b", "GPU 1: its power is limited"), ("a", UNKNOWN)])
 def test_the_cause_is_read_of_the_gpu_that_was_tested_whatever_its_rank(tested: str, cause: str) -> None:
     slow, fast = readings(500, 700)
     of_node = state("n", power_limit_w=450.0, power_default_w=700.0)
