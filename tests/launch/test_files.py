@@ -260,7 +260,7 @@ def test_docker_reads_the_compose_file() -> None:
 
 
 def test_the_documented_command_for_four_nodes_makes_a_valid_job_of_the_manifest() -> None:
-    documented = (REPOSITORY / "docs" / "clusters.md").read_text()
+    documented = (REPOSITORY / "docs" / "guides" / "cluster.md").read_text()
     (command,) = re.findall(r"`(sed '.*?' launch/kubernetes/rayjob-nvidia\.yaml) ", documented)
     printed = subprocess.run(shlex.split(command), cwd=REPOSITORY, check=True, capture_output=True, text=True).stdout
     _, job = yaml.safe_load_all(printed)
@@ -271,7 +271,7 @@ def test_the_documented_command_for_four_nodes_makes_a_valid_job_of_the_manifest
 
 
 def test_the_documented_command_for_an_acceptance_makes_a_valid_job_that_does_not_run_again_for_its_verdict() -> None:
-    documented = (REPOSITORY / "docs" / "accept.md").read_text()
+    documented = (REPOSITORY / "docs" / "guides" / "accept.md").read_text()
     (command,) = re.findall(r"^    (sed '.*?' launch/kubernetes/rayjob-nvidia\.yaml) ", documented, re.MULTILINE)
     printed = subprocess.run(shlex.split(command), cwd=REPOSITORY, check=True, capture_output=True, text=True).stdout
     _, job = yaml.safe_load_all(printed)
