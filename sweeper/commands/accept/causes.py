@@ -86,10 +86,13 @@ def _clock(evidence: Evidence) -> Iterator[str]:
     clock, *others = (_number(one, "sm_clock_mhz") for one in (beside, *evidence.others))
     if clock and any(others) and clock < LOWER_CLOCK * (usual := median(filter(None, others))):
         power_w, limit_w = _number(beside, "power_w"), _number(beside, "power_limit_w")
-        why = f"at its limit of {limit_w:.0f} W" if limit_w and power_w > AT_LIMIT * limit_w else f"at {power_w:.0f} W"
+        power = (
+            f"at its limit of {limit_w:.0f} W" if limit_w and power_w > AT_LIMIT * limit_w else f"at {power_w:.0f} W"
+        )
+        heat = f"at {beside['temperature_c']} °C" if "temperature_c" in beside else ""
+        read = [f"its clock is {clock:.0f} MHz", f"the others' {usual:.0f}", power if power_w else "", heat]
         remedy = remedies_of(str(evidence.gpus[0]["vendor"]) if evidence.gpus else "")["slow"]
-        why += f" and {beside.get('temperature_c', '?')} °C"
-        yield f"its clock is {clock:.0f} MHz, the others' {usual:.0f}, {why} ({remedy})"
+        yield f"{', '.join(filter(None, read))} ({remedy})"
 
 
 def _drift(evidence: Evidence) -> Iterator[str]:
@@ -125,6 +128,8 @@ def _links(evidence: Evidence) -> Iterator[str]:
         yield f"{slow[0]} is slow with most of its partners: its NICs or their switch port, not this link"
     elif not slow:
         yield "both nodes are as fast as others with other partners: the path between them"
+    for node, state in evidence.states.items():
+        yield from (f"{node}: {name} rose by {rise} during the test" for name, rise in state.get("risen", {}).items())
     networks = [state["networks"] for state in evidence.states.values()]
     for name in sorted(set().union(*networks)):
         values = [network.get(name, "absent") for network in networks]

@@ -200,7 +200,7 @@ def test_the_counters_of_errors_and_retries_of_networks_are_read_and_others_are_
 def test_errors_of_an_nvidia_gpu_are_read_and_those_of_programs_are_not_its_own(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """NVML counts errors of each link by kind, and names the GPU of each XID error until none is left."""
+    """NVML names the GPU of each XID error until none is left."""
     import pynvml
 
     def wait(events: str, timeout_ms: int) -> SimpleNamespace:
@@ -208,20 +208,15 @@ def test_errors_of_an_nvidia_gpu_are_read_and_those_of_programs_are_not_its_own(
             raise pynvml.NVMLError(pynvml.NVML_ERROR_TIMEOUT)
         return SimpleNamespace(device=1, eventData=xids.pop())
 
-    def count_link_errors(handle: int, link: int, kind: int) -> int:
-        if link > 1:
-            raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
-        return kind
-
     xids, registered = [79, 43, 63], list[int]()
     functions: dict[str, object] = dict.fromkeys(("Init", "Shutdown", "EventSetCreate"), lambda: "events")
     functions |= {"DeviceGetCount": lambda: 2, "DeviceGetHandleByIndex": lambda number: number}
     functions |= {"DeviceRegisterEvents": lambda handle, *_: registered.append(handle), "EventSetWait_v2": wait}
-    functions |= {"DeviceGetIndex": lambda handle: handle, "DeviceGetNvLinkErrorCounter": count_link_errors}
+    functions |= {"DeviceGetIndex": lambda handle: handle}
     functions |= {"DeviceGetName": lambda _: "H100", "DeviceGetPcieReplayCounter": lambda _: 4}
     for name, function in functions.items():
         monkeypatch.setattr(pynvml, f"nvml{name}", function)
     watch = nvidia.XidWatch()
     assert registered == [0, 1] and watch.read() == {1: [63, 79]} and watch.read() == {}
     errors = nvidia.NvidiaGpu(pynvml, 0).errors()
-    assert (errors.link_errors, errors.pcie_replays, errors.corrected_errors) == (2 * (0 + 1 + 2 + 3), 4, None)
+    assert (errors.pcie_replays, errors.corrected_errors) == (4, None)

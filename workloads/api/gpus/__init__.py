@@ -50,14 +50,13 @@ class GpuLimits:
 
 @dataclass(frozen=True)
 class GpuErrors:
-    """Errors are counted since the GPU was made (NVIDIA) or since the driver was loaded (AMD, links)."""
+    """Errors are counted since the GPU was made (NVIDIA) or since the driver was loaded (AMD)."""
 
     ecc: bool | None = None  # error correction is on
     uncorrected_errors: int | None = None
     corrected_errors: int | None = None
     retired_pages: int | None = None  # of memory, or rows of it, that are no longer used because of errors
     pcie_replays: int | None = None  # packets that were sent again
-    link_errors: int | None = None  # of the links to other GPUs: replays, recoveries and checksums
 
 
 @dataclass(frozen=True)

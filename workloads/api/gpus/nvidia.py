@@ -6,7 +6,6 @@ import contextlib
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from functools import cached_property
-from itertools import product
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -113,8 +112,6 @@ class NvidiaGpu:
         ecc, nvml = self._get("EccMode"), self._nvml
         kinds = nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, nvml.NVML_MEMORY_ERROR_TYPE_CORRECTED
         uncorrected, corrected = (self._get("TotalEccErrors", kind, nvml.NVML_AGGREGATE_ECC) for kind in kinds)
-        pairs = product(range(nvml.NVML_NVLINK_MAX_LINKS), range(nvml.NVML_NVLINK_ERROR_DL_ECC_DATA))
-        link_errors = [n for pair in pairs if (n := self._get("NvLinkErrorCounter", *pair)) is not None]
         rows = self._get("RemappedRows")  # after correctable and uncorrectable errors, whether more wait, and a failure
         return GpuErrors(
             ecc=bool(ecc[0]) if ecc else None,
@@ -122,7 +119,6 @@ class NvidiaGpu:
             corrected_errors=corrected,
             retired_pages=rows[0] + rows[1] if rows else None,
             pcie_replays=self._get("PcieReplayCounter"),
-            link_errors=sum(link_errors) if link_errors else None,
         )
 
     def links(self) -> GpuLinks:

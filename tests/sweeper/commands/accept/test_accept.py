@@ -429,8 +429,10 @@ def state(node: str, **gpu: Any) -> dict[str, Any]:
         (
             {},
             {"sm_clock_mhz": 1100.0, "power_w": 500.0, "power_limit_w": 700.0},
-            "1100 MHz, the others' 1400",
+            "1100 MHz, the others' 1400, at 500 W (",
         ),
+        ({}, {"sm_clock_mhz": 1100.0, "temperature_c": 61.0}, "1100 MHz, the others' 1400, at 61.0 °C ("),
+        ({"risen": {"pcie_replays": 3}}, {}, UNKNOWN),  # what healthy GPUs count is not known
         ({}, {}, UNKNOWN),
     ],
 )

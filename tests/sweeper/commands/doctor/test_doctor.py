@@ -182,14 +182,14 @@ def test_a_gpu_that_fell_off_the_bus_is_reported_and_the_others_are_still_read(m
         ({"xids": [79]}, "XID 79 during the test", True),
         ({"responds": False}, "does not respond", True),
         ({"corrected_errors": 12}, "had 2 corrected memory errors during the test", False),
-        ({"link_errors": 5}, "had 5 errors on its links to other GPUs during the test", False),
+        ({"pcie_replays": 5}, "had 5 packets that were sent again on its PCIe link during the test", False),
         ({"used_gib": 0.1, "corrected_errors": 4, "processes": 0}, "", False),
     ],
 )
 def test_what_happens_to_a_gpu_during_a_test_is_a_problem(
     later: dict[str, Any], problem: str, affects_results: bool
 ) -> None:
-    gpu = GPU | {"corrected_errors": 10, "link_errors": 0}
+    gpu = GPU | {"corrected_errors": 10, "pcie_replays": 0}
     before, after = ({**node_state(), "network_errors": {}, "gpus": [one]} for one in (gpu, gpu | later))
     found = [(f.problem, f.affects_results) for f in check_nodes([add_changes(before, after)]) if "GPU 0" in f.location]
     assert [(problem in text, affects) for text, affects in found] == [(True, affects_results)] * bool(problem), found
