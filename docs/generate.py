@@ -76,7 +76,8 @@ def workloads() -> str:
         texts = [(preset, preset_text(preset)) for preset in presets]
         arguments = parse_arguments([f"workload={presets[0]}"])
         rows = workload_rows(compose_groups(arguments), loaded_files(arguments))
-        parts += [f"## {name}", plain((module.__doc__ or "").partition("\n")[0].partition(": ")[2])]
+        summary = plain((module.__doc__ or "").partition("\n")[0].partition(": ")[2])
+        parts += [f"## {name}", f"{summary[:1].upper()}{summary[1:]}"]
         parts += [
             described(texts, "workload="),
             f"Keys, with the defaults of `workload={presets[0]}`:",

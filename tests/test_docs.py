@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+import shlex
 import subprocess
 import sys
 import tomllib
@@ -14,6 +15,7 @@ import pytest
 import yaml
 
 from docs import generate
+from sweeper.cli.command import SUBCOMMANDS
 from sweeper.config.resolution import CONF
 from sweeper.metrics.derivation import derive
 from tests.conftest import PYTHONPATH, REPOSITORY, CommandResult, Workspace, environment
@@ -96,6 +98,42 @@ def test_the_example_command_is_accepted(example_command: Workspace, run_cli: Ca
 def test_the_example_command_runs(example_command: Workspace) -> None:
     result = example_command.run(*TUNER)
     assert result.code == 0 and "6 complete" in result.out, result.out + result.err
+
+
+# ── commands that pages show ──
+
+
+def shown_commands(page: Path) -> list[list[str]]:
+    """Return the arguments of the commands in a page's blocks, without those that have a placeholder."""
+    lines = re.findall(r"^    python -m sweeper(.*?)(?: +#.*)?$", page.read_text().replace("\\\n", " "), re.MULTILINE)
+    return [shlex.split(line) for line in lines if not re.search(r"\.\.\.|…|\b[A-Z]{4,}\b(?!_)", line)]
+
+
+def is_planned(words: list[str]) -> bool:
+    return bool(words) and words[0] not in SUBCOMMANDS and not {"-m", "--config-dir"} & {*words}
+
+
+PAGES = [path for folder in ("guides", "concepts", "reference") for path in (REPOSITORY / "docs" / folder).glob("*.md")]
+SHOWN = {" ".join(words): words for page in sorted(PAGES) for words in shown_commands(page) if is_planned(words)}
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("command", SHOWN)
+def test_a_sweep_that_a_page_shows_is_accepted(command: str, run_cli: Callable[..., CommandResult]) -> None:
+    words = [word for word in SHOWN[command] if not word.startswith("cluster.address=")]
+    hardware = [] if "hardware=" in command else ["hardware=h200"]
+    result = run_cli(*words, *hardware, "plan=true")
+    assert result.code == 0, result.out + result.err
+
+
+@pytest.mark.soak
+def test_the_commands_of_the_first_sweep_and_of_its_results_run_on_a_cpu(workspace: Workspace) -> None:
+    guides = REPOSITORY / "docs" / "guides"
+    for words in [*shown_commands(guides / "first-sweep.md"), *shown_commands(guides / "results.md"), ["report"]]:
+        result = workspace.run(*words, timeout_s=600)
+        busy = is_planned(words) and "inconclusive" in result.out  # other processes held the CPU: exit code 1
+        assert result.code == 0 or (busy and result.code == 1), result.out + result.err
+    assert (workspace.path / "sweeps/report.html").exists()
 
 
 # ── metrics ──
