@@ -25,6 +25,8 @@ CHUNK_TOKENS = 8192  # the fewest of a chunk on a GPU (`device_rates.TIMED_CHUNK
 # (benchmarks/results/offload_h200_rates.json), half of it with PCIe 4. GH200 and GB200 reach their host faster.
 HOST_LINK_GB_S, OLDER_HOST_LINK_GB_S = 49.0, 24.0
 OLDER = ("sm70", "sm75", "sm80", "sm86", "sm89", "gfx90")  # architectures whose GPUs have PCIe 4 or less
+# AdamW with int8 moments takes this many times as long as its memory: it rounds (experts_h100.md).
+INT8_UPDATE = 3.7
 VECTORS_OF_ADAMW = 7  # it reads weight, gradient and two moments, and writes all but the gradient
 STATE_BYTES = {"fp32": 4.0, "bf16": 2.0, "int8": 1 + 4 / 256}  # of one moment
 
@@ -53,6 +55,8 @@ def _estimate_budgets(
         yield from (Estimate(reason, "the GPU trains in this data type") for _ in budgets)
         return
     rates = estimate_rates(training.shape, length, training.dtype, machine.cluster)
+    if training.optimizer_states == "int8":
+        rates = replace(rates, optimizer_s_per_byte=INT8_UPDATE * rates.optimizer_s_per_byte)
     model = model_sizes(training, machine.world_size)
     predictions = find_fastest_plans(model, length, sequences, budgets, rates)
     for budget, prediction in zip(budgets, predictions, strict=True):
@@ -117,16 +121,18 @@ def estimate_rates(model: Model, sequence_length: int, precision: str, cluster: 
     over_host = cluster.topology.wiring == "host"
     # As measured for Llama 3 1B and 8B on an H200: 112,768 and 200,832 bytes in bf16.
     workspace = placed.element_bytes * (6 * model.intermediate_size + 3.5 * model.hidden_size)
-    gradient_sum_s = 0.0
+    gradient_sum_s = repeated_s = 0.0
     if model.experts:  # rows of experts in and out, what is inside them, and a new gradient of the larger weights
         inside, copies = 6 * model.expert_intermediate_size, 2 * model.hidden_size
         workspace += placed.element_bytes * model.experts_per_token * (inside + copies)
         expert_weights = model.expert_weights(0)
         workspace += placed.element_bytes * expert_weights * 2 / 3 / CHUNK_TOKENS
         gradient_sum_s = placed.copy_s(3) * placed.element_bytes * expert_weights  # two are read, one is written
+        # The backward pass copies a token to its rows again.
+        repeated_s = placed.pass_s(placed.element_bytes * model.hidden_size * (1 + model.experts_per_token))
     return DeviceRates(
         forward_s_per_token=block.forward.total / tokens,
-        backward_s_per_token=block.backward.total / tokens,
+        backward_s_per_token=block.backward.total / tokens + repeated_s,
         recompute_s_per_token=recompute_s,
         lm_head_s_per_token=3 * product_s(placed, head, placed.plain_dtype) / tokens,
         h2d_s_per_byte=host_s,
