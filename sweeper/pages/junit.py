@@ -1,7 +1,5 @@
 """Verdicts as JUnit XML, which pipelines show."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 from xml.etree import ElementTree

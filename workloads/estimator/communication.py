@@ -1,7 +1,5 @@
 """Seconds of collectives on a topology, by ring or tree, and what of them a block and a step leave exposed."""
 
-from __future__ import annotations
-
 import math
 
 from workloads.estimator.placed_job import PlacedJob, Weights, divided_weights

@@ -4,8 +4,6 @@ Schedules are as PyTorch carries them out. Sources: arXiv 2104.04473 (1F1B, inte
 2405.15362 (ZBV), DeepSeek's DualPipe (DualPipeV).
 """
 
-from __future__ import annotations
-
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Questions about an estimated job: why another is slower, what would change it, and what a whole training takes."""
 
-from __future__ import annotations
-
 import math
 import tomllib
 from dataclasses import dataclass, replace

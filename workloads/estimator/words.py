@@ -1,7 +1,5 @@
 """A layout in the words of the command, `key=value`."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from workloads.layouts.layout import Layout

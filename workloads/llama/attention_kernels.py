@@ -12,8 +12,6 @@ cuda/attention_backward.cu), AITER 0.1.4 to 0.1.20 (aiter/ops/mha.py) and flash-
 each kernel before it is timed.
 """
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

@@ -7,8 +7,6 @@ chunk: of `sequences` sequences of `length` tokens, or of one piece of a sequenc
 the dictionary holds, or stored where it holds none.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Read and write Hugging Face checkpoints of the families that are trained: safetensors files and a config.json."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import fields

@@ -1,7 +1,5 @@
 """Training data: tokens from a file, or synthetic ones."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

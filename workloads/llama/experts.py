@@ -1,7 +1,5 @@
 """A mixture of experts in the place of a block's MLP: router, routed experts, and a shared expert."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import torch

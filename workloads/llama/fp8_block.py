@@ -5,8 +5,6 @@ norms and residuals. The operands of the products alone are cast: weights once f
 and gradients in each chunk.
 """
 
-from __future__ import annotations
-
 from torch import Tensor
 
 from workloads.llama.attention import Pair

@@ -13,8 +13,6 @@ step. There are two granularities of scales, for two recipes of `workloads.api.r
   depends on other blocks: a cast reads its input once.
 """
 
-from __future__ import annotations
-
 import math
 from functools import partial
 from typing import Literal, NamedTuple

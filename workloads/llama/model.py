@@ -1,7 +1,5 @@
 """A Llama decoder in plain PyTorch: the model that every workload here trains, whatever else carries it out."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 

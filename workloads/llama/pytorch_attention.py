@@ -1,7 +1,5 @@
 """Attention by PyTorch's public functions: scaled_dot_product_attention, and attention within packed documents."""
 
-from __future__ import annotations
-
 import inspect
 import warnings
 from collections.abc import Callable, Iterator

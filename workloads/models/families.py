@@ -1,7 +1,5 @@
 """Families of models: the names of sizes in their `config.json`, and what their blocks have beyond these."""
 
-from __future__ import annotations
-
 import re
 import tomllib
 from collections.abc import Callable, Mapping

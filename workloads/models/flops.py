@@ -1,7 +1,5 @@
 """The floating-point operations of training a decoder, per token, and the documents that its sequences consist of."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from functools import cache

@@ -1,7 +1,5 @@
 """Models by name, or by the sizes in their Hugging Face `config.json`."""
 
-from __future__ import annotations
-
 import difflib
 import json
 from collections.abc import Iterable, Mapping

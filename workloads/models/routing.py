@@ -1,7 +1,5 @@
 """How many tokens each expert of a mixture gets. No torch."""
 
-from __future__ import annotations
-
 import random
 from dataclasses import dataclass
 

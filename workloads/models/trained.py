@@ -1,7 +1,5 @@
 """The models that `workload=parallel` trains: those of the table, and any `config.json` whose block it computes."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """AdamW on flat vectors, in place."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """`workload=parallel`: train a decoder over a gang of ranks, in the layouts of the space."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib.metadata import version

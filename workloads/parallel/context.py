@@ -10,8 +10,6 @@ PyTorch's own context parallelism is a prototype that is being replaced; this ne
 collectives.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 

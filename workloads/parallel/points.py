@@ -1,7 +1,5 @@
 """The points of a space of layouts with their estimates; many points that break one rule are one entry. No torch."""
 
-from __future__ import annotations
-
 import heapq
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """A pipeline stage of a Llama, or the whole model: what every layout divides over ranks."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from functools import partial

@@ -1,7 +1,5 @@
 """Several GPUs for one model, side by side: what each takes to train it."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from sweeper.commands.plan.answer import find_problem, plan_training, search
