@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 
 from sweeper.commands.sweep.closing import build_view, describe_winner
-from sweeper.common.trials import Remeasurement, rank_trials
+from sweeper.common.trials import Remeasurement, TrialStatus, rank_trials
 from sweeper.config.space import Choice, Space
 from sweeper.pages.sweep_results import Results
 from sweeper.pages.trial_tables import finalist_rows
@@ -90,3 +91,10 @@ def test_a_finalist_beyond_a_limit_does_not_win_and_is_marked(
 def test_without_a_finalist_within_the_limits_the_best_of_the_search_leads() -> None:
     results = make_results({1: BEYOND, 2: BEYOND})
     assert results.winner is not None and results.winner.number == 0 and "final_trial" not in results.metrics()
+
+
+def test_up_to_a_fifth_of_inconclusive_trials_leaves_a_sweep_complete() -> None:
+    results = make_results()  # of ten trials
+    disturbed = [trial_record(number, {"x": 0}, status=TrialStatus.INCONCLUSIVE) for number in (10, 11, 12)]
+    for count, has_failures in ((2, False), (3, True)):
+        assert replace(results, records=[*results.records, *disturbed[:count]]).has_failures is has_failures

@@ -163,23 +163,20 @@ def test_a_gang_runs_a_trial_on_all_its_ranks_and_one_failed_rank_ends_it(worksp
     assert len(set.union(*pids)) == 4
 
 
-@pytest.mark.long(25)
+@pytest.mark.long(15)
 def test_disturbed_trials_are_tried_again_at_the_end_and_what_stays_disturbed_is_inconclusive(
     workspace: Workspace,
 ) -> None:
-    """Up to a fifth of them leave a sweep complete; the finals measure a disturbed round again, too."""
-    sweep = [*PROBE, "search=grid", "space.x=range(0,6)", "space.y=0", "finals.top=2", "finals.rounds=2"]
-    once = [f"space.ledger={workspace.path}/ledger", "name=once", "space.behaviour=disturbed", "progress=json"]
-    result = workspace.run(*sweep, *once)
-    assert result.code == 0, result.err
+    """Trials with a ledger are disturbed once, the others always."""
+    ledger = workspace.path / "ledger"
+    sweep = [*PROBE, "search=grid", "space.x=range(0,3)", "space.y=0", "finals.top=2", "finals.rounds=2"]
+    result = workspace.run(*sweep, "space.behaviour=disturbed", f"space.ledger=['',{ledger}]")
+    assert result.code == 1 and "3 complete, 3 inconclusive" in result.out, result.out + result.err
     assert "again trials 0, 1, 2, 3, 4, 5, which other processes disturbed" in result.err
-    assert json.loads(result.err.splitlines()[-1])["outcomes"] == {"complete": 6}
+    assert json.loads(result.err.splitlines()[-1])["outcomes"] == {"complete": 3, "inconclusive": 3}
     retried = [run.data.tags for run in workspace.runs("trial") if "retried_as" in run.data.tags]
-    assert {tags["outcome"] for tags in retried} == {"inconclusive"} and len(retried) == 6
-
-    always = [*sweep, "name=always", "finals.top=0", "space.behaviour=choice(ok,disturbed)"]
-    result = workspace.run(*always)
-    assert result.code == 1 and "6 complete, 6 inconclusive" in result.out, result.out + result.err
+    assert {tags["outcome"] for tags in retried} == {"inconclusive"}
+    assert {tags["sweeper.trial"] for tags in retried} >= set("012345")  # and those that were disturbed again
     assert "over a fifth of the trials are inconclusive" in result.out
     retry = next(line for line in result.out.splitlines() if line.startswith("retry    "))
     assert shlex.split(retry)[-1] == "retry=inconclusive"
