@@ -249,11 +249,12 @@ def external_storage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def wait_for(condition: Callable[[], Any], timeout_s: float = 60) -> Any:
-    """Call `condition` until it returns a true value; return that value."""
-    deadline = time.monotonic() + timeout_s
+    """Call `condition` until it returns a true value; return that value. Ever less often: some read a database."""
+    started_s = time.monotonic()
     while not (value := condition()):
-        assert time.monotonic() < deadline, f"not true within {timeout_s:g} s"
-        time.sleep(0.05)
+        waited_s = time.monotonic() - started_s
+        assert waited_s < timeout_s, f"not true within {timeout_s:g} s"
+        time.sleep(min(max(0.05, 0.05 * waited_s), 0.2))
     return value
 
 
