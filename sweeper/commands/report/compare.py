@@ -80,7 +80,7 @@ def _compare_results(
     label: str, earlier: tuple[str, BestResult], new: tuple[str, BestResult], gate: Gate
 ) -> ComparedWork:
     sides = [result for _, result in (earlier, new)]
-    before, after = (side.speed.divide(side.devices) for side in sides)
+    before, after = (side.speed.scaled(1 / side.devices) for side in sides)
     platforms = list(dict.fromkeys(side.platform for side in sides))
     unit = f"{SPEED_UNITS[sides[0].speed_metric]}{' per device' if max(side.devices for side in sides) > 1 else ''}"
     comparison = judge(before, after, gate)

@@ -68,7 +68,7 @@ def build_panels(results: Sequence[BestResult]) -> list[Panel]:
     rank = "process" if results[0].is_cpu else "GPU"
     flops = [read_value(result.trial, "tflops") for result in results]
     tokens_per_gpu, flops_per_gpu = (
-        [value.divide(result.devices) for value, result in zip(values, results, strict=True)]
+        [value.scaled(1 / result.devices) for value, result in zip(values, results, strict=True)]
         for values in ([read_value(result.trial, "tokens_per_s") for result in results], flops)
     )
     utilizations = {

@@ -141,7 +141,7 @@ def _build_best_results_table(results: Sequence[BestResult], trials: pd.DataFram
             "device": result.platform,
             "speed": f"{format_number(speed.value)} {ranking.SPEED_UNITS[result.speed_metric]}",
             "95%": format_interval(speed.low, speed.high) or (f"— ({reason})" if reason else ""),
-            "per device": format_number(speed.divide(result.devices).value) if result.devices > 1 else "",
+            "per device": format_number(speed.value / result.devices) if result.devices > 1 else "",
             "TFLOP/s": format_number(tflops),
             **{label: format_percent(result.get_metric(name)) for name, label in SHARES.items()},
             "GiB": format_number(result.get_first_metric(MEMORY_METRICS)),
