@@ -120,15 +120,15 @@ class _Search:
             self.too_large += 1
             return
         job = replace(self._job, layout=layout)
-        if (step_s := self._estimator.step_s(job, self._cluster)) >= self._slowest_s:
-            self.slower += 1
-            return
         memory = self._estimator.memory(job, self._cluster)
         if memory.needed_gib < self._smallest_gib:
             self.smallest, self._smallest_gib = layout, memory.needed_gib
         if memory.needed_gib > usable_gib(self._cluster):
             failed.append((layout.micro_batch, layout.dp_shard))
             self.too_large += 1
+            return
+        if (step_s := self._estimator.step_s(job, self._cluster)) >= self._slowest_s:
+            self.slower += 1
             return
         self.estimated += 1
         push = heapq.heappush if len(self.best) < self._keep else heapq.heapreplace

@@ -153,9 +153,9 @@ def _find_gpus(problem: Problem, request: PlanRequest) -> dict[int, float]:
     """Return the tokens of a day by number of GPUs, up to the smallest number found that reaches the request's rate.
 
     Numbers are whole domains: first in steps of a half at most, then halving the interval between the last number that
-    does not reach the rate and the first that does, to a domain or 3%. Numbers that would not reach it at their peak
-    come last. A number that does not divide a given batch, or that is too small for the model, is left out. Failures
-    count in `days`.
+    does not reach the rate and the first that does, to a domain or 1/31, where five halvings of a power of two end.
+    Numbers that would not reach it at their peak come last. A number that does not divide a given batch, or that is too
+    small for the model, is left out. Failures count in `days`.
 
     Raises:
         UserInputError: no number of GPUs up to `MAX_GPUS` reaches it.
@@ -184,7 +184,7 @@ def _find_gpus(problem: Problem, request: PlanRequest) -> dict[int, float]:
         raise UserInputError(f"gpus={at_least}: at most {MAX_GPUS:,} with tokens_per_day= or days=")
     if high := next(filter(reaches, sorted(sizes, key=lambda size: (size < too_few, size))), 0):
         low = max([0, *(size for size in sizes if size < high)])
-        while low and high - low > max(domain, low // 32):
+        while low and high - low > max(domain, low // 31):
             middle = (low + high) // (2 * domain) * domain
             low, high = (low, middle) if reaches(middle) else (middle, high)
         return {gpus: rate for gpus, rate in sorted(rates.items()) if gpus <= high}
