@@ -16,11 +16,13 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from tests.support.gloo_fp8 import fp8_over_gloo
 from workloads.api.contract import Rank
 from workloads.instruments import device as devices
 from workloads.instruments.distributed import process_group
+from workloads.instruments.torch_internals import gather_numbers
 from workloads.layouts.layout import Layout
 from workloads.llama.model import Llama, rope_table
 from workloads.models.model import MODELS, Model
@@ -29,11 +31,11 @@ from workloads.parallel.apply import (
     build_groups,
     build_stages,
     fp8_gathers,
-    gather_gradients,
+    reorder_fused_rows,
     separate_group_names,
 )
 from workloads.parallel.profiling import profile_step
-from workloads.parallel.stage import build_initializer
+from workloads.parallel.stage import Stage, build_initializer, named_llama_parameters
 from workloads.parallel.train import Batch, TokenSource, Trainer, local_sequences
 
 CPU = torch.device("cpu")
@@ -92,6 +94,21 @@ def initialize(name: str, size: tuple[int, ...]) -> Tensor:
     """Return a parameter's initial values, the embedding's so small that the gradients have to be clipped."""
     values = build_initializer(0, CPU)(name, size)
     return values / 50 if name == "embedding.weight" else values
+
+
+def gather_gradients(stages: list[Stage], shape: Model, tp: int) -> dict[str, Tensor]:
+    """Return the whole gradients of this rank's stages by name, as one process has them. All ranks have to call it."""
+    gradients = {}
+    for stage in stages:
+        divided_experts = stage.divided_experts
+        for name, parameter in named_llama_parameters(stage).items():
+            assert parameter.grad is not None
+            full = parameter.grad.full_tensor() if isinstance(parameter.grad, DTensor) else parameter.grad
+            if experts := divided_experts.get(parameter):
+                full = gather_numbers(full, 0, experts.group_name)
+            order = reorder_fused_rows(name, torch.arange(len(full)), shape, tp)
+            gradients[name] = full[order.argsort()]
+    return gradients
 
 
 def train(call: Call, rank: Rank) -> Trained:

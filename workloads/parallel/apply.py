@@ -37,7 +37,7 @@ from torch.distributed.tensor.parallel import (
 
 from workloads.estimator.pipeline import stage_layers
 from workloads.instruments.device import architecture
-from workloads.instruments.torch_internals import gather_numbers, input_style
+from workloads.instruments.torch_internals import input_style
 from workloads.layouts.layout import Layout, State
 from workloads.llama.attention import AttentionShape, fastest_kernel
 from workloads.llama.fp8_block import build_block_math
@@ -321,10 +321,10 @@ def _initialize_parameters(stage: Stage, shape: Model, tp: int, initialize: Init
                 parameter.copy_(initialize(name, tuple(parameter.shape)))
 
 
-def reorder_fused_rows(name: str, weight: Tensor, shape: Model, tp: int, *, inverse: bool = False) -> Tensor:
+def reorder_fused_rows(name: str, weight: Tensor, shape: Model, tp: int) -> Tensor:
     """Reorder the rows of fused matrices (qkv, gate_up), so that each of `tp` equal parts has its share of every one.
 
-    Other weights are returned as they are. `inverse` restores the original order.
+    Other weights are returned as they are.
     """
     kv_rows = shape.kv_heads * shape.head_size
     fused_rows = {
@@ -335,22 +335,7 @@ def reorder_fused_rows(name: str, weight: Tensor, shape: Model, tp: int, *, inve
     if rows is None or tp == 1:
         return weight
     pieces = [index.chunk(tp) for index in torch.arange(len(weight)).split(rows)]
-    order = torch.cat([piece[part] for part in range(tp) for piece in pieces])
-    return weight[torch.argsort(order)] if inverse else weight[order]
-
-
-def gather_gradients(stages: list[Stage], shape: Model, tp: int) -> dict[str, Tensor]:
-    """Return the whole gradients of this rank's stages by name, as one process has them. All ranks have to call it."""
-    gradients = {}
-    for stage in stages:
-        divided_experts = stage.divided_experts
-        for name, parameter in named_llama_parameters(stage).items():
-            assert parameter.grad is not None
-            full = parameter.grad.full_tensor() if isinstance(parameter.grad, DTensor) else parameter.grad
-            if experts := divided_experts.get(parameter):
-                full = gather_numbers(full, 0, experts.group_name)
-            gradients[name] = reorder_fused_rows(name, full, shape, tp, inverse=True)
-    return gradients
+    return weight[torch.cat([piece[part] for part in range(tp) for piece in pieces])]
 
 
 def count_local_parameters(stage: nn.Module) -> int:

@@ -34,7 +34,6 @@ def profile_step(
     metrics: dict[str, float],
     *,
     fused: bool = False,
-    has_experts: bool = False,
     exchange: dist.ProcessGroup | None = None,
 ) -> Iterator[None]:
     """Profile the step in the `with` block, and add what its device did and its communication to `metrics`.
@@ -43,8 +42,8 @@ def profile_step(
     slows a step that waits for the host. With `fused` these are recorded all the same, since only they show collectives
     fused with matrix products (`workloads.parallel.apply`), whose copies are no kernels of communication.
 
-    On a GPU the shares are those of `compute_shares`. A model that `has_experts` has those of EXPERT_KERNELS, and with
-    the group of GPUs that `exchange` its tokens that of their collectives. NCCL runs these on one stream, which a first
+    On a GPU the shares are those of `compute_shares`. A mixture of experts has those of EXPERT_KERNELS, and with the
+    group of GPUs that `exchange` its tokens that of their collectives. NCCL runs these on one stream, which a first
     small one shows.
     """
     on_gpu = device.type == "cuda"
@@ -74,18 +73,22 @@ def profile_step(
     metrics |= {f"calls_{name}": float(count) for name, count in counts.items() if name != "barrier"}
     if kernels:
         metrics |= compute_shares(kernels)
-    if has_experts:
-        recorded = kernels or [(event.name(), (event.start_ns(), event.end_ns())) for event in events]
-        metrics |= compute_part_shares(recorded, exchanged)
+    recorded = kernels or [(event.name(), (event.start_ns(), event.end_ns())) for event in events]
+    metrics |= compute_part_shares(recorded, exchanged)
 
 
 def compute_part_shares(recorded: list[tuple[str, Interval]], exchanged: list[Interval]) -> dict[str, float]:
-    """Return the shares of the parts of EXPERT_KERNELS in what a device recorded, and that of exchanging tokens."""
-    total = max(end for _, (_, end) in recorded) - min(start for _, (start, _) in recorded)
+    """Return the shares of the parts of EXPERT_KERNELS in what a device recorded, and that of exchanging tokens.
+
+    Nothing where no experts run: attention and losses of other models have kernels of such names.
+    """
     intervals = {
         part: [interval for name, interval in recorded if any(word in name.lower() for word in words)]
         for part, words in EXPERT_KERNELS.items()
     }
+    if not intervals["experts"]:
+        return {}
+    total = max(end for _, (_, end) in recorded) - min(start for _, (start, _) in recorded)
     intervals |= {"exchange": exchanged} if exchanged else {}
     return {f"{part}_share": total_length(merge_intervals(of_part)) / total for part, of_part in intervals.items()}
 

@@ -255,13 +255,7 @@ def _run_steps(
         collector.start_step(step)
         profiler: AbstractContextManager[None] = nullcontext()
         if step == parameters.warmup - 1:
-            profiler = profile_step(
-                device,
-                communication,
-                fused=parameters.async_tp,
-                has_experts=bool(parameters.shape.experts),
-                exchange=trainer.groups.ep_group,
-            )
+            profiler = profile_step(device, communication, fused=parameters.async_tp, exchange=trainer.groups.ep_group)
         with profiler:
             losses.append(float(trainer.step(batch)))
             if device.type == "cuda":

@@ -13,13 +13,14 @@ from tests.support.parallel_ranks import (
     CPU,
     LENGTH,
     SHAPE,
+    gather_gradients,
     tokens,
 )
 from workloads.api.contract import Infeasible, Rank
 from workloads.api.trial import run_trial
 from workloads.instruments.distributed import process_group
 from workloads.layouts.layout import Layout, State
-from workloads.parallel.apply import ModelSpec, build_groups, build_stages, fsdp_dtypes, gather_gradients
+from workloads.parallel.apply import ModelSpec, build_groups, build_stages, fsdp_dtypes
 from workloads.parallel.stage import build_initializer
 from workloads.parallel.train import Batch, Trainer
 
