@@ -14,12 +14,13 @@ import json
 import os
 import pty
 import re
-import shutil
+import signal
 import subprocess
 import sys
 import tempfile
 import time
 import urllib.parse
+import urllib.request
 from collections.abc import Iterator
 from contextlib import chdir
 from io import BytesIO
@@ -33,35 +34,29 @@ from rich.console import Console
 from rich.text import Text
 
 from sweeper.tracking.mlflow_view import AS_CHARTS
-from tests.conftest import REPOSITORY, Server, environment, wait_for
 from tests.support import browser
 
+REPOSITORY = Path(__file__).resolve().parents[1]
 PICTURES = REPOSITORY / "docs/pictures"
+MLFLOW_PORT = 5077
+TIMEOUT_S = 120
 SIZES = "choice(256,512,768,1024)"
 SWEEP = f"name=matmul hardware=cpu space.dtype=fp32 space.k=512 space.m={SIZES} space.n={SIZES}"
 PLAN = "model=llama3_70b hardware=h100 gpus=256 trainer=megatron"
 BUDGETS = "workload=llama8b hardware=h200 search=grid space.host_gib=70 space.device_gib=range(20,81,2)"
 BAND = 0.15  # of the step's time, as `plan=true` prints it
 COLUMNS, ROWS = 100, 26  # of the terminal
-LONGEST_S = 0.7  # of a frame: waits are cut to this
+LASTS_S = 12  # the animation, without its last frame; a longer sweep is shown faster
 WIDTH_PX, HEIGHT_PX = 8.4, 18  # of a character
 COLORS = {1: "#ff7b72", 2: "#7ee787", 3: "#e3b341"}
-HEIGHT_OF_PAGE_PX = 1600  # of a picture
-# MLflow's panel for a chat, beside its tables.
-CLOSE_ASSISTANT = """(async () => {
-  const heading = [...document.querySelectorAll('span, h2, h4')].find(text => text.innerText == 'MLflow Assistant')
-  if (!heading) return
-  const inPanel = button => button.getBoundingClientRect().x > heading.getBoundingClientRect().x
-  const inLine = button => Math.abs(button.getBoundingClientRect().y - heading.getBoundingClientRect().y) < 20
-  const buttons = [...document.querySelectorAll('button')].filter(button => inPanel(button) && inLine(button))
-  buttons.pop()?.click()
-  await new Promise(done => setTimeout(done, 2000))
-})()"""
-TIME_TO_SCALING = """(() => { const range = document.createRange(), headings = [...document.querySelectorAll('h2')]
-  range.setStartBefore(headings.find(heading => heading.innerText == 'Where the time goes').parentElement)
-  range.setEndAfter(headings.find(heading => heading.innerText == 'Scaling').parentElement)
-  return range })()"""
-HEATMAP = "[...document.querySelectorAll('h2')].find(h => h.innerText.includes('over m and n')).parentElement"
+WIDTH_OF_PAGE_PX, HEIGHT_OF_PAGE_PX = 1400, 2400  # of a picture
+ASSISTANT_PX = 478  # of MLflow's panel for a chat at the right, which pictures leave out
+WHOLE_PAGE = "document.body.getBoundingClientRect()"
+HEADING = "[...document.querySelectorAll('h2')].find(h => h.innerText.includes('{}'))"
+HEATMAP = f"{HEADING.format('over m and n')}.parentElement.getBoundingClientRect()"
+TIME_TO_SCALING = f"""(() => {{ const first = {HEADING.format("Where the time goes")}.getBoundingClientRect()
+  const next = {HEADING.format("The fastest layout of each")}.getBoundingClientRect()
+  return new DOMRect(0, first.y, {WIDTH_OF_PAGE_PX}, next.y - first.y) }})()"""
 
 
 # ── the terminal ──
@@ -72,7 +67,7 @@ def record(command: list[str]) -> Iterator[tuple[float, str]]:
     started_s = time.monotonic()
     process, terminal = pty.fork()
     if not process:
-        os.environ |= environment(COLUMNS=str(COLUMNS), LINES=str(ROWS), TERM="xterm-256color")
+        os.environ |= {"COLUMNS": str(COLUMNS), "LINES": str(ROWS), "TERM": "xterm-256color"}
         os.execv(command[0], command)
     while True:
         try:
@@ -120,7 +115,8 @@ def draw_line(line: str) -> str:
 
 def draw_terminal(frames: list[tuple[float, list[str]]]) -> str:
     """Return an animated SVG: a line is shown from the frame that has it to the one that changes it."""
-    total_s = frames[-1][0] + 8  # the last frame stays for eight seconds
+    speed = max(1.0, frames[-1][0] / LASTS_S)
+    total_s = frames[-1][0] + 8 * speed  # the last frame stays for eight seconds
     ends_s = [at_s for at_s, _ in frames[1:]] + [total_s]
     texts = []
     for row in range(ROWS):
@@ -139,7 +135,7 @@ def draw_terminal(frames: list[tuple[float, list[str]]]) -> str:
                     if not first and end == 1
                     else (
                         f'<animate attributeName="visibility" values="{values}" keyTimes="{times}" calcMode="discrete" '
-                        f'dur="{total_s:.1f}s" repeatCount="indefinite"/>'
+                        f'dur="{total_s / speed:.1f}s" repeatCount="indefinite"/>'
                     )
                 )
                 texts.append(f'<text x="16" y="{30 + row * HEIGHT_PX}" xml:space="preserve">{drawn}{animation}</text>')
@@ -155,14 +151,12 @@ def record_sweep() -> str:
     words = [f"'{word}'" if "(" in word else word for word in SWEEP.split()]
     screen = Screen(f"$ python -m sweeper {' '.join(words[:-2])} \\", f"    {' '.join(words[-2:])}")
     frames: list[tuple[float, list[str]]] = [(0.0, screen.visible())]
-    shown_s = 0.0  # when the last frame was printed
     for at_s, printed in record([sys.executable, "-m", "sweeper", *SWEEP.split()]):
         screen.write(printed)
-        if at_s - shown_s < 0.3:
+        if at_s - frames[-1][0] < 0.3:
             frames[-1] = frames[-1][0], screen.visible()
         elif screen.visible() != frames[-1][1]:
-            frames.append((frames[-1][0] + min(at_s - shown_s, LONGEST_S), screen.visible()))
-            shown_s = at_s
+            frames.append((at_s, screen.visible()))
     (PICTURES / "sweep.svg").write_text(draw_terminal(frames))
     return re.findall(r"http://\S+", "\n".join(screen.lines))[-1]
 
@@ -170,14 +164,19 @@ def record_sweep() -> str:
 # ── pages ──
 
 
-def photograph(tab: browser.Page, url: str, name: str, *expected: str, element: str = "document.body") -> None:
-    """Save a picture of a page, or of the element of an expression, once the page shows the texts that are expected."""
-    tab.open(url, width=1400, dark=False)
-    wait_for(lambda: all(text in tab.evaluate("document.body?.innerText ?? ''") for text in expected), timeout_s=120)
+def photograph(
+    tab: browser.Page, url: str, name: str, *expected: str, box: str = WHOLE_PAGE, hidden_px: int = 0
+) -> None:
+    """Save a picture of a page, or of a box of it, once the page shows the texts that are expected."""
+    tab.open(url, width=WIDTH_OF_PAGE_PX + hidden_px, dark=False)
+    deadline_s = time.monotonic() + TIMEOUT_S
+    while not all(text in tab.evaluate("document.body?.innerText ?? ''") for text in expected):
+        assert time.monotonic() < deadline_s, f"{url} does not show {expected}"
+        time.sleep(0.5)
     time.sleep(4)  # charts are drawn after the text
-    tab.evaluate(CLOSE_ASSISTANT)
-    box = tab.evaluate(f"(({{x, y, width, height}}) => ({{x, y, width, height}}))({element}.getBoundingClientRect())")
-    clip = {**box, "width": min(box["width"], 1400), "height": min(box["height"], HEIGHT_OF_PAGE_PX), "scale": 1}
+    found = tab.evaluate(f"(({{x, y, width, height}}) => ({{x, y, width, height}}))({box})")
+    size = {"width": min(found["width"], WIDTH_OF_PAGE_PX), "height": min(found["height"], HEIGHT_OF_PAGE_PX)}
+    clip = {**found, **size, "scale": 1}
     shot = tab.call("Page.captureScreenshot", clip=clip, captureBeyondViewport=True)
     picture = Image.open(BytesIO(base64.b64decode(shot["data"]))).convert("RGB")
     picture.quantize(64).save(PICTURES / name, optimize=True)
@@ -185,22 +184,45 @@ def photograph(tab: browser.Page, url: str, name: str, *expected: str, element: 
 
 def photograph_mlflow(tab: browser.Page, folder: Path, review: str) -> None:
     """Save MLflow's list of runs, its charts and three trials side by side."""
-    server = Server(folder)
-    shutil.copy(folder / "mlflow.db", folder / "server.db")
-    server.start()
+    address = f"http://127.0.0.1:{MLFLOW_PORT}"
+    command = [sys.executable, "-m", "mlflow", "ui", "--port", str(MLFLOW_PORT), "--workers", "1"]
+    server = subprocess.Popen(
+        command, cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, process_group=0
+    )
     try:
-        link = f"{server.uri}/#{review.partition('#')[2]}"
-        photograph(tab, link, "mlflow-list.png", "matching runs")
-        photograph(tab, link + AS_CHARTS, "mlflow-charts.png", "vs. tflops")
-        client = MlflowClient(server.uri)
+        link = f"{address}/#{review.partition('#')[2]}"
+        wait_for_server(f"{address}/health")
+        photograph(tab, link, "mlflow-list.png", "matching runs", hidden_px=ASSISTANT_PX)
+        photograph(tab, link + AS_CHARTS, "mlflow-charts.png", "vs. tflops", hidden_px=ASSISTANT_PX)
+        client = MlflowClient(address)
         (experiment,) = (found for found in client.search_experiments() if found.name != "Default")
         ids = [experiment.experiment_id]
         best = client.search_runs(ids, "metrics.place > 0", order_by=["metrics.place"], max_results=3)
         query = {"runs": [run.info.run_id for run in best], "experiments": ids}
         words = urllib.parse.urlencode({key: json.dumps(value) for key, value in query.items()})
-        photograph(tab, f"{server.uri}/#/compare-runs?{words}", "mlflow-compare.png", "Parallel Coordinates")
+        photograph(
+            tab,
+            f"{address}/#/compare-runs?{words}",
+            "mlflow-compare.png",
+            "Parallel Coordinates",
+            hidden_px=ASSISTANT_PX,
+        )
     finally:
-        server.kill()
+        os.killpg(server.pid, signal.SIGTERM)
+        server.wait()
+
+
+def wait_for_server(url: str) -> None:
+    """Wait until a request to this URL has a response. Raises `OSError` if it has none in time."""
+    deadline_s = time.monotonic() + TIMEOUT_S
+    while True:
+        try:
+            urllib.request.urlopen(url, timeout=2)
+            return
+        except OSError:
+            if time.monotonic() > deadline_s:
+                raise
+            time.sleep(0.5)
 
 
 # ── stored results ──
@@ -257,8 +279,8 @@ def main() -> None:
         subprocess.run([*sweeper, "report", "out=report.html"], check=True)
         subprocess.run([*sweeper, "plan", *PLAN.split(), "out=plan.html"], check=True, capture_output=True)
         photograph(tab, f"file://{folder}/report.html", "report.png", "Best results")
-        photograph(tab, f"file://{folder}/report.html", "heatmap.png", "over m and n", element=HEATMAP)
-        photograph(tab, f"file://{folder}/plan.html", "plan.png", "Scaling", element=TIME_TO_SCALING)
+        photograph(tab, f"file://{folder}/report.html", "heatmap.png", "over m and n", box=HEATMAP)
+        photograph(tab, f"file://{folder}/plan.html", "plan.png", "Scaling", box=TIME_TO_SCALING)
         photograph_mlflow(tab, Path(folder), review)
 
 

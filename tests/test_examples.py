@@ -22,7 +22,10 @@ PRINTED = {
     "plan.sh": ("11.67 B[^$]+sh sweeps/megatron.sh[^$]+h200", ["plan.html", "sweeps/megatron.sh"]),
     "trainer.sh": (r"read +step 1: loss=5\.545 tokens_per_s=\d+[^$]+4 complete", ["sweeps/trainer/trials.csv"]),
     "own_workload.py": ("3 complete[^$]+winner .+ GB/s .+ piece_kib=", ["sweeps/add/best/best.json"]),
-    "two_objectives.py": (r"param\.batch +tokens_per_s +step_time_ms\n0 ", ["sweeps/inference/trials.csv"]),
+    "two_objectives.py": (
+        r"param\.batch +tokens_per_s +step_time_ms\ntrial +\n\d+ +\d+ ",
+        ["sweeps/inference/trials.csv"],
+    ),
     "gate.sh": ("slower, -[^$]+ended with 1", ["performance.json", "gate.xml", "gate.md"]),
 }
 SHORT = ("plan.sh", "own_workload.py", "trainer.sh")
