@@ -28,7 +28,9 @@ from workloads.offload.plan import (
 
 Array = NDArray[np.float64]
 Number = TypeVar("Number", float, Array)
-CONTENTION = 0.15  # seconds that a second of a collective adds to the computation beside it, as in the estimator
+# Seconds that a second of a collective adds to the computation beside it: 0.9 in shards of 8B and 0.65 in those of 32B
+# on two H100s, whose clocks fell by 2 and 5% (benchmarks/results/offload_gang_h100.md).
+CONTENTION = 0.75
 ALLOCATOR_SLACK = 1.03  # bytes that an allocator reserves, over the bytes that are allocated from it
 
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import multiprocessing
+import os
 import socket
+import time
 import traceback
 from collections.abc import Iterator
 from dataclasses import replace
@@ -44,13 +47,20 @@ def build_rank_plan(layers: list[LayerPlan], rounds: int) -> Plan:
     return replace(build_plan(layers, "device", rounds), sequences_per_chunk=1)
 
 
-def train(rank: int, distribution: Distribution, layers: str, rounds: int) -> tuple[list[float], Any]:
+def train(
+    rank: int, distribution: Distribution, layers: str, rounds: int, dying_rank: int | None = None
+) -> tuple[list[float], Any]:
+    """Train two steps, after the first of which the dying rank ends without a word."""
     before, _, _ = train_with_pytorch(SHAPE, rounds)
     with Arena(32 * 2**20, CPU) as arena:
         gang, plan = Gang(distribution, RANKS, rank), build_rank_plan(LAYERS[layers], rounds)
         engine = Engine(SHAPE, plan, arena, CPU, KERNELS["cpu"], precision=FP32, optimizer=OPTIMIZER, gang=gang)
         engine.load(before.__getitem__)
-        losses = [float(engine.step(batch[:, :, rank : rank + 1])) for batch in draw_tokens(rounds)]
+        losses = []
+        for batch in draw_tokens(rounds):
+            losses.append(float(engine.step(batch[:, :, rank : rank + 1])))
+            if rank == dying_rank:
+                os._exit(1)
         return losses, {name: weight.numpy() for name, weight in engine.copy_weights().items()}
 
 
@@ -64,9 +74,9 @@ def serve(rank: int, port: int, calls: Any, answers: Any) -> None:
                 answers.put((rank, traceback.format_exc()))
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def gang() -> Iterator[Any]:
-    """Yield a function that trains on both ranks and returns their results."""
+    """Yield a function that trains on both ranks and returns the results of those that answer."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -78,26 +88,30 @@ def gang() -> Iterator[Any]:
     for process in processes:
         process.start()
 
-    def run(*call: object) -> list[Any]:
+    def run(*call: object, answering: int = RANKS) -> list[Any]:
         for queue in calls:
             queue.put(call)
-        return [result for _, result in sorted((answers.get(timeout=60) for _ in range(RANKS)), key=lambda a: a[0])]
+        return [result for _, result in sorted((answers.get(timeout=60) for _ in range(answering)), key=lambda a: a[0])]
 
     yield run
     for process in processes:
         process.kill()
 
 
-@pytest.mark.parametrize("rounds", [1, 2])
-@pytest.mark.parametrize("layers", LAYERS)
 @pytest.mark.parametrize("distribution", DISTRIBUTIONS)
-def test_two_processes_train_like_plain_pytorch_in_one(
-    gang: Any, distribution: Distribution, layers: str, rounds: int
-) -> None:
-    _, losses, after = train_with_pytorch(SHAPE, rounds)
-    for result in gang(distribution, layers, rounds):
-        assert not isinstance(result, str), result
-        rank_losses, weights = result
-        assert rank_losses == pytest.approx(losses, abs=1e-5)
-        for name, weight in after.items():
-            torch.testing.assert_close(torch.from_numpy(weights[name]), weight, rtol=0, atol=2e-5, msg=name)
+def test_two_processes_train_like_plain_pytorch_in_one(gang: Any, distribution: Distribution) -> None:
+    for layers, rounds in itertools.product(LAYERS, (1, 2)):
+        _, losses, after = train_with_pytorch(SHAPE, rounds)
+        for result in gang(distribution, layers, rounds):
+            assert not isinstance(result, str), result
+            rank_losses, weights = result
+            assert rank_losses == pytest.approx(losses, abs=1e-5), layers
+            for name, weight in after.items():
+                torch.testing.assert_close(torch.from_numpy(weights[name]), weight, rtol=0, atol=2e-5, msg=name)
+
+
+@pytest.mark.parametrize("distribution", DISTRIBUTIONS)
+def test_a_rank_whose_peer_dies_fails_within_seconds(gang: Any, distribution: Distribution) -> None:
+    started = time.monotonic()
+    (error,) = gang(distribution, "host", 2, 1, answering=1)
+    assert "remote worker" in error and time.monotonic() - started < 20
