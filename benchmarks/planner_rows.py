@@ -16,7 +16,6 @@ from workloads.hardware.cluster import Cluster
 from workloads.hardware.precisions import PRECISIONS
 from workloads.layouts.layout import AttentionKernel, Checkpointing, Job, Layout, Sharding, State
 from workloads.layouts.trainers import SYNONYMS, TRAINERS
-from workloads.models.families import UNSUPPORTED_FAMILIES
 from workloads.models.flops import model_flops_per_token
 from workloads.models.hugging_face import UnsupportedModel, load_model
 from workloads.models.model import Model
@@ -145,9 +144,6 @@ def read_run(row: Mapping[str, str]) -> PublishedRun:
 
 def _model_name(row: Mapping[str, str]) -> str:
     name = row["model_key"] or row["model"].split()[0].lower()
-    family = next((family for family in UNSUPPORTED_FAMILIES if name.startswith(family)), None)
-    if family:
-        raise UnsupportedModel(f"model {name} is not modelled: {UNSUPPORTED_FAMILIES[family]}")
     return MODEL_NAMES.get(name, name)
 
 

@@ -48,8 +48,9 @@ def load_model(name: str) -> Model:
         return MODELS[name]
     if name.endswith(".json"):
         return read_hugging_face(read_config(name))
-    if name in UNSUPPORTED_FAMILIES:
-        raise UnsupportedModel(f"{name} is not modelled: {UNSUPPORTED_FAMILIES[name]}")
+    for family, reason in UNSUPPORTED_FAMILIES.items():
+        if name.startswith(family):
+            raise UnsupportedModel(f"{name} is not modelled: {reason}")
     available = f"Available: {', '.join(MODELS)}, or a path to a config.json."
     raise UnsupportedModel(f"unknown model '{name}'. {available}{suggest(name, MODELS)}")
 
