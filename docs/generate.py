@@ -17,7 +17,7 @@ from typing import Any
 from sweeper.cli import exits
 from sweeper.cli.arguments import FLAGS, parse_arguments
 from sweeper.cli.command import SUBCOMMANDS
-from sweeper.cli.help_page import sweep_rows, workload_rows
+from sweeper.cli.help_page import TEXTS, sweep_rows, workload_rows
 from sweeper.cli.sources import GROUPS, compose_groups, list_choices, loaded_files
 from sweeper.config.catalogue import catalogue, list_figures
 from sweeper.config.resolution import CONF
@@ -51,6 +51,7 @@ def keys() -> str:
     rows = sweep_rows(compose_groups(arguments), loaded_files(arguments))
     parts = (
         ("Of a sweep", described(rows)),
+        ("The space", plain(TEXTS["space"])),
         ("Groups", described(groups, "group")),
         ("Flags", described(flags, "flag")),
     )
