@@ -49,11 +49,12 @@ def own_saved_elements(placed: PlacedJob, checkpointing: str) -> float:
 def keeps_weights(placed: PlacedJob) -> bool:
     """Return whether weights stay gathered from a micro-batch's backward pass to the next one's forward pass.
 
-    They do where a block has no more of them than of the activations that its backward pass frees: the peak of memory
-    stays the same.
+    They do where blocks have less of them than of the activations that their backward passes free, by the embedding and
+    its gradient: the peak of memory stays the same.
     """
     layout = placed.layout
     if not (is_counted(placed) and layout.uses_fsdp(placed.job.state) and layout.reshard_after_forward):
         return False
     saved = placed.tokens * own_saved_elements(placed, layout.checkpointing)
-    return layout.pp == 1 and layout.microbatches > 1 and saved >= block_gpu_weights(placed, 0).total
+    freed = placed.model.layers * (saved - block_gpu_weights(placed, 0).total)
+    return layout.pp == 1 and layout.microbatches > 1 and freed >= 2 * placed.model.embedding_weights / layout.tp

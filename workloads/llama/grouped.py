@@ -27,17 +27,13 @@ def multiply_groups(a: Tensor, b: Tensor, ends: Tensor) -> Tensor:
             the last expert's is anything.
     """
     with annotate("experts"):
-        return _multiply_groups(a, b, ends)
-
-
-def _multiply_groups(a: Tensor, b: Tensor, ends: Tensor) -> Tensor:
-    if a.device.type != "cpu":
-        return functional.grouped_mm(a, b, offs=ends).contiguous()
-    parts = [slice(start, end) for start, end in pairwise([0, *ends.tolist()])]
-    if b.dim() == 2:
-        return torch.stack([a[:, part] @ b[part] for part in parts])
-    products = [a[part] @ matrix for part, matrix in zip(parts, b, strict=True)]
-    return torch.cat([*products, a.new_zeros(len(a) - parts[-1].stop, b.shape[2])])
+        if a.device.type != "cpu":
+            return functional.grouped_mm(a, b, offs=ends).contiguous()
+        parts = [slice(start, end) for start, end in pairwise([0, *ends.tolist()])]
+        if b.dim() == 2:
+            return torch.stack([a[:, part] @ b[part] for part in parts])
+        products = [a[part] @ matrix for part, matrix in zip(parts, b, strict=True)]
+        return torch.cat([*products, a.new_zeros(len(a) - parts[-1].stop, b.shape[2])])
 
 
 @multiply_groups.register_fake

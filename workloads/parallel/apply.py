@@ -103,9 +103,7 @@ def shard_stage(stage: Stage, mesh: DeviceMesh, dtype: torch.dtype, *, reshard_a
     shard(stage, reshard_after_forward=False)
 
 
-def set_gradient_sync(
-    stages: list[Stage], *, is_last_microbatch: bool, reshard_after_forward: bool, keeps_weights: bool
-) -> None:
+def set_gradient_sync(stages: list[Stage], layout: Layout, *, is_last_microbatch: bool, keeps_weights: bool) -> None:
     """Set what FSDP communicates in the coming backward pass.
 
     Gradients are averaged over copies in the last micro-batch of a step only. Without `reshard_after_forward` they are
@@ -115,9 +113,9 @@ def set_gradient_sync(
     for stage in stages:
         if isinstance(stage, FSDPModule):
             stage.set_requires_all_reduce(is_last_microbatch)
-            if not reshard_after_forward:
+            if not layout.reshard_after_forward:
                 stage.set_requires_gradient_sync(is_last_microbatch)
-            if keeps_weights or not reshard_after_forward:
+            if keeps_weights or not layout.reshard_after_forward:
                 stage.set_reshard_after_backward(is_last_microbatch)
 
 

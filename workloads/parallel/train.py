@@ -330,12 +330,8 @@ class Trainer:
         loss_function = self._build_loss(self.stages[0])
         lengths = [None] * count if document_lengths is None else document_lengths.chunk(count)
         for n, (x, t, d) in enumerate(zip(inputs.chunk(count), targets.chunk(count), lengths, strict=True)):
-            set_gradient_sync(
-                self.stages,
-                is_last_microbatch=n == count - 1,
-                reshard_after_forward=self.layout.reshard_after_forward,
-                keeps_weights=self._keeps_weights,
-            )
+            is_last = n == count - 1
+            set_gradient_sync(self.stages, self.layout, is_last_microbatch=is_last, keeps_weights=self._keeps_weights)
             microbatch_loss = loss_function(self.stages[0](x, d), t) / count
             microbatch_loss.backward()
             loss += microbatch_loss.detach()
