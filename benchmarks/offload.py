@@ -116,6 +116,10 @@ ROWS = {
         Row("llama3_8b", 8192, 120, 24, 32, gpus=2, distribution="replicas"),
     ],
     "32b_gang": [Row("qwen2_5_32b", 8192, 200, 72, 32, gpus=2, distribution="sharded")],
+    # Two H200s of a host with 256 GiB.
+    "70b_gang": [
+        Row("llama3_70b", 8192, 236, 132, 32, optimizer_states="int8", gpus=2, distribution="sharded"),
+    ],
     "1b_256k": [Row("llama3_1b", 262144, 60, 24, 1)],
     "cpu_offload": [Row("llama3_8b", 8192, 60, 24, 4)],
     "cpu_offload_small": [Row("llama3_8b", 8192, 60, 24, 1)],
