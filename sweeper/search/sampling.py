@@ -308,7 +308,7 @@ def make_sampler(name: str, seed: int, number: int, *, avoids_running: bool = Fa
     QMC keeps the sweep's seed, which scrambles its sequence, and takes its position in it from the study. CMA-ES keeps
     its covariance only with the trials of one run, and starts again after a resume.
     """
-    own_seed = trial_seed(seed, number)
+    own_seed = (seed * 1_000_003 + number) % 2**32
     match name:
         case "tpe":
             return optuna.samplers.TPESampler(seed=own_seed, constant_liar=avoids_running)
@@ -321,7 +321,3 @@ def make_sampler(name: str, seed: int, number: int, *, avoids_running: bool = Fa
         case "qmc":
             return optuna.samplers.QMCSampler(scramble=True, seed=seed, warn_independent_sampling=False)
     return optuna.samplers.RandomSampler(seed=own_seed)  # also for grid, whose points are enqueued
-
-
-def trial_seed(seed: int, number: int) -> int:
-    return (seed * 1_000_003 + number) % 2**32
