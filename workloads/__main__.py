@@ -3,8 +3,6 @@
 python -m workloads matmul m=1024 n=1024 k=1024 dtype=fp32
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import re

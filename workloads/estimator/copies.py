@@ -1,7 +1,5 @@
 """Bytes that copies of weights and gradients read and write: casts, buffers of collectives, sums over micro-batches."""
 
-from __future__ import annotations
-
 from workloads.estimator.own_trainer import keeps_weights
 from workloads.estimator.placed_job import PlacedJob
 

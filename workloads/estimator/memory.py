@@ -1,7 +1,5 @@
 """GiB of each pipeline rank at its peak, as the framework reports it."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """What this project's trainer saves of a micro-batch, and which weights it keeps gathered between two of them."""
 
-from __future__ import annotations
-
 from workloads.estimator.placed_job import PlacedJob, block_gpu_weights
 from workloads.layouts.trainers import is_own
 

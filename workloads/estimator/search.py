@@ -1,7 +1,5 @@
 """The fastest layouts of a job on a cluster. A bound leaves out those that cannot be among them; none is hidden."""
 
-from __future__ import annotations
-
 import heapq
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """The estimate of a job: its step time and memory."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 

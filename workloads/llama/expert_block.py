@@ -4,8 +4,6 @@ Saved are the products of gate and up projections of all rows: a token has a row
 of one product, so that a plan that saves one of them saves both. Router, order and copies of rows are computed again.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import torch

@@ -4,8 +4,6 @@ The rows of tokens are sorted by expert, and the offsets between experts stay on
 and each expert multiplies its own rows alone, without padding. PyTorch traces its own grouped product in bf16 only.
 """
 
-from __future__ import annotations
-
 from itertools import pairwise
 from typing import Any
 

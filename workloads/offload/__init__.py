@@ -1,7 +1,5 @@
 """`workload=llama8b` and others: train a Llama on the GPUs of a host within budgets of device and host memory."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal

@@ -1,7 +1,5 @@
 """What a trial of a memory budget would reach by the catalogue's rates of its GPU. No torch."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace

@@ -6,8 +6,6 @@ a step runs forward over all layers and backward over them. In the last round ea
 gradients are complete; its optimizer states are copied during its backward pass.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The GPUs of a host that train one model together, by the process group of their trial."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 

@@ -3,8 +3,6 @@
 `workloads.offload.plan_search` chooses a plan, `workloads.offload.engine` carries it out.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 

@@ -4,8 +4,6 @@ Every plan that fits a budget fits every larger one, and the search takes the fa
 never predicted to be slower.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cache

@@ -1,7 +1,5 @@
 """A trial of offloaded training: measure the device's rates, choose a plan, train."""
 
-from __future__ import annotations
-
 import math
 import statistics
 import time

@@ -1,7 +1,5 @@
 """Copies between host and device while it computes: streams, the slots of layers, and saved activations."""
 
-from __future__ import annotations
-
 import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence

@@ -12,8 +12,6 @@
 7. Allocate each rank's memory and fill it with weights that do not depend on the layout.
 """
 
-from __future__ import annotations
-
 import math
 import os
 import warnings

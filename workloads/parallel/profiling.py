@@ -1,7 +1,5 @@
 """Profile a step: what its device did, its collectives, and the parts of a mixture of experts."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """Run one trial of a layout: set it up, train a few steps, and read back the layout that ran."""
 
-from __future__ import annotations
-
 import gc
 import time
 from collections.abc import Callable, Iterator, Sequence
