@@ -22,6 +22,7 @@ from workloads.api.metrics import METRICS, get_metric
 HEARTBEAT_S = 10.0
 MIN_BETWEEN_LINES_S = 1.0
 SHOWN_OF_FRONT = 8  # in a block
+CELL = (100, 24)  # columns and lines of a notebook's cell
 
 
 @dataclass(frozen=True)
@@ -52,29 +53,25 @@ class ProgressState:
         if self.finals:
             return f"finals: {self.finals[0]}/{self.finals[1]}"
         counts = f": {format_counts(self.counts)}" if any(self.counts.values()) else ""
-        return f"{format_ended(self.ended, self.trials)}{counts}{f'; {self.limit[1]}' if self.limit[1] else ''}"
+        ended = f"{self.ended}{f'/{self.trials}' if self.trials else ''} trials"
+        return f"{ended}{counts}{f'; {self.limit[1]}' if self.limit[1] else ''}"
 
     def describe(self, record: TrialRecord) -> str:
-        metrics = self.objectives if self.front else self.objectives[:1]
-        return describe_values({name: record.metrics[name] for name in metrics}, self.shorten(record))
+        """Return the objectives of a trial with their units, or else their names, and its point."""
+        names = self.objectives if self.front else self.objectives[:1]
+        values = [f"{format_number(record.metrics[name])} {get_metric(name).unit or name}" for name in names]
+        return f"{', '.join(values)} at {format_point(self.shorten(record))}"
 
     def describe_failure(self, record: TrialRecord) -> str:
-        point = format_point(self.shorten(record))
-        return f"trial {record.number} {record.status.value}: {record.reason} ({point})"
+        return describe_failure(record.number, record.status.value, record.reason, self.shorten(record))
 
     def shorten(self, record: TrialRecord) -> dict[str, Any]:
-        """Return the parameters of a trial that tell it from others."""
+        """Return the parameters of a trial in which trials differ."""
         return {name: value for name, value in record.params.items() if name in self.varying or not self.varying}
 
 
-def format_ended(ended: int, budget: int | None) -> str:
-    return f"{ended}{f'/{budget}' if budget else ''} trials"
-
-
-def describe_values(metrics: Mapping[str, float], params: Mapping[str, Any]) -> str:
-    """Return metrics of a trial with their units, of one without a unit its name, and the trial's point."""
-    values = [f"{format_number(value)} {get_metric(name).unit or name}" for name, value in metrics.items()]
-    return f"{', '.join(values)} at {format_point(params)}"
+def describe_failure(number: int, outcome: str, reason: str, params: Mapping[str, Any]) -> str:
+    return f"trial {number} {outcome}: {reason} ({format_point(params)})"
 
 
 def describe_step(step: int, metrics: Mapping[str, float]) -> str:
@@ -125,20 +122,23 @@ class Lines(Progress):
     def __init__(self) -> None:
         super().__init__()
         self._last_s = 0.0
-        self._skipped = ""
+        self._skipped: tuple[str, ProgressState] | None = None
 
     def __exit__(self, *_: object) -> None:
         if self._skipped:
-            self.note(self._skipped)
+            self._show(*self._skipped)
+
+    def _show(self, line: str, state: ProgressState) -> None:
+        self.note(line)
 
     def update(self, state: ProgressState, ended: TrialRecord | None = None, is_best: bool = False) -> None:
         now = time.monotonic()
         failed = ended is not None and ended.status is not TrialStatus.COMPLETE
         line = f"[{format_duration(state.elapsed_s)}] {state.describe_counts()}"
         if not (is_best or failed) and now - self._last_s < (MIN_BETWEEN_LINES_S if ended else HEARTBEAT_S):
-            self._skipped = line if ended else self._skipped
+            self._skipped = (line, state) if ended else self._skipped
             return
-        self._last_s, self._skipped = now, ""
+        self._last_s, self._skipped = now, None
         if ended is not None and failed:
             line += f"; {state.describe_failure(ended)}"
         elif state.front and not state.finals:
@@ -152,7 +152,7 @@ class Lines(Progress):
             line += f"; {state.describe_workers(1)[0]}"
         if state.tracking_error:
             line += f"; MLflow: {state.tracking_error}"
-        self.note(line)
+        self._show(line, state)
 
 
 class Block(Progress):
@@ -170,48 +170,51 @@ class Block(Progress):
     def update(self, state: ProgressState, ended: TrialRecord | None = None, is_best: bool = False) -> None:
         if ended is not None and ended.status not in (TrialStatus.COMPLETE, TrialStatus.CANCELLED):
             self.note(state.describe_failure(ended))
-        self._live.update(self.draw(state))
-
-    def draw(self, state: ProgressState) -> Group:
-        width, bar = self.console.width, ""
-        if state.finals or state.limit != (0.0, "") or state.trials:
-            share = state.finals[0] / state.finals[1] if state.finals else state.limit[0]
-            bar = f"{draw_bar(share, min(24, width // 3))} "
-        remaining = "" if state.remaining_s is None else f", about {format_duration(state.remaining_s)} left"
-        running = f"{state.running} running, {state.waiting} next"
-        activity = "stopping: waiting for the running trials" if state.is_stopping else running
-        lines = [
-            Text(f"{bar}{state.describe_counts()}", style="bold"),
-            Text(f"{format_duration(state.elapsed_s)} elapsed{remaining}; {activity}"),
-        ]
-        lines += [Text(f"front {state.describe(record)}", style="green") for record in state.front[:SHOWN_OF_FRONT]]
-        if len(state.front) > SHOWN_OF_FRONT:
-            lines.append(Text(f"… and {len(state.front) - SHOWN_OF_FRONT} more on the front", style="green"))
-        if state.best and not state.front:
-            lines.append(Text(f"best {state.describe(state.best)}", style="green"))
-        room = max(1, self.console.height - 6 - min(len(state.front), SHOWN_OF_FRONT + 1))
-        workers, shown = list[str](), 0
-        for worker in state.describe_workers(room):
-            if workers and len(workers) + len(worker.splitlines()) > room:
-                break
-            workers, shown = workers + worker.splitlines(), shown + 1
-        workers += [f"… and {state.gangs - shown} more workers"] if state.gangs > shown else []
-        lines += [Text(worker, style="dim") for worker in workers]
-        if state.tracking_error:
-            lines.append(Text(f"MLflow: {state.tracking_error} (results are kept)", style="yellow"))
-        for line in lines:
-            line.truncate(width, overflow="ellipsis")
-        return Group(*lines)
+        self._live.update(Group(*draw_block(state, self.console.width, self.console.height)))
 
 
-class Json(Progress):
-    """One JSON object a line, for programs."""
+def draw_block(state: ProgressState, width: int, height: int) -> list[Text]:
+    """Return the lines of the live view for a terminal of this size, or a cell of a notebook."""
+    bar = ""
+    if state.finals or state.limit != (0.0, "") or state.trials:
+        share = state.finals[0] / state.finals[1] if state.finals else state.limit[0]
+        bar = f"{draw_bar(share, min(24, width // 3))} "
+    remaining = "" if state.remaining_s is None else f", about {format_duration(state.remaining_s)} left"
+    running = f"{state.running} running, {state.waiting} next"
+    activity = "stopping: waiting for the running trials" if state.is_stopping else running
+    lines = [
+        Text(f"{bar}{state.describe_counts()}", style="bold"),
+        Text(f"{format_duration(state.elapsed_s)} elapsed{remaining}; {activity}"),
+    ]
+    lines += [Text(f"front {state.describe(record)}", style="green") for record in state.front[:SHOWN_OF_FRONT]]
+    if len(state.front) > SHOWN_OF_FRONT:
+        lines.append(Text(f"… and {len(state.front) - SHOWN_OF_FRONT} more on the front", style="green"))
+    if state.best and not state.front:
+        lines.append(Text(f"best {state.describe(state.best)}", style="green"))
+    room = max(1, height - 6 - min(len(state.front), SHOWN_OF_FRONT + 1))
+    workers, shown = list[str](), 0
+    for worker in state.describe_workers(room):
+        if workers and len(workers) + len(worker.splitlines()) > room:
+            break
+        workers, shown = workers + worker.splitlines(), shown + 1
+    workers += [f"… and {state.gangs - shown} more workers"] if state.gangs > shown else []
+    lines += [Text(worker, style="dim") for worker in workers]
+    if state.tracking_error:
+        lines.append(Text(f"MLflow: {state.tracking_error} (results are kept)", style="yellow"))
+    for line in lines:
+        line.truncate(width, overflow="ellipsis")
+    return lines
+
+
+class Json(Lines):
+    """One JSON object a line: trials for programs, and the line and the block as a terminal shows them."""
 
     def note(self, text: str) -> None:
         self._print("note", {"text": " ".join(text.split())})
 
     def update(self, state: ProgressState, ended: TrialRecord | None = None, is_best: bool = False) -> None:
         if ended is None:
+            super().update(state)
             return
         remeasurement = ended.remeasurement
         event = {
@@ -230,6 +233,11 @@ class Json(Progress):
             "elapsed_s": round(state.elapsed_s, 3),
         }
         self._print("trial", event)
+        super().update(state, ended, is_best)
+
+    def _show(self, line: str, state: ProgressState) -> None:
+        block = [str(text) for text in draw_block(state, *CELL)]
+        self._print("progress", {"line": line, "block": block})
 
     def end(self, results: dict[str, object]) -> None:
         self._print("end", results)

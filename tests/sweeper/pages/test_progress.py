@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 
 import pytest
 
 from sweeper.common.trials import TrialStatus
+from sweeper.notebook.display import EventDisplay
 from sweeper.pages import terminal
-from sweeper.pages.progress import Block, ProgressState, describe_step
+from sweeper.pages.progress import Json, Lines, ProgressState, describe_step, draw_block
 from tests.support.factories import trial_record
 
 BEST = trial_record(0, {"lr": 0.1, "tp": 1}, metrics={"tokens_per_s": 1234.0})
 
 
-def draw(width: int, **fields: object) -> list[str]:
-    """Return the lines of the block of a sweep of 24 trials of which four have ended."""
-    display = Block(force_terminal=True)
-    display.console.width = width
+def make_state(**fields: object) -> ProgressState:
+    """Return the state of a sweep of 24 trials of which four have ended."""
     counts = {TrialStatus.COMPLETE: 4}
-    state = ProgressState(counts, 24, 1, 0, 71.0, 9.0, BEST, ["tokens_per_s"], **fields)  # type: ignore[arg-type]
-    return [str(line) for line in display.draw(state).renderables]
+    return ProgressState(counts, 24, 1, 0, 71.0, 9.0, BEST, ["tokens_per_s"], **fields)  # type: ignore[arg-type]
+
+
+def draw(width: int, **fields: object) -> list[str]:
+    return [str(line) for line in draw_block(make_state(**fields), width, 25)]
 
 
 def test_the_bar_follows_the_limit_that_binds_and_the_finals() -> None:
@@ -29,6 +32,20 @@ def test_the_bar_follows_the_limit_that_binds_and_the_finals() -> None:
     assert times == "1:11 elapsed, about 0:09 left; 1 running, 0 next"
     assert best == "best 1,234 tokens/s at lr=0.1"  # tp does not vary
     assert draw(80, limit=(1.0, ""), finals=(3, 12))[0] == f"{'█' * 6}{'░' * 18} finals: 3/12"
+
+
+def test_another_process_shows_the_lines_and_the_block_of_a_terminal(capfd: pytest.CaptureFixture[str]) -> None:
+    with Json() as display:
+        display.update(make_state(), BEST, is_best=True)
+    events = [json.loads(line) for line in capfd.readouterr().err.splitlines()]
+    assert [event["event"] for event in events] == ["trial", "progress"]
+    assert events[1]["block"] == draw(100)
+    for event in events:
+        EventDisplay().event(event)
+        EventDisplay(has_progress=False).event(event)
+    shown = capfd.readouterr().err
+    Lines().update(make_state(), BEST, is_best=True)
+    assert capfd.readouterr().err == shown and "new best 1,234 tokens/s" in shown
 
 
 def test_a_step_shows_the_rate_and_its_shares_before_what_the_trainer_prints_itself() -> None:
