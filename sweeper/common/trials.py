@@ -117,6 +117,10 @@ class TrialRecord:
     retry: Retry | None = None
 
     @property
+    def duration_s(self) -> float:
+        return self.ended_at_s - self.started_at_s
+
+    @property
     def all_params(self) -> dict[str, Scalar]:
         return {**self.fixed, **self.params}
 

@@ -120,7 +120,7 @@ class Summary:
         if finals.top:  # this run was to measure them
             return text
         points = select_finalists(best, self.results.plan.criteria, DEFAULT_FINALISTS)
-        seconds = finals.rounds * sum(trial.ended_at_s - trial.started_at_s for trial in points)
+        seconds = finals.rounds * sum(trial.duration_s for trial in points)
         again = f"measures {len(points)} in {finals.rounds} rounds, about {format_duration(seconds)}"
         return f"{text}; finals.top={DEFAULT_FINALISTS} {again}"
 

@@ -79,7 +79,7 @@ class SweepProgress:
         self.varying: set[str] = set()  # the parameters in which the trials differ
         self._trials_since_best = 0
         repeated = list(repeated)
-        self._trial_s = sum(record.ended_at_s - record.started_at_s for record in repeated)
+        self._trial_s = sum(record.duration_s for record in repeated)
         self._attempts = len(repeated)
         self._timed_s = 0.0
         for record in sorted(records, key=lambda record: record.elapsed_s):
@@ -127,7 +127,7 @@ class SweepProgress:
         self.counts[record.status] += 1
         if not was_forgotten:
             self._attempts += 1
-            self._trial_s += record.ended_at_s - record.started_at_s
+            self._trial_s += record.duration_s
             self._timed_s += record.metrics.get("steps", 0.0) * record.metrics.get("step_time_ms", 0.0) / 1e3
         self._failures.add(record)
         losses, is_better = self._criteria.ranked_losses(record), False

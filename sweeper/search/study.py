@@ -308,7 +308,7 @@ class Study:
         tried = {
             record.retry.trial for record in self.records.values() if record.retry and record.superseded is not None
         }
-        queued = {*study.user_attrs.get(AGAIN, [])} - tried - self.retried  # by a run that was stopped
+        queued = self.again - tried - self.retried  # by a run that was stopped
         for record in [record for record in self.current_records if record.number in queued]:
             self.try_again(record)
 
@@ -316,9 +316,13 @@ class Study:
         """Queue trials as `try_again` does, also for a later run if this one is stopped. Returns those queued."""
         queued = [record for record in records if self.try_again(record)]
         if queued:
-            earlier = self._journal.study.user_attrs.get(AGAIN, [])
-            self._journal.study.set_user_attr(AGAIN, [*earlier, *(record.number for record in queued)])
+            self._journal.study.set_user_attr(AGAIN, sorted(self.again | {record.number for record in queued}))
         return queued
+
+    @property
+    def again(self) -> set[int]:
+        """The numbers of the trials that `queue_again` has queued, in earlier runs too."""
+        return {*self._journal.study.user_attrs.get(AGAIN, [])}
 
     def try_again(self, record: TrialRecord, changes: Sequence[str] = ()) -> bool:
         """Queue the point of a trial, or its round of the finals, whose next trial replaces this one.

@@ -99,7 +99,7 @@ class Store:
         name = run_name(record.number, record.params, record.remeasurement)
         run_id = self._child_id(record.number, name, record.started_at_s)
         metrics = shown_metrics(record.metrics, self._listed_first) | dict(record.metrics)
-        metrics |= {"trial_time_s": record.ended_at_s - record.started_at_s, mlflow_view.TRIAL: record.number}
+        metrics |= {"trial_time_s": record.duration_s, mlflow_view.TRIAL: record.number}
         tags = {name: value for name, value in self._trial_tags(record).items() if value not in ("", None)}
         self._log(run_id, end_ms, metrics, {name: str(value)[:5000] for name, value in tags.items()}, record.all_params)
         self._client.log_text(run_id, record.to_json(), "trial.json")

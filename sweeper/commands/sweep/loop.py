@@ -11,7 +11,7 @@ from dataclasses import replace
 from sweeper.cli.exits import SOME_FAILED, StopRequests
 from sweeper.commands.sweep.closing import FinishedRun
 from sweeper.commands.sweep.opening import open_sweep
-from sweeper.commands.sweep.rounds import MOST_ROUNDS, RoundsAgain
+from sweeper.commands.sweep.rounds import choose_again
 from sweeper.common.clock import PhaseClock
 from sweeper.common.format import one_line
 from sweeper.common.trials import LEFT, Remeasurement, Trial, TrialRecord, TrialResult, TrialStatus, run_name
@@ -67,7 +67,6 @@ class Sweep:
         self._nodes = NodeMonitor(plan.target, plan.config, self._gang_resources, self._study.records)
         self._duration = DurationNote(plan)
         self._finals_ended = self._finals_planned = 0
-        self._rounds = RoundsAgain()
         self._finals: deque[tuple[TrialRecord, Remeasurement]] = deque()
         self._steps: dict[int, str] = {}  # the last step of each running trial
 
@@ -171,23 +170,27 @@ class Sweep:
 
     def _queue_disturbed(self) -> bool:
         """Queue again what other processes disturbed, when all else has ended. Returns whether anything was."""
-        if self._stop.requested or self._progress.stop_reason or self._rounds.count == MOST_ROUNDS:
+        if self._stop.requested or self._progress.stop_reason:
             return False
         if {"time_s", "gpu_hours", "cost"} & set(self._progress.exhausted_limits()):
             return False
         in_finals = bool(self._finals_planned)
         kept = {id(record) for record in (*self._progress.front, self._progress.best)}
         neighbours = Neighbours(self._study.records, self._config.workload.objective)
+        records = {
+            number: record
+            for number, record in self._study.records.items()
+            if (bool(record.remeasurement and record.remeasurement.group) if in_finals else not record.remeasurement)
+        }
         disturbed = [
             record
             for record in self._study.current_records
-            if record.number not in self._study.retried and id(record) not in kept
-            if (bool(record.remeasurement and record.remeasurement.group) if in_finals else not record.remeasurement)
+            if record.number in records and record.number not in self._study.retried and id(record) not in kept
             if record.status is TrialStatus.INCONCLUSIVE
             or (record.retry is None and self._describe_stall(record, neighbours))
         ]
-        phase, gangs = ("finals", 1) if in_finals else ("trials", self._plan.resources.gangs)
-        chosen = self._rounds.choose(disturbed, self._clock.seconds().get(phase, 0.0), gangs)
+        gangs = 1 if in_finals else self._plan.resources.gangs
+        chosen = choose_again(disturbed, records, self._study.again, gangs)
         disturbed = self._study.queue_again(chosen)
         for record in [] if in_finals else disturbed:
             self._progress.forget(record)
@@ -237,7 +240,7 @@ class Sweep:
         finalists = dict.fromkeys(remeasurement.trial for _, remeasurement in pending)
         numbers, rounds = ", ".join(map(str, finalists)), self._config.finals.rounds
         self._display.note(f"finals   remeasuring trials {numbers}, interleaved, {rounds} rounds, in a fresh worker")
-        self._finals_ended, self._finals_planned, self._rounds = 0, len(pending), RoundsAgain()
+        self._finals_ended, self._finals_planned = 0, len(pending)
         self._clock.enter("finals")
 
         def ask() -> Trial:

@@ -1,6 +1,7 @@
 """Rounds at the end of a search, and of the finals, that measure disturbed trials again: how many, and for how long."""
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
 
 from sweeper.common.trials import TrialRecord
 
@@ -9,20 +10,32 @@ HELPED = 0.75  # at most this share of a round's trials is still disturbed; else
 SHORT_S = 60.0  # the rounds of a shorter search may take this long, those of another one as long as it took
 
 
-class RoundsAgain:
-    def __init__(self) -> None:
-        self.count, self._first_s, self._measured = 0, 0.0, 0
+def choose_again(
+    disturbed: Sequence[TrialRecord], records: Mapping[int, TrialRecord], again: Collection[int], gangs: int
+) -> list[TrialRecord]:
+    """Return the disturbed trials that the next round measures.
 
-    def choose(self, disturbed: Sequence[TrialRecord], elapsed_s: float, gangs: int) -> list[TrialRecord]:
-        """Return which trials the next round measures. `elapsed_s`: of the search and its rounds so far."""
-        has_helped = self.count < MOST_ROUNDS - 1 or len(disturbed) <= HELPED * self._measured
-        if not self.count:
-            self._first_s = elapsed_s
-        left_s = gangs * (max(SHORT_S, self._first_s) - (elapsed_s - self._first_s))
-        chosen = list[TrialRecord]()
-        for record in disturbed if has_helped else ():
-            if (spent_s := record.ended_at_s - record.started_at_s) <= left_s:
-                chosen.append(record)
-                left_s -= spent_s
-        self.count, self._measured = self.count + 1, len(chosen)
-        return chosen
+    Earlier rounds count by their records, so that a resumed sweep continues with the time that they left.
+
+    Args:
+        records: the trials of the search, or of the finals, by number, in the order in which they ended.
+        again: the numbers of the trials that earlier rounds measured again.
+        gangs: the number of trials that run at once.
+    """
+    rounds: dict[int, int] = {}  # the round of each trial, 0 of the search itself
+    seconds = {True: 0.0, False: 0.0}  # of the rounds, and of the search itself
+    for number, record in records.items():
+        is_again = record.retry is not None and record.retry.trial in again
+        rounds[number] = rounds.get(record.retry.trial, 0) + 1 if record.retry and is_again else 0
+        seconds[is_again] += record.duration_s
+    sizes = Counter(rounds.values())
+    last = max(sizes)
+    if last >= MOST_ROUNDS or (last == MOST_ROUNDS - 1 and len(disturbed) > HELPED * sizes[last]):
+        return []
+    left_s = max(gangs * SHORT_S, seconds[False]) - seconds[True]
+    chosen = list[TrialRecord]()
+    for record in disturbed:
+        if record.duration_s <= left_s:
+            chosen.append(record)
+            left_s -= record.duration_s
+    return chosen
