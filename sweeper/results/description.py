@@ -60,6 +60,7 @@ class SweepDescription:
     git: Mapping[str, Any]  # commit of the checkout that ran
     # Trials of its budget, at most those of its space; None without a limit, or of an earlier version.
     budget_trials: int | None = None
+    cpus: int | None = None  # the cores of its machine that it uses, where those are not all or are chosen
     started_at_s: float = field(default_factory=time.time)  # of its last run
     end: SweepEnd | None = None  # how that ended; None while it runs, and after it was killed
 
@@ -100,7 +101,7 @@ def describe_sweep(
     plan: SweepPlan, *, study: str, arguments: Sequence[str], provenance: Mapping[str, Any], uri: str
 ) -> SweepDescription:
     """Return the description of a sweep that starts, by the command line `arguments`, with its store's `uri`."""
-    gpus = plan.resources.gpus
+    gpus, node = plan.resources.gpus, plan.target.nodes[0]
     return SweepDescription(
         name=plan.name,
         study=study,
@@ -120,6 +121,7 @@ def describe_sweep(
         software={name: version for name, version in provenance["versions"].items() if version},
         git=provenance["git"],
         budget_trials=plan.budget_trials,
+        cpus=node.cpus if node.idle_cpus or plan.config.cluster.cpus else None,
     )
 
 

@@ -82,14 +82,14 @@ def plan_on_free_cores(
         name.rpartition(".")[2] == THREADS for name in (*os.environ, *plan.space.constants, *plan.space.dimensions)
     )
     is_ours = resources.gpus == resources.gangs == 1 and plan.resolved.settings is None and not has_threads
-    if not is_ours or plan.target.is_gpu or node.id or plan.config.plan:
+    if not is_ours or plan.target.is_gpu or node.id:
         return plan
     for begun in map(node.using, range(node.cpus, 0, -1)):
         if _has_begun(plan, begun.cpu_model):
             note = f"trials use {begun.cpus} of {node.cpus} cores, as when this sweep began"
             note += f" (cluster.cpus={node.cpus}: all)"
             return replace(make_plan([begun]), busy=note) if begun.idle_cpus else plan
-    use, process = watch.find_use()
+    use, process = (0.0, "") if plan.config.plan else watch.find_use()
     if not use:
         return plan
     held = f"other processes use {use:.1f} of {node.cpus} cores{process and f', most of it {process}'}"
@@ -99,10 +99,13 @@ def plan_on_free_cores(
 
 
 def _has_begun(plan: SweepPlan, device: str) -> bool:
+    """Return whether the sweep has begun on these cores, unless `cluster.cpus` chose them for another command."""
     from sweeper.preflight.sweep_plan import name_folder
     from sweeper.results.description import read_description
 
     folder = name_folder(plan.config, plan.space, plan.target, {**plan.identity, "device": device})
     with suppress(UserInputError):  # a damaged description, which the sweep writes again
-        return (description := read_description(folder)) is not None and description.device == device
+        description = read_description(folder)
+        if description is not None and description.device == device:
+            return bool(plan.config.name or description.config["cluster"].get("cpus") is None)
     return False

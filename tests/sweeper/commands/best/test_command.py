@@ -61,6 +61,17 @@ def test_the_command_keeps_what_was_typed_and_fixes_the_space() -> None:
     assert words == [*kept, "hardware=cpu", "gpus=1", "space.seed=0", "space.x=2", "search=grid", "finals.top=0"]
 
 
+def test_a_sweep_on_some_cores_is_run_again_on_as_many(tmp_path: Path) -> None:
+    description = sweep_description(["sweeper", "cluster.cpus=4", "cluster.max_concurrent_trials=1"], cpus=1)
+    record = trial_record(params={"x": 2})
+    words = command_words(description, record)
+    assert [word for word in words if "cluster" in word] == ["cluster.max_concurrent_trials=1", "cluster.cpus=1"]
+    (tmp_path / "workload").mkdir()
+    (tmp_path / "workload/best.yaml").write_text(overrides_file(description, record, "trial 0", tmp_path))
+    resolved = resolve([f"--config-dir={tmp_path}", "workload=best", "hardware=cpu", "search=grid"])
+    assert resolved.config.cluster.cpus == 1
+
+
 @pytest.mark.parametrize(
     "program",
     [["python", "-m", "sweeper", "function"], ["sweeper", "function"], ["python", "-m", "sweeper.function"]],

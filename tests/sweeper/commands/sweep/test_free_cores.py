@@ -5,7 +5,10 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,7 +16,8 @@ import pytest
 from sweeper.cli.arguments import parse_arguments
 from sweeper.cli.composition import compose_sweeps
 from sweeper.commands.sweep import free_cores
-from sweeper.commands.sweep.rounds import RoundsAgain
+from sweeper.commands.sweep.rounds import choose_again
+from sweeper.common.trials import Retry
 from sweeper.config.hardware import Node
 from sweeper.preflight.sweep_plan import SweepPlan, plan_sweep
 from tests.support.factories import trial_record
@@ -69,10 +73,12 @@ def test_a_resumed_sweep_keeps_its_cores(tmp_path: Path, name: list[str], monkey
     begun: dict[Path, Any] = {}
     monkeypatch.setattr("sweeper.results.description.read_description", begun.get)
     first = plan(tmp_path, *name, use=2.0)
-    begun[first.folder] = type("Description", (), {"device": first.target.model})
-    resumed = plan(tmp_path, *name)
-    assert (resumed.name, resumed.identity) == (first.name, first.identity)
-    assert resumed.busy == "trials use 2 of 4 cores, as when this sweep began (cluster.cpus=4: all)"
+    begun[first.folder] = SimpleNamespace(device=first.target.model, config={"cluster": {}})
+    for resumed in (plan(tmp_path, *name), plan(tmp_path, *name, "plan=true", use=1.0)):
+        assert (resumed.name, resumed.identity) == (first.name, first.identity)
+        assert resumed.busy == "trials use 2 of 4 cores, as when this sweep began (cluster.cpus=4: all)"
+    begun[first.folder].config = {"cluster": {"cpus": 2}}  # which another command chose
+    assert bool(plan(tmp_path, *name).busy) == bool(name)
 
 
 def test_the_steady_use_of_another_process_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -91,13 +97,21 @@ def test_the_steady_use_of_another_process_is_found(monkeypatch: pytest.MonkeyPa
 
 
 def test_rounds_again_end_when_they_do_not_help_and_take_at_most_the_time_of_the_search() -> None:
-    records = [trial_record(number, started_at_s=10.0 * number, ended_at_s=10.0 * number + 10) for number in range(20)]
-    rounds = RoundsAgain()
-    assert rounds.choose(records, 500.0, 1) == records
-    assert rounds.choose(records[:19], 700.0, 1) == records[:19]
-    assert rounds.choose(records[:15], 890.0, 1) == []
-    rounds = RoundsAgain()
-    assert rounds.choose(records, 100.0, 1) == records[:10]
-    assert rounds.choose(records[:10], 200.0, 1) == []
-    rounds = RoundsAgain()
-    assert rounds.choose(records, 100.0, 2) == records
+    def choose(disturbed: int, trials: int = 20, rounds: Sequence[int] = (), gangs: int = 1) -> int:
+        """Return how many the next round measures, after rounds of so many trials of 10 s each."""
+        records, again = [trial_record(n, started_at_s=0.0, ended_at_s=10.0) for n in range(trials)], set[int]()
+        for size in rounds:
+            of_round = records[-size:]
+            again |= {record.number for record in of_round}
+            first = len(records)
+            records += [replace(r, number=first + n, retry=Retry(r.number)) for n, r in enumerate(of_round)]
+        chosen = choose_again(records[-disturbed:], {r.number: r for r in records}, again, gangs)
+        assert chosen == records[-disturbed:][: len(chosen)]
+        return len(chosen)
+
+    assert choose(9) == 9 and choose(8, rounds=[9]) == 8
+    assert choose(6, 40, rounds=[8, 8]) == 6 and choose(7, 40, rounds=[8, 8]) == 0  # the second round helped too little
+    assert choose(1, rounds=[2, 2, 2]) == 0
+    assert choose(9, rounds=[15]) == 5 and choose(9, rounds=[15], gangs=2) == 5  # as long as the search
+    assert choose(6, trials=6) == 6 and choose(5, trials=3, rounds=[3]) == 3  # a minute after a short search
+    assert choose(5, trials=3, rounds=[3], gangs=2) == 5
