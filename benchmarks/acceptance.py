@@ -141,8 +141,8 @@ def share_found(nodes: int, test: str, runs: int, loss: float | None = None) -> 
 def upper_bound(events: int, runs: int) -> float:
     """Return the upper end of the 95% interval of a share (Wilson 1927)."""
     share, z = events / runs, 1.96
-    centre, half = share + z * z / (2 * runs), z * np.sqrt(share * (1 - share) / runs + z * z / (4 * runs * runs))
-    return float((centre + half) / (1 + z * z / runs))
+    center, half = share + z * z / (2 * runs), z * np.sqrt(share * (1 - share) / runs + z * z / (4 * runs * runs))
+    return float((center + half) / (1 + z * z / runs))
 
 
 def build_page(runs: int) -> Iterator[str]:

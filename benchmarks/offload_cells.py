@@ -264,9 +264,9 @@ def draw() -> None:
             y = budgets.index((float(cell["host_gib"]), float(cell["device_gib"])))
             measured = cell["measured_ratio"]
             ratio = float(measured or cell["estimated_ratio"])
-            colour = pyplot.get_cmap("RdYlGn")(min(1.0, max(0.0, (ratio - 0.85) / 0.3)))
+            color = pyplot.get_cmap("RdYlGn")(min(1.0, max(0.0, (ratio - 0.85) / 0.3)))
             edge = {"edgecolor": "black", "linewidth": 2, "zorder": 2} if measured else {"edgecolor": "white"}
-            axes.add_patch(pyplot.Rectangle((x - 0.5, y - 0.5), 1, 1, facecolor=colour, **edge))
+            axes.add_patch(pyplot.Rectangle((x - 0.5, y - 0.5), 1, 1, facecolor=color, **edge))
             axes.text(x, y, f"{ratio:.2f}", ha="center", va="center", fontsize=7, zorder=3)
         axes.set_xticks(range(len(lengths)), [f"{length:,}" for length in lengths], rotation=45)
         axes.set_yticks(range(len(budgets)), [f"{host:g}/{device:g}" for host, device in budgets], fontsize=7)

@@ -21,7 +21,7 @@ def main() -> None:
 
 
 def run(words: list[str]) -> None:
-    """Run the command with these words and exit."""
+    """Run the command with these arguments and exit."""
     import sweeper.common.rare_collections  # noqa: F401
     from sweeper.cli.command import SUBCOMMANDS
     from sweeper.cli.exits import exit_with, interpreter, name_user, open_streams

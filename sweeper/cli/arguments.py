@@ -13,8 +13,8 @@ from sweeper.config.validation import keys_of
 from workloads.api.errors import UserInputError, nearest, suggest
 
 INFO_PARTS = ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath")
-# Names, options for argparse, and what the help says. All but --version are Hydra's; its flags that replace the root of
-# the configuration or rerun a pickled one are left out.
+# Names, options for argparse, and the text of the help page. All but --version are Hydra's; its flags that replace the
+# root of the configuration or rerun a pickled one are left out.
 FLAGS: tuple[tuple[tuple[str, ...], dict[str, Any], str], ...] = (
     (("--help", "-h"), {"action": "store_true"}, "this help, with the keys of the workload that workload= names"),
     (("--version",), {"action": "store_true"}, "the versions of sweeper, Python and the main packages"),
@@ -28,7 +28,7 @@ FLAGS: tuple[tuple[tuple[str, ...], dict[str, Any], str], ...] = (
     (("--shell-completion", "-sc"), {"action": "store_true"}, "install or uninstall completion: -sc install=bash"),
     (("--hydra-help",), {"action": "store_true"}, "Hydra's own help"),
 )
-# Flags that each say what to do; only one of them has an effect.
+# Flags that each choose an action; only one of them has an effect.
 MODES = ("multirun", "run", "cfg", "info", "shell_completion")
 KEYS = {"model", *(field.name for field in fields(Config))}
 SWITCHES = {key.name for key in keys_of(Config) if bool in (key.annotation, *get_args(key.annotation))}

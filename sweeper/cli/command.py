@@ -37,7 +37,7 @@ COMMAND_NAMES, SETTING_NAMES = (
     {typed: name for name, others in SYNONYMS[kind].items() for typed in others} for kind in ("subcommand", "setting")
 )
 KEY = re.compile(r"[A-Za-z_][\w.]*")
-# Where the meaning of a key starts: beside its name, or on a narrow terminal below it.
+# Where the meaning of a key starts: next to its name, or on a narrow terminal below it.
 COLUMN, NARROW_COLUMN = 28, 8
 NARROW = 72
 
@@ -48,7 +48,7 @@ def word(name: str, default: Any = MISSING) -> Any:
 
 
 def words(name: str, least: int = 0) -> dict[str, Any]:
-    """Return the metadata of a list's field, which takes any number of plain words from `least` on."""
+    """Return the metadata of a list field, which takes at least `least` plain arguments."""
     return {"word": name, "least": least}
 
 
@@ -93,7 +93,7 @@ class StoreRequest:
     tracking: Tracking = field(default_factory=Tracking)
 
     def open_uri(self) -> str:
-        """Return the address of the store. Raises UserInputError if nothing answers there: MLflow tries for minutes."""
+        """Return the address of the store. Raises UserInputError if nothing responds: MLflow tries for minutes."""
         from sweeper.tracking.mlflow_store import check_uri, default_uri, name_ignored_store
 
         if not self.tracking.uri:
@@ -117,7 +117,7 @@ class Subcommand:
         exit_with(lambda: self.run(arguments), f"sweeper {self.name}")
 
     def run(self, arguments: Sequence[str]) -> int:
-        """Run the verb that the arguments begin with. Returns the exit code."""
+        """Run the verb that the arguments start with. Returns the exit code."""
         if "--help" in arguments or "-h" in arguments:
             print(self.render_help())
             return 0
@@ -305,7 +305,7 @@ def _describe_key(key: Key) -> str:
 
 
 def rows(pairs: Iterable[tuple[str, str]], width: int) -> str:
-    """Return names with their meaning beside them, or below a long name."""
+    """Return names with their meaning next to them, or below a long name."""
     column = COLUMN if width >= NARROW else NARROW_COLUMN
     lines = list[str]()
     for name, meaning in pairs:
@@ -336,7 +336,7 @@ def check_output_file(key: str, path: Path) -> None:
 
 
 def output_path(out: str | None, directory: str, name: str) -> Path:
-    """Return the file `out`, else one of this name in a directory's folder of sweeps, never beside the user's files."""
+    """Return the file `out`, else one of this name in a directory's folder of sweeps."""
     if out is not None:
         return Path(out)
     path = Path(directory) / FOLDER / name

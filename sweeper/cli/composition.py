@@ -29,7 +29,7 @@ from sweeper.config.validation import keys_of
 from workloads.api.contract import Workload
 from workloads.api.errors import UserInputError
 
-# Sections whose keys a YAML file need not list, since the schema knows them.
+# Sections whose keys a YAML file need not list, since the schema has them.
 OPTIONAL_SECTIONS = ("space.", "command.", "workload.", "hardware.", "limits.", "topology.")
 # Keys whose value Hydra would otherwise expand into several runs.
 VALUE_KEYS = re.compile(r"(space(\.\w+)+|search\.initial_points|projection\.nodes)=")
@@ -105,7 +105,8 @@ def compose_sweeps(arguments: Arguments) -> list[ComposedSweep]:
 def _check_override(override: str) -> None:
     """Check that an override chooses one of a group, and Hydra's own launcher and sweeper.
 
-    Hydra composes all choices of a list, each over the one before, and nobody would run what its plugins compose.
+    Hydra composes all choices of a list, each over the one before, and the configurations that its plugins compose
+    would never run.
     """
     if re.match(rf"[+~]*({'|'.join(GROUPS)})=\[", override):
         raise UserInputError(f"{override}: must be one name; with -m a,b runs one sweep for each")

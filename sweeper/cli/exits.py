@@ -32,7 +32,7 @@ def open_streams() -> None:
 
 
 def name_user() -> None:
-    """Give a user whom the system does not know a home and a name, as container runtimes do: libraries need both."""
+    """Give a user without an entry in the system's database a home and a name: libraries need both."""
     try:
         pwd.getpwuid(os.getuid())
     except KeyError:
@@ -97,7 +97,7 @@ class StopRequests:
             signal.signal(signum, handler)
 
     def add(self) -> None:
-        """Count a request that came by another way: Ray answers SIGTERM with SystemExit while it starts."""
+        """Count a request that arrived otherwise: Ray raises SystemExit on SIGTERM while it starts."""
         self._count += 1
 
     def _handle(self, signum: int, _: object) -> None:
@@ -107,7 +107,7 @@ class StopRequests:
         for number in (1, 2) if signum == signal.SIGHUP else ():
             try:
                 os.write(number, b"")
-            except OSError:  # a terminal that is gone: nobody reads the rest
+            except OSError:  # a closed terminal: no one reads the rest
                 os.dup2(os.open(os.devnull, os.O_WRONLY), number)
         if self._count > 1 or self.leave_at_once:
             self.leave("left at once", INTERRUPTED)

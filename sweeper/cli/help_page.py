@@ -83,7 +83,7 @@ def workload_rows(composed: DictConfig, files: list[ConfigFile]) -> list[tuple[s
     comments = {f"space.{name}": meaning for name, meaning in layout.items()}
     comments |= {name: comment for file in files for name, comment in file.comments().items()}
     keys = list(keys_of(workload.Parameters, "space."))
-    if settings := workload.Settings:  # a command's parameters are known once it says what to run
+    if settings := workload.Settings:  # a command's parameters are known only with `command.run`
         try:
             values: Any = OmegaConf.to_container(composed.get("command") or OmegaConf.create(), resolve=False)
             workload = workload.with_settings(build(settings, values, "command."))

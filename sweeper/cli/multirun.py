@@ -1,6 +1,7 @@
 """Several sweeps of one command, one after another, and on a cluster in parallel for different hardware.
 
-Each is a process. In one, a sweep would inherit the priority, memory and signal handlers of the one before.
+Each is a process. In a shared process, a sweep would inherit the priority, memory and signal handlers of the one
+before.
 """
 
 import os
@@ -33,7 +34,7 @@ class SweepQueue:
                     return
                 pipe = subprocess.PIPE if self.name else None
                 command = [sys.executable, "-m", "sweeper", *arguments]
-                # In a session of its own, so that a Ctrl-C reaches it only once, from `stop`.
+                # In its own session, so that a Ctrl-C reaches it only once, from `stop`.
                 self.process = subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, start_new_session=True)
             if self.process.stdout and self.process.stderr:
                 errors = threading.Thread(target=self._forward, args=(self.process.stderr, sys.stderr))

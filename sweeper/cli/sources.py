@@ -1,4 +1,4 @@
-"""The files that a command's configuration is composed from: its groups, the line of a key, the comment beside it."""
+"""The files that a command's configuration is composed from: its groups, the line of a key, the comment next to it."""
 
 import re
 from collections.abc import Iterator
@@ -46,7 +46,7 @@ class ConfigFile:
         return next((name.start_mark.line + 1 for entry, name, _ in self.entries() if entry == key), None)
 
     def comments(self) -> dict[str, str]:
-        """Return the comment beside each key that has one. It may go on in lines of comment below."""
+        """Return the comment next to each key that has one. It may go on in lines of comment below."""
         lines = self._text.splitlines()
         comments = {key: _comment(lines, name, value) for key, name, value in self.entries()}
         return {key: comment for key, comment in comments.items() if comment}
@@ -71,7 +71,7 @@ def _walk(node: yaml.Node | None, prefix: str) -> Iterator[tuple[str, yaml.Node,
 
 
 def _comment(lines: list[str], name: yaml.Node, value: yaml.Node) -> str:
-    """Return the comment beside a value; beside its name where the value is a block below."""
+    """Return the comment next to a value; next to its name where the value is a block below."""
     is_block = isinstance(value, yaml.CollectionNode) and not value.flow_style
     end = name.end_mark if is_block else value.end_mark
     if end.line >= len(lines):
@@ -156,7 +156,7 @@ def locate(message: str, arguments: Arguments, *, shipped: bool) -> str:
         if problem := file.problem(is_global=file.path.parent.name in GLOBAL_GROUPS):
             return f"{display(file.path)}:1: {problem}"
     key = match[0]
-    while key:  # then its sections: what is missing has no line of its own
+    while key:  # then its sections: what is missing has no line
         for file in files:
             if line := file.line_of(key):
                 return f"{display(file.path)}:{line}: {message}"

@@ -29,7 +29,7 @@ def round_to_interval(value: float, half_width: float) -> float:
 def round_to_band(value: float, error_share: float, factor: float = 1.0, apart_from: float = math.nan) -> str:
     """Return the value rounded to the first digit of its error: 1,152 within 8% is 1,150, and 57.5 is 58.
 
-    Two digits are kept whatever the error, so that figures which belong together still multiply: days and GPU-hours.
+    At least two digits are kept, so that values which belong together still multiply: days and GPU-hours.
     `factor` multiplies the rounded value, so that a price times the hours that are shown is the cost that is shown.
     The value gets more digits until it differs from `apart_from`.
     """

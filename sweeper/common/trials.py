@@ -43,7 +43,7 @@ def narrowest_retry(statuses: Collection[TrialStatus]) -> str:
     return next(name for name, retried in RETRIED.items() if set(statuses) <= set(retried))
 
 
-LOST_NODE = "lost_node_id"  # in `where` of a lost trial: Ray's id of the node of the worker that is gone
+LOST_NODE = "lost_node_id"  # in `where` of a lost trial: Ray's id of the node of the worker that died
 LEFT = "left_processes"  # in `where`: the command lines of what the trial left behind, which was ended
 SHARED_FIELDS = ("fixed", "work")  # of records: as a rule equal for all trials of a sweep
 

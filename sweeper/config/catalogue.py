@@ -21,7 +21,7 @@ from workloads.api.gpus import GpuIdentity
 # In C where PyYAML has it: thirty files take 0.1 s less than by OmegaConf, which reads them in Python.
 LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 UNDIVIDED = "SPX/NPS1"
-# The kinds of figures, which are the keys of `sources`: the field of each and its unit.
+# The kinds of values, which are the keys of `sources`: the field of each and its unit.
 FIGURES = {
     "peaks": ("dense_peak_tflops", "TFLOP/s"),
     "memory": ("memory_gib", "GiB"),
@@ -81,7 +81,7 @@ def find_hardware(device_name: str) -> Hardware | None:
 
 
 def list_figures(hardware: Hardware) -> list[tuple[str, str, str]]:
-    """Return each kind of figure that a GPU has: the kind, the figures with their unit, and their source."""
+    """Return each kind of value that a GPU has: the kind, the values with their unit, and their source."""
     rows = []
     for kind, (name, unit) in FIGURES.items():
         if value := getattr(hardware, name):

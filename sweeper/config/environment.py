@@ -1,6 +1,6 @@
 """Environment variables as parameters: `space.env.NAME` in a space, `env.NAME` in points, records and reports.
 
-A variable is read before torch is imported, so every environment has workers of its own. A value is a number or a text
+A variable is read before torch is imported, so every environment has its own workers. A value is a number or a text
 in the space and a text in the process; null: the sweep does not set the variable.
 """
 

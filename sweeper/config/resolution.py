@@ -154,7 +154,7 @@ def check_world_size(workload: Workload, config: Config, gpus: int) -> None:
 
 
 def check_program(resolved: ResolvedConfig) -> None:
-    """Check that a command's program and directory exist, where it is to run on this machine."""
+    """Check that a command's program and directory exist, if it runs on this machine."""
     settings = resolved.settings
     if settings is None or resolved.config.plan or not resolved.is_local:
         return

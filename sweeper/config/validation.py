@@ -1,4 +1,4 @@
-"""Dataclasses as schemas: plain values are checked against the annotations, and docstrings say what each key means."""
+"""Dataclasses as schemas: plain values are checked against the annotations, and docstrings describe each key."""
 
 import contextlib
 import inspect
@@ -153,7 +153,7 @@ class Key:
         return next((UNITS[end] for end in sorted(UNITS, key=len, reverse=True) if self.name.endswith(end)), "")
 
     def allowed(self) -> str:
-        """Return the allowed values in words; empty for any."""
+        """Return the allowed values as text; empty if any value is allowed."""
         words = [] if self.annotation is Any else [describe_type(self.annotation)]
         words += [f"at least {self.bounds['min']}"] if "min" in self.bounds else []
         words += [f"at most {self.bounds['max']}"] if "max" in self.bounds else []

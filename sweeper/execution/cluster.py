@@ -44,7 +44,7 @@ def discover_nodes(
     our packages; Ray brings it to all nodes if one lacks any of it.
 
     Raises:
-        UserInputError: no cluster answers, or, unless `insecure`, it accepts unauthenticated connections.
+        UserInputError: no cluster responds, or, unless `insecure`, it accepts unauthenticated connections.
     """
     stop()  # an earlier sweep of this process may have left its connection open
     if not insecure and (mode := os.environ.get("RAY_AUTH_MODE", "token")).lower() != "token":
@@ -72,7 +72,7 @@ def discover_nodes(
         init_ray(address=address)
     except (OSError, ValueError, RuntimeError) as error:
         cause = "start one with `ray start --head`" if address == "auto" else summarize_ray_error(error)
-        raise UserInputError(f"{named}: no Ray cluster answers ({cause}){remedy}") from error
+        raise UserInputError(f"{named}: no Ray cluster responds ({cause}){remedy}") from error
     global _code
     _code = code or SweepCode()
     nodes, missing, problems = _query_nodes(variables)
@@ -182,13 +182,13 @@ def _check_authentication(address: str, named: str) -> None:
         )
     if not accepts("token"):
         raise UserInputError(
-            f"{named}: no Ray cluster answers, or it requires a different token;"
+            f"{named}: no Ray cluster responds, or it requires a different token;"
             " set RAY_AUTH_TOKEN_PATH, or write its token to ~/.ray/auth_token"
         )
 
 
 def list_nodes() -> list[dict[str, Any]]:
-    """Return what Ray says of each node; nothing while the head is away, as one that restarts: asking it would block.
+    """Return Ray's state of each node; empty while the head is away, as during a restart: a request would block.
 
     Raises:
         ClusterError: the driver's node is dead: its raylet ended, or the head has removed it, as after its link was

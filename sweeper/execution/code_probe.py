@@ -1,6 +1,6 @@
 """Read what a node has of a sweep's code.
 
-Ray sends this module by value (`shipping.request_probe`), so a node answers without any code of ours. It therefore
+Ray sends this module by value (`shipping.request_probe`), so a node needs none of our code to respond. It therefore
 imports the standard library only.
 """
 

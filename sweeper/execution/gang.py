@@ -27,7 +27,7 @@ TRIALS_PER_GANG = 2  # one running, one next
 ROOT_CAUSE_GRACE_S = 3.0  # after the first failure of a rank, for the rank that knows the cause to report
 MAX_LEFT = 300  # characters of command lines that are kept
 MAX_DRIFT = 1e-4  # between two machines' monotonic clocks; crystals are within 100 parts per million
-# Statuses that no rank reports merely because another rank is gone.
+# Statuses that no rank reports merely because another rank died.
 ROOT_CAUSES = (TrialStatus.INFEASIBLE, TrialStatus.PRUNED, TrialStatus.INCONCLUSIVE, TrialStatus.TIMED_OUT)
 
 
@@ -47,7 +47,7 @@ class RunningTrial:
 
     @property
     def deadline_s(self) -> float:
-        """The time at which the trial has to be examined even if no rank reports."""
+        """The time at which the trial must be examined even if no rank reports."""
         return min(self.failure_deadline_s, self.started_s + self.kill_after_s)
 
 
@@ -185,7 +185,7 @@ class Gang:
             except RayTaskError as error:  # an error of the worker's own code: a trial's exceptions are in its result
                 result = RankResult(rank, reason=summarize_ray_error(error))
             except RayError as error:
-                result = RankResult(rank, status="lost", reason=f"the worker is gone: {summarize_ray_error(error)}")
+                result = RankResult(rank, status="lost", reason=f"the worker died: {summarize_ray_error(error)}")
                 if isinstance(error, OutOfMemoryError) or LOW_MEMORY in str(error):  # it would run out of memory again
                     reason = "out of memory: the node was running low on memory and Ray ended the worker"
                     result = RankResult(rank, status="infeasible", reason=reason)
@@ -194,7 +194,7 @@ class Gang:
             else:
                 running.results.append(result)
         if running.failures:
-            # A rank may fail because another is gone: the rank that knows the cause reports soon after.
+            # A rank may fail because another one died: the rank that knows the cause reports soon after.
             running.failure_deadline_s = min(running.failure_deadline_s, now + ROOT_CAUSE_GRACE_S)
             known = any(failure.status is TrialStatus.INFEASIBLE for failure in running.failures)
             complete = known or not running.pending or now >= running.failure_deadline_s
@@ -251,7 +251,7 @@ def _name_left(*results: RankResult) -> dict[str, Scalar]:
 def _merge_failures(failures: Sequence[TrialResult]) -> TrialResult:
     """Return the failure of a rank that knows the cause, else the first, with the last lines and files of all ranks.
 
-    Most ranks only report that another one is gone.
+    Most ranks only report that another one died.
     """
     order = {status: place for place, status in enumerate(ROOT_CAUSES)}
     cause = min(failures, key=lambda failure: order.get(failure.status, len(order)))

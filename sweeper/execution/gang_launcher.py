@@ -57,7 +57,7 @@ class GangLauncher:
         self.set_target(target)
 
     def set_target(self, target: Target) -> None:
-        """Start gangs on these nodes from now on, and on none that the cluster has beside them now."""
+        """Start gangs on these nodes from now on, and on no other node that the cluster has now."""
         self.target = target
         self._ids = {node.id for node in target.nodes if node.id}
         self._selector = select_nodes(self._ids, ray.nodes()) if self._ids else {}

@@ -103,7 +103,7 @@ class StepReports:
                 self.pending = self.collector.take.remote(0.0 if wait else PATIENCE_S)
             if wait:
                 reports, self.pending = reports + ray.get(self.pending, timeout=LAST_REPORTS_TIMEOUT_S), None
-        except RayError:  # the actor is gone, with the reports that it held
+        except RayError:  # the actor died, with the reports that it held
             self.collector, self.pending = _start_collector(), None
         return [(self.trials[number], step, at_s, metrics) for number, step, at_s, metrics in reports]
 

@@ -1,4 +1,4 @@
-"""Watch the head of a cluster: how long a sweep waits for one that does not answer, and what it does then."""
+"""Watch the head of a cluster: how long a sweep waits for one that does not respond, and what it does then."""
 
 import contextlib
 import os
@@ -20,7 +20,7 @@ LEAD_S = 5.0
 
 
 def read_timeout_s() -> float:
-    """Return for how long a sweep waits for a head that does not answer: a little less than Ray does.
+    """Return for how long a sweep waits for a head that does not respond: a little less than Ray does.
 
     Raises:
         UserInputError: Ray's variable is not a number of seconds.
@@ -63,7 +63,7 @@ class HeadWatch(threading.Thread):
 
 
 def _exit_before_start(address: str) -> None:
-    os.write(2, f"sweeper: the cluster's head {address} no longer answers; nothing was started\n".encode())
+    os.write(2, f"sweeper: the cluster's head {address} no longer responds; nothing was started\n".encode())
     os._exit(1)
 
 
@@ -80,13 +80,13 @@ def watch(address: str | None) -> None:
 
 
 def is_away() -> bool:
-    """Return whether the watched head does not answer now: a call of Ray's that needs it would block."""
+    """Return whether the watched head does not respond now: a call of Ray's that needs it would block."""
     return _current is not None and not _current.answers()
 
 
 @contextlib.contextmanager
 def on_head_lost(callback: Callable[[str], None]) -> Iterator[None]:
-    """Call `callback` with the address of the connected cluster's head when it no longer answers."""
+    """Call `callback` with the address of the connected cluster's head when it no longer responds."""
     _callbacks.append(callback)
     try:
         yield

@@ -38,9 +38,9 @@ def describe_local_node(variables: Collection[str] = ()) -> Node:
 
 
 def describe_hardware(gpus: int, variables: Collection[str]) -> dict[str, Any]:
-    """Return the fields of `Node` that the node which runs this tells itself, where Ray counts so many GPUs.
+    """Return the fields of `Node` that this node reports about itself; Ray counts this many GPUs on it.
 
-    Ray's variables hide all GPUs from a task that requests none: they say nothing about the node.
+    Ray's variables hide all GPUs from a task that requests none: they do not describe the node.
     """
     return {
         "cpu_name": host.cpu_name(),

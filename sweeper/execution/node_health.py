@@ -16,7 +16,7 @@ JUDGED_STATUSES = (*BAD, TrialStatus.COMPLETE, TrialStatus.PRUNED)
 RECENT_TRIALS = 50  # of a node: the present state of a node shows in its last trials
 MIN_FAILURES = 3
 SIGNIFICANCE_LEVEL = 1 / 2_000  # of the test for failures: chance alone drains a node this rarely
-SLOW_MEASUREMENTS = 3  # so many slow measurements of the same parameters in a row drain a node
+SLOW_MEASUREMENTS = 3  # this many consecutive slow measurements of the same parameters drain a node
 TRIALS_BETWEEN_ROUNDS = 20  # on each node, from one comparison round to the next
 
 

@@ -27,7 +27,7 @@ NO_ROUND = ComparisonRound(0, 0, {})
 class NodeMonitor:
     """Decides which nodes a sweep uses.
 
-    A local cluster has one node, and the sweep ends with it. Nodes that join are used beside the others where more
+    A local cluster has one node, and the sweep ends with it. Nodes that join are used too where more
     trials can run at once, so not on CPUs, in the finals, or with cluster.max_concurrent_trials: there they only take
     the places of lost ones. On CPUs no node is drained, and a trial's cores stay those of the plan.
     """
@@ -114,7 +114,7 @@ class NodeMonitor:
         remeasurement: Remeasurement | None,
         value: float | None = None,
     ) -> None:
-        """Add what a node did: the one whose worker is gone, else each node of the gang."""
+        """Add what a node did: the one whose worker died, else each node of the gang."""
         nodes = tuple(str(source.where.get(LOST_NODE) or source.where.get("node_ids") or "").split())
         if not nodes:
             return

@@ -1,8 +1,8 @@
 """Every use of what Ray does not document: the only module that imports from `ray._private`.
 
 Ray is pinned to the minor versions in which these uses were tried (pyproject.toml).
-`tests/sweeper/execution/test_ray_internals.py` has a test for each of them, whose message says what to do when a later
-version breaks it. A new use comes with its test.
+`tests/sweeper/execution/test_ray_internals.py` has a test for each of them, whose message has the remedy for a version
+that breaks it. A new use comes with its test.
 """
 
 import os
@@ -27,7 +27,7 @@ def visible_gpu_ids() -> list[str] | None:
 
 
 def count_gpus() -> int:
-    """Return how many GPUs Ray detects on this machine, whatever the environment says."""
+    """Return how many GPUs Ray detects on this machine, whatever the environment variables are."""
     return int(get_accelerator_manager_for_resource("GPU").get_current_node_num_accelerators())
 
 
@@ -55,9 +55,8 @@ def visible_gpus_variable() -> str:
 RAY_NODE = Node
 UNUSED = ("start_monitor", "start_log_monitor", "start_api_server")
 START_PROCESS = (services, "start_ray_process")
-# The raylet's options that say the same as the dashboard's agent, for which it waits otherwise. A raylet ends at an
-# option that it does not know. The command must not be empty, and the raylet ends with it: `cat` runs until the
-# raylet's end closes its input.
+# The raylet's options that replace the dashboard's agent, for which it would wait. A raylet exits on an unknown option.
+# The command must not be empty, and the raylet ends with it: `cat` runs until the raylet's end closes its input.
 NO_AGENT = (
     "--metrics-agent-port=-1",
     "--metrics_export_port=-1",
@@ -120,14 +119,14 @@ SETTINGS = {
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
 }
 
-# 5. Parts of Ray's messages. The classes of its exceptions do not tell these cases apart.
+# 5. Parts of Ray's messages. The classes of its exceptions do not distinguish these cases.
 CRASHED = "connection error code 2"  # a worker's end, of which its node knows nothing more
 EXIT_DETAIL = "exit detail: "
 SLOW_START = "timed out"  # `ray.init` waits 30 s for its processes, of which no setting is known (ray/_private/node.py)
-LOW_MEMORY = "running low on memory"  # Ray ended a worker; an actor's death is no OutOfMemoryError
+LOW_MEMORY = "running low on memory"  # Ray ended a worker; an actor's death is not an OutOfMemoryError
 
 # 6. The address of the cluster that runs on this machine, which `ray.init(address="auto")` joins. Ray tries for a
-#    minute where it does not answer; with an address a sweep tries for 5 s.
+#    minute where it does not respond; with an address a sweep tries for 5 s.
 
 
 def find_running_cluster() -> str:

@@ -2,7 +2,7 @@
 
 A node that has the same code needs nothing, and neither does a local sweep. Otherwise Ray's `runtime_env` brings what
 is missing: our packages and a workload of the user's own as `py_modules`, the folder of a command as `working_dir`.
-Another version of ours on a node is not replaced, since its libraries belong to it: such a node is left out.
+Another version of our packages on a node is not replaced, since its libraries belong to it: such a node is left out.
 
 Ray itself checks that a node has the driver's versions of Ray and Python (ray/_private/node.py, check_version_info).
 """
@@ -120,7 +120,7 @@ def build_runtime_env(code: SweepCode, parts: Iterable[str], scratch: Path) -> d
 
 
 def check_size(directory: Path, name: str) -> None:
-    """Check that Ray can send a folder; `name` says what it is.
+    """Check that Ray can send a folder; `name` describes it.
 
     Raises:
         UserInputError: it is larger than Ray's limit; the message names the largest folders in it.

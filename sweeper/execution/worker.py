@@ -43,7 +43,7 @@ TRACEBACK_LINES = 120
 BATCH_S = 0.02  # steps that arrive within it are handed over at once
 # Set where Ray has brought a command's folder (`sweeper.execution.shipping`): the driver's path of it.
 SHIPPED_DIRECTORY = "SWEEPER_SHIPPED_DIRECTORY"
-# Their message says all that this project knows: the program's own last lines are kept without our traceback.
+# Their message is complete: the program's last lines are kept without our traceback.
 EXPLAINED = (ParameterMismatch, ProgramFailed)
 
 
@@ -191,12 +191,12 @@ class RayStepReporter:
     def _call(self, method: Any, *args: Any) -> bool:
         try:
             return bool(ray.get(method.remote(self._sequence_number, *args), timeout=30))
-        except RayError:  # the collector's node is gone
+        except RayError:  # the collector's node is lost
             return False
 
 
 class StepCollector:
-    """The actor that gets the steps of running trials, by their sequence numbers, and tells the ranks when to end."""
+    """The actor that gets the steps of running trials, by their sequence numbers, and stops the ranks."""
 
     def __init__(self) -> None:
         self._reported: list[tuple[int, int, float, dict[str, float]]] = []

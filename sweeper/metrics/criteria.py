@@ -10,7 +10,7 @@ from sweeper.common.trials import TrialRecord, TrialStatus
 from workloads.api.metrics import ROWS, get_metric
 
 MAX_OBJECTIVES = 3  # of four and more, most points of a random sample are on the front
-UNKNOWN_EXCESS = 1.0  # of a trial without the metric of a limit, which nobody can show to keep it
+UNKNOWN_EXCESS = 1.0  # of a trial without the metric of a limit, which cannot be shown to keep it
 DIRECTIONS = {row.name: row.direction for row in ROWS if row.direction}
 
 

@@ -20,7 +20,7 @@ from workloads.api.metrics import COST
 STATISTICS: Mapping[str, Callable[..., Any]] = {"median": np.median, "mean": np.mean, "fastest": np.min}
 MEMORY_METRICS = ("peak_device_gib", "peak_memory_gib")  # of one device; the first that a trial has is shown
 JOULES_PER_KWH = 3.6e6
-EFFICIENCY = ("joules_per_token", "tflop_per_joule", "tokens_per_joule")  # of one trial they say the same
+EFFICIENCY = ("joules_per_token", "tflop_per_joule", "tokens_per_joule")  # for one trial they are equivalent
 LINEAR_BANDS = (0.85, 0.95)  # the share of linear scaling that clusters are often assumed to reach
 
 

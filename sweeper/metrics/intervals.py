@@ -4,7 +4,7 @@ The median's interval lies between order statistics, interpolated between the tw
 Sheather 1986): it assumes no distribution. Five steps are the fewest that have one, from the fastest to the slowest,
 which covers the median in 93.75% of cases. The mean has Student's interval.
 
-Clocks and caches make successive steps alike, so n steps tell as much as n / tau independent ones. tau, the integrated
+Clocks and caches correlate successive steps: the effective sample size of n steps is n / tau. tau, the integrated
 autocorrelation time, is estimated by Geyer's initial monotone sequence (1992), and corrected for the bias of
 subtracting the mean. Where too few effective steps are left there is no interval. `benchmarks/coverage.py` measures how
 often the intervals hold.
@@ -75,7 +75,7 @@ class Interval:
 
 @dataclass(frozen=True)
 class Correlation:
-    """How much successive steps are alike."""
+    """The correlation of successive steps."""
 
     time_steps: float = 1.0  # the integrated autocorrelation time, 1 for independent steps
     degrees_of_freedom: float = math.inf  # of its estimate; infinite for independent steps
@@ -144,7 +144,7 @@ def ratio_interval(above: Interval, below: Interval) -> Interval:
 
 
 def estimate_correlation(times: np.ndarray, statistic: str) -> Correlation:
-    """Estimate how much successive steps are alike, as far as it matters to their median or mean.
+    """Estimate the correlation of successive steps, as far as it affects their median or mean.
 
     The steps count as independent unless the first autocorrelation of their ranks is significant. Of fewer than 20
     steps even strong correlation often is not.
@@ -157,7 +157,7 @@ def estimate_correlation(times: np.ndarray, statistic: str) -> Correlation:
     ranks = _autocorrelations((np.cumsum(counts) - (counts + 1) / 2)[inverse])
     if ranks[1] * math.sqrt(count) + 1 / math.sqrt(count) < SIGNIFICANT_Z:
         return Correlation()
-    # The error of a median follows from the signs about it. They are less alike than the ranks.
+    # The error of a median follows from the signs about it. They are less correlated than the ranks.
     signs = np.sign(times - np.median(times))
     time_steps, lags = _sum_autocorrelations(_autocorrelations(signs) if statistic == "median" else ranks)
     # The relative variance of the estimate (Madras and Sokal 1988), which is too low as often as it is too high.
@@ -169,8 +169,8 @@ def estimate_correlation(times: np.ndarray, statistic: str) -> Correlation:
 
 
 def _autocorrelations(values: np.ndarray) -> np.ndarray:
-    centred = values - values.mean()
-    spectrum = np.fft.rfft(centred, 2 * len(values))
+    centered = values - values.mean()
+    spectrum = np.fft.rfft(centered, 2 * len(values))
     covariances = np.fft.irfft(spectrum * spectrum.conj())[: len(values)]
     return covariances / covariances[0] if covariances[0] > 0 else np.zeros(len(values))
 

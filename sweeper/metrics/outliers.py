@@ -19,7 +19,7 @@ import numpy as np
 FALSE_ALARMS = 0.01  # of a whole test, all comparisons together
 FOUND = 0.99  # how often a loss of the stated size is found
 MEDIAN_VARIANCE = math.pi / 2  # of a median of normal values over that of their mean
-FEWEST_FOR_SPREAD = 16  # parts whose own spread counts beside the table's: that of fewer is known to 40% or worse
+FEWEST_FOR_SPREAD = 16  # parts whose own spread counts, not just the table's: fewer measure it to 40% or worse
 MAD_TO_SD = 1.4826  # of a normal distribution
 
 
@@ -79,7 +79,7 @@ class Limit:
 
 @cache
 def quantile_of(comparisons: int) -> float:
-    """Return how many standard deviations below its expected value a healthy part may be, as one of `comparisons`."""
+    """Return how many standard deviations a healthy part, one of `comparisons`, may be below its expected value."""
     return NormalDist().inv_cdf(1 - FALSE_ALARMS / max(1, comparisons))
 
 

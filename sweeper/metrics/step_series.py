@@ -90,7 +90,7 @@ def _find_pauses(steps: np.ndarray, times_s: np.ndarray, usual_s: np.ndarray, sl
 def find_period(places: np.ndarray, interval: float) -> int:
     """Return the period that most of these step numbers have, as far as steps are printed; 0 if they have none.
 
-    Nearly every multiple has to be slow between the first and the last one; other slow steps may lie between them.
+    Nearly every multiple must be slow between the first and the last one; other slow steps may lie between them.
     `interval`: steps between two printed ones.
     """
     best, period, fewest = 0, 0, FEWEST_PAUSES if interval <= 1 else FEWEST_PAUSES + 2

@@ -1,1 +1,1 @@
-"""Sweeps from Python: what `import sweeper` offers beside the commands."""
+"""Sweeps from Python: what `import sweeper` offers in addition to the commands."""

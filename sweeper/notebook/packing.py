@@ -1,4 +1,4 @@
-"""A function of one's own, packed into a file that the sweep's processes read; its space as overrides."""
+"""Your own function, packed into a file that the sweep's processes read, and its space as overrides."""
 
 import base64
 import functools

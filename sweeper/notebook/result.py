@@ -26,7 +26,7 @@ SPREAD = re.compile(r"_(ci_low|ci_high|p10|p90)(?=$|_per_gpu$)|_per_gpu$")
 
 
 class SweepError(Exception):
-    """A sweep ended without a complete trial. Its message says why.
+    """A sweep ended without a complete trial. Its message has the reason.
 
     Attributes:
         result: what there is of it; None if it did not start.

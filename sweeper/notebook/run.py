@@ -33,11 +33,11 @@ def run(
     workload: str | Callable[..., Any] | None = None,
     space: Mapping[str, Any] | None = None,
 ) -> SweepResult:
-    """Run a sweep, or the rest of it, in a process of its own, and return its result.
+    """Run a sweep, or the rest of it, in its own process, and return its result.
 
     Args:
-        overrides: the words of the command: "budget.trials=50", "hardware=cpu", "--config-dir=my_conf". Before them the
-            function that is measured, if it is yours.
+        overrides: the arguments of the command: "budget.trials=50", "hardware=cpu", "--config-dir=my_conf". Your own
+            function, if you measure one, comes first.
         workload: the name of a workload, or that function. It takes the parameters of the space by name, and
             `rank` and `report` if it has parameters of these names. It returns a number, which is the objective
             `value`, or a dict of metrics, of which `workload.objective=NAME` names the objective.
@@ -47,7 +47,7 @@ def run(
     Raises:
         UserInputError: for what the command refuses, with its message.
         SweepError: the sweep ended without a complete trial.
-        KeyboardInterrupt: after the sweep has ended in order. The same call resumes it.
+        KeyboardInterrupt: after the sweep has shut down gracefully. The same call resumes it.
     """
     if overrides and callable(overrides[0]):
         if workload is not None:
@@ -84,7 +84,7 @@ def load_results(tracking_uri: str | None = None, experiment: str | None = None,
         sweep: of this sweep alone.
 
     Raises:
-        UserInputError: there is no such store, experiment or sweep, or the store has no results yet.
+        UserInputError: the store, experiment or sweep does not exist, or the store has no results yet.
     """
     from sweeper.results import mlflow_results
     from sweeper.tracking.mlflow_store import check_uri, default_uri
@@ -96,10 +96,10 @@ def load_results(tracking_uri: str | None = None, experiment: str | None = None,
 
 
 def plan_layouts(*words: str, **values: Any) -> Answer:
-    """Plan a training on a cluster that you do not have: the fastest layouts of a model on so many GPUs.
+    """Plan a training on a cluster that you do not have: the fastest layouts of a model on this many GPUs.
 
     Args:
-        words: as of `python -m sweeper plan`: "model=llama3_70b".
+        words: the arguments of `python -m sweeper plan`: "model=llama3_70b".
         values: the same by name: gpus=64, hardware="h100".
 
     Raises:
@@ -142,13 +142,13 @@ def _read_result(outcome: Outcome) -> SweepResult:
 
 
 def _run_process(words: Sequence[str], on_event: Callable[[dict[str, Any]], None]) -> Outcome:
-    """Run `python -m` with these words until it ends. The events are handed over in this thread's order.
+    """Run `python -m` with these arguments until it ends, and pass on its events in order.
 
-    A KeyboardInterrupt is passed on as a SIGINT, so that the sweep ends in order; a second one ends it at once. So are
-    a SIGTERM and a SIGHUP of this process, from a batch system or a closed terminal, unless another thread calls this.
+    A KeyboardInterrupt is passed on as a SIGINT, so that the sweep shuts down gracefully; a second one ends it at once.
+    A SIGTERM or SIGHUP, from a batch system or a closed terminal, is passed on too, unless another thread calls this.
     """
-    # The process finds this package wherever it was imported from. A notebook's kernel asks programs for colours, which
-    # have no place in a result's summary.
+    # The process finds this package wherever it was imported from. A notebook's kernel asks programs for colors, which
+    # do not belong in a result's summary.
     paths = [str(Path(sweeper.__file__).resolve().parent.parent), *filter(None, [os.environ.get("PYTHONPATH")])]
     kept = {name: value for name, value in os.environ.items() if name not in ("FORCE_COLOR", "CLICOLOR_FORCE")}
     outcome = Outcome()

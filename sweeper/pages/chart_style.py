@@ -11,9 +11,9 @@ import numpy as np
 from sweeper.common.format import one_line
 from sweeper.metrics.intervals import Interval
 
-# Colors that the color-blind can tell apart (Okabe and Ito 2008), with grey for black, which a dark page hides.
+# Colors that the color-blind can distinguish (Okabe and Ito 2008), with gray for black, which a dark page hides.
 COLORS = ["#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "#999999"]
-GREY = "#888"  # is seen on a light page and on a dark one
+GRAY = "#888"  # is seen on a light page and on a dark one
 ROW_HEIGHT_PX = 18  # of a bar with its name
 # All HTML but what our own labels have: line breaks, bold text, and the end of a label under the pointer.
 _MARKUP = re.compile(r"<(?!/?(?:br|b|i|extra)\s*/?>)")

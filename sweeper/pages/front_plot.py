@@ -15,7 +15,7 @@ from sweeper.pages.chart_style import COLORS
 from workloads.api.metrics import get_metric
 
 OTHERS, FRONT = COLORS[7], COLORS[0]
-MAX_NUMBERED = 30  # points of the front that have their trial's number beside them
+MAX_NUMBERED = 30  # points of the front that have their trial's number next to them
 LOGARITHMIC_FROM = 100.0  # the largest value over the smallest
 
 

@@ -15,7 +15,7 @@ from plotly.offline import get_plotlyjs
 from sweeper.pages.chart_style import without_markup
 
 NUMBER = re.compile(r"([-+]?[\d.,]+(e[-+]?\d+)?(%| [^ ]+/s)?)?")  # an empty cell stands in a column of either kind
-# As page.css has the colours of a light page; page.js replaces them on a dark one.
+# The colors of a light page in page.css; page.js replaces them on a dark one.
 AXIS = {"gridcolor": "#e3e5e8", "zerolinecolor": "#e3e5e8", "linecolor": "#e3e5e8", "automargin": True}
 LIGHT = {"font": {"color": "#1a1a1a"}, "paper_bgcolor": "#fff", "plot_bgcolor": "#fff", "xaxis": AXIS, "yaxis": AXIS}
 
@@ -78,7 +78,7 @@ def _draw(chart: Chart, figure: Any) -> Markup:
     # Its own height and left margin are kept.
     figure.update_layout(template={"layout": LIGHT}, height=figure.layout.height or 440, font={"size": 13})
     figure.update_layout(margin=top if figure.layout.margin.l else {"r": 15, **top}, title={"x": 0.02, "y": 0.95})
-    if not several:  # a phone has no room for a legend beside the chart
+    if not several:  # a phone has no room for a legend next to the chart
         figure.update_layout(legend={"orientation": "h", "y": -0.3, "yanchor": "top"})
     config = {"responsive": True, "displaylogo": False, "displayModeBar": False if several else "hover"}
     return Markup(without_markup(figure).to_html(full_html=False, include_plotlyjs=False, config=config))

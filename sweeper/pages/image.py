@@ -10,7 +10,7 @@ import numpy as np
 from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.ticker import EngFormatter
 
-from sweeper.pages.chart_style import GREY, load_pyplot
+from sweeper.pages.chart_style import GRAY, load_pyplot
 
 DPI = 150
 DASHES = {"dash": "dashed", "dot": "dotted", None: "solid"}
@@ -66,7 +66,7 @@ def _draw_panel(axes: Any, figure: Any) -> None:
     if layout.xaxis.showticklabels is False:
         axes.set(xticks=[], yticks=[])
     for line in layout.shapes:
-        axes.axvline(line.x0, color=GREY, linestyle=DASHES[line.line.dash], linewidth=1)
+        axes.axvline(line.x0, color=GRAY, linestyle=DASHES[line.line.dash], linewidth=1)
     for note in layout.annotations:
         transform = axes.transAxes if note.xref == "paper" else axes.get_xaxis_transform()
         axes.text(note.x, note.y, note.text, transform=transform, ha="center", va="bottom")

@@ -28,10 +28,10 @@ function fitTables() {
 }
 
 function paintPlots() {
-  const style = getComputedStyle(root), colour = name => style.getPropertyValue(name).trim();
-  const axis = { gridcolor: colour('--grid'), zerolinecolor: colour('--grid'), linecolor: colour('--grid'),
+  const style = getComputedStyle(root), color = name => style.getPropertyValue(name).trim();
+  const axis = { gridcolor: color('--grid'), zerolinecolor: color('--grid'), linecolor: color('--grid'),
     automargin: true };
-  const layout = { font: { color: colour('--ink') }, paper_bgcolor: colour('--paper'), plot_bgcolor: colour('--paper'),
+  const layout = { font: { color: color('--ink') }, paper_bgcolor: color('--paper'), plot_bgcolor: color('--paper'),
     xaxis: axis, yaxis: axis };
   for (const plot of plots) Plotly.relayout(plot, { template: { layout } })
 }

@@ -120,7 +120,7 @@ def build_importances(title: str, importances: Mapping[str, float]) -> Chart:
 
 
 def compute_importances(ranks: pd.Series, parameters: pd.DataFrame) -> dict[str, float]:
-    """Return the share of the ranks' variance that each parameter explains by itself, the highest first.
+    """Return the share of the ranks' variance that each parameter explains alone, the highest first.
 
     It is (H - k + 1) / (n - k) for k groups of n trials, with Kruskal and Wallis' H, limited to 0 to 1.
     Numbers of many values are put into bins of equally many trials. The rest of the variance is noise, or needs two

@@ -13,7 +13,7 @@ from sweeper.metrics.derivation import tflops_of
 
 @dataclass(frozen=True)
 class GpuResult:
-    """One GPU: its rate, and that over the median GPU's in the same trial, as medians over the trials."""
+    """One GPU: its rate, and its ratio to the median GPU of the same trial, as medians over the trials."""
 
     host: str
     gpu: str

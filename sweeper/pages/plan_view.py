@@ -23,7 +23,7 @@ from sweeper.search.progress import SweepProgress
 from workloads.estimator.estimate import bands
 
 SHOWN_CANDIDATES = 20
-LONG_S = 60.0  # nobody needs an estimate of a sweep that is shorter
+LONG_S = 60.0  # no one needs an estimate of a shorter sweep
 MIN_TRIALS = 3  # the first one also warms caches up
 
 
@@ -77,7 +77,7 @@ def describe_environment(plan: SweepPlan) -> str:
 def describe_start(plan: SweepPlan, counts: Mapping[TrialStatus, int], interrupted: int) -> list[str]:
     """Return the lines that open a sweep, before anything expensive.
 
-    `counts` says how the trials of earlier runs ended; `interrupted` of them run again.
+    `counts` are the outcomes of earlier runs' trials; `interrupted` trials run again.
     """
     lines = [f"sweep    {plan.name}", f"device   {describe_devices(plan)}", f"search   {_describe_search(plan)}"]
     lines += _describe_criteria(plan)

@@ -41,7 +41,7 @@ class Recording:
     pending: int
     error: str
     is_complete: bool
-    refused: Mapping[int, str] = field(default_factory=dict)  # why MLflow refuses trials for good, by number
+    refused: Mapping[int, str] = field(default_factory=dict)  # why MLflow refuses trials permanently, by number
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Summary:
     command: str  # runs or resumes the sweep
     extend_command: str  # extends it
     retry_command: str = ""  # runs its failed trials again; empty if there are none
-    certify_command: str = ""  # measures the front of several objectives again; empty if that was done or is to be done
+    certify_command: str = ""  # measures the front of several objectives again; empty if finals measured it or will
     drained: Sequence[str] = ()  # a line for each node that was drained
     stopped: str = ""  # why the sweep ended before its budget was used up, if it did
 
@@ -81,9 +81,9 @@ class Summary:
         return "\n\n".join([*paragraphs, *(f"drained: {node}" for node in self.drained), f"`{self.command}`"])
 
     def verdict(self) -> str:
-        """Return the winner of the finals or the trials that tie, of a front its trials; empty without finals.
+        """Return the winner of the finals, the trials that tie, or the trials of a front; empty without finals.
 
-        A front comes with how sure it is, or with the setting by which the next run measures it again.
+        A front has its certainty, or the setting with which the next run measures it again.
         """
         results = self.results
         if results.front:
@@ -241,7 +241,7 @@ class Summary:
             lines.append(f"files    {relative_path(best)}")
         if recording.refused:
             number, reason = next(iter(recording.refused.items()))
-            refused = f"MLflow   refuses the values of {count(len(recording.refused), 'trial')} for good"
+            refused = f"MLflow   refuses the values of {count(len(recording.refused), 'trial')} permanently"
             lines.append(f"{refused}, such as trial {number}: {reason}; they are in trials.csv")
         if not recording.is_complete:
             trials = len(self.results.records) + len(self.results.remeasured)

@@ -16,7 +16,7 @@ from sweeper.common.format import shorten
 
 MAX_WORD = 60  # characters of a word, such as a path; a longer one is shortened
 MAX_UNBROKEN = 30  # of a word that is not broken into lines
-WIDTH_OF_FILES = 200  # where there is no terminal: wide enough that nothing is wrapped
+WIDTH_OF_FILES = 200  # without a terminal: wide enough that nothing is wrapped
 INDENT = 9  # of the text of a line behind its name
 _COMMAND = re.compile(r"(retry|certify|resume|extend|review|again) ")
 _WORD = re.compile(r"""\s*(?:'[^']*'|"[^"]*"|\S)+""")  # quoted ones with their spaces
@@ -34,7 +34,7 @@ def open_console(file: IO[str] | None = None, *, soft_wrap: bool = True) -> Cons
 
 
 def wrap_line(line: str, width: int, file: IO[str] | None = None) -> str:
-    """Return a line in lines of at most this width, broken between words and indented below its text.
+    """Wrap a line to this width, broken between words and indented below its text.
 
     It is for standard output, or for the file; only a terminal needs it.
     Lines of a command end in a backslash, so that a shell takes them as they are. Longer words stay whole.

@@ -1,7 +1,7 @@
-"""Rates that were measured on a kind of GPU, in a file that plans use in the place of the tables' rates.
+"""Rates measured on a kind of GPU, in a file that plans use instead of the tables' rates.
 
-`python -m sweeper calibrate` writes `calibration/<hardware>.yaml` in the folder of the sweeps, and beside it a topology
-with the measured links, `<hardware>_topology.yaml`. Both may be written by hand.
+`python -m sweeper calibrate` writes `calibration/<hardware>.yaml` in the folder of the sweeps, and a topology with the
+measured links, `<hardware>_topology.yaml`. Both may be written by hand.
 """
 
 import re

@@ -1,4 +1,4 @@
-"""The matmul rates that were measured on each device, stored beside the results.
+"""The matmul rates that were measured on each device, stored next to the results.
 
 `mamf_utilization` of a training run is its rate over the one achieved on the same model of GPU in the same type
 ("maximum achievable matmul FLOPS", Bekman, ml-engineering).

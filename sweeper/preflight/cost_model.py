@@ -106,7 +106,7 @@ def _explain_none_valid(excluded: Sequence[Candidate]) -> str:
     """Return why no point is valid: what the closest one lacks, else the rules that exclude points.
 
     The example is of the rule that excludes the fewest points: most points break the first rules, such as that the
-    degrees multiply to the number of ranks, and say nothing of the others.
+    degrees multiply to the number of ranks, and do not explain the others.
     """
     estimates = [candidate.estimate for candidate in excluded]
     points = sum(candidate.count for candidate in excluded)

@@ -294,7 +294,7 @@ def _build_identity(resolved: ResolvedConfig, space: Space, resources: Resources
 
 
 def estimate_steps_s(plan: SweepPlan) -> float | None:
-    """Return the seconds of all steps of the search, on all gangs at once; None where the cost model cannot say."""
+    """Return the seconds of all steps of the search, on all gangs at once; None without an estimate."""
     limit = plan.config.budget.trials
     if plan.estimates is None or limit is None:
         return None

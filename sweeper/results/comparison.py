@@ -119,7 +119,7 @@ def describe_pairs(pairs: list[Pair]) -> list[str]:
     if not pairs:
         return []
     logarithms = np.log([pair.ratio for pair in pairs])
-    # The points of a search are in no order of time: shuffled, neighbours in it are not taken for correlation.
+    # The points have no order in time: shuffled, neighbors in the list are not treated as correlated.
     interval = interval_of_steps(np.random.default_rng(0).permutation(np.exp(logarithms)), "median")
     bounds = f"95% {interval.low - 1:+.1%} to {interval.high - 1:+.1%}" if interval else f"fewer than {MIN_STEPS} pairs"
     median = math.exp(float(np.median(logarithms))) - 1

@@ -1,4 +1,4 @@
-"""Imported results: the fastest of each kind of work, and what contradicts itself beside its figure."""
+"""Imported results: the fastest of each kind of work, and what contradicts itself next to its figure."""
 
 import math
 from collections.abc import Iterator
@@ -45,7 +45,7 @@ class Imported:
 
     @property
     def work(self) -> tuple[str, ...]:
-        """What was computed, as far as the file says it, and on what."""
+        """The work as far as the file names it, and its devices."""
         names = ("param.sequence_length", "param.global_batch", "param.dtype", "tag.device", "tag.devices")
         return (self.model, *(self.get_text(name) for name in names))
 
@@ -60,7 +60,7 @@ class Imported:
         return [format_number(rate) for rate in (self.rate_per_device, self.claim_per_device("tokens_per_s"))]
 
     def claim_per_device(self, rate: str) -> float:
-        """Return a claimed rate of one device: as the tool says it, else divided by the devices, NaN if unknown."""
+        """Return a claimed rate of one device: as the tool reports it, else divided by the devices, NaN if unknown."""
         per_device = self.get_metric(f"claimed_{rate}_per_gpu")
         devices = self.get_text("tag.devices")
         if math.isnan(per_device) and devices.isdigit():

@@ -106,7 +106,7 @@ def open_reader(uri: str) -> ClientReader | SqliteReader:
     """Return a reader of the store at this address.
 
     Raises:
-        UserInputError: the file is no database, or MLflow cannot open the store.
+        UserInputError: the file is not a database, or MLflow cannot open the store.
     """
     if path := mlflow_store.sqlite_path(uri):
         reader = SqliteReader(path)
@@ -171,11 +171,11 @@ def read(uri: str, experiment: str | None = None, sweep: str | None = None) -> S
     """Read the whole store, one experiment of it, or one sweep.
 
     Raises:
-        UserInputError: there is no such store, experiment or sweep, or the store has no results yet.
+        UserInputError: the store, experiment or sweep does not exist, or the store has no results yet.
     """
     if (path := mlflow_store.sqlite_path(uri)) and not path.is_file():
         remedy = "Run `python -m sweeper` to create one, or set tracking.uri="
-        raise UserInputError(f"{uri}: there is no such store. {remedy}")
+        raise UserInputError(f"{uri}: the store does not exist. {remedy}")
     reader = open_reader(uri)
     ids = reader.read_experiments()
     if experiment is not None and experiment not in ids:

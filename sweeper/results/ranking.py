@@ -13,7 +13,7 @@ from sweeper.metrics.intervals import Interval
 from sweeper.preflight.work import SEARCHED
 from workloads.api.metrics import ROWS
 
-# The part of a work's identity that has columns of its own in tables.
+# The part of a work's identity that has its own columns in tables.
 MAIN_WORK_NAMES = ("workload", "model", "sequence_length", "type")
 # The identity of a trial that recorded none, as 0.1 did: its columns in a table of trials.
 UNRECORDED_WORK_COLUMNS = {
@@ -52,7 +52,7 @@ class BestResult:
 
     @property
     def is_cpu(self) -> bool:
-        """Whether a rank is a process of a CPU and no device of its own."""
+        """Whether a rank is a CPU process without its own device."""
         return bool(self.trial.get("tag.hardware") == "cpu")
 
     @property
@@ -78,7 +78,7 @@ def group_by_work(results: Sequence[BestResult]) -> dict[str, list[BestResult]]:
 
 
 def label_works(works: Sequence[Mapping[str, str]]) -> list[str]:
-    """Return a label for each work, which differs for different works: its main values and those that tell it apart."""
+    """Return a unique label for each work: its main values and those that distinguish it."""
     labels = []
     for work, details in zip(works, list_distinctions(works), strict=True):
         main = [work[name] for name in MAIN_WORK_NAMES if name in work]
@@ -87,7 +87,7 @@ def label_works(works: Sequence[Mapping[str, str]]) -> list[str]:
 
 
 def list_distinctions(works: Sequence[Mapping[str, str]]) -> list[dict[str, str]]:
-    """Return for each work the values, beside the main ones, in which works of the same workload differ."""
+    """Return for each work the values, other than the main ones, in which works of the same workload differ."""
     distinctions = []
     for work in works:
         same_workload = [other for other in works if other.get("workload") == work.get("workload")]
@@ -169,7 +169,7 @@ def rank_speeds(ranked: pd.DataFrame, metric: str) -> pd.Series:
     """Return the speeds that trials are ranked by.
 
     Of a sweep with finals the winner counts, with its values there: the best of many single trials was chosen for its
-    luck. A single trial of another sweep counts beside it with the low end of its interval.
+    luck. A single trial of another sweep also counts, with the low end of its interval.
     """
     speeds = ranked[f"metric.{metric}"].astype(float)
     is_winner = _won_finals(ranked, metric)

@@ -1,14 +1,14 @@
-"""Whether new runs are slower than earlier ones, and how many more runs it takes to tell.
+"""Whether new runs are slower than earlier ones, and how many more runs a verdict needs.
 
-A run is a whole sweep: processes of its own, at a time of its own. The model is that of random effects: the logarithm
+A run is a whole sweep: separate processes at a separate time. The model is that of random effects: the logarithm
 of a run's value is the level of its group (the earlier runs, the new ones), plus the run's deviation from it, plus the
 error that the run's own interval shows. The deviations of both groups have one standard deviation, the spread between
-runs. As long as the groups have fewer than MEASURED_FROM degrees of freedom (runs, less one a group) it is assumed,
+runs. While the groups have fewer than MEASURED_FROM degrees of freedom (runs, less one a group) it is assumed,
 unless the runs contradict that. From then on it is measured, and the limits are Student's.
 
-A verdict may be taken after every run. One look at equal runs calls them slower in FALSE_ALARM of cases. Successive
-looks share their runs, so that all of them together stay at 1% or less. `benchmarks/track.py` measures this, and how
-often a loss is found with as many runs as are requested.
+A verdict may be computed after every run. One look at equal runs calls them slower in FALSE_ALARM of cases. Successive
+looks share their runs, so all of them together stay at 1% or less. `benchmarks/track.py` measures this, and how often a
+loss is found with as many runs as are requested.
 """
 
 import math
@@ -28,8 +28,8 @@ EARLY_MISS = 0.01  # of one with fewer
 DETECTED_OVER_THRESHOLD = 1.5
 # With 10 degrees of freedom the estimate is within 23% in two of three cases; Student's limit is 4.6 instead of 3.3.
 MEASURED_FROM = 10
-CONTRADICTED_AT = 0.01  # how seldom runs of the assumed spread differ by so much
-MOST_NEW_RUNS = 20  # of which alone it asks; with more, further earlier runs save some
+CONTRADICTED_AT = 0.01  # the probability at which a spread contradicts the assumed one
+MOST_NEW_RUNS = 20  # of which alone it asks; with more, additional earlier runs save some
 MOST_RUNS = 500
 
 
@@ -88,7 +88,7 @@ class Spread:
         return math.isinf(self.degrees_of_freedom)
 
     def error_of_difference(self, earlier: int, new: int) -> float:
-        """Return the standard error of the difference between the levels of so many runs."""
+        """Return the standard error of the difference between the levels of this many runs."""
         runs = zip(self.errors, (earlier, new), strict=True)
         return math.sqrt(sum((self.value**2 + error) / count for error, count in runs))
 
@@ -96,7 +96,7 @@ class Spread:
         return student_quantile(1 - tail, self.degrees_of_freedom)
 
     def decides(self, earlier: int, new: int, gate: Gate) -> bool:
-        """Return whether so many runs give a verdict, whatever their values are."""
+        """Return whether this many runs give a verdict, whatever their values are."""
         error = self.error_of_difference(earlier, new)
         finds = error * self.quantile(FALSE_ALARM) <= gate.tolerated
         return finds and error * self.quantile(LAST_MISS) <= gate.detected - gate.tolerated
@@ -121,7 +121,7 @@ def _chi_squared_limit(degrees_of_freedom: int) -> float:
 def run_of_interval(value: float, low: float, high: float, *, less_is_better: bool = False) -> Run:
     """Return the run of a value with its 95% interval, NaN without one.
 
-    The interval is taken for a normal one. Student's of a few rounds is wider, which errs on the safe side. A value
+    The interval is treated as a normal one. Student's of a few rounds is wider, which errs on the safe side. A value
     that is not positive has no logarithm: its run decides nothing.
     """
     if not value > 0:

@@ -64,7 +64,7 @@ class JournalTail:
                 self.created += "distributions" in entry  # what the journal writes of a new trial
                 fields = entry.get("user_attr", {}).get(RECORD)
             except (ValueError, TypeError, AttributeError) as error:
-                raise UserInputError(f"{self._path}: is damaged: {line[:40]!r} is no entry of a journal") from error
+                raise UserInputError(f"{self._path}: is damaged: {line[:40]!r} is not a journal entry") from error
             if fields:
                 # Sweeps that an earlier version began have the record's JSON as a text.
                 records.append(TrialRecord.from_fields(json.loads(fields) if isinstance(fields, str) else fields))
@@ -137,7 +137,7 @@ class StoredSweep:
 
     @property
     def winner(self) -> Winner | None:
-        """The winner; of a sweep that has not ended in order, the best trial of its search so far."""
+        """The winner, or the best trial so far of a sweep that did not shut down gracefully."""
         if self.description is None:
             return None
         end, criteria = self.description.end, self.description.criteria
@@ -241,7 +241,7 @@ def read_warm_start(config: Config) -> WarmStart | None:
     folder = Path(name if "/" in name else config.dir).expanduser().resolve()
     sweep = StoredSweep(folder) if "/" in name else find_sweep(folder, name, option=key)
     if sweep.description is None:
-        raise UserInputError(f"{key}{name}: this is no folder of a sweep (it has no sweep.json)")
+        raise UserInputError(f"{key}{name}: this is not a sweep folder (it has no sweep.json)")
     ranked = sweep.ranked
     if not ranked:
         raise UserInputError(f"{key}{name}: no trial of it is complete")

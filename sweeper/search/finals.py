@@ -56,7 +56,8 @@ class FinalistResult:
 def pending_remeasurements(
     finalists: Sequence[TrialRecord], rounds: int, records: Iterable[TrialRecord]
 ) -> list[tuple[TrialRecord, Remeasurement]]:
-    """Return the trials to measure again, in order: every finalist once a round, each round starting with the next one.
+    """Return the trials to measure again in order: every finalist once a round, each round starting with the next
+    finalist.
 
     `finalists` has the best first, `records` all records, among them those of the finals.
     """

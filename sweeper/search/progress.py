@@ -14,7 +14,7 @@ DESCRIPTIONS = {TrialStatus.FAILED: "failed", TrialStatus.LOST: "were lost", Tri
 SUCCESSES = (TrialStatus.COMPLETE, TrialStatus.PRUNED)  # a pruned trial ran
 # The limits of the budget. The first that is reached ends the search.
 LIMITS = ("trials", "time_s", "patience", "gpu_hours", "cost")
-EARLY_TRIALS = 5  # a failure that so many trials share at first is not a coincidence
+EARLY_TRIALS = 5  # a failure that all of the first trials share is not a coincidence
 
 
 class RepeatedFailures:
@@ -214,7 +214,7 @@ class SweepProgress:
         return early[-1].reason if len(kinds) == 1 and kinds != {""} else ""
 
     def estimated_remaining_s(self, trials: int | None) -> float | None:
-        """Return the estimated seconds until so many trials have ended, or None before there is anything to go by."""
+        """Return the estimated seconds until this many trials have ended, or None before there is anything to go by."""
         estimates_s = []
         if trials is not None and self.finished_in_this_run > 0:
             seconds_per_trial = (self.elapsed_s - self._earlier_elapsed_s) / self.finished_in_this_run

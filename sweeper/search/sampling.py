@@ -33,7 +33,7 @@ LEARNED_STATES = (TrialState.COMPLETE, TrialState.PRUNED)
 MAX_FINISHED = {"tpe": 1000, "gp": 1000, "random": 0, "grid": 0}
 MAX_JUDGED = 1000  # finished trials that a pruner compares with
 MAX_RUNNING = 500  # running trials that a sampler is given: it keeps away from them
-SPARE = 1500  # so many trials more than that make the copy too large
+SPARE = 1500  # this many more trials make the copy too large
 STARTUP_TRIALS = 5  # the trials that have to report a step before any is judged by it
 REPORTING_STATES = (TrialState.RUNNING, TrialState.COMPLETE, TrialState.PRUNED)
 POPULATION = 20  # of NSGA-II: five generations in a sweep of 100 trials; Optuna's default of 50 has two
@@ -93,7 +93,7 @@ class SamplingStudy:
     # ── proposals ──
 
     def make_sampler(self, seed: int, number: int) -> BaseSampler:
-        """Return the sampler for trial `number`, which depends on what runs and what has ended, and on nothing else."""
+        """Return the sampler for trial `number`, which depends only on the running and ended trials."""
         are_many = len(self._running) + len(self._unseen) > MANY_RUNNING
         return make_sampler(self._sampler, seed, number, avoids_running=are_many and not self._criteria.has_front)
 
@@ -248,8 +248,8 @@ def _steps_of(trial: AnyTrial) -> dict[int, float]:
 class SuccessiveHalving(optuna.pruners.BasePruner):
     """Ends a trial at a rung unless it is among the best there; rungs are at steps that grow by a factor.
 
-    The rule is that of Ray Tune's ASHAScheduler and of Optuna's SuccessiveHalvingPruner: of the trials that have
-    reached a rung, the best one in `factor` goes on, and nobody waits for others. The first rung is at step `first`.
+    The rule is that of Ray Tune's ASHAScheduler and of Optuna's SuccessiveHalvingPruner: the best one in `factor` of
+    the trials that have reached a rung goes on, and no trial waits for others. The first rung is at step `first`.
     Optuna's keeps what trials had at a rung in attributes that a resumed sweep does not have; here it follows from
     their steps alone.
     """

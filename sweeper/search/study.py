@@ -56,7 +56,7 @@ class Study:
     under their own numbers and before new ones.
 
     Trials of earlier runs may run again on request. The earlier attempt stays in the journal. It is replaced once the
-    retry has ended in any way but cancelled: from then on no count, ranking or sampler sees it.
+    retry ends with any outcome but cancelled: after that no count, ranking or sampler includes it.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class Study:
         self.id = check_identity(self._journal.study, identity)  # names of sweeps are not unique
         self._sampling = SamplingStudy(settings.search, settings.criteria, self.distributions)
         self.trial_count = 0  # in the journal, remeasurements included
-        self._search_trial_count = 0  # of these, trials that are no remeasurement
+        self._search_trial_count = 0  # of these, trials that are not remeasurements
         self._known_keys: set[str] = set()  # of points that are not proposed again
         self.records: dict[int, TrialRecord] = {}  # of all trials that have ended
         self.unfinished: list[Trial] = []  # those of the search that a killed driver created
@@ -152,7 +152,7 @@ class Study:
         return self._add_trial(Trial(self.trial_count, dict(params), remeasurement, retry))
 
     def _add_trial(self, trial: Trial, sampler_state: Mapping[str, Any] | None = None) -> Trial:
-        """Add a running trial to the journal, with what its sampler has to know of it after a resume."""
+        """Add a running trial to the journal, with what its sampler needs after a resume."""
         self.trial_count += 1
         marks = {"remeasurement": trial.remeasurement, "retry": trial.retry}
         self._journal.add_trial(
@@ -180,7 +180,7 @@ class Study:
         max_proposals = 10 + (len(self._known_keys) if name == "qmc" else 0)
         attempts = [(sampler, max_proposals), (make_sampler("random", seed, number), MAX_RANDOM_PROPOSALS)]
         if self._allowed_keys is not None:
-            # Few points may be allowed, and the next in order is better than a random one.
+            # Only a few points may be allowed; the next in order is better than a random one.
             attempts = [(sampler, MAX_PROPOSALS_AMONG_FEW)]
         for attempt_sampler, proposals in attempts if name != "grid" else ():
             for _ in range(proposals):
@@ -260,7 +260,7 @@ class Study:
             if "remeasurement" in trial.user_attrs:
                 if record and not has_ended:
                     self._finish(record)
-                elif not record:  # not repeated: its round measures it again beside the other finalists
+                elif not record:  # not repeated: its round measures it again, interleaved with the other finalists
                     if not has_ended:
                         self._journal.tell(number, None, TrialState.FAIL)
                     self.abandoned.append(number)

@@ -37,11 +37,11 @@ class ChildRuns:
                 on_page(count)
 
     def expect(self, trials: int) -> None:
-        """Look up the runs of this many first trials when they are needed. All of those that have ended are written."""
+        """Look up the runs of this many first trials when they are needed. All that have ended are written."""
         self._expected = trials
 
     def doubt(self, number: int) -> None:
-        """Look this run up again: a server that went away may have executed the call that failed."""
+        """Look this run up again: a server that went down may have executed the failed call."""
         self._runs.pop(number, None)
         self._doubted.add(number)
 

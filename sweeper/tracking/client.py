@@ -49,13 +49,13 @@ class TrackingClient:
         self._sent: dict[str, dict[str, Any]] = {}  # those of them that this process has been sent
         self._closed = threading.Event()
         self._restarts = 0
-        self._progress_count = 0  # of the process's answers that are no errors
+        self._progress_count = 0  # of the process's answers that are not errors
         self._stored_digest = ""  # of the results that the store has
         self._mutex = threading.RLock()
         self.experiment_id: str | None = None  # None until the process has opened the store
         self.view_key = ""  # of the sweep's view in MLflow's pages, once its results are there
         self.last_error = ""  # of the process's last attempt
-        self.refused: dict[int, str] = {}  # why the store refuses trials for good, by number
+        self.refused: dict[int, str] = {}  # why the store refuses trials permanently, by number
         self._is_refused = False  # by the last error
         self._start()
 
@@ -98,7 +98,7 @@ class TrackingClient:
     def has_results(self, digest: str) -> bool:
         """Return whether the store has all records and the results with this digest, once it is open.
 
-        Without an answer they are written again, which takes longer and changes nothing.
+        Without a response they are written again, which takes longer and changes nothing.
         """
         deadline_s = time.monotonic() + START_PATIENCE_S
         while not (self.is_open or self.last_error) and time.monotonic() < deadline_s:
@@ -135,14 +135,14 @@ class TrackingClient:
         return self._closed.is_set() and not self.pending
 
     def wait_for_report(self, patience_s: float) -> None:
-        """Wait so long for the process to write the report and end, if it has closed the store."""
+        """Wait this long for the process to write the report and end, if it has closed the store."""
         self.detach()
         if self._closed.is_set():
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(timeout=patience_s)
 
     def detach(self) -> None:
-        """Let the process end by itself, after the message that it handles or after the report."""
+        """Let the process end on its own, after the current message or the report."""
         if self._process.stdin:
             with contextlib.suppress(BrokenPipeError):
                 self._process.stdin.close()
@@ -164,7 +164,8 @@ class TrackingClient:
                 stdout=log,
                 stderr=log,
                 text=True,
-                # It holds the sweep's lock too: nobody else may write to these runs before it has written everything.
+                # It holds the sweep's lock too: no other process may write to these runs before it has written
+                # everything.
                 pass_fds=[answering_fd, self._lock_fd],
                 start_new_session=True,  # Ctrl-C is for the driver
                 cwd=self._directory,  # MLflow keeps artifacts of a SQLite store in ./mlruns
@@ -228,7 +229,7 @@ def opening_message(
 ) -> dict[str, Any]:
     """Return the arguments of `sweeper.tracking.store.Store`: of the parent run its parameters, tags and artifacts.
 
-    `trials` counts those in the study, `command` has its secrets masked, `texts` are tags in words, some of them empty.
+    `trials` counts those in the study, `command` has its secrets masked, `texts` are tags, some of them empty.
     """
     config = plan.config
     resolved = OmegaConf.to_yaml(OmegaConf.create(masked(asdict(config))))

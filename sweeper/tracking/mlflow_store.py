@@ -29,7 +29,7 @@ KIND = "sweeper.kind"
 STUDY = "sweeper.study"  # the id of the sweep's Optuna study, since names of sweeps are not unique
 TRIAL_NUMBER = "sweeper.trial"
 STARTED_AT = "sweeper.started_at"  # when the command that made the parent run started
-WRITTEN = "sweeper.written"  # of a parent run: so many first trials have ended and are written
+WRITTEN = "sweeper.written"  # of a parent run: the number of first trials that have ended and are written
 RESULTS = "sweeper.results"  # of a parent run, as JSON: which results were written last, and whether completely
 CONTENT = "sweeper.content"  # the digest of an imported file
 
@@ -54,7 +54,7 @@ WORK = "work"  # the identity of what a trial computes, as JSON
 REMEASURED_TRIAL = "remeasured_trial"  # of a trial of the finals: the number of the finalist
 RETRY_OF = "retry_of"  # of a trial that runs an earlier one again: the number of that
 RETRIED_AS = "retried_as"  # of the attempt that does not count: the number of the other, as a rule the retry
-# Tags of runs that are no trials of their own: reports and views leave them out.
+# Tags of runs that are not trials themselves: reports and views leave them out.
 LEFT_OUT = (REMEASURED_TRIAL, RETRIED_AS)
 
 # Tags that MLflow defines.
@@ -68,9 +68,9 @@ PAGE_SIZE = 5000
 ANSWER_TIMEOUT_S = 15.0  # a server with eight sweeps took more than 5 s on two busy cores
 DATABASE_PORTS = {"postgresql": 5432, "mysql": 3306, "mssql": 1433}
 SQLITE_PREFIX = "sqlite:///"
-ARTIFACTS = "mlruns"  # beside a SQLite file
+ARTIFACTS = "mlruns"  # next to a SQLite file
 REVISION = "SELECT version_num FROM alembic_version"  # of MLflow's tables
-SQLITE_MAGIC = b"SQLite format 3\0"  # the begin of such a file
+SQLITE_MAGIC = b"SQLite format 3\0"  # the first bytes of such a file
 
 
 def default_uri(directory: Path) -> str:
@@ -102,7 +102,7 @@ def check_uri(uri: str, option: str = "tracking.uri=") -> None:
     """Check that the address is valid and that the store behind it can be reached. `option` names it in messages.
 
     Raises:
-        UserInputError: the address is invalid, nothing answers there, or the SQLite file cannot be written.
+        UserInputError: the address is invalid, nothing responds there, or the SQLite file cannot be written.
     """
     shown = f"{option}{mask(uri)}"
     try:
@@ -144,11 +144,11 @@ def check_uri(uri: str, option: str = "tracking.uri=") -> None:
             raise UserInputError(f"{shown}: {reason}") from error
         proxy = _describe_proxy(parts)
         if error.code == 404 and not _serves_api(parts):
-            raise UserInputError(f"{shown}: no MLflow server answers there (status 404){proxy}") from error
+            raise UserInputError(f"{shown}: no MLflow server responds there (status 404){proxy}") from error
         if error.code >= 500 or (proxy and error.code in (403, 407)):
-            raise UserInputError(f"{shown}: the server answers with status {error.code}{proxy}") from error
+            raise UserInputError(f"{shown}: the server responds with status {error.code}{proxy}") from error
     except (OSError, http.client.HTTPException) as error:
-        reason = f"nothing answers there ({getattr(error, 'reason', error)})"
+        reason = f"nothing responds there ({getattr(error, 'reason', error)})"
         raise UserInputError(f"{shown}: {reason}{_describe_proxy(parts)}") from error
 
 
@@ -168,7 +168,7 @@ def check_default_store(folder: Path) -> None:
 
 
 def find_damage(file: Path) -> str:
-    """Return why a path is no SQLite file; empty if it is one, empty, or absent."""
+    """Return why a path is not a SQLite file; empty if it is one, empty, or absent."""
     if file.is_dir():
         return "is a directory, and no SQLite database"
     try:
@@ -216,7 +216,7 @@ def _describe_schema(revision: str, uri: str) -> str:
     if revision not in {file.name.partition("_")[0] for file in migrations}:
         return f"was written by a newer MLflow than {version} ({revision})"
     if any(f'down_revision = "{revision}"' in file.read_text() for file in migrations):
-        upgrade = f"`mlflow db upgrade {mask(uri)}` changes it for good: copy it before"
+        upgrade = f"`mlflow db upgrade {mask(uri)}` changes it permanently: copy it before"
         return f"was written by an older MLflow than {version} ({revision}); {upgrade}"
     return ""
 

@@ -1,4 +1,4 @@
-"""Create the tables of a new SQLite store, and keep its artifacts beside it.
+"""Create the tables of a new SQLite store, and keep its artifacts next to it.
 
 MLflow makes its tables by about sixty migrations. Interrupted between two of them, by a kill or a full disk, they leave
 a file that MLflow neither completes nor opens. They run in memory instead, and the file appears whole under its name.
@@ -52,7 +52,7 @@ def _write_if_missing(path: Path, open_tables: Callable[[], sqlite3.Connection])
 
 
 def keep_artifacts_beside(uri: str) -> None:
-    """Let the experiments of a SQLite store have their artifacts in `mlruns` beside the file.
+    """Let the experiments of a SQLite store have their artifacts in `mlruns` next to the file.
 
     MLflow stores absolute paths below the working directory of whoever creates an experiment, not encoded although it
     decodes them, and goes on at the old place in a project that was moved or copied. Other locations stay: those whose

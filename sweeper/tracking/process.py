@@ -2,8 +2,8 @@
 
     python -m sweeper.tracking.process ANSWERS_FD [LOCK_FD]
 
-Reads messages from standard input and answers on `ANSWERS_FD`, one JSON object per line. `LOCK_FD` is a file descriptor
-that holds the sweep's lock.
+Reads messages from standard input and responds on `ANSWERS_FD`, one JSON object per line. `LOCK_FD` is a file
+descriptor that holds the sweep's lock.
 
     message                         answer
     {"open": {…Store's arguments}}  {"listed": number} repeatedly, then
@@ -18,7 +18,7 @@ that holds the sweep's lock.
 A message that fails is answered with {"error": "…", "is_refused": whether the server refuses it} and repeated until it
 succeeds. What the store refuses for its content is set aside: others do not wait for it.
 
-It is a process of its own because MLflow takes seconds to import and milliseconds per write, for which the devices
+It is a separate process because MLflow takes seconds to import and milliseconds per write, for which the devices
 would wait, and because a server that hangs must not block the driver.
 """
 
@@ -78,7 +78,7 @@ class RecordingProcess:
 
     def run(self) -> None:
         """Handle messages until the driver has ended."""
-        # Messages that still wait when the driver is gone are sent again by its successor.
+        # Messages that still wait when the driver has died are sent again by its successor.
         while (message := self._messages.get()) is not None and not self._driver_gone.is_set():
             while True:
                 try:
@@ -91,7 +91,7 @@ class RecordingProcess:
                         try:
                             self._answer(self._set_aside(message, describe_error(error)))
                             break
-                        except Exception as second:  # such as a server that is gone
+                        except Exception as second:  # such as a server that is down
                             error = second
                     # Repeating the message does not help a user that the server refuses.
                     is_refused = isinstance(error, MlflowException) and error.get_http_status_code() in (401, 403)
@@ -130,7 +130,7 @@ class RecordingProcess:
         self._view_key = ""
         try:
             self._view_key = self._store.write_view(view, lambda place: self._answer({"ranked": place}))
-        except MlflowException as error:  # some servers allow nobody to tag an experiment; nothing is lost without
+        except MlflowException as error:  # some servers do not allow tags of experiments; nothing is lost without them
             print(f"no view: {error}", file=sys.stderr, flush=True)
         return {"closed": {"view": self._view_key}}
 
@@ -176,7 +176,7 @@ class RecordingProcess:
             print(f"report not finished: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
 
 
-# A database that is busy or gone, which may answer the next time.
+# A database that is busy or down, which may respond the next time.
 BUSY = (exc.DisconnectionError, exc.InterfaceError, exc.InternalError, exc.OperationalError, exc.TimeoutError)
 
 
@@ -190,14 +190,14 @@ def is_permanent(error: Exception) -> bool:
 
 
 def describe_error(error: Exception) -> str:
-    """Return the line of a database's or a server's error that says what is wrong."""
+    """Return the line with the cause from a database's or a server's error."""
     original = getattr(error, "orig", None)
     text = mask(str(original or error).strip())
     if silent := NO_ANSWER.match(text):
         cause: BaseException = error  # the system's reason, which libraries have wrapped, such as: Connection refused
         while inner := cause.__cause__ or cause.__context__:
             cause = inner
-        return f"{silent[1]} does not answer: {mask(getattr(cause, 'strerror', None) or first_line(cause))}"
+        return f"{silent[1]} does not respond: {mask(getattr(cause, 'strerror', None) or first_line(cause))}"
     for line in text.splitlines():
         if "OperationalError)" in line:
             return line.split("OperationalError)", 1)[1].strip()[:300]

@@ -117,7 +117,7 @@ class Store:
             self._client.set_tag(run.info.run_id, mlflow_store.RETRIED_AS, str(*other))
 
     def set_aside(self, record: TrialRecord, reason: str) -> None:
-        """End the run of a trial whose values MLflow refuses for good: it has its outcome, the reason and its file."""
+        """End the run of a trial whose values MLflow refuses: it has its outcome, the reason and its file."""
         name = run_name(record.number, record.params, record.remeasurement)
         run_id = self._child_id(record.number, name, record.started_at_s)
         self._log(run_id, tags={mlflow_store.OUTCOME: record.status.value, mlflow_store.REFUSED: reason})
@@ -133,7 +133,7 @@ class Store:
     def write_front(self, numbers: Sequence[int]) -> None:
         """Mark the runs of these trials, and no others: those that are on the front of several objectives.
 
-        The metric beside the tag is a column by which MLflow's list can be sorted and filtered.
+        The metric that goes with the tag is a column by which MLflow's list can be sorted and filtered.
         """
         now_ms = int(time.time() * 1e3)
         tagged = self.children.find_with_tag(mlflow_store.FRONT, "yes")
@@ -343,7 +343,7 @@ class Store:
             "attempts": record.attempts,
             "reason": record.reason,
             mlflow_store.WORK: json.dumps(dict(record.work)) if record.work else "",
-            # These tell runs of different sweeps apart, as columns beside the metrics.
+            # These distinguish runs of different sweeps, as columns next to the metrics.
             mlflow_store.SWEEP_NAME: self._sweep,
             "hardware": self._parent_tags.get("hardware", ""),
             "device": self._parent_tags.get("device", ""),

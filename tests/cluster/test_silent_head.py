@@ -19,5 +19,5 @@ def test_auto_is_refused_within_seconds(namespaces: None, tmp_path: Path) -> Non
         started_s = time.monotonic()
         words = ["workload=probe", "cluster.address=auto", "plan=true"]
         result = node.run(sys.executable, "-m", "sweeper", *words, timeout=60, cwd=tmp_path)
-        assert result.returncode == 2 and f"cluster.address={SILENT}: no Ray cluster answers" in result.stderr
+        assert result.returncode == 2 and f"cluster.address={SILENT}: no Ray cluster responds" in result.stderr
         assert time.monotonic() - started_s < 20

@@ -17,7 +17,7 @@ import torch
 
 @dataclass(frozen=True)
 class StandInProperties:
-    """The attributes of `torch.cuda.get_device_properties` that this project reads, and their neighbours."""
+    """The attributes of `torch.cuda.get_device_properties` that this project reads, and their neighbors."""
 
     name: str
     gcnArchName: str

@@ -11,7 +11,7 @@ E4M3_MAX = 448.0
 
 
 def assert_same_matrix(actual: Fp8Matrix, expected: Fp8Matrix) -> None:
-    """Assert equality but for one number in 10,000, which a last bit of fp32 rounds to the neighbour."""
+    """Assert equality but for one number in 10,000, which a last bit of fp32 rounds to the neighbor."""
     assert torch.equal(actual.scale, expected.scale)
     assert actual.data.shape == expected.data.shape
     differing = actual.data.view(torch.uint8) != expected.data.view(torch.uint8)

@@ -18,7 +18,7 @@ class CollectivesParameters:
     Attributes:
         collective: what the ranks do together; in `send_receive` each sends to the next one and receives from the last.
         kib: size in KiB, as nccl-tests counts it: the larger buffer of a rank, so the gathered one of an all-gather.
-        ranks: ranks of a group. Groups of neighbouring ranks run at the same time; 0 is one group of all.
+        ranks: ranks of a group. Groups of neighboring ranks run at the same time; 0 is one group of all.
         dtype: number format of the buffers.
         warmup: calls that are not timed.
         repeats: timed calls.

@@ -75,7 +75,7 @@ def measure(parameters: CollectivesParameters, rank: Rank) -> Measurement:
     device, dtype = devices.device_of(rank), DTYPES[parameters.dtype]
     with process_group(rank, device):
         group = Group(None, 0, size, rank.rank)
-        if size < rank.world_size:  # groups of neighbouring ranks, all of which every rank makes, as PyTorch asks for
+        if size < rank.world_size:  # groups of neighboring ranks, all of which every rank makes, as PyTorch asks for
             handles = {start: dist.new_group(range(start, start + size)) for start in range(0, rank.world_size, size)}
             first = rank.rank // size * size
             group = Group(handles[first], first, size, rank.rank - first)

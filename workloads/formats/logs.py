@@ -57,7 +57,7 @@ _PROGRESS_BAR = re.compile(r"\d+%\|.*?\| *\d+/\d+ \[.*(?:s/it|it/s)")
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")  # escape sequences of a terminal
 
 
-def strip_colours(line: str) -> str:
+def strip_colors(line: str) -> str:
     return _COLOUR.sub("", line)
 
 
@@ -102,7 +102,7 @@ class LogReader:
 
         A step whose metrics are on lines of their own is complete at the first other line.
         """
-        line = strip_colours(line[:LONGEST_LINE]).rstrip()
+        line = strip_colors(line[:LONGEST_LINE]).rstrip()
         step = None
         if self._block:
             row, number, head, texts = self._block

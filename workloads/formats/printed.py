@@ -17,7 +17,7 @@ from typing import Any
 
 from workloads.api.errors import UserInputError
 from workloads.formats import megatron, torchtitan
-from workloads.formats.logs import ARGUMENT, DTYPES, TITAN_MESH, WORLD_SIZE, strip_colours
+from workloads.formats.logs import ARGUMENT, DTYPES, TITAN_MESH, WORLD_SIZE, strip_colors
 from workloads.formats.megatron_files import parse_value
 from workloads.formats.names import FileReading
 from workloads.layouts.layout import Layout
@@ -70,7 +70,7 @@ _GROUP_RANKS = re.compile(rf"All ({'|'.join(GROUP_RANKS)}) parallel group ranks:
 def read_printed(line: str) -> dict[str, Printed]:
     if not _HINT.search(line):
         return {}
-    line = strip_colours(line[:LONGEST_LINE]).rstrip()
+    line = strip_colors(line[:LONGEST_LINE]).rstrip()
     line = _PREFIX.sub("", line)
     printed: dict[str, Printed] = {}
     for match in _NUMBER.finditer(line):
@@ -157,7 +157,7 @@ def read_model(text: str) -> Model | None:
     if "num_layers" not in settings:
         settings = {}
         for line in text.splitlines():
-            if match := _YAML_ENTRY.match(strip_colours(line)):
+            if match := _YAML_ENTRY.match(strip_colors(line)):
                 settings.setdefault(_TABLE["yaml_names"].get(match[1], match[1]), parse_value(match[2]))
         shared = settings.get("share_embeddings_and_output_weights")
         settings["group_query_attention"] = bool(settings.get("num_query_groups"))
@@ -175,7 +175,7 @@ def read_arguments(text: str) -> dict[str, Any]:
     """Return the arguments that a log lists, such as `  bf16 ....... True`; the first value of each."""
     settings: dict[str, Any] = {}
     for line in text.splitlines():
-        line = strip_colours(line)
+        line = strip_colors(line)
         if (match := ARGUMENT.search(line)) and "[config.py:" not in line:  # DeepSpeed prints its own
             settings.setdefault(match[1], parse_value(match[2]))
         elif match := WORLD_SIZE.search(line):
@@ -184,7 +184,7 @@ def read_arguments(text: str) -> dict[str, Any]:
 
 
 def _read_json(text: str) -> dict[str, Any]:
-    lines = [strip_colours(line).rstrip() for line in text.splitlines()]
+    lines = [strip_colors(line).rstrip() for line in text.splitlines()]
     start = next(number for number, line in enumerate(lines) if _TITAN_START.search(line))
     matches = [_ENTRY.match(line) for line in lines[start + 1 :]]
     body = "\n".join(["{", *(match[1] for match in matches if match)])
@@ -198,7 +198,7 @@ def _read_json(text: str) -> dict[str, Any]:
 def _read_mesh_gpus(text: str) -> int | None:
     """Return the product of the degrees of the device mesh; expert parallel ranks are some of the others."""
     for line in text.splitlines():
-        if match := TITAN_MESH.search(strip_colours(line)):
+        if match := TITAN_MESH.search(strip_colors(line)):
             degrees = {name: int(degree) for name, degree in re.findall(r"(\w+)=(\d+)", match[1])}
             return math.prod(degrees.get(name, 1) for name in ("pp", "dp_replicate", "dp_shard", "cp", "tp"))
     return None

@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from workloads.formats.logs import LONGEST_LINE, LogReader, Step, parse_number, strip_colours
+from workloads.formats.logs import LONGEST_LINE, LogReader, Step, parse_number, strip_colors
 
 _NUMBER = r"(\d+(?:,\d{3})*(?:\.\d+)?(?:[eE][-+]?\d+)?)\s*([kKM]?)"
 _SECOND = r"(?:s|secs?|seconds?)\b"
@@ -75,7 +75,7 @@ class CommonLogReader(LogReader):
     def feed(self, line: str) -> Step | None:
         if (step := super().feed(line)) or self.kind or self._pending or self.has_progress_bar:
             return step
-        line = strip_colours(line[:LONGEST_LINE])
+        line = strip_colors(line[:LONGEST_LINE])
         if not (rates := read_rates(line)):
             return None
         number = int(match[1]) if (match := _STEP.search(line)) else None

@@ -1,4 +1,4 @@
-"""The likely cause of a failure, from what was read beside it. What nothing explains is said to be unknown."""
+"""The likely cause of a failure, from what was read with it. A failure that nothing explains has an unknown cause."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ ALL_LINKS = 2 / 3  # of a node's links that fail, from which the node is at faul
 
 @dataclass(frozen=True)
 class Evidence:
-    """What was read beside the failed test: of its node and its GPU, and of the other parts in the same test."""
+    """Readings during the failed test: of its node and its GPU, and of the other parts in the same test."""
 
     judgement: Judgement
     states: Mapping[str, Mapping[str, Any]]  # of the part's nodes
     gpus: Sequence[Mapping[str, Any]]  # of the part
-    others: Sequence[Mapping[str, Any]]  # beside the other parts' results
+    others: Sequence[Mapping[str, Any]]  # with the other parts' results
     slow_links: Mapping[str, float]  # the share of each node's partners with which a test of the link failed
 
 

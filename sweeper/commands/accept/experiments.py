@@ -1,4 +1,4 @@
-"""The experiments of an acceptance and the spreads of their results, read from the tables beside this module."""
+"""The experiments of an acceptance and the spreads of their results, read from the tables next to this module."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Reading:
         nodes: of the part.
         value: the rate, NaN where there is none.
         low, high: its 95% interval, NaN without one.
-        beside: what was read of the device meanwhile: clock, power, temperature, reasons for a lower clock.
+        beside: readings of the device during the test: clock, power, temperature, reasons for a lower clock.
         problem: why there is no value; empty where there is one.
     """
 

@@ -30,9 +30,9 @@ class Judgement:
     """The verdict on one test of one part.
 
     Attributes:
-        limit: the strictest of its comparisons; None where there is nothing to compare with.
-        reason: the verdict's, in one line.
-        cause: what was read beside it that explains a failure, with the remedy; empty where nothing does.
+        limit: the strictest of its comparisons; None if there is nothing to compare with.
+        reason: the reason for the verdict, in one line.
+        cause: what was read with it that explains a failure, with the remedy; empty where nothing does.
     """
 
     reading: Reading
@@ -135,8 +135,8 @@ def _judge_reading(reading: Reading, limits: Sequence[Limit]) -> Judgement:
 def overall_verdict(judgements: Iterable[Judgement], findings: Iterable[Finding]) -> Verdict:
     """Return the verdict on the whole.
 
-    A failed test or a problem of a GPU, as the doctor finds them, fails it. It is left open by a test without a result,
-    and by a problem of a node that affects results. Something has to have been compared.
+    A failed test or a problem of a GPU, as the doctor finds them, fails it. A test without a result leaves it open, and
+    so does a node's problem that affects results. Something has to have been compared.
     """
     verdicts = {judgement.verdict for judgement in judgements}
     verdicts |= {finding_verdict(finding.location) for finding in findings if finding.affects_results}

@@ -10,10 +10,10 @@ compared with the other parts, with the catalogue's and the planner's expected r
 given. About 1% of healthy clusters fail, all comparisons together, if parts differ as assumed (docs/guides/accept.md).
 quick ends within five minutes, standard within half an hour; burn_in loads each GPU for minutes.
 
-Writes accept.json, a page (HTML), Markdown and JUnit XML to DIR/acceptance/HARDWARE-DATE. verify says whether an
-accept.json is as it was written; compare prints what has become slower from one run to a later one. The exit code is 0
-if everything passes, 1 if a part fails, 3 if some part is inconclusive. Nothing is changed on the machines, and
-no root is needed.
+Writes accept.json, a page (HTML), Markdown and JUnit XML to DIR/acceptance/HARDWARE-DATE. verify checks that an
+accept.json is as it was written; compare prints what has become slower since an earlier run. The exit code is 0 if
+everything passes, 1 if a part fails, 3 if some part is inconclusive. Nothing is changed on the machines, and no root is
+needed.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ HEADING = ["verdict", "part", "test", "measured", "passes from", "reason", "like
 BESIDE = {"sm_clock_mhz": "MHz", "power_w": "W", "temperature_c": "°C"}  # shown beside a rate, with its unit
 TESTS = ["test", "parts", "unit", "median", "slowest", "fastest", "expected", "passes from", "loss found in 99%"]
 TESTS += [f"median {unit}" for unit in BESIDE.values()]
-# From a failed to a passed part, as the color-blind can tell apart (Okabe and Ito 2008).
+# From a failed to a passed part, as the color-blind can distinguish (Okabe and Ito 2008).
 COLORS = [[0.0, "#D55E00"], [0.5, "#F0E442"], [1.0, "#0072B2"]]
 Record = Mapping[str, Any]
 

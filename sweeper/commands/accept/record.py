@@ -162,7 +162,7 @@ def read_baseline(path: Path, target: Target, profile: str, parts: Collection[st
     """
     record = read_record(path.expanduser(), "baseline")
     if record["verdict"] == "fail":
-        raise UserInputError(f"baseline={path}: that run failed; a baseline has to be an accepted run")
+        raise UserInputError(f"baseline={path}: that run failed; a baseline must be an accepted run")
     if record["model"] != target.model:
         raise UserInputError(f"baseline={path}: was measured on {record['model']}, not on {target.model}")
     if record["profile"] != profile:

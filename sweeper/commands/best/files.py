@@ -37,8 +37,8 @@ class TrialFiles:
     Attributes:
         title: which trial it is, with its figure.
         line: our command, for a shell.
-        files: texts by their path below the folder, where they lie or will.
-        notes: what has to be known before one of them runs.
+        files: file contents by their path in the folder.
+        notes: what to know before one of them runs.
         result: the trial, its figure and its software, in plain values.
     """
 
@@ -189,7 +189,7 @@ def command_words(description: SweepDescription, record: TrialRecord) -> list[st
 def script_line(description: SweepDescription, record: TrialRecord) -> str:
     """Return the command with the interpreter that ran the sweep, whose packages the result belongs to.
 
-    Each start has a name of its own: with the same one it would find its trial done, and measure nothing.
+    Each start has its own name: with an existing name it would find its trial finished and measure nothing.
     """
     words = command_words(description, record)
     words = words[3:] if words[1:2] == ["-m"] else words[1:]
@@ -253,7 +253,7 @@ def _entry(value: Value) -> Any:
 
 
 def _escaped(settings: Any) -> Any:
-    """Return values with their texts escaped: OmegaConf would replace ${…}, which a shell is to see."""
+    """Return values with their texts escaped: OmegaConf would replace ${…}, which is meant for a shell."""
     if isinstance(settings, Mapping):
         return {key: _escaped(value) for key, value in settings.items()}
     if isinstance(settings, (list, tuple)):

@@ -3,9 +3,9 @@
     python -m sweeper best
     python -m sweeper best SWEEP trial=12
 
-Without a name: of the last sweep. Standard output has the trial with its figure, our command for it, the software that
-it ran with, and the paths of its files; each sweep keeps those of its winner in DIR/sweeps/SWEEP/best, and those of
-another trial N in DIR/sweeps/SWEEP/files/N/run:
+SWEEP is the last sweep by default. The command prints the trial with its result, the command that runs it, its software
+and the paths of its files. Each sweep keeps the files of its winner in DIR/sweeps/SWEEP/best, and those of another
+trial N in DIR/sweeps/SWEEP/files/N/run:
 
     sweep.sh            our command, with every parameter
     workload/best.yaml  the same as a file, which its first lines say how to run
@@ -13,7 +13,7 @@ another trial N in DIR/sweeps/SWEEP/files/N/run:
     torchtitan/, megatron/  of workload=parallel: the layout as a file of these trainers, where they have it
     best.json           the figure with its interval, the parameters and the versions
 
-With several objectives there is no winner: the trials on their front are listed, of which trial=N chooses one. The
+With several objectives there is no winner: the command lists the trials on their front, and trial=N chooses one. The
 files in best/ are of the best of them by the first objective.
 """
 

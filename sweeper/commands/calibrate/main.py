@@ -7,10 +7,10 @@ Products and attention run back to back until clocks and power have settled, and
 short runs are 10 to 20% above those of training.
 
 Writes DIR/calibration/HARDWARE.yaml and, with several GPUs, HARDWARE_topology.yaml. From then on python -m sweeper plan
-in DIR, and plans of sweeps with dir=DIR, use these rates for this hardware and say so; calibration=none leaves them
-out. Prints what each figure replaces. Rerun the same command to resume after an interruption, and to measure again what
-failed, as where other processes held the processor; a rerun of a complete calibration measures anew. To begin anew
-before that, delete DIR/calibration/HARDWARE.unfinished.
+in DIR, and plans of sweeps with dir=DIR, use these rates for this hardware and name their file; calibration=none leaves
+them out. Prints the value that each rate replaces. Rerun the same command to resume after an interruption, and to
+measure again what failed, as where other processes held the processor; a rerun of a complete calibration measures anew.
+To begin anew before that, delete DIR/calibration/HARDWARE.unfinished.
 """
 
 from collections.abc import Mapping
@@ -113,7 +113,7 @@ def begin_or_resume(unfinished: Path, hardware: str) -> str:
 
 
 def write_files(path: Path, target: Target, rows: Mapping[str, list[Row]]) -> list[Cells]:
-    """Write the files of the device and of its topology. Returns what each figure replaces."""
+    """Write the files of the device and of its topology. Returns the value that each rate replaces."""
     products = rates.sustained_tflops(rows["matmul"])
     reference = products.get("bf16") or next(iter(products.values()))
     calibration = Calibration(

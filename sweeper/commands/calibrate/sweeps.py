@@ -1,4 +1,4 @@
-"""The sweeps that measure a device: their words, their names, and the rows of their trials."""
+"""The sweeps that measure a device: their arguments, their names, and the rows of their trials."""
 
 import csv
 import tomllib
@@ -16,7 +16,7 @@ COMMON_WORDS = ("search=grid", "finals.top=0", "budget.same_failures=null")
 
 @dataclass(frozen=True)
 class CalibrationSweep:
-    """A sweep of a calibration: the words of its command, and the folder of its results."""
+    """A sweep of a calibration: the arguments of its command, and the folder of its results."""
 
     words: tuple[str, ...]
     folder: Path
@@ -40,7 +40,7 @@ def plan_sweeps(target: Target, run: str, directory: Path, further: Sequence[str
 
     Args:
         run: the name of the calibration, which a rerun has too so that its sweeps are resumed.
-        further: words that all sweeps get.
+        further: arguments that all sweeps get.
     """
     sweeps = {}
     for name, text in WORDS["gpu" if target.is_gpu else "cpu"].items():

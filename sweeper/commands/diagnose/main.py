@@ -6,7 +6,7 @@
 Reads the logs that `sweeper ingest` reads and reports steps that become slower, jump, are slow for a while or pause,
 with or without a period, a rank or host whose steps take longer than the others', and steps that are slower than the
 plan of the log's layout by more than its band (with model=, hardware= and gpus=). The exit code is 1 with a finding, 0
-if nothing is unusual, and 3 with too few steps to tell.
+if nothing is unusual, and 3 if there are too few steps for a verdict.
 """
 
 from __future__ import annotations
@@ -180,7 +180,7 @@ def describe_sources(sources: Sequence[Source]) -> Iterator[str]:
 
 
 def compare_with_plan(request: DiagnoseRequest, step_s: float) -> tuple[str, bool]:
-    """Return the steps' time beside that of the log's layout by the plan, and whether it is beyond the plan's band."""
+    """Return the steps' time next to that of the log's layout by the plan, and whether it is beyond the plan's band."""
     model, hardware = str(request.model), str(request.hardware)
     try:
         problem = build_problem(PlanRequest(model=model, hardware=hardware, gpus=request.gpus, layout=request.logs[0]))

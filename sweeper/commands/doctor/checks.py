@@ -143,7 +143,7 @@ def check_gpu(location: str, gpu: Mapping[str, Any]) -> Iterator[Finding]:
     if gpu.get("used_gib", 0.0) > FOREIGN_USE_GIB:
         yield finding(f"another process uses it: {gpu['used_gib']:.1f} GiB of its memory are in use", "foreign_use")
     elif processes := gpu.get("processes", 0):
-        yield finding(f"{processes} other processes compute on it", "foreign_use")
+        yield finding(f"{processes} other processes use it", "foreign_use")
     if xids := gpu.get("xids"):
         yield finding(f"reported XID {', '.join(map(str, xids))} during the test", "no_response")
     if (width := gpu.get("pcie_width", 0)) < (most := gpu.get("pcie_width_max", 0)):
@@ -166,7 +166,7 @@ def _check_amd(node: str, kernel: Mapping[str, Any], gpus: Sequence[Mapping[str,
     if kernel.get("numa_balancing", "0") != "0":
         problem = "the kernel moves memory between NUMA nodes (kernel.numa_balancing=1), which interrupts the GPUs"
         yield Finding(node, problem, "sysctl kernel.numa_balancing=0 as root; in /etc/sysctl.d to keep it")
-    # In a guest the host's command line counts, which nobody here can read.
+    # In a guest the host's command line counts, which a guest cannot read.
     if not kernel["is_guest"] and not UNTRANSLATED & set(kernel["command_line"]):
         problem = "iommu=pt is not on the kernel's command line: traffic between GPUs is slow, and RCCL may hang"
         yield Finding(node, problem, "add iommu=pt to GRUB_CMDLINE_LINUX, run update-grub, restart the node")

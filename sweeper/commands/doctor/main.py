@@ -5,9 +5,9 @@
     python -m sweeper doctor record
 
 Checks every node's versions, memory and GPUs, and the MLflow server at tracking.uri; runs a matrix product on each GPU
-and an all-reduce over all of them (skipped with --quick). The catalogue's figures of the GPUs are printed with their
-sources. Each problem is printed with its remedy. The exit code is 1
-if one of them makes measurements wrong or slow; such problems are marked with "!".
+and an all-reduce over all of them (skipped with --quick). The command prints the catalogue's values for the GPUs with
+their sources. Each problem is printed with its remedy. The exit code is 1 if one of them makes measurements wrong or
+slow; such problems are marked with "!".
 
 record writes what this machine's drivers, torch, Ray and kernel report into FILE (machine.json), from which a stand-in
 for the machine can be made. It has no environment variables but the visible devices; names of hosts and users, serial
@@ -61,7 +61,7 @@ def record_machine(request: RecordRequest) -> int:
     nodes: list[Node] | UserInputError
     try:
         nodes = cluster.discover_nodes(request.cluster.address, request.cluster.insecure)
-    except UserInputError as error:  # such as GPUs that Ray does not see: the record is to show why
+    except UserInputError as error:  # such as GPUs that Ray does not detect: the record shows why
         nodes = error
     gpus = record.write_record(Path(request.file), nodes)["gpus"]
     cluster.stop()

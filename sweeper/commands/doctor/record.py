@@ -1,8 +1,8 @@
 """Record what a machine reports, so that a stand-in for it can be made elsewhere.
 
-The record has what the drivers returned to each call of `workloads.api.gpus`, unconverted; what torch says of its build
-and its devices; Ray's view; the kernel's settings and versions. Names of hosts and users, serial numbers, UUIDs and
-addresses are replaced by numbered placeholders, and of the environment it has the visible devices alone.
+The record has what the drivers returned to each call of `workloads.api.gpus`, unconverted; what torch reports about its
+build and its devices; Ray's view; the kernel's settings and versions. Names of hosts and users, serial numbers, UUIDs
+and addresses are replaced by numbered placeholders, and of the environment it has the visible devices alone.
 """
 
 import contextlib
@@ -128,7 +128,7 @@ def _plain(value: Any, handles: Sequence[Any]) -> Any:
 
 
 def _read_torch() -> dict[str, Any]:
-    """Return what torch reports, read in a process of its own: `sweeper` never imports torch."""
+    """Return what torch reports, read in its own process: `sweeper` never imports torch."""
     command = [sys.executable, "-m", "workloads.instruments.device"]
     try:
         result = subprocess.run(command, capture_output=True, text=True, timeout=TORCH_TIMEOUT_S)

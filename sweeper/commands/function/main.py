@@ -40,7 +40,7 @@ def read_function(path: Path) -> Workload:
     """Return the workload of a packed function. The function itself is not loaded.
 
     Raises:
-        UserInputError: it is no such file.
+        UserInputError: it is not such a file.
     """
     workload = registry.load("function")
     assert workload.Settings is not None

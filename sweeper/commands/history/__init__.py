@@ -1,1 +1,1 @@
-"""Performance over time: reference figures that a repository keeps, and later runs against them."""
+"""Performance over time: reference results that a repository keeps, and later runs compared with them."""

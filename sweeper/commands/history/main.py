@@ -1,4 +1,4 @@
-"""Keep reference figures in a file, and compare later runs with them.
+"""Keep reference results in a file, and compare later runs with them.
 
     python -m sweeper history append
     python -m sweeper history
@@ -12,11 +12,11 @@ compare compares these runs with the file's, of equal work on equal hardware. Ex
 slower. 3: inconclusive; the output has the number of runs that a verdict needs. 2: nothing to compare, or invalid
 arguments.
 
-append adds these runs to the file, and creates it if need be.
+append adds these runs to the file, and creates it if necessary.
 
-list shows the file's figures: the present level of each work and device, and what runs differ by.
+list prints the current level of each work and device in the file, and its run-to-run variance.
 
-plot draws the history, with versions and drivers that changed.
+plot draws the history, with the versions and drivers that changed.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class FileRequest:
     """The file that is read.
 
     Attributes:
-        file: the reference figures.
+        file: the reference results.
     """
 
     file: str = "performance.json"
@@ -55,7 +55,7 @@ class RunsRequest(FileRequest, StoreRequest):
 
     Attributes:
         threshold: the loss that is tolerated: a loss of 1.5 times as much is found in 90% of cases or more.
-        between_runs: standard deviation of equal runs: assumed as long as fewer than 12 runs measure it.
+        between_runs: standard deviation of equal runs: assumed while fewer than 12 runs measure it.
     """
 
     sweeps: list[str] = field(default_factory=list, metadata=words("SWEEP"))
@@ -152,7 +152,7 @@ def append_runs(request: AppendRequest) -> int:
 
 
 def show_history(request: FileRequest) -> int:
-    """Print the figures of the file."""
+    """Print the levels in the file."""
     from sweeper.commands.history import output, reference_file
     from sweeper.pages.terminal import draw, open_console
 

@@ -31,7 +31,7 @@ class NewRun:
 
 @dataclass(frozen=True)
 class Compared:
-    """New runs of one series, and the earlier ones that they are compared with.
+    """New runs of one series, and the earlier runs that they are compared with.
 
     Attributes:
         result: None without earlier runs.
@@ -102,7 +102,7 @@ def _build_run(sweep: dict[Any, Any], result: BestResult) -> NewRun:
 
 
 def compare(history: History, runs: Sequence[NewRun], gate: Gate) -> list[Compared]:
-    """Compare new runs with the present level of their series, each by itself. Those without one are the last."""
+    """Compare the new runs of each series with its current level. Series without one come last."""
     compared = []
     for identity, new in _group(runs):
         series = history.find(identity)

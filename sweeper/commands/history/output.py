@@ -73,7 +73,7 @@ def build_junit(works: Sequence[ComparedWork]) -> str:
 
 
 def build_table(history: History) -> Table:
-    """Return a row for each series: its present level, of how many runs, and what they differ by."""
+    """Return a row for each series: its current level, its number of runs, and their spread."""
     heading = ["work", "device", "level", "unit", "runs", "spread %", "last run", "date"]
     rows = []
     for series, label in zip(history.series, label_series([s.identity for s in history.series]), strict=True):

@@ -11,7 +11,7 @@ from sweeper.commands.history.output import build_runs_table, build_table, compu
 from sweeper.commands.history.reference_file import History, Series
 from sweeper.common.format import count, format_interval, format_number
 from sweeper.pages import html_page
-from sweeper.pages.chart_style import COLORS, GREY, build_error_bars
+from sweeper.pages.chart_style import COLORS, GRAY, build_error_bars
 from sweeper.pages.html_page import Chart
 from sweeper.pages.image import write_image
 
@@ -65,7 +65,7 @@ def build_chart(title: str, series: Series) -> Chart:
         if place and changed:
             text = f"{', '.join(changed)} ({run.date[:10]})"
             notes.append(f"{len(notes) + 1}: {text}")
-            figure.add_vline(x=place + 0.5, line={"color": GREY, "dash": "dot", "width": 1})
+            figure.add_vline(x=place + 0.5, line={"color": GRAY, "dash": "dot", "width": 1})
             label = {"text": str(len(notes)), "hovertext": text, "showarrow": False, "font": {"size": 12}}
             figure.add_annotation(x=place + 0.5, y=1.0, yref="paper", yanchor="bottom", **label)
     shown = min(len(runs), MOST_TICKS)

@@ -1,4 +1,4 @@
-"""The file of reference figures: runs by what they measured, as JSON that a repository keeps."""
+"""The file of reference results: runs by what they measured, as JSON that a repository keeps."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ def read(path: Path) -> History:
         content = json.loads(path.read_text())
     except FileNotFoundError as error:
         hint = "`python -m sweeper history append` creates it from the last sweep"
-        raise UserInputError(f"{prefix}there is no such file. {hint}") from error
+        raise UserInputError(f"{prefix}no such file. {hint}") from error
     except OSError as error:
         raise UserInputError(f"{prefix}{describe_os_error(error)}") from error
     except ValueError as error:  # of JSON and of UTF-8

@@ -52,7 +52,7 @@ class ImportedResult:
         params: the configuration, with `model`, `dtype` and `sequence_length` where the file names them.
         devices: number of devices; None means unknown.
         device: name of one device; empty means unknown.
-        metrics: what the tool measured beside its speed, such as memory.
+        metrics: what the tool measured in addition to its speed, such as memory.
         contradictions: messages about values of the file that contradict each other.
         notes: what a reader of the figures should know and no contradiction is.
     """

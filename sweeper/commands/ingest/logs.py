@@ -46,7 +46,7 @@ class Run:
 
     @property
     def is_warmup(self) -> bool:
-        """Whether nothing is left beside the first step of the program, which compiles and allocates."""
+        """Whether nothing is left but the first step of the program, which compiles and allocates."""
         return len(self.timed_steps) == 1 and self.timed_steps[0].number <= 1
 
     @property

@@ -81,7 +81,7 @@ def show_sweeps(request: ListRequest) -> int:
     """Print the table of a directory. Returns the exit code."""
     directory = Path(request.dir)
     if not directory.is_dir():
-        raise UserInputError(f"dir={request.dir}: there is no such directory")
+        raise UserInputError(f"dir={request.dir}: no such directory")
     sweeps = find_sweeps(directory)
     if not sweeps:
         print(f"no sweep in {directory.resolve()}; `python -m sweeper` runs one")
@@ -122,7 +122,7 @@ main = COMMAND.main
 
 
 def describe_row(sweep: StoredSweep) -> list[str]:
-    """Return the cells of a sweep; of one with a damaged file what is known without it."""
+    """Return the cells of a sweep; if a file is damaged, those that do not need it."""
     size, started_s = "", sweep.changed_at_s
     try:
         size = format_amount(sweep.size_bytes, SIZES)
@@ -217,7 +217,7 @@ def follow(sweep: StoredSweep) -> int:
 def _is_driven(sweep: StoredSweep, host: str) -> bool:
     """Return whether the driver is there: the recording process may hold the lock for a minute longer.
 
-    Of a driver on another machine the lock alone is known.
+    For a driver on another machine only the lock is known.
     """
     driver = sweep.driver
     if not driver.isdigit() or host != platform.node():
@@ -256,7 +256,7 @@ def _delete_runs(sweep: StoredSweep, uri: str | None) -> str:
     if "***" in uri:
         raise UserInputError(f"{sweep.name}: the password of {uri} is not stored; set tracking.uri=URI")
     if (file := sqlite_path(uri)) and not file.exists():
-        return f"{uri}: there is no such store any more"
+        return f"{uri}: the store no longer exists"
     mlflow_store.check_uri(uri)
     from mlflow import MlflowClient
 
@@ -265,4 +265,4 @@ def _delete_runs(sweep: StoredSweep, uri: str | None) -> str:
     runs = list(mlflow_store.search_runs(client, experiments, {mlflow_store.STUDY: description.study}))
     for run in runs:
         client.delete_run(run.info.run_id)
-    return f"{count(len(runs), 'run')} of {uri} are deleted; `mlflow gc` removes them for good"
+    return f"{count(len(runs), 'run')} of {uri} are deleted; `mlflow gc` removes them permanently"

@@ -1,4 +1,4 @@
-"""The answer to a request: the fastest layouts, what would change them, and what a whole training takes."""
+"""The answer to a request: the fastest layouts, what would change them, and the cost of a whole training."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ ESTIMATOR = Estimator(
 
 @dataclass(frozen=True)
 class Answer:
-    """What the planner says of a request."""
+    """The planner's answer to a request."""
 
     model: str  # its name, or the path of its file
     problem: Problem

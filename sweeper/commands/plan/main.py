@@ -5,7 +5,7 @@
 
 Searches every layout that the number of GPUs allows for the fastest that fits, and prints where its time and its memory
 go. Fields of the layout that are given (tp=8, pp=4, micro_batch=2, checkpointing=full …) are not searched; then the
-plan also says why another layout is faster. Needs neither a GPU nor a cluster. All figures are estimates.
+plan also explains why another layout is faster. Needs neither a GPU nor a cluster. All values are estimates.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class PrintedPlan(PlanRequest):
 
     Attributes:
         out: write the plan as one HTML page with pictures: the step, the memory, the pipeline, scaling;
-            `file` is written beside it, by default to the folder sweeps/.
+            `file` is written next to it, by default to the folder sweeps/.
         fits: print only whether a layout fits into memory, and exit with 0 if one does, else with 1.
     """
 

@@ -13,7 +13,7 @@ from sweeper.commands.plan.answer import Answer, tokens_of_a_day
 from sweeper.commands.plan.text import differences_table, headline, layouts_table, list_sections
 from sweeper.common.format import round_to_band
 from sweeper.pages import html_page
-from sweeper.pages.chart_style import COLORS, GREY, add_band, bar_chart_height_px
+from sweeper.pages.chart_style import COLORS, GRAY, add_band, bar_chart_height_px
 from sweeper.pages.html_page import Chart, Table
 from workloads.estimator.estimate import find_band
 from workloads.estimator.pipeline import build_timeline
@@ -76,19 +76,19 @@ def _draw_memory(answer: Answer) -> Chart:
         bars[text] = vars(stages[rank])
     error_share = find_band(problem.job, problem.cluster, "memory").error_share
     chart = draw_bars("Where the memory goes", bars, COLORS_OF["memory"], "GiB", error_share)
-    chart.figures[0].add_vline(x=most_gib, line={"color": GREY, "width": 2})
+    chart.figures[0].add_vline(x=most_gib, line={"color": GRAY, "width": 2})
     return chart
 
 
-def draw_bars(title: str, bars: Bars, colours: Mapping[str, str], unit: str, error_share: float) -> Chart:
-    """Return stacked bars, whose texts are the note; `error_share` says how many digits the values have."""
+def draw_bars(title: str, bars: Bars, colors: Mapping[str, str], unit: str, error_share: float) -> Chart:
+    """Return stacked bars, whose texts are the note; `error_share` decides how many digits the values have."""
     figure, places = go.Figure(), [str(place) for place in range(1, len(bars) + 1)]
-    for name, colour in colours.items():
+    for name, color in colors.items():
         values = [parts.get(name, 0.0) for parts in bars.values()]
         if any(values):
             texts = [f"{name}: {round_to_band(value, error_share)} {unit}" for value in values]
             labels = {"name": name, "hovertext": texts, "hoverinfo": "text"}
-            figure.add_bar(x=values, y=places, orientation="h", marker_color=colour, **labels)
+            figure.add_bar(x=values, y=places, orientation="h", marker_color=color, **labels)
     height_px = 140 + 50 * len(bars) + 20 * len(figure.data)  # a phone shows the legend in one column
     figure.update_layout(barmode="stack", bargap=0.4, height=height_px, showlegend=True, legend_traceorder="normal")
     figure.update_yaxes(type="category", autorange="reversed").update_xaxes(title=unit, rangemode="tozero")
@@ -97,13 +97,13 @@ def draw_bars(title: str, bars: Bars, colours: Mapping[str, str], unit: str, err
 
 
 def draw_pipeline(answer: Answer) -> Chart:
-    """Return a row for each pipeline rank, with its passes in the colours of their kinds."""
+    """Return a row for each pipeline rank, with its passes in the colors of their kinds."""
     layout = answer.best.layout
     job = replace(answer.problem.job, layout=layout)
     drawn = min(layout.microbatches, DRAWN_MICROBATCHES * layout.pp)
     operations = build_timeline(layout, rank_seconds(job, answer.problem.cluster), drawn)
     figure = go.Figure()
-    for kind, colour in COLORS_OF["pass"].items():
+    for kind, color in COLORS_OF["pass"].items():
         name, own = kind.replace("_", " "), [item for item in operations if item.action.kind == kind]
         shades = [1 - 0.7 * (item.action.chunk % CHUNK_SHADES) / CHUNK_SHADES for item in own]
         figure.add_bar(
@@ -111,7 +111,7 @@ def draw_pipeline(answer: Answer) -> Chart:
             base=[item.start_s for item in own],
             y=[item.rank for item in own],
             orientation="h",
-            marker={"color": colour, "opacity": shades, "line": {"width": 0.3, "color": "#fff"}},
+            marker={"color": color, "opacity": shades, "line": {"width": 0.3, "color": "#fff"}},
             name=name,
             visible=bool(own),
             hovertext=[

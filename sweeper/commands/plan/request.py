@@ -1,4 +1,4 @@
-"""What is asked: a request as the words of the command, and the problem that it makes the planner search."""
+"""A request: the arguments of the command, and the problem that they give the planner."""
 
 from __future__ import annotations
 
@@ -179,7 +179,7 @@ class Problem:
     batch: int | None  # the global batch of the request; None where it follows from the number of GPUs
     calibration: CalibrationFile | None  # the measured rates of the cluster's device; None for the tables' rates
     correction: Correction | None  # what sweeps on such a cluster have measured of the trainer
-    reading: FileReading | None = None  # what the file `layout` says
+    reading: FileReading | None = None  # the content of the file `layout`
 
     def on(self, gpus: int) -> Problem:
         """Return the same problem on another number of GPUs, of which nothing was measured."""
@@ -235,7 +235,7 @@ def build_problem(request: PlanRequest) -> Problem:
 
 
 def _build_job(request: PlanRequest, model: Model, trainer: str, reading: FileReading | None) -> Job:
-    """Return the job of a request without its layout: what the request does not say is as the file has it."""
+    """Return the job of a request without its layout; the file has the values that the request leaves out."""
     of_file = reading or FileReading(trainer, Layout(), SEQUENCE_LENGTH, compiled=find_trainer(trainer).compiles)
     return Job(
         model=model,
@@ -251,7 +251,7 @@ def _build_job(request: PlanRequest, model: Model, trainer: str, reading: FileRe
 
 
 def _read_layout(request: PlanRequest, model: Model) -> FileReading:
-    """Return what the file `layout` says.
+    """Return the content of the file `layout`.
 
     Raises UserInputError if it cannot be read, or if it is of another model.
     """
@@ -294,7 +294,7 @@ def _check_degrees(given: Mapping[str, Any], gpus: int) -> None:
 
 
 def _find_correction(trainer: str, cluster: Cluster, calibration: CalibrationFile | None) -> Correction | None:
-    """Return what sweeps have measured on such a cluster, in the file that is here if one is."""
+    """Return what sweeps measured on such a cluster, from the file here if there is one."""
     workload, measured = (OWN_WORKLOAD, OWN_WORKLOAD) if trainer == OWN else (COMMAND_WORKLOAD, trainer)
     per_node = min(cluster.gpus, cluster.topology.gpus_per_domain)
     version, calibrated = load(workload).benchmark_version, calibration.rates.date if calibration else ""

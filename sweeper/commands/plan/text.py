@@ -67,7 +67,7 @@ def _print_lines(console: Console, lines: list[str]) -> None:
 
 
 def list_sections(answer: Answer) -> list[tuple[str, list[str]]]:
-    """Return the words of the first column with the lines of each, without the tables."""
+    """Return the headings of the first column with the lines of each, without the tables."""
     sections: list[tuple[str, list[str]]] = []
     for line in [*head_lines(answer), *comparison_lines(answer), *tail_lines(answer)]:
         word, text = line[: len(INDENT)].strip(), line[len(INDENT) :]
@@ -78,7 +78,7 @@ def list_sections(answer: Answer) -> list[tuple[str, list[str]]]:
 
 
 def headline(answer: Answer) -> str:
-    """Return the answer as a sentence: the rate with its band, and what a training takes."""
+    """Return the answer as a sentence: the rate with its band, and the time of a training."""
     estimate, training, share = answer.best.estimate, answer.training, answer.error_share
     cluster, job = answer.problem.cluster, answer.problem.job
     far = "Far from any measured run: " * bool(find_band(job, cluster).known.missing(job, cluster))

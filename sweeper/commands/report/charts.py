@@ -13,7 +13,7 @@ from sweeper.commands.report.platform_panels import MAX_POINTS, VENDORS, list_na
 from sweeper.common.format import format_number
 from sweeper.metrics.derivation import LINEAR_BANDS, MEMORY_METRICS
 from sweeper.pages import parameter_charts
-from sweeper.pages.chart_style import COLORS, GREY, add_band, bar_chart_height_px, build_error_bars, cut_name
+from sweeper.pages.chart_style import COLORS, GRAY, add_band, bar_chart_height_px, build_error_bars, cut_name
 from sweeper.pages.html_page import Chart
 from sweeper.pages.parameter_charts import build_grid_axis, build_heatmap, find_best_in_cells, is_numeric
 from sweeper.results.imported import Imported, list_results, select_fastest
@@ -43,11 +43,11 @@ SCALING_NOTE = (
 PROJECTION_NOTE = " Dotted is the cost model's projection of the smallest number's best result. Assumed: "
 MIN_IMPORTED = 6  # of a file at one kind of work, for a heatmap
 MAX_FIGURES = 24  # side by side
-MAX_NAME_LENGTH = 30  # of a result beside its bar
+MAX_NAME_LENGTH = 30  # of a result next to its bar
 BUDGETS = ("param.host_gib", "param.device_gib")  # what ml_dataflow's results are tables over
 IMPORTED_NOTE = (
     "Bars are tokens/s of one device, derived again from the file's tokens and steps; a cross is what the tool claims. "
-    "Each figure is one kind of work; a model that a file does not name is compared with nothing. Results that "
+    "Each figure shows one kind of work; a result whose file names no model is not compared. Results that "
     "contradict themselves are not drawn."
 )
 
@@ -223,7 +223,7 @@ def _build_marked_heatmap(grid: pd.DataFrame, metric: str, label: str, x: str, y
         [axis.labels[cell] for cell, marked in zip(axis.cells, is_marked, strict=True) if marked]
         for axis in (x_axis, y_axis)
     ]
-    style = {"mode": "markers", "marker": {"symbol": "x", "size": 12, "color": GREY}, "name": "infeasible"}
+    style = {"mode": "markers", "marker": {"symbol": "x", "size": 12, "color": GRAY}, "name": "infeasible"}
     return figure.add_scatter(x=marks[0], y=marks[1], text=grid[is_marked].get("tag.reason"), **style)
 
 

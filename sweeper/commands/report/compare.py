@@ -40,9 +40,10 @@ def find_latest_sweep(stored: Stored, baseline: str) -> str:
 
 
 def compare_sweeps(stored: Stored, first: str, second: str, gate: Gate) -> tuple[str, list[ComparedWork]]:
-    """Compare each kind of work of two sweeps, per device. Returns what to know before, if anything, and the works.
+    """Compare each kind of work of two sweeps, per device. Returns a note on the spaces, empty if they are equal, and
+    the works.
 
-    The best of two spaces answer different questions: sweeps of spaces that differ compare at the points of both.
+    The best results of different spaces answer different questions: such sweeps are compared at their common points.
 
     Raises:
         UserInputError: a name is not one of a sweep, or the first sweep has no result.

@@ -85,8 +85,8 @@ class ReportRequest(ResultsRequest):
         out: the file to write; by default DIR/sweeps/report.html or report.png, else standard output.
         price_per_hour: of a GPU, for the cost of tokens.
         price_per_kwh: of electricity.
-        within_gpu_hours: of each sweep only the trials that had ended when it had used this many GPU-hours: what a
-            smaller budget would have found, its Pareto front too.
+        within_gpu_hours: only the trials that had ended when their sweep had used this many GPU-hours: the results and
+        the Pareto front of a smaller budget.
         within_cost: the same for this much money at price_per_hour.
     """
 
@@ -136,7 +136,7 @@ class LeaderboardRequest:
         dir: results directory.
         type: only rates of this data type, such as bf16.
         json: print what send= would send, and nothing else.
-        send: post exactly that to a collection address; without it nothing is ever sent.
+        send: post exactly that to a collection address; without it nothing is sent.
     """
 
     dir: str = "."
@@ -146,7 +146,7 @@ class LeaderboardRequest:
 
 
 def read_store(request: ResultsRequest, sweep: str | None = None) -> Stored:
-    """Read the store of the request: all of it, or one sweep."""
+    """Read the whole store of the request, or one sweep."""
     from sweeper.results import mlflow_results  # pandas takes half a second: not for invalid arguments
 
     return mlflow_results.read(request.open_uri(), request.tracking.experiment, sweep)
@@ -263,7 +263,7 @@ def show_leaderboard(request: LeaderboardRequest) -> int:
     """
     folder = Path(request.dir)
     if not folder.is_dir():
-        raise UserInputError(f"dir={folder}: there is no such directory")
+        raise UserInputError(f"dir={folder}: no such directory")
     rates = ceilings.read(folder)
     no_rates = f"there is no measured rate in {folder.resolve()}: run `python -m sweeper` to measure one"
     if request.json or request.send:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import plotly.graph_objects as go
 
 from sweeper.metrics.intervals import Interval
-from sweeper.pages.chart_style import COLORS, GREY, bar_chart_height_px, build_error_bars
+from sweeper.pages.chart_style import COLORS, GRAY, bar_chart_height_px, build_error_bars
 from sweeper.pages.html_page import Chart
 from sweeper.results.ranking import SPEED_UNITS, BestResult, read_value
 
@@ -116,7 +116,7 @@ def _build_figure(panel: Panel, names: Sequence[str], colors: Sequence[str]) -> 
                 x=[value.value for _, value in bars],
                 y=[name for name, _ in bars],
                 error_x=build_error_bars([value for _, value in bars]),
-                marker={"color": color, "pattern": {"shape": pattern}, "line": {"width": 1, "color": GREY}},
+                marker={"color": color, "pattern": {"shape": pattern}, "line": {"width": 1, "color": GRAY}},
                 orientation="h",
                 **labels,
             )

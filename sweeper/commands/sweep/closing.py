@@ -36,7 +36,7 @@ from sweeper.tracking.shown_metrics import FINAL, USUAL, shown_metrics, shown_na
 from workloads.api import secrets
 
 # A server that was restarted on a busy machine answered after 54 to 82 s. A person starts the command again; after a
-# batch job nobody may, and its runs would stay RUNNING. A sweep that is stopped has little time before it is killed.
+# batch job no one may, and its runs would stay RUNNING. A sweep that is stopped has little time before it is killed.
 STORE_PATIENCE_S = 20.0
 STORE_PATIENCE_UNATTENDED_S = 120.0
 # A person does not wait for the report. A batch system kills what is left when the command has ended.
@@ -82,7 +82,7 @@ class FinishedRun:
         code = INTERRUPTED if self.stop.requested else COMPLETE if is_complete else SOME_FAILED
         self.stop.leave_at_once = True  # the table is there
         self.clock.enter("report")
-        if not self.stop.requested:  # else nobody waits for it
+        if not self.stop.requested:  # else no one waits for it
             tracking.wait_for_report(REPORT_PATIENCE_S if is_attended() else REPORT_PATIENCE_UNATTENDED_S)
         seconds = self.clock.seconds()
         print(wrap_line(f"took     {format_phases(seconds)}", terminal_width()), flush=True)
@@ -121,8 +121,8 @@ class FinishedRun:
     def _write(self, display: Progress, results: Results, summary: Summary) -> bool:
         """Write the result files and end the parent run. Returns whether everything is written.
 
-        A finished sweep that is run again has all of that, and its plots and its report take minutes for 100,000
-        trials: the digest tells whether anything would differ.
+        A finished sweep that is run again has all of that, and plots and a report of 100,000 trials take minutes: the
+        digest shows whether anything would differ.
         """
         study, tracking = self.opened.study, self.opened.tracking
         message: dict[str, Any] = {  # of `Store.close`, without the files, which follow from the trials

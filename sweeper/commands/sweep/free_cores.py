@@ -1,4 +1,4 @@
-"""The cores for a sweep of this machine's CPU: those that no other process holds, by what Linux counts in /proc."""
+"""Choose the cores for a sweep of this machine's CPU: those that no other process uses, by the counters in /proc."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def plan_on_free_cores(
         return plan
     plan = make_plan(nodes)
     node, resources = plan.target.nodes[0], plan.resources
-    # Workloads of this project have a thread for each core, unless the variable says otherwise.
+    # Workloads of this project have a thread for each core, unless the variable sets another number.
     has_threads = any(
         name.rpartition(".")[2] == THREADS for name in (*os.environ, *plan.space.constants, *plan.space.dimensions)
     )

@@ -29,7 +29,7 @@ from sweeper.preflight.sweep_plan import SweepPlan
 from sweeper.preflight.work import WorkIdentifier
 from sweeper.search.finals import pending_remeasurements
 from sweeper.search.front import select_finalists
-from sweeper.search.neighbours import Neighbours, describe_stall
+from sweeper.search.neighbors import Neighbors, describe_stall
 from workloads.api.errors import describe_os_error
 from workloads.api.metrics import find_source
 from workloads.api.secrets import mask
@@ -86,7 +86,7 @@ class Sweep:
             return self._finish(error)
         except BrokenPipeError:
             raise
-        except OSError as error:  # the disk is full or gone
+        except OSError as error:  # the disk is full or unavailable
             reason = describe_os_error(error)
             self._display.note(f"sweeper: {reason}; finished trials are kept; to resume:\n  {self._opened.command}")
             return SOME_FAILED
@@ -96,7 +96,7 @@ class Sweep:
             self._opened.lock.close()
 
     def _run_on_cluster(self) -> str:
-        """Search until the budget is used up. Returns the error that ended it before, or an empty text."""
+        """Search until the budget is used up. Returns the error that ended the search earlier, or an empty string."""
         # Ray prints events of its workers to standard output, which is for results.
         with (self._plan.folder / "ray.log").open("a") as log, redirect_stdout(log):
             try:
@@ -118,7 +118,7 @@ class Sweep:
                 if self._pool:
                     self._pool.close()
                 return str(error)
-            except SystemExit:  # Ray's answer to SIGTERM while it starts
+            except SystemExit:  # Ray raises it on SIGTERM while it starts
                 self._stop.add()
             finally:
                 cluster.stop()
@@ -161,7 +161,7 @@ class Sweep:
                 self._cancel_in_flight()
                 self._pool.close()
             self._update_nodes()
-            self._note_left("a trial whose worker is gone", "; ".join(cluster.end_orphans()))
+            self._note_left("a trial whose worker died", "; ".join(cluster.end_orphans()))
             self._tracking.restart_if_dead()
             self._display.update(self._state())
         self._collect_steps(wait=True)
@@ -176,7 +176,7 @@ class Sweep:
             return False
         in_finals = bool(self._finals_planned)
         kept = {id(record) for record in (*self._progress.front, self._progress.best)}
-        neighbours = Neighbours(self._study.records, self._config.workload.objective)
+        neighbors = Neighbors(self._study.records, self._config.workload.objective)
         records = {
             number: record
             for number, record in self._study.records.items()
@@ -187,7 +187,7 @@ class Sweep:
             for record in self._study.current_records
             if record.number in records and record.number not in self._study.retried and id(record) not in kept
             if record.status is TrialStatus.INCONCLUSIVE
-            or (record.retry is None and self._describe_stall(record, neighbours))
+            or (record.retry is None and self._describe_stall(record, neighbors))
         ]
         gangs = 1 if in_finals else self._plan.resources.gangs
         chosen = choose_again(disturbed, records, self._study.again, gangs)
@@ -203,12 +203,12 @@ class Sweep:
             self._display.note(f"again    trials {numbers}{more}, which other processes disturbed")
         return bool(disturbed)
 
-    def _describe_stall(self, record: TrialRecord, neighbours: Neighbours | None = None) -> str:
+    def _describe_stall(self, record: TrialRecord, neighbors: Neighbors | None = None) -> str:
         """Return how far a trial of a CPU, whose cores other processes use too, is behind similar ones, or nothing."""
         objective = self._config.workload.objective
         if self._plan.target.is_gpu or record.remeasurement or not find_source(objective):
             return ""
-        return describe_stall(record, self._study.records, objective, self._config.workload.direction, neighbours)
+        return describe_stall(record, self._study.records, objective, self._config.workload.direction, neighbors)
 
     def _begin_stopping(self) -> float:
         """Cancel what has not started. Returns when the running trials are cancelled as well."""
@@ -346,7 +346,8 @@ class Sweep:
     def _leave_without_head(self, address: str) -> None:
         """End the process from a thread, since Ray blocks the main one.
 
-        A sweep that is stopping, as when a SIGTERM reached its own Ray too (`timeout`, a batch system), ends in order.
+        A sweep that is stopping, as when a SIGTERM reached its own Ray too (`timeout`, a batch system), shuts down
+        gracefully.
         """
         if self._stop.requested and self._pool:
             self._cancel_in_flight()

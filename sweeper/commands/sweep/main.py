@@ -84,5 +84,5 @@ def run_sweep(sweep: ComposedSweep, command: list[str]) -> int:
         return Sweep(plan, [word for word in command if word != "progress=json"]).run()
     except BrokenPipeError:
         raise
-    except OSError as error:  # the disk is full or gone
+    except OSError as error:  # the disk is full or unavailable
         return fail(f"dir={sweep.config.dir}: {describe_os_error(error)}; nothing was started", SOME_FAILED)

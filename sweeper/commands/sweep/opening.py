@@ -28,7 +28,7 @@ class OpenedSweep:
     study: Study
     progress: SweepProgress
     tracking: TrackingClient
-    description: SweepDescription  # what its folder says of it
+    description: SweepDescription  # the content of its sweep.json
     retry_note: str  # which trials it runs again; empty without `retry`
 
     @property

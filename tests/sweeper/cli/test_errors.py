@@ -89,7 +89,7 @@ WRONG = {
     "tracking.uri=postgresql://user:secret@127.0.0.1:9/db": ["user:***@127.0.0.1:9", "nothing answers"],
     "tracking.uri=sqlite:////no/such/folder/x.db": ["tracking.uri=sqlite:", "cannot be written"],
     "tracking.uri=http://user:secret@127.0.0.1:9": ["http://user:***@127.0.0.1:9", "nothing answers"],
-    "cluster.address=127.0.0.1:9": ["cluster.address=127.0.0.1:9", "no Ray cluster answers"],
+    "cluster.address=127.0.0.1:9": ["cluster.address=127.0.0.1:9", "no Ray cluster responds"],
     "dir=/proc/nowhere": ["dir=/proc/nowhere", "cannot be written"],
     "budget": ["budget", "key=value"],
     "search=bayes": ["search=bayes", "Did you mean tpe?"],

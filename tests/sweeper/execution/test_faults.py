@@ -29,9 +29,9 @@ from workloads.api.trial import run_trial
 EXPECTED_ERRORS = (
     "No space left on device",
     "does not respond; finished trials are kept",
-    "nothing answers there",
-    "no longer answers; nothing was started",
-    "no Ray cluster answers",
+    "nothing responds there",
+    "no longer responds; nothing was started",
+    "no Ray cluster responds",
 )
 
 

@@ -85,7 +85,7 @@ def test_an_amdsmi_with_which_ray_crashes_gives_a_message(words: tuple[str, ...]
 
 
 def test_the_variable_that_misleads_ray_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    for address, reason in (("http://127.0.0.1:8265", "dashboard"), ("127.0.0.1:9", "no Ray cluster answers")):
+    for address, reason in (("http://127.0.0.1:8265", "dashboard"), ("127.0.0.1:9", "no Ray cluster responds")):
         monkeypatch.setenv("RAY_ADDRESS", address)
         with pytest.raises(UserInputError, match=rf"^RAY_ADDRESS={address}: .*{reason}.*cluster\.address=local"):
             discover_nodes(None)

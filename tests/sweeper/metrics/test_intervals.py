@@ -82,16 +82,16 @@ def test_equal_step_times_are_not_correlated() -> None:
 
 
 @pytest.mark.parametrize("resolution", [0.001, 0.01, 0.05])
-@pytest.mark.parametrize(("statistic", "centre"), [("median", 2.0037), ("mean", 2.0037 * math.exp(0.002**2 / 2))])
+@pytest.mark.parametrize(("statistic", "center"), [("median", 2.0037), ("mean", 2.0037 * math.exp(0.002**2 / 2))])
 def test_intervals_of_rounded_times_cover_as_often_as_they_promise(
-    resolution: float, statistic: str, centre: float
+    resolution: float, statistic: str, center: float
 ) -> None:
     """Step times with a spread of 0.2%, as a log prints them: without the resolution 0.01 s are covered never."""
     rng, covered = np.random.default_rng(0), 0
     for _ in range(300):
         times = resolution * np.round(2.0037 * np.exp(0.002 * rng.standard_normal(40)) / resolution)
         interval = interval_of_steps(times, statistic, resolution=resolution)
-        covered += interval is None or interval.low <= centre <= interval.high
+        covered += interval is None or interval.low <= center <= interval.high
         assert interval is None or interval.high - interval.low < 2 * resolution + 0.01
     assert covered >= 0.93 * 300
 

@@ -86,7 +86,7 @@ def test_errors_are_exceptions_with_the_messages_of_the_command(
         sweeper.run(print, workload="probe")
     with pytest.raises(sweeper.UserInputError, match="a function comes first"):
         sweeper.run("budget.trials=2", print)  # type: ignore[arg-type]
-    with pytest.raises(sweeper.UserInputError, match="there is no such store"):
+    with pytest.raises(sweeper.UserInputError, match="the store does not exist"):
         sweeper.load_results("sqlite:///nothing.db")
 
 

@@ -68,7 +68,7 @@ def test_the_default_store_is_a_file_in_the_results_directory(tmp_path: Path, mo
             "sqlite:////no/such/folder/x.db",
             "tracking.uri=sqlite:.*/x.db: /no/such/folder cannot be written",
         ),
-        ("http://127.0.0.1:9", "tracking.uri=http://127.0.0.1:9: nothing answers there"),
+        ("http://127.0.0.1:9", "tracking.uri=http://127.0.0.1:9: nothing responds there"),
     ],
 )
 def test_an_address_that_cannot_be_used_is_refused_with_the_reason(uri: str, message: str) -> None:
@@ -199,7 +199,7 @@ def test_a_proxy_on_the_way_to_a_server_is_named(monkeypatch: pytest.MonkeyPatch
     with pytest.raises(UserInputError, match=remedy):
         mlflow_store.check_uri("http://127.0.0.2:5000")
     monkeypatch.setenv("no_proxy", "127.0.0.2")
-    with pytest.raises(UserInputError, match=r"nothing answers there \(.*refused\)$"):
+    with pytest.raises(UserInputError, match=r"nothing responds there \(.*refused\)$"):
         mlflow_store.check_uri("http://127.0.0.2:9")
 
 
@@ -207,6 +207,6 @@ def test_a_web_server_without_mlflow_is_refused(tmp_path: Path) -> None:
     handler = partial(SimpleHTTPRequestHandler, directory=str(tmp_path))
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
-        with pytest.raises(UserInputError, match=r"no MLflow server answers there \(status 404\)"):
+        with pytest.raises(UserInputError, match=r"no MLflow server responds there \(status 404\)"):
             mlflow_store.check_uri(f"http://127.0.0.1:{server.server_port}")
         server.shutdown()

@@ -370,7 +370,7 @@ def test_a_server_that_does_not_answer_is_named_in_a_line_with_the_reason() -> N
         address = f"127.0.0.1:{closed.getsockname()[1]}"
     with pytest.raises(MlflowException) as caught:
         MlflowClient(tracking_uri=f"http://me:a-password@{address}").get_experiment_by_name("e")
-    assert describe_error(caught.value) == f"http://me:***@{address} does not answer: Connection refused"
+    assert describe_error(caught.value) == f"http://me:***@{address} does not respond: Connection refused"
 
 
 @pytest.mark.soak

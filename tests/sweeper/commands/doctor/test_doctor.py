@@ -101,7 +101,7 @@ def test_a_problem_of_a_gpu_is_reported_and_affects_results(changes: dict[str, A
 
 def test_a_store_that_does_not_respond_is_reported() -> None:
     (finding,) = check_store("http://127.0.0.1:9")
-    assert finding.location == "store" and "nothing answers there" in finding.problem
+    assert finding.location == "store" and "nothing responds there" in finding.problem
 
 
 def test_the_state_of_this_machine_is_read() -> None:

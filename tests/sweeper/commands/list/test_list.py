@@ -188,12 +188,12 @@ def test_a_damaged_sweep_hides_no_others(copied: StoredSweep, capsys: pytest.Cap
 def test_a_damaged_line_of_a_journal_is_named(copied: StoredSweep) -> None:
     journal = copied.folder / "study.journal"
     journal.write_bytes(journal.read_bytes().replace(b"\n", b"\njunk\n", 1))
-    with pytest.raises(UserInputError, match=r"study.journal: is damaged: b'junk' is no entry of a journal"):
+    with pytest.raises(UserInputError, match=r"study.journal: is damaged: b'junk' is not a journal entry"):
         _ = StoredSweep(copied.folder).records
     with pytest.raises(UserInputError, match=r"study.journal: is damaged: .* give this sweep another name="):
         JournalFile(journal)
 
 
 def test_a_directory_that_does_not_exist_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UserInputError, match="there is no such directory"):
+    with pytest.raises(UserInputError, match="no such directory"):
         command(f"dir={tmp_path / 'absent'}")

@@ -63,7 +63,7 @@ def test_the_report_fits_any_screen_and_any_paper_and_needs_no_network(report_pa
             assert background == ("rgb(22, 24, 28)" if dark else "rgb(255, 255, 255)")
             figures = tab.evaluate(FIGURES)
             assert len(figures) > 10 and all(paths > 3 and excess <= 0 for paths, excess, _ in figures), figures
-            assert {colour for _, _, colour in figures} == {background}
+            assert {color for _, _, color in figures} == {background}
         check_printing(tab, tmp_path)
         ascending = ["1,000 tokens/s", "2,000 tokens/s", "8,000 tokens/s"]
         for speeds in (ascending[::-1], ascending):
@@ -80,7 +80,7 @@ def check_printing(tab: browser.Page, folder: Path) -> None:
     before = tab.evaluate(FIGURES)
     tab.evaluate("setPrinting(true)")
     assert tab.evaluate(WIDEST_CELL) <= PRINTED_PX and tab.evaluate(WIDEST_PLOT) <= PRINTED_PX
-    assert {colour for _, _, colour in tab.evaluate(FIGURES)} == {"rgb(255, 255, 255)"}
+    assert {color for _, _, color in tab.evaluate(FIGURES)} == {"rgb(255, 255, 255)"}
     tab.evaluate("setPrinting(false)")
     assert tab.evaluate(FIGURES) == before
     for name, (width_in, height_in) in {"letter": (8.5, 11), "a4": (8.27, 11.69)}.items():

@@ -16,12 +16,12 @@ FloatArray = NDArray[np.float64]
 NEIGHBOURS = 3  # the nearest ones that a trial is compared with
 MIN_NEIGHBOURS = 2
 MAX_RATIO = 2.0  # of a parameter's values: farther trials may differ for good reasons
-FAR_BELOW = 5.0  # a trial is measured again if all of its neighbours are so many times as fast
+FAR_BELOW = 5.0  # a trial is measured again if all of its neighbors are this many times as fast
 SAME_SPEED = 1.5  # two measurements of a point differ by less, where both describe the point
-LATEST = 1000  # trials that are searched for neighbours, so that the work for a trial stays the same
+LATEST = 1000  # trials that are searched for neighbors, so that the work for a trial stays the same
 
 
-class Neighbours:
+class Neighbors:
     """The latest complete trials of a search, with which many trials are compared: their parameters as arrays."""
 
     def __init__(self, records: dict[int, TrialRecord], objective: str) -> None:
@@ -55,26 +55,26 @@ def describe_stall(
     records: dict[int, TrialRecord],
     objective: str,
     direction: str,
-    neighbours: Neighbours | None = None,
+    neighbors: Neighbors | None = None,
 ) -> str:
-    """Return how far a complete trial is behind all of its neighbours; empty if it is not far behind.
+    """Return how far a complete trial is behind all of its neighbors; empty if it is not far behind.
 
-    Neighbours are complete trials of the same work, and those whose numbers are within `MAX_RATIO` of the trial's and
+    Neighbors are complete trials of the same work, and those whose numbers are within `MAX_RATIO` of the trial's and
     whose other parameters are equal: the nearest `NEIGHBOURS` of them. Their distance is the sum of the logarithms of
     the ratios of numbers; in trials of the same work each other difference counts as one of `MAX_RATIO`. A trial that
-    measured its parameters twice at the same speed is not behind. Where many are compared, `neighbours` of the
-    `records` saves time.
+    measured its parameters twice at the same speed is not behind. `neighbors` of the `records` saves time if many are
+    compared.
     """
     earlier = records.get(record.retry.trial) if record.retry else None
     value = record.metrics.get(objective, 0.0)
     if (earlier and _is_same_speed(record, earlier)) or record.status is not TrialStatus.COMPLETE or value <= 0:
         return ""
     own = {record.number, *([earlier.number] if earlier else [])}
-    values = (neighbours or Neighbours(records, objective)).find(record, own)
+    values = (neighbors or Neighbors(records, objective)).find(record, own)
     ratios = values / value if direction == "maximize" else value / values
     if len(ratios) < MIN_NEIGHBOURS or ratios.min() <= FAR_BELOW:
         return ""
-    return f"its {len(ratios)} nearest neighbours are {ratios.min():.0f} to {ratios.max():.0f} times as fast"
+    return f"its {len(ratios)} nearest neighbors are {ratios.min():.0f} to {ratios.max():.0f} times as fast"
 
 
 def _key(work: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
@@ -92,7 +92,7 @@ def _logarithm(value: Any) -> float:
 
 
 def _is_same_speed(*records: TrialRecord) -> bool:
-    """Return whether the first ranks' median steps in these trials took about as long; false if one has none."""
+    """Return whether the median steps of these trials' first ranks are about equal; false if one has none."""
     steps = [record.measurements[0]["step_times_s"] if record.measurements else () for record in records]
     medians = [statistics.median(times_s) for times_s in steps if times_s]
     return len(medians) == len(steps) and max(medians) <= SAME_SPEED * min(medians)
