@@ -1,4 +1,4 @@
-"""Every derived metric, computed once: from raw step times and counts to rates, their spread and utilisations.
+"""Every derived metric, computed once: from raw step times and counts to rates, their spread and utilizations.
 
 Rates count what the model or product needs, over all ranks; `…_per_gpu` divides by the ranks. A step of a gang takes as
 long as its slowest rank. MFU is model FLOP/s over the dense peak of the data type of the matrix units (Chowdhery et al.

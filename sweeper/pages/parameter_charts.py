@@ -24,7 +24,7 @@ MAX_LINES = 2000  # of parallel coordinates
 MAX_TICKS = 8  # along a numeric axis of parallel coordinates, if each value has a tick
 MAX_CATEGORIES = 30  # along an axis of names
 MAX_NAME_LENGTH = 24
-MAX_LABELLED_CELLS = 100  # of a heatmap that shows its values
+MAX_LABELED_CELLS = 100  # of a heatmap that shows its values
 MIN_TRIALS = 20  # for importances
 MIN_TRIALS_PER_GROUP = 4  # in the mean; a value that was tried once explains itself
 MAX_BINS = 8
@@ -68,7 +68,7 @@ def find_best_in_cells(x: GridAxis, y: GridAxis, values: Sequence[float], *, min
 def build_heatmap(x: GridAxis, y: GridAxis, best: np.ndarray, label: str) -> go.Figure:
     """Build the heatmap of `find_best_in_cells`. Few cells show their values."""
     text = [[format_number(value) for value in row] for row in best]
-    template = "%{text}" if best.size <= MAX_LABELLED_CELLS else None
+    template = "%{text}" if best.size <= MAX_LABELED_CELLS else None
     style = {"colorscale": "Viridis", "colorbar": {"title": label}, "texttemplate": template}
     figure = go.Figure(go.Heatmap(z=best, x=list(x.labels), y=list(y.labels), text=text, **style))
     figure.update_xaxes(title=x.title, type="category", categoryarray=list(x.labels))

@@ -66,7 +66,7 @@ class Cluster:
         with self._lean():
             return self._ray.add_node(**{**NODE_RESOURCES, "resources": {f"accelerator_type:{accelerator}": 1}})
 
-    def add_labelled(self, gpu_domain: str | None = None) -> Any:
+    def add_labeled(self, gpu_domain: str | None = None) -> Any:
         """Add a node with the labels that Ray gives a node with GPUs, and that of an NVLink domain."""
         labels = {"ray.io/accelerator-type": "H200"} | ({"ray.io/gpu-domain": gpu_domain} if gpu_domain else {})
         with self._lean():

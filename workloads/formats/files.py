@@ -15,19 +15,19 @@ from workloads.models.model import Model
 
 class Format(NamedTuple):
     render: Callable[[Job, int], RenderedFile]  # takes a canonical job and the number of GPUs
-    recognises: Callable[[str], bool]
+    recognizes: Callable[[str], bool]
     # takes a text, and the GPUs and the model where the text does not say them
     read: Callable[[str, int | None, Model | None], FileReading]
 
 
 # By the planner's key of the trainer.
 FORMATS = {
-    "own": Format(own.render, own.recognises, own.read),
-    "torchtitan": Format(torchtitan.render, torchtitan.recognises, torchtitan.read),
-    "megatron": Format(megatron_files.render_script, megatron_files.recognises_script, megatron_files.read_script),
+    "own": Format(own.render, own.recognizes, own.read),
+    "torchtitan": Format(torchtitan.render, torchtitan.recognizes, torchtitan.read),
+    "megatron": Format(megatron_files.render_script, megatron_files.recognizes_script, megatron_files.read_script),
     "nemo": Format(megatron_files.render_recipe, lambda text: "run_recipe.py" in text, megatron_files.read_recipe),
     "primus": Format(
-        megatron_files.render_experiment, megatron_files.recognises_experiment, megatron_files.read_experiment
+        megatron_files.render_experiment, megatron_files.recognizes_experiment, megatron_files.read_experiment
     ),
 }
 
@@ -55,9 +55,9 @@ def canonical(job: Job, trainer: str) -> Job:
 
 
 def read_layout(text: str, gpus: int | None = None, model: Model | None = None) -> FileReading:
-    """Return what a trainer's file or log says of its training. Raises UserInputError if no format is recognised."""
+    """Return what a trainer's file or log says of its training. Raises UserInputError if no format is recognized."""
     for file_format in FORMATS.values():
-        if file_format.recognises(text):
+        if file_format.recognizes(text):
             try:
                 return file_format.read(text, gpus, model)
             except (IndexError, RecursionError, TypeError, ValueError) as error:

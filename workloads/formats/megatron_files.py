@@ -122,7 +122,7 @@ def _shell_script(words: list[str], comment: str, connections: int) -> str:
     return f"#!/bin/sh\n# {comment}\nexport CUDA_DEVICE_MAX_CONNECTIONS={connections}\nexec {command}\n"
 
 
-def recognises_script(text: str) -> bool:
+def recognizes_script(text: str) -> bool:
     return any(f"{name}{end}" in text for name in _ARGUMENTS for end in (" ", "=", ":"))
 
 
@@ -357,7 +357,7 @@ def render_experiment(job: Job, gpus: int) -> RenderedFile:
     return RenderedFile(EXPERIMENT, f"# Primus: {command}\n{text}", command, ("run it in the folder of Primus",))
 
 
-def recognises_experiment(text: str) -> bool:
+def recognizes_experiment(text: str) -> bool:
     return "framework:" in text and _find_trainer(text) is not None
 
 

@@ -125,7 +125,7 @@ def render(job: Job, gpus: int) -> RenderedFile:
     return RenderedFile(SCRIPT, f"#!/bin/sh\nexec {shlex.join(words)}\n", f"sh {SCRIPT}", notes)
 
 
-def recognises(text: str) -> bool:
+def recognizes(text: str) -> bool:
     return "-m sweeper " in text and "workload=" in text
 
 

@@ -227,7 +227,7 @@ def render(job: Job, gpus: int) -> RenderedFile:
     return RenderedFile(FILE, f"# torchtitan 0.2.2: {command}\n{text}\n", command, notes)
 
 
-def recognises(text: str) -> bool:
+def recognizes(text: str) -> bool:
     try:
         config = tomllib.loads(text)
     except tomllib.TOMLDecodeError:

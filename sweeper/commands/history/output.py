@@ -82,7 +82,7 @@ def build_table(history: History) -> Table:
         spread = f"{100 * statistics.stdev(math.log(run.value) for run in level):.2f}" if len(level) > 1 else "—"
         mean, runs = format_number(compute_level(level)), str(len(level))
         rows.append([label, identity.hardware, mean, identity.unit, runs, spread, last.sweep, last.date[:10]])
-    return Table("Present levels", heading, rows)
+    return Table("Current levels", heading, rows)
 
 
 def build_runs_table(series: Series, title: str) -> Table:

@@ -12,13 +12,13 @@ from sweeper.commands.history.reference_file import History, Series
 from sweeper.common.format import count, format_interval, format_number
 from sweeper.pages import html_page
 from sweeper.pages.chart_style import COLORS, GRAY, build_error_bars
-from sweeper.pages.html_page import Chart
+from sweeper.pages.html_page import Chart, Table
 from sweeper.pages.image import write_image
 
 MOST_TICKS = 6
 PANEL_IN = (8.0, 3.6)  # of a series
 NOTE_COLUMNS = 110  # characters of a line below a series
-NOTE = "Points are runs with their own 95% intervals, dashed lines the levels that later runs are held to."
+NOTE = "Points are runs with their own 95% intervals, dashed lines the levels that later runs are compared with."
 
 
 def build_charts(history: History) -> list[Chart]:
@@ -30,12 +30,14 @@ def build_charts(history: History) -> list[Chart]:
 
 
 def build_page(history: History, name: str) -> str:
-    """Return the HTML: the present levels, a chart of each series, and its runs."""
+    """Return the HTML: the current levels, and of each series a chart and its runs."""
     charts = build_charts(history)
-    runs_of = [build_runs_table(series, chart.title) for series, chart in zip(history.series, charts, strict=True)]
+    sections: list[Chart | Table] = [build_table(history)]
+    for series, chart in zip(history.series, charts, strict=True):
+        sections += [chart, build_runs_table(series, f"Runs of {chart.title}")]
     runs = sum(len(series.runs) for series in history.series)
     overview = f"{name}: {count(runs, 'run')} of {count(len(charts), 'kind')} of work and hardware."
-    return html_page.build_page("sweeper: performance over time", [build_table(history), *runs_of, *charts], overview)
+    return html_page.build_page("sweeper: performance over time", sections, overview)
 
 
 def build_chart(title: str, series: Series) -> Chart:

@@ -13,7 +13,7 @@ from sweeper.commands.ingest.logs import is_log, read_log
 from workloads.api.errors import UserInputError
 from workloads.formats.log_formats import FORMATS as LOG_FORMATS
 
-HEAD_BYTES = 8192  # of a file, by which its format is recognised
+HEAD_BYTES = 8192  # of a file, by which its format is recognized
 
 # tprimat's names.
 MAX_JSON_BYTES = 64 * 2**20
@@ -51,12 +51,12 @@ class Format(NamedTuple):
     """A supported file format.
 
     Attributes:
-        recognises: takes a path and the first `HEAD_BYTES` of its text; returns whether the file has this format.
+        recognizes: takes a path and the first `HEAD_BYTES` of its text; returns whether the file has this format.
         read: yields the results of a file.
     """
 
     name: str
-    recognises: Callable[[Path, str], bool]
+    recognizes: Callable[[Path, str], bool]
     read: Callable[[Path], Iterator[ImportedResult]]
 
 
@@ -80,7 +80,7 @@ def detect_format(path: Path) -> Format:
     if "\0" in text:
         raise UserInputError(f"{path}: is not text (a zero byte)")
     for file_format in FORMATS:
-        if file_format.recognises(path, text):
+        if file_format.recognizes(path, text):
             return file_format
     supported = "; ".join(file_format.name for file_format in FORMATS)
     raise UserInputError(f"{path}: unknown format. Supported: {supported}")

@@ -45,7 +45,8 @@ def build_page(answer: Answer, scaling: Mapping[int, Candidate]) -> str:
         sections.append(Table("The given layout and the fastest", *differences_table(answer)))
     sections.append(Table("The fastest layouts", *layouts_table(answer)))
     title = f"Plan: {answer.model} on {cluster.gpus:,} x {cluster.device.name}"
-    return html_page.build_page(title, sections, headline(answer), list_sections(answer))
+    terms = [(name, lines) for name, lines in list_sections(answer) if name != "answer"]  # which is the headline
+    return html_page.build_page(title, sections, headline(answer), terms)
 
 
 def list_steps(answer: Answer) -> Bars:
@@ -91,7 +92,7 @@ def draw_bars(title: str, bars: Bars, colors: Mapping[str, str], unit: str, erro
             figure.add_bar(x=values, y=places, orientation="h", marker_color=color, **labels)
     height_px = 140 + 50 * len(bars) + 20 * len(figure.data)  # a phone shows the legend in one column
     figure.update_layout(barmode="stack", bargap=0.4, height=height_px, showlegend=True, legend_traceorder="normal")
-    figure.update_yaxes(type="category", autorange="reversed").update_xaxes(title=unit, rangemode="tozero")
+    figure.update_yaxes(type="category", autorange="reversed").update_xaxes(ticksuffix=f" {unit}", rangemode="tozero")
     note = "\n".join(f"{place}: {text}" for place, text in zip(places, bars, strict=True))
     return Chart(title, [figure], note)
 

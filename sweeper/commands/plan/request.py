@@ -269,7 +269,7 @@ def _read_layout(request: PlanRequest, model: Model) -> FileReading:
     if not differing:
         return reading
     # torchtitan's own file selects a flavor: it cannot name a model without one; logs and Primus's files do.
-    if FORMATS["torchtitan"].recognises(text) and model not in FLAVORS.values():
+    if FORMATS["torchtitan"].recognizes(text) and model not in FLAVORS.values():
         note = f"model.flavor: torchtitan has none of model={request.model}, whose sizes are taken"
         taken = {key: value for key, value in reading.taken.items() if value[0] != "model"}
         return replace(reading, notes=(*reading.notes, note), taken=taken)

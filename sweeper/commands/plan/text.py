@@ -139,7 +139,7 @@ def head_lines(answer: Answer) -> list[str]:
         rates = {gpus: round_to_band(rate / 1e9, error_share) for gpus, rate in answer.rates.items()}
         *fewer, last = rates
         too_few = f"; too few are {fewer[-1]:,} GPUs" if fewer else ""
-        lines.append(f"reached   by {last:,} GPUs {rates[last]} G tokens a day{too_few}")
+        lines.append(f"reached   by {last:,} GPUs {rates[last]}B tokens a day{too_few}")
     estimate = answer.best.estimate
     step_s, memory = estimate.step.total_s, estimate.memory
     mfu = MISSING if estimate.mfu is None else f"{100 * estimate.mfu:.0f}%"
@@ -151,7 +151,7 @@ def head_lines(answer: Answer) -> list[str]:
         f"best      {describe(answer.best.layout)}",
         f"{INDENT}step {round_to_band(step_s, error_share)} s ({low} to {high}), "
         f"{round_to_band(estimate.tokens_per_s_per_gpu, error_share)} tokens/s per GPU, MFU {mfu}, "
-        f"{round_to_band(tokens_of_a_day(estimate) / 1e9, error_share)} G tokens a day",
+        f"{round_to_band(tokens_of_a_day(estimate) / 1e9, error_share)}B tokens a day",
         f"{INDENT}memory {memory.total_gib:.0f} GiB (up to {most_gib:.0f}) of "
         f"{usable_gib(cluster):.0f} usable; the framework reports {memory.allocated_gib:.0f} allocated, "
         f"{memory.reserved_gib:.0f} reserved",

@@ -87,7 +87,7 @@ def build_panels(results: Sequence[BestResult]) -> list[Panel]:
     return [
         Panel("Tokens", "tokens/s", {"": speeds}),
         Panel("Computation", "TFLOP/s", {"": flops}),
-        Panel("Utilisation of the peak", "%", utilizations),
+        Panel("Utilization of the peak", "%", utilizations),
         Panel(f"Tokens per {rank}", f"tokens/s per {rank}", {"": tokens_per_gpu}),
         Panel(f"Computation per {rank}", f"TFLOP/s per {rank}", {"": flops_per_gpu}),
         Panel("Achieved rate and ceilings", f"TFLOP/s per {rank}", ceilings),

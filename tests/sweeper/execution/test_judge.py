@@ -55,7 +55,7 @@ def test_a_clock_may_exceed_the_one_of_the_peak_where_the_catalogue_says_so(tmp_
         {"flops_per_step": 50e12, "sustained_step_times_s": (0.4,) * 5},
     ],
 )
-def test_every_utilisation_of_the_peak_is_checked(tmp_path: Path, fields: dict[str, Any]) -> None:
+def test_every_utilization_of_the_peak_is_checked(tmp_path: Path, fields: dict[str, Any]) -> None:
     assert "of the vendor's dense peak" in judge(tmp_path, **fields).reason
 
 

@@ -59,7 +59,7 @@ def read(program: subprocess.Popen[str]) -> Any:
 def test_a_gang_over_several_nodes_stays_in_one_nvlink_domain(cluster: Cluster, run: Any) -> None:
     """Five nodes of two GPUs in domains of one, two and two: two gangs of four run at once, each in one domain."""
     for domain in ("a", "b", "b", "c", "c"):
-        cluster.add_labelled(domain)
+        cluster.add_labeled(domain)
     program = run("""
 show({node.id: node.gpu_domain for node in nodes})
 show([target.count_gangs(4, None), target.fits_gpu_domain(4), target.fits_gpu_domain(6)])
@@ -80,7 +80,7 @@ show(len(ray.wait(waiting.handshakes, num_returns=4, timeout=10)[0]))
 
 def test_gangs_start_on_no_node_that_is_excluded(cluster: Cluster, run: Any) -> None:
     for _ in range(3):
-        cluster.add_labelled()
+        cluster.add_labeled()
     program = run("""
 show([node.id for node in nodes])
 launcher = GangLauncher(target.without_nodes([nodes[0].id]), GangResources(1), 1)
@@ -96,7 +96,7 @@ show(len(ray.wait(gangs[4].handshakes, timeout=10)[0]))
 
 def test_a_gang_that_lands_on_a_node_that_has_just_joined_is_replaced(cluster: Cluster, run: Any) -> None:
     """The monitor has not accepted the node yet: it may have other devices of the same type, or be unusable."""
-    cluster.add_labelled()
+    cluster.add_labeled()
     program = run("""
 pool = GangPool(target, GangSpec("probe", {}, None, GangResources(2), 60), 2)
 while not any(gang.ready for gang in pool.gangs):
@@ -109,7 +109,7 @@ while seen[0] in pool.gangs:
 show([seen[0].killed, seen[0].node_ids, pool._launcher._selector, pool._failed_starts])
 """)
     (first,) = read(program)
-    cluster.add_labelled()
+    cluster.add_labeled()
     wait_for(lambda: cluster.count_alive() == 3)
     program.stdin.write("\n")
     program.stdin.flush()

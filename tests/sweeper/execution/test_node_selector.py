@@ -58,8 +58,8 @@ def test_nodes_that_are_lost_or_have_no_type() -> None:
     lost = [entry(number, alive=number < 900) for number in range(1000)]
     assert select_nodes(ids(*range(1000)), lost) == {ACCELERATOR_TYPE: "H100"}
     assert select_nodes(ids(*range(900)), lost) == {ACCELERATOR_TYPE: "H100"}
-    unlabelled = [entry(number, None) for number in range(100)]
-    assert list(select_nodes(ids(*range(100)), unlabelled)) == [NODE_ID]
+    unlabeled = [entry(number, None) for number in range(100)]
+    assert list(select_nodes(ids(*range(100)), unlabeled)) == [NODE_ID]
     mixed = [entry(number, "H100" if number % 2 else "H200") for number in range(100)]
     assert list(select_nodes(ids(*range(100)), mixed)) == [NODE_ID]
     assert select_nodes(set(), CLUSTER) == {}

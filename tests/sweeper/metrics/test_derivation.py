@@ -45,7 +45,7 @@ def test_burst_and_sustained_rates_are_separate_metrics() -> None:
     assert metrics["mfu"] == pytest.approx(1.0) and metrics["mfu_sustained"] == pytest.approx(0.5)
 
 
-def test_there_is_no_utilisation_without_a_peak() -> None:
+def test_there_is_no_utilization_without_a_peak() -> None:
     assert "mfu" not in derive([measured(0.001, flops_per_step=1e9, matrix_dtype="fp8")], {"bf16": 989.0})
 
 

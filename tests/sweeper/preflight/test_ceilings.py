@@ -76,7 +76,7 @@ def test_training_is_compared_with_the_best_median_of_its_type_on_its_gpu() -> N
     assert ceilings.achieved_tflops(kept, "NVIDIA H200") == {"bf16": 780.0, "fp8": 1430.0}
 
 
-def test_training_reports_two_utilisations_and_a_product_one() -> None:
+def test_training_reports_two_utilizations_and_a_product_one() -> None:
     trained = Measurement({}, (1.0,), flops_per_step=390e12, tokens_per_step=10, matrix_dtype="bf16")
     both = derive([trained], {"bf16": 975.0}, {"bf16": 780.0})
     assert both["mfu"] == pytest.approx(0.4) and both["mamf_utilization"] == pytest.approx(0.5)

@@ -1,4 +1,4 @@
-"""A machine with GPUs that cannot be used is recognised, with the remedy."""
+"""A machine with GPUs that cannot be used is recognized, with the remedy."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ def test_the_build_of_the_installed_torch_is_read() -> None:
     ("text", "is_broken"),
     [("", False), ("raise ImportError('x')", False), ("raise KeyError('libamd_smi.so')", True)],
 )
-def test_an_amdsmi_whose_import_makes_ray_crash_is_recognised(machine: Path, text: str, is_broken: bool) -> None:
+def test_an_amdsmi_whose_import_makes_ray_crash_is_recognized(machine: Path, text: str, is_broken: bool) -> None:
     assert find_broken_amdsmi() is None
     install(machine, "amdsmi", text)
     problem = find_broken_amdsmi()

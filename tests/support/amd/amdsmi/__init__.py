@@ -13,7 +13,7 @@ from collections import Counter
 from enum import IntEnum
 from typing import Any
 
-NOT_SUPPORTED, NOT_INITIALISED = 2, 32  # AMDSMI_STATUS_NOT_SUPPORTED, AMDSMI_STATUS_NOT_INIT
+NOT_SUPPORTED, NOT_INITIALIZED = 2, 32  # AMDSMI_STATUS_NOT_SUPPORTED, AMDSMI_STATUS_NOT_INIT
 MIB_PER_GPU = 196_592  # of vram_total of an MI300X: 191.98 GiB
 
 
@@ -98,7 +98,7 @@ MACHINE = SCENARIOS[SCENARIO]
 COUNTERS = ("ppt_residency_acc", "prochot_residency_acc", "socket_thm_residency_acc")
 COUNTERS += ("vr_thm_residency_acc", "hbm_thm_residency_acc")
 
-_initialised = False
+_initialized = False
 _reads = 0
 _wear = Counter[tuple[int, str]]()
 
@@ -113,26 +113,26 @@ class _Processor:
 
 
 def amdsmi_init(flag: AmdSmiInitFlags = AmdSmiInitFlags.INIT_AMD_GPUS) -> None:
-    global _initialised
+    global _initialized
     if MACHINE.get("no_driver"):
         raise AmdSmiLibraryException(34)  # AMDSMI_STATUS_DRIVER_NOT_LOADED
-    _initialised = True
+    _initialized = True
 
 
 def amdsmi_shut_down() -> None:
-    global _initialised
-    _initialised = False
+    global _initialized
+    _initialized = False
 
 
 def amdsmi_get_processor_handles() -> list[_Processor]:
-    if not _initialised:
-        raise AmdSmiLibraryException(NOT_INITIALISED)
+    if not _initialized:
+        raise AmdSmiLibraryException(NOT_INITIALIZED)
     return [_Processor(index) for index in range(MACHINE.get("gpus", 8) * MACHINE.get("partitions", 1))]
 
 
 def _check(call: str) -> None:
-    if not _initialised:
-        raise AmdSmiLibraryException(NOT_INITIALISED)
+    if not _initialized:
+        raise AmdSmiLibraryException(NOT_INITIALIZED)
     if MACHINE.get("raising") or call in MACHINE.get("unsupported", ()):
         raise AmdSmiLibraryException(NOT_SUPPORTED)
 

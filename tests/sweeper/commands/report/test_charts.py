@@ -67,7 +67,7 @@ def test_the_charts_of_a_sweep_never_mix_two_kinds_of_work() -> None:
     assert list(figures["s, fp8: trials"].data[0].y) == [7, 8, 9, 10, 11, 12]
 
 
-def test_heatmaps_of_training_show_speed_and_utilisation_and_mark_infeasible_cells() -> None:
+def test_heatmaps_of_training_show_speed_and_utilization_and_mark_infeasible_cells() -> None:
     budgets = [(host, device) for host in (40, 80) for device in (24, 48, 72)]
     rows = [
         {"tag.outcome": "complete", "param.host_gib": str(host), "param.device_gib": str(device)}
@@ -88,8 +88,8 @@ def test_heatmaps_of_training_show_speed_and_utilisation_and_mark_infeasible_cel
     assert list(chart.figures[0].data[1].text) == ["3 GiB too little"]
     # A complete trial in the same cell replaces the mark; a metric that is unknown everywhere has no heatmap.
     rows.append({**rows[1], "param.host_gib": "40", "param.device_gib": "24"})
-    without_utilisation = pd.DataFrame(rows).assign(**{"metric.mfu": math.nan, "metric.hfu": math.nan})
-    (chart,) = charts.build_heatmaps("sweep", without_utilisation)
+    without_utilization = pd.DataFrame(rows).assign(**{"metric.mfu": math.nan, "metric.hfu": math.nan})
+    (chart,) = charts.build_heatmaps("sweep", without_utilization)
     assert len(chart.figures) == 2 and not chart.figures[0].data[1].x
 
 
