@@ -83,7 +83,7 @@ class Cluster:
 
 @dataclass(frozen=True, kw_only=True)
 class StoreRequest:
-    """What is read from a results directory and its MLflow store.
+    """The results of a directory and its MLflow store, read.
 
     Attributes:
         dir: results directory.

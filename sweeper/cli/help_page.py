@@ -1,4 +1,4 @@
-"""What --help prints: examples, flags, groups, and every key with its meaning, unit, allowed values and default."""
+"""The help page: examples, flags, groups, and every key with its meaning, unit, allowed values and default."""
 
 import platform
 import shutil

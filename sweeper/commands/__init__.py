@@ -1,1 +1,1 @@
-"""What a user starts: a package for each subcommand."""
+"""The commands: a package for each."""

@@ -67,7 +67,7 @@ class Remeasurement:
 
     trial: int
     round: int
-    group: tuple[int, ...]  # all trials of the round; empty where it compares nodes (`execution/node_health.py`)
+    group: tuple[int, ...]  # all trials of the round; empty if it compares nodes (`execution/node_health.py`)
 
 
 @dataclass(frozen=True)

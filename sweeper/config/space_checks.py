@@ -202,7 +202,7 @@ class WarmStart:
 def _nearest(point: Parameters, space: Space) -> Parameters | None:
     """Return the point if it is legal, else the allowed one that agrees in the most of its parameters.
 
-    Of those that agree in as many, the most promising one. One that agrees in less than half is another point.
+    The most promising of those that agree in as many. One that agrees in less than half is another point.
     """
     if space.only is None:
         return point if point in space else None

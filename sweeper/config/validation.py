@@ -30,7 +30,7 @@ UNITS = {
 
 
 def build(cls: type[T], values: Mapping[str, Any], prefix: str = "") -> T:
-    """Return an instance of the dataclass `cls`, every value of it checked.
+    """Return an instance of the dataclass `cls` with every value checked.
 
     Annotations may be int, float, str, bool, `X | None`, Literal, nested dataclasses and mappings to them; other lists
     and mappings, and Any, are taken as they are. `metadata={"min": …, "max": …}` bounds a number.

@@ -40,7 +40,7 @@ def discover_nodes(
 ) -> list[Node]:
     """Return the nodes of the cluster at `address` and connect to it, or return this machine without an address.
 
-    Starts nothing. Of the nodes' environment, only `variables` are read. `code` is what the sweep needs there beside
+    Starts nothing. Only `variables` of the nodes' environment are read. `code` is what the sweep needs there beside
     our packages; Ray brings it to all nodes if one lacks any of it.
 
     Raises:
@@ -90,7 +90,7 @@ def find_target(hardware: str, address: str | None, insecure: bool) -> tuple[Tar
     """Return the devices that `hardware=` names, and all nodes. The connection to a cluster stays open.
 
     Raises:
-        UserInputError: for an unknown kind of device, or one that is not there.
+        UserInputError: for an unknown kind of device, or one that the cluster does not have.
     """
     kinds = {"auto": Hardware("auto"), "cpu": Hardware("cpu", kind="cpu"), **catalogue()}
     if hardware not in kinds:

@@ -87,7 +87,7 @@ class Gang:
     environment: Environment = ()
     locations: list[dict[str, Any]] = field(default_factory=list)  # what the handshakes returned, by rank
     trials: deque[RunningTrial] = field(default_factory=deque)  # the running one, then the next one
-    planned_ranks_per_node: int | None = None  # None where it does not matter
+    planned_ranks_per_node: int | None = None  # None if it does not matter
     killed: bool = False
     draining: bool = False  # its nodes are no longer used: it ends when the trials that it holds end
     retiring: bool = False  # likewise: a waiting trial needs another environment, and a gang for that trial starts

@@ -61,7 +61,7 @@ class GangsByLoad:
 
 
 def find_unserved(waiting: Sequence[Environment], gangs: Sequence[Gang], trials_per_gang: int) -> list[Environment]:
-    """Return for each gang that has to be started the environment it needs, in the order of the waiting trials.
+    """Return the environment of each gang that must be started, in the order of the waiting trials.
 
     `waiting` has the environment of each waiting trial. Of `gangs`, those that are starting take waiting trials, too.
     """
@@ -406,7 +406,7 @@ class GangPool:
         self.gangs[index : index + 1] = [self._launcher.launch(gang.environment)] if is_replaced else []
 
     def _vacancies(self) -> int:
-        """Return how many gangs may be launched. One that is draining no longer counts."""
+        """Return how many gangs may be launched. A draining gang no longer counts."""
         return max(0, self._count - sum(not gang.draining for gang in self.gangs))
 
     def _fill(self) -> None:

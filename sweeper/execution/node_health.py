@@ -94,7 +94,7 @@ class ComparisonRound:
 
     trial: int
     number: int
-    values: dict[str, list[float | None]]  # the objective of each measurement, by node; None where it failed
+    values: dict[str, list[float | None]]  # the objective of each measurement, by node; None if it failed
 
     def select_nodes(self, nodes: Collection[str], threshold: float, direction: str) -> list[str]:
         """Return the nodes to measure: those without a measurement, and again those that were slow in all of them."""

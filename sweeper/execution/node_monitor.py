@@ -29,7 +29,7 @@ class NodeMonitor:
 
     A local cluster has one node, and the sweep ends with it. Nodes that join are used too where more
     trials can run at once, so not on CPUs, in the finals, or with cluster.max_concurrent_trials: there they only take
-    the places of lost ones. On CPUs no node is drained, and a trial's cores stay those of the plan.
+    the places of lost ones. CPU nodes are not drained, and a trial's cores stay those of the plan.
     """
 
     def __init__(

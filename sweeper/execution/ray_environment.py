@@ -1,4 +1,4 @@
-"""What has to hold in this process before Ray is imported, which reads its visible GPUs and settings on import."""
+"""The settings that Ray reads on import, such as the visible GPUs, made in this process before."""
 
 import atexit
 import os

@@ -77,7 +77,7 @@ def gives_workers_an_environment() -> bool:
 def without_unused_processes(*, runtime_environments: bool = True) -> Iterator[list[subprocess.Popen[bytes]]]:
     """Let `ray.init` start a local cluster without them, and with what prepares `runtime_environments` or not.
 
-    Yields the processes that it has started. Where it fails, they run on.
+    Yields the processes that it has started. If it fails, they run on.
     """
     started: list[subprocess.Popen[bytes]] = []
     no_agents = NO_AGENT if runtime_environments else NO_AGENT + NO_RUNTIME_ENVIRONMENT_AGENT

@@ -89,7 +89,7 @@ class SweepCode:
 
 
 def build_runtime_env(code: SweepCode, parts: Iterable[str], scratch: Path) -> dict[str, Any]:
-    """Return Ray's `runtime_env` that brings these parts of the code to every node. `scratch` has to last as long.
+    """Return Ray's `runtime_env` that brings these parts of the code to every node. `scratch` must last as long.
 
     Raises:
         UserInputError: the folder of the command is too large.

@@ -6,7 +6,7 @@ which covers the median in 93.75% of cases. The mean has Student's interval.
 
 Clocks and caches correlate successive steps: the effective sample size of n steps is n / tau. tau, the integrated
 autocorrelation time, is estimated by Geyer's initial monotone sequence (1992), and corrected for the bias of
-subtracting the mean. Where too few effective steps are left there is no interval. `benchmarks/coverage.py` measures how
+subtracting the mean. With too few effective steps there is no interval. `benchmarks/coverage.py` measures how
 often the intervals hold.
 """
 
@@ -146,8 +146,8 @@ def ratio_interval(above: Interval, below: Interval) -> Interval:
 def estimate_correlation(times: np.ndarray, statistic: str) -> Correlation:
     """Estimate the correlation of successive steps, as far as it affects their median or mean.
 
-    The steps count as independent unless the first autocorrelation of their ranks is significant. Of fewer than 20
-    steps even strong correlation often is not.
+    The steps count as independent unless the first autocorrelation of their ranks is significant. Even strong
+    correlation of fewer than 20 steps often is not.
     """
     count = len(times)
     if count < MIN_STEPS or times.min() == times.max():

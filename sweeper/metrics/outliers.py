@@ -1,4 +1,4 @@
-"""Which of equal parts is too slow: limits below which chance puts a part in at most 1% of whole tests.
+"""Find the slow ones of equal parts: chance puts a part below the limits in at most 1% of whole tests.
 
 Rates are compared as logarithms. A rate is the sum of a common value, of what its node and its device are, and of the
 error of one measurement, each normal with the standard deviation in `Spread`. The limits of all comparisons of a test

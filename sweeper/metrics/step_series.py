@@ -1,4 +1,4 @@
-"""What is unusual in a series of step times: a drift, a jump, a slow phase, pauses, and a source slower than others.
+"""Unusual steps in a series of times: a drift, a jump, a slow phase, pauses, and a source slower than others.
 
 The tests are of logarithms, so that sizes are shares. Trends are fitted to means of blocks, from which pauses are left
 out; the correlation that is left between the residuals of successive blocks widens the errors. The limits are chosen so

@@ -45,7 +45,7 @@ class BestTrial:
         trial: its number.
         params: every parameter, those that the sweep holds fixed too.
         value: the objective: the mean of the finals' rounds, without finals the trial's own.
-        low, high: the bounds of its 95% interval; NaN where it has none.
+        low, high: the bounds of its 95% interval; NaN if it has none.
         rounds: rounds of the finals; 0 for a single trial.
         metrics: of the trial in the search.
     """

@@ -1,4 +1,4 @@
-"""What all charts share: colors, sizes, and untrusted texts that neither Plotly nor matplotlib interprets."""
+"""Shared by all charts: colors, sizes, and untrusted texts that neither Plotly nor matplotlib interprets."""
 
 from __future__ import annotations
 

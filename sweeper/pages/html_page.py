@@ -37,7 +37,7 @@ class Table:
 
     @property
     def numeric(self) -> list[bool]:
-        """Which columns have numbers alone, all of which are aligned at their ends; empty without rows."""
+        """Which columns have only numbers, and are right-aligned; empty without rows."""
         return [all(NUMBER.fullmatch(cell) for cell in column) for column in zip(*self.rows, strict=True)]
 
 

@@ -31,7 +31,7 @@ MAX_BINS = 8
 MEASURE = "share of the variance of ranks"
 LINES_NOTE = "the redder the better on their platform. Drag along an axis to select the lines that pass there."
 IMPORTANCES_NOTE = (
-    "The share of the variance of the trials' ranks on their platform that each parameter explains by itself "
+    "The share of the variance of the trials' ranks on their platform that each parameter explains alone "
     "(Kelley's epsilon squared). Parameters that matter only together do not show, and a sampler that has "
     "converged leaves little to explain."
 )

@@ -103,7 +103,7 @@ class Progress:
         pass
 
     def note(self, text: str) -> None:
-        """Print lines that a person has to see whatever the setting. Indented commands are not broken."""
+        """Print lines that a person must see, whatever the setting. Indented commands are not broken."""
         for line in printable(text).splitlines():
             is_command = line.startswith("  ")
             text = line if is_command else wrap_line(line, self.console.width, self.console.file)

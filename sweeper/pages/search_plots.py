@@ -52,7 +52,7 @@ class SearchResult:
 
     @cached_property
     def importances(self) -> dict[str, float]:
-        """The importance of each parameter; empty where there is nothing to compare."""
+        """The importance of each parameter; empty if there is nothing to compare."""
         if self.values.nunique() < 2 or self.points.shape[1] < 2:
             return {}
         return parameter_charts.compute_importances(self.ranks, self.parameters)

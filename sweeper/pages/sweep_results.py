@@ -200,7 +200,7 @@ class Results:
 
     @cached_property
     def correction(self) -> Correction | None:
-        """By how much steps take longer than planned, by the trials; None of too few, or without estimates.
+        """The ratio of the trials' step times to the planned ones; None of too few, or without estimates.
 
         None of a space with several routings too: one factor would mix them.
         """

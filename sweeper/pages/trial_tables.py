@@ -159,9 +159,9 @@ def trials_csv(records: Iterable[TrialRecord], columns: Mapping[int, Mapping[str
 
 
 def csv_of(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Return the rows with a column for every name, empty where a row lacks it or has NaN.
+    """Return the rows with a column for every name, empty if a row lacks it or has NaN.
 
-    As pandas writes it, which takes a third of a second to import. No cell is a formula of a spreadsheet.
+    As pandas writes it, which takes a third of a second to import. A spreadsheet reads no cell as a formula.
     """
     text = io.StringIO()
     names = list(dict.fromkeys(name for row in rows for name in row))

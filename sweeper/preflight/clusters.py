@@ -96,7 +96,7 @@ def choose_topology(
 ) -> Topology:
     """Return the topology of a sweep's configuration; keys that are set replace those of a file or of `auto`.
 
-    Of `auto` without a measured topology, the nodes of the cluster are the domains.
+    With `auto` and without a measured topology, the nodes of the cluster are the domains.
     """
     given = {name: value for name, value in asdict(section).items() if value is not None and name in TOPOLOGY_KEYS}
     if section.file is None and section.name != AUTO:

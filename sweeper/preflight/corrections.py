@@ -42,7 +42,7 @@ class Place:
 
 @dataclass(frozen=True)
 class Correction:
-    """By how much steps take longer than planned at a place, the median of measured layouts."""
+    """The ratio of measured to planned step times at a place, the median of measured layouts."""
 
     place: Place
     factor: float  # measured seconds of a step over planned ones

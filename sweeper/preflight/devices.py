@@ -1,4 +1,4 @@
-"""The devices of a sweep among the cluster's nodes. Where GPUs cannot be used, no sweep takes a CPU in their place."""
+"""The devices of a sweep among the cluster's nodes. If GPUs cannot be used, no sweep uses a CPU instead."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -97,7 +97,7 @@ def select_target(hardware: Hardware, nodes: Sequence[Node], gpus: int) -> Targe
         target = Target(Hardware(name="cpu", kind="cpu"), selected[0].cpu_model, tuple(selected))
     else:
         hardware, selected = _select_kind(hardware, nodes)
-        # What one device has, by the catalogue and by what the driver reports of the smallest.
+        # The properties of one device, by the catalogue and by the driver's report on the smallest.
         identities = [gpu for node in selected for gpu in node.gpu_identities]
         units = min((gpu.compute_units for gpu in identities if gpu.compute_units), default=None)
         memory_gib = min((gpu.memory_gib for gpu in identities if gpu.memory_gib), default=None)

@@ -1,4 +1,4 @@
-"""What sweeps keep for later ones: rows of a JSON file next to the sweeps, which several may write at once."""
+"""Rows that sweeps keep for later ones, in a JSON file next to the sweeps, which several may write at once."""
 
 import fcntl
 import json

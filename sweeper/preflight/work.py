@@ -1,4 +1,4 @@
-"""What a trial computes: its fixed parameters, and the identity of its work. Only results of equal ones compare."""
+"""The work of a trial: its fixed parameters and its identity. Only results of equal ones compare."""
 
 import hashlib
 from collections.abc import Iterable, Mapping

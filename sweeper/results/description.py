@@ -29,11 +29,11 @@ class SweepEnd:
     reason: str  # why the loop ended before the budget, such as failures for one reason; empty if it did not
     winner: int | None  # number of the trial that won; None if no trial was complete
     value: float | None  # its objective
-    low: float | None  # the bounds of its 95% interval; None where it has none
+    low: float | None  # the bounds of its 95% interval; None if it has none
     high: float | None
     rounds: int  # rounds of the finals that the value is the mean of; 0 for the value of a single trial
     at_s: float
-    # With several objectives, the numbers of the trials on their front; None where an earlier version ended the sweep.
+    # With several objectives, the numbers of the trials on their front; None if an earlier version ended the sweep.
     front: Sequence[int] | None = None
 
 

@@ -112,7 +112,7 @@ def select_complete(trials: pd.DataFrame) -> pd.DataFrame:
 
 
 def read_work(row: Any) -> dict[str, str]:
-    """Return the identity of a trial's work. What the trial does not record is left out."""
+    """Return the identity of a trial's work. Values that the trial does not record are left out."""
     recorded = row.get("tag.work")
     if isinstance(recorded, str):
         return {str(name): str(value) for name, value in json.loads(recorded).items()}
@@ -121,7 +121,7 @@ def read_work(row: Any) -> dict[str, str]:
 
 
 def read_value(row: Any, metric: str) -> Interval:
-    """Return a metric of a trial with its interval, NaN where the trial has none."""
+    """Return a metric of a trial with its interval, NaN if the trial has none."""
     values = (row.get(f"metric.{metric}{suffix}", math.nan) for suffix in ("", "_ci_low", "_ci_high"))
     return Interval(*(float(value) for value in values))
 
@@ -168,8 +168,8 @@ def _read_platform(row: Any) -> tuple[str, int]:
 def rank_speeds(ranked: pd.DataFrame, metric: str) -> pd.Series:
     """Return the speeds that trials are ranked by.
 
-    Of a sweep with finals the winner counts, with its values there: the best of many single trials was chosen for its
-    luck. A single trial of another sweep also counts, with the low end of its interval.
+    The winner of the finals counts, with its values there: the best of many single trials was chosen for its luck. A
+    single trial of another sweep also counts, with the low end of its interval.
     """
     speeds = ranked[f"metric.{metric}"].astype(float)
     is_winner = _won_finals(ranked, metric)

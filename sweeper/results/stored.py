@@ -81,7 +81,7 @@ class StoredSweep:
 
     @cached_property
     def description(self) -> SweepDescription | None:
-        """What the sweep measures; None where version 0.1, or a development version of 0.2, ran it."""
+        """The sweep's description; None if version 0.1, or a development version of 0.2, ran it."""
         return read_description(self.folder)
 
     @property

@@ -182,7 +182,7 @@ def certify(finalists: Sequence[TrialRecord], records: Iterable[TrialRecord], cr
 def _to_losses(values: np.ndarray, criteria: Criteria) -> tuple[np.ndarray, np.ndarray]:
     """Return the losses and the resolution of each objective.
 
-    Of a metric that is positive the losses are logarithms, so that their mean is the geometric one.
+    The losses of a positive metric are logarithms, so that their mean is the geometric one.
     """
     losses, resolutions = np.empty_like(values), np.empty(len(criteria.objectives))
     for place, objective in enumerate(criteria.objectives):

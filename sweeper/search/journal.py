@@ -26,7 +26,7 @@ BLOCK_BYTES = 65536
 LINES_AT_ONCE = 1000
 RECORD = "record"  # the attribute that has all of an ended trial
 # Optuna's codes of the lines that change trials (`JournalOperation` in optuna/storages/journal/_storage.py, 5.0). Every
-# version has to read the journals of earlier ones. `test_a_journal_is_read_as_optuna_reads_it` fails where they differ.
+# version must read the journals of earlier ones. `test_a_journal_is_read_as_optuna_reads_it` fails where they differ.
 CREATE_TRIAL, SET_STATE, SET_ATTR = 4, 6, 8
 STATES = {state.value: state for state in TrialState}
 
@@ -75,7 +75,7 @@ def fold(lines: Iterable[dict[str, Any]]) -> tuple[list[dict[str, Any]], dict[in
         entry = trials[number]
         state = STATES[entry.get("state", TrialState.RUNNING.value)]
         if state.is_finished():
-            # What only an ended trial's readers need is taken out of its entry.
+            # Fields that only readers of ended trials need are taken out of its entry.
             distributions = entry.pop("distributions", {})
             params = {
                 name: read_distribution(distributions[name]).to_external_repr(value)

@@ -42,7 +42,7 @@ class Neighbors:
                 values = [other.params.get(name) for other in self._others]
                 self._columns[name] = *_encode(values), np.array([_logarithm(value) for value in values])
             codes, column, logarithms = self._columns[name]
-            apart = np.abs(logarithms - _logarithm(value))  # NaN where one is not a number
+            apart = np.abs(logarithms - _logarithm(value))  # NaN if one is not a number
             far = np.where(is_same_work, math.log(MAX_RATIO), math.inf)
             apart = np.where(apart <= math.log(MAX_RATIO) + 1e-12, apart, far)
             distances = distances + np.where(column == codes.get(value, -1), 0.0, apart)

@@ -66,7 +66,7 @@ class SweepProgress:
     ) -> None:
         """Start from the records of the trials of the search that ended in earlier runs.
 
-        Of `repeated`, earlier attempts of trials that are or were tried again, the budget counts the time only. A trial
+        The budget counts only the time of `repeated`, earlier attempts of trials that are or were tried again. A trial
         has these GPUs, and the sweep these nodes.
         """
         self._criteria, self._budget = criteria, budget

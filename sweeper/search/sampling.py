@@ -1,7 +1,7 @@
 """Samplers and pruners, and the trials that they see: an Optuna study in memory.
 
-Because the sampler works on a copy, a proposal that was tried before can be dropped without a trace. Of a large sweep
-the copy holds a part: a sampler examines every trial for each proposal, so its cost would grow with the sweep.
+Because the sampler works on a copy, a proposal that was tried before can be dropped without a trace. The copy holds
+only a part of a large sweep: a sampler examines every trial for each proposal, so its cost would grow with the sweep.
 """
 
 import math
@@ -34,7 +34,7 @@ MAX_FINISHED = {"tpe": 1000, "gp": 1000, "random": 0, "grid": 0}
 MAX_JUDGED = 1000  # finished trials that a pruner compares with
 MAX_RUNNING = 500  # running trials that a sampler is given: it keeps away from them
 SPARE = 1500  # this many more trials make the copy too large
-STARTUP_TRIALS = 5  # the trials that have to report a step before any is judged by it
+STARTUP_TRIALS = 5  # the trials that must report a step before any is judged by it
 REPORTING_STATES = (TrialState.RUNNING, TrialState.COMPLETE, TrialState.PRUNED)
 POPULATION = 20  # of NSGA-II: five generations in a sweep of 100 trials; Optuna's default of 50 has two
 MANY_RUNNING = 64  # with more trials running, proposals keep away from them
@@ -50,7 +50,7 @@ class Ending:
     state: TrialState
     values: tuple[float, ...] | None = None  # the objectives of a complete trial
     infeasible: bool = False  # it cannot work, which the sampler learns
-    # By which fraction a complete trial is beyond each limit, by metric; zero or less where it keeps it.
+    # The fraction by which a complete trial is beyond each limit, by metric; zero or less if it keeps it.
     excess: Mapping[str, float] = field(default_factory=dict)
 
 

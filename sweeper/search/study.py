@@ -176,7 +176,7 @@ class Study:
         while queue := self._retry_points or self._queued_points:
             if proposal := self._ask_sampler(sampler, queue.pop(0)):
                 return proposal
-        # After a resume, QMC starts its sequence again and has to pass all points that were tried.
+        # After a resume, QMC starts its sequence again and must pass all points that were tried.
         max_proposals = 10 + (len(self._known_keys) if name == "qmc" else 0)
         attempts = [(sampler, max_proposals), (make_sampler("random", seed, number), MAX_RANDOM_PROPOSALS)]
         if self._allowed_keys is not None:

@@ -7,13 +7,13 @@ from mlflow import MlflowClient
 
 from sweeper.tracking import mlflow_store
 
-PAGE_SIZE = 1000  # each page has to arrive within MLFLOW_HTTP_REQUEST_TIMEOUT
+PAGE_SIZE = 1000  # each page must arrive within MLFLOW_HTTP_REQUEST_TIMEOUT
 
 
 class ChildRuns:
     """The runs of the trials of one sweep, by number.
 
-    A listing takes 1.2 ms a run. So a sweep whose trials are all written is not listed.
+    A listing takes 1.2 ms a run. Therefore a sweep whose trials are all written is not listed.
     """
 
     def __init__(self, client: MlflowClient, experiment_id: str, study_id: str, parent_id: str) -> None:
@@ -28,7 +28,7 @@ class ChildRuns:
     def list_all(self, on_page: Callable[[int], None]) -> None:
         """Read all runs. `on_page` is called with the number of runs so far after each page.
 
-        Of two runs of one trial the other is deleted; a complete one is kept.
+        The other of two runs of one trial is deleted; a complete one is kept.
         """
         self._runs, self._expected = {}, 0
         for count, run in enumerate(self._search(self._tags), start=1):

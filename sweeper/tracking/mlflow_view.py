@@ -29,7 +29,7 @@ COMPRESSED = "deflate;"  # before the base64 of a compressed value
 FIRST_VERSION, FIRST_UNKNOWN_VERSION = (3, 17), (4, 0)
 RANKED_TRIALS = 10  # as many as the summary shows; each takes a write, of 10 ms on an idle machine
 
-# What the runs of a view have in addition to their own metrics.
+# Metrics that the runs of a view have in addition to their own.
 PLACE = "place"  # 0 of the parent run, 1 of the winner, counting up
 INTERVAL = "interval"  # the 95% interval of the rate, as text
 TRIAL = "trial"  # the number of a trial as a metric: charts have no other axis for it
@@ -64,7 +64,7 @@ class RankedTrial:
 
 @dataclass(frozen=True)
 class SweepView:
-    """What the views of a sweep show."""
+    """The content of a sweep's views."""
 
     objective: str
     minimize: bool

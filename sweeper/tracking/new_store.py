@@ -41,7 +41,7 @@ def _write_if_missing(path: Path, open_tables: Callable[[], sqlite3.Connection])
     try:
         with suppress(OSError):  # a folder that cannot be locked
             fcntl.flock(folder, fcntl.LOCK_EX)
-            # Nobody else writes one now: killed processes have left these.
+            # No other process writes one now: killed processes have left these.
             for leftover in path.parent.glob(f".{path.name}.new-*"):
                 leftover.unlink(missing_ok=True)
         if not _has_content(path):

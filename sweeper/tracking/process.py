@@ -16,7 +16,7 @@ descriptor that holds the sweep's lock.
     {"close": {…}, "view": {…}}     {"ranked": place} from 0 on, then {"closed": {"view": key or ""}}
 
 A message that fails is answered with {"error": "…", "is_refused": whether the server refuses it} and repeated until it
-succeeds. What the store refuses for its content is set aside: others do not wait for it.
+succeeds. A message that the store refuses for its content is set aside, so that others do not wait for it.
 
 It is a separate process because MLflow takes seconds to import and milliseconds per write, for which the devices
 would wait, and because a server that hangs must not block the driver.

@@ -72,7 +72,7 @@ def driver_versions(provenance: Mapping[str, Any]) -> str:
 def compute_digest(results: Mapping[str, Any]) -> str:
     """Return the digest of plain values that stand for all results of a sweep, and of the code that presents them.
 
-    What a store has of a finished sweep is not written again, unless a version's tables, plots or report differ.
+    The results of a finished sweep are not written again, unless a version's tables, plots or report differ.
     """
     text = json.dumps(results, sort_keys=True, default=str)
     return hashlib.sha256(f"{code_probe.digest([PACKAGE])} {text}".encode()).hexdigest()[:32]

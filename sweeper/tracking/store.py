@@ -184,7 +184,7 @@ class Store:
     def write_view(self, view: SweepView, on_place: Callable[[int], None] = lambda place: None) -> str:
         """Rank the best trials and write the views of the sweep. Returns the key of the view of its trials.
 
-        The key is empty where MLflow is of another version, whose pages may show the views differently or not at all.
+        The key is empty if MLflow is of another version, whose pages may show the views differently or not at all.
         `on_place` is called with each place that is written.
         """
         self._write_ranking(view.ranking, on_place)
@@ -242,7 +242,7 @@ class Store:
     def _write_ranking(self, ranking: Sequence[RankedTrial], on_place: Callable[[int], None]) -> None:
         now_ms = int(time.time() * 1e3)
         ranked = {trial.number: trial for trial in ranking}
-        # What runs of trials got before the sweep was extended, and does not hold any more, is removed.
+        # Values of trials' runs that no longer hold, since the sweep was extended, are removed.
         for number, run in self.children.find_with_metric(mlflow_view.PLACE).items():
             run_id, tags = run.info.run_id, ranked[number].tags if number in ranked else {}
             if number not in ranked:
@@ -385,7 +385,7 @@ def _machine_tags(record: TrialRecord) -> dict[str, Any]:
     backends = {str(info["attention"]) for info in ranks if "attention" in info}
     limits_w = {limit_w for info in ranks if (limit_w := info.get("power_limit_w"))}
     throttle_reasons = {reason for info in ranks for reason in str(info.get("slowed_by", "")).split()}
-    # What the energy was read from, or why it is not known; empty where no device reports any.
+    # The source of the energy, or why it is unknown; empty if no device reports any.
     energies = [energy for measurement in record.measurements if (energy := measurement.get("energy"))]
     return {
         "dtype": record.measurements[0]["matrix_dtype"],

@@ -1,4 +1,4 @@
-"""What a healthy part reaches: by the catalogue, the tables of measured rates and the planner."""
+"""The rates of a healthy part, by the catalogue, the tables of measured rates and the planner."""
 
 from __future__ import annotations
 

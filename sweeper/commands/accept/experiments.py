@@ -47,10 +47,10 @@ class Reading:
     Attributes:
         part: a device, a pair, a node, a link between nodes, or the whole.
         nodes: of the part.
-        value: the rate, NaN where there is none.
+        value: the rate, NaN if there is none.
         low, high: its 95% interval, NaN without one.
         beside: readings of the device during the test: clock, power, temperature, reasons for a lower clock.
-        problem: why there is no value; empty where there is one.
+        problem: why there is no value; empty if there is one.
     """
 
     test: str

@@ -32,7 +32,7 @@ class Judgement:
     Attributes:
         limit: the strictest of its comparisons; None if there is nothing to compare with.
         reason: the reason for the verdict, in one line.
-        cause: what was read with it that explains a failure, with the remedy; empty where nothing does.
+        cause: what was read with it that explains a failure, with the remedy; empty if nothing does.
     """
 
     reading: Reading
@@ -136,7 +136,7 @@ def overall_verdict(judgements: Iterable[Judgement], findings: Iterable[Finding]
     """Return the verdict on the whole.
 
     A failed test or a problem of a GPU, as the doctor finds them, fails it. A test without a result leaves it open, and
-    so does a node's problem that affects results. Something has to have been compared.
+    so does a node's problem that affects results. At least one result was compared.
     """
     verdicts = {judgement.verdict for judgement in judgements}
     verdicts |= {finding_verdict(finding.location) for finding in findings if finding.affects_results}

@@ -162,7 +162,7 @@ def pair_rounds(count: int) -> list[list[list[int]]]:
 
 
 def run_phases(phases: Sequence[Sequence[Job]], deadline_s: float) -> Iterator[tuple[Job, Experiment, TrialResult]]:
-    """Run the phases and yield each result as it arrives. What has not ended at the deadline has no result.
+    """Run the phases and yield each result as it arrives. A test that has not ended at the deadline has no result.
 
     A node that is lost, or on which a test does not end, takes no part in later phases.
 

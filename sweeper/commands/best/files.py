@@ -32,7 +32,7 @@ OTHER_TRAINERS = ("torchtitan", "megatron")  # whose files a layout of workload=
 
 @dataclass(frozen=True)
 class TrialFiles:
-    """What runs one trial again.
+    """The files that run one trial again.
 
     Attributes:
         title: which trial it is, with its figure.
@@ -151,7 +151,8 @@ def _other_trainers(description: SweepDescription, record: TrialRecord) -> tuple
     return files, notes
 
 
-# What a single trial has no use for, or the trial's own parameters replace. A word that ends in a dot is a section.
+# Arguments that a single trial does not need, or that its own parameters replace. A word that ends in a dot is a
+# section.
 REPLACED = (
     *("space.", "search", "search.", "budget.", "finals.", "projection.", "workload.strategy"),
     *("model", "name", "retry", "plan", "progress", "gpus", "hardware", "cluster.cpus"),
@@ -187,7 +188,7 @@ def command_words(description: SweepDescription, record: TrialRecord) -> list[st
 
 
 def script_line(description: SweepDescription, record: TrialRecord) -> str:
-    """Return the command with the interpreter that ran the sweep, whose packages the result belongs to.
+    """Return the command with the interpreter that ran the sweep: the result belongs to its packages.
 
     Each start has its own name: with an existing name it would find its trial finished and measure nothing.
     """

@@ -136,7 +136,7 @@ def write_files(path: Path, target: Target, rows: Mapping[str, list[Row]]) -> li
     links = rows.get("collectives")
     if not links:
         return replacements
-    # On a CPU two processes stand for two GPUs of a node.
+    # Two processes of a CPU stand for two GPUs of a node.
     gpus, per_node = (target.devices, gpus_per_node(target)) if target.is_gpu else (2, 2)
     assumed = default_topology(target.hardware)
     topology = measured_topology(links, assumed, gpus, per_node)

@@ -67,7 +67,7 @@ def figure_of(row: Row, metric: str) -> Figure:
 def attention_rates(rows: Sequence[Row], tflops: float) -> dict[str, Attention]:
     """Return the rates of each attention kernel as shares of that of products, by the planner's names.
 
-    Of kernels with one name there, the fastest one counts.
+    The fastest of several kernels with one name counts.
     """
     rates: dict[str, Attention] = {}
     for kernel, own in _group(rows, "param.kernel").items():
@@ -134,7 +134,7 @@ def bus_gb_s(rows: Iterable[Row], ranks: int) -> float:
 
 
 def measured_topology(rows: Sequence[Row], assumed: Topology, gpus: int, per_node: int) -> Topology:
-    """Return the topology whose all-gathers take the measured time. What was not measured is as assumed.
+    """Return the topology whose all-gathers take the measured time. Unmeasured values stay as assumed.
 
     The planner takes a share of a link's bandwidth for collectives, by which the measured one is divided here.
     """
@@ -162,7 +162,7 @@ def draw_replacements(replacements: Sequence[Cells]) -> Table:
 
 
 def _replace(name: str, before: float, source: str, measured: Figure) -> Cells:
-    """Return the cells of a figure. `before` is the value that plans had, NaN where they had none, and its source."""
+    """Return the cells of a figure. `before` is the value that plans had, NaN if they had none, and its source."""
     bounds = [format_number(math.nan if bound is None else bound) for bound in (measured.low, measured.high)]
     change = "" if math.isnan(before) else f"{100 * (measured.value / before - 1):+.1f}"
     return [name, format_number(before), source, format_number(measured.value), *bounds, change]

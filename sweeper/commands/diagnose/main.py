@@ -33,7 +33,7 @@ from workloads.api.errors import UserInputError
 from workloads.estimator.estimate import find_band
 from workloads.formats.logs import LONGEST_LINE, LogReader, Step
 
-# What a launcher writes before a line: torchrun's and Primus's ranks, srun's tasks, and hosts with a number.
+# The prefix that a launcher writes before a line: torchrun's and Primus's ranks, srun's tasks, and hosts with a number.
 SOURCE = re.compile(
     r"\s*(?:\[(rank-?\d+|default\d+)\]|.{0,40}\[(rank-\d+)/\d+\]|(\d+): |([a-z][\w.-]*\d[\w.-]*): )", re.IGNORECASE
 )

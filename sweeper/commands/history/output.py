@@ -1,4 +1,4 @@
-"""What a comparison prints, and the same as Markdown and as JUnit XML for a pipeline; the tables of a history."""
+"""The text of a comparison, as Markdown and JUnit XML too; the tables of a history."""
 
 import math
 import statistics

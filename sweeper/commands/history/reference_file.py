@@ -23,7 +23,7 @@ SIGNIFICANT_DIGITS = 6
 
 @dataclass(frozen=True)
 class Identity:
-    """What runs have in common that are compared.
+    """The properties that compared runs share.
 
     Attributes:
         basis: what the values are: the mean of rounds of finals, or the best single trial of a search, which is
@@ -108,7 +108,7 @@ class Series:
 
     @property
     def changes(self) -> list[list[str]]:
-        """What changed before each run: the versions, and whether a new level starts."""
+        """The changes before each run: the versions, and whether a new level starts."""
         versions = [[], *(after.list_changes(before) for before, after in pairwise(self.runs))]
         levels = [["a new level"] if run.starts_level else [] for run in self.runs]
         return [[*changed, *level] for changed, level in zip(versions, levels, strict=True)]

@@ -16,7 +16,7 @@ from workloads.api.errors import UserInputError
 from workloads.formats.logs import LONGEST_LINE, STEP_SIZES, LogReader, Step
 from workloads.formats.printed import read_model, read_printed_layout
 
-DETECTION_BYTES = 64 * 2**20  # a log has to show a step within them
+DETECTION_BYTES = 64 * 2**20  # a log must show a step within them
 CONFIGURATION_BYTES = 2**20  # a program prints its configuration before its steps
 MAX_STEPS = 1_000_000
 CLAIMS = ("tokens_per_s", "tokens_per_s_per_gpu", "tflops_per_gpu", "mfu", "hfu")
@@ -248,7 +248,7 @@ def _find_contradictions(run: Run, claims: Mapping[str, float]) -> Iterator[str]
 def _leave_out_pauses(work: list[float]) -> list[float]:
     """Return the work of steps, rate x time between two lines, without those of pauses: the rates leave them out.
 
-    A checkpoint or a validation only makes the time longer. The shortest steps have to agree, and to be the majority.
+    A checkpoint or a validation only makes the time longer. The shortest steps must agree and be the majority.
     """
     agreeing = [amount for amount in work if amount <= (1 + imported.CLAIM_TOLERANCE) * min(work)]
     return agreeing if len(agreeing) >= max(MIN_AGREEING_STEPS, len(work) / 2) else work

@@ -18,7 +18,7 @@ from sweeper.commands.ingest.imported import ImportedResult
 from sweeper.common.format import exact_value
 from sweeper.tracking import mlflow_store, new_store
 
-# What the importer makes of a file. With another version, a file of the same content is imported again.
+# The results that the importer reads from a file. With another version, a file of the same content is imported again.
 IMPORTER_VERSION = "3"
 MAX_TAG_LENGTH = 5000
 

@@ -155,7 +155,7 @@ class PlanRequest:
 
     @property
     def daily_tokens(self) -> float | None:
-        """The tokens of a day for which the number of GPUs is found; None where it is given."""
+        """The tokens of a day for which the number of GPUs is found; None if it is given."""
         if self.days is not None and self.train_tokens is not None:
             return self.train_tokens / self.days
         return self.tokens_per_day
@@ -176,7 +176,7 @@ class Problem:
     cluster: Cluster
     fixed: Mapping[str, Any]  # fields of the layout that have one value, by the request or by the trainer
     given: Mapping[str, Any]  # those by the request
-    batch: int | None  # the global batch of the request; None where it follows from the number of GPUs
+    batch: int | None  # the global batch of the request; None if it follows from the number of GPUs
     calibration: CalibrationFile | None  # the measured rates of the cluster's device; None for the tables' rates
     correction: Correction | None  # what sweeps on such a cluster have measured of the trainer
     reading: FileReading | None = None  # the content of the file `layout`

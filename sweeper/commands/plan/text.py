@@ -31,7 +31,7 @@ WITHOUT_EFFECT = re.compile(
     r"swiglu|norm|rotary|position|untie|bias_linear|lr|learning|adam|decay|warmup|iters|steps?$|seed|init|save|load|ckpt|checkpoint\b|path|dir|file|folder|token|vocab|"
     r"data|split|log|tensorboard|wandb|exp|name|eval|interval|metrics|profil|dropout|clip|eps|descr|valid|dump|master|port"
 )
-# Of 30 runs with context parallelism that bands rest on, one has fewer tokens of a sequence on a rank.
+# Bands rest on 30 runs with context parallelism, one of which has fewer tokens of a sequence on a rank.
 USUAL_CONTEXT_TOKENS = 4096
 OF_JOB = ("sequence_length", "precision", "state", "compiled")
 Rows = tuple[list[str], list[list[str]]]
@@ -220,7 +220,7 @@ def layouts_table(answer: Answer) -> Rows:
 
 
 def comparison_lines(answer: Answer) -> list[str]:
-    """Return why the given layout is slower than the fastest; nothing where it is the fastest."""
+    """Return why the given layout is slower than the fastest; nothing if it is the fastest."""
     faster, comparison = answer.faster, answer.comparison
     if faster is None or comparison is None:
         return []

@@ -32,7 +32,8 @@ from sweeper.results.ranking import (
 
 MIN_TRIALS_FOR_HISTORY = 5
 MIN_TRIALS_FOR_MEMORY = 3
-# What the heatmaps of training show besides tokens/s. Within one kind of work all of them have the same order.
+# The metrics that heatmaps of training show in addition to tokens/s. Within one kind of work all of them have the same
+# order.
 HEATMAP_METRICS = {"tflops": "TFLOP/s", "mfu": "MFU %", "hfu": "HFU %"}
 BATCH = "global_batch"  # the part of the work that may grow with the devices
 AXIS_MARGIN = 1.5  # the factor between the outermost points and the ends of the logarithmic axes
@@ -290,7 +291,7 @@ def build_imported_charts(runs: pd.DataFrame) -> Iterator[Chart]:
         left_out = f" {len(figures) - MAX_FIGURES} more are not drawn." if len(figures) > MAX_FIGURES else ""
         yield Chart("Imported results: tokens/s of one device", figures[:MAX_FIGURES], IMPORTED_NOTE + left_out)
     is_drawn = {result.run["run_id"] for result in results}
-    # What did not work is drawn too: a budget at which nothing fits.
+    # Infeasible points are drawn too, such as a budget at which nothing fits.
     yield from _build_imported_heatmaps(runs[runs["run_id"].isin(is_drawn) | (runs["tag.outcome"] == "infeasible")])
 
 

@@ -1,7 +1,7 @@
 """The fronts of the sweeps with several objectives: a table and a chart of each.
 
-A front is the one at the sweep's end, with the finals' verdicts on its points. Of a sweep that is cut to a budget, or
-that has not ended, it is computed from the measurements of the search.
+A front is the one at the sweep's end, with the finals' verdicts on its points. It is computed from the measurements of
+the search if the sweep is cut to a budget or has not ended.
 """
 
 import json

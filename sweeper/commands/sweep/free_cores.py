@@ -39,7 +39,7 @@ class CoreWatch:
             if least < HELD:
                 return 0.0, ""
             last_at_s, last_s = at_s, others_s
-        # There are none where they are hidden, as from a container.
+        # There are none if they are hidden, as from a container.
         return least, max(processes, key=lambda name: processes[name] - first.get(name, 0.0), default="")
 
 
