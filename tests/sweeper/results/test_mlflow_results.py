@@ -75,6 +75,6 @@ def sorted_items(values: Mapping[str, Any]) -> list[tuple[str, Any]]:
 
 def test_a_file_that_is_no_database_is_refused_in_one_line(tmp_path: Path) -> None:
     path = tmp_path / "other.db"
-    path.write_text("no database")
+    path.write_text("not a database")
     with pytest.raises(UserInputError, match=r"tracking.uri=sqlite:.* file is not a database"):
         mlflow_results.open_reader(f"sqlite:///{path}")

@@ -57,7 +57,7 @@ def test_the_better_half_of_a_sweep_is_read_the_best_first(directory: Path) -> N
 
 @pytest.mark.parametrize(
     ("name", "words"),
-    [("frist", "Did you mean first?"), ("empty", "no trial of it is complete"), ("./nowhere", "no folder of a sweep")],
+    [("frist", "Did you mean first?"), ("empty", "no trial of it is complete"), ("./nowhere", "not a sweep folder")],
 )
 def test_a_sweep_that_has_no_points_is_refused(directory: Path, name: str, words: str) -> None:
     with pytest.raises(UserInputError, match=f"search.warm_start={name}.*{words}".replace("?", r"\?")):

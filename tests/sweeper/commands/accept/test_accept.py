@@ -419,7 +419,7 @@ def state(node: str, **gpu: Any) -> dict[str, Any]:
         ({"power_limit_w": 450.0, "power_default_w": 700.0}, {}, "its power is limited to 450 W of 700 W"),
         ({"pcie_width": 8}, {}, "its PCIe link has 8 of 16 lanes"),
         ({"links_down": 2}, {}, "2 of its links to other GPUs are down"),
-        ({"processes": 3, "used_gib": 0.5}, {}, "3 other processes compute on it"),
+        ({"processes": 3, "used_gib": 0.5}, {}, "3 other processes use it"),
         ({"uncorrected_errors": 4}, {}, "4 uncorrected memory errors"),
         (
             {},

@@ -89,7 +89,7 @@ def test_a_problem_of_a_node_and_a_difference_between_nodes_are_reported(
         ({"power_limit_w": 450.0}, "450 W of 700 W"),
         ({"clock_limit_mhz": 1200}, "1200 MHz of 1980 MHz"),
         ({"uncorrected_errors": 3}, "3 uncorrected memory errors"),
-        ({"processes": 2}, "2 other processes compute on it"),
+        ({"processes": 2}, "2 other processes use it"),
         ({"pcie_width": 8, "pcie_width_max": 16}, "8 of 16 lanes"),
         ({"links_down": 1}, "1 of its links to other GPUs are down"),
     ],
@@ -176,8 +176,8 @@ def test_a_gpu_that_fell_off_the_bus_is_reported_and_the_others_are_still_read(m
 @pytest.mark.parametrize(
     ("later", "problem", "affects_results"),
     [
-        ({"used_gib": 9.0}, "another process uses it: 9.0 GiB", True),
-        ({"processes": 1}, "1 other processes compute on it", True),
+        ({"used_gib": 9.0}, "another process on it: 9.0 GiB", True),
+        ({"processes": 1}, "1 other processes use it", True),
         ({"uncorrected_errors": 2}, "2 uncorrected memory errors", True),
         ({"xids": [79]}, "XID 79 during the test", True),
         ({"responds": False}, "does not respond", True),
