@@ -45,7 +45,7 @@ class Hardware:
         clock_headroom: by which factor the clock may exceed the one of the peaks. An MFU above it is impossible.
         dense_peak_tflops: peaks by data type, without sparsity: {bf16: 989, fp8: 1979}.
         achieved_share: the share of these peaks that products achieve, where none was measured here. The default is
-        that of an H200 at its power limit: its GEMMs sustain 0.67 to 0.69 of the peak, and 0.7 fits its training.
+            that of an H200 at its power limit: its GEMMs sustain 0.67 to 0.69 of the peak, and 0.7 fits its training.
         memory_gib: memory of one device as its driver reports it, less than the vendor's figure.
         bandwidth_tb_s: bandwidth of its memory.
         link_gb_s: bandwidth of one device to the others of its node (NVLink, Infinity Fabric), in each direction.

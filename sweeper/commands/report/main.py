@@ -86,7 +86,7 @@ class ReportRequest(ResultsRequest):
         price_per_hour: of a GPU, for the cost of tokens.
         price_per_kwh: of electricity.
         within_gpu_hours: only the trials that had ended when their sweep had used this many GPU-hours: the results and
-        the Pareto front of a smaller budget.
+            the Pareto front of a smaller budget.
         within_cost: the same for this much money at price_per_hour.
     """
 

@@ -176,7 +176,7 @@ def test_a_gpu_that_fell_off_the_bus_is_reported_and_the_others_are_still_read(m
 @pytest.mark.parametrize(
     ("later", "problem", "affects_results"),
     [
-        ({"used_gib": 9.0}, "another process on it: 9.0 GiB", True),
+        ({"used_gib": 9.0}, "another process uses it: 9.0 GiB", True),
         ({"processes": 1}, "1 other processes use it", True),
         ({"uncorrected_errors": 2}, "2 uncorrected memory errors", True),
         ({"xids": [79]}, "XID 79 during the test", True),
