@@ -28,11 +28,7 @@ EXPERT_KERNELS = {
 
 @contextmanager
 def profile_step(
-    device: torch.device,
-    metrics: dict[str, float],
-    *,
-    fused: bool = False,
-    exchange: dist.ProcessGroup | None = None,
+    device: torch.device, metrics: dict[str, float], *, fused: bool = False, exchange: dist.ProcessGroup | None = None
 ) -> Iterator[None]:
     """Profile the step in the `with` block, and add what its device did and its communication to `metrics`.
 

@@ -141,14 +141,9 @@ def _train(
     stages = build_stages(spec, layout, groups, device, initializer)
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)  # the peak is of training, not of filling the weights
+    keeps = keeps_weights(PlacedJob(parameters.job, UNKNOWN_CLUSTER))
     trainer = Trainer(
-        stages,
-        layout,
-        groups,
-        device,
-        parameters.learning_rate,
-        clips=parameters.state == "fp32",
-        keeps_weights=keeps_weights(PlacedJob(parameters.job, UNKNOWN_CLUSTER)),
+        stages, layout, groups, device, parameters.learning_rate, clips=parameters.state == "fp32", keeps_weights=keeps
     )
     source = _open_source(parameters)
     sequences = local_sequences(layout, groups)
