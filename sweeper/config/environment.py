@@ -72,7 +72,7 @@ def check_name(variable: str) -> None:
 
 
 def check_values(variable: str, values: Iterable[Any]) -> None:
-    """Check the values of a variable. Raises UserInputError for one that a process would not get as it is written."""
+    """Check the values of a variable. Raises UserInputError for a value that a process would not get as written."""
     key = f"space.{PREFIX}{variable}"
     for value in values:
         if isinstance(value, bool):  # YAML reads true, True and yes alike, a program may not

@@ -2,7 +2,7 @@
 
 Rates count what the model or product needs, over all ranks; `…_per_gpu` divides by the ranks. A step of a gang takes as
 long as its slowest rank. MFU is model FLOP/s over the dense peak of the data type of the matrix units (Chowdhery et al.
-2022, appendix B), a fraction; without a known peak there is none.
+2022, appendix B), a fraction; it needs a known peak.
 """
 
 import math

@@ -200,9 +200,9 @@ class Results:
 
     @cached_property
     def correction(self) -> Correction | None:
-        """The ratio of the trials' step times to the planned ones; None of too few, or without estimates.
+        """The ratio of the trials' step times to the planned ones; None if they are too few, or without estimates.
 
-        None of a space with several routings too: one factor would mix them.
+        Also None for a space with several routings: one factor would mix them.
         """
         plan = self.plan
         if plan.estimates is None or not self.records or corrections.ROUTING in plan.space.dimensions:

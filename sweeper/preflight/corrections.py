@@ -102,7 +102,7 @@ class MeasuredFactors:
 def from_sweep(
     place: Place, before: Correction | None, factors: MeasuredFactors, ended_at_s: float
 ) -> Correction | None:
-    """Return the correction that a sweep's trials give, whose estimates had another one; None of too few trials."""
+    """Return the correction from a sweep's trials, whose estimates used another one; None if they are too few."""
     values = sorted(value for values in factors.by_routing.values() for value in values)
     if len(values) < FEWEST_ROWS:
         return None

@@ -126,7 +126,7 @@ def describe_sweep(
 
 
 def read_description(folder: Path) -> SweepDescription | None:
-    """Return the description of the sweep in a folder; None of a sweep without one, as earlier versions left it.
+    """Return the description of the sweep in a folder; None for a sweep without one, as earlier versions left it.
 
     Raises:
         UserInputError: the file is damaged, by a full disk or a crash of the machine.

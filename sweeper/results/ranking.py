@@ -216,7 +216,7 @@ def split_by_work(trials: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame]]:
     for kind in kinds:
         positions = []
         for work, rows in rows_by_work.items():
-            # Of this kind, or none of the kinds and contradicts this one in nothing.
+            # Of this kind, or of no kind and without a contradiction to this one.
             if dict(work) == kind or (dict(work) not in kinds and set(work) <= kind.items()):
                 positions += rows
         distinct = [name for name in kind if len({other.get(name) for other in kinds}) > 1]

@@ -154,7 +154,7 @@ def compare_runs(earlier: Sequence[Run], new: Sequence[Run], gate: Gate) -> Comp
 
 
 def find_worst(comparisons: Sequence[Comparison]) -> Comparison | None:
-    """Return the comparison that decides for several: a slower one, else an inconclusive one; None of none."""
+    """Return the comparison that decides for several: a slower one, else an inconclusive one; None without any."""
     order = (Verdict.SLOWER, Verdict.INCONCLUSIVE, Verdict.NOT_SLOWER, Verdict.FASTER)
     return min(comparisons, key=lambda c: (order.index(c.verdict), -c.more_new - c.more_earlier), default=None)
 

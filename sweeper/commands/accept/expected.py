@@ -20,7 +20,7 @@ Expected = Callable[[Target, Experiment, int], float | None]
 
 
 def expected_rates(target: Target, experiment: Experiment, ranks: int) -> Mapping[str, float]:
-    """Return the expected rate of each test of an experiment; none of devices that the catalogue does not have."""
+    """Return the expected rate of each test of an experiment; empty for devices that the catalogue does not have."""
     try:
         device = build_device(target.hardware)
     except UserInputError:

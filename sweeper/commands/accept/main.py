@@ -198,9 +198,7 @@ def compare(request: CompareRequest) -> int:
         print(f"- {test}: only in {request.first}: {parts}")
     for test in dict.fromkeys(change.test for change in changes):
         own = [change.ratio.value for change in changes if change.test == test]
-        print(
-            f"{test}: {count(len(own), 'part')}, {median(own) - 1:+.1%} in the median, {min(own) - 1:+.1%} at the least"
-        )
+        print(f"{test}: {count(len(own), 'part')}, median {median(own) - 1:+.1%}, lowest {min(own) - 1:+.1%}")
     print(f"{count(len(slower), 'result')} of {len(changes)} slower than on {before['date']}")
     if slower:
         return SOME_FAILED

@@ -95,7 +95,7 @@ class Job:
         except ClusterError as error:
             ended = [(Trial(0, {}), _failure(TrialStatus.LOST, str(error)))]
         if not ended and time.monotonic() > self.deadline_s:
-            ended = [(Trial(0, {}), _failure(TrialStatus.TIMED_OUT, "no worker answered in time"))]
+            ended = [(Trial(0, {}), _failure(TrialStatus.TIMED_OUT, "no worker responded in time"))]
         if not ended:
             return None
         experiment, result = self.experiments.popleft(), ended[0][1]

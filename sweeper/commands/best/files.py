@@ -62,7 +62,7 @@ class TrialFiles:
 
 
 def build_files(description: SweepDescription, record: TrialRecord, value: Winner | None, folder: Path) -> TrialFiles:
-    """Return the files of a trial, which will lie in the folder. `value` is None of one without an objective."""
+    """Return the files of a trial, which will lie in the folder. `value` is None for one without an objective."""
     title = _describe(description, record, value)
     line = shlex.join(command_words(description, record))
     program, notes = _program_files(description, record, folder / PROGRAM)

@@ -159,7 +159,7 @@ def head_lines(answer: Answer) -> list[str]:
 
 
 def file_lines(problem: Problem, reading: FileReading) -> list[str]:
-    """Return what was taken of a trainer's file, by our names with the file's, and what was not."""
+    """Return the fields read from a trainer's file, by our names and the file's, and those ignored."""
     job = {name: getattr(problem.job, name) for name in (*OF_JOB, *reading.others)}
     planned = {**job, **problem.given, "global_batch": problem.job.layout.global_batch}
     values: dict[str, Any] = {**vars(reading.layout), **vars(reading), **reading.others}

@@ -21,7 +21,7 @@ from workloads.api import secrets
 
 @dataclass(frozen=True)
 class OpenedSweep:
-    """What a run of a sweep works with."""
+    """The state of one run of a sweep."""
 
     arguments: Sequence[str]  # the command line that resumes the sweep
     lock: IO[str]
