@@ -38,6 +38,7 @@ SWEEP_KIND = "sweep"  # the parent run of a sweep
 TRIAL_KIND = "trial"  # a child run of it
 IMPORT_KIND = "import"  # the parent run of an imported file
 IMPORTED_KIND = "imported"  # a child run of it: one result
+ACCEPTANCE_KIND = "acceptance"  # the run of an acceptance
 
 # Tags that a reader of the store sees as columns.
 SWEEP_NAME = "sweep"

@@ -10,16 +10,18 @@ compared with the other parts, with the catalogue's and the planner's expected r
 given. About 1% of healthy clusters fail, all comparisons together, if parts differ as assumed (docs/guides/accept.md).
 quick ends within five minutes, standard within half an hour; burn_in loads each GPU for minutes.
 
-Writes accept.json, a page (HTML), Markdown and JUnit XML to DIR/acceptance/HARDWARE-DATE. verify checks that an
-accept.json is as it was written; compare prints what has become slower since an earlier run. The exit code is 0 if
-everything passes, 1 if a part fails, 3 if some part is inconclusive. Nothing is changed on the machines, and no root is
-needed.
+Writes accept.json, a page (HTML), Markdown and JUnit XML to DIR/acceptance/HARDWARE-DATE, and a run with these files to
+the MLflow experiment acceptance. verify checks that an accept.json is as it was written; compare prints what has become
+slower since an earlier run. The exit code is 0 if everything passes, 1 if a part fails, 3 if some part is inconclusive.
+Nothing is changed on the machines, and no root is needed.
 """
 
 from __future__ import annotations
 
+import re
 import signal
 import time
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -31,13 +33,14 @@ from typing import Any
 
 from rich.console import Console
 
-from sweeper.cli.command import Cluster, Subcommand, word
+from sweeper.cli.command import Cluster, StoreRequest, Subcommand, word
 from sweeper.cli.exits import COMPLETE, INTERRUPTED, NO_VERDICT, SOME_FAILED
 from sweeper.commands.accept.expected import expected_rates
 from sweeper.commands.accept.experiments import Profile, read_experiments
 from sweeper.commands.accept.judge import Judgement, Verdict, describe, judge, name_some, overall_verdict
 from sweeper.commands.accept.page import build_html, build_junit, build_markdown
 from sweeper.commands.accept.record import (
+    HASH,
     Journal,
     build_record,
     compare_records,
@@ -51,6 +54,9 @@ from sweeper.common.format import count, format_number
 from sweeper.config.hardware import Node, Target
 from sweeper.execution import ray_environment
 from sweeper.preflight.devices import describe_inventory
+from sweeper.tracking.mlflow_store import ACCEPTANCE_KIND, KIND
+from workloads.api.errors import first_line
+from workloads.api.secrets import mask
 
 LONGEST_S = {"quick": 285.0, "standard": 1800.0, "burn_in": 7200.0}  # of all experiments
 CODES = {Verdict.PASS: COMPLETE, Verdict.FAIL: SOME_FAILED, Verdict.INCONCLUSIVE: NO_VERDICT}
@@ -59,20 +65,18 @@ PAGES = {"accept.html": build_html, "accept.md": build_markdown, "accept.xml": b
 
 
 @dataclass(frozen=True, kw_only=True)
-class AcceptRequest:
+class AcceptRequest(StoreRequest):
     """What to accept.
 
     Attributes:
         hardware: a kind of GPU that is here, or cpu.
         profile: how long it takes.
         baseline: the accept.json of an earlier run that passed, whose parts are compared with these.
-        dir: results directory.
     """
 
     hardware: str = "auto"
     profile: Profile = "quick"
     baseline: str | None = None
-    dir: str = "."
     cluster: Cluster = field(default_factory=Cluster)
 
 
@@ -101,7 +105,7 @@ def accept(request: AcceptRequest) -> int:
     from sweeper.commands.doctor.exercise import NodeWatches
     from sweeper.execution import cluster
 
-    console = Console(highlight=False, soft_wrap=True, markup=False)
+    console, uri = Console(highlight=False, soft_wrap=True, markup=False), request.open_uri()
     target, nodes = cluster.find_target(request.hardware, address, insecure)
     watches = NodeWatches(target.nodes, request.dir)
     console.print(f"accept     {describe_inventory(target.nodes)}, profile {request.profile}")
@@ -148,7 +152,7 @@ def accept(request: AcceptRequest) -> int:
     for name, build in PAGES.items():
         (folder / name).write_text(build(record))
     written = f"written    {folder}: accept.json, {', '.join(PAGES)}"
-    for line in (*list_problems(judgements, findings), sentence, written):
+    for line in (*list_problems(judgements, findings), sentence, written, record_run(uri, folder, record)):
         console.print(line)
     if interrupted:
         return INTERRUPTED
@@ -161,6 +165,25 @@ def find_problems(target: Target, nodes: Sequence[Node], states: Sequence[Mappin
     untested = check_gpu_setup([node for node in nodes if node not in target.nodes])
     others = [replace(finding, affects_results=False) for finding in untested]
     return [*check_gpu_setup(target.nodes), *check_nodes(states), *others]
+
+
+def record_run(uri: str, folder: Path, record: Mapping[str, Any]) -> str:
+    """Write the acceptance as a run to the MLflow store, beside its files. Returns a line on what was done."""
+    tags = {
+        name: str(record[name]) for name in ("verdict", "sentence", "hardware", "model", "profile", "sweeper", HASH)
+    }
+    values = defaultdict[str, list[float]](list)
+    for row in (row for row in record["results"] if row["value"]):
+        values[re.sub(r"[^\w\-. :/]", "", f"{row['test']} {row['unit']}").strip()].append(row["value"])
+    metrics = {name: median(own) for name, own in values.items()}
+    metrics["failed"] = float(sum(row["verdict"] == Verdict.FAIL for row in record["results"]))
+    try:
+        from sweeper.commands.ingest.write import write_run  # MLflow takes seconds to import
+
+        write_run(uri, FOLDER, folder.name, {KIND: ACCEPTANCE_KIND} | tags, metrics, sorted(folder.iterdir()))
+    except Exception as error:  # of whatever kind of store: the verdict does not depend on it
+        return f"not recorded in MLflow: {mask(first_line(error))}"
+    return f"recorded   experiment {FOLDER} of {mask(uri)}"
 
 
 def list_problems(judgements: Sequence[Judgement], findings: Sequence[Finding]) -> Iterator[str]:

@@ -30,13 +30,9 @@ def write(uri: str, experiment: str, path: Path, settings: Mapping[str, str], re
 
     Returns what was done.
     """
-    new_store.create_if_missing(uri)
-    client = MlflowClient(tracking_uri=uri)
+    client, experiment_id = _open(uri, experiment)
     with path.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()[:32]
-    existing = client.get_experiment_by_name(experiment)
-    experiment_id = str(existing.experiment_id if existing else client.create_experiment(experiment))
-    new_store.keep_artifacts_beside(uri)
     same_content = {mlflow_store.CONTENT: digest, mlflow_store.KIND: mlflow_store.IMPORT_KIND}
     settings = {**settings, "importer": IMPORTER_VERSION}
     done = f"imported into {experiment}"
@@ -56,6 +52,29 @@ def write(uri: str, experiment: str, path: Path, settings: Mapping[str, str], re
     client.log_artifact(parent_id, str(path))
     client.set_terminated(parent_id, "FINISHED")
     return done
+
+
+def write_run(
+    uri: str, experiment: str, name: str, tags: Mapping[str, str], metrics: Mapping[str, float], files: Sequence[Path]
+) -> None:
+    """Write one run with its files, such as that of an acceptance."""
+    client, experiment_id = _open(uri, experiment)
+    run_id = client.create_run(experiment_id, run_name=name, tags=dict(tags)).info.run_id
+    now_ms = int(time.time() * 1e3)
+    client.log_batch(run_id, metrics=[Metric(name, value, now_ms, 0) for name, value in metrics.items()])
+    for file in files:
+        client.log_artifact(run_id, str(file))
+    client.set_terminated(run_id, "FINISHED")
+
+
+def _open(uri: str, experiment: str) -> tuple[MlflowClient, str]:
+    """Return a client of the store and the id of the experiment, both of which are made if they are missing."""
+    new_store.create_if_missing(uri)
+    client = MlflowClient(tracking_uri=uri)
+    existing = client.get_experiment_by_name(experiment)
+    experiment_id = str(existing.experiment_id if existing else client.create_experiment(experiment))
+    new_store.keep_artifacts_beside(uri)
+    return client, experiment_id
 
 
 def _write_result(client: MlflowClient, experiment_id: str, parent_id: str, result: ImportedResult) -> None:

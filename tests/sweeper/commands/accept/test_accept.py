@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from typing import Any
 from xml.etree import ElementTree
 
 import pytest
+from mlflow import MlflowClient
 
 from sweeper.commands.accept.causes import UNKNOWN, add_causes
 from sweeper.commands.accept.expected import expected_rates
@@ -28,6 +30,7 @@ from sweeper.commands.accept.main import (
     accept,
     compare,
     find_problems,
+    record_run,
     verify,
 )
 from sweeper.commands.accept.measure import (
@@ -316,6 +319,23 @@ def test_junit_fails_for_a_problem_of_a_gpu_alone(record: dict[str, Any]) -> Non
     slight = finding | {"location": "n GPU 1", "affects_results": False}
     suite = ElementTree.fromstring(build_junit(record | {"results": [], "findings": [finding, slight]}))
     assert [failed.get("message") for failed in suite.iter("failure")] == ["FAIL: x", "p: r"]
+
+
+def test_an_acceptance_is_one_run_in_mlflow_with_its_medians_and_files_and_a_store_that_fails_is_named(
+    record: dict[str, Any], empty_store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")  # as the module does that writes
+    shutil.copy(empty_store, tmp_path)
+    (folder := tmp_path / "h100-20261126").mkdir()
+    write_record(folder / "accept.json", record)
+    uri = f"sqlite:///{tmp_path / empty_store.name}"
+    assert record_run(uri, folder, record) == f"recorded   experiment acceptance of {uri}"
+    client = MlflowClient(uri)
+    (run,) = client.search_runs([client.get_experiment_by_name("acceptance").experiment_id])
+    assert run.data.metrics == {f"{TEST} TFLOP/s": 650.0, "failed": 1.0} and run.data.tags["verdict"] == "fail"
+    assert [file.path for file in client.list_artifacts(run.info.run_id)] == ["accept.json"]
+    (tmp_path / "text.db").write_text("not a database")
+    assert record_run(f"sqlite:///{tmp_path}/text.db", folder, record).startswith("not recorded in MLflow: ")
 
 
 def test_half_a_line_of_a_killed_process_does_not_end_the_next_starts(tmp_path: Path) -> None:
