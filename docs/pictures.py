@@ -33,6 +33,7 @@ from PIL import Image
 from rich.console import Console
 from rich.text import Text
 
+from benchmarks import acceptance_page
 from sweeper.tracking.mlflow_view import AS_CHARTS
 from tests.support import browser
 
@@ -53,6 +54,7 @@ WIDTH_OF_PAGE_PX, HEIGHT_OF_PAGE_PX = 1400, 2400  # of a picture
 ASSISTANT_PX = 478  # of MLflow's panel for a chat at the right, which pictures leave out
 WHOLE_PAGE = "document.body.getBoundingClientRect()"
 HEADING = "[...document.querySelectorAll('h2')].find(h => h.innerText.includes('{}'))"
+MAP = f"{HEADING.format('Nodes and GPUs')}.parentElement.getBoundingClientRect()"
 HEATMAP = f"{HEADING.format('over m and n')}.parentElement.getBoundingClientRect()"
 TIME_TO_SCALING = f"""(() => {{ const first = {HEADING.format("Where the time goes")}.getBoundingClientRect()
   const next = {HEADING.format("The fastest layout of each")}.getBoundingClientRect()
@@ -225,6 +227,14 @@ def wait_for_server(url: str) -> None:
             time.sleep(0.5)
 
 
+def photograph_acceptance(tab: browser.Page, folder: Path) -> None:
+    """Save the failures and the map of an accepted cluster of 512 simulated GPUs with seven faults."""
+    acceptance_page.write_page(folder)
+    page = f"file://{folder}/accept.html"
+    photograph(tab, page, "accept.png", "Failed and open", box=f"new DOMRect(0, 0, {WIDTH_OF_PAGE_PX}, 1600)")
+    photograph(tab, page, "accept-map.png", "Nodes and GPUs", box=MAP)
+
+
 # ── stored results ──
 
 
@@ -282,6 +292,7 @@ def main() -> None:
         photograph(tab, f"file://{folder}/report.html", "heatmap.png", "over m and n", box=HEATMAP)
         photograph(tab, f"file://{folder}/plan.html", "plan.png", "Scaling", box=TIME_TO_SCALING)
         photograph_mlflow(tab, Path(folder), review)
+        photograph_acceptance(tab, Path(folder))
 
 
 if __name__ == "__main__":

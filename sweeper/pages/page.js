@@ -2,6 +2,7 @@ const toNumber = text => {
   const match = text.replaceAll(',', '').match(/^-?[\d.]+(e[-+]?\d+)?/); return match ? +match[0] : NaN };
 const tables = [...document.querySelectorAll('table')], plots = [...document.querySelectorAll('.js-plotly-plot')];
 const PRINTED_HEIGHT_PX = 380;  // two figures with their titles on a page
+const PAPER_HEIGHT_PX = 900;  // of a figure of many rows, such as a map of nodes
 const root = document.documentElement, dark = matchMedia('(prefers-color-scheme: dark)');
 
 for (const table of tables) {
@@ -40,7 +41,9 @@ function resizePlots(printing) {
   for (const plot of plots) {
     plot.dataset.height ??= plot.layout.height;
     const height = +plot.dataset.height, width = plot.closest('.figure').clientWidth;
-    Plotly.relayout(plot, printing ? { width, height: Math.min(height, PRINTED_HEIGHT_PX) }
+    const printed = Math.min(height, height > 2 * PRINTED_HEIGHT_PX ? PAPER_HEIGHT_PX : PRINTED_HEIGHT_PX);
+    plot.parentElement.style.height = `${printing ? printed : height}px`;
+    Plotly.relayout(plot, printing ? { width, height: printed }
       : { autosize: true, width: null, height }) }
 }
 

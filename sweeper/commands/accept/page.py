@@ -21,8 +21,8 @@ HEADING = ["verdict", "part", "test", "measured", "passes from", "reason", "like
 BESIDE = {"sm_clock_mhz": "MHz", "power_w": "W", "temperature_c": "°C"}  # shown beside a rate, with its unit
 TESTS = ["test", "parts", "unit", "median", "slowest", "fastest", "expected", "passes from", "loss found in 99%"]
 TESTS += [f"median {unit}" for unit in BESIDE.values()]
-# From a failed to a passed part, as the color-blind can distinguish (Okabe and Ito 2008).
-COLORS = [[0.0, "#D55E00"], [0.5, "#F0E442"], [1.0, "#0072B2"]]
+# Failed parts are orange and passed ones blue, which color-blind readers can tell apart (Okabe and Ito 2008).
+COLORS = [[0.0, "#D55E00"], [0.5, "#F5CBA7"], [0.5, "#D6E6F2"], [1.0, "#0072B2"]]
 Record = Mapping[str, Any]
 
 
@@ -129,7 +129,8 @@ def _build_map(results: Sequence[Mapping[str, Any]]) -> Iterator[Chart]:
             hovertemplate="%{y} %{x}: %{z:+.1%}",
         )
     )
-    figure.update_layout(height=140 + 24 * len(margins))
+    figure.update_layout(height=140 + 22 * len(margins))
+    figure.update_xaxes(side="top")
     figure.update_yaxes(autorange="reversed", type="category")
     yield Chart("Nodes and GPUs", [figure], "Margin of the worst test of each GPU to its limit; below zero it fails.")
 
