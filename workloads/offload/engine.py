@@ -252,7 +252,9 @@ class Engine:
                 loss += chunk_loss
         for n in reversed(range(len(self.plan.layers))):
             self._backward_layer(n, x, is_first=is_first, is_last=is_last)
-        self._finish_last_layer()
+        if self._unfinished:
+            self._unfinished()
+            self._unfinished = None
         for chunk, d_chunk in zip(inputs, x, strict=True):
             self._embedding_and_head.embed_backward(chunk, d_chunk)
         return loss
@@ -262,8 +264,8 @@ class Engine:
         weights = self._fetch_weights(n)
         for m in [m for m in self._weights.streamed_layers if m > n][:1]:
             self._weights.fetch(m)
-        if n + 1 < len(self.plan.layers):
-            self._gather_ahead(n + 1)
+        if self._whole and n + 1 < len(self.plan.layers):
+            self._fetch_weights(n + 1)
         self.copy_streams.acquire(weights.buffer)
         with trace.annotate(f"layer {n} forward"):
             operands = self._math.cast_weights(weights.tensors, backward=False)
@@ -274,10 +276,6 @@ class Engine:
     def _fetch_weights(self, n: int) -> Slot:
         """Return the slot of layer n's whole weights. Queues the transfers of those that are not there."""
         return self._whole.gather(n, self._weights) if self._whole else self._weights.fetch(n)
-
-    def _gather_ahead(self, n: int) -> None:
-        if self._whole:
-            self._whole.gather(n, self._weights)
 
     def _forward_chunk(self, n: int, weights: NamedTensors, c: int, x: Tensor) -> Tensor:
         """Run block n on chunk c and save the activations that the plan selects."""
@@ -318,8 +316,8 @@ class Engine:
         for slots in [self._weights] if is_first else [self._weights, self._gradients]:
             for m in [m for m in reversed(slots.streamed_layers) if m < n][:1]:
                 slots.fetch(m)
-        if n > 0:
-            self._gather_ahead(n - 1)
+        if self._whole and n > 0:
+            self._fetch_weights(n - 1)
         self.copy_streams.acquire(weights.buffer, gradients.buffer)
         if is_first or self._whole:
             gradients.buffer.tensor.zero_()
@@ -329,21 +327,16 @@ class Engine:
             for c in reversed(range(len(d))):
                 d[c] = self._backward_chunk(operands, gradients.tensors, c, d[c])
         self.copy_streams.release(weights.buffer, gradients.buffer)
-        if self._whole:
+        finish: Callable[[], None] | None = partial(self._finish_layer, n, stored_states, states, is_first, is_last)
+        if self._whole:  # shares are reduced while the next layer computes, and finished after it
             self._whole.reduce(n)
+            self._unfinished, finish = finish, self._unfinished
         elif is_last and self.gang.ranks > 1:
             tensor = gradients.buffer.tensor
             received_bytes = 2 * tensor.nbytes * (self.gang.ranks - 1) // self.gang.ranks
             self.copy_streams.exchange(lambda: self.gang.sum([tensor]), received_bytes, gradients.buffer)
-        self._finish_last_layer()
-        self._unfinished = partial(self._finish_layer, n, stored_states, states, is_first, is_last)
-        if not self._whole:  # shares are reduced while the next layer computes
-            self._finish_last_layer()
-
-    def _finish_last_layer(self) -> None:
-        if self._unfinished:
-            self._unfinished()
-        self._unfinished = None
+        if finish:
+            finish()
 
     def _finish_layer(
         self,
