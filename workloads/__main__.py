@@ -48,8 +48,6 @@ def main(arguments: Sequence[str]) -> None:
 
 def describe_workloads(presets: Path = PRESETS) -> str:
     """Return the names of the workloads, each with the presets that run it in a sweep, a line each."""
-    if not presets.is_dir():
-        return f"workloads, which are not presets of python -m sweeper workload=…:\n  {', '.join(names())}"
     running = find_presets(presets)
     width = max(map(len, running))
     lines = [f"  {name:{width}}  {', '.join(presets) or 'none in sweeper/conf'}" for name, presets in running.items()]
