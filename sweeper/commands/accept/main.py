@@ -152,8 +152,9 @@ def accept(request: AcceptRequest) -> int:
     for name, build in PAGES.items():
         (folder / name).write_text(build(record))
     written = f"written    {folder}: accept.json, {', '.join(PAGES)}"
-    for line in (*list_problems(judgements, findings), sentence, written, record_run(uri, folder, record)):
+    for line in (*list_problems(judgements, findings), sentence, written):
         console.print(line)
+    console.print(record_run(uri, folder, record))
     if interrupted:
         return INTERRUPTED
     journal.path.unlink(missing_ok=True)
