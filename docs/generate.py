@@ -103,6 +103,16 @@ def hardware() -> str:
     return table(("GPU", "kind", "figures", "source"), rows)
 
 
+def environment() -> str:
+    """Return the variables that workers of some GPUs start with, each with the GPUs that have it."""
+    kinds: dict[tuple[str, ...], list[str]] = {}
+    for gpu in catalogue().values():
+        for name, default in gpu.environment.items():
+            row = (f"`{name}`", *(plain(str(default[key])) for key in ("value", "reason", "source")))
+            kinds.setdefault(row, []).append(f"`{gpu.name}`")
+    return table(("variable", "value", "reason", "source", "GPUs"), ((*row, ", ".join(kinds[row])) for row in kinds))
+
+
 def commands() -> str:
     parts = []
     for name in SUBCOMMANDS:
@@ -133,6 +143,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "hardware.md": hardware,
     "commands.md": commands,
     "exit-codes.md": exit_codes,
+    "environment.md": environment,
 }
 
 
