@@ -1,7 +1,5 @@
 """Shared by all charts: colors, sizes, and untrusted texts that neither Plotly nor matplotlib interprets."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any

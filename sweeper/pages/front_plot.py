@@ -1,7 +1,5 @@
 """The picture of a front: the trials over each pair of objectives, with those on the front marked."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import combinations

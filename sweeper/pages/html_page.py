@@ -1,7 +1,5 @@
 """Results as one HTML file that opens offline and prints. Tables can be sorted and filtered; values are escaped."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Images of a page's charts: matplotlib draws the figures that describe them to Plotly."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any

@@ -3,8 +3,6 @@
 The importance of a parameter is Kelley's epsilon squared on ranks, a measure that needs no model.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple

@@ -1,7 +1,5 @@
 """GPUs measured side by side, each on its own: which one is slow. One slow GPU slows down every job that it joins."""
 
-from __future__ import annotations
-
 import statistics
 from collections import defaultdict
 from collections.abc import Iterable

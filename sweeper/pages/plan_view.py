@@ -1,7 +1,5 @@
 """A sweep's plan as text: devices, search, duration, the estimates and their projection to more nodes."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 

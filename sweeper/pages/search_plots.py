@@ -3,8 +3,6 @@
 The page includes plotly.js (5 MB), so that it opens anywhere, in MLflow's artifact view too.
 """
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The summary of a sweep when it ends: the best trials, failures, where everything is and how to go on."""
 
-from __future__ import annotations
-
 import io
 import shlex
 import shutil

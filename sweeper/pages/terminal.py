@@ -1,7 +1,5 @@
 """Text and tables on the terminal; tables leave out columns where it is narrow."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import sys

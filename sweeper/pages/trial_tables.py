@@ -1,7 +1,5 @@
 """Tables of trials: for the terminal, for MLflow's description, and as CSV."""
 
-from __future__ import annotations
-
 import csv
 import io
 import re

@@ -1,7 +1,5 @@
 """The likely cause of a failure, from what was read with it. A failure that nothing explains has an unknown cause."""
 
-from __future__ import annotations
-
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """The rates of a healthy part, by the catalogue, the tables of measured rates and the planner."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """The experiments of an acceptance and the spreads of their results, read from the tables next to this module."""
 
-from __future__ import annotations
-
 import csv
 import math
 from collections.abc import Iterator, Mapping, Sequence

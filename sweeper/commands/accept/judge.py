@@ -1,7 +1,5 @@
 """From readings to verdicts: of each test of each part, and of the whole."""
 
-from __future__ import annotations
-
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence

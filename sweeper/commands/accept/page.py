@@ -1,7 +1,5 @@
 """The record of an acceptance as an HTML page, as Markdown and as JUnit XML: the verdict, then failures."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections import Counter, defaultdict

@@ -1,7 +1,5 @@
 """accept.json: everything that a verdict rests on, with a hash that shows later changes."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import math

@@ -1,7 +1,5 @@
 """The answer to a request: the fastest layouts, what would change them, and the cost of a whole training."""
 
-from __future__ import annotations
-
 import math
 from contextlib import suppress
 from dataclasses import dataclass, replace

@@ -8,8 +8,6 @@ go. Fields of the layout that are given (tp=8, pp=4, micro_batch=2, checkpointin
 plan also explains why another layout is faster. Needs neither a GPU nor a cluster. All values are estimates.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """An answer as one HTML file: the text of the plan, and charts of its step, memory, pipeline and scaling."""
 
-from __future__ import annotations
-
 import tomllib
 from collections.abc import Mapping
 from dataclasses import replace

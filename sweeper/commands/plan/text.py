@@ -1,7 +1,5 @@
 """An answer as lines and tables: the best layout, where its time and memory go, and what would change it."""
 
-from __future__ import annotations
-
 import re
 import textwrap
 from contextlib import suppress
