@@ -140,6 +140,4 @@ class Offload(Workload):
 
     def preview(self, parameters: OffloadParameters, machine: Machine) -> str:
         reason = infeasible_reason(parameters.dtype, parameters.sequence_length, machine.architecture)
-        if machine.ranks_per_node < machine.world_size:
-            reason = ACROSS_HOSTS
         return f"infeasible: {reason}" if reason else ""

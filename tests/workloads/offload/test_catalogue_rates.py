@@ -36,6 +36,7 @@ def test_experts_are_planned_on_paper_with_what_only_they_need() -> None:
     [
         ("h200", "llama3_70b", 2, 132, 240, "sharded"),
         ("h100", "llama3_70b", 2, 74, 240, "too small: at least 37.1 GiB more needed on each of 2 GPUs"),
+        ("h200", "llama3_70b", 16, 132, 240, "offload trains on the GPUs of one host"),
         ("h100", "qwen2_5_32b", 1, 74, 120, "too small: at least 4.93 GiB more needed"),
     ],
 )
@@ -43,7 +44,7 @@ def test_a_plan_says_how_a_large_model_is_distributed_or_by_how_much_it_does_not
     hardware: str, model: str, gpus: int, device_gib: float, host_gib: float, expected: str
 ) -> None:
     cluster = build_cluster(hardware, None, gpus)
-    machine = Machine("gpu", "sm90", gpus, gpus, cluster.device.memory_gib, cluster)
+    machine = Machine("gpu", "sm90", gpus, min(gpus, 8), cluster.device.memory_gib, cluster)
     constants = {"model": model, "optimizer_states": "int8", "device_gib": device_gib, "host_gib": host_gib}
     (candidate,) = Offload().list_candidates({}, constants, machine)
     estimate = candidate.estimate
