@@ -94,7 +94,7 @@ WRONG = {
     "budget": ["budget", "key=value"],
     "search=bayes": ["search=bayes", "Did you mean tpe?"],
     "search=[tpe,gp]": ["search=[tpe,gp]", "one name"],
-    "workload=offload": ["workload=offload", "these presets run: llama1b, llama8b"],
+    "workload=offload": ["workload=offload", "these presets run: llama1b, llama70b"],
     "workload=null": ["workload=null", "group=choice"],
     "~budget.tme_s": ["budget.tme_s", "Did you mean budget.time_s?"],
     "+budget.trials=5": ["+budget.trials", "without the +"],
