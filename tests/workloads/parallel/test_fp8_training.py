@@ -30,8 +30,10 @@ def test_fp8_layers_train_the_same_in_every_layout_and_near_fp32(ranks: Ranks, r
     (fp8_reference,) = ranks.train(one_rank, recipe="fp8_tensorwise")
     sharded = ranks.train(replace(one_rank, dp_shard=2), recipe="fp8_tensorwise")
     assert all(rank.fp8_gathers["fp8_all_gather"] for rank in sharded)  # FSDP casts weights before it gathers them
-    assert_same_training(sharded, fp8_reference)
-    assert_same_training(ranks.train(replace(one_rank, pp=2), recipe="fp8_tensorwise"), fp8_reference)
+    # Weights differ by a ten-millionth after a step, so here and there a number rounds to another fp8 number.
+    assert_same_training(sharded, fp8_reference, later_tolerance=2e-3)
+    piped = ranks.train(replace(one_rank, pp=2), recipe="fp8_tensorwise")
+    assert_same_training(piped, fp8_reference, later_tolerance=2e-3)
     fp8_losses, fp32_losses = fp8_reference.losses, reference.losses
     assert fp8_losses == pytest.approx(fp32_losses, abs=0.02)
     assert fp8_losses != pytest.approx(fp32_losses, abs=1e-6)
