@@ -103,9 +103,12 @@ def test_the_example_command_runs(example_command: Workspace) -> None:
 # ── commands that pages show ──
 
 
-def shown_commands(page: Path) -> list[list[str]]:
-    """Return the arguments of the commands in a page's blocks, without those that have a placeholder."""
-    lines = re.findall(r"^    python -m sweeper(.*?)(?: +#.*)?$", page.read_text().replace("\\\n", " "), re.MULTILINE)
+def shown_commands(page: Path, *, refused: bool = False) -> list[list[str]]:
+    """Return the arguments of the commands that a page shows, or shows as refused, without those with a placeholder."""
+    lines = re.findall(
+        r"^    python -m sweeper(.*?)(?: +# ?(.*))?$", page.read_text().replace("\\\n", " "), re.MULTILINE
+    )
+    lines = [line for line, comment in lines if comment.startswith("refused") == refused]
     return [shlex.split(line) for line in lines if not re.search(r"\.\.\.|…|\b[A-Z]{4,}\b(?!_)", line)]
 
 
@@ -115,6 +118,12 @@ def is_planned(words: list[str]) -> bool:
 
 PAGES = [path for folder in ("guides", "concepts", "reference") for path in (REPOSITORY / "docs" / folder).glob("*.md")]
 SHOWN = {" ".join(words): words for page in sorted(PAGES) for words in shown_commands(page) if is_planned(words)}
+REFUSED = [words for page in sorted(PAGES) for words in shown_commands(page, refused=True)]
+
+
+@pytest.mark.soak
+def test_a_sweep_that_a_page_shows_as_refused_is_refused(run_cli: Callable[..., CommandResult]) -> None:
+    assert REFUSED and all(run_cli(*words).code == 2 for words in REFUSED)
 
 
 @pytest.mark.soak
