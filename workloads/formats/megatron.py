@@ -3,7 +3,7 @@
 import math
 import re
 import tomllib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -12,15 +12,14 @@ from workloads.api.errors import UserInputError, suggest
 from workloads.formats.names import (
     FileReading,
     FileSettings,
-    Name,
     Obstacles,
     Settings,
     Support,
     canonical_layout,
     data_parallel_size,
     fields_of_keys,
-    only,
     read_names,
+    read_table,
 )
 from workloads.layouts.layout import Job, Layout
 from workloads.layouts.trainers import TRAINERS
@@ -29,7 +28,6 @@ from workloads.models.model import Model
 TABLES: dict[str, Any] = tomllib.loads(Path(__file__).with_name("megatron.toml").read_text())
 FP8_RECIPES: dict[str, tuple[str, str]] = {name: tuple(theirs) for name, theirs in TABLES["fp8_recipes"].items()}
 FP4_RECIPES = {"nvfp4": "nvfp4"}  # with `fp4: e2m1`
-CP_METHODS = {"ring": "p2p", "allgather": "all_gather"}
 FSDP_STRATEGIES = {"zero2": "optim_grads", "megatron_fsdp": "optim_grads_params"}
 # megatron/core/transformer/transformer_config.py, `recompute_modules`. The activation is recomputed in experts only.
 RECOMPUTED_MODULES = {"core_attention": ["core_attn"], "norm_act": ["layernorm", "moe_act"]}
@@ -62,112 +60,38 @@ def _recompute(job: Job) -> dict[str, Any]:
     return {"granularity": "full", "method": "block", "num_layers": layout.checkpointed_layers // stages}
 
 
-# In the order of a script. Defaults of Megatron-LM are left out.
-NAMES = (
-    Name("num_layers", "layers"),
-    Name("hidden_size", "hidden_size"),
-    Name(
-        "ffn_hidden_size",
-        "intermediate_size",
-        write=lambda job: job.model.intermediate_size or job.model.expert_intermediate_size,
-    ),
-    Name("num_attention_heads", "heads"),
-    Name("kv_channels", "head_size"),
-    Name("position_embedding_type", "positions", values={"learned": "learned_absolute"}),
-    Name("max_position_embeddings", write=lambda job: max(job.model.max_positions, job.sequence_length)),
-    Name("vocab_size", write=lambda job: job.model.vocabulary - 1),  # NullTokenizer adds a token
-    Name("make_vocab_size_divisible_by", write=_vocabulary_multiple),
-    Name("untie_embeddings_and_output_weights", "tied", False, {True: False, False: True}),
-    Name("add_bias_linear", "mlp_bias", True),
-    Name("normalization", write=lambda job: "RMSNorm" if job.model.positions == "rope" else "LayerNorm"),
-    Name("norm_epsilon", "norm_eps", 1e-5),
-    *only(
-        lambda job: job.model.positions == "rope",
-        Name("rotary_base", "rope_theta", 10_000.0, write=lambda job: round(job.model.rope_theta)),
-        Name("use_rope_scaling", write=lambda job: job.model.rope_factor is not None or None),
-        Name("rope_scaling_factor", write=lambda job: job.model.rope_factor),
-    ),
-    Name("qk_layernorm", "qk_norm", False, {"": False, "head": True}, optional=True),
-    *only(
-        lambda job: job.model.kv_heads != job.model.heads,
-        Name("group_query_attention", write=True),
-        Name("num_query_groups", "kv_heads"),
-    ),
-    Name("add_qkv_bias", write=True, when=lambda job: job.model.qkv_bias and not job.model.mlp_bias),
-    Name("swiglu", write=True, when=lambda job: job.model.activation == "swiglu"),
-    Name("squared_relu", write=True, when=lambda job: job.model.activation == "squared_relu"),
-    *only(
-        lambda job: job.model.experts > 0,
-        Name("num_experts", "experts", 0),
-        Name("moe_router_topk", "experts_per_token", 2),
-        Name("moe_ffn_hidden_size", "expert_intermediate_size", 0),
-        Name("moe_token_dispatcher_type", write="alltoall"),
-        Name("moe_grouped_gemm", write=True),
-        Name("expert_model_parallel_size", "ep", 1),
-        Name("expert_tensor_parallel_size", write=1),  # experts are divided whole, and not within
-        Name("moe_shared_expert_intermediate_size", "shared_expert_intermediate_size", 0, optional=True),
-        Name("moe_layer_freq", write=_moe_layer_freq),
-    ),
-    Name("seq_length", "sequence_length", 0),
-    Name("micro_batch_size", "micro_batch", 1),
-    Name("global_batch_size", "global_batch", 0),
-    Name("tensor_model_parallel_size", "tp", 1),
-    Name("pipeline_model_parallel_size", "pp", 1),
-    Name("context_parallel_size", "cp", 1),
-    Name(
-        "sequence_parallel",
-        "sequence_parallel",
-        False,
-        write=lambda job: job.layout.tp > 1 and job.layout.sequence_parallel,
-    ),
-    Name("cp_comm_type", "cp_method", "p2p", CP_METHODS, when=lambda job: job.layout.cp > 1),
-    Name("tp_comm_overlap", "tp_overlap", False, {"none": False, "async": True}, optional=True),
-    Name("num_virtual_stages_per_pipeline_rank", "stages_per_rank", 1, optional=True),
-    *only(
-        lambda job: job.layout.pp > 1 and job.model.layers % (job.layout.pp * job.layout.stages_per_rank) > 0,
-        Name("account_for_embedding_in_pipeline_split", write=True),
-        Name("account_for_loss_in_pipeline_split", write=True),
-    ),
-    Name(
-        "overlap_grad_reduce",
-        write=True,
-        when=lambda job: job.layout.sharding != "fsdp2" and job.layout.dp * job.layout.cp > 1,
-    ),
-    *only(
-        lambda job: job.layout.sharding in ("zero1", *FSDP_STRATEGIES),
-        Name("use_distributed_optimizer", write=True),
-        Name("overlap_param_gather", write=True),
-        Name("num_distributed_optimizer_instances", write=lambda job: job.layout.dp_replicate),
-    ),
-    *only(
-        lambda job: job.layout.sharding in FSDP_STRATEGIES,
-        Name("use_megatron_fsdp", write=True),
-        Name("data_parallel_sharding_strategy", write=lambda job: FSDP_STRATEGIES[job.layout.sharding]),
-        Name("ckpt_format", write="fsdp_dtensor"),  # the only one that it takes
-    ),
-    *only(
-        lambda job: job.layout.sharding == "fsdp2",
-        Name("use_torch_fsdp2", write=True),
-        Name("gradient_accumulation_fusion", write=False),
-        Name("ckpt_format", write="torch_dist"),
-        Name("torch_fsdp2_reshard_after_forward", "reshard_after_forward", True),
-    ),
-    Name("recompute_granularity", write=lambda job: _recompute(job).get("granularity")),
-    Name("recompute_modules", write=lambda job: _recompute(job).get("modules")),
-    Name("recompute_method", write=lambda job: _recompute(job).get("method")),
-    Name("recompute_num_layers", write=lambda job: _recompute(job).get("num_layers")),
-    Name("fp16", write=True, when=lambda job: job.precision == "fp16"),
-    Name("bf16", write=True, when=lambda job: job.precision not in ("fp16", "fp32")),
-    Name("fp8", write=lambda job: FP8_RECIPES.get(job.precision, (None,))[0]),
-    Name("fp8_recipe", write=lambda job: FP8_RECIPES.get(job.precision, (None,))[-1]),
-    Name("optimizer_cpu_offload", "offload_optimizer", False, optional=True),
-    Name("fp4", write=lambda job: "e2m1" if job.precision in FP4_RECIPES else None),
-    Name("fp4_recipe", write=lambda job: FP4_RECIPES.get(job.precision)),
-    Name("moe_enable_deepep", "dispatcher", False, {"alltoall": False, "deepep": True}, optional=True),
-    Name("overlap_moe_expert_parallel_comm", "expert_overlap", False, optional=True),
-    # `validate_args` asks for it with the other.
-    Name("use_precision_aware_optimizer", write=True, when=lambda job: job.layout.offload_optimizer),
-)
+# Of jobs for which some settings are written, and what is written of those that are not a field's value: see the table.
+CONDITIONS: dict[str, Callable[[Job], bool]] = {
+    "queries share keys": lambda job: job.model.kv_heads != job.model.heads,
+    "experts": lambda job: job.model.experts > 0,
+    "cp": lambda job: job.layout.cp > 1,
+    "stages differ": lambda job: job.layout.pp > 1 and job.model.layers % job.layout.stages > 0,
+    "gradients are reduced": lambda job: job.layout.sharding != "fsdp2" and job.layout.dp * job.layout.cp > 1,
+    "products of bf16": lambda job: job.precision not in ("fp16", "fp32"),
+}
+WRITTEN: dict[str, Callable[[Job], Any]] = {
+    "ffn_hidden_size": lambda job: job.model.intermediate_size or job.model.expert_intermediate_size,
+    "max_position_embeddings": lambda job: max(job.model.max_positions, job.sequence_length),
+    "vocab_size": lambda job: job.model.vocabulary - 1,
+    "make_vocab_size_divisible_by": _vocabulary_multiple,
+    "normalization": lambda job: "RMSNorm" if job.model.positions == "rope" else "LayerNorm",
+    "rotary_base": lambda job: round(job.model.rope_theta),
+    "use_rope_scaling": lambda job: job.model.rope_factor is not None or None,
+    "rope_scaling_factor": lambda job: job.model.rope_factor,
+    "moe_layer_freq": _moe_layer_freq,
+    "sequence_parallel": lambda job: job.layout.tp > 1 and job.layout.sequence_parallel,
+    "num_distributed_optimizer_instances": lambda job: job.layout.dp_replicate,
+    "data_parallel_sharding_strategy": lambda job: FSDP_STRATEGIES[job.layout.sharding],
+    "recompute_granularity": lambda job: _recompute(job).get("granularity"),
+    "recompute_modules": lambda job: _recompute(job).get("modules"),
+    "recompute_method": lambda job: _recompute(job).get("method"),
+    "recompute_num_layers": lambda job: _recompute(job).get("num_layers"),
+    "fp8": lambda job: FP8_RECIPES.get(job.precision, (None,))[0],
+    "fp8_recipe": lambda job: FP8_RECIPES.get(job.precision, (None,))[-1],
+    "fp4": lambda job: "e2m1" if job.precision in FP4_RECIPES else None,
+    "fp4_recipe": lambda job: FP4_RECIPES.get(job.precision),
+}
+NAMES = read_table(TABLES["names"], WRITTEN, CONDITIONS)
 
 
 def _list_obstacles(job: Job) -> Iterator[str]:

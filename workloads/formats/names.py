@@ -4,6 +4,7 @@ import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from workloads.api.errors import UserInputError, suggest
@@ -109,8 +110,23 @@ def fields_of_keys(names: Iterable[Name], others: Mapping[str, Sequence[str]]) -
     return named | {key: field for field, keys in others.items() for key in keys}
 
 
-def only(when: Callable[[Job], bool], *names: Name) -> Iterator[Name]:
-    yield from (replace(name, when=when) for name in names)
+def read_table(
+    rows: Iterable[Mapping[str, Any]],
+    written: Mapping[str, Callable[[Job], Any]],
+    conditions: Mapping[str, Callable[[Job], bool]],
+) -> tuple[Name, ...]:
+    """Return the keys of a TOML table, with what is written by key, and the conditions that it names."""
+    names = []
+    for row in rows:
+        when, values = row.get("when"), row.get("values")
+        is_met = partial(_has_values, when) if isinstance(when, Mapping) else conditions[when] if when else None
+        functions = {"values": values and dict(values), "when": is_met}
+        names.append(Name(**{"write": written.get(row["key"]), **row, **functions}))
+    return tuple(names)
+
+
+def _has_values(values: Mapping[str, Sequence[object]], job: Job) -> bool:
+    return all(field_of(job, name) in allowed for name, allowed in values.items())
 
 
 def read_names(settings: Settings, names: Iterable[Name], fields: Sequence[str]) -> dict[str, Any]:

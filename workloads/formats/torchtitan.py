@@ -3,7 +3,7 @@
 import json
 import math
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,6 @@ from workloads.api.errors import UserInputError, suggest
 from workloads.formats.names import (
     FileReading,
     FileSettings,
-    Name,
     RenderedFile,
     Settings,
     Support,
@@ -21,8 +20,8 @@ from workloads.formats.names import (
     fields_of_keys,
     find_model,
     flatten,
-    only,
     read_names,
+    read_table,
     torchrun,
     write_names,
 )
@@ -42,8 +41,7 @@ FLAVORS: dict[tuple[str, str], Model] = {
     for name, flavors in _TABLES["flavors"].items()
     for flavor, sizes in flavors.items()
 }
-SCHEDULES, RECIPES, CONVERTERS = (_TABLES[name] for name in ("schedules", "recipes", "converters"))
-ROTATIONS = {"allgather": "allgather", "ring": "alltoall"}
+RECIPES, CONVERTERS = _TABLES["recipes"], _TABLES["converters"]
 FP8, MXFP8 = "quantize.linear.float8", "quantize.linear.mx"
 # Names of versions before 0.2, and those of today.
 RENAMED: dict[str, str] = _TABLES["renamed"] | {
@@ -108,60 +106,29 @@ def _option(job: Job) -> str | None:
     return None if job.layout.checkpointed_layers is None else str(find_interval(job))
 
 
-# In the order of the file, by section.
-NAMES = (
-    Name("job.dump_folder", write="./outputs"),
-    Name("job.print_config", write=True),
-    Name("model.name", write=lambda job: find_flavor(job.model)[0]),
-    Name("model.flavor", write=lambda job: find_flavor(job.model)[1]),
-    Name("model.hf_assets_path", write=_find_assets),
-    Name(
-        "model.converters",
-        write=lambda job: [MXFP8] if job.precision == "mxfp8" else [FP8] if job.precision.startswith("fp8") else [],
+# What is written of settings that are not a field's value: see the table.
+WRITTEN: dict[str, Callable[[Job], Any]] = {
+    "model.name": lambda job: find_flavor(job.model)[0],
+    "model.flavor": lambda job: find_flavor(job.model)[1],
+    "model.hf_assets_path": _find_assets,
+    "model.converters": lambda job: (
+        [MXFP8] if job.precision == "mxfp8" else [FP8] if job.precision.startswith("fp8") else []
     ),
-    Name("training.dataset", write="c4"),
-    Name("training.seq_len", "sequence_length", 2048),
-    # With a pipeline the local batch is what fills it once: torchtitan/distributed/pipeline_parallel.py.
-    Name(
-        *("training.local_batch_size", "micro_batch", 8),
-        write=lambda job: job.layout.micro_batch * (job.layout.microbatches if _is_pipeline(job) else 1),
+    "training.local_batch_size": lambda job: (
+        job.layout.micro_batch * (job.layout.microbatches if _is_pipeline(job) else 1)
     ),
-    Name("training.global_batch_size", "global_batch", -1),
-    Name("training.steps", write=20),
-    Name("training.dtype", write=lambda job: "bfloat16" if job.state == "bf16" else "float32"),
-    Name("training.mixed_precision_param", write=lambda job: "float32" if job.precision == "fp32" else "bfloat16"),
-    Name("parallelism.data_parallel_replicate_degree", "dp_replicate", 1),
-    Name("parallelism.data_parallel_shard_degree", "dp_shard", -1),
-    Name(
-        "parallelism.fsdp_reshard_after_forward",
-        write=lambda job: "always" if job.layout.reshard_after_forward else "never",
-    ),
-    Name("parallelism.tensor_parallel_degree", "tp", 1),
-    Name("parallelism.enable_async_tensor_parallel", "tp_overlap", False, {"none": False, "async": True}),
-    Name("parallelism.context_parallel_degree", "cp", 1),
-    Name("parallelism.context_parallel_rotate_method", "cp_method", "allgather", ROTATIONS),
-    Name("parallelism.expert_parallel_degree", "ep", 1),
-    Name("parallelism.pipeline_parallel_degree", "pp", 1),
-    *only(
-        _is_pipeline,
-        Name("parallelism.pipeline_parallel_schedule", "schedule", "1F1B", SCHEDULES),
-        Name("parallelism.pipeline_parallel_microbatch_size", write=lambda job: job.layout.micro_batch),
-        Name("parallelism.pipeline_parallel_layers_per_stage", write=lambda job: _find_stage_sizes(job)[0]),
-        Name("parallelism.pipeline_parallel_first_stage_less_layers", write=lambda job: _find_stage_sizes(job)[1]),
-        Name("parallelism.pipeline_parallel_last_stage_less_layers", write=lambda job: _find_stage_sizes(job)[1]),
-    ),
-    Name("activation_checkpoint.mode", write=lambda job: "selective" if _option(job) else job.layout.checkpointing),
-    Name("activation_checkpoint.selective_ac_option", write=_option),
-    Name("compile.enable", "compiled", False),
-    Name("metrics.log_freq", write=1),
-    *only(
-        lambda job: job.precision == "fp8_tensorwise",
-        Name(f"{FP8}.enable_fsdp_float8_all_gather", write=True),
-        Name(f"{FP8}.precompute_float8_dynamic_scale_for_fsdp", write=True),
-    ),
-    Name(f"{FP8}.recipe_name", write=lambda job: RECIPES.get(job.precision)),
-    Name(f"{MXFP8}.recipe_name", write="mxfp8_cublas", when=lambda job: job.precision == "mxfp8"),
-)
+    "training.dtype": lambda job: "bfloat16" if job.state == "bf16" else "float32",
+    "training.mixed_precision_param": lambda job: "float32" if job.precision == "fp32" else "bfloat16",
+    "parallelism.fsdp_reshard_after_forward": lambda job: "always" if job.layout.reshard_after_forward else "never",
+    "parallelism.pipeline_parallel_microbatch_size": lambda job: job.layout.micro_batch,
+    "parallelism.pipeline_parallel_layers_per_stage": lambda job: _find_stage_sizes(job)[0],
+    "parallelism.pipeline_parallel_first_stage_less_layers": lambda job: _find_stage_sizes(job)[1],
+    "parallelism.pipeline_parallel_last_stage_less_layers": lambda job: _find_stage_sizes(job)[1],
+    "activation_checkpoint.mode": lambda job: "selective" if _option(job) else job.layout.checkpointing,
+    "activation_checkpoint.selective_ac_option": _option,
+    f"{FP8}.recipe_name": lambda job: RECIPES.get(job.precision),
+}
+NAMES = read_table(_TABLES["names"], WRITTEN, {"pp": _is_pipeline})
 
 
 def _list_obstacles(job: Job) -> Iterator[str]:
