@@ -136,19 +136,8 @@ def _list_obstacles(job: Job) -> Iterator[str]:
 
 
 def support(trainer: str, *obstacles: Obstacles, name: str = "", **values: Sequence[object]) -> Support:
-    values = {
-        **TRAINERS[trainer].runs,
-        "precision": ("bf16", "fp16", "fp32", *FP8_RECIPES, *FP4_RECIPES),
-        "state": ("fp32",),
-        "document_tokens": (0,),  # documents are those of the data
-        "activation": ("swiglu", "gelu", "squared_relu"),
-        "positions": ("rope", "learned", "none"),
-        "window": (0,),
-        "norms": (2,),
-        **dict.fromkeys(("shared_expert_gate", "attention_gate", "split_blocks"), (False,)),
-        **dict.fromkeys(("kv_rank", "linear_in", "prediction_layers", "expert_hidden_size"), (0,)),
-    } | values
-    return Support(name or trainer, values, (_list_obstacles, *obstacles))
+    supported = {**TRAINERS[trainer].runs, **TABLES["supported"], **values}
+    return Support(name or trainer, supported, (_list_obstacles, *obstacles))
 
 
 FIELDS = fields_of_keys(NAMES, TABLES["fields"])

@@ -5,6 +5,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 from workloads.api.errors import UserInputError, suggest
@@ -112,8 +113,8 @@ def fields_of_keys(names: Iterable[Name], others: Mapping[str, Sequence[str]]) -
 
 def read_table(
     rows: Iterable[Mapping[str, Any]],
-    written: Mapping[str, Callable[[Job], Any]],
-    conditions: Mapping[str, Callable[[Job], bool]],
+    written: Mapping[str, Callable[[Job], Any]] = MappingProxyType({}),
+    conditions: Mapping[str, Callable[[Job], bool]] = MappingProxyType({}),
 ) -> tuple[Name, ...]:
     """Return the keys of a TOML table, with what is written by key, and the conditions that it names."""
     names = []

@@ -2,9 +2,11 @@
 
 import re
 import shlex
+import tomllib
 from collections.abc import Iterator, Sequence
 from dataclasses import MISSING, fields
 from functools import cache
+from pathlib import Path
 from typing import Any, get_args, get_origin, get_type_hints
 
 from workloads.api import registry
@@ -16,6 +18,7 @@ from workloads.formats.names import (
     Support,
     canonical_layout,
     read_names,
+    read_table,
     show,
     write_names,
 )
@@ -30,16 +33,8 @@ RENAMED = {"compiled": "compile", "precision": "dtype"}
 JOB_FIELDS = ("sequence_length", "precision", "state", "compiled", "document_tokens")
 # The one value of a field that `workload=parallel` has no parameter for, where it is not a layout's default.
 FIXED = {"state": "bf16"}
-# The parameters of conf/workload/torchtitan.yaml. It leaves other fields at their defaults.
-TITAN_NAMES = (
-    Name("assets", write="ASSETS"),
-    Name("dataset_path", write="TEXTS"),
-    *(Name(name, name) for name in ("sequence_length", "global_batch", "tp", "pp", "cp", "micro_batch")),
-    Name("checkpointing", "checkpointing"),
-    Name("weights", "state", "float32", {"fp32": "float32", "bf16": "bfloat16"}),
-    Name("compile", "compiled"),
-    Name("precision", "precision"),
-)
+_TITAN: dict[str, Any] = tomllib.loads(Path(__file__).with_name("own_torchtitan.toml").read_text())
+TITAN_NAMES = read_table(_TITAN["names"])
 TITAN_FIXED = ("dp_replicate", "ep", "schedule", "stages_per_rank", "checkpointed_layers", "tp_overlap", "cp_method")
 _OVERRIDE = re.compile(r"^\+{0,2}(?:space\.)?([\w.]+)=(.*)$")
 
@@ -54,20 +49,8 @@ def _list_obstacles(job: Job) -> Iterator[str]:
         yield f"reshard_after_forward={show(reshards)} cannot be written with pp={layout.pp}"
 
 
-TITAN = Support(
-    "workload=torchtitan",
-    {
-        **{name: (getattr(Layout(), name),) for name in TITAN_FIXED},
-        "state": ("fp32", "bf16"),
-        "checkpointing": ("none", "full"),
-        "sharding": ("none", "fsdp2"),
-        "precision": ("bf16", "fp8_tensorwise"),
-        "offload_optimizer": (False,),
-        "sequence_parallel": (True,),
-        "document_tokens": (0,),
-    },
-    (_list_obstacles,),
-)
+_AT_DEFAULTS = {name: (getattr(Layout(), name),) for name in TITAN_FIXED}
+TITAN = Support("workload=torchtitan", _AT_DEFAULTS | _TITAN["supported"], (_list_obstacles,))
 
 
 @cache

@@ -157,17 +157,7 @@ def _list_obstacles(job: Job) -> Iterator[str]:
         yield f"ep={layout.ep} does not divide dp_shard x cp x tp = {group}"
 
 
-SUPPORT = Support(
-    "torchtitan",
-    {
-        **TRAINERS["torchtitan"].runs,
-        "precision": ("bf16", "fp32", "fp8_tensorwise", *RECIPES, "mxfp8"),
-        "state": ("fp32", "amp", "bf16"),
-        "offload_optimizer": (False,),
-        "document_tokens": (0,),  # documents are those of the data
-    },
-    (_list_obstacles,),
-)
+SUPPORT = Support("torchtitan", {**TRAINERS["torchtitan"].runs, **_TABLES["supported"]}, (_list_obstacles,))
 
 
 def canonical_state(job: Job) -> Job:
