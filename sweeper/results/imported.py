@@ -13,14 +13,7 @@ from sweeper.metrics.derivation import MEMORY_METRICS, first_known
 HEADING = ["result", "model", "sequence length", "global batch", "type", "device", "devices", "tokens/s"]
 HEADING += ["tokens/s per device", "claimed per device", "ms a step", "steps", "MFU %", "stated MFU %"]
 HEADING += ["claimed TFLOP/s per device", "FLOPs", "GiB", "contradictions", "notes", "as executed"]
-NOTE = (
-    "Imported from other tools' files: not measured here, not ranked, and not compared with the results above. Rates "
-    "and MFU are derived again from tokens and the median step after the warm-up; claimed and stated are the tool's "
-    "own values, MFU and TFLOP/s by the FLOPs in their row. Of each file the fastest result of each kind of work is "
-    "shown; one that contradicts itself is passed over where another is there, and never drawn."
-)
 CONTRADICTIONS_HEADING = ["result", "device", "tokens/s per device", "claimed per device", "contradiction"]
-CONTRADICTIONS_NOTE = "Every contradiction in an imported file. These results are not ranked and not drawn."
 IDENTIFYING = ("model", "model_b", "sequence_length", "dtype", "global_batch")  # parameters with a column of their own
 
 

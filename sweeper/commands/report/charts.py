@@ -9,6 +9,7 @@ import pandas as pd
 import plotly.graph_objects as go
 
 from sweeper.commands.report import platform_panels
+from sweeper.commands.report.notes import NOTES
 from sweeper.commands.report.platform_panels import MAX_POINTS, VENDORS, list_names
 from sweeper.common.format import format_number
 from sweeper.metrics.derivation import LINEAR_BANDS, MEMORY_METRICS
@@ -37,20 +38,10 @@ MIN_TRIALS_FOR_MEMORY = 3
 HEATMAP_METRICS = {"tflops": "TFLOP/s", "mfu": "MFU %", "hfu": "HFU %"}
 BATCH = "global_batch"  # the part of the work that may grow with the devices
 AXIS_MARGIN = 1.5  # the factor between the outermost points and the ends of the logarithmic axes
-SCALING_NOTE = (
-    "Points are the best configuration for each number of ranks with its 95% interval and its share of ideal scaling "
-    "(dashed) from the smallest number; the band is 85 to 95% of that."
-)
-PROJECTION_NOTE = " Dotted is the cost model's projection of the smallest number's best result. Assumed: "
 MIN_IMPORTED = 6  # of a file at one kind of work, for a heatmap
 MAX_FIGURES = 24  # side by side
 MAX_NAME_LENGTH = 30  # of a result next to its bar
 BUDGETS = ("param.host_gib", "param.device_gib")  # what ml_dataflow's results are tables over
-IMPORTED_NOTE = (
-    "Bars are tokens/s of one device, derived again from the file's tokens and steps; a cross is what the tool claims. "
-    "Each figure shows one kind of work; a result whose file names no model is not compared. Results that "
-    "contradict themselves are not drawn."
-)
 
 
 def build_charts(stored: Stored) -> Iterator[Chart]:
@@ -148,7 +139,9 @@ def _build_scaling(title: str, results: Sequence[BestResult], sweeps: pd.DataFra
     ranks = "processes" if results[0].is_cpu else "GPUs"
     figure.update_xaxes(title=ranks, type="log", range=count_range, tickvals=sorted(set(counts)))
     figure.update_yaxes(title="tokens/s", type="log", range=(low, high), tickvals=ticks)
-    yield Chart(title, [figure], SCALING_NOTE + (PROJECTION_NOTE + "; ".join(assumptions) if assumptions else ""))
+    yield Chart(
+        title, [figure], NOTES["scaling"] + (NOTES["projection"] + "; ".join(assumptions) if assumptions else "")
+    )
 
 
 def _read_projection(result: BestResult, sweeps: pd.DataFrame) -> tuple[dict[int, float], str]:
@@ -289,7 +282,9 @@ def build_imported_charts(runs: pd.DataFrame) -> Iterator[Chart]:
     figures = [_build_imported_bars(work, of_work) for work, of_work in works.items()]
     if figures:
         left_out = f" {len(figures) - MAX_FIGURES} more are not drawn." if len(figures) > MAX_FIGURES else ""
-        yield Chart("Imported results: tokens/s of one device", figures[:MAX_FIGURES], IMPORTED_NOTE + left_out)
+        yield Chart(
+            "Imported results: tokens/s of one device", figures[:MAX_FIGURES], NOTES["imported_charts"] + left_out
+        )
     is_drawn = {result.run["run_id"] for result in results}
     # Infeasible points are drawn too, such as a budget at which nothing fits.
     yield from _build_imported_heatmaps(runs[runs["run_id"].isin(is_drawn) | (runs["tag.outcome"] == "infeasible")])

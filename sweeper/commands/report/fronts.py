@@ -12,6 +12,7 @@ from typing import Any
 
 import pandas as pd
 
+from sweeper.commands.report.notes import NOTES
 from sweeper.common.format import count
 from sweeper.common.trials import TrialRecord, TrialStatus
 from sweeper.metrics.criteria import Criteria
@@ -22,16 +23,6 @@ from sweeper.results.mlflow_results import Stored
 from sweeper.results.ranking import list_varying_parameters, read_value, select_complete
 from sweeper.search.front import Front, FrontPoint
 from sweeper.tracking import mlflow_store
-
-CERTIFIED_NOTE = (
-    "front % is the confidence that no other point dominates it, of this point alone. The verdicts hold for all points "
-    "at once: on the front, or dominated by one other point. Points under same as differ in no objective beyond chance."
-)
-NOT_CERTIFIED_NOTE = (
-    "Not certified: each was measured once. The sweep's command with finals.top=3 measures the front again."
-)
-CUT_NOTE = "By the search's single measurements within the budget, before the finals."
-PICTURE_NOTE = "Each trial by its measurement in the search. Numbers are those of the trials on the front."
 
 
 @dataclass(frozen=True)
@@ -52,7 +43,7 @@ class SweepFront:
     @property
     def chart(self) -> Chart:
         """A figure for each pair of objectives."""
-        return Chart(f"Pareto front of {self.sweep}", build_panel_figures(self.plot), PICTURE_NOTE)
+        return Chart(f"Pareto front of {self.sweep}", build_panel_figures(self.plot), NOTES["picture"])
 
     @property
     def table(self) -> Table:
@@ -63,9 +54,9 @@ class SweepFront:
         note = f"{goals}{limits}. {on_front} are on the front: no other is at least as good in all and better in one. "
         if certified := self.front.certified:
             again = f"{count(len(certified), 'point')} measured again in {certified[0].rounds} rounds"
-            note += f"{again}: {CERTIFIED_NOTE}"
+            note += f"{again}: {NOTES['certified']}"
         else:
-            note += CUT_NOTE if self.is_cut else NOT_CERTIFIED_NOTE
+            note += NOTES["cut" if self.is_cut else "not_certified"]
         heading, rows, _ = front_rows(self.front, self.criteria.metrics)
         return Table(f"Pareto front of {self.sweep}", heading, rows, note)
 

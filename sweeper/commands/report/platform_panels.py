@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 import plotly.graph_objects as go
 
+from sweeper.commands.report.notes import NOTES
 from sweeper.metrics.intervals import Interval
 from sweeper.pages.chart_style import COLORS, GRAY, bar_chart_height_px, build_error_bars
 from sweeper.pages.html_page import Chart
@@ -19,10 +20,6 @@ VENDORS = re.compile(r"\b(NVIDIA|AMD Instinct|AMD) ")
 UNKNOWN = Interval(math.nan)
 PATTERNS = ["", "/", "."]  # distinguish bars of one color, in print too
 MAX_POINTS = 5000
-NOTE = (
-    "Bars are the best configuration of each platform, lines on them its 95% interval. The matmul ceiling is the "
-    "highest rate that a search of matrix products achieved on such a device; the peak is the vendor's dense one."
-)
 
 
 @dataclass(frozen=True)
@@ -101,7 +98,7 @@ def build_chart(work: str, results: Sequence[BestResult]) -> Chart:
     names, colors = list_names(results), list_colors(results)
     figures = [_build_figure(panel, names, colors) for panel in build_panels(results)]
     if len(figures) > 1:
-        return Chart(f"Nine views of {work}", figures, NOTE)
+        return Chart(f"Nine views of {work}", figures, NOTES["platforms"])
     return Chart(f"Best of each device: {work}", figures)
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import pandas as pd
 
+from sweeper.commands.report.notes import NOTES
 from sweeper.common.clock import SECONDS_PER_DAY
 from sweeper.common.format import format_interval, format_number, format_percent, format_point, spreadsheet_cell
 from sweeper.common.trials import WITHOUT_RESULT, TrialStatus
@@ -33,13 +34,6 @@ CONTRADICTIONS = "Contradictions in imported results"
 EFFICIENCY_UNITS = {"joules_per_token": "J/token", "tflop_per_joule": "TFLOP/J"}
 SHARES = {"mfu": "MFU %", "hfu": "HFU %", "mamf_utilization": "of matmul ceiling %"}
 EXPORTED_RATES_AND_SHARES = ("tflops", "mfu", "hfu", "mamf_utilization", "bandwidth_utilization")
-BEST_RESULTS_NOTE = (
-    "Rows that differ in their work are not ranked together. The work is everything that changes what is computed."
-)
-FINALS_NOTE = (
-    " Repeats in rounds: the winner of a sweep's finals, with the mean of its rounds there; otherwise the best single "
-    "trial."
-)
 # Published results with their source. They were not measured here, and are never ranked or divided.
 PUBLISHED_RESULTS = Path(__file__).with_name("published.csv")
 PUBLISHED_COLUMNS = {  # by their headings
@@ -47,10 +41,6 @@ PUBLISHED_COLUMNS = {  # by their headings
     **{"claimed tokens/s per device": "tokens_per_s_per_gpu", "stated MFU %": "stated_mfu"},
     **{"FLOPs": "flops_convention", "source": "source", "as executed": "layout"},
 }
-PUBLISHED_NOTE = (
-    "Published by others: not measured here, not ranked, and not compared with the results above. Steps, statistics "
-    "and conventions differ: a stated MFU uses the FLOPs in its row."
-)
 
 
 def build_tables(stored: Stored, prices: Prices | None, fronts: Iterable[Table] = ()) -> list[Table]:
@@ -63,9 +53,9 @@ def build_tables(stored: Stored, prices: Prices | None, fronts: Iterable[Table] 
         _build_parameters_table(stored.best_results),
         _build_sweeps_table(stored),
         build_failures_table(stored.trials),
-        _build_table("Published results", _list_published(models), PUBLISHED_NOTE, unranked=True),
-        _build_table(IMPORTED, selected, imported.NOTE, unranked=True),
-        _build_table(CONTRADICTIONS, contradictions, imported.CONTRADICTIONS_NOTE, unranked=True),
+        _build_table("Published results", _list_published(models), NOTES["published"], unranked=True),
+        _build_table(IMPORTED, selected, NOTES["imported"], unranked=True),
+        _build_table(CONTRADICTIONS, contradictions, NOTES["contradictions"], unranked=True),
     ]
     return [table for table in tables if table.rows]  # a store may have imported results alone
 
@@ -153,7 +143,7 @@ def _build_best_results_table(results: Sequence[BestResult], trials: pd.DataFram
             "as executed": " ".join(f"{name}={result.trial.get(f'param.{name}')}" for name in varying),
         }
         rows.append(cells)
-    note = BEST_RESULTS_NOTE + (FINALS_NOTE if any(result.rounds for result in results) else "")
+    note = NOTES["best_results"] + (NOTES["finals"] if any(result.rounds for result in results) else "")
     return _build_table(BEST_RESULTS, rows, note)
 
 

@@ -1,0 +1,6 @@
+"""The texts below the report's tables and charts, by the names in notes.toml."""
+
+import tomllib
+from pathlib import Path
+
+NOTES: dict[str, str] = tomllib.loads(Path(__file__).with_name("notes.toml").read_text())
