@@ -8,7 +8,10 @@ before anything is timed, see `workloads.attention.run`.
 from __future__ import annotations
 
 import re
+import tomllib
+from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
@@ -17,8 +20,6 @@ if TYPE_CHECKING:
 KernelName = Literal[
     "flash", "cudnn", "efficient", "math", "flash4", "aotriton", "ck", "aotriton_efficient", "aiter", "flash_attn"
 ]
-HALF_PRECISION = ("bf16", "fp16")
-ANY_TYPE = (*HALF_PRECISION, "fp32")
 
 
 @dataclass(frozen=True)
@@ -26,29 +27,15 @@ class KernelRule:
     """Where a kernel exists, and how PyTorch is made to run it."""
 
     architectures: str  # a regular expression of them
-    needs: str  # what others lack
-    dtypes: tuple[str, ...] = HALF_PRECISION  # that it computes on a GPU
+    needs: str = ""  # what others lack
+    dtypes: Sequence[str] = ("bf16", "fp16")  # that it computes on a GPU
     backend: str = ""  # of scaled_dot_product_attention; empty for a package that is called by itself
     rocm_library: str = ""  # that PyTorch is to prefer
 
 
-# FlashAttention 4 checks for compute capability 9.x or 10.x (_fa4.py). On ROCm `flash` and `efficient` would be
-# AOTriton's or CK's kernels, by a setting of the process: there the kernels are named by their library.
-_FLASH, _EFFICIENT = "FLASH_ATTENTION", "EFFICIENT_ATTENTION"
-_SM80 = r"sm(8\d|9\d|1\d\d)"
+_SM80 = r"sm(8\d|9\d|1\d\d)"  # and later
 KERNELS: dict[str, KernelRule] = {
-    "flash": KernelRule(
-        rf"cpu|{_SM80}", "a CPU, or an NVIDIA GPU (sm80 or later); AMD GPUs have aotriton and ck", backend=_FLASH
-    ),
-    "cudnn": KernelRule(_SM80, "an NVIDIA GPU (sm80 or later)", backend="CUDNN_ATTENTION"),
-    "efficient": KernelRule(r"sm\d+", "an NVIDIA GPU; AMD GPUs have aotriton_efficient", ANY_TYPE, _EFFICIENT),
-    "math": KernelRule(r".*", "", ANY_TYPE, "MATH"),
-    "flash4": KernelRule(r"sm(9\d|10\d)", "compute capability 9.x or 10.x", backend=_FLASH),
-    "aotriton": KernelRule(r"gfx\w+", "an AMD GPU", HALF_PRECISION, _FLASH, "aotriton"),
-    "ck": KernelRule(r"gfx(90a|942|950)", "gfx90a, gfx942 or gfx950", HALF_PRECISION, _FLASH, "ck"),
-    "aotriton_efficient": KernelRule(r"gfx\w+", "an AMD GPU", ANY_TYPE, _EFFICIENT, "aotriton"),
-    "aiter": KernelRule(r"gfx(942|950)", "gfx942 or gfx950"),
-    "flash_attn": KernelRule(r"gfx(90a|942|950)", "gfx90a, gfx942 or gfx950"),
+    name: KernelRule(**row) for name, row in tomllib.loads(Path(__file__).with_name("kernels.toml").read_text()).items()
 }
 
 
