@@ -1,6 +1,8 @@
 """Errors of Hydra, OmegaConf and the YAML parser in one or two lines that name the key and what is allowed."""
 
 import re
+import tomllib
+from pathlib import Path
 from typing import Any
 
 import yaml
@@ -24,22 +26,7 @@ from sweeper.cli.sources import (
 from sweeper.config.space import ALLOWED_FORMS
 from workloads.api.errors import UserInputError, describe_os_error, first_line, nearest, suggest
 
-# Hydra's messages, and what is shown instead. Groups of the expression stand for \1, \2, …
-RULES = (
-    (r"Sweeping over Hydra's configuration is not supported : '([^']+)'", r"\1: a key of Hydra has one value"),
-    (r"An item is already at '([^']+)'", r"+\1: the key exists; set it without the +, as \1=…"),
-    (r"The value of '([^']+)' is (.+) and not (.+)\.$", r"~\1=\3: is not deleted, its value is \2"),
-    (r"Could not delete '([^']+)'. No match in the defaults list", r"~\1: is not chosen, so it cannot be deleted"),
-    (r"config directory '([^']+)' not found", r"--config-dir=\1: no such folder"),
-    (r"force-add of config groups is not supported: '\+\+([^']+)'", r"++\1: a group is chosen without ++: \1"),
-    (r"Incompatible key type '(\w+)'", r"a key in a YAML file is of type \1: it must be text"),
-    (r"Error merging override (.+)", r"\1: must be a mapping"),  # a list or a text for a section
-    (r"Multiple values for (\w+)\.", r"\1: is chosen twice; leave one of them out"),
-)
-YAML_PROBLEMS = {
-    "'\\t'": "a tab; indent with spaces",
-    "found another document": "a second document; a file has one",
-}
+MESSAGES: dict[str, Any] = tomllib.loads(Path(__file__).with_name("messages.toml").read_text())
 SEVERAL_VALUES = re.compile(r"(?:Ambiguous value for argument|Sweep parameters?) '([^']+)'")
 UNKNOWN_KEY = re.compile(r"Could not (?:override|delete from config\.) '([^']+)'(?:\.| does not exist)")
 BRACKETS = {"(": ")", "[": "]", "{": "}"}
@@ -82,7 +69,7 @@ def explain(error: Exception, arguments: Arguments) -> str:
         inner = str(getattr(error.__cause__, "full_key", ""))
         key = inner if inner.startswith(f"{match[1]}.") else match[1]  # within a mapping
         raise UnknownKey(key, _suggest_key(key, arguments)) from error
-    for pattern, replacement in RULES:
+    for pattern, replacement in MESSAGES["hydra"]:
         if match := re.search(pattern, text):
             return match.expand(replacement)
     if "Config group override" in text:
@@ -102,7 +89,7 @@ def _explain_yaml(error: yaml.YAMLError) -> str:
     mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
     if not isinstance(error, yaml.MarkedYAMLError) or mark is None:
         return first_line(error)
-    problem = next((text for part, text in YAML_PROBLEMS.items() if part in str(error.problem)), error.problem)
+    problem = next((text for part, text in MESSAGES["yaml"].items() if part in str(error.problem)), error.problem)
     begun = error.context_mark if problem == error.problem else None
     context = f" ({error.context} that starts in line {begun.line + 1})" if begun else ""
     return f"{display(mark.name)}:{mark.line + 1}: {problem}{context}"

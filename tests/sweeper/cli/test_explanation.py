@@ -12,9 +12,10 @@ from hydra._internal.hydra import Hydra
 
 from sweeper.cli.arguments import parse_arguments
 from sweeper.cli.composition import compose_sweeps
-from sweeper.cli.explanation import RULES, SEVERAL_VALUES, UNKNOWN_KEY
+from sweeper.cli.explanation import MESSAGES, SEVERAL_VALUES, UNKNOWN_KEY
 from workloads.api.errors import UserInputError
 
+RULES = MESSAGES["hydra"]
 # Command lines, with the message of Hydra that each provokes and how it is shown.
 PROVOKED = {
     "-m hydra.verbose=true,false": (RULES[0][0], ": a key of Hydra has one value"),
@@ -42,8 +43,8 @@ def test_hydra_words_its_errors_as_they_are_matched(line: str, tmp_path: Path, m
     error = raised.value.__cause__
     message = f"{error}\n{(error and error.__cause__) or ''}"
     assert re.search(pattern, message) and shown in str(raised.value), (
-        f"Hydra {version('hydra-core')} words this error otherwise:\n{message}\nPut its words into RULES of"
-        " sweeper/cli/explanation.py, then raise the version of hydra-core in pyproject.toml. Until then the user gets"
+        f"Hydra {version('hydra-core')} words this error otherwise:\n{message}\nPut its words into"
+        " sweeper/cli/messages.toml, then raise the version of hydra-core in pyproject.toml. Until then the user gets"
         f" Hydra's first line: {raised.value}"
     )
 
