@@ -4,6 +4,7 @@ import csv
 import json
 import math
 import sys
+import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,34 +16,19 @@ from workloads.formats.log_formats import FORMATS as LOG_FORMATS
 
 HEAD_BYTES = 8192  # of a file, by which its format is recognized
 
-# tprimat's names.
+_NAMES: dict[str, Any] = tomllib.loads(Path(__file__).with_name("readers.toml").read_text())
+
+# Of tprimat.
 MAX_JSON_BYTES = 64 * 2**20
 GIB_PER_GB = 1e9 / 2**30
-TRAINING = {
-    "sequence_length": "sequence_length",
-    "global_batch_size": "global_batch",
-    "micro_batch_size": "micro_batch",
-}
-DEGREES = {"tensor_model_parallel_size": "tp", "pipeline_model_parallel_size": "pp", "data_parallel_size": "dp"}
-CLAIMS = {
-    "tokens_per_second": ("tokens_per_s", 1.0),
-    "tokens_per_second_per_gpu": ("tokens_per_s_per_gpu", 1.0),
-    "avg_step_time_seconds": ("step_time_ms", 1e3),
-}
+TRAINING, DEGREES, CLAIMS = (_NAMES["tprimat"][name] for name in ("training", "degrees", "claims"))
 
-# ml_dataflow's own order of columns. Older files lack the two columns `used_…`.
+# Of ml_dataflow.
 MAX_LINE_LENGTH = 4096
-COLUMNS = [
-    *("host_gib", "device_gib", "sequence_length", "model_b", "used_host_gib", "used_device_gib", "chunk_tokens"),
-    *("host_activation_chunks", "saved_input_only", "saved_input_attn", "saved_full", "device_activation_chunks"),
-    *("rounds", "sequences_per_step", "recompute_fraction", "attn_flop_fraction"),
-    *("step_s", "tokens_per_s", "tflops", "mfu", "hfu"),
-]
+ML_DATAFLOW: dict[str, Any] = _NAMES["ml_dataflow"]
+COLUMNS: list[str] = ML_DATAFLOW["columns"]
 OLDER_COLUMNS = [name for name in COLUMNS if not name.startswith("used_")]
 COLUMNS_BY_COUNT = {len(columns): columns for columns in (COLUMNS, OLDER_COLUMNS)}
-CONFIG_COLUMNS = ("host_gib", "device_gib", "sequence_length", "chunk_tokens", "rounds", "sequences_per_step")
-CLAIM_COLUMNS = ("tokens_per_s", "tflops", "mfu", "hfu")
-MEMORY_COLUMNS = {"used_host_gib": "peak_host_gib", "used_device_gib": "peak_device_gib"}
 # Its models of 1 and 8 * 10^9 parameters are Llama 3: their FLOPs per token are ours. It has no catalogue's 15 and 32.
 MODELS = {1.0: "llama3_1b", 8.0: "llama3_8b"}
 
@@ -183,8 +169,8 @@ def read_ml_dataflow(path: Path) -> Iterator[ImportedResult]:
             if not 0 <= tokens <= MAX_COUNT:
                 raise UserInputError(f"{place}: {tokens:g} tokens per step; allowed are 0 to {MAX_COUNT:g}")
             feasible, model = row["step_s"] > 0, MODELS.get(row["model_b"])
-            memory = {ours: row[name] for name, ours in MEMORY_COLUMNS.items() if row.get(name, 0.0) > 0}
-            config = {name: row[name] for name in ("model_b", *CONFIG_COLUMNS)}
+            memory = {ours: row[name] for name, ours in ML_DATAFLOW["memory"].items() if row.get(name, 0.0) > 0}
+            config = {name: row[name] for name in ("model_b", *ML_DATAFLOW["config"])}
             yield ImportedResult(
                 name=f"{path.stem} line {line_number}",
                 params={**({"model": model} if model else {}), "dtype": "bf16", **config},  # it has no other dtype
@@ -192,7 +178,7 @@ def read_ml_dataflow(path: Path) -> Iterator[ImportedResult]:
                 tokens_per_step=round(tokens),
                 devices=1,
                 feasible=feasible,
-                claims=Claims({name: row[name] for name in CLAIM_COLUMNS} if feasible else {}),
+                claims=Claims({name: row[name] for name in ML_DATAFLOW["claims"]} if feasible else {}),
                 metrics=memory if feasible else {},
             )
 
