@@ -18,6 +18,7 @@ from workloads.api.errors import UserInputError
 from workloads.api.registry import load
 from workloads.command.invocation import build_invocation
 from workloads.command.layouts import read_job
+from workloads.formats import megatron, torchtitan
 from workloads.formats.files import FORMATS, canonical, read_layout, render
 from workloads.formats.megatron import _read_dense_layers
 from workloads.formats.own import own_support
@@ -338,6 +339,13 @@ def test_own_sweeps_have_what_the_planner_says_of_this_project_s_trainer() -> No
     values = own_support().values
     runs = TRAINERS["own"].runs
     assert {name: set(values[name]) for name in runs} == {name: set(some) for name, some in runs.items()}
+
+
+def test_what_follows_from_a_job_is_written_of_settings_of_the_table() -> None:
+    for module in (megatron, torchtitan):
+        of_fields, written = ({name.key for name in module.NAMES if getattr(name, way)} for way in ("field", "write"))
+        assert module.WRITTEN.keys() <= written
+        assert {name.key for name in module.NAMES if name.write is None} <= of_fields
 
 
 @pytest.mark.parametrize(
