@@ -65,7 +65,7 @@ def parts_of(scope: Scope, nodes: int) -> list[tuple[str, tuple[str, ...]]]:
 
 def tests_of(experiment: Experiment) -> list[str]:
     """Return the tests of an experiment, with those whose results follow from others."""
-    products = [test for test in experiment.tests if "products" in test]
+    products = [test for test in experiment.tests if test.endswith("products sustained")]
     return [*experiment.tests, *(f"{test}{EQUAL_CLOCK}" for test in products)]
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import REPOSITORY, environment
-from tests.support.browser import open_page
+from tests.support.browser import needs_chromium, open_page
 
 
 @pytest.fixture(scope="module")
@@ -36,6 +36,7 @@ def test_results_that_pages_refer_to_are_part_of_the_site(site: Path) -> None:
     assert (site / "benchmarks/results/coverage.html").exists()
 
 
+@needs_chromium
 def test_the_search_finds_a_page_that_is_opened_from_disk(site: Path) -> None:
     count = "document.querySelectorAll('.md-search-result__item').length"
     wait = f"new Promise(done => {{ const wait = () => {count} ? done({count}) : setTimeout(wait, 50); wait() }})"

@@ -97,8 +97,9 @@ class StoreRequest:
         from sweeper.tracking.mlflow_store import check_uri, default_uri, name_ignored_store
 
         if not self.tracking.uri:
-            name_ignored_store(Path(self.dir))
-            return default_uri(Path(self.dir))
+            folder = Path(self.dir).expanduser()
+            name_ignored_store(folder)
+            return default_uri(folder)
         if not self.tracking.uri.startswith("sqlite"):
             check_uri(self.tracking.uri)
         return self.tracking.uri

@@ -29,6 +29,11 @@ UNITS = {
 }
 
 
+def find_unit(name: str) -> str:
+    """Return the unit that a name ends in; empty if it has none."""
+    return next((UNITS[end] for end in sorted(UNITS, key=len, reverse=True) if name.endswith(end)), "")
+
+
 def build(cls: type[T], values: Mapping[str, Any], prefix: str = "") -> T:
     """Return an instance of the dataclass `cls` with every value checked.
 
@@ -102,10 +107,10 @@ def convert(annotation: Any, value: Any, key: str) -> Any:
         return annotation(value)  # name=2026 is a name
     hint = ""
     if number := re.fullmatch(r"(\d+(?:\.\d+)?) ?([kKMGBT])", str(value)):  # such as 1T or 300B
-        plain = f"{number[1]}e{SI_PREFIXES[number[2]]}"
-        if annotation is float:
+        plain, unit = f"{number[1]}e{SI_PREFIXES[number[2]]}", find_unit(key)
+        if annotation is float and not unit:
             return float(plain)
-        hint = f". Write {plain}"  # K of a whole number may mean 1,024
+        hint = f" of {unit}" if unit else f". Write {plain}"  # K of a whole number may mean 1,024
     if is_dataclass(annotation):
         names = [item.name for item in fields(annotation)]
         meant = f". Did you mean {key}.{names[0]}={value}?" if isinstance(value, int | float) else ""
@@ -150,7 +155,7 @@ class Key:
     @property
     def unit(self) -> str:
         """The unit that the key's name ends in; empty if it has none."""
-        return next((UNITS[end] for end in sorted(UNITS, key=len, reverse=True) if self.name.endswith(end)), "")
+        return find_unit(self.name)
 
     def allowed(self) -> str:
         """Return the allowed values as text; empty if any value is allowed."""

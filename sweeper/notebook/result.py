@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sweeper.common.trials import TrialRecord
-from sweeper.config.validation import UNITS
+from sweeper.config.validation import find_unit
 from sweeper.results.stored import StoredSweep
 from sweeper.search.front import measured_interval
 from workloads.api.errors import UserInputError
@@ -180,7 +180,7 @@ def unit_of_column(column: str) -> str:
     name = SPREAD.sub("", column.removeprefix("param."))
     if metric := METRICS.get(name):
         return metric.unit if metric.factor == 1.0 else ""  # shown in percent, stored as a fraction
-    return next((UNITS[end] for end in sorted(UNITS, key=len, reverse=True) if name.endswith(end)), "")
+    return find_unit(name)
 
 
 def _add_units(table: pd.DataFrame) -> pd.DataFrame:

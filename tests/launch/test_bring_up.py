@@ -153,7 +153,7 @@ def test_the_file_to_send_back_has_the_table_and_every_log_masked(
 
 
 def test_the_page_names_every_check_and_tests_that_exist(checks: dict[str, tuple[int, list[str]]]) -> None:
-    page = (REPOSITORY / "docs" / "amd.md").read_text()
+    page = (REPOSITORY / "docs/guides/amd.md").read_text()
     assert not [path for path in re.findall(r"`(tests/[\w/]+\.py)", page) if not (REPOSITORY / path).exists()]
     assert not [name for name in checks if f"`{re.sub('_[48]$', '_2', name)}`" not in page]
     rows = [line.split("|")[1:-1] for line in page.partition("## What was tested")[2].splitlines() if line[:2] == "| "]

@@ -39,11 +39,12 @@ class GpuReadings:
     energy_samples: list[EnergySample] = field(default_factory=list)
     started_s: float = 0.0
     ended_s: float = 0.0
-    before_steps: int = 0  # readings
+    before_steps: tuple[int, int, int] = (0, 0, 0)  # clocks, powers and temperatures
 
     def begin_steps(self) -> None:
         """Leave out the energy and the drifts of what came before, such as warm-up steps."""
-        self.started_s, self.before_steps = time.perf_counter(), len(self.energy_samples)
+        self.started_s = time.perf_counter()
+        self.before_steps = (len(self.clocks_mhz), len(self.powers_w), len(self.temperatures_c))
 
     def energy(self, steps: float) -> Energy | None:
         """Return the energy of `steps`, from `begin_steps` to the end of the readings; None without a driver."""
@@ -79,8 +80,9 @@ class GpuReadings:
         """Return the mean of the steps' last fifth of readings less that of their first fifth, each if it was read."""
         names = ("sm_clock_drift_mhz", "power_drift_w", "temperature_drift_c")
         metrics = {}
-        for name, values in zip(names, (self.clocks_mhz, self.powers_w, self.temperatures_c), strict=True):
-            own = values[self.before_steps :]
+        read = (self.clocks_mhz, self.powers_w, self.temperatures_c)
+        for name, values, before in zip(names, read, self.before_steps, strict=True):
+            own = values[before:]
             if fifth := len(own) // 5:
                 metrics[name] = statistics.mean(own[-fifth:]) - statistics.mean(own[:fifth])
         return metrics

@@ -40,8 +40,9 @@ def record_trace(run: Callable[[], object]) -> tuple[bytes, dict[str, float]]:
         path = Path(folder) / "trace.json"
         profiler.export_chrome_trace(str(path))
         trace = gzip.compress(path.read_bytes(), compresslevel=6)
-    device_type = DeviceType.CUDA if has_gpu else DeviceType.CPU
-    events = [event for event in recorded_events(profiler) if event.device_type() == device_type]
+    recorded = list(recorded_events(profiler))
+    on_gpu = [event for event in recorded if event.device_type() == DeviceType.CUDA]
+    events = on_gpu or recorded  # a machine with a GPU may train on its CPU
     total_ns = max(event.end_ns() for event in events) - min(event.start_ns() for event in events)
     parts_ns = Counter[str]()
     for event in events:

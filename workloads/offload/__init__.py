@@ -13,6 +13,7 @@ from workloads.offload.plan import count_training_state_bytes
 OffloadModelName = Literal[ModelName, "qwen3_moe_tiny", "olmoe_1b_7b", "qwen3_30b_a3b", "mixtral_8x7b"]
 
 
+ALONE = "distribution= divides a model among several GPUs: set gpus=2 or more, or distribution=null"
 ACROSS_HOSTS = "offload trains on the GPUs of one host; set gpus= to at most those of one host"
 
 

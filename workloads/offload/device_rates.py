@@ -122,6 +122,7 @@ def measure_together(measured: MeasuredDevice, device: torch.device) -> Measured
 
     GPUs whose links reach less than twice a copy's rate are taken to reach each other over their links to the host.
     """
+    dist.barrier()  # one process may have read its other rates from a file
     ranks, copy_s, times_s = dist.get_world_size(), _measure_copies(device), list[float]()
     whole = torch.zeros((1 << 28 if device.type == "cuda" else 1 << 20) // ranks * ranks, device=device)
     own = whole.new_zeros(whole.numel() // ranks)

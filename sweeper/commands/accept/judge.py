@@ -102,7 +102,8 @@ def at_equal_clock(readings: Iterable[Reading]) -> Iterator[Reading]:
     """
     by_test = defaultdict[str, list[Reading]](list)
     for reading in readings:
-        if reading.unit == "TFLOP/s" and not reading.problem:
+        # A burst is over before its clock has been read more than a few times.
+        if reading.unit == "TFLOP/s" and reading.test.endswith("sustained") and not reading.problem:
             by_test[reading.test].append(reading)
     for test, own in by_test.items():
         clocks_mhz = [float(reading.beside.get("sm_clock_mhz") or 0.0) for reading in own]

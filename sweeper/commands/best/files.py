@@ -167,6 +167,11 @@ def trial_parameters(description: SweepDescription, record: TrialRecord) -> Para
     return {**description.constants, **record.params}
 
 
+def _chosen_cpus(description: SweepDescription) -> int | None:
+    """Return the cores of a sweep that left some alone, or was told to; earlier descriptions have the setting alone."""
+    return description.cpus or description.config.get("cluster", {}).get("cpus")
+
+
 def command_words(description: SweepDescription, record: TrialRecord) -> list[str]:
     """Return the command that runs the trial alone: the sweep's own, with the trial's parameters as constants."""
     program, words = _split_program(description.arguments)
@@ -181,7 +186,7 @@ def command_words(description: SweepDescription, record: TrialRecord) -> list[st
     return [
         *(*program, *flags, *kept),
         *(f"hardware={description.hardware}", f"gpus={description.gpus}"),
-        *([f"cluster.cpus={description.cpus}"] if description.cpus else []),
+        *([f"cluster.cpus={cpus}"] if (cpus := _chosen_cpus(description)) else []),
         *(f"space.{name}={override_value(name, value)}" for name, value in values.items()),
         *("search=grid", "finals.top=0"),
     ]
@@ -212,7 +217,7 @@ def overrides_file(description: SweepDescription, record: TrialRecord, comment: 
     values: dict[str, Any] = {
         "workload": {**config["workload"], "strategy": None},
         "gpus": description.gpus,
-        **({"cluster": {"cpus": description.cpus}} if description.cpus else {}),
+        **({"cluster": {"cpus": cpus}} if (cpus := _chosen_cpus(description)) else {}),
         "seed": config["seed"],
         "trial": config["trial"],
         "finals": {"top": 0, "rounds": config["finals"]["rounds"]},

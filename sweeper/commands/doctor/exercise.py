@@ -73,9 +73,9 @@ class NodeWatches:
     def update(self) -> None:
         """Add to the states what has changed since. A node that is lost or does not answer keeps its own."""
         deadline_s = time.monotonic() + UPDATE_TIMEOUT_S
-        before = [*self.states.values()]
+        before = after = [*self.states.values()]
         while True:
-            after = [new or old for old, new in zip(before, self._read(deadline_s), strict=True)]
+            after = [new or last for last, new in zip(after, self._read(deadline_s), strict=True)]
             self.states = {name: add_changes(*pair) for name, *pair in zip(self.states, before, after, strict=True)}
             if not any(map(has_new_use, before, after)) or time.monotonic() > deadline_s:
                 return

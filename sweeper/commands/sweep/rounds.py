@@ -28,14 +28,14 @@ def choose_again(
         is_again = record.retry is not None and record.retry.trial in again
         rounds[number] = rounds.get(record.retry.trial, 0) + 1 if record.retry and is_again else 0
         seconds[is_again] += record.duration_s
-    sizes = Counter(rounds.values())
-    last = max(sizes)
-    if last >= MOST_ROUNDS or (last == MOST_ROUNDS - 1 and len(disturbed) > HELPED * sizes[last]):
-        return []
+    # Each trial has its own rounds: an extended search begins with trials that had none.
+    sizes, still = Counter(rounds.values()), Counter(rounds[record.number] for record in disturbed)
+    last = MOST_ROUNDS - 1
+    most = MOST_ROUNDS if still[last] <= HELPED * sizes[last] else last
     left_s = max(gangs * SHORT_S, seconds[False]) - seconds[True]
     chosen = list[TrialRecord]()
     for record in disturbed:
-        if record.duration_s <= left_s:
+        if rounds[record.number] < most and record.duration_s <= left_s:
             chosen.append(record)
             left_s -= record.duration_s
     return chosen

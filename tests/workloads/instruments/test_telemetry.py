@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from workloads.api.contract import Rank
+from workloads.api.gpus import GpuReading
 from workloads.instruments import runs
 from workloads.instruments.telemetry import GpuReadings, monitor_gpu
 from workloads.matmul import MatmulParameters, gemm
@@ -77,3 +78,13 @@ def test_the_energy_of_a_gpu_agrees_with_its_power() -> None:
     assert energy.steps * statistics.mean(measurement.sustained_step_times_s) == pytest.approx(energy.seconds, rel=0.01)
     burst = gemm.measure(MatmulParameters(m=8192, n=8192, k=8192), Rank(device="cuda"))
     assert burst.energy is not None and "sustained_s" in burst.energy.missing
+
+
+def test_a_drift_is_that_of_the_steps_alone_where_the_warm_up_had_no_clock() -> None:
+    readings = GpuReadings()
+    for n in range(40):
+        if n == 20:
+            readings.begin_steps()
+        clock_mhz = None if n < 20 else 1400.0 + 10 * (n - 20)
+        readings.add(GpuReading(clock_mhz=clock_mhz, power_w=700.0, energy_j=None, temperature_c=60.0), {}, float(n))
+    assert readings.drifts()["sm_clock_drift_mhz"] == 160.0

@@ -51,6 +51,14 @@ def test_a_plan_says_how_a_large_model_is_distributed_or_by_how_much_it_does_not
     assert (estimate.unsupported_reason or estimate.description.split()[-1]).startswith(expected)
 
 
+def test_one_gpu_has_nothing_to_divide_a_model_among() -> None:
+    cluster = build_cluster("h100", None, 1)
+    machine = Machine("gpu", "sm90", 1, 1, cluster.device.memory_gib, cluster)
+    constants = {"model": "llama3_8b", "distribution": "sharded", "device_gib": 72, "host_gib": 60}
+    (candidate,) = Offload().list_candidates({}, constants, machine)
+    assert candidate.estimate.unsupported_reason.endswith("set gpus=2 or more, or distribution=null")
+
+
 @pytest.mark.parametrize("number", [1, 6, 9])
 def test_the_estimated_speed_is_within_the_band_of_the_plan(number: int) -> None:
     rows = [row for row in csv.DictReader(CELLS.open()) if row["measured_tokens_per_s"]]

@@ -153,7 +153,7 @@ class XidWatch:
     def __init__(self) -> None:
         import pynvml
 
-        self._nvml, self._events = pynvml, None
+        self._nvml, self._events, self._xids = pynvml, None, defaultdict[int, list[int]](list)
         with contextlib.suppress(pynvml.NVMLError):
             pynvml.nvmlInit()
             self._events = pynvml.nvmlEventSetCreate()
@@ -162,11 +162,10 @@ class XidWatch:
                 pynvml.nvmlDeviceRegisterEvents(handle, pynvml.nvmlEventTypeXidCriticalError, self._events)
 
     def read(self) -> dict[int, list[int]]:
-        """Return the errors since the last call by the GPU's number, without those of programs."""
-        xids = defaultdict[int, list[int]](list)
+        """Return the errors since the creation by the GPU's number, without those of programs."""
         with contextlib.suppress(self._nvml.NVMLError):  # a timeout, if nothing is left
             while self._events is not None:
                 event = self._nvml.nvmlEventSetWait_v2(self._events, 0)
                 if event.eventData not in PROGRAM_XIDS:
-                    xids[self._nvml.nvmlDeviceGetIndex(event.device)].append(int(event.eventData))
-        return dict(xids)
+                    self._xids[self._nvml.nvmlDeviceGetIndex(event.device)].append(int(event.eventData))
+        return dict(self._xids)

@@ -131,6 +131,8 @@ def test_a_required_key_is_named() -> None:
 def test_numbers_may_have_an_exponent() -> None:
     request = read_request([*SMALL, "train_tokens=15T", "tokens_per_day=1e9"])
     assert request.train_tokens == 15e12 and request.tokens_per_day == 1e9
+    with pytest.raises(UserInputError, match="network_gb_s=5M: must be a number of GB/s"):
+        read_request([*SMALL, "network_gb_s=5M"])
 
 
 @pytest.mark.parametrize("gpus", [1, 6, 48, 72, 4096])

@@ -17,7 +17,7 @@ from sweeper.cli.arguments import parse_arguments
 from sweeper.cli.composition import compose_sweeps
 from sweeper.commands.sweep import free_cores
 from sweeper.commands.sweep.rounds import choose_again
-from sweeper.common.trials import Retry
+from sweeper.common.trials import Retry, TrialRecord
 from sweeper.config.hardware import Node
 from sweeper.preflight.sweep_plan import SweepPlan, plan_sweep
 from tests.support.factories import trial_record
@@ -115,3 +115,15 @@ def test_rounds_again_end_when_they_do_not_help_and_take_at_most_the_time_of_the
     assert choose(9, rounds=[15]) == 5 and choose(9, rounds=[15], gangs=2) == 5  # as long as the search
     assert choose(6, trials=6) == 6 and choose(5, trials=3, rounds=[3]) == 3  # a minute after a short search
     assert choose(5, trials=3, rounds=[3], gangs=2) == 5
+
+
+def test_trials_of_an_extended_sweep_have_rounds_of_their_own() -> None:
+    def record(number: int, retried: int | None = None) -> TrialRecord:
+        trial = trial_record(number, started_at_s=0.0, ended_at_s=10.0)
+        return trial if retried is None else replace(trial, retry=Retry(retried))
+
+    searched = [*map(record, range(20)), record(20, 19), record(21, 20), record(22, 21)]  # trial 19 in three rounds
+    new = [record(number) for number in range(23, 33)]
+    records = {trial.number: trial for trial in [*searched, *new]}
+    assert choose_again([searched[-1], *new[:4]], records, {19, 20, 21}, 1) == new[:4]
+    assert choose_again([], {}, set(), 1) == []
