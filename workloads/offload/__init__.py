@@ -13,12 +13,19 @@ from workloads.offload.plan import count_training_state_bytes
 OffloadModelName = Literal[ModelName, "qwen3_moe_tiny", "olmoe_1b_7b", "qwen3_30b_a3b", "mixtral_8x7b"]
 
 
-ALONE = "distribution= divides a model among several GPUs: set gpus=2 or more, or distribution=null"
-ACROSS_HOSTS = "offload trains on the GPUs of one host; set gpus= to at most those of one host"
-
-
 def _count_min_cpu_gib(model: str) -> float:
     return count_training_state_bytes(MODELS[model], 2, 2) / 2**30  # bf16 weights and gradients, int8 optimizer states
+
+
+def find_placement_problem(distribution: str | None, world_size: int, ranks_per_node: int) -> tuple[str, str] | None:
+    """Return why these ranks cannot train a model together, and the rule that this breaks; None if they can."""
+    if ranks_per_node < world_size:
+        reason = "offload trains on the GPUs of one host; set gpus= to at most those of one host"
+        return reason, "all GPUs are of one host"
+    if distribution and world_size == 1:
+        reason = "distribution= divides a model among several GPUs: set gpus=2 or more, or distribution=null"
+        return reason, "a model is divided among several GPUs"
+    return None
 
 
 def infeasible_reason(dtype: str, sequence_length: int, architecture: str) -> str:

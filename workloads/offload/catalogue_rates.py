@@ -13,7 +13,7 @@ from workloads.estimator.placed_job import PlacedJob
 from workloads.hardware.cluster import Cluster, Group
 from workloads.layouts.layout import Job, Layout
 from workloads.models.model import MODELS, Model
-from workloads.offload import ACROSS_HOSTS, ALONE, OffloadParameters, infeasible_reason
+from workloads.offload import OffloadParameters, find_placement_problem, infeasible_reason
 from workloads.offload.cost_model import DeviceRates, MemoryBudget, ModelSizes
 from workloads.offload.plan import GIB, SAVED_ACTIVATIONS, recomputed_under
 from workloads.offload.plan_search import explain_too_small, find_fastest_plans
@@ -49,14 +49,11 @@ def _estimate_budgets(
 ) -> Iterator[Estimate]:
     """Yield the speed, memory and duration of the fastest plan within each budget, without the start of the process."""
     length, sequences = training.sequence_length, training.sequences_per_step
-    is_alone = machine.world_size == 1
-    rules = {
-        "the GPU trains in this data type": infeasible_reason(training.dtype, length, machine.architecture),
-        "all GPUs are of one host": ACROSS_HOSTS if machine.ranks_per_node < machine.world_size else "",
-        "a model is divided among several GPUs": ALONE if training.distribution and is_alone else "",
-    }
-    if broken := [(reason, rule) for rule, reason in rules.items() if reason]:
-        yield from (Estimate(*broken[0]) for _ in budgets)
+    problem = find_placement_problem(training.distribution, machine.world_size, machine.ranks_per_node)
+    if reason := infeasible_reason(training.dtype, length, machine.architecture):
+        problem = reason, "the GPU trains in this data type"
+    if problem:
+        yield from (Estimate(*problem) for _ in budgets)
         return
     rates = estimate_rates(training.shape, length, training.dtype, machine.cluster)
     if training.optimizer_states == "int8":

@@ -29,7 +29,7 @@ from workloads.llama.fp8_block import FP8_RECIPES
 from workloads.models.flops import hardware_flops_per_token, model_flops_per_token
 from workloads.models.model import MODELS, find_trained_name
 from workloads.models.routing import executed_imbalance
-from workloads.offload import ACROSS_HOSTS, ALONE, OffloadParameters, infeasible_reason
+from workloads.offload import OffloadParameters, find_placement_problem, infeasible_reason
 from workloads.offload.catalogue_rates import model_sizes
 from workloads.offload.cost_model import MemoryBudget, ModelSizes
 from workloads.offload.device_rates import MeasuredDevice, load_or_measure, measure_together
@@ -62,10 +62,8 @@ def measure(parameters: OffloadParameters, rank: Rank) -> Measurement:
     process_setup.keep_compiled_kernels()
     device = devices.device_of(rank)
     process_setup.enable_expandable_segments(device)  # otherwise a small budget is lost to fragmentation
-    if rank.ranks_per_node < rank.world_size:
-        raise Infeasible(ACROSS_HOSTS)
-    if parameters.distribution and rank.world_size == 1:
-        raise Infeasible(ALONE)
+    if problem := find_placement_problem(parameters.distribution, rank.world_size, rank.ranks_per_node):
+        raise Infeasible(problem[0])
     precision = select_precision(parameters, devices.architecture(device))
     devices.release_memory(device)
     shape, model = MODELS[parameters.model], model_sizes(parameters, rank.world_size)
