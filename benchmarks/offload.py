@@ -7,7 +7,7 @@
     python benchmarks/offload.py --rows qwen_1k,qwen14b_1k,qwen14b_1k_fp8,qwen14b_1k_states --steps 2
     python benchmarks/offload.py --rows 8b_64k_large         # needs up to 144 GiB of host memory
     python benchmarks/offload.py --rows 1b_256k
-    python benchmarks/offload.py --rows 8b_gang,32b_gang      # one GPU and two of one host in turns
+    python benchmarks/offload.py --rows 8b_gang,32b_gang      # one GPU, and two of one host
     python benchmarks/offload.py --rows 8b_gang,32b_gang --predict h100   # without a GPU, by the catalogue's rates
 
 Rows run one after the other, on synthetic tokens and random weights, those of gangs in processes of their own. Each has

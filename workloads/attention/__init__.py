@@ -30,7 +30,7 @@ class AttentionParameters:
         statistic: median of the repeats, each with the last-level cache flushed before it (cold) or not (warm).
         warmup: calls that are not timed.
         repeats: timed readings, each of one call; of several where a call with a warm cache is short.
-        sustained_s: if above 0, the pass also runs back to back for so many seconds after the clocks have settled.
+        sustained_s: if above 0, the pass also runs back to back for this many seconds once the clocks have settled.
         seed: seed of the random inputs.
     """
 

@@ -68,7 +68,7 @@ class Reliability:
     checkpoint_s: float = 20.0  # a checkpoint stops training for so long
 
     def failure_interval_s(self, gpus: int) -> float:
-        """Return the mean time between failures of a job on so many GPUs; infinite without failures."""
+        """Return the mean time between failures of a job on this many GPUs; infinite without failures."""
         failures = self.failures_per_gpu_day * gpus
         return SECONDS_PER_DAY / failures if failures else math.inf
 
@@ -97,7 +97,7 @@ class TrainingRun:
 def training_run(
     estimate: JobEstimate, tokens: float, reliability: Reliability, price_per_hour: float | None
 ) -> TrainingRun:
-    """Return what it takes to train on so many tokens. `price_per_hour` is that of one GPU."""
+    """Return what it takes to train on this many tokens. `price_per_hour` is that of one GPU."""
     lost = reliability.lost_share(estimate.gpus)
     seconds = tokens / (estimate.tokens_per_s_per_gpu * estimate.gpus) / (1 - lost)
     gpu_hours = seconds / 3600 * estimate.gpus

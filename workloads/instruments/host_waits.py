@@ -16,7 +16,7 @@ from typing import NamedTuple
 from workloads.api.contract import HostBusy
 
 MAX_WAITED = 0.05  # share of an undisturbed turn's time that threads wait, summed over threads
-MAX_OVER_FASTEST = 3.0  # an undisturbed turn takes at most so many times the fastest: what Linux does not count
+MAX_OVER_FASTEST = 3.0  # an undisturbed turn takes at most this many times the fastest: what Linux does not count
 COMPUTING = 0.1  # a thread that computes runs for at least this share of what the busiest one does
 EXTRA_S = 3.0  # how long further turns are tried
 PAUSE_S = 0.01  # after a disturbed turn: the scheduler prefers a process that has slept

@@ -41,7 +41,7 @@ class MatmulParameters:
         warmup: calls that are not timed.
         warmup_s: seconds of load before a worker's first trial.
         repeats: timed readings, each of one call; of several where a call with a warm cache is short.
-        sustained_s: if above 0, the product also runs back to back for so many seconds after the clocks have settled.
+        sustained_s: if above 0, the product also runs back to back for this many seconds once the clocks have settled.
         seed: seed of the random operands.
     """
 

@@ -14,7 +14,7 @@ BEAM = 2
 # Processes that compile the candidates of a search: about a thousand, each for half a second.
 COMPILERS = min(8, os.cpu_count() or 1)
 # tinygrad 0.14 computes wrong products where tensor cores are combined with three further splits into threads, and its
-# search takes the fastest kernel, correct or not. At most so many threads in a block leave a warp of 32 and two splits.
+# search takes the fastest kernel, correct or not. Blocks of at most MAX_THREADS leave a warp of 32 and two splits.
 # Upstream a warp has since got a dimension of its own (tinygrad/tinygrad#17897, not released).
 MAX_THREADS = 128
 

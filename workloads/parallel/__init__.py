@@ -60,7 +60,7 @@ class ParallelParameters:
         schedule: order of the pipeline's micro-batches.
         micro_batch: sequences that a rank computes at once.
         checkpointing: activations that are recomputed in the backward pass.
-        checkpointing_freq: one block in so many is checkpointed: full and 2 are torchtitan's selective_ac_option=2.
+        checkpointing_freq: every Nth block is checkpointed: full and 2 are torchtitan's selective_ac_option=2.
         reshard_after_forward: gather sharded weights again for the backward pass; false keeps them whole for a step.
         tp_across_nodes: tensor parallel may span nodes.
         compile: each block is compiled separately.

@@ -29,7 +29,7 @@ LEVELS: tuple[Level, ...] = (
 WORLD_SIZE_RULE = RULES[0].name
 # What trades time for memory, with the fastest value: no other value of these makes a layout faster.
 FASTEST: dict[str, Scalar] = {"checkpointing": "none", "reshard_after_forward": False}
-LISTED = 5_000  # layouts; of more, those that are slower than so many others are left out
+LISTED = 5_000  # layouts; of more, those that are slower than this many others are left out
 SLOWER_RULE = f"the layout is among the {LISTED:,} fastest"
 
 

@@ -50,7 +50,7 @@ def build_rank_plan(layers: list[LayerPlan], rounds: int) -> Plan:
 def train(
     rank: int, distribution: Distribution, layers: str, rounds: int, dying_rank: int | None = None
 ) -> tuple[list[float], Any]:
-    """Train two steps, after the first of which the dying rank ends without a word."""
+    """Train two steps, after the first of which the dying rank exits without a message."""
     before, _, _ = train_with_pytorch(SHAPE, rounds)
     with Arena(32 * 2**20, CPU) as arena:
         gang, plan = Gang(distribution, RANKS, rank), build_rank_plan(LAYERS[layers], rounds)

@@ -34,7 +34,7 @@ class EnergySample:
 
 
 def energy_between(samples: Sequence[EnergySample], start_s: float, end_s: float, steps: float) -> Energy | None:
-    """Return the energy of a window with so many steps, or why it is not known; None if the device reports nothing."""
+    """Return the energy of a window of `steps`, or why it is not known; None if the device reports nothing."""
     seconds = end_s - start_s
     inside = [sample for sample in samples if start_s <= sample.at_s <= end_s]
     has_counter = any(sample.energy_j is not None for sample in samples)

@@ -98,7 +98,7 @@ def test_the_steady_use_of_another_process_is_found(monkeypatch: pytest.MonkeyPa
 
 def test_rounds_again_end_when_they_do_not_help_and_take_at_most_the_time_of_the_search() -> None:
     def choose(disturbed: int, trials: int = 20, rounds: Sequence[int] = (), gangs: int = 1) -> int:
-        """Return how many the next round measures, after rounds of so many trials of 10 s each."""
+        """Return how many the next round measures, after rounds of these numbers of trials, of 10 s each."""
         records, again = [trial_record(n, started_at_s=0.0, ended_at_s=10.0) for n in range(trials)], set[int]()
         for size in rounds:
             of_round = records[-size:]
