@@ -38,7 +38,7 @@ LEVEL = {package: level for level, packages in enumerate(LAYERS) for package in 
 
 
 # The packages of `workloads` that describe trials without running one, each above those that it may import.
-DESCRIBING = ["formats", "estimator", "layouts", "api", "models", "hardware"]
+DESCRIBING = ["formats", "estimator", "layouts", "api", "models", "hardware", "suggestions"]
 
 
 def imported_modules(path: Path) -> set[str]:
@@ -53,7 +53,8 @@ def imported_modules(path: Path) -> set[str]:
 
 
 def python_files(package: str) -> list[Path]:
-    files = list((REPOSITORY / package).rglob("*.py"))
+    folder = REPOSITORY / package
+    files = list(folder.rglob("*.py")) if folder.is_dir() else [folder.with_suffix(".py")]
     assert files
     return files
 

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
 from workloads.api.contract import Infeasible, Measurement, Rank, Scalar
-from workloads.api.errors import suggest
 from workloads.api.registry import load, names, unknown_reason
 from workloads.api.trial import run_trial
+from workloads.suggestions import suggest
 
 USAGE_ERROR = 2  # as argparse exits
 # The presets of `python -m sweeper workload=…`, which stand beside this package, in a repository and where installed.

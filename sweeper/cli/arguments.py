@@ -10,7 +10,8 @@ from typing import Any, NoReturn, get_args
 from sweeper.cli.command import COMMAND_NAMES, SETTING_NAMES, SUBCOMMANDS
 from sweeper.config.schema import Config
 from sweeper.config.validation import keys_of
-from workloads.api.errors import UserInputError, nearest, suggest
+from workloads.api.errors import UserInputError
+from workloads.suggestions import nearest, suggest
 
 INFO_PARTS = ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath")
 # Names, options for argparse, and the text of the help page. All but --version are Hydra's; its flags that replace the

@@ -26,7 +26,8 @@ from sweeper.cli.exits import exit_with
 from sweeper.config.schema import Config
 from sweeper.config.validation import Key, attribute_docs, build, keys_of, literal_values
 from sweeper.preflight.kept_rows import FOLDER
-from workloads.api.errors import UserInputError, describe_os_error, nearest, suggest
+from workloads.api.errors import UserInputError, describe_os_error
+from workloads.suggestions import hint, nearest, suggest
 
 T = TypeVar("T")
 # The dataclass of each verb and what runs it, which returns the exit code. "" has no verb.
@@ -235,8 +236,8 @@ class _Reader:
             return f"{flag}: belongs to `{owner}`"
         forms = {key.name: _name_of(key) for key in [*self.settings.values(), *self.switches.values()]}
         close = nearest(key, forms)
-        hint = f" Did you mean {forms[close]}?" if close else ""
-        return f"{flag}: unknown flag. Available: {', '.join([*self.switches, '--help'])}.{hint}"
+        meant = f" Did you mean {forms[close]}?" if close else ""
+        return f"{flag}: unknown flag. Available: {', '.join([*self.switches, '--help'])}.{meant}"
 
     def _explain_key(self, name: str, argument: str) -> str:
         if not name:
@@ -249,9 +250,8 @@ class _Reader:
             return f"{name}: unknown key. It is written {key}{argument[len(name) :]}"
         last = name.rpartition(".")[2]
         if name.partition(".")[0] in {key.name.partition(".")[0] for key in keys_of(Config)}:
-            close = nearest(last, self.settings)
-            hint = f" Did you mean {close}=?" if close else ""
-            return f"{argument}: a key of a sweep (`sweeper {argument}`), not of `sweeper {self.command.name}`.{hint}"
+            close = hint(last, [f"{key}=" for key in self.settings])
+            return f"{argument}: a key of a sweep (`sweeper {argument}`), not of `sweeper {self.command.name}`.{close}"
         return f"{name}: unknown key. {suggest(last, self.settings)}"
 
 

@@ -24,7 +24,8 @@ from sweeper.cli.sources import (
     locate_text,
 )
 from sweeper.config.space import ALLOWED_FORMS
-from workloads.api.errors import UserInputError, describe_os_error, first_line, nearest, suggest
+from workloads.api.errors import UserInputError, describe_os_error, first_line
+from workloads.suggestions import hint, suggest
 
 MESSAGES: dict[str, Any] = tomllib.loads(Path(__file__).with_name("messages.toml").read_text())
 SEVERAL_VALUES = re.compile(r"(?:Ambiguous value for argument|Sweep parameters?) '([^']+)'")
@@ -168,8 +169,7 @@ def _suggest_key(key: str, arguments: Arguments) -> str:
         node = node.get(part) if isinstance(node, dict) else None
     if isinstance(node, dict):
         return suggest(name, map(str, node), f"{section}." if section else "")
-    close = nearest(key, _flatten(values))
-    return f"Available: {', '.join(map(str, values))}." + (f" Did you mean {close}?" if close else "")
+    return f"Available: {', '.join(map(str, values))}.{hint(key, _flatten(values))}"
 
 
 def _flatten(node: Any, prefix: str = "") -> list[str]:

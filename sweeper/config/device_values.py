@@ -21,8 +21,9 @@ from sweeper.config.resolution import CONF, ResolvedConfig
 from sweeper.config.schema import Hardware
 from sweeper.config.space import Space
 from sweeper.config.validation import build
-from workloads.api.errors import UserInputError, suggest
+from workloads.api.errors import UserInputError
 from workloads.layouts.enumeration import divisors
+from workloads.suggestions import suggest
 
 DIVISORS = "divisors(gpus)"
 MULTIPLE = re.compile(r"multiple\(gpus, *([1-9]\d*)\)")

@@ -22,9 +22,10 @@ from sweeper.config.validation import build, convert
 from sweeper.metrics.criteria import DIRECTIONS, MAX_OBJECTIVES, Criteria
 from workloads.api import registry
 from workloads.api.contract import Workload
-from workloads.api.errors import UserInputError, first_line, nearest
+from workloads.api.errors import UserInputError, first_line
 from workloads.api.metrics import METRICS
 from workloads.api.recipes import is_architecture
+from workloads.suggestions import nearest
 
 CONF = Path(__file__).resolve().parent.parent / "conf"
 

@@ -14,8 +14,9 @@ from sweeper.config.space import Choice, Dimension, Interval, Parameters, Range,
 from sweeper.config.validation import build, check_bounds, convert
 from workloads.api import host
 from workloads.api.contract import is_path
-from workloads.api.errors import UserInputError, suggest
+from workloads.api.errors import UserInputError
 from workloads.api.secrets import is_secret
+from workloads.suggestions import suggest
 
 POINTS = 5  # of a warm start: the first ones gain most, since they differ in what matters
 

@@ -9,7 +9,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from workloads.api.errors import UserInputError, nearest, suggest
+from workloads.api.errors import UserInputError
+from workloads.suggestions import nearest, suggest
 
 T = TypeVar("T")
 MAX_INTEGER = 2**63  # of Optuna's, NumPy's and SQLite's whole numbers

@@ -25,8 +25,9 @@ from sweeper.execution.node_description import build_node, count_gpus, describe_
 from sweeper.execution.ray_environment import find_address, name_address, provide_token
 from sweeper.execution.shipping import PARTS, SweepCode, build_runtime_env
 from sweeper.preflight.devices import select_target
-from workloads.api.errors import UserInputError, suggest
+from workloads.api.errors import UserInputError
 from workloads.api.processes import Orphans
+from workloads.suggestions import suggest
 
 NODE_REPLY_TIMEOUT_S = 60.0
 

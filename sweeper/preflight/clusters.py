@@ -18,7 +18,7 @@ from sweeper.config.schema import Hardware, TopologySection
 from sweeper.preflight.calibration import CalibrationFile, calibrate_device
 from workloads.api import host
 from workloads.api.contract import Machine
-from workloads.api.errors import UserInputError, first_line, suggest
+from workloads.api.errors import UserInputError, first_line
 from workloads.estimator.search import USABLE_MEMORY
 from workloads.hardware.cluster import (
     UNKNOWN_CLUSTER,
@@ -30,6 +30,7 @@ from workloads.hardware.cluster import (
     measured_tflops,
     power_headroom,
 )
+from workloads.suggestions import suggest
 
 AUTO = "auto"
 NODE_GPUS = 8  # of a node, where no topology is given

@@ -23,9 +23,10 @@ from sweeper.preflight.cost_model import CostEstimates
 from sweeper.preflight.devices import describe_problems, select_devices
 from workloads.api import registry
 from workloads.api.contract import Machine, Workload
-from workloads.api.errors import UserInputError, nearest
+from workloads.api.errors import UserInputError
 from workloads.api.metrics import COST, Need, find_source, get_metric
 from workloads.api.secrets import masked
+from workloads.suggestions import hint
 
 PROMISING_POINTS = 5  # of the estimated points that are tried first
 # Of a workload's parameters: with the estimated rate they give the seconds of a trial's steps.
@@ -208,9 +209,9 @@ def name_folder(config: Config, space: Space, target: Target, identity: dict[str
 def check_retry(plan: SweepPlan) -> None:
     """Raise UserInputError if a retry names a sweep that does not exist."""
     if plan.config.retry and not (plan.folder / "study.journal").exists():
-        close = nearest(plan.name, (journal.parent.name for journal in plan.directory.glob("sweeps/*/study.journal")))
-        hint = f". Did you mean name={close}?" if close else ""
-        raise UserInputError(f"retry={plan.config.retry}: there is no sweep {plan.name} in {plan.config.dir}{hint}")
+        names = (journal.parent.name for journal in plan.directory.glob("sweeps/*/study.journal"))
+        missing = f"retry={plan.config.retry}: there is no sweep {plan.name} in {plan.config.dir}"
+        raise UserInputError(f"{missing}.{hint(plan.name, names, 'name=')}")
 
 
 def _plan_resources(resolved: ResolvedConfig, space: Space, target: Target, gpus: int) -> Resources:

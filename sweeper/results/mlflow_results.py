@@ -25,8 +25,9 @@ from sweeper.metrics.criteria import Criteria, Limit
 from sweeper.results.ranking import SPEED_UNITS, BestResult, find_best_results
 from sweeper.tracking import mlflow_store
 from sweeper.tracking.mlflow_store import KIND, STUDY
-from workloads.api.errors import UserInputError, suggest
+from workloads.api.errors import UserInputError
 from workloads.api.secrets import mask
+from workloads.suggestions import suggest
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient

@@ -18,7 +18,8 @@ from sweeper.config.space_checks import POINTS, WarmStart
 from sweeper.metrics.criteria import Criteria
 from sweeper.results.description import SweepDescription, read_description
 from sweeper.search.front import Front, measure_front, measured_interval
-from workloads.api.errors import UserInputError, describe_os_error, suggest
+from workloads.api.errors import UserInputError, describe_os_error
+from workloads.suggestions import suggest
 
 JOURNAL = "study.journal"
 RECORD = "record"  # as in `search.journal`, which takes a second to import

@@ -11,7 +11,7 @@ from importlib.metadata import EntryPoint, entry_points
 
 import workloads
 from workloads.api.contract import Workload
-from workloads.api.errors import suggest
+from workloads.suggestions import suggest
 
 GROUP = "sweeper.workloads"
 

@@ -4,13 +4,14 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import NamedTuple
 
-from workloads.api.errors import UserInputError, suggest
+from workloads.api.errors import UserInputError
 from workloads.formats import megatron_files, own, printed, torchtitan
 from workloads.formats.names import FileReading, RenderedFile, canonical_job
 from workloads.layouts.layout import Job
 from workloads.layouts.rules import Site, find_violation
 from workloads.layouts.trainers import find_trainer
 from workloads.models.model import Model
+from workloads.suggestions import suggest
 
 
 class Format(NamedTuple):

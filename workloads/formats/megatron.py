@@ -8,7 +8,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from workloads.api.errors import UserInputError, suggest
+from workloads.api.errors import UserInputError
 from workloads.formats.names import (
     FileReading,
     FileSettings,
@@ -24,6 +24,7 @@ from workloads.formats.names import (
 from workloads.layouts.layout import Job, Layout
 from workloads.layouts.trainers import TRAINERS
 from workloads.models.model import Model
+from workloads.suggestions import suggest
 
 TABLES: dict[str, Any] = tomllib.loads(Path(__file__).with_name("megatron.toml").read_text())
 FP8_RECIPES: dict[str, tuple[str, str]] = {name: tuple(theirs) for name, theirs in TABLES["fp8_recipes"].items()}

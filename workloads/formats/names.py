@@ -8,9 +8,10 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any
 
-from workloads.api.errors import UserInputError, suggest
+from workloads.api.errors import UserInputError
 from workloads.layouts.layout import Job, Layout
 from workloads.models.model import MODELS, Model
+from workloads.suggestions import suggest
 
 Settings = Mapping[str, Any]
 Obstacles = Callable[[Job], Iterator[str]]  # yields the reasons why a job cannot be written

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from workloads.api.errors import UserInputError, suggest
+from workloads.api.errors import UserInputError
 from workloads.formats.names import (
     FileReading,
     FileSettings,
@@ -28,6 +28,7 @@ from workloads.formats.names import (
 from workloads.layouts.layout import Job, Layout
 from workloads.layouts.trainers import TRAINERS
 from workloads.models.model import MODELS, SIZES, Model
+from workloads.suggestions import suggest
 
 FILE = "torchtitan.toml"
 # Folders of the tokenizers, as torchtitan's own configurations name them; `debugmodel` has its test's.

@@ -1,13 +1,14 @@
 """The GPUs of a cluster and the network between them, topologies from plain values, and rates measured on devices."""
 
 import csv
-import difflib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
+
+from workloads.suggestions import hint
 
 Wiring = Literal["switch", "pairs", "host"]
 
@@ -95,16 +96,16 @@ def build_topology(values: Mapping[str, Any]) -> Topology:
     unknown = [key for key in values if key not in (*allowed, "source")]
     missing = [key for key in REQUIRED if values.get(key) in (None, "")]
     if unknown:
-        hint = _suggest(unknown[0], allowed)
-        raise ValueError(f"{name}: unknown key '{unknown[0]}'. Allowed: {', '.join(sorted(allowed))}{hint}")
+        close = hint(unknown[0], allowed)
+        raise ValueError(f"{name}: unknown key '{unknown[0]}'. Allowed: {', '.join(sorted(allowed))}.{close}")
     if missing:
         raise ValueError(
             f"{name}: {', '.join(missing)} missing. Required: {', '.join(REQUIRED)}; wiring is one of "
             f"{', '.join(WIRINGS)}"
         )
     if values["wiring"] not in WIRINGS:
-        hint = _suggest(str(values["wiring"]), WIRINGS)
-        raise ValueError(f"{name}: wiring is '{values['wiring']}'. Allowed: {', '.join(WIRINGS)}{hint}")
+        close = hint(str(values["wiring"]), WIRINGS)
+        raise ValueError(f"{name}: wiring is '{values['wiring']}'. Allowed: {', '.join(WIRINGS)}.{close}")
     numbers: dict[str, Any] = {}
     for key in allowed:
         if key not in values or key in ("name", "wiring"):
@@ -118,11 +119,6 @@ def build_topology(values: Mapping[str, Any]) -> Topology:
             raise ValueError(f"{name}: {key} is {value}, but has to be a whole number")
         numbers[key] = int(value) if is_count else float(value)
     return Topology(name=str(values.get("name", "topology")), wiring=values["wiring"], **numbers)
-
-
-def _suggest(word: str, allowed: Sequence[str]) -> str:
-    close = difflib.get_close_matches(word, allowed, n=1)
-    return f". Did you mean {close[0]}?" if close else ""
 
 
 def measured_tflops(device: str) -> dict[str, float]:

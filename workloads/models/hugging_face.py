@@ -1,6 +1,5 @@
 """Models by name, or by the sizes in their Hugging Face `config.json`."""
 
-import difflib
 import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -17,6 +16,7 @@ from workloads.models.families import (
     Family,
 )
 from workloads.models.model import MODELS, Model
+from workloads.suggestions import hint
 
 REQUIRED = ("layers", "hidden_size", "heads", "vocabulary")
 MAX_LAYERS, MAX_SIZE = 10_000, 2**31 - 1
@@ -52,7 +52,7 @@ def load_model(name: str) -> Model:
         if name.startswith(family):
             raise UnsupportedModel(f"{name} is not modelled: {reason}")
     available = f"Available: {', '.join(MODELS)}, or a path to a config.json."
-    raise UnsupportedModel(f"unknown model '{name}'. {available}{suggest(name, MODELS)}")
+    raise UnsupportedModel(f"unknown model '{name}'. {available}{hint(name, MODELS)}")
 
 
 def read_config(path: str) -> Config:
@@ -68,11 +68,6 @@ def read_config(path: str) -> Config:
     return content
 
 
-def suggest(word: str, allowed: Iterable[str]) -> str:
-    close = difflib.get_close_matches(word, list(allowed), n=1)
-    return f" Did you mean {close[0]}?" if close else ""
-
-
 def read_hugging_face(config: Config) -> Model:
     """Return the sizes in a configuration. Raises UnsupportedModel, also for a size that is missing or cannot be."""
     name, given, remark = _text_part(config)
@@ -81,7 +76,7 @@ def read_hugging_face(config: Config) -> Model:
     if name not in FAMILIES:
         known = [*FAMILIES, *TEXT_PARTS]
         what = f"model_type '{name}' is not modelled" if name else "no model_type"
-        raise UnsupportedModel(f"{what}. Available: {', '.join(known)}.{suggest(name, known)}")
+        raise UnsupportedModel(f"{what}. Available: {', '.join(known)}.{hint(name, known)}")
     family = FAMILIES[name]
     _check_keys(name, given)
     _check_values(family, given)
@@ -160,7 +155,7 @@ def _check_keys(name: str, config: Config) -> None:
         is_shape = SHAPE_WORDS.search(key) and not WITHOUT_SHAPE.fullmatch(key)
         if value and is_shape and key not in known | ignored:
             raise UnsupportedModel(
-                f"{key} may change shapes, and is not known of model_type {name}.{suggest(key, sorted(known))}"
+                f"{key} may change shapes, and is not known of model_type {name}.{hint(key, sorted(known))}"
             )
 
 

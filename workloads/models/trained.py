@@ -7,8 +7,9 @@ from functools import cache
 from typing import Any
 
 from workloads.models.families import FAMILIES, Config
-from workloads.models.hugging_face import UnsupportedModel, read_config, read_hugging_face, suggest
+from workloads.models.hugging_face import UnsupportedModel, read_config, read_hugging_face
 from workloads.models.model import TRAINED_MODELS, Model
+from workloads.suggestions import hint
 
 TRAINED_FAMILIES = (
     *("llama", "mistral", "qwen2", "qwen3"),
@@ -31,7 +32,7 @@ def load_trained_model(name: str) -> Model:
         return TRAINED_MODELS[name]
     if not name.endswith(".json"):
         available = f"Available: {', '.join(TRAINED_MODELS)}, or the path of a config.json."
-        raise UnsupportedModel(f"'{name}' is not trained here. {available}{suggest(name, TRAINED_MODELS)}")
+        raise UnsupportedModel(f"'{name}' is not trained here. {available}{hint(name, TRAINED_MODELS)}")
     return _read_content(json.dumps(read_config(name)))  # not cached by the path, whose file may change
 
 

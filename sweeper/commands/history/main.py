@@ -26,7 +26,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sweeper.cli.command import StoreRequest, Subcommand, Verbs, output_path, switch, words, writing
-from workloads.api.errors import UserInputError, suggest
+from workloads.api.errors import UserInputError
+from workloads.suggestions import suggest
 
 if TYPE_CHECKING:
     from sweeper.commands.history.new_runs import NewRun

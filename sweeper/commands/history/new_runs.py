@@ -15,7 +15,8 @@ from sweeper.results.ranking import (
     read_space,
 )
 from sweeper.results.runs import Comparison, Gate, Verdict, compare_runs
-from workloads.api.errors import UserInputError, suggest
+from workloads.api.errors import UserInputError
+from workloads.suggestions import suggest
 
 VERSION_TAG = "tag.version."
 UNFINISHED = {"RUNNING": "runs, or was killed", "KILLED": "was interrupted"}  # by MLflow's names

@@ -24,9 +24,10 @@ from sweeper.commands.ingest.imported import ImportedResult, derive_metrics
 from sweeper.commands.ingest.readers import detect_format
 from sweeper.common.format import count, format_number, printable
 from sweeper.config.catalogue import catalogue
-from workloads.api.errors import UserInputError, suggest
+from workloads.api.errors import UserInputError
 from workloads.models.hugging_face import UnsupportedModel, load_model
 from workloads.models.model import Model
+from workloads.suggestions import suggest
 
 SHOWN_MESSAGES = 5  # of a file; the report has all of them
 

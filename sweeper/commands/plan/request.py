@@ -16,7 +16,7 @@ from sweeper.preflight import corrections
 from sweeper.preflight.calibration import AUTO, CalibrationFile, find_calibration
 from sweeper.preflight.clusters import build_cluster
 from sweeper.preflight.corrections import Correction, Place
-from workloads.api.errors import UserInputError, describe_os_error, nearest
+from workloads.api.errors import UserInputError, describe_os_error
 from workloads.api.registry import load
 from workloads.estimator.questions import FAILURES_PER_GPU_DAY, Reliability
 from workloads.estimator.words import layout_words
@@ -42,6 +42,7 @@ from workloads.layouts.layout import (
 from workloads.layouts.trainers import OWN, TRAINERS, find_trainer
 from workloads.models.hugging_face import UnsupportedModel, load_model
 from workloads.models.model import MODELS, Model
+from workloads.suggestions import hint
 
 MAX_GPUS = 2**20  # more than any cluster has; degrees of a larger number take long to list
 MAX_SEQUENCES = 2**30
@@ -149,9 +150,8 @@ class PlanRequest:
         ]
         for key, value, allowed in choices:
             if value is not None and value not in allowed:
-                close = nearest(value, allowed)
-                hint = f" Did you mean {key}={close}?" if close else ""
-                raise UserInputError(f"{key}={value}: must be one of {', '.join(allowed)}.{hint}")
+                close = hint(value, allowed, f"{key}=")
+                raise UserInputError(f"{key}={value}: must be one of {', '.join(allowed)}.{close}")
 
     @property
     def daily_tokens(self) -> float | None:
@@ -276,8 +276,8 @@ def _read_layout(request: PlanRequest, model: Model) -> FileReading:
     written = {name: (_count(size), _count(getattr(model, name))) for name, size in differing.items()}
     theirs = ", ".join(f"{name} {size}, not {ours}" for name, (size, ours) in written.items())
     same = [name for name, sizes in MODELS.items() if all(getattr(sizes, k) == v for k, v in reading.sizes.items())]
-    hint = f" Did you mean model={same[0]}?" if same else ""
-    raise UserInputError(f"model={request.model}: layout={path} is of another model: {theirs}.{hint}")
+    meant = f" Did you mean model={same[0]}?" if same else ""
+    raise UserInputError(f"model={request.model}: layout={path} is of another model: {theirs}.{meant}")
 
 
 def _count(size: Any) -> Any:

@@ -22,7 +22,8 @@ from sweeper.results.ranking import (
     read_space,
 )
 from sweeper.results.runs import Gate
-from workloads.api.errors import UserInputError, suggest
+from workloads.api.errors import UserInputError
+from workloads.suggestions import suggest
 
 
 def find_latest_sweep(stored: Stored, baseline: str) -> str:

@@ -46,7 +46,8 @@ from sweeper.commands.report import leaderboard
 from sweeper.metrics.derivation import Prices
 from sweeper.pages.terminal import draw, open_console
 from sweeper.preflight import ceilings
-from workloads.api.errors import UserInputError, suggest
+from workloads.api.errors import UserInputError
+from workloads.suggestions import suggest
 
 if TYPE_CHECKING:
     from sweeper.results.mlflow_results import Stored

@@ -36,7 +36,7 @@ SMALL = ["model=llama3_8b", "hardware=h100", "gpus=8", "micro_batch=1", "cp=1"]
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["model=lama3_8b"], "model=lama3_8b: unknown model 'lama3_8b'.* Did you mean llama3_8b?"),
+        (["model=qwen3_30b"], "model=qwen3_30b: unknown model 'qwen3_30b'.* Did you mean qwen3_30b_a3b?"),
         (["hardware=h10"], "hardware=h10: must be one of .*h100"),
         (
             ["topology=dgxh100"],

@@ -1,0 +1,24 @@
+"""Suggestions for misspelt words."""
+
+import difflib
+from collections.abc import Iterable
+
+
+def suggest(word: str, allowed: Iterable[str], prefix: str = "") -> str:
+    """Return the sentences that follow an unknown word: the available ones, and the nearest behind `prefix`."""
+    names = sorted(allowed)
+    return f"Available: {', '.join(names) or 'none'}.{hint(word, names, prefix)}"
+
+
+def hint(word: str, allowed: Iterable[str], prefix: str = "") -> str:
+    """Return the question for the nearest allowed word, which follows a sentence; empty if none is near."""
+    close = nearest(word, allowed)
+    return f" Did you mean {prefix}{close}?" if close else ""
+
+
+def nearest(word: str, allowed: Iterable[str]) -> str | None:
+    """Return the allowed word that a misspelt one is closest to, whatever its case; of those that it begins if any."""
+    names = {name.lower(): name for name in allowed}
+    begun = [name for name in names if word and name.startswith(word.lower())]
+    close = difflib.get_close_matches(word.lower(), begun or names, n=1, cutoff=0.0 if begun else 0.6)
+    return names[close[0]] if close else None
