@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from itertools import count
 from typing import Any
 
-from workloads.estimator.estimate import JobEstimate, StageMemory
+from workloads.estimator.estimate import JobEstimate, StageMemory, find_band
 from workloads.hardware.cluster import Cluster
 from workloads.layouts.enumeration import Family, list_families
 from workloads.layouts.layout import Job, Layout
@@ -17,6 +17,11 @@ USABLE_MEMORY = 0.97  # of what the device's driver reports, by one process
 
 def usable_gib(cluster: Cluster) -> float:
     return USABLE_MEMORY * cluster.device.memory_gib
+
+
+def bound_gib(memory: StageMemory, job: Job, cluster: Cluster) -> float:
+    """Return the most GiB that a layout needs, the band included. A layout fits if they are usable."""
+    return memory.needed_gib * (1 + find_band(job, cluster, "memory").error_share)
 
 
 def fills_memory(memory: StageMemory, cluster: Cluster) -> bool:
@@ -50,7 +55,7 @@ class Candidate:
 class SearchResult:
     """The outcome of a search."""
 
-    best: tuple[Candidate, ...]  # the fastest layouts that fit into memory, the fastest first
+    best: tuple[Candidate, ...]  # the fastest layouts that fit; if the bound of none does, those whose estimate does
     smallest: Candidate | None  # the layout that needs the least memory; None if no layout is valid
     estimated: int  # layouts that fit and were among the best when they were estimated
     # layouts that do not fit. Where one does not, neither does the same with a larger micro-batch or fewer shards.
@@ -67,8 +72,11 @@ def find_layouts(
     keep: int = 20,
 ) -> SearchResult:
     """Return the `keep` fastest layouts that fit; `options` and `fixed` are those of `list_families`."""
-    search = _Search(job, cluster, estimator, keep)
-    search.run(list_families(job, cluster, options, fixed))
+    for share in (1 + find_band(job, cluster, "memory").error_share, 1.0):
+        search = _Search(job, cluster, estimator, keep, usable_gib(cluster) / share)
+        search.run(list_families(job, cluster, options, fixed))
+        if search.best or search.smallest is None or search.smallest_gib > usable_gib(cluster):
+            break
     best = tuple(search.candidate(layout) for _, _, layout in sorted(search.best, reverse=True))
     smallest = None if search.smallest is None else search.candidate(search.smallest)
     return SearchResult(best, smallest, search.estimated, search.too_large, search.slower)
@@ -77,12 +85,12 @@ def find_layouts(
 class _Search:
     """The state of a search: the best layouts so far, as a heap with the slowest of them first."""
 
-    def __init__(self, job: Job, cluster: Cluster, estimator: Estimator, keep: int) -> None:
+    def __init__(self, job: Job, cluster: Cluster, estimator: Estimator, keep: int, room_gib: float) -> None:
         self.best: list[tuple[float, int, Layout]] = []
         self.smallest: Layout | None = None
         self.estimated = self.too_large = self.slower = 0
-        self._job, self._cluster, self._estimator, self._keep = job, cluster, estimator, keep
-        self._smallest_gib = math.inf
+        self.smallest_gib = math.inf
+        self._job, self._cluster, self._estimator, self._keep, self._room_gib = job, cluster, estimator, keep, room_gib
         # By what else a layout is, the micro-batches and shards that do not fit.
         self._without_room = dict[tuple[object, ...], list[tuple[int, int]]]()
         self._order = count()
@@ -119,9 +127,9 @@ class _Search:
             return
         job = replace(self._job, layout=layout)
         memory = self._estimator.memory(job, self._cluster)
-        if memory.needed_gib < self._smallest_gib:
-            self.smallest, self._smallest_gib = layout, memory.needed_gib
-        if memory.needed_gib > usable_gib(self._cluster):
+        if memory.needed_gib < self.smallest_gib:
+            self.smallest, self.smallest_gib = layout, memory.needed_gib
+        if memory.needed_gib > self._room_gib:
             failed.append((layout.micro_batch, layout.dp_shard))
             self.too_large += 1
             return

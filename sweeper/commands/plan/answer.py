@@ -10,7 +10,7 @@ from workloads.api.errors import UserInputError
 from workloads.estimator.estimate import JobEstimate, find_band
 from workloads.estimator.memory import peak_memory
 from workloads.estimator.questions import Comparison, Reliability, TrainingRun, alternatives, compare, training_run
-from workloads.estimator.search import Candidate, Estimator, SearchResult, find_layouts, usable_gib
+from workloads.estimator.search import Candidate, Estimator, SearchResult, bound_gib, find_layouts, usable_gib
 from workloads.estimator.step import estimate_job, estimate_step, step_bound_s
 from workloads.estimator.words import describe, write_words
 from workloads.hardware.precisions import PRECISIONS
@@ -131,11 +131,11 @@ def search(problem: Problem, keep: int = KEPT) -> SearchResult:
             raise UserInputError(violation.reason if is_common else f"{violation.reason}, with trainer=own")
         given = {**problem.given, "global_batch": problem.job.layout.global_batch}
         raise UserInputError(f"no layout of {problem.cluster.gpus} GPUs has {write_words(given)}")
-    memory, device = result.smallest.estimate.memory, problem.cluster.device
+    smallest, cluster = result.smallest, problem.cluster
     raise NothingFits(
-        f"gpus={problem.cluster.gpus}: no layout fits; the smallest needs {memory.needed_gib:.0f} GiB of each GPU, "
-        f"{usable_gib(problem.cluster):.0f} GiB of {device.name} are usable. "
-        f"It is {describe(result.smallest.layout)}"
+        f"gpus={cluster.gpus}: no layout fits; the smallest needs up to "
+        f"{bound_gib(smallest.estimate.memory, problem.job, cluster):.0f} GiB of each GPU, "
+        f"{usable_gib(cluster):.0f} GiB of {cluster.device.name} are usable. It is {describe(smallest.layout)}"
     )
 
 

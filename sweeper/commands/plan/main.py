@@ -18,8 +18,7 @@ from sweeper.commands.plan.side_by_side import HEADING, compare_hardware
 from sweeper.commands.plan.text import show, show_file
 from sweeper.pages.terminal import draw, open_console
 from workloads.api.errors import UserInputError, describe_os_error
-from workloads.estimator.estimate import find_band
-from workloads.estimator.search import fills_memory, usable_gib
+from workloads.estimator.search import bound_gib, fills_memory, usable_gib
 from workloads.estimator.words import describe
 from workloads.formats.files import render
 
@@ -91,14 +90,14 @@ def print_fit(request: PlanRequest) -> int:
         print(f"no        {error}")
         return 1
     memory, cluster = best.estimate.memory, problem.cluster
-    most_gib = memory.total_gib * (1 + find_band(problem.job, cluster, "memory").error_share)
-    unsure = "" if most_gib <= usable_gib(cluster) else ", which its band reaches beyond"
-    unsure = ", which it fills: its steps may stall" if fills_memory(memory, cluster) else unsure
+    most_gib = bound_gib(memory, problem.job, cluster)
+    does_fit = most_gib <= usable_gib(cluster)
+    stalls = ", which it fills: its steps may stall" if does_fit and fills_memory(memory, cluster) else ""
     print(
-        f"fits      {memory.needed_gib:.1f} GiB (up to {most_gib:.1f}) of {usable_gib(cluster):.1f} usable{unsure}: "
-        f"{describe(best.layout)}"
+        f"{'fits' if does_fit else 'no':10}up to {most_gib:.1f} GiB (estimate {memory.needed_gib:.1f}) of "
+        f"{usable_gib(cluster):.1f} usable{stalls}: {describe(best.layout)}"
     )
-    return 0
+    return 0 if does_fit else 1
 
 
 COMMAND = Subcommand("plan", __doc__, {"": (PrintedPlan, run)})

@@ -15,7 +15,7 @@ from sweeper.pages.chart_style import COLORS, GRAY, add_band, bar_chart_height_p
 from sweeper.pages.html_page import Chart, Table
 from workloads.estimator.estimate import find_band
 from workloads.estimator.pipeline import build_timeline
-from workloads.estimator.search import Candidate, usable_gib
+from workloads.estimator.search import Candidate, bound_gib, usable_gib
 from workloads.estimator.step import rank_seconds
 from workloads.estimator.words import describe
 
@@ -71,7 +71,8 @@ def _draw_memory(answer: Answer) -> Chart:
     ranks = {0: "first", len(stages) - 1: "last"} if len(stages) > 1 else {0: "only"}
     bars = {}
     for rank, name in ({stages.index(answer.best.estimate.memory): "fullest"} | ranks).items():
-        text = f"{name} pipeline rank ({rank}): {stages[rank].total_gib:.0f} of {most_gib:.0f} GiB usable"
+        needed_gib = bound_gib(stages[rank], problem.job, problem.cluster)
+        text = f"{name} pipeline rank ({rank}): up to {needed_gib:.0f} of {most_gib:.0f} GiB usable"
         bars[text] = vars(stages[rank])
     error_share = find_band(problem.job, problem.cluster, "memory").error_share
     chart = draw_bars("Where the memory goes", bars, COLORS_OF["memory"], "GiB", error_share)

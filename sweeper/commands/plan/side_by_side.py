@@ -8,7 +8,7 @@ from sweeper.commands.plan.text import list_warnings
 from sweeper.common.format import round_to_band
 from workloads.api.errors import UserInputError
 from workloads.estimator.estimate import find_band
-from workloads.estimator.search import usable_gib
+from workloads.estimator.search import bound_gib, usable_gib
 from workloads.estimator.words import describe
 
 HEADING = ["hardware", "GPUs", "tokens/s per GPU", "within", "days", "GPU-hours", "cost", "MWh", "GiB left", "layout"]
@@ -45,7 +45,7 @@ def _row(request: PlanRequest, warnings: list[str]) -> tuple[tuple[float, ...], 
     cells = [MISSING if figure is None else round_to_band(figure, share) for figure in figures]
     unsure = [*band.known.missing(problem.job, problem.cluster), *list_warnings(problem, estimate)]
     warnings += [f"{request.hardware}: {line}" for line in unsure]
-    left_gib = usable_gib(problem.cluster) - estimate.memory.total_gib
+    left_gib = usable_gib(problem.cluster) - bound_gib(estimate.memory, problem.job, problem.cluster)
     rates = [round_to_band(rate, share), f"{share:.0%}"]
     layout = describe(best.layout)
     return (training.cost or 0.0, training.gpu_hours), [

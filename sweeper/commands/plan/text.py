@@ -14,7 +14,7 @@ from sweeper.common.format import count, round_to_band
 from sweeper.pages.terminal import draw, open_console
 from workloads.api.errors import UserInputError
 from workloads.estimator.estimate import JobEstimate, find_band
-from workloads.estimator.search import fills_memory, usable_gib
+from workloads.estimator.search import bound_gib, fills_memory, usable_gib
 from workloads.estimator.words import describe, layout_words, write_words
 from workloads.formats.names import FileReading
 from workloads.layouts.layout import Layout
@@ -142,17 +142,14 @@ def head_lines(answer: Answer) -> list[str]:
     step_s, memory = estimate.step.total_s, estimate.memory
     mfu = MISSING if estimate.mfu is None else f"{100 * estimate.mfu:.0f}%"
     low, high = (round_to_band(step_s * factor, error_share) for factor in (1 - error_share, 1 + error_share))
-    memory_share = find_band(job, cluster, "memory").error_share
-    most_gib = memory.total_gib * (1 + memory_share)
     return [
         *lines,
         f"best      {describe(answer.best.layout)}",
         f"{INDENT}step {round_to_band(step_s, error_share)} s ({low} to {high}), "
         f"{round_to_band(estimate.tokens_per_s_per_gpu, error_share)} tokens/s per GPU, MFU {mfu}, "
         f"{round_to_band(tokens_of_a_day(estimate) / 1e9, error_share)}B tokens a day",
-        f"{INDENT}memory {memory.total_gib:.0f} GiB (up to {most_gib:.0f}) of "
-        f"{usable_gib(cluster):.0f} usable; the framework reports {memory.allocated_gib:.0f} allocated, "
-        f"{memory.reserved_gib:.0f} reserved",
+        f"{INDENT}memory up to {bound_gib(memory, job, cluster):.0f} GiB of {usable_gib(cluster):.0f} usable; "
+        f"the framework reports {memory.allocated_gib:.0f} allocated, {memory.reserved_gib:.0f} reserved",
     ]
 
 
@@ -208,13 +205,14 @@ def layouts_table(answer: Answer) -> Rows:
     rows = []
     for values, candidate in zip(fields_of, shown, strict=True):
         step_s, mfu = candidate.estimate.step.total_s, candidate.estimate.mfu
-        slower, size = f"{100 * (step_s / best_s - 1):.1f}", f"{candidate.estimate.memory.total_gib:.0f}"
+        slower = f"{100 * (step_s / best_s - 1):.1f}"
+        size = f"{bound_gib(candidate.estimate.memory, answer.problem.job, answer.problem.cluster):.0f}"
         used = MISSING if mfu is None else f"{100 * mfu:.0f}"
         differing = write_words({name: values[name] for name in varying})
         differing += " (cp beyond measured runs)" * _has_short_parts(answer.problem, candidate.layout)
         differing += " (fills memory)" * fills_memory(candidate.estimate.memory, answer.problem.cluster)
         rows.append([round_to_band(step_s, answer.error_share), slower, used, size, differing])
-    return ["step s", "slower %", "MFU %", "GiB", "layout, where they differ"], rows
+    return ["step s", "slower %", "MFU %", "GiB at most", "layout, where they differ"], rows
 
 
 def comparison_lines(answer: Answer) -> list[str]:
@@ -276,11 +274,11 @@ def _has_short_parts(problem: Problem, layout: Layout) -> bool:
 def list_warnings(problem: Problem, estimate: JobEstimate) -> list[str]:
     """Return what is not sure of an estimate."""
     unsure = []
-    memory_share = find_band(problem.job, problem.cluster, "memory").error_share
+    most_gib = bound_gib(estimate.memory, problem.job, problem.cluster)
+    if most_gib > usable_gib(problem.cluster):
+        unsure.append(f"whether it fits: no layout's bound of memory does, and that of this one is {most_gib:.0f} GiB")
     if fills_memory(estimate.memory, problem.cluster):
         unsure.append("the rate: it fills memory, so its steps may stall (by 1 to 18% in measured runs)")
-    elif estimate.memory.total_gib * (1 + memory_share) > usable_gib(problem.cluster):
-        unsure.append("whether it fits: the band of the memory reaches beyond what is usable")
     if problem.calibration:
         unsure.append("the band is that of estimates with the tables' rates, not with rates measured here")
     return [*unsure, *estimate.not_modelled]
