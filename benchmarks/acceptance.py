@@ -6,8 +6,6 @@ Rates are drawn with the spreads of `sweeper/commands/accept/spreads.csv`: a com
 each GPU and one for each measurement. Writes benchmarks/results/acceptance.md.
 """
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Callable, Iterator
 from dataclasses import replace

@@ -9,8 +9,6 @@ holds every core of a machine and compares with a run without it. Prints the ver
 Markdown. The exit code is 0 if the fault is found on its device alone, with its cause.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

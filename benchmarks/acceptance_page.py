@@ -6,8 +6,6 @@ Healthy rates are drawn with the spreads of `sweeper/commands/accept/spreads.csv
 verdicts, causes and the page are those of the command. Writes accept.json and accept.html, and prints what was found.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterator, Mapping
 from copy import deepcopy

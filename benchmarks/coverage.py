@@ -7,8 +7,6 @@ and mean: the percentage of the intervals that hold it, and in parentheses the p
 "correlated, too short" and have no interval.
 """
 
-from __future__ import annotations
-
 import argparse
 import platform
 import time

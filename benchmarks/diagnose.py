@@ -7,8 +7,6 @@ have log-normal noise of 0.2 to 2%, independent or correlated, a warm-up, and no
 Writes benchmarks/results/diagnose.md.
 """
 
-from __future__ import annotations
-
 import argparse
 import tempfile
 from collections import Counter

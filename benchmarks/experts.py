@@ -7,8 +7,6 @@ routing for a few steps, interleaved, so that a drift of the GPU is in all of th
 and natural routing on synthetic tokens and on this repository's own text, one token per byte.
 """
 
-from __future__ import annotations
-
 import argparse
 import csv
 import statistics

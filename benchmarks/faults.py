@@ -15,8 +15,6 @@ ran to their end more than once because their result did not arrive, the longest
 processes of trials that outlived the sweep by a minute, and runs that the store still takes to be running.
 """
 
-from __future__ import annotations
-
 import argparse
 import random
 import sys

@@ -6,8 +6,6 @@ Random normal input and weights, one chunk of sequences of 8192 tokens. After 3 
 each time is a median. The rate of a cast counts its inputs and its outputs once, also where it reads them twice.
 """
 
-from __future__ import annotations
-
 import argparse
 import statistics
 import sys

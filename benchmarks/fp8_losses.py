@@ -7,8 +7,6 @@ loss of each step, first on one sequence that is repeated, then on a new sequenc
 same random weights and train on the same tokens with AdamW.
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 from pathlib import Path

@@ -12,8 +12,6 @@ At the first step and after the last one, with the weights of the bf16 run, the 
 with those of bf16 by layer and matrix. Each loss is written into `results/fp8_text_losses.csv` at once.
 """
 
-from __future__ import annotations
-
 import argparse
 import csv
 import hashlib

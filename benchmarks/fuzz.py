@@ -9,8 +9,6 @@ processes. `tests/support/fuzz_runner.py` says what counts as a failure. A faile
 makes it again.
 """
 
-from __future__ import annotations
-
 import argparse
 import random
 import sys

@@ -7,8 +7,6 @@ the control store's process in a run of its own, divided by the number of waitin
 eight bundles on different nodes.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

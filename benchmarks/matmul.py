@@ -8,8 +8,6 @@ ml-engineering's finder takes the mean of 100 cold repeats after 30 s of load. O
 own programs gave 818 TFLOP/s (200 trials, 33 s) and 754 TFLOP/s (39 shapes).
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import statistics

@@ -1,7 +1,5 @@
 """Series of step times with a known median and mean: six kinds of noise, vectorised over simulations."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping
 from functools import cache

@@ -15,8 +15,6 @@ one warm-up step and reports the median of `--steps` steps. The reference is ml_
 table; steps of 557,056 to 622,592 tokens).
 """
 
-from __future__ import annotations
-
 import argparse
 import math
 import multiprocessing

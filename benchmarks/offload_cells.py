@@ -12,8 +12,6 @@ replay run the plans of the cells with the lowest ratios. `measure` trains one w
 about `--tokens` tokens.
 """
 
-from __future__ import annotations
-
 import argparse
 import csv
 import json

@@ -7,8 +7,6 @@ rates, in bf16 with int8 moments and sequences of 8192 tokens. Each GPU brings `
 to the host, and 95% of its memory.
 """
 
-from __future__ import annotations
-
 import argparse
 from dataclasses import replace
 

@@ -10,8 +10,6 @@ Then 200 trials that sleep for 20 ms, one at a time: the share of the time betwe
 one's end in which the worker was busy.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

@@ -8,8 +8,6 @@ and the best layouts that `workload=parallel` finds. `--block manual` takes this
 sweeps. Results are medians over the steps after two of warm-up.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

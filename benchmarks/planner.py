@@ -10,8 +10,6 @@ neutral constants, those that were chosen with rows in sight are left out too (`
 interval of a mean error draws whole sources again and again, since the runs of one source err alike.
 """
 
-from __future__ import annotations
-
 import argparse
 import csv
 import json

@@ -4,8 +4,6 @@ Split-conformal over sources: a run is estimated with efficiencies of which its 
 is what of it no run of another source has. Each source has the same weight, since the runs of one source err alike.
 """
 
-from __future__ import annotations
-
 import csv
 import math
 import random

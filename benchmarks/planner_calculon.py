@@ -8,8 +8,6 @@ Calculon has blocks with as many key-value heads as heads, GELU and no output la
 knows nothing; Calculon was made with the rows of arXiv 2205.05198.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import statistics

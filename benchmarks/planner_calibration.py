@@ -1,7 +1,5 @@
 """Calibrated efficiencies: one for each pair of trainer and device, from published runs."""
 
-from __future__ import annotations
-
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence

@@ -9,8 +9,6 @@ of the peak: on a CPU neither blocks nor the loss are compiled, and what compile
 PyTorch's pipelines exchange shapes between ranks when they are built, which fake ranks do not: `pp` is 1.
 """
 
-from __future__ import annotations
-
 import statistics
 import sys
 import warnings

@@ -1,7 +1,5 @@
 """Published runs as jobs: what the columns of `planner_rows.csv` mean to the planner."""
 
-from __future__ import annotations
-
 import csv
 import math
 import re

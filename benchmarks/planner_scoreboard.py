@@ -5,8 +5,6 @@
 A row in one of the files `planner_rows*.csv` is a run; `--check` compares the page with what would be written.
 """
 
-from __future__ import annotations
-
 import argparse
 import math
 import statistics

@@ -7,8 +7,6 @@ of `workload=parallel`. CPU seconds are those of the user and the system, of one
 other processes on the machine make them longer too, since hyperthreads and caches are shared.
 """
 
-from __future__ import annotations
-
 import argparse
 import resource
 import subprocess

@@ -6,8 +6,6 @@ Each table is a sweep of `python -m sweeper workload=…` over every point of it
 reasons of empty cells are listed below each table.
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 from pathlib import Path

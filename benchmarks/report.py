@@ -6,8 +6,6 @@ The store is that of one sweep of small matrix products on the CPU, in SQLite: f
 If the directory already has a store, only the report is measured again.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import platform

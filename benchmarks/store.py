@@ -14,8 +14,6 @@ often commands were started again, and for each trial the wall time, the CPU tim
 that of the commands with their start and their end. At last the report reads the results of all sweeps.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import platform

@@ -7,8 +7,6 @@ are as fast, or slower by 3%. A comparison begins with one new run and ends with
 more runs as it requests; or it looks again after every single run.
 """
 
-from __future__ import annotations
-
 import argparse
 import math
 import platform

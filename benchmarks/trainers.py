@@ -15,8 +15,6 @@ losses are compared among the layouts of one trainer, and printed side by side. 
 configurations, and runs nothing.
 """
 
-from __future__ import annotations
-
 import argparse
 import itertools
 import json

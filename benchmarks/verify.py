@@ -10,8 +10,6 @@ group (`pattern`, the median of all matches). Exit codes: 0 the claim holds, 1 i
 invalid card, 4 the machine is not such a machine, where nothing is run.
 """
 
-from __future__ import annotations
-
 import csv
 import json
 import operator

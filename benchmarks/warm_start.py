@@ -7,8 +7,6 @@ figure that was recorded for its point, and the points of the recorded sweep are
 trials until one is within 2% of the best. No initial points are given beside the warm start, and no cost model.
 """
 
-from __future__ import annotations
-
 import argparse
 import csv
 import random

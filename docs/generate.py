@@ -5,8 +5,6 @@
 Each page has its generated part between two comments. `tests/test_docs.py` fails where a page differs from the code.
 """
 
-from __future__ import annotations
-
 import html
 import re
 from collections.abc import Callable, Iterable

@@ -1,7 +1,5 @@
 """MkDocs hook: files outside of docs/ that a page links, such as results of benchmarks, are part of the site."""
 
-from __future__ import annotations
-
 import posixpath
 import re
 from pathlib import Path

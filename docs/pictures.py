@@ -5,8 +5,6 @@
 Run it on a machine that does nothing else: the sweep states what disturbs it, and so do the pictures.
 """
 
-from __future__ import annotations
-
 import base64
 import csv
 import html

@@ -1,7 +1,5 @@
 """Helpers of all tests: run the command and read its stores."""
 
-from __future__ import annotations
-
 import gc
 import io
 import os

@@ -1,7 +1,5 @@
 """The rules of the architecture: who imports whom, and which `workloads` package is imported."""
 
-from __future__ import annotations
-
 import ast
 import re
 import subprocess

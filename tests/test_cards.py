@@ -1,7 +1,5 @@
 """Each published claim has a card, and a card says what it takes to measure the claim again."""
 
-from __future__ import annotations
-
 import re
 import shlex
 import statistics

@@ -1,7 +1,5 @@
 """The examples of the documentation run as they are, and its reference is that of the code."""
 
-from __future__ import annotations
-
 import ast
 import re
 import shlex

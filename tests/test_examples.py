@@ -1,7 +1,5 @@
 """Every example runs in an empty directory and prints its result."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """One of each of the five things that docs/extending.md adds, in a copy of the tree."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """The installed package: its command, its conf/, completion in a shell."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

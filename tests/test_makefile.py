@@ -1,7 +1,5 @@
 """`make` installs the torch that a machine's GPUs need. The commands are shown; PyTorch's indexes are not reached."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """A test that leaves state of the process behind fails, and the message names what it left."""
 
-from __future__ import annotations
-
 import importlib
 import logging
 import os

@@ -1,7 +1,5 @@
 """The documentation builds into a site that opens offline, without a dead link or anchor."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

@@ -7,8 +7,6 @@ Each run gets a Ray cluster of four CPUs, started before its clock. The trials o
 `programs/` holds what a user of each tool writes. A row of `--rows` is one run as JSON; existing ones are not repeated.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

@@ -1,7 +1,5 @@
 """The figures of a run, from what its trials have recorded and from the tool's own results."""
 
-from __future__ import annotations
-
 import json
 import statistics
 from collections.abc import Iterable, Sequence

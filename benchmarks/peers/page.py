@@ -1,7 +1,5 @@
 """The tables of benchmarks/results/peers.md, from the rows of the runs."""
 
-from __future__ import annotations
-
 import os
 import platform
 import statistics

@@ -1,7 +1,5 @@
 """A Ray cluster of four CPUs for one tool, and the tool's driver on it: started, killed, waited for."""
 
-from __future__ import annotations
-
 import os
 import secrets
 import signal

@@ -1,7 +1,5 @@
 """The idle share that a schedule alone causes, without any time to start or to record a trial."""
 
-from __future__ import annotations
-
 import heapq
 import random
 import statistics

@@ -3,8 +3,6 @@
 It needs the standard library only, because each tool imports it in an environment of its own.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import os

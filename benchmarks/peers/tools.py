@@ -1,7 +1,5 @@
 """The tools that are compared: the command that starts each, the files that its user writes, and its results."""
 
-from __future__ import annotations
-
 import csv
 import json
 import sqlite3

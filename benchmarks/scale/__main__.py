@@ -7,8 +7,6 @@ what a sweep uses beside it: samplers, the study with many trials running, what 
 trials, the recording process, Ray's `wait` over many replies, and the whole command on a finished sweep.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

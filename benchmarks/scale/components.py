@@ -1,7 +1,5 @@
 """The cost of what a sweep uses beside its driver: samplers, the recording process and Ray's `wait`."""
 
-from __future__ import annotations
-
 import json
 import os
 import pickle

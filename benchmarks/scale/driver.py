@@ -4,8 +4,6 @@
 excluded: it is a separate process, and `components.py` measures it.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import sys

@@ -1,7 +1,5 @@
 """Simulated cases of nodes that fail at random, and what a failure costs in them by formulas."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

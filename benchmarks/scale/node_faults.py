@@ -7,8 +7,6 @@ average over, with repairs that are faster by the same factor: so the number of 
 Each row runs in a process of its own.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import subprocess

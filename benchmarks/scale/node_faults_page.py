@@ -1,7 +1,5 @@
 """The result page `results/node_faults.md`."""
 
-from __future__ import annotations
-
 import os
 import platform
 from importlib.metadata import version

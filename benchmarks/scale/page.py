@@ -1,7 +1,5 @@
 """The result page `results/scale.md`."""
 
-from __future__ import annotations
-
 import math
 import os
 import platform

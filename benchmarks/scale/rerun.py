@@ -4,8 +4,6 @@ The sweep is made from a real one of `SAMPLE` trials: the lines of its journal a
 further numbers. Its first run closes it, with all plots and the report; the second has nothing left to write.
 """
 
-from __future__ import annotations
-
 import ctypes
 import json
 import os

@@ -1,7 +1,5 @@
 """Asks and tells of the study with its journal, by sampler and number of running trials."""
 
-from __future__ import annotations
-
 import os
 import random
 import statistics

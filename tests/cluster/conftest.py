@@ -1,7 +1,5 @@
 """Clusters of nodes with their own addresses, on this machine."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Command workloads over two nodes, each with its own address and host name."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from typing import Any

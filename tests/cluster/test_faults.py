@@ -1,7 +1,5 @@
 """Sweeps under faults of nodes and network: every trial ends once, and nothing is left."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterator
 from pathlib import Path

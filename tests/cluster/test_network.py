@@ -1,7 +1,5 @@
 """The nodes of the virtual network are separate machines as far as a program can tell, and leave nothing."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

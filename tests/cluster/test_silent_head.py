@@ -1,7 +1,5 @@
 """A cluster on this machine whose head does not answer."""
 
-from __future__ import annotations
-
 import sys
 import time
 from pathlib import Path

@@ -3,8 +3,6 @@
 The GPUs are stand-ins for MI300X; Slurm names two of each node's in `ROCR_VISIBLE_DEVICES`.
 """
 
-from __future__ import annotations
-
 import json
 import shlex
 import stat

@@ -1,7 +1,5 @@
 """Sweeps that share MLflow's server, with its authentication and PostgreSQL."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

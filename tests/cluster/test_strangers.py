@@ -1,7 +1,5 @@
 """What a client without the token gets from a cluster, and where the secrets of a sweep can be read."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from collections.abc import Iterator

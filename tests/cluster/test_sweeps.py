@@ -1,7 +1,5 @@
 """Sweeps over nodes that have their own addresses, host names and temporary files."""
 
-from __future__ import annotations
-
 import signal
 from collections import Counter
 

@@ -1,7 +1,5 @@
 """Ray's TLS between nodes: a sweep runs as without it, and nobody can talk to a node in plain text."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 import sys

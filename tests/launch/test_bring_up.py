@@ -3,8 +3,6 @@
 A stand-in for `python` answers as the checks do; only the table is made by the real one.
 """
 
-from __future__ import annotations
-
 import csv
 import json
 import os

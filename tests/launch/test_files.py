@@ -6,8 +6,6 @@ use, written here. That finds a misspelt or misplaced key; it does not show that
 reads the compose file where it is installed. The Dockerfiles have tests of their own (`test_images.py`).
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

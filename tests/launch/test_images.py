@@ -4,8 +4,6 @@ No image is built. `python` is that of an empty environment, in which a stand-in
 AMD's images, and `pip` is a program that writes down how it was called.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

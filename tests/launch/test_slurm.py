@@ -4,8 +4,6 @@ The stand-in for srun starts the steps with the environment that Slurm gives the
 `tests/cluster/test_slurm.py` shows the script in Slurm itself.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal

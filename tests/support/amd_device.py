@@ -5,8 +5,6 @@ of a device select. The properties are those that the hardware reports: rocminfo
 of L2 for each of eight dies) and of an MI355X, as quoted in ROCm/legacy-rocm-build#4414 and ROCm/rocm-libraries#9055.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """A head of real Ray that sees the GPUs of the stand-in `amdsmi`, and requires a token."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """Headless Chromium, driven over a pipe with DevTools messages. Each message ends with a zero byte."""
 
-from __future__ import annotations
-
 import base64
 import json
 import os

@@ -1,7 +1,5 @@
 """Trials of a calibration, as a sweep writes them to trials.csv: those of a GPU with round rates."""
 
-from __future__ import annotations
-
 LAYERS = {"qkv": (8192, 6144, 4096), "gate_up": (8192, 28672, 4096), "down": (8192, 4096, 14336)}
 
 

@@ -1,7 +1,5 @@
 """A canary fails when a library has changed what it does not document, and says what to do."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.metadata import version

@@ -1,7 +1,5 @@
 """Faults of a cluster's nodes and network. `faulty_sweep.py` has a sweep under them."""
 
-from __future__ import annotations
-
 import os
 import random
 import signal

@@ -1,7 +1,5 @@
 """What a reader must make of each log, worked out by hand from its lines."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field, replace
 from typing import Any
 

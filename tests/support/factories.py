@@ -1,7 +1,5 @@
 """Factories of trial records and stored trials, and a helper that runs the report."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence

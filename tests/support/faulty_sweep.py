@@ -1,7 +1,5 @@
 """A sweep under faults of its cluster, and what has to hold after it."""
 
-from __future__ import annotations
-
 import math
 import random
 import shutil

@@ -1,7 +1,5 @@
 """Comparing matrices in fp8."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -5,8 +5,6 @@ CPU time or 120 s, or if it writes, renames or removes a file outside of its fol
 with nothing but loopback and at most 6 GiB of address space.
 """
 
-from __future__ import annotations
-
 import ctypes
 import json
 import os

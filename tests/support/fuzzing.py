@@ -1,7 +1,5 @@
 """Random command lines, configuration files and imports, made by a grammar and by mutations of the documented ones."""
 
-from __future__ import annotations
-
 import random
 import re
 import shlex

@@ -1,7 +1,5 @@
 """fp8 over gloo in tests of layouts: gloo has no such data type, and sums of other orders round to other numbers."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any

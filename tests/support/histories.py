@@ -1,7 +1,5 @@
 """Histories of reference figures, and `python -m sweeper history` run in this process."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path

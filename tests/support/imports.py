@@ -1,7 +1,5 @@
 """Files of other tools, made for a test."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from sweeper.commands.ingest.readers import COLUMNS

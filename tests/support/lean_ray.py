@@ -1,7 +1,5 @@
 """`ray start` without the processes that a sweep does not use; they cost a node 3 s of CPU time, and 0.5 s a core."""
 
-from __future__ import annotations
-
 import sys
 
 PROGRAM = """

@@ -1,7 +1,5 @@
 """Test matrices of which `make test` runs a part and `make soak` the rest."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from itertools import combinations, product
 from typing import Any

@@ -1,7 +1,5 @@
 """Network namespaces of tests, named after the process that creates them."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal

@@ -1,7 +1,5 @@
 """The layouts whose training is compared with that of one process."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from tests.support.parallel_ranks import BATCH

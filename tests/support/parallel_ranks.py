@@ -1,7 +1,5 @@
 """Processes that train a divided model with gloo or NCCL between them, and the same training in one process."""
 
-from __future__ import annotations
-
 import faulthandler
 import importlib.util
 import itertools

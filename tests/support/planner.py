@@ -1,7 +1,5 @@
 """Jobs and clusters for tests of the planner."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import Any
 

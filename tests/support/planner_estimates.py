@@ -1,7 +1,5 @@
 """Jobs and clusters for tests of the planner."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What a test leaves behind in its process, where later tests of another order would find it."""
 
-from __future__ import annotations
-
 import gc
 import logging
 import os

@@ -1,7 +1,5 @@
 """Programs in the place of trainers, and one trial of such a program."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from tests.support.trainer_logs import MEGATRON

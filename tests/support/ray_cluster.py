@@ -1,7 +1,5 @@
 """A cluster of real Ray nodes on this machine, with GPUs that Ray only counts, and ways to break its nodes."""
 
-from __future__ import annotations
-
 import os
 import shlex
 import signal

@@ -1,7 +1,5 @@
 """A store that several users share: MLflow's server with its basic authentication, on PostgreSQL, on this machine."""
 
-from __future__ import annotations
-
 import base64
 import importlib.util
 import json

@@ -1,7 +1,5 @@
 """Sweeps that write to one store at the same time, and what has to hold in the store after them."""
 
-from __future__ import annotations
-
 import json
 import os
 import resource

@@ -7,8 +7,6 @@ is one, and prints a line of JSON for each: the gRPC status (-1: none, the conne
 and how many bytes of messages came back. The method `/` is a request of HTTP/1.1; its status is that of HTTP.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import socket

@@ -1,7 +1,5 @@
 """Studies of a search over small spaces, and records that end their trials."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -7,8 +7,6 @@ It gives each file to the parser and prints a line of JSON for it: what the trai
 trainer is started.
 """
 
-from __future__ import annotations
-
 import contextlib
 import io
 import json

@@ -1,7 +1,5 @@
 """The view of a small sweep in MLflow, whose finals have turned the order of its search around."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A Ray cluster over the nodes of a virtual network, with a token, and sweeps that run in it."""
 
-from __future__ import annotations
-
 import secrets
 import subprocess
 import threading

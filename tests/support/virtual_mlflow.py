@@ -1,7 +1,5 @@
 """MLflow's server on a node of a virtual network."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

@@ -4,8 +4,6 @@ The first process of a node ends with the process that created the node, and wit
 PID namespace. Links and addresses end with the network namespaces. So a killed test leaves nothing.
 """
 
-from __future__ import annotations
-
 import ctypes
 import os
 import shutil

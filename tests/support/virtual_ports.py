@@ -1,7 +1,5 @@
 """The open ports of a node of a virtual network, and what a client without rights gets from them."""
 
-from __future__ import annotations
-
 import importlib
 import ipaddress
 import json

@@ -1,7 +1,5 @@
 """Slurm on the nodes of a virtual network: a controller, nodes with counted GPUs, and munge on each of them."""
 
-from __future__ import annotations
-
 import os
 import secrets
 import shutil

@@ -1,7 +1,5 @@
 """One finished sweep that the tests of several modules read. They are of the xdist group finished_sweep."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import pytest

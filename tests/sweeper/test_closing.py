@@ -1,7 +1,5 @@
 """What a sweep leaves when it ends: the ranking that MLflow shows."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Mapping
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """What a sweep prints to a terminal and to a pipe."""
 
-from __future__ import annotations
-
 import os
 import pty
 import subprocess

@@ -1,7 +1,5 @@
 """A sweep over environment variables."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.conftest import Workspace

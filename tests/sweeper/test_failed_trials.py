@@ -1,7 +1,5 @@
 """Sweeps whose trials fail: each kind of failure, retries, and what stops a sweep."""
 
-from __future__ import annotations
-
 import json
 import re
 import shlex

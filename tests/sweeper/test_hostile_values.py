@@ -1,7 +1,5 @@
 """Parameters, logs, devices and file names that hold scripts, formulas, escapes of terminals and long texts."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json

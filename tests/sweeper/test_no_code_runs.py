@@ -1,7 +1,5 @@
 """Files of others run no code: YAML with tags, pickles, imports; and they are read in bounded time and memory."""
 
-from __future__ import annotations
-
 import pickle
 import resource
 import subprocess

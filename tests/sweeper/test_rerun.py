@@ -1,7 +1,5 @@
 """A finished sweep of 100,000 trials that is run again. `test_sweep.py` has the same for a small one."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Sweeps that a budget or a signal ends."""
 
-from __future__ import annotations
-
 import os
 import signal
 import time

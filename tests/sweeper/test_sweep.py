@@ -1,7 +1,5 @@
 """Complete sweeps, started as a user starts them."""
 
-from __future__ import annotations
-
 import csv
 import json
 import os

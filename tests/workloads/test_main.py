@@ -1,7 +1,5 @@
 """`python -m workloads` runs one trial by hand."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

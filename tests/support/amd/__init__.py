@@ -1,7 +1,5 @@
 """Stand-ins for AMD hardware, which nobody here has."""
 
-from __future__ import annotations
-
 import importlib
 import os
 import sys

@@ -5,8 +5,6 @@ They evict few data from caches, which would take most of the time of a small pr
 Python imports `sitecustomize` when it starts; `tests.conftest.PYTHONPATH` has this folder.
 """
 
-from __future__ import annotations
-
 import gc
 import sys
 from collections.abc import Sequence

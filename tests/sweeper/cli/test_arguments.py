@@ -1,7 +1,5 @@
 """Flags and overrides as the command line gives them."""
 
-from __future__ import annotations
-
 import pytest
 from hydra._internal.utils import get_args_parser
 

@@ -1,7 +1,5 @@
 """Invalid input gets one or two lines and exit code 2, and nothing is started."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

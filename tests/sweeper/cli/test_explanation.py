@@ -1,7 +1,5 @@
 """Hydra words its errors as `sweeper/cli/explanation.py` expects: a canary for each message, for a newer Hydra."""
 
-from __future__ import annotations
-
 import re
 from importlib.metadata import version
 from pathlib import Path

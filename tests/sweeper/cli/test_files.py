@@ -1,7 +1,5 @@
 """What is wrong in a user's YAML gets a line with the file, the number of the line and the key."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

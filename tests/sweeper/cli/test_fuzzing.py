@@ -1,7 +1,5 @@
 """Random command lines, configuration files and imports end with a line and a documented exit code."""
 
-from __future__ import annotations
-
 import os
 import random
 import sys

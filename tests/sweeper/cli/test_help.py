@@ -1,7 +1,5 @@
 """What --help, --version, --cfg and --info print."""
 
-from __future__ import annotations
-
 import re
 import tomllib
 from collections.abc import Callable

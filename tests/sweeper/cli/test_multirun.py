@@ -1,7 +1,5 @@
 """Several sweeps of one command."""
 
-from __future__ import annotations
-
 import sys
 
 import pytest

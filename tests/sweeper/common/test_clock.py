@@ -1,7 +1,5 @@
 """The time that a command takes, by phase."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Tests of the number format."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

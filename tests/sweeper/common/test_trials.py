@@ -1,7 +1,5 @@
 """Names and ranking of trial records."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

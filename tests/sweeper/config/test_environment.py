@@ -1,7 +1,5 @@
 """Environment variables as parameters: their names, their values, and how they are written."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Environment variables that a device's YAML sets by default, and what comes before them."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """How many trials the finals measure again by default: with one objective the workload decides."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

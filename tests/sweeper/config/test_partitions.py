@@ -3,8 +3,6 @@
 Their driver is a stand-in for AMD SMI, made from its documentation.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace

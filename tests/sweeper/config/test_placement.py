@@ -1,7 +1,5 @@
 """Gangs on nodes: whole where they fit, else in equal parts."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,7 +1,5 @@
 """Fixed layouts by name, on any number of GPUs."""
 
-from __future__ import annotations
-
 import pytest
 
 from sweeper.config.device_values import Strategy, layout_on, read_strategies

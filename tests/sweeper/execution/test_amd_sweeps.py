@@ -1,7 +1,5 @@
 """Sweeps and plans on AMD GPUs, which real Ray finds through the stand-in `amdsmi`."""
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """A cluster with a token: clients without the right token are refused, and a clear message says so."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

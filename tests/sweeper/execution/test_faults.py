@@ -1,7 +1,5 @@
 """Fault injection: random faults for minutes. The results must equal those of a sweep without faults."""
 
-from __future__ import annotations
-
 import os
 import random
 import shutil

@@ -1,7 +1,5 @@
 """Which gang takes a trial where trials differ in their environment variables."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from sweeper.execution.gang import Environment, Gang

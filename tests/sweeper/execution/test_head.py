@@ -1,7 +1,5 @@
 """A sweep waits for its cluster's head as long as Ray does, and ends with a message before Ray ends it without one."""
 
-from __future__ import annotations
-
 import re
 import socket
 import threading

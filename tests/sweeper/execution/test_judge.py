@@ -1,7 +1,5 @@
 """From a result to a record: what fails a trial that its workload reported as complete."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Killing the driver at any point loses no finished trial and runs none twice."""
 
-from __future__ import annotations
-
 import os
 import random
 import re

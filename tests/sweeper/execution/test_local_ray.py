@@ -1,7 +1,5 @@
 """The processes of a local Ray."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

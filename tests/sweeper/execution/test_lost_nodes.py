@@ -1,7 +1,5 @@
 """A sweep survives the loss of nodes, workers and the head: several real Ray nodes on this machine."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal

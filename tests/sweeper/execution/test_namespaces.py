@@ -1,7 +1,5 @@
 """The namespaces that a killed test leaves are removed by the next one."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

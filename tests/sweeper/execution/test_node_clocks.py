@@ -1,7 +1,5 @@
 """Times of trials by the driver's clock, from nodes whose clocks show something else."""
 
-from __future__ import annotations
-
 import time
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Comparing nodes by their trials: no node is blamed for the effect of parameters or of chance."""
 
-from __future__ import annotations
-
 import random
 
 import pytest

@@ -1,7 +1,5 @@
 """Gangs on real Ray nodes that are selected by labels: a type of accelerator, excluded nodes and NVLink domains."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

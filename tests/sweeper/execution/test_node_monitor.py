@@ -1,7 +1,5 @@
 """The results of trials decide which nodes a sweep uses."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """A selector of many nodes is short, and matches the nodes of the target alone."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import ray

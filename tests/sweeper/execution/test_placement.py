@@ -1,7 +1,5 @@
 """Gangs are placed as a whole on as few nodes as possible, and sweeps on a shared cluster do not block each other."""
 
-from __future__ import annotations
-
 import signal
 from collections import Counter
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Before Ray is imported, the GPUs are named where Ray reads them, and a package that breaks Ray is named."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """One test for each use of what Ray does not document. Its message says what to do where a version has changed it."""
 
-from __future__ import annotations
-
 import inspect
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """The driver's work for a trial does not grow with the number of trials. `benchmarks/scale/` measures all of it."""
 
-from __future__ import annotations
-
 import pickle
 import time
 from types import SimpleNamespace

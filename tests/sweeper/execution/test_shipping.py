@@ -1,7 +1,5 @@
 """Nodes without a sweep's code get it, and nodes with another version of ours are left out."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """A worker returns why a trial has no measurement, with what is kept of its program."""
 
-from __future__ import annotations
-
 import signal
 from pathlib import Path
 

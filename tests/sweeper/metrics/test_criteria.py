@@ -1,7 +1,5 @@
 """What ranks trials: one objective or several, within limits."""
 
-from __future__ import annotations
-
 from hypothesis import given
 from hypothesis import strategies as st
 

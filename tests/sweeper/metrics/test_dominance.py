@@ -1,7 +1,5 @@
 """The laws of dominance, and the front and the layers that follow from it."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from hypothesis import given

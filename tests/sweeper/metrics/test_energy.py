@@ -1,7 +1,5 @@
 """Energy and money from what devices drew: laws that hold for any figures, and figures done by hand."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """The intervals of step times hold as often as promised, and say so where they cannot."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Limits of equal parts: healthy ones seldom fail, and losses as large as stated are found."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

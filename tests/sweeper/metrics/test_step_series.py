@@ -1,7 +1,5 @@
 """What is unusual in step times: faults are named, and clean series have no finding."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

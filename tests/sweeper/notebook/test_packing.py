@@ -1,7 +1,5 @@
 """Functions packed for other processes, and spaces written as overrides."""
 
-from __future__ import annotations
-
 import importlib
 import json
 import subprocess

@@ -1,7 +1,5 @@
 """Sweeps from Python: results, errors, and a Ctrl-C."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import time

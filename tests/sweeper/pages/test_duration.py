@@ -1,7 +1,5 @@
 """The estimated duration of a sweep."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any

@@ -1,7 +1,5 @@
 """The picture of a front."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

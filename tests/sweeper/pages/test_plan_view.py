@@ -1,7 +1,5 @@
 """What `plan=true` prints."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 

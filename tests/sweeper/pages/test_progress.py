@@ -1,7 +1,5 @@
 """What the live view shows, and how lines of results are broken where the terminal is narrow."""
 
-from __future__ import annotations
-
 import json
 import shlex
 

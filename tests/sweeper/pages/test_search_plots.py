@@ -1,7 +1,5 @@
 """Tests of the plots of a search."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace

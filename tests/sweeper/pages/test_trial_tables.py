@@ -1,7 +1,5 @@
 """Tables that fit into the width of a terminal."""
 
-from __future__ import annotations
-
 import csv
 import io
 import math

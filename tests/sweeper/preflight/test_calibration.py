@@ -1,7 +1,5 @@
 """Measured rates in a file: what plans take from it, and what is refused of it."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """The rates that sweeps leave behind, what training is held against, and the leaderboard."""
 
-from __future__ import annotations
-
 import http.server
 import threading
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """The planner's clusters from the catalogue of GPUs and topologies."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Measured step times over planned ones: within a sweep, and kept for the next one."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path

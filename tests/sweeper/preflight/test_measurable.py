@@ -1,7 +1,5 @@
 """Objectives and limits that no trial of a sweep could have are refused in a line, before Ray starts."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

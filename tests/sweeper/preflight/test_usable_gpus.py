@@ -1,7 +1,5 @@
 """No sweep runs on the CPU of a machine with GPUs unless the user asks for it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

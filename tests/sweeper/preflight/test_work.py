@@ -1,7 +1,5 @@
 """The identity of work: which results may be ranked together."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any

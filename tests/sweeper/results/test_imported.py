@@ -1,7 +1,5 @@
 """Tests of the report on imported results: the fastest of each kind of work, contradictions, and pictures."""
 
-from __future__ import annotations
-
 import itertools
 from typing import Any
 

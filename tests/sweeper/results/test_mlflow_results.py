@@ -1,7 +1,5 @@
 """Reading a store."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Two sweeps compared point by point."""
 
-from __future__ import annotations
-
 import pytest
 
 from sweeper.results.comparison import describe_pairs, find_pairs

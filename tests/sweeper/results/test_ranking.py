@@ -1,7 +1,5 @@
 """The best results of stored trials: which of them are of the same work."""
 
-from __future__ import annotations
-
 import json
 
 import pandas as pd

@@ -1,7 +1,5 @@
 """Several runs against earlier ones: when they are slower, when not, and how many more runs it takes to tell."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The front of a sweep on disk, from its real journal: in the list, in what `best` prints, and in Python."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import asdict
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The verdicts on a baseline: faster, not slower, slower, inconclusive."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """Another sweep's best points as a start, from its real journal."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import fields
 from pathlib import Path

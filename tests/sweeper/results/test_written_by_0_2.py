@@ -5,8 +5,6 @@ MLflow store as SQL, matmul_ceilings.json, a history of performance, a calibrati
 H100s as the file of four trainers. Only paths and the host's name are replaced.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import sqlite3

@@ -1,7 +1,5 @@
 """Dominance between the points of a front: laws, and how often verdicts on simulated rounds are wrong."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import example, given

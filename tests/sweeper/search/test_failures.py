@@ -1,7 +1,5 @@
 """Failures that repeat stop a sweep."""
 
-from __future__ import annotations
-
 import pytest
 
 from sweeper.common.trials import TrialStatus

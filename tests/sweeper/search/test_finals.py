@@ -1,7 +1,5 @@
 """The finals: which trials are measured again, and how finalists are compared."""
 
-from __future__ import annotations
-
 import os
 import signal
 from collections import Counter

@@ -1,7 +1,5 @@
 """The front of several objectives, measured again: shares, verdicts and points that do not differ."""
 
-from __future__ import annotations
-
 import csv
 import signal
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """Successive halving: which trials go on at a rung, also after a resume."""
 
-from __future__ import annotations
-
 import math
 import random
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The journal of a sweep: Optuna's format, one writer, and nothing of it lost when the process ends."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Trials that are far slower than their neighbors in the space."""
 
-from __future__ import annotations
-
 import time
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """The progress of a sweep."""
 
-from __future__ import annotations
-
 import pytest
 
 from sweeper.common.trials import TrialRecord, TrialStatus

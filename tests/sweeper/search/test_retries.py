@@ -1,7 +1,5 @@
 """Trials that run again on request."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """What the sampler is given of a sweep: all of a small one, a part of a large one."""
 
-from __future__ import annotations
-
 import pytest
 from optuna.distributions import FloatDistribution
 from optuna.trial import FrozenTrial, TrialState, create_trial

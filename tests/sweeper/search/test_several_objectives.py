@@ -1,7 +1,5 @@
 """A search with several objectives or within limits."""
 
-from __future__ import annotations
-
 import statistics
 from pathlib import Path
 

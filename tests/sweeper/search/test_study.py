@@ -1,7 +1,5 @@
 """The study: asking, telling, resuming."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import uuid

@@ -1,7 +1,5 @@
 """Addresses, filters and paging of the MLflow store."""
 
-from __future__ import annotations
-
 import base64
 import os
 import shutil

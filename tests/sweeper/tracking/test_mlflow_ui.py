@@ -1,7 +1,5 @@
 """MLflow's own pages in a real browser, as a user sees them who reviews a sweep."""
 
-from __future__ import annotations
-
 import json
 import urllib.parse
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """The views of a sweep in MLflow: what they filter, in which order, and which columns fit."""
 
-from __future__ import annotations
-
 import base64
 import json
 import zlib

@@ -1,7 +1,5 @@
 """A new store appears whole or not at all."""
 
-from __future__ import annotations
-
 import os
 import random
 import signal

@@ -1,7 +1,5 @@
 """The digest tells whether the results of a finished sweep, or the code that presents them, have changed."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 

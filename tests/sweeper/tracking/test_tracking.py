@@ -1,7 +1,5 @@
 """MLflow going away, refusing, or being half written: no result is lost, and nothing is written twice."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

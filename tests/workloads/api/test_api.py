@@ -1,7 +1,5 @@
 """The interface package imports the standard library only."""
 
-from __future__ import annotations
-
 import ast
 import subprocess
 import sys

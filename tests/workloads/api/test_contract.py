@@ -1,7 +1,5 @@
 """Measurements that no metric can be computed from, or that set a derived metric, are refused where they are made."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """From readings of a counter to energy. The readings are computed: no GPU is here."""
 
-from __future__ import annotations
-
 from math import floor
 
 import pytest

@@ -1,7 +1,5 @@
 """A machine with GPUs that cannot be used is recognized, with the remedy."""
 
-from __future__ import annotations
-
 import sys
 from importlib.metadata import version
 from pathlib import Path

@@ -1,7 +1,5 @@
 """GPUs as their drivers report them. AMD SMI is a stand-in: what its documentation says is all there is to test."""
 
-from __future__ import annotations
-
 import importlib
 import time
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Processes that a trial leaves behind are found whatever they do to get away, and ended."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import subprocess

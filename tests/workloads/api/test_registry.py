@@ -1,7 +1,5 @@
 """Workloads are found by name: those of the packages in workloads/ and those of other distributions."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

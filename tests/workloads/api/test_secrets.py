@@ -1,7 +1,5 @@
 """Secrets are masked and refused; `test_failed_trials.py` shows that a sweep stores none."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

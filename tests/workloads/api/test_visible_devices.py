@@ -1,7 +1,5 @@
 """The variables that choose GPUs name the same ones to Ray, to torch and to a command."""
 
-from __future__ import annotations
-
 import pytest
 
 from workloads.api.visible_devices import CUDA, HIP, ROCR, restrict_program, select, settle, unify

@@ -1,7 +1,5 @@
 """Attention: its results, the kernel that ran, its operations and the rules of kernels, on the device of the tests."""
 
-from __future__ import annotations
-
 from dataclasses import asdict, replace
 from typing import get_args
 

@@ -1,7 +1,5 @@
 """Collectives over gloo between forked processes, and over NCCL between GPUs: results, sizes and the bus bandwidth."""
 
-from __future__ import annotations
-
 import multiprocessing
 import socket
 import statistics

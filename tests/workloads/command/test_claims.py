@@ -1,7 +1,5 @@
 """A program's claims are held against its own steps."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """`workload=command` from the command line: complete sweeps, and settings that are refused."""
 
-from __future__ import annotations
-
 import json
 import sqlite3
 import statistics

@@ -1,7 +1,5 @@
 """The energy of a program's GPUs. AMD SMI is a stand-in, whose GPUs draw 748 W each."""
 
-from __future__ import annotations
-
 import time
 
 import pytest

@@ -1,7 +1,5 @@
 """What is kept of a program: its command, its files and its last lines, without secrets."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """The layouts of a command, and the presets of trainers that run where these are installed."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Programs that are read while they run, and terminated with everything that they started."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import time

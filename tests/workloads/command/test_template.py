@@ -1,7 +1,5 @@
 """Values in a program's arguments and in its files."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import tomllib

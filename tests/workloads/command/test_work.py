@@ -1,7 +1,5 @@
 """A program is held to its declared work: batch, model, layout and data type."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

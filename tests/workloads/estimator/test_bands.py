@@ -1,7 +1,5 @@
 """The bands around estimates cover left-out runs, and the scoreboard is what the rows say."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """Laws that estimates of any valid job obey, on layouts and clusters drawn at random."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from hypothesis import HealthCheck, assume, given, settings

@@ -1,7 +1,5 @@
 """PyTorch's own memory tracker never counts more than the planner's bound, for layouts of this project's trainer."""
 
-from __future__ import annotations
-
 import pytest
 
 from benchmarks.planner_memory import compare_all

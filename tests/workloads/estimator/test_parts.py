@@ -1,7 +1,5 @@
 """The parts of an estimate: collectives, pipelines, experts, attention, precisions, memory and efficiencies."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

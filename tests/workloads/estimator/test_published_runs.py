@@ -1,7 +1,5 @@
 """The planner's score on published runs, and rows that it cannot express."""
 
-from __future__ import annotations
-
 import csv
 import json
 import math

@@ -1,7 +1,5 @@
 """The search finds the layouts that an estimate of all layouts would find."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace

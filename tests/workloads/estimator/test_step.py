@@ -1,7 +1,5 @@
 """Laws that every estimate has to obey."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.support.planner_estimates import cluster, job

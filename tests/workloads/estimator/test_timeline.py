@@ -1,7 +1,5 @@
 """The timeline of a pipeline keeps the order of its schedule, and takes as long as its bubble says."""
 
-from __future__ import annotations
-
 from collections import Counter
 from dataclasses import replace
 from itertools import pairwise

@@ -1,7 +1,5 @@
 """Each trainer's file is read back as the job that it was written for, and what a trainer lacks is refused by name."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any

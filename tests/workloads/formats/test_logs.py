@@ -1,7 +1,5 @@
 """Parsing the logs of trainers, with lines in their formats."""
 
-from __future__ import annotations
-
 import math
 import time
 from pathlib import Path

@@ -5,8 +5,6 @@ interpreter is named by TRAINERS_PYTHON, and a checkout of Megatron-LM by MEGATR
 arguments.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """What trainers print of their configuration, in lines as they print them."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

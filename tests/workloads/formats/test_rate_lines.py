@@ -1,7 +1,5 @@
 """Rates in the lines of training scripts that no trainer's format describes."""
 
-from __future__ import annotations
-
 import pytest
 
 from workloads.formats.rate_lines import read_rates

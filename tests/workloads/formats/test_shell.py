@@ -1,7 +1,5 @@
 """The words of a script are those that bash gives its commands, and what only a run decides has no value."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 

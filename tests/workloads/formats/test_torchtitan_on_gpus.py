@@ -1,7 +1,5 @@
 """torchtitan trains by the file that is written for it, and its log is read as the layout of the file."""
 
-from __future__ import annotations
-
 import os
 import shlex
 import subprocess

@@ -1,7 +1,5 @@
 """What a function returns becomes a measurement."""
 
-from __future__ import annotations
-
 import base64
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Calls that other processes disturb are noticed, measured again, and refused where nothing else is left."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import statistics

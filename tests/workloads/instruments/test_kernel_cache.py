@@ -1,7 +1,5 @@
 """Compiled kernels are kept in one folder for all trials of a machine."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Segments grow where the device supports it and the environment does not say otherwise."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """GPU readings during a measurement, and measurements that they taint."""
 
-from __future__ import annotations
-
 import statistics
 
 import pytest

@@ -1,7 +1,5 @@
 """One test for each use of what PyTorch does not document. Its message says what to do where a version changed it."""
 
-from __future__ import annotations
-
 import inspect
 import re
 from functools import partial

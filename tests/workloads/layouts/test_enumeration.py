@@ -1,7 +1,5 @@
 """A search offers this project's trainer only layouts that it runs."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from itertools import islice
 from typing import Any

@@ -1,7 +1,5 @@
 """Invalid jobs are refused with a reason that has their numbers."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

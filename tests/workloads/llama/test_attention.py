@@ -1,7 +1,5 @@
 """Every attention kernel equals scaled_dot_product_attention, over the whole sequence and over parts of it."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Callable

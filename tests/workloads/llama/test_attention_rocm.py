@@ -4,8 +4,6 @@ The stand-ins have the layouts and the required arguments of PyTorch's ROCm sour
 flash-attn 2.8. What the real kernels compute is checked on a GPU, by `test_attention.py`.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace

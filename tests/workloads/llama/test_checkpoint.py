@@ -1,7 +1,5 @@
 """Checkpoints are exchanged with transformers in both directions, with equal logits."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Training data from files and synthetic tokens."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

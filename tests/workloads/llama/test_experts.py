@@ -1,7 +1,5 @@
 """A mixture of experts against a plain loop over experts, and its router against those of transformers."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any

@@ -1,7 +1,5 @@
 """A block with its products in fp8 beside autograd with rounded operands, and beside bf16."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Matrices in fp8 with one scale or with a scale for each block: scales, casts, kernels and products."""
 
-from __future__ import annotations
-
 import math
 from typing import get_args
 

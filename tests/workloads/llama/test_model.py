@@ -1,7 +1,5 @@
 """The decoder: its parameter and FLOP counts against published ones, its computation against plain PyTorch."""
 
-from __future__ import annotations
-
 import csv
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """PyTorch's attention runs by a fused kernel on a GPU, or the trial is infeasible; a CPU takes what there is."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel

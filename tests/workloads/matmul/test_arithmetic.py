@@ -1,7 +1,5 @@
 """The library and the switches that a trial selects, and their names. The AMD GPU and its libraries are stand-ins."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """The search by TunableOp. A CPU build of PyTorch has none: a stand-in records the calls. A GPU has the real one."""
 
-from __future__ import annotations
-
 import tempfile
 from dataclasses import dataclass, field, replace
 from pathlib import Path

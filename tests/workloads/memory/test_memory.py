@@ -1,7 +1,5 @@
 """Passes over a device's memory: bytes, results and what was executed."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

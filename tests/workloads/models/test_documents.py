@@ -1,7 +1,5 @@
 """Documents in sequences: their lengths, what attention within them costs, and that it is attention to each alone."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from hypothesis import given

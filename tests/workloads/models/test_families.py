@@ -1,7 +1,5 @@
 """Families of models, compared with the modules that transformers builds and with what these multiply."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Models of the table and of Hugging Face's files."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

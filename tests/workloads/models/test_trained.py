@@ -1,7 +1,5 @@
 """Models that this project trains: what a config.json says of their blocks, and what is refused by name."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import fields
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Plans of memory budgets by the catalogue's rates, compared with what an H200 measured."""
 
-from __future__ import annotations
-
 import csv
 
 import pytest

@@ -1,7 +1,5 @@
 """The published table of estimated cells is what the planner says, and more memory is never slower in it."""
 
-from __future__ import annotations
-
 import json
 from itertools import permutations
 

@@ -1,7 +1,5 @@
 """The rates of a GPU are kept for a day, and measured again whenever something else could be meant."""
 
-from __future__ import annotations
-
 import time
 from dataclasses import replace
 from pathlib import Path

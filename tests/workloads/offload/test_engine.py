@@ -1,7 +1,5 @@
 """The engine trains a model as plain PyTorch does, wherever the plan stores its tensors."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Sequence
 from dataclasses import replace

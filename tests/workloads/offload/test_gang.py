@@ -1,7 +1,5 @@
 """Two processes train a model together as one process does, whatever the distribution and the placement."""
 
-from __future__ import annotations
-
 import itertools
 import multiprocessing
 import os

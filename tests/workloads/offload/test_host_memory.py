@@ -1,7 +1,5 @@
 """The arena's memory lies on the GPU's NUMA node, where the machine has several and says which."""
 
-from __future__ import annotations
-
 import platform
 from pathlib import Path
 from types import SimpleNamespace

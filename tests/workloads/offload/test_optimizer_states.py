@@ -1,7 +1,5 @@
 """AdamW's states in fp32, bf16 and int8, with and without fp32 master weights, wherever they are stored."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

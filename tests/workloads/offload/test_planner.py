@@ -1,7 +1,5 @@
 """The planner: its plan fits the budgets, is the fastest that it predicts, and never slower with more memory."""
 
-from __future__ import annotations
-
 import gzip
 import itertools
 import json

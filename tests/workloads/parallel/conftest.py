@@ -1,7 +1,5 @@
 """Fixtures of the tests that train: processes without and with GPUs, and what one process trains."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

@@ -1,7 +1,5 @@
 """Tokens of a step: new in each step, of the whole vocabulary, and the same ones for every layout."""
 
-from __future__ import annotations
-
 import torch
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,7 +1,5 @@
 """Communication kernels in a trace, and the share of a step's time that they take."""
 
-from __future__ import annotations
-
 import pytest
 
 from workloads.parallel.profiling import compute_part_shares, compute_shares, is_communication, name_collective

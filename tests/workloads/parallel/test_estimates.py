@@ -1,7 +1,5 @@
 """The cost model of a layout: what takes more memory or more time."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from typing import Any

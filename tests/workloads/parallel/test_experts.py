@@ -1,7 +1,5 @@
 """Mixtures of experts in `workload=parallel`: layouts, compilation, routing, and trials on a CPU and a GPU."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from pathlib import Path

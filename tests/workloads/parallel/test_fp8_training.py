@@ -1,7 +1,5 @@
 """Layers of low precision train nearly the same in every layout."""
 
-from __future__ import annotations
-
 import importlib.util
 from dataclasses import replace
 

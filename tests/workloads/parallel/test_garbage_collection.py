@@ -1,7 +1,5 @@
 """Garbage collection at set steps: Python's own is off meanwhile, and on again afterwards."""
 
-from __future__ import annotations
-
 import gc
 import weakref
 

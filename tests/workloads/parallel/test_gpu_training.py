@@ -1,7 +1,5 @@
 """A model divided over two GPUs trains as it does in one CPU process, with NCCL between them."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

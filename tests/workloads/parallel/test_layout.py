@@ -1,7 +1,5 @@
 """The rules that make a layout valid, and the stages of a pipeline's ranks."""
 
-from __future__ import annotations
-
 import itertools
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """The cost model beside what H200s have measured."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A plan of layouts from the command line, and what it refuses."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The points of a space of layouts: all of them, and what is left out of a large one."""
 
-from __future__ import annotations
-
 from collections import Counter
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Trials of `workload=parallel` over two ranks, without Ray: forked processes, with gloo between them."""
 
-from __future__ import annotations
-
 import multiprocessing
 import socket
 import traceback

@@ -1,7 +1,5 @@
 """Weights, gradients and optimizer states of a trainer, and what it refuses."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

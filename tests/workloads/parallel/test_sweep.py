@@ -1,7 +1,5 @@
 """A sweep over layouts from the command line."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

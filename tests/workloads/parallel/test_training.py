@@ -1,7 +1,5 @@
 """A model divided over ranks trains as it does in one process: real processes, with gloo between them."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import partialmethod
 from typing import Any

@@ -1,7 +1,5 @@
 """Low-precision formats and recipes. On a CPU they are emulated, so that only their numerics are tested."""
 
-from __future__ import annotations
-
 import math
 import subprocess
 import sys

@@ -5,8 +5,6 @@ Sources: py-interface/README.md and amdsmi_interface.py of ROCm/amdsmi (units, f
 here. The environment variable AMDSMI_STAND_IN selects a scenario from `SCENARIOS`.
 """
 
-from __future__ import annotations
-
 import os
 import time
 from collections import Counter

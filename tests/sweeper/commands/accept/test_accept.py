@@ -1,7 +1,5 @@
 """`python -m sweeper accept`: what is measured where, verdicts, the record, and a processor from end to end."""
 
-from __future__ import annotations
-
 import json
 import math
 import re

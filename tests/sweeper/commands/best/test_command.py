@@ -1,7 +1,5 @@
 """The command and the YAML file that run one trial again."""
 
-from __future__ import annotations
-
 import sys
 from dataclasses import replace
 from pathlib import Path

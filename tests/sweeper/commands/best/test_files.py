@@ -1,7 +1,5 @@
 """The files of one trial: a trainer's own configuration, and what runs a sweep's winner again."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """`python -m sweeper calibrate`: its words, sweeps, files and rates, and a processor calibrated from end to end."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from dataclasses import replace

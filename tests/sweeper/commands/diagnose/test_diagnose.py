@@ -1,7 +1,5 @@
 """`python -m sweeper diagnose`: what it reads from logs, and what it reports."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The doctor: problems of nodes, GPUs and stores are reported with a remedy, of AMD GPUs by AMD SMI's stand-in."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from collections.abc import Callable, Sequence

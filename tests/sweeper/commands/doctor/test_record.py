@@ -1,7 +1,5 @@
 """`--record` writes what the drivers returned, enough for a stand-in, and nothing that identifies the machine."""
 
-from __future__ import annotations
-
 import json
 import socket
 from collections.abc import Iterator

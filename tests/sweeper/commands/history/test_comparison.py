@@ -1,7 +1,5 @@
 """Later runs against a history: verdicts, refusals by name, and what a pipeline reads."""
 
-from __future__ import annotations
-
 import xml.etree.ElementTree as ElementTree
 
 import pytest

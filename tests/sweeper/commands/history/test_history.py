@@ -1,7 +1,5 @@
 """The file of reference figures: what is written is read, and what is broken is refused in one line."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

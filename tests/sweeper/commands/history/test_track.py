@@ -1,7 +1,5 @@
 """`python -m sweeper history` on a real MLflow store and as a user has it: append, compare, list and plot."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Tests of the import: files and folders that are read or refused, and what is written to the store."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

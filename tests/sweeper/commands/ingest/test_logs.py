@@ -1,7 +1,5 @@
 """Tests of imported logs: every log has the step time and tokens/s of its lines, or is refused with the reason."""
 
-from __future__ import annotations
-
 import tracemalloc
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Tests of importing ml_dataflow's results."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Tests of importing tprimat's benchmarks."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The list of sweeps: states, one that is followed from another process, one that is deleted."""
 
-from __future__ import annotations
-
 import io
 import os
 import shutil

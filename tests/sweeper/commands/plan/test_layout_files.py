@@ -1,7 +1,5 @@
 """A plan takes everything that a trainer's file says, prints it by both names, and names what it did not take."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Plans of models from files: what is printed of the model, and what is refused before anything is searched."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

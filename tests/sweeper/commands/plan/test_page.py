@@ -1,7 +1,5 @@
 """The page of a plan, in a real browser too."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

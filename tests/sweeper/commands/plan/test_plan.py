@@ -1,7 +1,5 @@
 """`python -m sweeper plan`: its words, its errors and what it answers."""
 
-from __future__ import annotations
-
 import json
 import re
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """The charts of the report: what they show of which trials."""
 
-from __future__ import annotations
-
 import math
 import re
 

@@ -1,7 +1,5 @@
 """The report's first paragraph, its failures, and its words on a CPU."""
 
-from __future__ import annotations
-
 import math
 
 import pandas as pd

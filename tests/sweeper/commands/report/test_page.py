@@ -1,7 +1,5 @@
 """Tests of the report in a real browser: on a phone in dark mode and on a wide screen, without a network."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Tests of the report on a real MLflow store: its tables, comparisons and refusals."""
 
-from __future__ import annotations
-
 import io
 import json
 import re

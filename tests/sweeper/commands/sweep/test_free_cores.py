@@ -1,7 +1,5 @@
 """A sweep of a busy machine: the cores that it leaves to other processes, and its rounds again."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
