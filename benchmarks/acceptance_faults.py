@@ -1,17 +1,19 @@
 """Whether `sweeper accept` fails the device that another process uses, and names the cause.
 
-    python -m benchmarks.acceptance_faults products [--gpu 1] [--keep FOLDER]
-    python -m benchmarks.acceptance_faults copies [--gpu 1]
+    python -m benchmarks.acceptance_faults products|copies|memory [--gpu 1] [--keep FOLDER]
+    python -m benchmarks.acceptance_faults link|none [--keep FOLDER]
     python -m benchmarks.acceptance_faults cores
 
-Another process multiplies matrices or copies between host and GPU without a pause while `sweeper accept` runs; `cores`
-holds every core of a machine and compares with a run without it. Prints the verdict and a table of the results in
-Markdown. The exit code is 0 if the fault is found on its device alone, with its cause.
+While `sweeper accept` runs, another process multiplies matrices or copies between host and GPU without a pause, holds
+all but 8 GiB of a GPU's memory, or copies between GPUs 0 and 1 both ways; `cores` holds every core of a machine and
+compares with a run without it; `none` is a healthy run. Prints the verdict and a table of the results in Markdown. The
+exit code is 0 if the fault is found on its devices alone, with its cause, and if the healthy run passes.
 """
 
 import argparse
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -21,35 +23,41 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-FAULTS = ("products", "copies", "cores")
+FAULTS = ("none", "products", "copies", "memory", "link", "cores")
 SIZE = 16384  # of the products: three matrices of 512 MiB
 COPIED_MIB = 2048
+LEFT_MIB = 8192  # of a GPU's memory: too little for two buffers of 4 GiB
 QUEUED = 8  # calls in advance, so that the GPU never waits
-TEXTS = {"products": "another process", "copies": "another process", "cores": "other processes"}
 
 
 def disturb(fault: str, gpu: int) -> None:
-    """Load a GPU without end, or one core."""
+    """Load a GPU, its link to another GPU or one core without end, or hold most of a GPU's memory."""
     if fault == "cores":
         print("loading", flush=True)
     while fault == "cores":
         pass
     import torch
 
-    with torch.cuda.device(gpu):
-        shape = (SIZE, SIZE) if fault == "products" else (COPIED_MIB << 19,)
-        a, b, c = (torch.randn(shape, dtype=torch.bfloat16, device="cuda") for _ in range(3))
-        host = torch.empty_like(a, device="cpu", pin_memory=fault == "copies")
+    with torch.cuda.device(0 if fault == "link" else gpu):
+        held_mib = torch.cuda.mem_get_info()[0] // 2**20 - LEFT_MIB if fault == "memory" else COPIED_MIB
+        shape = (SIZE, SIZE) if fault == "products" else (held_mib << 19,)
+        a = torch.empty(shape, dtype=torch.bfloat16, device="cuda")
+        if fault == "memory":
+            print("loading", flush=True)
+            signal.pause()
+        a, b, c = (torch.randn_like(a) for _ in range(3))
+        far = a.to("cuda:1") if fault == "link" else a.cpu().pin_memory()
         back = torch.cuda.Stream()
+        far_back = torch.cuda.Stream(1) if fault == "link" else back  # else both directions wait for its default one
         print("loading", flush=True)
         while True:
             for _ in range(QUEUED):
                 if fault == "products":
                     torch.mm(a, b, out=c)
                     continue
-                a.copy_(host, non_blocking=True)
-                with torch.cuda.stream(back):
-                    host.copy_(b, non_blocking=True)
+                a.copy_(far, non_blocking=True)
+                with torch.cuda.stream(back), torch.cuda.stream(far_back):
+                    far.copy_(b, non_blocking=True)
             torch.cuda.synchronize()
 
 
@@ -57,7 +65,7 @@ def disturb(fault: str, gpu: int) -> None:
 def disturbed(fault: str, gpu: int) -> Iterator[None]:
     """Keep the fault until the block ends."""
     command = [sys.executable, "-m", "benchmarks.acceptance_faults", fault, "--gpu", str(gpu), "--disturb"]
-    count = os.cpu_count() or 1 if fault == "cores" else 1
+    count = {"none": 0, "cores": os.cpu_count() or 1}.get(fault, 1)
     processes = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(count)]
     try:
         for process in processes:
@@ -88,13 +96,19 @@ def tabulate(record: dict[str, Any]) -> Iterator[str]:
 
 
 def is_found(record: dict[str, Any], fault: str, gpu: int) -> bool:
-    """Return whether the verdict is on the disturbed device alone, and each of its failures has the cause."""
-    failed = [row for row in record["results"] if row["verdict"] in ("fail", "inconclusive")]
-    named = [TEXTS[fault] in f"{row['cause']} {row['problem']}" for row in failed]
+    """Return whether the verdict is on the disturbed devices alone, and each failure has the cause."""
+    rows = [row for row in record["results"] if row["verdict"] in ("fail", "inconclusive")]
+    texts = [f"{row['cause']} {row['problem']}" for row in rows]
     if fault == "cores":  # takes the time of later tests too
-        return any(named)
-    devices = {row["part"].rpartition(" GPU ")[2] for row in failed if row["scope"] == "device"}
-    return record["verdict"] == "fail" and devices == {str(gpu)} and all(named)
+        return any("other processes" in text for text in texts)
+    if fault == "none":
+        return bool(record["verdict"] == "pass")
+    places = [finding["location"] for finding in record["findings"] if finding["affects_results"]]
+    places += [row["part"] for row in rows if row["scope"] == "device" and row["verdict"] == "fail"]
+    devices = {place.rpartition(" GPU ")[2] for place in places}
+    # One GPU without memory leaves the tests of all without a result.
+    is_named = all("another process" in text or "out of memory" in text for text in texts)
+    return record["verdict"] == "fail" and is_named and devices == ({"0", "1"} if fault == "link" else {str(gpu)})
 
 
 def main() -> int:

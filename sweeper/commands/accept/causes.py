@@ -10,6 +10,7 @@ from typing import Any
 from sweeper.commands.accept.experiments import END_OVER_START, EQUAL_CLOCK
 from sweeper.commands.accept.judge import Judgement, Verdict
 from sweeper.commands.doctor.checks import check_gpu, check_node, remedies_of
+from sweeper.common.trials import TrialStatus
 from workloads.api.gpus import TAINTING_SLOWDOWNS
 
 UNKNOWN = "unknown: nothing that was read explains it"
@@ -32,7 +33,10 @@ class Evidence:
 
 
 def add_causes(judgements: Sequence[Judgement], states: Mapping[str, Mapping[str, Any]]) -> list[Judgement]:
-    """Return the judgements, the failed ones with their likely causes and remedies. `states` are the nodes' by name."""
+    """Return the judgements with the likely causes and remedies of what failed, and of what is open and was run.
+
+    `states` are the nodes' by name.
+    """
     slow_partners, partners = defaultdict[str, set[str]](set), defaultdict[str, set[str]](set)
     beside = defaultdict[str, list[Mapping[str, Any]]](list)
     for judgement in judgements:
@@ -55,9 +59,14 @@ def add_causes(judgements: Sequence[Judgement], states: Mapping[str, Mapping[str
         gpus = gpus or [gpu for gpu in all_gpus if not numbers or gpu["number"] in numbers]
         others = [one for one in beside[reading.test] if one is not reading.beside]
         evidence = Evidence(judgement, of_nodes, gpus, others, slow_links)
-        return "; ".join(dict.fromkeys(cause for rule in RULES for cause in rule(evidence))) or UNKNOWN
+        unknown = UNKNOWN if judgement.verdict is Verdict.FAIL else ""
+        return "; ".join(dict.fromkeys(cause for rule in RULES for cause in rule(evidence))) or unknown
 
-    return [replace(j, cause=explain(j)) if j.verdict is Verdict.FAIL else j for j in judgements]
+    def was_run(judgement: Judgement) -> bool:
+        is_open = judgement.verdict is Verdict.INCONCLUSIVE
+        return is_open and not judgement.reading.problem.startswith(TrialStatus.CANCELLED)
+
+    return [replace(j, cause=explain(j)) if j.verdict is Verdict.FAIL or was_run(j) else j for j in judgements]
 
 
 def _settings(evidence: Evidence) -> Iterator[str]:

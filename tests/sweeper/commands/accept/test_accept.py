@@ -463,6 +463,16 @@ def test_a_failure_has_the_cause_that_was_read_beside_it(
     assert failed.verdict is Verdict.FAIL and cause in failed.cause and not passed.cause
 
 
+@pytest.mark.parametrize(
+    ("problem", "cause"),
+    [("infeasible: out of memory", "GPU 1: another process uses it: 70.0 GiB"), ("cancelled: x", "")],
+)
+def test_a_test_without_a_result_has_the_cause_too_unless_it_was_not_run(problem: str, cause: str) -> None:
+    without = [replace(reading, value=math.nan, problem=problem) for reading in readings(1, 1)]
+    first, second = add_causes(judge(without, "gpu", {}, {}), {"n": state("n", used_gib=70.0)})
+    assert not first.cause and second.cause.startswith(cause) and bool(second.cause) == bool(cause)
+
+
 @pytest.mark.parametrize(("tested", "cause"), [("b", "GPU 1: its power is limited"), ("a", UNKNOWN)])
 def test_the_cause_is_read_of_the_gpu_that_was_tested_whatever_its_rank(tested: str, cause: str) -> None:
     slow, fast = readings(500, 700)
