@@ -122,14 +122,13 @@ def _sources(found: Sequence[Residual], fitted: set[str]) -> Iterator[str]:
 
 def _memory_rows(runs: Sequence[PublishedRun]) -> Iterator[str]:
     scores = [each for each in score_all(runs, efficiencies()) if each.family == "memory"]
-    yield "Plans print a bound, with settings that know the rows: what is allocated in none of these rows"
-    yield "exceeds it, and the median slack is"
-    yield f"{statistics.median(each.error_percent for each in scores):.1f}%."
     large = [r for r in runs if bound_gib(peak_memory(r.job, r.cluster), r.job, r.cluster) > usable_gib(r.cluster)]
     trainers = ", ".join(f"{count} of {name}" for name, count in Counter(run.pair[0] for run in large).most_common())
-    yield f"A bound errs to the other side: of all {len(runs)} runs, which trained, that of {len(large)} exceeds what is"
-    yield f"usable ({trainers}; many of llmq offload, which the bound does not know)."
-    yield ""
+    median = statistics.median(each.error_percent for each in scores)
+    yield f"""Plans print a bound, with settings that know the rows: what is allocated in none of them exceeds it, and
+the median slack is {median:.1f}%. A bound errs to the other side: that of {len(large)} of all {len(runs)} runs, which
+trained, exceeds what is usable ({trainers}; many of llmq offload, which it does not know).
+"""
     yield "| row | GiB | measured | bound | slack |"
     yield "|---|---|---:|---:|---:|"
     for each in scores:
