@@ -29,15 +29,10 @@ SPREAD_OF_ROUNDS = {"1% each": (1, 1, 1, 1, 1), "one of 3%, others of 1%": (3, 1
 
 @dataclass(frozen=True)
 class Coverage:
-    """Of many series, as percentages.
+    """Of many series, as percentages."""
 
-    Attributes:
-        covered: intervals that hold the true value, of all intervals; NaN without any.
-        marked: series without an interval, because they are correlated and too short.
-    """
-
-    covered: float
-    marked: float
+    covered: float  # intervals that hold the true value, of all intervals; NaN without any
+    marked: float  # series without an interval, because they are correlated and too short
 
     def __str__(self) -> str:
         covered = "—" if np.isnan(self.covered) else f"{self.covered:.0f}"
@@ -71,15 +66,10 @@ def print_steps(statistic: str, simulations: int, seed: int) -> None:
 
 @dataclass(frozen=True)
 class FinalsErrors:
-    """Of many finals of equally fast finalists, as percentages.
+    """Of many finals of equally fast finalists, as percentages."""
 
-    Attributes:
-        told_apart: finals in which any finalist counts as slower than the first.
-        missed: values whose 95% interval does not hold the true one.
-    """
-
-    told_apart: float
-    missed: float
+    told_apart: float  # finals in which any finalist counts as slower than the first
+    missed: float  # values whose 95% interval does not hold the true one
 
 
 def measure_finals(finalists: int, spreads: tuple[int, ...], simulations: int, seed: int) -> FinalsErrors:
@@ -108,16 +98,11 @@ def print_finals(simulations: int, seed: int) -> None:
 
 @dataclass(frozen=True)
 class BaselineCase:
-    """How two sweeps are measured.
+    """How two sweeps are measured."""
 
-    Attributes:
-        noise: of the steps, or of the rounds of finals.
-        between_runs: the standard deviation of a whole sweep, which all its steps and rounds share.
-    """
-
-    noise: Noise
+    noise: Noise  # of the steps, or of the rounds of finals
     steps: int
-    between_runs: float = 0.0
+    between_runs: float = 0.0  # the standard deviation of a whole sweep, which all its steps and rounds share
     are_rounds: bool = False
 
 

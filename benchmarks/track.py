@@ -44,35 +44,23 @@ def with_slow_runs(random: np.random.Generator) -> float:
 
 @dataclass(frozen=True)
 class Case:
-    """How runs are made.
+    """How runs are made."""
 
-    Attributes:
-        history: the number of earlier runs at first.
-        between_runs: their standard deviation.
-        looks_at_each: whether the verdict is taken after every run, instead of after as many as are requested.
-        assumed: the standard deviation that is assumed of a short history.
-    """
-
-    history: int
-    between_runs: float
+    history: int  # the number of earlier runs at first
+    between_runs: float  # their standard deviation
+    # whether the verdict is taken after every run, instead of after as many as are requested
     looks_at_each: bool = False
-    assumed: float = 0.02
+    assumed: float = 0.02  # the standard deviation that is assumed of a short history
     deviation: Deviation = normal
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """Of many comparisons of a case.
+    """Of many comparisons of a case."""
 
-    Attributes:
-        slower: how many were called slower.
-        new_runs: of each comparison.
-        earlier_runs: that were added to the history, of each comparison.
-    """
-
-    slower: int
-    new_runs: np.ndarray
-    earlier_runs: np.ndarray
+    slower: int  # how many were called slower
+    new_runs: np.ndarray  # of each comparison
+    earlier_runs: np.ndarray  # that were added to the history, of each comparison
 
     def describe_slower(self) -> str:
         """Return the percentage that was called slower, with its binomial interval."""

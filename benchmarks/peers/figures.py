@@ -13,37 +13,23 @@ Point = tuple[int, int]  # the two parameters of a trial
 
 @dataclass(frozen=True)
 class Trial:
-    """One execution of a point.
-
-    Attributes:
-        start_s: its first record.
-        last_s: its last record, of the last step that it ran.
-        finished: it ran all its steps.
-    """
+    """One execution of a point."""
 
     point: Point
-    start_s: float
-    last_s: float
-    finished: bool
+    start_s: float  # its first record
+    last_s: float  # its last record, of the last step that it ran
+    finished: bool  # it ran all its steps
 
 
 @dataclass(frozen=True)
 class Loss:
-    """What a kill of the driver cost, in points that had finished before it.
+    """What a kill of the driver cost, in points that had finished before it."""
 
-    Attributes:
-        finished: points that had finished when the driver was killed.
-        repeated: those of them that were started again afterwards.
-        missing: those of them that the tool's results lack in the end.
-        absent: points of the whole space that the results lack.
-        started_again: trials that were started after the kill, of any point.
-    """
-
-    finished: int
-    repeated: int
-    missing: int
-    absent: int
-    started_again: int
+    finished: int  # points that had finished when the driver was killed
+    repeated: int  # those of them that were started again afterwards
+    missing: int  # those of them that the tool's results lack in the end
+    absent: int  # points of the whole space that the results lack
+    started_again: int  # trials that were started after the kill, of any point
 
 
 def read_trials(path: Path) -> list[Trial]:

@@ -15,25 +15,17 @@ MODULES = "benchmarks.peers.programs"
 
 @dataclass(frozen=True)
 class Tool:
-    """A tool with the settings that one row of the tables has.
-
-    Attributes:
-        python: which environment runs it: `sweeper`, `tune` or `hydra`.
-        command: its words; `python` is that of the environment.
-        files: what a user writes, besides the trial itself.
-        read: the points that its results have in a folder, the best one first.
-        variables: environment variables that differ from the tool's defaults.
-        stops_early: it ends poor trials.
-        resume: further words of a start after a kill, given the number of missing results.
-    """
+    """A tool with the settings that one row of the tables has."""
 
     name: str
-    python: str
-    command: tuple[str, ...]
-    files: tuple[str, ...]
-    read: Callable[[Path], list[Point]]
+    python: str  # which environment runs it: `sweeper`, `tune` or `hydra`
+    command: tuple[str, ...]  # its words; `python` is that of the environment
+    files: tuple[str, ...]  # what a user writes, besides the trial itself
+    read: Callable[[Path], list[Point]]  # the points that its results have in a folder, the best one first
+    # environment variables that differ from the tool's defaults
     variables: Mapping[str, str] = field(default_factory=dict)
-    stops_early: bool = False
+    stops_early: bool = False  # it ends poor trials
+    # further words of a start after a kill, given the number of missing results
     resume: Callable[[int], tuple[str, ...]] = lambda missing: ()
 
     @property

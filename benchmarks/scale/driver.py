@@ -120,24 +120,19 @@ TIMED_FUNCTIONS = {
 
 @dataclass(frozen=True)
 class Snapshot:
-    """The state of a simulated sweep after a number of trials.
+    """The state of a simulated sweep after a number of trials."""
 
-    Attributes:
-        rounds, syncs: of the loop, and of the journal to the disk.
-        wait_s, other_s: CPU seconds in `GangPool.wait`, and outside of all timed functions.
-        clock_s, waited_s: the simulated clock, and how much of it the driver waited.
-        memory_mib: by which the process has grown.
-        journal_bytes: of a trial.
-    """
-
+    # rounds, syncs: of the loop, and of the journal to the disk
     rounds: int = 0
     syncs: int = 0
+    # wait_s, other_s: CPU seconds in `GangPool.wait`, and outside of all timed functions
     wait_s: float = 0.0
     other_s: float = 0.0
+    # clock_s, waited_s: the simulated clock, and how much of it the driver waited
     clock_s: float = 0.0
     waited_s: float = 0.0
-    memory_mib: float = 0.0
-    journal_bytes: float = 0.0
+    memory_mib: float = 0.0  # by which the process has grown
+    journal_bytes: float = 0.0  # of a trial
 
 
 def drive(

@@ -34,15 +34,10 @@ class Event(Ref):
 
 @dataclass(frozen=True)
 class Failures:
-    """How nodes fail.
+    """How nodes fail."""
 
-    Attributes:
-        per_node_s: the rate of a node that is up.
-        repair_s: the mean time until a failed node is back, at least until Ray has noticed that it failed.
-    """
-
-    per_node_s: float
-    repair_s: float
+    per_node_s: float  # the rate of a node that is up
+    repair_s: float  # the mean time until a failed node is back, at least until Ray has noticed that it failed
     seed: int = 0
 
 
@@ -100,21 +95,14 @@ class Group:
 
 @dataclass
 class Usage:
-    """GPU-seconds since `since_s`, and what happened meanwhile.
-
-    Attributes:
-        busy_s: of GPUs that ran trials, those that a failure ended included.
-        rerun_s: of the latter alone, up to the failure.
-        down_s: of GPUs of failed nodes.
-        interrupted: trials that a failure ended.
-    """
+    """GPU-seconds since `since_s`, and what happened meanwhile."""
 
     since_s: float = 0.0
-    busy_s: float = 0.0
-    rerun_s: float = 0.0
-    down_s: float = 0.0
+    busy_s: float = 0.0  # of GPUs that ran trials, those that a failure ended included
+    rerun_s: float = 0.0  # of the latter alone, up to the failure
+    down_s: float = 0.0  # of GPUs of failed nodes
     failures: int = 0
-    interrupted: int = 0
+    interrupted: int = 0  # trials that a failure ended
 
 
 class SimulationEnded(Exception):

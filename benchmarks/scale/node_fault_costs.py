@@ -20,19 +20,12 @@ GRACE_S = 3.0  # gang.ROOT_CAUSE_GRACE_S
 
 @dataclass(frozen=True)
 class Case:
-    """One simulation.
+    """One simulation."""
 
-    Attributes:
-        gpus: of a gang.
-        trial_s: the mean duration of a trial.
-        factor: failures are so much more frequent than in the report, and repairs faster.
-        hours: simulated, after WARM_UP_S.
-    """
-
-    gpus: int
-    trial_s: float
-    factor: float
-    hours: float
+    gpus: int  # of a gang
+    trial_s: float  # the mean duration of a trial
+    factor: float  # failures are so much more frequent than in the report, and repairs faster
+    hours: float  # simulated, after WARM_UP_S
 
     @property
     def failures(self) -> Failures:
@@ -44,15 +37,10 @@ CASES = (Case(8, 600, 200, 1), Case(64, 600, 100, 4), Case(256, 600, 50, 8), Cas
 
 @dataclass(frozen=True)
 class Cost:
-    """What a failure costs on average.
+    """What a failure costs on average."""
 
-    Attributes:
-        rerun_gpu_h: of trials that it ended, up to then.
-        idle_gpu_h: by which the GPUs that run trials fall short of all gangs that fit without failures.
-    """
-
-    rerun_gpu_h: float
-    idle_gpu_h: float
+    rerun_gpu_h: float  # of trials that it ended, up to then
+    idle_gpu_h: float  # by which the GPUs that run trials fall short of all gangs that fit without failures
 
 
 def expect(gpus: int, trial_s: float, failures: Failures) -> Cost:

@@ -25,21 +25,13 @@ MAD_TO_SD = 1.4826  # of a normal distribution
 
 @dataclass(frozen=True)
 class Spread:
-    """How the rates of equal parts differ, as standard deviations of their logarithms.
+    """How the rates of equal parts differ, as standard deviations of their logarithms."""
 
-    Attributes:
-        device: between the devices of a node.
-        node: between nodes.
-        run: between two measurements of one device.
-        expected: of the expected value from the catalogue or the planner.
-        worth: the least loss that fails a part, however small the spreads are.
-    """
-
-    device: float
-    node: float
-    run: float
-    expected: float
-    worth: float
+    device: float  # between the devices of a node
+    node: float  # between nodes
+    run: float  # between two measurements of one device
+    expected: float  # of the expected value from the catalogue or the planner
+    worth: float  # the least loss that fails a part, however small the spreads are
 
     @property
     def own(self) -> float:
@@ -57,19 +49,12 @@ class Spread:
 
 @dataclass(frozen=True)
 class Limit:
-    """The lowest rate of a part that passes one comparison.
+    """The lowest rate of a part that passes one comparison."""
 
-    Attributes:
-        basis: what the part is compared with.
-        expected: the rate that it is compared with.
-        lowest: a rate below it fails.
-        deviation: standard deviation of the logarithm of a healthy part's rate over the expected one.
-    """
-
-    basis: str
-    expected: float
-    lowest: float
-    deviation: float
+    basis: str  # what the part is compared with
+    expected: float  # the rate that it is compared with
+    lowest: float  # a rate below it fails
+    deviation: float  # standard deviation of the logarithm of a healthy part's rate over the expected one
 
     @property
     def found_loss(self) -> float:

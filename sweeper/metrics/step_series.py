@@ -29,26 +29,19 @@ IRREGULAR_SHARE = 0.02  # of the steps: fewer slow ones without a period are usu
 
 @dataclass(frozen=True)
 class Finding:
-    """Something unusual in a series.
+    """Something unusual in a series."""
 
-    Attributes:
-        kind: drift over the whole series; jump to its end; phase, slow for a while; pauses with a period; stalls
-            without one.
-        share: by how much steps are slower; of pauses and stalls, the share of the whole time that they take.
-        low, high: its 95% interval, NaN without one.
-        first, last: the steps between which it is seen.
-        period: steps between two pauses, 0 where there is none.
-        places: the printed steps that are slow, as indices of the series.
-    """
-
+    # drift over the whole series; jump to its end; phase, slow for a while; pauses with a period; stalls without one
     kind: Literal["drift", "jump", "phase", "pauses", "stalls"]
-    share: float
+    share: float  # by how much steps are slower; of pauses and stalls, the share of the whole time that they take
+    # low, high: its 95% interval, NaN without one
     low: float
     high: float
+    # first, last: the steps between which it is seen
     first: int
     last: int
-    period: int = 0
-    places: tuple[int, ...] = ()
+    period: int = 0  # steps between two pauses, 0 where there is none
+    places: tuple[int, ...] = ()  # the printed steps that are slow, as indices of the series
 
 
 def find_unusual(numbers: Sequence[int], times_s: Sequence[float]) -> list[Finding]:

@@ -24,21 +24,15 @@ NOT_COMPARED = "not compared"
 
 @dataclass(frozen=True, kw_only=True)
 class ComparedWork:
-    """One kind of work of a comparison, as text.
-
-    Attributes:
-        result: None if the work was not compared.
-        detail: what the verdict rests on, or why there is none.
-        changed: the versions that differ.
-    """
+    """One kind of work of a comparison, as text."""
 
     work: str
     device: str
     earlier: str = ""
     now: str = ""
-    result: Comparison | None = None
-    detail: str
-    changed: str = ""
+    result: Comparison | None = None  # None if the work was not compared
+    detail: str  # what the verdict rests on, or why there is none
+    changed: str = ""  # the versions that differ
 
     @property
     def outcome(self) -> str:

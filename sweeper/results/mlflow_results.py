@@ -132,14 +132,12 @@ class Stored:
     Every table has plain columns for what each run has (`run`, `run_id`, `parent`, `status`, `start`, `end`), and
     `param.…`, `metric.…` and `tag.…` for the rest. A trial also has its sweep's constants as `param.…` and the result
     of its sweep's finals as `final.…`. `is_beyond_limit` is true of a trial that a limit of its sweep excludes.
-
-    Attributes:
-        cut_studies: the sweeps of which a budget has cut trials off, by the ids of their studies.
     """
 
     sweeps: pd.DataFrame
     trials: pd.DataFrame
     imported: pd.DataFrame = field(default_factory=pd.DataFrame)
+    # the sweeps of which a budget has cut trials off, by the ids of their studies
     cut_studies: frozenset[str] = frozenset()
 
     @cached_property

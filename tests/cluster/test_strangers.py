@@ -52,18 +52,13 @@ space: {{x: "choice(0, 1)"}}
 
 @dataclass
 class RunningSweep:
-    """A sweep on two nodes with a store on a third, and what was seen of its processes until it ended.
-
-    Attributes:
-        commands: the command lines of all processes.
-        variables: the environments of all processes.
-    """
+    """A sweep on two nodes with a store on a third, and what was seen of its processes until it ended."""
 
     cluster: Cluster
     workspace: NodeWorkspace
     printed: str = ""
-    commands: set[str] = field(default_factory=set)
-    variables: set[str] = field(default_factory=set)
+    commands: set[str] = field(default_factory=set)  # the command lines of all processes
+    variables: set[str] = field(default_factory=set)  # the environments of all processes
 
     @property
     def token(self) -> str:

@@ -6,27 +6,17 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Expected:
-    """One result of a log.
+    """One result of a log."""
 
-    Attributes:
-        step_ms: the median of the step times after the warm-up.
-        tokens_per_s: of all devices; None where the lines do not have the tokens of a step.
-        warmup: the timed steps that are left out.
-        claimed: tokens/s of one device by the log, the median of the same steps.
-        memory_gib: what the allocator reserved or the driver saw in use.
-        params: some of the configuration.
-        contradiction: the beginning of the only message; empty for none.
-    """
-
-    step_ms: float
-    tokens_per_s: float | None = None
+    step_ms: float  # the median of the step times after the warm-up
+    tokens_per_s: float | None = None  # of all devices; None where the lines do not have the tokens of a step
     devices: int | None = None
     mfu: float | None = None
-    warmup: int = 0
-    claimed: float | None = None
-    memory_gib: float | None = None
-    params: dict[str, Any] = field(default_factory=dict)
-    contradiction: str = ""
+    warmup: int = 0  # the timed steps that are left out
+    claimed: float | None = None  # tokens/s of one device by the log, the median of the same steps
+    memory_gib: float | None = None  # what the allocator reserved or the driver saw in use
+    params: dict[str, Any] = field(default_factory=dict)  # some of the configuration
+    contradiction: str = ""  # the beginning of the only message; empty for none
 
 
 # Llama 3 8B at 8192 has 51.47 GFLOP a token and at 4096 48.24 (causal); an H100's dense bf16 peak is 989 TFLOP/s.

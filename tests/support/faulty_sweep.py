@@ -25,35 +25,20 @@ from tests.support.virtual_cluster import GPUS, NodeWorkspace
 
 @dataclass
 class Outcome:
-    """What a sweep under faults left.
+    """What a sweep under faults left."""
 
-    Attributes:
-        faults: how often a fault was applied.
-        starts: how often the command was started; more than once where the driver ended without having finished.
-        trials: trials with an outcome; one that was cancelled is tried again under another number, and not counted.
-        timed_out: how many of them took longer than their limit, as their answer did not arrive.
-        lost: trials that the search proposed and that have no outcome in the store.
-        doubled: trials with more than one outcome.
-        repeated: ranks of trials that ran to their end more than once, since their result did not arrive.
-        longest_stall_s: the longest time between the ends of two consecutive trials, as the driver learned of them.
-        duration_s: of the whole sweep.
-        left_over: processes of trials that outlived the sweep.
-        running: runs that the store still takes to be running.
-        misdated: runs whose times are not those of the sweep by the driver's clock.
-    """
-
-    faults: int
-    starts: int
-    trials: int
-    timed_out: int
-    lost: int
-    doubled: int
-    repeated: int
-    longest_stall_s: float
-    duration_s: float
-    left_over: int
-    running: int
-    misdated: int
+    faults: int  # how often a fault was applied
+    starts: int  # how often the command was started; more than once where the driver ended without having finished
+    trials: int  # trials with an outcome; one that was cancelled is tried again under another number, and not counted
+    timed_out: int  # how many of them took longer than their limit, as their answer did not arrive
+    lost: int  # trials that the search proposed and that have no outcome in the store
+    doubled: int  # trials with more than one outcome
+    repeated: int  # ranks of trials that ran to their end more than once, since their result did not arrive
+    longest_stall_s: float  # the longest time between the ends of two consecutive trials, as the driver learned of them
+    duration_s: float  # of the whole sweep
+    left_over: int  # processes of trials that outlived the sweep
+    running: int  # runs that the store still takes to be running
+    misdated: int  # runs whose times are not those of the sweep by the driver's clock
 
 
 class FaultySweep:

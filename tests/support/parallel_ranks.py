@@ -43,19 +43,14 @@ LENGTH, BATCH, STEPS = 32, 8, 2
 
 @dataclass(frozen=True)
 class Trained:
-    """The losses of all steps, and the first step's gradients and their norm.
-
-    Attributes:
-        fp8_gathers: as in `workloads.parallel.apply.fp8_gathers`.
-        graphs: what compiled blocks are; each may serve many blocks.
-        calls: collectives of the last step, as in `profile_step`, where blocks are compiled or weights kept.
-    """
+    """The losses of all steps, and the first step's gradients and their norm."""
 
     losses: list[float]
     gradients: dict[str, Tensor]
     norm: float
-    fp8_gathers: dict[str, bool] = field(default_factory=dict)
-    graphs: int = 0
+    fp8_gathers: dict[str, bool] = field(default_factory=dict)  # as in `workloads.parallel.apply.fp8_gathers`
+    graphs: int = 0  # what compiled blocks are; each may serve many blocks
+    # collectives of the last step, as in `profile_step`, where blocks are compiled or weights kept
     calls: dict[str, float] = field(default_factory=dict)
 
 
@@ -71,21 +66,14 @@ def tokens() -> Tensor:
 
 @dataclass(frozen=True)
 class Call:
-    """A layout for the processes of `Ranks` to train.
+    """A layout for the processes of `Ranks` to train."""
 
-    Attributes:
-        sequence_number: differs between calls.
-        exact_fp8_sums: as in `fp8_over_gloo`.
-        backend: of the compiler; empty for PyTorch's own.
-        keeps_weights: as in `workloads.parallel.apply.set_gradient_sync`.
-    """
-
-    sequence_number: int
+    sequence_number: int  # differs between calls
     layout: Layout
     spec: ModelSpec
-    exact_fp8_sums: bool = False
-    backend: str = ""
-    keeps_weights: bool = False
+    exact_fp8_sums: bool = False  # as in `fp8_over_gloo`
+    backend: str = ""  # of the compiler; empty for PyTorch's own
+    keeps_weights: bool = False  # as in `workloads.parallel.apply.set_gradient_sync`
 
 
 def initialize(name: str, size: tuple[int, ...]) -> Tensor:

@@ -32,15 +32,10 @@ COMPUTE = "compute"
 
 @dataclass(eq=False)
 class Work:
-    """A piece of work on a stream, the work that it waits for, and the time at which it is done.
+    """A piece of work on a stream, the work that it waits for, and the time at which it is done."""
 
-    Attributes:
-        stream: the resource ("compute", "h2d", "d2h" or "links") and the kind of traffic.
-        remaining: seconds of computation or bytes to copy.
-    """
-
-    stream: tuple[str, str]
-    remaining: float
+    stream: tuple[str, str]  # the resource ("compute", "h2d", "d2h" or "links") and the kind of traffic
+    remaining: float  # seconds of computation or bytes to copy
     after: list[Work]
     done_s: float | None = None
 

@@ -109,33 +109,19 @@ def restart_by(store: SharedStore) -> dict[float, Callable[[], None]]:
 
 @dataclass
 class SharedOutcome:
-    """What sweeps at the same time left in the store.
+    """What sweeps at the same time left in the store."""
 
-    Attributes:
-        starts: how often each command was started; more than once where results were missing at its end.
-        trials: trials with a complete run in the store.
-        lost: trials of the studies without one.
-        doubled: trials with more than one run.
-        wrong: runs whose metric differs from the study's.
-        repeated: trials that ran to their end more than once.
-        running: runs, of trials or sweeps, that are not finished.
-        deadlocks: that PostgreSQL has ended.
-        duration_s: from the first command's start to the last one's end.
-        store_cpu_s: CPU time of the server and the database.
-        commands_cpu_s: CPU time of the commands, with their recording processes and reports.
-    """
-
-    starts: list[int]
-    trials: int
-    lost: int
-    doubled: int
-    wrong: int
-    repeated: int
-    running: int
-    deadlocks: int
-    duration_s: float
-    store_cpu_s: float
-    commands_cpu_s: float
+    starts: list[int]  # how often each command was started; more than once where results were missing at its end
+    trials: int  # trials with a complete run in the store
+    lost: int  # trials of the studies without one
+    doubled: int  # trials with more than one run
+    wrong: int  # runs whose metric differs from the study's
+    repeated: int  # trials that ran to their end more than once
+    running: int  # runs, of trials or sweeps, that are not finished
+    deadlocks: int  # that PostgreSQL has ended
+    duration_s: float  # from the first command's start to the last one's end
+    store_cpu_s: float  # CPU time of the server and the database
+    commands_cpu_s: float  # CPU time of the commands, with their recording processes and reports
 
 
 class SharedSweeps:

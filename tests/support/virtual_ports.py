@@ -22,17 +22,12 @@ HTTP = "/"
 
 @dataclass(frozen=True)
 class Listener:
-    """A listening socket.
-
-    Attributes:
-        address: what it is bound to.
-        command: the command line of a process that has it.
-    """
+    """A listening socket."""
 
     node: Node
-    address: str
+    address: str  # what it is bound to
     port: int
-    command: str
+    command: str  # the command line of a process that has it
 
     @property
     def is_open_to_all(self) -> bool:

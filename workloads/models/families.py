@@ -37,52 +37,37 @@ GROUPS: dict[str, Names] = {
 
 @dataclass(frozen=True)
 class Family:
-    """What a family's blocks have beyond the sizes in its files, as its module in transformers 5.23 builds them.
-
-    Attributes:
-        norms: of a block; `norm_vectors` of each, a scale and a bias.
-        qk_norm: of queries and keys: over a head's features, or over those of all heads.
-        rope_theta, norm_eps: of files that lack them.
-        qkv_bias, output_bias, mlp_bias: whether these have biases, or the key that says so.
-        expert_bias: experts and routers have biases.
-        sinks: each head has an attention sink.
-        shared_expert_gate: a matrix with one output weighs the shared expert.
-        router_scores: what gives the scores of experts.
-        renormalized: whether those of a token are divided by their sum, or the key that says so.
-        window: which layers have a window; None where none has, then a file may not have one.
-        chunked: windows are chunks.
-        linear: which layers are linear, where the file has no layer_types; None where none can be.
-        split_blocks: a block is a mixer or an MLP alone, as its `layer_types` say.
-        expansion: of the hidden size in the MLP, where the file does not have its size.
-        names: of sizes, in addition to those of every family or instead.
-        defaults: values of keys that files may lack.
-        adapt: returns the keys that follow from others.
-    """
+    """What a family's blocks have beyond the sizes in its files, as its module in transformers 5.23 builds them."""
 
     activation: Activation = "swiglu"
     positions: Positions = "rope"
-    norms: int = 2
+    norms: int = 2  # of a block; `norm_vectors` of each, a scale and a bias
     norm_vectors: int = 1
-    qk_norm: QkNorm = ""
+    qk_norm: QkNorm = ""  # of queries and keys: over a head's features, or over those of all heads
+    # rope_theta, norm_eps: of files that lack them
     rope_theta: float = 10_000.0
     norm_eps: float = 1e-6
+    # qkv_bias, output_bias, mlp_bias: whether these have biases, or the key that says so
     qkv_bias: bool | str = "attention_bias"
     output_bias: bool | str = "attention_bias"
     mlp_bias: bool | str = False
-    expert_bias: bool = False
-    sinks: bool = False
-    shared_expert_gate: bool = False
-    router_scores: RouterScores = "softmax"
+    expert_bias: bool = False  # experts and routers have biases
+    sinks: bool = False  # each head has an attention sink
+    shared_expert_gate: bool = False  # a matrix with one output weighs the shared expert
+    router_scores: RouterScores = "softmax"  # what gives the scores of experts
+    # whether those of a token are divided by their sum, or the key that says so
     renormalized: bool | str = "norm_topk_prob"
+    # which layers have a window; None where none has, then a file may not have one
     window: Callable[[Config, int], bool] | None = None
-    chunked: bool = False
+    chunked: bool = False  # windows are chunks
+    # which layers are linear, where the file has no layer_types; None where none can be
     linear: Callable[[Config, int], bool] | None = None
-    split_blocks: bool = False
+    split_blocks: bool = False  # a block is a mixer or an MLP alone, as its `layer_types` say
     attention_gate: bool = False
-    expansion: int = 0
-    names: Names = field(default_factory=dict)
-    defaults: Config = field(default_factory=dict)
-    adapt: Callable[[Config], dict[str, Any]] = lambda config: {}
+    expansion: int = 0  # of the hidden size in the MLP, where the file does not have its size
+    names: Names = field(default_factory=dict)  # of sizes, in addition to those of every family or instead
+    defaults: Config = field(default_factory=dict)  # values of keys that files may lack
+    adapt: Callable[[Config], dict[str, Any]] = lambda config: {}  # returns the keys that follow from others
 
     @property
     def size_names(self) -> dict[str, tuple[str, ...]]:

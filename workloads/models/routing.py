@@ -8,25 +8,18 @@ from workloads.models.model import Model
 
 @dataclass(frozen=True)
 class Routing:
-    """How tokens come to experts, and what balances them.
+    """How tokens come to experts, and what balances them."""
 
-    Attributes:
-        imbalance: tokens of the busiest expert over the mean, to which tokens are sent whatever their scores: 1 is
-            forced balance, above it loads follow Zipf's law. None for natural routing: each token's best experts.
-        auxiliary_loss: coefficient of the loss that is 1 with equal loads (Fedus et al. 2022, equation 4, of k experts
-            of a token).
-        z_loss: coefficient of the mean square of the logits' logsumexp (Zoph et al. 2022, equation 5).
-        bias_rate: what is added after a step to the bias of each expert with fewer tokens than the mean, and subtracted
-            from that of each with more; it changes which experts are chosen, not their weights (Wang et al. 2024, arXiv
-            2408.15664).
-        seed: of the order of busy and idle experts, and of the tokens that are sent to them.
-    """
-
+    # tokens of the busiest expert over the mean, to which tokens are sent whatever their scores: 1 is forced balance,
+    # above it loads follow Zipf's law. None for natural routing: each token's best experts.
     imbalance: float | None = None
+    # coefficient of the loss that is 1 with equal loads (Fedus et al. 2022, equation 4, of k experts of a token).
     auxiliary_loss: float = 0.0
-    z_loss: float = 0.0
+    z_loss: float = 0.0  # coefficient of the mean square of the logits' logsumexp (Zoph et al. 2022, equation 5).
+    # what is added after a step to the bias of each expert with fewer tokens than the mean, and subtracted from that of
+    # each with more; it changes which experts are chosen, not their weights (Wang et al. 2024, arXiv 2408.15664).
     bias_rate: float = 0.0
-    seed: int = 0
+    seed: int = 0  # of the order of busy and idle experts, and of the tokens that are sent to them
 
 
 NATURAL = Routing()

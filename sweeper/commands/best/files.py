@@ -32,22 +32,14 @@ OTHER_TRAINERS = ("torchtitan", "megatron")  # whose files a layout of workload=
 
 @dataclass(frozen=True)
 class TrialFiles:
-    """The files that run one trial again.
-
-    Attributes:
-        title: which trial it is, with its figure.
-        line: our command, for a shell.
-        files: file contents by their path in the folder.
-        notes: what to know before one of them runs.
-        result: the trial, its figure and its software, in plain values.
-    """
+    """The files that run one trial again."""
 
     folder: Path
-    title: str
-    line: str
-    files: Mapping[str, str]
-    notes: tuple[str, ...] = ()
-    result: Mapping[str, Any] = field(default_factory=dict)
+    title: str  # which trial it is, with its figure
+    line: str  # our command, for a shell
+    files: Mapping[str, str]  # file contents by their path in the folder
+    notes: tuple[str, ...] = ()  # what to know before one of them runs
+    result: Mapping[str, Any] = field(default_factory=dict)  # the trial, its figure and its software, in plain values
 
     def write(self) -> None:
         """Write the files, in the place of those of an earlier run."""

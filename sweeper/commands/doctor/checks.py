@@ -30,17 +30,12 @@ REMEDIES = tomllib.loads(Path(__file__).with_name("remedies.toml").read_text()) 
 
 @dataclass(frozen=True)
 class Finding:
-    """A problem and its remedy.
+    """A problem and its remedy."""
 
-    Attributes:
-        location: the node, GPU or store that has the problem.
-        affects_results: measurements are wrong or slow because of it.
-    """
-
-    location: str
+    location: str  # the node, GPU or store that has the problem
     problem: str
     remedy: str
-    affects_results: bool = True
+    affects_results: bool = True  # measurements are wrong or slow because of it
 
 
 def check_nodes(node_states: Sequence[Mapping[str, Any]]) -> Iterator[Finding]:

@@ -32,18 +32,13 @@ class NewRun:
 
 @dataclass(frozen=True)
 class Compared:
-    """New runs of one series, and the earlier runs that they are compared with.
-
-    Attributes:
-        result: None without earlier runs.
-        reason: why there are none, such as how the work differs from the most similar one.
-    """
+    """New runs of one series, and the earlier runs that they are compared with."""
 
     identity: Identity
     new: tuple[RecordedRun, ...]
     earlier: tuple[RecordedRun, ...]
-    result: Comparison | None = None
-    reason: str = ""
+    result: Comparison | None = None  # None without earlier runs
+    reason: str = ""  # why there are none, such as how the work differs from the most similar one
 
 
 def read_runs(stored: Stored, names: Sequence[str]) -> list[NewRun]:

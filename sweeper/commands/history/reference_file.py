@@ -23,12 +23,7 @@ SIGNIFICANT_DIGITS = 6
 
 @dataclass(frozen=True)
 class Identity:
-    """The properties that compared runs share.
-
-    Attributes:
-        basis: what the values are: the mean of rounds of finals, or the best single trial of a search, which is
-            higher by chance.
-    """
+    """The properties that compared runs share."""
 
     metric: str
     unit: str
@@ -36,6 +31,7 @@ class Identity:
     work: dict[str, str]
     device: str
     devices: int = field(metadata={"min": 1})
+    # what the values are: the mean of rounds of finals, or the best single trial of a search, which is higher by chance
     basis: Literal["finals", "single trial"]
 
     @property
@@ -53,25 +49,18 @@ class Identity:
 
 @dataclass(frozen=True)
 class RecordedRun:
-    """One run of the history.
-
-    Attributes:
-        date: when it started, in UTC.
-        low, high: the bounds of its 95% interval; None without one.
-        point: the parameters that were the fastest.
-        versions: of the software, and of the GPU driver as `driver`.
-        starts_level: whether later runs are compared with this one and those that follow only.
-    """
+    """One run of the history."""
 
     sweep: str
-    date: str
+    date: str  # when it started, in UTC
     value: float = field(metadata={"min": 1e-300})
+    # low, high: the bounds of its 95% interval; None without one
     low: float | None = None
     high: float | None = None
-    point: dict[str, str] = field(default_factory=dict)
-    versions: dict[str, str] = field(default_factory=dict)
+    point: dict[str, str] = field(default_factory=dict)  # the parameters that were the fastest
+    versions: dict[str, str] = field(default_factory=dict)  # of the software, and of the GPU driver as `driver`
     commit: str = ""
-    starts_level: bool = False
+    starts_level: bool = False  # whether later runs are compared with this one and those that follow only
 
     @property
     def interval(self) -> Interval:

@@ -29,48 +29,34 @@ FLOPS_CLAIMS = frozenset({"tflops", "tflops_per_gpu", "mfu", "hfu"})
 
 @dataclass(frozen=True)
 class Claims:
-    """The metrics that a tool reports itself.
+    """The metrics that a tool reports itself."""
 
-    Attributes:
-        values: under this project's names.
-        step_times_s: the steps that the values are of; empty for the steps after the warm-up.
-        statistic: the statistic over these steps, median or mean.
-        flops: how the tool counts the FLOPs of its rates and shares. They compare only with the same count.
-    """
-
-    values: dict[str, float] = field(default_factory=dict)
-    step_times_s: tuple[float, ...] = ()
-    statistic: str = "median"
+    values: dict[str, float] = field(default_factory=dict)  # under this project's names
+    step_times_s: tuple[float, ...] = ()  # the steps that the values are of; empty for the steps after the warm-up
+    statistic: str = "median"  # the statistic over these steps, median or mean
+    # how the tool counts the FLOPs of its rates and shares. They compare only with the same count.
     flops: str = OUR_FLOPS
 
 
 @dataclass(frozen=True)
 class ImportedResult:
-    """One result of another tool.
-
-    Attributes:
-        params: the configuration, with `model`, `dtype` and `sequence_length` where the file names them.
-        devices: number of devices; None means unknown.
-        device: name of one device; empty means unknown.
-        metrics: what the tool measured in addition to its speed, such as memory.
-        contradictions: messages about values of the file that contradict each other.
-        notes: what a reader of the figures should know and no contradiction is.
-    """
+    """One result of another tool."""
 
     name: str
-    params: dict[str, Any]
+    params: dict[str, Any]  # the configuration, with `model`, `dtype` and `sequence_length` where the file names them
     step_times_s: tuple[float, ...] = ()
     step_resolution_s: float = 0.0  # what the step times were rounded to
     tokens_per_step: int = 0
-    devices: int | None = None
-    device: str = ""
+    devices: int | None = None  # number of devices; None means unknown
+    device: str = ""  # name of one device; empty means unknown
     feasible: bool = True
     model: Model | None = None  # where the file has its sizes and not its name, or the command names it
     claims: Claims = field(default_factory=Claims)
+    # what the tool measured in addition to its speed, such as memory
     metrics: dict[str, float] = field(default_factory=dict)
     machine_info: dict[str, Any] = field(default_factory=dict)
-    contradictions: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()
+    contradictions: tuple[str, ...] = ()  # messages about values of the file that contradict each other
+    notes: tuple[str, ...] = ()  # what a reader of the figures should know and no contradiction is
 
 
 def drop_warmup(times_s: tuple[float, ...]) -> tuple[float, ...]:

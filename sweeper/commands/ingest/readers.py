@@ -34,16 +34,12 @@ MODELS = {1.0: "llama3_1b", 8.0: "llama3_8b"}
 
 
 class Format(NamedTuple):
-    """A supported file format.
-
-    Attributes:
-        recognizes: takes a path and the first `HEAD_BYTES` of its text; returns whether the file has this format.
-        read: yields the results of a file.
-    """
+    """A supported file format."""
 
     name: str
+    # takes a path and the first `HEAD_BYTES` of its text; returns whether the file has this format
     recognizes: Callable[[Path, str], bool]
-    read: Callable[[Path], Iterator[ImportedResult]]
+    read: Callable[[Path], Iterator[ImportedResult]]  # yields the results of a file
 
 
 def detect_format(path: Path) -> Format:

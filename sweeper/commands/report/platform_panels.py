@@ -24,17 +24,12 @@ MAX_POINTS = 5000
 
 @dataclass(frozen=True)
 class Panel:
-    """One panel.
-
-    Attributes:
-        series: bars by name, one for each platform.
-        spread: all values of each platform, for boxes instead of bars.
-    """
+    """One panel."""
 
     title: str
     unit: str
-    series: dict[str, list[Interval]] = field(default_factory=dict)
-    spread: list[list[float]] = field(default_factory=list)
+    series: dict[str, list[Interval]] = field(default_factory=dict)  # bars by name, one for each platform
+    spread: list[list[float]] = field(default_factory=list)  # all values of each platform, for boxes instead of bars
 
     @property
     def known_series(self) -> dict[str, list[Interval]]:
