@@ -10,19 +10,9 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import MissingConfigException, OverrideParseException
 from omegaconf import OmegaConf
 
+from sweeper.cli import sources
 from sweeper.cli.arguments import Arguments
 from sweeper.cli.command import SYNONYMS
-from sweeper.cli.sources import (
-    GROUPS,
-    ConfigFile,
-    choices_of,
-    chosen_files,
-    compose_groups,
-    display,
-    find_file,
-    list_choices,
-    locate_text,
-)
 from sweeper.config.space import ALLOWED_FORMS
 from workloads.api.errors import UserInputError, describe_os_error, first_line
 from workloads.suggestions import hint, suggest
@@ -74,42 +64,42 @@ def explain(error: Exception, arguments: Arguments) -> str:
         if match := re.search(pattern, text):
             return match.expand(replacement)
     if "Config group override" in text:
-        choices = [f"{group}={choice}" for group, choice in choices_of(arguments).items()]
+        choices = [f"{group}={choice}" for group, choice in sources.choices_of(arguments).items()]
         parser = OverridesParser.create()
         typed = [text for text in choices if not isinstance(parser.parse_override(text).value(), str)]
         typed += [override for override in arguments.overrides if override.startswith("=")]
         return f"{' '.join(typed)}: must be group=choice with the name of a choice"
     if match := re.search(r"at input '([^']+)'", text):
-        return f"{locate_text(match[1], arguments)}{match[1]}: cannot be parsed; a reference is ${{key}}"
+        return f"{sources.locate_text(match[1], arguments)}{match[1]}: cannot be parsed; a reference is ${{key}}"
     return first_line(Exception(text)) if text.strip() else type(error).__name__
 
 
 def _explain_yaml(error: yaml.YAMLError) -> str:
     if isinstance(error, yaml.reader.ReaderError):
-        return f"{display(error.name)}: {error.reason} (character {error.position + 1})"
+        return f"{sources.display(error.name)}: {error.reason} (character {error.position + 1})"
     mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
     if not isinstance(error, yaml.MarkedYAMLError) or mark is None:
         return first_line(error)
     problem = next((text for part, text in MESSAGES["yaml"].items() if part in str(error.problem)), error.problem)
     begun = error.context_mark if problem == error.problem else None
     context = f" ({error.context} that starts in line {begun.line + 1})" if begun else ""
-    return f"{display(mark.name)}:{mark.line + 1}: {problem}{context}"
+    return f"{sources.display(mark.name)}:{mark.line + 1}: {problem}{context}"
 
 
 def _explain_encoding(error: UnicodeDecodeError, arguments: Arguments) -> str:
-    for path in chosen_files(arguments):
+    for path in sources.chosen_files(arguments):
         content = path.read_bytes()
         try:
             content.decode()
         except UnicodeDecodeError as wrong:
             line = content[: wrong.start].count(b"\n") + 1
-            return f"{display(path)}:{line}: byte 0x{content[wrong.start]:02x} is not UTF-8"
+            return f"{sources.display(path)}:{line}: byte 0x{content[wrong.start]:02x} is not UTF-8"
     return f"a configuration file is not UTF-8: {error.reason}"
 
 
 def _explain_missing(error: MissingConfigException, arguments: Arguments) -> str:
     name = str(error.missing_cfg_file)
-    group, _, choice = name.partition("/") if name.split("/")[0] in GROUPS else name.rpartition("/")
+    group, _, choice = name.partition("/") if name.split("/")[0] in sources.GROUPS else name.rpartition("/")
     options = sorted(error.options or ())
     presets = [name for name in options if group == "workload" and _workload_of(arguments, name) == choice]
     if presets:
@@ -119,12 +109,12 @@ def _explain_missing(error: MissingConfigException, arguments: Arguments) -> str
     close = f"Available: {', '.join(options)}. Did you mean {meant}?" if meant in options else suggest(choice, options)
     unknown = f"unknown {group} '{choice}'. {close}"
     parent = re.match(r"In '([^']+)'", str(error))
-    path = find_file(arguments, parent[1]) if parent and parent[1] != "config" else None
-    return f"{display(path)}: defaults: {unknown}" if path else f"{group}={choice}: {unknown}"
+    path = sources.find_file(arguments, parent[1]) if parent and parent[1] != "config" else None
+    return f"{sources.display(path)}: defaults: {unknown}" if path else f"{group}={choice}: {unknown}"
 
 
 def _workload_of(arguments: Arguments, preset: str) -> str | None:
-    path = find_file(arguments, f"workload/{preset}")
+    path = sources.find_file(arguments, f"workload/{preset}")
     try:
         return None if path is None else str(yaml.safe_load(path.read_text())["workload"]["name"])
     except (OSError, KeyError, TypeError, ValueError, yaml.YAMLError):
@@ -133,7 +123,7 @@ def _workload_of(arguments: Arguments, preset: str) -> str | None:
 
 def _explain_syntax(override: str, arguments: Arguments) -> str:
     key, _, value = override.partition("=")
-    if groups := [group for group in GROUPS if override in list_choices(arguments, group)]:
+    if groups := [group for group in sources.GROUPS if override in sources.list_choices(arguments, group)]:
         return f"{override}: must be group=choice. Did you mean {groups[0]}={override}?"
     if not value or not re.fullmatch(r"[+~]{0,2}[\w.@/:-]+", key):
         return f"{override}: cannot be parsed; must be key=value or group=choice"
@@ -152,15 +142,15 @@ def _explain_syntax(override: str, arguments: Arguments) -> str:
 def _explain_file(text: str, arguments: Arguments) -> str:
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     _, name, reason = lines[0].split("'", 2)
-    path = find_file(arguments, name)
-    if path and (problem := ConfigFile(path).problem(is_global=False)):
-        return f"{display(path)}:1: {problem}"
+    path = sources.find_file(arguments, name)
+    if path and (problem := sources.ConfigFile(path).problem(is_global=False)):
+        return f"{sources.display(path)}:1: {problem}"
     reason = lines[1] if reason.endswith("composing config:") and len(lines) > 1 else reason.lstrip(": ")
-    return f"{display(path) if path else name}: {reason}"
+    return f"{sources.display(path) if path else name}: {reason}"
 
 
 def _suggest_key(key: str, arguments: Arguments) -> str:
-    composed = compose_groups(arguments)
+    composed = sources.compose_groups(arguments)
     del composed.hydra
     values: Any = OmegaConf.to_container(composed, resolve=False)
     section, _, name = key.rpartition(".")

@@ -21,19 +21,7 @@ from ray.exceptions import RayError
 
 from sweeper.config.environment import PREFIX
 from sweeper.execution.ray_internals import visible_gpus_variable
-from workloads.api.contract import (
-    HostBusy,
-    Infeasible,
-    Measurement,
-    OutOfMemory,
-    ParameterMismatch,
-    ProgramFailed,
-    Pruned,
-    Rank,
-    Scalar,
-    TrialTimeout,
-    output_of,
-)
+from workloads.api import contract
 from workloads.api.errors import message_of
 from workloads.api.processes import Orphans
 from workloads.api.trial import run_trial
@@ -44,7 +32,7 @@ BATCH_S = 0.02  # steps that arrive within it are handed over at once
 # Set where Ray has brought a command's folder (`sweeper.execution.shipping`): the driver's path of it.
 SHIPPED_DIRECTORY = "SWEEPER_SHIPPED_DIRECTORY"
 # Their message is complete: the program's last lines are kept without our traceback.
-EXPLAINED = (ParameterMismatch, ProgramFailed)
+EXPLAINED = (contract.ParameterMismatch, contract.ProgramFailed)
 
 
 @dataclass(frozen=True)
@@ -52,9 +40,9 @@ class Job:
     """One trial for one rank."""
 
     workload: str
-    parameters: Mapping[str, Scalar]
+    parameters: Mapping[str, contract.Scalar]
     variables: Mapping[str, str | None]  # of the environment, with which this process was started; None: not set
-    rank: Rank
+    rank: contract.Rank
     settings: Mapping[str, Any] | None = None
     collector: Any = None  # the `StepCollector` actor, of a workload that reports steps
 
@@ -69,7 +57,7 @@ class RankResult:
     rank: int
     started_s: float = 0.0
     ended_s: float = 0.0
-    measurement: Measurement | None = None
+    measurement: contract.Measurement | None = None
     status: str = "failed"  # the value of a `TrialStatus`, without a measurement
     reusable: bool = False  # the process is unchanged and can run another trial
     reason: str = ""  # one line
@@ -86,7 +74,7 @@ class Worker:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # a Ray with a subreaper ignores it: exit codes would be lost
         self._orphans = Orphans()
 
-    def handshake(self) -> dict[str, Scalar]:
+    def handshake(self) -> dict[str, contract.Scalar]:
         """Return the location of this process: its node, a free port for a rendezvous, its GPUs and its log."""
         log = Path("/proc/self/fd/2")  # Ray redirects it to a file
         with socket.socket() as free:
@@ -147,25 +135,26 @@ def check_variables(requested: Mapping[str, str | None]) -> dict[str, str | None
             here, there = (f"no {name}" if one is None else f"{name}={one}" for one in (actual[name], value))
             differences.append(f"{here}, requested {there}")
     if differences:
-        raise ParameterMismatch(f"the worker's environment has {'; '.join(differences)}")
+        raise contract.ParameterMismatch(f"the worker's environment has {'; '.join(differences)}")
     return {f"{PREFIX}{name}": value for name, value in actual.items()}
 
 
 def _describe_error(error: BaseException) -> RankResult:
     """Return the result of a rank that an exception ended, without its rank and times."""
-    output = output_of(error)
+    output = contract.output_of(error)
     result = RankResult(0, reason=message_of(error), detail=output.last_lines, files=output.files)
-    if isinstance(error, Infeasible):
-        return replace(result, status="infeasible", reusable=not isinstance(error, OutOfMemory))
-    if isinstance(error, Pruned):
+    if isinstance(error, contract.Infeasible):
+        return replace(result, status="infeasible", reusable=not isinstance(error, contract.OutOfMemory))
+    if isinstance(error, contract.Pruned):
         return replace(result, status="pruned", reusable=True, reason="worse than other trials at the same step")
-    if isinstance(error, HostBusy):
+    if isinstance(error, contract.HostBusy):
         return replace(result, status="inconclusive", reusable=True)
-    if isinstance(error, TrialTimeout):
+    if isinstance(error, contract.TrialTimeout):
         return replace(result, status="timed_out")
     if isinstance(error, SystemExit):
         return replace(result, reason=f"the function called sys.exit({'' if error.code is None else repr(error.code)})")
-    name = "" if isinstance(error, ProgramFailed) else f"{type(error).__name__}: "  # a program's reason is a sentence
+    is_sentence = isinstance(error, contract.ProgramFailed)
+    name = "" if is_sentence else f"{type(error).__name__}: "
     reason = f"{name}{message_of(error) or 'no message'}".splitlines()[0]
     if isinstance(error, EXPLAINED) and output.last_lines:
         return replace(result, reason=reason)

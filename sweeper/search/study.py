@@ -19,15 +19,8 @@ from sweeper.common.trials import Remeasurement, Retry, Trial, TrialRecord, Tria
 from sweeper.config.schema import Search
 from sweeper.config.space import Parameters, Range, Space, Value, point_key
 from sweeper.metrics.criteria import Criteria
+from sweeper.search import sampling
 from sweeper.search.journal import RECORD, Journal, StoredTrial, check_identity, describe_differences
-from sweeper.search.sampling import (
-    LEARNED_STATES,
-    SAMPLER_STATE,
-    Ending,
-    SamplingStudy,
-    make_sampler,
-    to_distribution,
-)
 
 optuna.logging.set_verbosity(optuna.logging.WARNING)
 
@@ -82,10 +75,10 @@ class Study:
         """
         self._space = space
         self._settings = settings
-        self.distributions = {name: to_distribution(dimension) for name, dimension in space.dimensions.items()}
+        self.distributions = {name: sampling.to_distribution(dimension) for name, dimension in space.dimensions.items()}
         self._journal = Journal(path, *settings.criteria.directions, metrics=settings.criteria.metrics)
         self.id = check_identity(self._journal.study, identity)  # names of sweeps are not unique
-        self._sampling = SamplingStudy(settings.search, settings.criteria, self.distributions)
+        self._sampling = sampling.SamplingStudy(settings.search, settings.criteria, self.distributions)
         self.trial_count = 0  # in the journal, remeasurements included
         self._search_trial_count = 0  # of these, trials that are not remeasurements
         self._known_keys: set[str] = set()  # of points that are not proposed again
@@ -162,7 +155,7 @@ class Study:
                 distributions=self.distributions,
                 user_attrs={
                     **{name: asdict(mark) for name, mark in marks.items() if mark},
-                    **({SAMPLER_STATE: dict(sampler_state)} if sampler_state else {}),
+                    **({sampling.SAMPLER_STATE: dict(sampler_state)} if sampler_state else {}),
                 },
             )
         )
@@ -178,7 +171,7 @@ class Study:
                 return proposal
         # After a resume, QMC starts its sequence again and must pass all points that were tried.
         max_proposals = 10 + (len(self._known_keys) if name == "qmc" else 0)
-        attempts = [(sampler, max_proposals), (make_sampler("random", seed, number), MAX_RANDOM_PROPOSALS)]
+        attempts = [(sampler, max_proposals), (sampling.make_sampler("random", seed, number), MAX_RANDOM_PROPOSALS)]
         if self._allowed_keys is not None:
             # Only a few points may be allowed; the next in order is better than a random one.
             attempts = [(sampler, MAX_PROPOSALS_AMONG_FEW)]
@@ -228,13 +221,13 @@ class Study:
         if not record.remeasurement:
             self._sampling.finish(record.number, ending)
 
-    def _ending_of(self, record: TrialRecord) -> Ending:
+    def _ending_of(self, record: TrialRecord) -> sampling.Ending:
         if record.status is not TrialStatus.COMPLETE:
             is_infeasible = record.status is TrialStatus.INFEASIBLE
-            return Ending(STATES.get(record.status, TrialState.FAIL), infeasible=is_infeasible)
+            return sampling.Ending(STATES.get(record.status, TrialState.FAIL), infeasible=is_infeasible)
         if values := self._settings.criteria.values(record):
-            return Ending(TrialState.COMPLETE, values, excess=self._settings.criteria.excess(record))
-        return Ending(TrialState.FAIL)  # without an objective there is nothing to rank it by or to learn from
+            return sampling.Ending(TrialState.COMPLETE, values, excess=self._settings.criteria.excess(record))
+        return sampling.Ending(TrialState.FAIL)  # without an objective there is nothing to rank it by or to learn from
 
     # ── resuming ──
 
@@ -248,7 +241,7 @@ class Study:
                 earlier = TrialRecord.from_fields(json.loads(fields) if isinstance(fields, str) else fields, earlier)
             records.append(earlier if fields else None)
         self.replaced = {number for record in records if record and (number := record.superseded) is not None}
-        finished: list[tuple[int, StoredTrial, Ending]] = []
+        finished: list[tuple[int, StoredTrial, sampling.Ending]] = []
         running: dict[int, StoredTrial] = {}
         without_state: list[TrialRecord] = []  # the driver was killed between the record and the state
         for trial, record in zip(trials, records, strict=True):
@@ -269,7 +262,7 @@ class Study:
             if record and has_ended:
                 ending = self._ending_of(record)
                 is_repeated = number in self.replaced or self._selects_retry(record)
-                if ending.state in LEARNED_STATES and not is_repeated:
+                if ending.state in sampling.LEARNED_STATES and not is_repeated:
                     finished.append((number, trial, ending))
                 continue
             running[number] = trial

@@ -5,15 +5,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from sweeper.commands.history.reference_file import History, Identity, RecordedRun, round_value
+from sweeper.results import ranking
 from sweeper.results.mlflow_results import Stored
-from sweeper.results.ranking import (
-    SPEED_UNITS,
-    BestResult,
-    describe_closest,
-    find_best_results,
-    list_varying_parameters,
-    read_space,
-)
 from sweeper.results.runs import Comparison, Gate, Verdict, compare_runs
 from workloads.api.errors import UserInputError
 from workloads.suggestions import suggest
@@ -59,7 +52,7 @@ def read_runs(stored: Stored, names: Sequence[str]) -> list[NewRun]:
         if reason := UNFINISHED.get(sweep["status"]):
             raise UserInputError(f"{sweep['run']}: the sweep {reason}: its command resumes it")
         trials = stored.trials
-        results = find_best_results(
+        results = ranking.find_best_results(
             trials[trials["tag.sweeper.study"] == sweep["tag.sweeper.study"]] if len(trials) else trials
         )
         if not results:
@@ -68,12 +61,12 @@ def read_runs(stored: Stored, names: Sequence[str]) -> list[NewRun]:
     return runs
 
 
-def _build_run(sweep: dict[Any, Any], result: BestResult) -> NewRun:
+def _build_run(sweep: dict[Any, Any], result: ranking.BestResult) -> NewRun:
     identity = Identity(
         metric=result.speed_metric,
-        unit=SPEED_UNITS[result.speed_metric],
+        unit=ranking.SPEED_UNITS[result.speed_metric],
         direction="maximize",
-        work={**result.work, **read_space(sweep, result.work)},  # the best of unlike spaces are not compared
+        work={**result.work, **ranking.read_space(sweep, result.work)},  # the best of unlike spaces are not compared
         device=result.device,
         devices=result.devices,
         basis="finals" if result.rounds else "single trial",
@@ -82,7 +75,7 @@ def _build_run(sweep: dict[Any, Any], result: BestResult) -> NewRun:
     tags = {str(key): ", ".join(value.splitlines()) for key, value in sweep.items() if isinstance(value, str)}
     versions = {key.removeprefix(VERSION_TAG): text for key, text in tags.items() if key.startswith(VERSION_TAG)}
     versions["driver"] = tags.get("tag.driver", "")
-    point = {key: result.trial[f"param.{key}"] for key in list_varying_parameters(result.trials)}
+    point = {key: result.trial[f"param.{key}"] for key in ranking.list_varying_parameters(result.trials)}
     low, high = (round_value(bound) if result.speed.has_interval else None for bound in result.speed.bounds[1:])
     run = RecordedRun(
         sweep=sweep["run"],
@@ -110,7 +103,7 @@ def compare(history: History, runs: Sequence[NewRun], gate: Gate) -> list[Compar
         if series:
             reason = "the history has no other run of this work at its present level"
         elif history.series:
-            closest = describe_closest(identity.details, [known.identity.details for known in history.series])
+            closest = ranking.describe_closest(identity.details, [known.identity.details for known in history.series])
             reason = f"not in the history: {closest}"
         compared.append(Compared(identity, new, (), reason=reason))
     return sorted(compared, key=lambda item: item.result is None)

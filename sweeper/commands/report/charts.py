@@ -17,19 +17,9 @@ from sweeper.pages import parameter_charts
 from sweeper.pages.chart_style import COLORS, GRAY, add_band, bar_chart_height_px, build_error_bars, cut_name
 from sweeper.pages.html_page import Chart
 from sweeper.pages.parameter_charts import build_grid_axis, build_heatmap, find_best_in_cells, is_numeric
+from sweeper.results import ranking
 from sweeper.results.imported import Imported, list_results, select_fastest
 from sweeper.results.mlflow_results import Stored
-from sweeper.results.ranking import (
-    MAIN_WORK_NAMES,
-    SPEED_UNITS,
-    BestResult,
-    find_speed_metric,
-    group_by_work,
-    list_varying_parameters,
-    select_complete,
-    sort_by_platform,
-    split_by_work,
-)
 
 MIN_TRIALS_FOR_HISTORY = 5
 MIN_TRIALS_FOR_MEMORY = 3
@@ -46,15 +36,15 @@ BUDGETS = ("param.host_gib", "param.device_gib")  # what ml_dataflow's results a
 
 def build_charts(stored: Stored) -> Iterator[Chart]:
     """Yield every chart that the store has enough trials for, and those of imported results."""
-    for work, results in group_by_work(stored.best_results).items():
-        results = sort_by_platform(results)
+    for work, results in ranking.group_by_work(stored.best_results).items():
+        results = ranking.sort_by_platform(results)
         if len(results) > 1:
             yield platform_panels.build_chart(work, results)
         yield from _build_parameters(work, results)
     for title, results in group_by_scaling(stored.best_results):
         yield from _build_scaling(title, results, stored.sweeps)
     for sweep, sweep_trials in stored.trials.groupby("tag.sweep") if len(stored.trials) else ():
-        for work, work_trials in split_by_work(sweep_trials):
+        for work, work_trials in ranking.split_by_work(sweep_trials):
             title = f"{sweep}, {work}" if work else str(sweep)
             yield from build_heatmaps(title, work_trials)
             yield from _build_speed_charts(title, work_trials)
@@ -62,7 +52,7 @@ def build_charts(stored: Stored) -> Iterator[Chart]:
     yield from build_imported_charts(stored.imported)
 
 
-def _build_parameters(work: str, results: Sequence[BestResult]) -> Iterator[Chart]:
+def _build_parameters(work: str, results: Sequence[ranking.BestResult]) -> Iterator[Chart]:
     trials = rank_trials(results)
     parameters = select_varying_parameters(trials)
     if parameters.shape[1] < 2 or len(trials) < parameter_charts.MIN_TRIALS:
@@ -70,7 +60,7 @@ def _build_parameters(work: str, results: Sequence[BestResult]) -> Iterator[Char
     with_platform = parameters
     if trials["platform"].nunique() > 1:
         with_platform = pd.concat([trials["platform"], parameters], axis="columns")
-    label = f"{SPEED_UNITS[results[0].speed_metric]} per device"
+    label = f"{ranking.SPEED_UNITS[results[0].speed_metric]} per device"
     ranks, speeds = trials["rank"], trials["speed_per_device"]
     title = f"Parallel coordinates: {work}"
     yield parameter_charts.build_parallel_coordinates(title, with_platform, ranks, speeds, label)
@@ -80,11 +70,11 @@ def _build_parameters(work: str, results: Sequence[BestResult]) -> Iterator[Char
 
 def select_varying_parameters(trials: pd.DataFrame) -> pd.DataFrame:
     """Return a column for each parameter that is not the same for all trials, under its name."""
-    names = list_varying_parameters(trials)
+    names = ranking.list_varying_parameters(trials)
     return trials[[f"param.{name}" for name in names]].set_axis(names, axis="columns")
 
 
-def rank_trials(results: Sequence[BestResult]) -> pd.DataFrame:
+def rank_trials(results: Sequence[ranking.BestResult]) -> pd.DataFrame:
     """Return the trials of several platforms for one kind of work with their `platform` and `speed_per_device`.
 
     `rank` is the one among the platform's trials: 1 for the fastest, near 0 for the slowest.
@@ -97,22 +87,22 @@ def rank_trials(results: Sequence[BestResult]) -> pd.DataFrame:
     return pd.concat(parts, ignore_index=True)
 
 
-def group_by_scaling(results: Sequence[BestResult]) -> Iterator[tuple[str, list[BestResult]]]:
+def group_by_scaling(results: Sequence[ranking.BestResult]) -> Iterator[tuple[str, list[ranking.BestResult]]]:
     """Yield results that scale one kind of work, with a title: of the same batch, then of the same batch per device."""
-    for work, group in group_by_work(results).items():
-        yield f"Scaling of {work}", sort_by_platform(group)
-    groups: dict[tuple[object, ...], list[BestResult]] = {}
+    for work, group in ranking.group_by_work(results).items():
+        yield f"Scaling of {work}", ranking.sort_by_platform(group)
+    groups: dict[tuple[object, ...], list[ranking.BestResult]] = {}
     for result in results:
         if BATCH in result.work:
             other_work = sorted((name, value) for name, value in result.work.items() if name != BATCH)
             groups.setdefault((float(result.work[BATCH]) / result.devices, *other_work), []).append(result)
     for (batch, *_), group in groups.items():
         if len({result.devices for result in group}) > 1:
-            work = " ".join(group[0].work[name] for name in MAIN_WORK_NAMES if name in group[0].work)
-            yield f"Scaling of {work} with a batch of {batch:g} per device", sort_by_platform(group)
+            work = " ".join(group[0].work[name] for name in ranking.MAIN_WORK_NAMES if name in group[0].work)
+            yield f"Scaling of {work} with a batch of {batch:g} per device", ranking.sort_by_platform(group)
 
 
-def _build_scaling(title: str, results: Sequence[BestResult], sweeps: pd.DataFrame) -> Iterator[Chart]:
+def _build_scaling(title: str, results: Sequence[ranking.BestResult], sweeps: pd.DataFrame) -> Iterator[Chart]:
     """Build the speed over the number of GPUs, next to ideal scaling and the cost model's projection.
 
     Work without tokens/s has no such chart, nor work of which no device has several counts or a projection.
@@ -144,7 +134,7 @@ def _build_scaling(title: str, results: Sequence[BestResult], sweeps: pd.DataFra
     )
 
 
-def _read_projection(result: BestResult, sweeps: pd.DataFrame) -> tuple[dict[int, float], str]:
+def _read_projection(result: ranking.BestResult, sweeps: pd.DataFrame) -> tuple[dict[int, float], str]:
     column = f"tag.projected_{result.speed_metric}"
     is_sweep = sweeps["tag.sweeper.study"] == result.trial["tag.sweeper.study"]
     stored = sweeps[is_sweep & sweeps[column].notna()] if column in sweeps else sweeps[:0]
@@ -154,7 +144,9 @@ def _read_projection(result: BestResult, sweeps: pd.DataFrame) -> tuple[dict[int
     return speeds, str(stored["tag.projection_assumes"].iloc[0])
 
 
-def _add_device(figure: go.Figure, by_count: Sequence[BestResult], projected: Mapping[int, float], color: str) -> None:
+def _add_device(
+    figure: go.Figure, by_count: Sequence[ranking.BestResult], projected: Mapping[int, float], color: str
+) -> None:
     smallest = by_count[0]
     per_device = smallest.speed.value / smallest.devices
     counts = sorted({result.devices for result in by_count} | set(projected))
@@ -178,9 +170,9 @@ def build_heatmaps(title: str, trials: pd.DataFrame) -> Iterator[Chart]:
 
     A grid of mostly untried cells becomes a scatter chart.
     """
-    complete = select_complete(trials)
-    numeric = [name for name in list_varying_parameters(trials) if is_numeric(trials[f"param.{name}"])]
-    speed_metric = find_speed_metric(complete)
+    complete = ranking.select_complete(trials)
+    numeric = [name for name in ranking.list_varying_parameters(trials) if is_numeric(trials[f"param.{name}"])]
+    speed_metric = ranking.find_speed_metric(complete)
     if speed_metric is None or len(numeric) < 2:
         return
     x, y = numeric[:2]
@@ -188,10 +180,10 @@ def build_heatmaps(title: str, trials: pd.DataFrame) -> Iterator[Chart]:
     columns, rows = grid.x.nunique(), grid.y.nunique()
     if min(columns, rows) < 2:
         return
-    unit = SPEED_UNITS[speed_metric]
+    unit = ranking.SPEED_UNITS[speed_metric]
     if columns * rows > min(MAX_POINTS, 4 * len(grid)):
         # The fastest are on top.
-        points = select_complete(grid).sort_values(f"metric.{speed_metric}").tail(MAX_POINTS)
+        points = ranking.select_complete(grid).sort_values(f"metric.{speed_metric}").tail(MAX_POINTS)
         speeds = points[f"metric.{speed_metric}"]
         marker = {"color": speeds, "colorscale": "Viridis", "colorbar": {"title": unit}, "size": 11}
         text = [f"{run}: {format_number(speed)} {unit}" for run, speed in zip(points["run"], speeds, strict=True)]
@@ -211,7 +203,7 @@ def _build_marked_heatmap(grid: pd.DataFrame, metric: str, label: str, x: str, y
     x_axis, y_axis = build_grid_axis(x, grid.x.tolist()), build_grid_axis(y, grid.y.tolist())
     values = grid[f"metric.{metric}"] * (100 if label.endswith("%") else 1)
     figure = build_heatmap(x_axis, y_axis, find_best_in_cells(x_axis, y_axis, values.tolist()), label)
-    worked = select_complete(grid).set_index(["x", "y"]).index
+    worked = ranking.select_complete(grid).set_index(["x", "y"]).index
     is_marked = (grid["tag.outcome"] == "infeasible") & ~grid.set_index(["x", "y"]).index.isin(worked)
     marks = [
         [axis.labels[cell] for cell, marked in zip(axis.cells, is_marked, strict=True) if marked]
@@ -222,11 +214,11 @@ def _build_marked_heatmap(grid: pd.DataFrame, metric: str, label: str, x: str, y
 
 
 def _build_speed_charts(title: str, trials: pd.DataFrame) -> Iterator[Chart]:
-    complete = select_complete(trials)
-    speed_metric = find_speed_metric(complete)
+    complete = ranking.select_complete(trials)
+    speed_metric = ranking.find_speed_metric(complete)
     if speed_metric is None:
         return
-    unit = SPEED_UNITS[speed_metric]
+    unit = ranking.SPEED_UNITS[speed_metric]
     ranked = complete.assign(y=complete[f"metric.{speed_metric}"])
     ranked = ranked[ranked.y.notna()]
     if len(complete) >= MIN_TRIALS_FOR_HISTORY:

@@ -3,24 +3,8 @@
 import json
 
 from sweeper.preflight.work import SEARCHED
-from sweeper.results.comparison import (
-    ComparedWork,
-    describe_basis,
-    describe_pairs,
-    describe_spread,
-    find_pairs,
-    judge,
-    select_common_points,
-)
+from sweeper.results import comparison, ranking
 from sweeper.results.mlflow_results import Stored
-from sweeper.results.ranking import (
-    SPEED_UNITS,
-    BestResult,
-    describe_differences,
-    find_best_results,
-    label_works,
-    read_space,
-)
 from sweeper.results.runs import Gate
 from workloads.api.errors import UserInputError
 from workloads.suggestions import suggest
@@ -40,7 +24,7 @@ def find_latest_sweep(stored: Stored, baseline: str) -> str:
     return str(others.sort_values("start")["run"].iloc[-1])
 
 
-def compare_sweeps(stored: Stored, first: str, second: str, gate: Gate) -> tuple[str, list[ComparedWork]]:
+def compare_sweeps(stored: Stored, first: str, second: str, gate: Gate) -> tuple[str, list[comparison.ComparedWork]]:
     """Compare each kind of work of two sweeps, per device. Returns a note on the spaces, empty if they are equal, and
     the works.
 
@@ -56,16 +40,16 @@ def compare_sweeps(stored: Stored, first: str, second: str, gate: Gate) -> tuple
     sides = [stored.trials[stored.trials["tag.sweep"] == name] for name in (first, second)]
     note = ""
     if differences := _describe_spaces(stored, first, second):
-        sides = select_common_points(sides)
+        sides = comparison.select_common_points(sides)
         remedy = "compared at the points that both measured" if len(sides[0]) else "no point was measured by both"
         note = f"the spaces differ ({differences}): {remedy}"
         if not len(sides[0]):
             return note, []
-    first_results, second_results = map(find_best_results, sides)
+    first_results, second_results = map(ranking.find_best_results, sides)
     if not first_results:
         return f"{first} has no complete trial", []
-    labels = label_works([result.work for result in (*first_results, *second_results)])
-    works: list[ComparedWork] = []
+    labels = ranking.label_works([result.work for result in (*first_results, *second_results)])
+    works: list[comparison.ComparedWork] = []
     for result, work_label in zip(first_results, labels, strict=False):  # those of the second sweep follow
         label, metric = f"{work_label} {result.speed_metric}", result.speed_metric
         same_work = [other for other in second_results if (other.work, other.speed_metric) == (result.work, metric)]
@@ -73,26 +57,27 @@ def compare_sweeps(stored: Stored, first: str, second: str, gate: Gate) -> tuple
             same_work = [other for other in same_work if other.devices == result.devices]
         if not same_work:
             reason = f"{second} has no comparable result ({_explain_difference(result, second_results)})"
-            works.append(ComparedWork(work=label, device=result.platform, detail=reason))
+            works.append(comparison.ComparedWork(work=label, device=result.platform, detail=reason))
         works += [_compare_results(label, (first, result), (second, other), gate) for other in same_work]
     return note, works
 
 
 def _compare_results(
-    label: str, earlier: tuple[str, BestResult], new: tuple[str, BestResult], gate: Gate
-) -> ComparedWork:
+    label: str, earlier: tuple[str, ranking.BestResult], new: tuple[str, ranking.BestResult], gate: Gate
+) -> comparison.ComparedWork:
     sides = [result for _, result in (earlier, new)]
     before, after = (side.speed.scaled(1 / side.devices) for side in sides)
     platforms = list(dict.fromkeys(side.platform for side in sides))
-    unit = f"{SPEED_UNITS[sides[0].speed_metric]}{' per device' if max(side.devices for side in sides) > 1 else ''}"
-    comparison = judge(before, after, gate)
-    return ComparedWork(
+    unit = ranking.SPEED_UNITS[sides[0].speed_metric]
+    unit += " per device" if max(side.devices for side in sides) > 1 else ""
+    compared = comparison.judge(before, after, gate)
+    return comparison.ComparedWork(
         work=label,
         device=" and ".join(platforms),
         earlier=f"{before} of {earlier[0]}",
         now=f"{after} {unit} of {new[0]}",
-        result=comparison,
-        detail=f"from {describe_basis(*sides)}; {describe_spread(comparison)}",
+        result=compared,
+        detail=f"from {comparison.describe_basis(*sides)}; {comparison.describe_spread(compared)}",
     )
 
 
@@ -101,21 +86,21 @@ def _describe_spaces(stored: Stored, first: str, second: str) -> str:
     works = trials.get("tag.work", trials["run"][:0]).dropna().unique()
     work = {name: value for text in works for name, value in json.loads(text).items() if value == SEARCHED}
     rows = (dict(stored.sweeps[stored.sweeps["run"] == name].iloc[-1]) for name in (first, second))
-    return "; ".join(describe_differences(*(read_space(row, work) for row in rows)))
+    return "; ".join(ranking.describe_differences(*(ranking.read_space(row, work) for row in rows)))
 
 
 def compare_points(stored: Stored, first: str, second: str) -> list[str]:
     """Compare the points that both sweeps measured: their median difference, and those that differ most."""
     of_sweep = (stored.trials[stored.trials["tag.sweep"] == name] for name in (first, second))
-    return describe_pairs(find_pairs(*of_sweep))
+    return comparison.describe_pairs(comparison.find_pairs(*of_sweep))
 
 
-def _explain_difference(result: BestResult, others: list[BestResult]) -> str:
+def _explain_difference(result: ranking.BestResult, others: list[ranking.BestResult]) -> str:
     if not others:
         return "it has no complete trial"
     work, *other_works = ({**side.work, "devices": str(side.devices)} for side in (result, *others))
     differences = [
-        describe_differences(work, other_work) or [f"metric {other.speed_metric}"]
+        ranking.describe_differences(work, other_work) or [f"metric {other.speed_metric}"]
         for other, other_work in zip(others, other_works, strict=True)
     ]
     fewest = min(differences, key=len)

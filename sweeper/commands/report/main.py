@@ -31,17 +31,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from sweeper.cli.command import (
-    StoreRequest,
-    Subcommand,
-    Tracking,
-    Verbs,
-    check_output_file,
-    output_path,
-    switch,
-    word,
-    writing,
-)
+from sweeper.cli import command
 from sweeper.commands.report import leaderboard
 from sweeper.metrics.derivation import Prices
 from sweeper.pages.terminal import draw, open_console
@@ -58,7 +48,7 @@ MIN_LEADERBOARD_COLUMNS = 3  # GPU, type and rate are shown in any terminal
 
 
 @dataclass(frozen=True)
-class ReportTracking(Tracking):
+class ReportTracking(command.Tracking):
     """What is read.
 
     Attributes:
@@ -70,7 +60,7 @@ class ReportTracking(Tracking):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ResultsRequest(StoreRequest):
+class ResultsRequest(command.StoreRequest):
     """The results that are read."""
 
     tracking: ReportTracking = field(default_factory=ReportTracking)
@@ -117,16 +107,16 @@ class ComparisonRequest(ResultsRequest):
 class CompareRequest(ComparisonRequest):
     """The sweeps to compare."""
 
-    first: str = word("A")
-    second: str = word("B")
+    first: str = command.word("A")
+    second: str = command.word("B")
 
 
 @dataclass(frozen=True, kw_only=True)
 class BaselineRequest(ComparisonRequest):
     """The sweep to compare with an earlier one."""
 
-    baseline: str = word("BASELINE")
-    sweep: str | None = word("SWEEP", None)
+    baseline: str = command.word("BASELINE")
+    sweep: str | None = command.word("SWEEP", None)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,7 +132,7 @@ class LeaderboardRequest:
 
     dir: str = "."
     type: str | None = None
-    json: bool = switch()
+    json: bool = command.switch()
     send: str | None = None
 
 
@@ -217,7 +207,7 @@ def write_report(request: ReportRequest) -> int:
         UserInputError: the store has nothing to report.
     """
     if request.out:
-        check_output_file("out", Path(request.out))
+        command.check_output_file("out", Path(request.out))
     given = (request.price_per_hour, request.price_per_kwh)
     prices = None if given == (None, None) else Prices(*given)
     gpu_hours = budget_gpu_hours(request)
@@ -227,11 +217,11 @@ def write_report(request: ReportRequest) -> int:
     from sweeper.commands.report import fronts
 
     found = fronts.find_fronts(stored)
-    path = output_path(request.out, request.dir, f"report.{request.format}")
+    path = command.output_path(request.out, request.dir, f"report.{request.format}")
     if request.format == "png":
         from sweeper.commands.report import images
 
-        with writing("out", path):
+        with command.writing("out", path):
             paths = list(images.write_images(stored.best_results, found, path))
         if not paths:
             raise UserInputError("format=png: there is no complete trial to draw")
@@ -250,7 +240,7 @@ def write_report(request: ReportRequest) -> int:
     if not (is_page or request.out):
         print(text)
         return 0
-    with writing("out", path):
+    with command.writing("out", path):
         path.write_text(text if is_page else f"{text}\n")
     print(path)
     return 0
@@ -286,11 +276,11 @@ def show_leaderboard(request: LeaderboardRequest) -> int:
     return 0
 
 
-VERBS: Verbs = {
+VERBS: command.Verbs = {
     "": (ReportRequest, write_report),
     "compare": (CompareRequest, compare_sweeps),
     "baseline": (BaselineRequest, compare_with_baseline),
     "leaderboard": (LeaderboardRequest, show_leaderboard),
 }
-COMMAND = Subcommand("report", __doc__, VERBS)
+COMMAND = command.Subcommand("report", __doc__, VERBS)
 main = COMMAND.main
