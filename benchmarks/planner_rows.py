@@ -117,11 +117,7 @@ def read_rows(path: Path) -> list[dict[str, str]]:
 
 
 def read_run(row: Mapping[str, str]) -> PublishedRun:
-    """Return the run of a row.
-
-    Raises:
-        UnsupportedRow: the model, the layout or a key is not modelled.
-    """
+    """Return the run of a row. Raises UnsupportedRow if the model, the layout or a key is not modelled."""
     try:
         model = load_model(_model_name(row))
         cluster = _named_network(row, build_cluster(row["hardware_key"], row["cluster_key"], _integer(row, "gpus")))

@@ -23,11 +23,7 @@ COMMANDS = {
 
 
 def cpu_seconds(words: Sequence[str], folder: str) -> float:
-    """Return the CPU seconds of a command.
-
-    Raises:
-        subprocess.CalledProcessError: it failed.
-    """
+    """Return the CPU seconds of a command. Raises subprocess.CalledProcessError if it failed."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     environment = {"PYTHONPATH": str(REPOSITORY)}
     subprocess.run([sys.executable, *words], cwd=folder, env=environment, check=True, stdout=subprocess.DEVNULL)

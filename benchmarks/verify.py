@@ -53,8 +53,7 @@ class InvalidCard(Exception):
 def read_card(path: Path) -> dict[str, Any]:
     """Return a card.
 
-    Raises:
-        InvalidCard: a key is missing or unknown, or a gate has no metric, comparison or value.
+    Raises InvalidCard if a key is missing or unknown, or a gate has no metric, comparison or value.
     """
     card = yaml.safe_load(path.read_text())
     wrong = set(card) ^ set(KEYS)

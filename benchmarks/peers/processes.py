@@ -84,11 +84,7 @@ def start_driver(command: Sequence[str], env: dict[str, str], folder: Path) -> s
 
 
 def wait_for_driver(process: subprocess.Popen, folder: Path) -> None:
-    """Wait until a tool has ended.
-
-    Raises:
-        RuntimeError: it failed, or took too long.
-    """
+    """Wait until a tool has ended. Raises RuntimeError if it failed, or took too long."""
     try:
         status = process.wait(RUN_LIMIT_S)
     except subprocess.TimeoutExpired:

@@ -34,8 +34,7 @@ class UnknownKey(UserInputError):
 def explain(error: Exception, arguments: Arguments) -> str:
     """Return the error of a composition in one or two lines that name the key or the file and line.
 
-    Raises:
-        UnknownKey: the error is that one.
+    Raises UnknownKey if the error is that one.
     """
     if isinstance(error, yaml.YAMLError):
         return _explain_yaml(error)

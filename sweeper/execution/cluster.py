@@ -44,8 +44,7 @@ def discover_nodes(
     Starts nothing. Only `variables` of the nodes' environment are read. `code` is what the sweep needs there beside
     our packages; Ray brings it to all nodes if one lacks any of it.
 
-    Raises:
-        UserInputError: no cluster responds, or, unless `insecure`, it accepts unauthenticated connections.
+    Raises UserInputError if no cluster responds, or, unless `insecure`, it accepts unauthenticated connections.
     """
     stop()  # an earlier sweep of this process may have left its connection open
     if not insecure and (mode := os.environ.get("RAY_AUTH_MODE", "token")).lower() != "token":
@@ -90,8 +89,7 @@ def discover_nodes(
 def find_target(hardware: str, address: str | None, insecure: bool) -> tuple[Target, list[Node]]:
     """Return the devices that `hardware=` names, and all nodes. The connection to a cluster stays open.
 
-    Raises:
-        UserInputError: for an unknown kind of device, or one that the cluster does not have.
+    Raises UserInputError for an unknown kind of device, or one that the cluster does not have.
     """
     kinds = {"auto": Hardware("auto"), "cpu": Hardware("cpu", kind="cpu"), **catalogue()}
     if hardware not in kinds:
@@ -137,8 +135,7 @@ def _request_description(entry: dict[str, Any], variables: Collection[str] = ())
 def _send_code(address: str, missing: Mapping[str, set[str]]) -> None:
     """Connect again, with the missing parts of the sweep's code for all nodes: Ray takes folders only then.
 
-    Raises:
-        UserInputError: Ray cannot send them.
+    Raises UserInputError if Ray cannot send them.
     """
     global _code
     parts = set().union(*missing.values())
@@ -158,8 +155,7 @@ def _send_code(address: str, missing: Mapping[str, set[str]]) -> None:
 def _check_authentication(address: str, named: str) -> None:
     """Check that the cluster requires a token and accepts ours.
 
-    Raises:
-        UserInputError: it accepts connections without a token, or refuses our token.
+    Raises UserInputError if it accepts connections without a token, or refuses our token.
     """
     if address.startswith("ray://"):
         raise UserInputError(
@@ -191,10 +187,9 @@ def _check_authentication(address: str, named: str) -> None:
 def list_nodes() -> list[dict[str, Any]]:
     """Return Ray's state of each node; empty while the head is away, as during a restart: a request would block.
 
-    Raises:
-        ClusterError: the driver's node is dead: its raylet ended, or the head has removed it, as after its link was
-            down for longer than the head's health checks allow. No result of a task or an actor arrives in this process
-            any more, and Ray reports no error, so the caller ends the sweep.
+    Raises ClusterError if the driver's node is dead: its raylet ended, or the head has removed it, as after its link
+    was down for longer than the head's health checks allow. No result of a task or an actor arrives in this process any
+    more, and Ray reports no error, so the caller ends the sweep.
     """
     if head.is_away():
         return []
@@ -220,8 +215,7 @@ class NodeDiscovery:
         A node whose description is pending or failed is tried again on the next call. While the head is away nothing
         changes, and trials run without it.
 
-        Raises:
-            ClusterError: as `list_nodes` does.
+        Raises ClusterError as `list_nodes` does.
         """
         if not (entries := list_nodes()):
             return [], known
@@ -249,8 +243,7 @@ def start(target: Target, *, has_variables: bool) -> None:
     The cluster ends with this process, even if this process is killed. Without `has_variables` it cannot start workers
     with environment variables of their own.
 
-    Raises:
-        ClusterError: Ray does not start.
+    Raises ClusterError if Ray does not start.
     """
     global _orphans
     if ray.is_initialized():

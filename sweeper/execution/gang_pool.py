@@ -268,8 +268,7 @@ class GangPool:
     def wait(self, timeout_s: float) -> list[tuple[Trial, TrialResult]]:
         """Return the trials that ended, after waiting up to `timeout_s` for the first of them, or for a step.
 
-        Raises:
-            ClusterError: no worker starts.
+        Raises ClusterError if no worker starts.
         """
         if self._failed_starts >= MAX_FAILED_STARTS and self.starting:
             raise ClusterError(f"no worker starts: {self._start_error}")

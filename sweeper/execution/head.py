@@ -22,8 +22,7 @@ LEAD_S = 5.0
 def read_timeout_s() -> float:
     """Return for how long a sweep waits for a head that does not respond: a little less than Ray does.
 
-    Raises:
-        UserInputError: Ray's variable is not a number of seconds.
+    Raises UserInputError if Ray's variable is not a number of seconds.
     """
     text = os.environ.get(LIMIT_VARIABLE, "")
     try:

@@ -16,8 +16,7 @@ QUIET_WAIT_S = 1.0  # before a message says that the lock is waited for
 def acquire(folder: Path) -> IO[str]:
     """Create the sweep's folder and lock it. The lock is held until this process and its recording process end.
 
-    Raises:
-        UserInputError: the folder cannot be written, or another process still runs the sweep after LOCK_TIMEOUT_S.
+    Raises UserInputError if the folder cannot be written, or another process still runs the sweep after LOCK_TIMEOUT_S.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -93,8 +93,7 @@ class NodeMonitor:
     def poll_changes(self, *, may_join: bool) -> list[str]:
         """Update `target`, with nodes that `may_join` now. Return a line for each change since the last call.
 
-        Raises:
-            ClusterError: the driver's node is lost.
+        Raises ClusterError if the driver's node is lost.
         """
         lines = []
         if time.monotonic() >= self._next_poll_s:

@@ -22,8 +22,7 @@ def prepare(address: str | None = None, insecure: bool = False) -> None:
 
     For `auto` and on this machine Ray uses a token by itself, but not for an explicit address.
 
-    Raises:
-        UserInputError: an installed package breaks Ray's import, or RAY_TMPDIR or TMPDIR prevents its start.
+    Raises UserInputError if an installed package breaks Ray's import, or RAY_TMPDIR or TMPDIR prevents its start.
     """
     _unify_devices(os.environ)
     _shorten_sockets(os.environ)

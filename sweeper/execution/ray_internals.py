@@ -130,9 +130,5 @@ LOW_MEMORY = "running low on memory"  # Ray ended a worker; an actor's death is 
 
 
 def find_running_cluster() -> str:
-    """Return host:port of the cluster that `auto` means.
-
-    Raises:
-        ConnectionError: no cluster runs here.
-    """
+    """Return host:port of the cluster that `auto` means. Raises ConnectionError if no cluster runs here."""
     return str(services.canonicalize_bootstrap_address("auto"))

@@ -91,8 +91,7 @@ class SweepCode:
 def build_runtime_env(code: SweepCode, parts: Iterable[str], scratch: Path) -> dict[str, Any]:
     """Return Ray's `runtime_env` that brings these parts of the code to every node. `scratch` must last as long.
 
-    Raises:
-        UserInputError: the folder of the command is too large.
+    Raises UserInputError if the folder of the command is too large.
     """
     modules: list[Path] = []
     if "sweeper" in parts:
@@ -122,8 +121,7 @@ def build_runtime_env(code: SweepCode, parts: Iterable[str], scratch: Path) -> d
 def check_size(directory: Path, name: str) -> None:
     """Check that Ray can send a folder; `name` describes it.
 
-    Raises:
-        UserInputError: it is larger than Ray's limit; the message names the largest folders in it.
+    Raises UserInputError if it is larger than Ray's limit; the message names the largest folders in it.
     """
     # The files that Ray would send: within a git repository without those that it ignores.
     command = ["git", "-C", str(directory), "ls-files", "-z", "--cached", "--others", "--exclude-standard"]

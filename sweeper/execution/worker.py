@@ -125,8 +125,7 @@ def localize(settings: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
 def check_variables(requested: Mapping[str, str | None]) -> dict[str, str | None]:
     """Return these variables as this process has them, as parameters.
 
-    Raises:
-        ParameterMismatch: one differs from what was requested.
+    Raises ParameterMismatch if one differs from what was requested.
     """
     actual = {name: os.environ.get(name) for name in requested}
     differences = []

@@ -68,8 +68,7 @@ class Criteria:
     def of(objectives: Mapping[str, str], limits: Mapping[str, float] | None = None) -> Criteria:
         """Return criteria from directions by metric and bounds by metric.
 
-        Raises:
-            KeyError: a limit's metric has no direction.
+        Raises KeyError if a limit's metric has no direction.
         """
         return Criteria(
             tuple(Objective(metric, direction) for metric, direction in objectives.items()),

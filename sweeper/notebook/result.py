@@ -165,11 +165,7 @@ class SweepResult:
 
 
 def read_result(folder: Path, **outcome: Any) -> SweepResult:
-    """Return the result of the sweep in a folder.
-
-    Raises:
-        UserInputError: there is no sweep.
-    """
+    """Return the result of the sweep in a folder. Raises UserInputError if there is no sweep."""
     if StoredSweep(folder).description is None:
         raise UserInputError(f"{folder}: there is no sweep")
     return SweepResult(folder, **outcome)

@@ -128,8 +128,7 @@ def describe_sweep(
 def read_description(folder: Path) -> SweepDescription | None:
     """Return the description of the sweep in a folder; None for a sweep without one, as earlier versions left it.
 
-    Raises:
-        UserInputError: the file is damaged, by a full disk or a crash of the machine.
+    Raises UserInputError if the file is damaged, by a full disk or a crash of the machine.
     """
     try:
         fields = json.loads((folder / FILE).read_text())

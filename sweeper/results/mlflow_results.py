@@ -106,8 +106,7 @@ class SqliteReader:
 def open_reader(uri: str) -> ClientReader | SqliteReader:
     """Return a reader of the store at this address.
 
-    Raises:
-        UserInputError: the file is not a database, or MLflow cannot open the store.
+    Raises UserInputError if the file is not a database, or MLflow cannot open the store.
     """
     if path := mlflow_store.sqlite_path(uri):
         reader = SqliteReader(path)
@@ -169,8 +168,7 @@ class Stored:
 def read(uri: str, experiment: str | None = None, sweep: str | None = None) -> Stored:
     """Read the whole store, one experiment of it, or one sweep.
 
-    Raises:
-        UserInputError: the store, experiment or sweep does not exist, or the store has no results yet.
+    Raises UserInputError if the store, experiment or sweep does not exist, or the store has no results yet.
     """
     if (path := mlflow_store.sqlite_path(uri)) and not path.is_file():
         remedy = "Run `python -m sweeper` to create one, or set tracking.uri="

@@ -48,8 +48,7 @@ class JournalTail:
     def read(self) -> list[TrialRecord]:
         """Return the records of the trials that have ended since the last call. An incomplete last line is left.
 
-        Raises:
-            UserInputError: a line is damaged.
+        Raises UserInputError if a line is damaged.
         """
         if not self._path.exists():
             return []
@@ -170,11 +169,7 @@ class StoredSweep:
         return len(self.front.numbers) if self.front else 0
 
     def read_trial(self, number: int) -> TrialRecord:
-        """Return the record of a trial.
-
-        Raises:
-            UserInputError: no such trial has ended.
-        """
+        """Return the record of a trial. Raises UserInputError if no such trial has ended."""
         if number not in self.records:
             last = f"0 to {max(self.records)}" if self.records else "none"
             raise UserInputError(f"trial={number}: {self.name} has no such trial. Available: {last}")
@@ -215,8 +210,7 @@ def find_sweeps(directory: Path) -> list[StoredSweep]:
 def find_sweep(directory: Path, name: str | None = None, *, option: str = "") -> StoredSweep:
     """Return the sweep of this name, or the last one. `option` stands before the name in messages.
 
-    Raises:
-        UserInputError: there is no such sweep.
+    Raises UserInputError if there is no such sweep.
     """
     sweeps = find_sweeps(directory)
     if not sweeps:
@@ -232,8 +226,7 @@ def find_sweep(directory: Path, name: str | None = None, *, option: str = "") ->
 def read_warm_start(config: Config) -> WarmStart | None:
     """Return the better half of the other sweep's trials, at least as many as are used; None if none is named.
 
-    Raises:
-        UserInputError: there is no such sweep, or no trial of it is complete.
+    Raises UserInputError if there is no such sweep, or no trial of it is complete.
     """
     name = config.search.warm_start
     if name is None:

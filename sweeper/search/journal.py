@@ -101,8 +101,7 @@ class JournalFile(BaseJournalBackend):
 
         It is cut off, unless only its line break is missing.
 
-        Raises:
-            UserInputError: a line before the last one is damaged.
+        Raises UserInputError if a line before the last one is damaged.
         """
         self._path, self._file = path, path.open("ab")
         self._is_dirty = False
@@ -204,8 +203,7 @@ class Journal:
 def check_identity(study: optuna.Study, identity: dict[str, Any]) -> str:
     """Store the settings that a resumed sweep must share in a new study, or compare them. Return the study's id.
 
-    Raises:
-        UserInputError: the study has another identity.
+    Raises UserInputError if the study has another identity.
     """
     attrs = study.user_attrs
     if "id" not in attrs:

@@ -102,8 +102,7 @@ def sqlite_path(uri: str) -> Path | None:
 def check_uri(uri: str, option: str = "tracking.uri=") -> None:
     """Check that the address is valid and that the store behind it can be reached. `option` names it in messages.
 
-    Raises:
-        UserInputError: the address is invalid, nothing responds there, or the SQLite file cannot be written.
+    Raises UserInputError if the address is invalid, nothing responds there, or the SQLite file cannot be written.
     """
     shown = f"{option}{mask(uri)}"
     try:
@@ -156,8 +155,7 @@ def check_uri(uri: str, option: str = "tracking.uri=") -> None:
 def check_default_store(folder: Path) -> None:
     """Check the SQLite file in a directory of results, if it is there, and the folder of its artifacts.
 
-    Raises:
-        UserInputError: it is none, is of another MLflow, or cannot be written.
+    Raises UserInputError if it is none, is of another MLflow, or cannot be written.
     """
     default_uri(folder)  # refuses a folder whose name is not text
     file = folder / "mlflow.db"

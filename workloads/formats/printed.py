@@ -150,8 +150,7 @@ def read_printed_layout(text: str, gpus: int | None = None) -> dict[str, object]
 def read_model(text: str) -> Model | None:
     """Return the model whose sizes the arguments of Megatron-LM, or the YAML of programs on it, name; None without.
 
-    Raises:
-        UserInputError: it has layers whose operations are not known here.
+    Raises UserInputError if it has layers whose operations are not known here.
     """
     settings = read_arguments(text)
     if "num_layers" not in settings:

@@ -22,8 +22,7 @@ def measure(parameters: CastParameters, rank: Rank) -> Measurement:
     The bytes per step are the minimum: the matrix is read once and the cast's outputs are written once. A cast that
     reads the matrix twice therefore shows a lower bandwidth.
 
-    Raises:
-        Infeasible: torchao is not installed, or it has no such cast for this device.
+    Raises Infeasible if torchao is not installed, or it has no such cast for this device.
     """
     formats.require_torchao()
     device = devices.device_of(rank)

@@ -153,8 +153,7 @@ def measure(parameters: LinearParameters, rank: Rank) -> Measurement:
 
     The errors of the output and of both gradients are against the same layers in fp32.
 
-    Raises:
-        Infeasible: torchao is not installed, or has no such layers for this device or these sizes.
+    Raises Infeasible if torchao is not installed, or has no such layers for this device or these sizes.
     """
     formats.require_torchao()
     device, recipe, tokens = devices.device_of(rank), parameters.recipe, parameters.tokens

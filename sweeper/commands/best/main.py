@@ -75,8 +75,7 @@ def run(request: BestRequest) -> int:
 def write_trial(sweep: StoredSweep, number: int | None) -> TrialFiles:
     """Write the files of a trial, or of the winner, and return them.
 
-    Raises:
-        UserInputError: there is no such trial, or no trial is complete.
+    Raises UserInputError if there is no such trial, or no trial is complete.
     """
     description = sweep.description
     if description is None:

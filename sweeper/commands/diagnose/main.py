@@ -119,8 +119,7 @@ def diagnose(request: DiagnoseRequest) -> int:
 def read_sources(paths: Sequence[Path]) -> list[Source]:
     """Return the ranks or hosts that the logs name, or a source for each log.
 
-    Raises:
-        UserInputError: a file cannot be read, or is not a trainer's log with steps.
+    Raises UserInputError if a file cannot be read, or is not a trainer's log with steps.
     """
     sources: dict[str, Source] = {}
     for path in paths:

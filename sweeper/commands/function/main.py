@@ -39,8 +39,7 @@ def _run(words: Sequence[str]) -> int:
 def read_function(path: Path) -> Workload:
     """Return the workload of a packed function. The function itself is not loaded.
 
-    Raises:
-        UserInputError: it is not such a file.
+    Raises UserInputError if it is not such a file.
     """
     workload = registry.load("function")
     assert workload.Settings is not None

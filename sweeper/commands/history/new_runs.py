@@ -37,8 +37,7 @@ class Compared:
 def read_runs(stored: Stored, names: Sequence[str]) -> list[NewRun]:
     """Return the runs of these sweeps, of the last one without a name.
 
-    Raises:
-        UserInputError: a sweep is unknown, has not ended or has no complete trial.
+    Raises UserInputError if a sweep is unknown, has not ended or has no complete trial.
     """
     sweeps = stored.sweeps.sort_values("start")
     if not len(sweeps):
@@ -112,8 +111,7 @@ def compare(history: History, runs: Sequence[NewRun], gate: Gate) -> list[Compar
 def append(history: History, runs: Sequence[NewRun], gate: Gate, *, new_level: bool) -> History:
     """Return the history with these runs.
 
-    Raises:
-        UserInputError: it has one of them, or one is slower or faster than the level that it would belong to.
+    Raises UserInputError if it has one of them, or one is slower or faster than the level that it would belong to.
     """
     for identity, new in _group(runs):
         series = history.find(identity)

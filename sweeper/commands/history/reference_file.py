@@ -121,11 +121,7 @@ class History:
 
 
 def read(path: Path) -> History:
-    """Read the file.
-
-    Raises:
-        UserInputError: it is missing, or not a history that this version reads.
-    """
+    """Read the file. Raises UserInputError if it is missing, or not a history that this version reads."""
     prefix = f"file={path}: "
     try:
         content = json.loads(path.read_text())

@@ -110,8 +110,7 @@ def read_log(path: Path) -> Iterator[ImportedResult]:
 
     A last line that is cut off and a step without a time are left out.
 
-    Raises:
-        UserInputError: the log has more than `MAX_STEPS` steps, or none whose time can be used.
+    Raises UserInputError if the log has more than `MAX_STEPS` steps, or none whose time can be used.
     """
     reader = LogReader()
     runs = [run for run in _read_runs(path, reader) if run.timed_steps]

@@ -102,8 +102,7 @@ def list_files(path: Path) -> list[Path]:
 def import_file(path: Path, uri: str | None, experiment: str, device: str = "", model: Model | None = None) -> str:
     """Read the whole file, then write its results to the store at `uri`, if any. Returns a summary for the terminal.
 
-    Raises:
-        UserInputError: the file has no supported format, is damaged or has no result. Nothing is written then.
+    Raises UserInputError if the file has no supported format, is damaged or has no result. Nothing is written then.
     """
     file_format = detect_format(path)
     results = [imported.add_device(result, path, device) for result in file_format.read(path)]

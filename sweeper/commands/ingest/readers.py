@@ -45,8 +45,7 @@ class Format(NamedTuple):
 def detect_format(path: Path) -> Format:
     """Return the format of a file.
 
-    Raises:
-        UserInputError: the file cannot be opened, is empty, is not text or has no supported format.
+    Raises UserInputError if the file cannot be opened, is empty, is not text or has no supported format.
     """
     try:
         with path.open("rb") as file:

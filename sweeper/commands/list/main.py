@@ -94,8 +94,7 @@ def show_sweeps(request: ListRequest) -> int:
 def delete_sweep(request: DeleteRequest) -> int:
     """Delete a sweep after asking. Returns the exit code.
 
-    Raises:
-        UserInputError: the sweep runs, or there is no terminal to ask on.
+    Raises UserInputError if the sweep runs, or there is no terminal to ask on.
     """
     sweep = find_sweep(Path(request.dir), request.name)
     if sweep.is_running:
@@ -187,8 +186,7 @@ class Follower:
 def follow(sweep: StoredSweep) -> int:
     """Show the progress until the sweep ends or Ctrl-C detaches. Returns the exit code.
 
-    Raises:
-        UserInputError: the sweep does not run.
+    Raises UserInputError if the sweep does not run.
     """
     description = sweep.description
     if description is None or not sweep.is_running:
@@ -234,8 +232,7 @@ def _is_driven(sweep: StoredSweep, host: str) -> bool:
 def delete(sweep: StoredSweep, uri: str | None = None) -> list[str]:
     """Delete the runs of a sweep at `uri`, by default the store that it recorded, and its folder. Return a report.
 
-    Raises:
-        UserInputError: the sweep runs, or its store cannot be reached. Then nothing is deleted.
+    Raises UserInputError if the sweep runs, or its store cannot be reached. Then nothing is deleted.
     """
     with (sweep.folder / "lock").open("a") as lock:  # held, so that no driver starts it
         try:

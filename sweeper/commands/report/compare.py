@@ -13,8 +13,7 @@ from workloads.suggestions import suggest
 def find_latest_sweep(stored: Stored, baseline: str) -> str:
     """Return the sweep that started last, of the same workload as `baseline` and other than it.
 
-    Raises:
-        UserInputError: there is none.
+    Raises UserInputError if there is none.
     """
     is_baseline = stored.sweeps["run"] == baseline
     workloads = set(stored.sweeps.loc[is_baseline, "tag.workload"]) if is_baseline.any() else set[str]()
@@ -30,8 +29,7 @@ def compare_sweeps(stored: Stored, first: str, second: str, gate: Gate) -> tuple
 
     The best results of different spaces answer different questions: such sweeps are compared at their common points.
 
-    Raises:
-        UserInputError: a name is not one of a sweep, or the first sweep has no result.
+    Raises UserInputError if a name is not one of a sweep, or the first sweep has no result.
     """
     names = set(stored.sweeps["run"])
     for name in (first, second):

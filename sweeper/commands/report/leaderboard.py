@@ -54,8 +54,7 @@ def build_payload(rates: Sequence[MatmulCeiling]) -> str:
 def send_rates(rates: Sequence[MatmulCeiling], url: str) -> str:
     """Post the payload. Returns the status and the first line of the response.
 
-    Raises:
-        UserInputError: the address does not respond or refuses the payload.
+    Raises UserInputError if the address does not respond or refuses the payload.
     """
     headers = {"Content-Type": "application/json"}
     try:

@@ -152,8 +152,7 @@ def compare_sweeps(request: CompareRequest) -> int:
 def compare_with_baseline(request: BaselineRequest) -> int:
     """Print the comparison with an earlier sweep. Returns the exit code of the verdict.
 
-    Raises:
-        UserInputError: the sweep has no result that is comparable with the baseline's.
+    Raises UserInputError if the sweep has no result that is comparable with the baseline's.
     """
     from sweeper.results.runs import EXIT_CODES
 
@@ -184,8 +183,7 @@ def _print_comparison(request: ComparisonRequest, first: str, second: str | None
 def budget_gpu_hours(request: ReportRequest) -> float | None:
     """Return the GPU-hours that each sweep is cut to; None for no limit.
 
-    Raises:
-        UserInputError: a limit is not above 0, both are given, or the price of a GPU is unknown.
+    Raises UserInputError if a limit is not above 0, both are given, or the price of a GPU is unknown.
     """
     hours, cost = request.within_gpu_hours, request.within_cost
     if hours is not None and cost is not None:
@@ -203,8 +201,7 @@ def budget_gpu_hours(request: ReportRequest) -> float | None:
 def write_report(request: ReportRequest) -> int:
     """Write the report in its format. Returns the exit code.
 
-    Raises:
-        UserInputError: the store has nothing to report.
+    Raises UserInputError if the store has nothing to report.
     """
     if request.out:
         command.check_output_file("out", Path(request.out))
@@ -249,8 +246,7 @@ def write_report(request: ReportRequest) -> int:
 def show_leaderboard(request: LeaderboardRequest) -> int:
     """Print the leaderboard, or the payload, or send it.
 
-    Raises:
-        UserInputError: there is nothing to show or to send.
+    Raises UserInputError if there is nothing to show or to send.
     """
     folder = Path(request.dir)
     if not folder.is_dir():
