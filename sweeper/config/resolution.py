@@ -155,9 +155,11 @@ def check_world_size(workload: Workload, config: Config, gpus: int) -> None:
 
 
 def check_program(resolved: ResolvedConfig) -> None:
-    """Check that a command's program and directory exist, if it runs on this machine."""
+    """Check that a command's program and directory exist, if it runs on this machine, and that plan=run has one."""
     settings = resolved.settings
-    if settings is None or resolved.config.plan or not resolved.is_local:
+    if settings is None and resolved.config.plan == "run":
+        raise UserInputError(f"plan=run: {resolved.config.workload.name} runs no program; use plan=true")
+    if settings is None or resolved.config.plan is True or not resolved.is_local:
         return
     directory, run = Path(settings["directory"]), settings["run"]
     if not directory.is_dir():

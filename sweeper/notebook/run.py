@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -15,7 +16,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 import sweeper
-from sweeper.cli.exits import INVALID_INPUT, SIGNALS
+from sweeper.cli.exits import INVALID_INPUT, SIGNALS, interpreter
 from sweeper.notebook.display import make_display
 from sweeper.notebook.packing import space_words, write_function
 from sweeper.notebook.result import SweepError, SweepResult, read_result
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from sweeper.commands.plan.answer import Answer
     from sweeper.results.mlflow_results import Stored
 
+NO_SWEEP = ("-m", "--multirun", "--help", "-h", "--version")  # what the command does beside a sweep
 PATIENCE_S = 2.0  # for output of processes that the sweep leaves, such as the one that writes its report
 
 
@@ -58,14 +60,16 @@ def run(
         if not isinstance(word, str):
             raise UserInputError(f"{word!r}: an override is a text: 'budget.trials=50'; a function comes first")
         words.append(word)
-        if word in ("-m", "--multirun", "plan=true", "--help", "-h", "--version") or word.startswith("--cfg"):
-            raise UserInputError(f"{word}: sweeper.run runs one sweep; use the command for this")
     program = ["sweeper"]
     if callable(workload):
         file = write_function(workload, space or {}, Path(_value_of(words, "dir") or "."))
         program, words = ["sweeper", "function", str(file)], ["workload=function", *words]
     elif workload is not None:
         words = [f"workload={workload}", *words]
+    for word in words:
+        if word in NO_SWEEP or (word.startswith(("--cfg", "plan=")) and word != "plan=false"):
+            command = shlex.join([interpreter(), "-m", *program, *words])
+            raise UserInputError(f"{word}: sweeper.run runs one sweep; the command does this: {command}")
     display = make_display(_value_of(words, "progress") or "auto")
     words = [word for word in words if not word.startswith("progress=")]
     return _read_result(_run_process([*program, *words, "progress=json"], display.event))

@@ -18,6 +18,7 @@ from sweeper.preflight.cost_model import CostEstimates, Projection
 from sweeper.preflight.sweep_plan import SweepPlan, estimate_steps_s
 from sweeper.search.front import MAX_POINTS
 from sweeper.search.progress import SweepProgress
+from workloads.api.contract import ProgramFailed
 from workloads.estimator.estimate import bands
 
 SHOWN_CANDIDATES = 20
@@ -92,8 +93,11 @@ def _describe_limits(plan: SweepPlan) -> list[str]:
     return lines + [f"warning  {line}" for line in (*plan.gpu_problems, *plan.target.describe_foreign_use())]
 
 
-def show_plan(plan: SweepPlan) -> None:
-    """Print what the sweep would try, and write every estimated point to plan.csv."""
+def show_plan(plan: SweepPlan) -> bool:
+    """Print what the sweep would try, and write every estimated point to plan.csv.
+
+    Returns False if plan=run ran a program that ended before its first steps.
+    """
     console = open_console(soft_wrap=False)
     console.print(f"device   {describe_devices(plan)}\nsearch   {_describe_search(plan)}")
     for line in (*_describe_criteria(plan), *_describe_limits(plan)):
@@ -115,9 +119,15 @@ def show_plan(plan: SweepPlan) -> None:
         point = plan.first_point()
         console.print(f"\npreview  {format_point(point) if point else 'the only point'}\n")
         console.print(printable(text), soft_wrap=True)
+    failure: ProgramFailed | None = None
     if plan.config.plan == "run":
-        read = plan.try_out() or "nothing: this workload runs no program"
-        console.print(f"\nread     {printable(read.replace(chr(10), chr(10) + ' ' * 9))}", soft_wrap=True)
+        try:
+            read = plan.try_out()
+        except ProgramFailed as error:
+            failure, read = error, str(error)
+        heading = "failed" if failure else "read"
+        console.print(f"\n{heading:<9}{printable(read.replace(chr(10), chr(10) + ' ' * 9))}", soft_wrap=True)
+    return failure is None
 
 
 def _show_estimates(plan: SweepPlan, estimates: CostEstimates, console: Console) -> None:

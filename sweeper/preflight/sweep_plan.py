@@ -111,11 +111,17 @@ class SweepPlan:
         return "" if parameters is None else self.workload.preview(parameters, self.machine)
 
     def try_out(self) -> str:
-        """Run the program of the first point on this machine until its first steps, and return what was read."""
+        """Run the program of the first point on this machine until its first steps, and return what was read.
+
+        Raises:
+            UserInputError: the trial takes several devices or one that is not here, or its values contradict.
+            ProgramFailed: it ended before; the message has what was read.
+        """
         if self.resources.gpus > 1 or self.target.is_planned:
-            return "only a trial on one device of this machine is run"
-        parameters = self._first_parameters()
-        return "" if parameters is None else self.workload.try_out(parameters)
+            raise UserInputError("plan=run: only a trial on one device of this machine is run; use plan=true")
+        if (parameters := self._first_parameters()) is None:
+            raise UserInputError("plan=run: the values of the first point contradict each other")
+        return self.workload.try_out(parameters)
 
     def find_band(self) -> tuple[float, str]:
         """Return half the width of the band of the first point's estimate as a share, and what it rests on."""

@@ -316,8 +316,11 @@ class Workload:
             yield Candidate(point, self.estimate(self.Parameters(**constants, **point), machine))
 
     def try_out(self, parameters: Any) -> str:
-        """Run a program on this machine until its first steps, and return what is read of them; "" without one."""
-        return ""
+        """Run a program on this machine until its first steps, and return what is read of them, in lines.
+
+        Raises ProgramFailed if it ends before.
+        """
+        raise NotImplementedError
 
     def preview(self, parameters: Any, machine: Machine) -> str:
         """Return what plan=true shows of one point beside its estimate, in lines; empty for nothing."""

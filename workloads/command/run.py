@@ -76,13 +76,14 @@ def measure(settings: CommandSettings, parameters: Mapping[str, Scalar], rank: R
 def read_first_steps(settings: CommandSettings, parameters: Mapping[str, Scalar]) -> str:
     """Run the program on this machine until its first steps, and return a line of what was read of each.
 
-    The last line is the reason where it ended before.
+    Raises ProgramFailed, with the reason below these lines and the program's last ones, if it ends before.
     """
     steps = _FirstSteps()
     try:
         measure(replace(settings, warmup=0, steps=FIRST_STEPS), parameters, Rank(reporter=steps))
     except Exception as error:
-        return "\n".join([*steps.lines, *output_of(error).last_lines.splitlines()[-FIRST_STEPS:], str(error)])
+        last = [line for line in output_of(error).last_lines.splitlines()[-FIRST_STEPS:] if line not in str(error)]
+        raise ProgramFailed("\n".join([*steps.lines, *last, str(error)])) from error
     return "\n".join(steps.lines)
 
 

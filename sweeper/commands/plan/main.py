@@ -16,6 +16,7 @@ from sweeper.commands.plan.answer import NothingFits, answer, find_problem, scal
 from sweeper.commands.plan.request import PlanRequest
 from sweeper.commands.plan.side_by_side import HEADING, compare_hardware
 from sweeper.commands.plan.text import show, show_file
+from sweeper.common.format import count
 from sweeper.pages.terminal import draw, open_console
 from workloads.api.errors import UserInputError, describe_os_error
 from workloads.estimator.search import bound_gib, fills_memory, usable_gib
@@ -50,7 +51,10 @@ def run(request: PrintedPlan) -> int:
         console = open_console(soft_wrap=False)
         rows, warnings = compare_hardware(request, names)
         console.print(draw(HEADING, rows, len(HEADING) - 1, console.width))
-        print(*(f"unsure    {warning}" for warning in warnings), sep="\n")
+        if warnings:
+            counts = ", ".join(f"{name} {number}" for name, number in warnings.items())
+            total = count(sum(warnings.values()), "warning")
+            print(f"unsure    {total}: {counts}. A plan of one GPU lists its own: hardware={next(iter(warnings))}")
         return 0
     if request.out is not None:
         check_output_file("out", path)

@@ -16,20 +16,21 @@ MISSING = "—"
 FAILED = (float("inf"),)  # the order of a GPU without a layout: the last
 
 
-def compare_hardware(request: PlanRequest, names: list[str]) -> tuple[list[list[str]], list[str]]:
-    """Return a row for each GPU, in the order of their cost, else of their GPU-hours, and the warnings of the plans.
+def compare_hardware(request: PlanRequest, names: list[str]) -> tuple[list[list[str]], dict[str, int]]:
+    """Return a row for each GPU, in the order of their cost, else of their GPU-hours, and how many warnings each has.
 
     Energy is that of GPUs at their power caps, without the rest of a machine. A GPU that the request does not fit has
     the reason in its row. Raises UserInputError with the reasons if it fits none, or is wrong for all.
     """
-    warnings: list[str] = []
+    warnings: dict[str, int] = {}
     rows = [_row(replace(request, hardware=name), warnings) for name in names]
     if all(order == FAILED for order, _ in rows):
         raise UserInputError("\n".join(dict.fromkeys(row[-1] for _, row in rows)))
-    return [row for _, row in sorted(rows, key=lambda pair: pair[0])], warnings
+    ordered = [row for _, row in sorted(rows, key=lambda pair: pair[0])]
+    return ordered, {row[0]: number for row in ordered if (number := warnings.get(row[0]))}
 
 
-def _row(request: PlanRequest, warnings: list[str]) -> tuple[tuple[float, ...], list[str]]:
+def _row(request: PlanRequest, warnings: dict[str, int]) -> tuple[tuple[float, ...], list[str]]:
     try:
         problem, _ = find_problem(request)
         best = search(problem, keep=1).best[0]
@@ -43,8 +44,8 @@ def _row(request: PlanRequest, warnings: list[str]) -> tuple[tuple[float, ...], 
     energy_mwh = None if device.power_w is None else training.gpu_hours * device.power_w / 1e6
     figures = (training.days, training.gpu_hours, training.cost, energy_mwh)
     cells = [MISSING if figure is None else round_to_band(figure, share) for figure in figures]
-    unsure = [*band.known.missing(problem.job, problem.cluster), *list_warnings(problem, estimate)]
-    warnings += [f"{request.hardware}: {line}" for line in unsure]
+    missing = band.known.missing(problem.job, problem.cluster)
+    warnings[request.hardware] = len(missing) + len(list_warnings(problem, best, request.model))
     left_gib = usable_gib(problem.cluster) - bound_gib(estimate.memory, problem.job, problem.cluster)
     rates = [round_to_band(rate, share), f"{share:.0%}"]
     layout = describe(best.layout)

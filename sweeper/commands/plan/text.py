@@ -13,8 +13,8 @@ from sweeper.commands.plan.request import PlanRequest, Problem, build_problem
 from sweeper.common.format import count, round_to_band
 from sweeper.pages.terminal import draw, open_console
 from workloads.api.errors import UserInputError
-from workloads.estimator.estimate import JobEstimate, find_band
-from workloads.estimator.search import bound_gib, fills_memory, usable_gib
+from workloads.estimator.estimate import find_band
+from workloads.estimator.search import Candidate, bound_gib, fills_memory, usable_gib
 from workloads.estimator.words import describe, layout_words, write_words
 from workloads.formats.names import FileReading
 from workloads.layouts.layout import Layout
@@ -258,22 +258,16 @@ def tail_lines(answer: Answer) -> list[str]:
     failures = round_to_band(training.failures, band.error_share)
     lines.append(f"training  loses {training.lost_share:.1%} of its time to {failures} failures and to checkpoints")
     lines.append(f"band      {band.error_share:.0%}: {band.meaning} (docs/reference/planner-scoreboard.md)")
-    unsure = list_warnings(problem, estimate)
-    if _has_short_parts(problem, answer.best.layout):
-        unsure.append(f"the rate: one measured run has fewer than {USUAL_CONTEXT_TOKENS:,} tokens on a context rank")
-    if problem.job.trainer == "own" and not find_trained_name(problem.job.model):
-        missing = f"workload=parallel does not train {answer.model}, which conf/model does not have"
-        unsure.append(f"{missing}: the plan is of a trainer like it; trainer= names another one")
-    return lines + [f"unsure    {line}" for line in unsure]
+    return lines + [f"unsure    {line}" for line in list_warnings(problem, answer.best, answer.model)]
 
 
 def _has_short_parts(problem: Problem, layout: Layout) -> bool:
     return layout.cp > 1 and problem.job.sequence_length / layout.cp < USUAL_CONTEXT_TOKENS
 
 
-def list_warnings(problem: Problem, estimate: JobEstimate) -> list[str]:
-    """Return what is not sure of an estimate."""
-    unsure = []
+def list_warnings(problem: Problem, best: Candidate, model: str) -> list[str]:
+    """Return what is not sure of the estimate of a model's best layout."""
+    unsure, estimate = list[str](), best.estimate
     most_gib = bound_gib(estimate.memory, problem.job, problem.cluster)
     if most_gib > usable_gib(problem.cluster):
         unsure.append(f"whether it fits: no layout's bound of memory does, and that of this one is {most_gib:.0f} GiB")
@@ -281,4 +275,10 @@ def list_warnings(problem: Problem, estimate: JobEstimate) -> list[str]:
         unsure.append("the rate: it fills memory, so its steps may stall (by 1 to 18% in measured runs)")
     if problem.calibration:
         unsure.append("the band is that of estimates with the tables' rates, not with rates measured here")
-    return [*unsure, *estimate.not_modelled]
+    unsure += estimate.not_modelled
+    if _has_short_parts(problem, best.layout):
+        unsure.append(f"the rate: one measured run has fewer than {USUAL_CONTEXT_TOKENS:,} tokens on a context rank")
+    if problem.job.trainer == "own" and not find_trained_name(problem.job.model):
+        missing = f"workload=parallel does not train {model}, which conf/model does not have"
+        unsure.append(f"{missing}: the plan is of a trainer like it; trainer= names another one")
+    return unsure

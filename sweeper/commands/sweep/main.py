@@ -76,8 +76,7 @@ def run_sweep(sweep: ComposedSweep, command: list[str]) -> int:
         if config.plan:
             from sweeper.pages.plan_view import show_plan
 
-            show_plan(plan)
-            return COMPLETE
+            return COMPLETE if show_plan(plan) else SOME_FAILED
         from sweeper.commands.sweep.loop import Sweep  # and with it tables, plots and MLflow's views: not for a plan
 
         # Not a setting of the sweep: a notebook sets it, and a person who resumes it wants to read.

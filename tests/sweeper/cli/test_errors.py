@@ -67,6 +67,7 @@ WRONG = {
     "gpus=most": ["gpus=most", "an integer or one of all"],
     "workload=precision gpus=2": ["gpus=2", "spans at most 1"],
     "workload=allreduce": ["gpus=1", "needs at least 2"],
+    "plan=run": ["plan=run: matmul runs no program", "plan=true"],
     "calibration=nofile.yaml": ["calibration=nofile.yaml", "there is no"],
     "retry=failed name=nothing": ["retry=failed", "there is no sweep nothing"],
     "seed=1k": ["seed=1k", "an integer. Write 1e3"],

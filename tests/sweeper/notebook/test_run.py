@@ -78,8 +78,8 @@ def test_errors_are_exceptions_with_the_messages_of_the_command(
     monkeypatch.chdir(workspace.path)
     with pytest.raises(sweeper.UserInputError, match=r"^workload=matmull: .*Did you mean"):
         sweeper.run("workload=matmull")
-    with pytest.raises(sweeper.UserInputError, match=r"^-m: sweeper\.run runs one sweep"):
-        sweeper.run("-m", "seed=1,2")
+    with pytest.raises(sweeper.UserInputError, match=r"^plan=run: .*: \S+ -m sweeper workload=probe plan=run$"):
+        sweeper.run("plan=run", workload="probe")
     with pytest.raises(sweeper.UserInputError, match="the first argument is a function; give one of them"):
         sweeper.run(print, workload="probe")
     with pytest.raises(sweeper.UserInputError, match="a function comes first"):

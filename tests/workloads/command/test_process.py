@@ -3,19 +3,20 @@
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from sweeper.metrics.derivation import derive
-from tests.conftest import REPOSITORY, wait_for
+from tests.conftest import REPOSITORY, CommandResult, wait_for
 from tests.support.programs import STEPS, escape, run_program
 from workloads.api.contract import Infeasible, OutOfMemory, ParameterMismatch, ProgramFailed, Rank
 from workloads.api.processes import find_marked
 from workloads.api.trial import run_trial
 from workloads.command import CommandSettings
-from workloads.command.run import measure, read_first_steps
+from workloads.command.run import measure
 
 
 def test_a_program_ends_after_enough_steps_and_warm_up_steps_are_not_measured() -> None:
@@ -241,7 +242,14 @@ def test_a_rate_without_a_pattern_is_enough(
     assert {name: derived.get(name) and round(derived[name], 6) for name in metrics} == metrics
 
 
-def test_the_first_steps_of_a_program_are_shown_and_why_there_are_none() -> None:
-    program = "print('step 1 500 tok/s', flush=True); raise SystemExit('no data')"
-    text = read_first_steps(CommandSettings(run=["{python}", "-c", escape(program)]), {})
-    assert text.startswith("step 1: tokens_per_s=500\n") and "no data" in text
+@pytest.mark.parametrize(("steps", "code"), [(1, 1), (3, 0)])
+def test_a_plan_runs_a_program_until_its_first_steps_and_fails_with_it(
+    run_cli: Callable[..., CommandResult], tmp_path: Path, steps: int, code: int
+) -> None:
+    lines = "".join(f"print('step {n} 500 tok/s', flush=True)\n" for n in range(steps))
+    wait = "raise SystemExit('no data')" if code else "import time; time.sleep(60)"
+    (tmp_path / "p.py").write_text(lines + wait)
+    shown = run_cli("workload=command", "command.run=['{python}',p.py]", "plan=run")
+    heading = "failed   " if code else "read     "
+    assert shown.code == code and f"{heading}step 1: tokens_per_s=500\n" in shown.out, shown
+    assert ("no data" in shown.out) == bool(code)
