@@ -8,7 +8,7 @@ from workloads.api.contract import Candidate, Machine, Scalar, Workload
 from workloads.api.recipes import RECIPES, unsupported_block_rate_reason
 from workloads.models.model import MODELS, Model, ModelName
 from workloads.models.routing import Routing, check_imbalance
-from workloads.offload.plan import count_training_state_bytes
+from workloads.offload.plan import Distribution, count_training_state_bytes
 
 OffloadModelName = Literal[ModelName, "qwen3_moe_tiny", "olmoe_1b_7b", "qwen3_30b_a3b", "mixtral_8x7b"]
 
@@ -73,7 +73,7 @@ class OffloadParameters:
     device_gib: float = field(metadata={"min": 0})
     host_gib: float = field(metadata={"min": 0, "host_memory": "trial"})
     model: OffloadModelName = field(default="llama3_8b", metadata={"cpu_gib": _count_min_cpu_gib})
-    distribution: Literal["replicas", "sharded"] | None = None
+    distribution: Distribution | None = None
     sequence_length: int = field(default=8192, metadata={"min": 1})
     sequences_per_step: int = field(default=64, metadata={"min": 1})
     dtype: Literal["bf16", "fp32", "fp8_tensorwise", "fp8_blockwise"] = field(

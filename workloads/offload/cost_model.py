@@ -83,9 +83,11 @@ class ModelSizes:
     distribution: Distribution | None = None  # None: for one GPU, or not chosen yet
 
     def distribute(self, distribution: Distribution | None, gpus: int) -> ModelSizes:
-        """Return the sizes for one of several GPUs; of a ring, for the one with the most layers."""
+        """Return the sizes for one of several GPUs; of a ring, for the one with the most layers; 0 if one has none."""
         layers = self.shape.layers
-        shape = replace(self.shape, layers=-(-layers // gpus)) if distribution == "ring" else self.shape
+        if distribution == "ring":
+            layers = -(-layers // gpus) if gpus <= layers else 0
+        shape = replace(self.shape, layers=layers)
         return replace(self, shape=shape, distribution=distribution, gpus=gpus)
 
     @cached_property
@@ -205,7 +207,7 @@ class StepTimes(NamedTuple, Generic[Number]):
     """The predicted time of a step, or of a part of it; as arrays, for several choices of saved activations."""
 
     step_s: Number
-    copy_wait_s: Number  # of `step_s`, in which computation waits for copies
+    copy_wait_s: Number  # of `step_s`, in which computation waits for copies, or in a ring for other GPUs
     copied_bytes: Number  # in both directions
 
 
@@ -246,6 +248,7 @@ def predict_step_times(
     if is_ring:  # every GPU waits for the first chunk of a pass, and for as many chunks as there are GPUs
         chunk_s = (forward_s + backward_s) / placement.chunks_per_round
         times.step_s[:] += rounds * (model.gpus - 1) * chunk_s
+        times.copy_wait_s[:] += times.step_s
         waits = max(1.0, model.gpus / placement.chunks_per_round)
         forward_s, backward_s = forward_s * waits, backward_s * waits
     for layer_pass, (vector_bytes, share), (state_bytes, state_share) in product(passes, vectors, optimizer_states):
@@ -257,22 +260,26 @@ def predict_step_times(
         h2d_bytes = h2d_vectors * vector_bytes + state_copy_bytes + is_backward * activations
         d2h_bytes = d2h_vectors * vector_bytes + state_copy_bytes + (not is_backward) * activations
         update_s = weight_bytes * rates.optimizer_s_per_byte if updates else 0.0
-        compute_s = (backward_s if is_backward else forward_s) + rates.weight_cast_s + update_s
+        # All GPUs of a ring wait for the one that begins or updates a layer, each in another turn.
+        once_s = (rates.weight_cast_s + update_s) * (model.gpus if is_ring else 1)
+        compute_s = (backward_s if is_backward else forward_s) + once_s
         received_bytes = _count_received_bytes(placement, is_backward, updates)
         link_s = received_bytes * rates.link_s_per_byte
-        # Replicas average a layer's gradients before they update it; other transfers run beside the computation.
-        compute_s = compute_s + link_s * (1 if model.distribution == "replicas" else CONTENTION)
+        # Shards are exchanged beside the computation. Replicas average a layer's gradients before they update it, and a
+        # ring passes chunks on before it goes on.
+        compute_s = compute_s + link_s * (CONTENTION if model.distribution == "sharded" else 1)
         if rates.links_are_the_hosts:
             h2d_bytes, d2h_bytes = h2d_bytes + received_bytes, d2h_bytes + received_bytes
         copies_s = np.maximum(h2d_bytes * rates.h2d_s_per_byte, d2h_bytes * rates.d2h_s_per_byte)
         pass_s = np.maximum(compute_s, np.maximum(copies_s, link_s))
         times.step_s[:] += count * pass_s
-        times.copy_wait_s[:] += count * (pass_s - compute_s)
+        times.copy_wait_s[:] += count * (pass_s - compute_s + (link_s if is_ring else 0))
         times.copied_bytes[:] += count * (h2d_bytes + d2h_bytes)
     # Outside the blocks: embedding, last norm, LM head and their update, of which every GPU has a copy. States on the
     # host are copied to the device, updated and copied back, with nothing to compute meanwhile.
     parameters, states_on_host = model.embedding_and_head_parameters, placement.embedding_and_head_states == "host"
-    head_s = placement.tokens_per_step * rates.lm_head_s_per_token / (model.gpus if is_ring else 1)
+    head_chunks = -(-placement.chunks_per_round // model.gpus) if is_ring else placement.chunks_per_round
+    head_s = rounds * head_chunks * placement.chunk_tokens * rates.lm_head_s_per_token
     head_s += 2 * model.reduced_share * parameters * model.element_bytes * rates.link_s_per_byte
     head_s += parameters * model.element_bytes * rates.optimizer_s_per_byte
     state_bytes = parameters * model.state_bytes_per_parameter if states_on_host else 0

@@ -8,7 +8,7 @@ gradients are complete; its optimizer states are copied during its backward pass
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal
 
@@ -26,6 +26,7 @@ from workloads.offload.gang import Gang, WholeLayers
 from workloads.offload.host_memory import Arena
 from workloads.offload.optimizer import AdamW, Precision
 from workloads.offload.plan import GRADIENT_SLOTS, LOGIT_TOKENS, WEIGHT_SLOTS, Location, Plan, list_saved_tensors
+from workloads.offload.ring import PassedChunks, list_turns
 from workloads.offload.transfers import ActivationStack, Buffer, CopyStreams, LayerSlots, Slot
 
 DTYPE_NAMES = {torch.bfloat16: "bf16", torch.float32: "fp32", torch.uint8: "int8"}
@@ -133,7 +134,8 @@ class Engine:
     """A model in training under a plan, with host memory from `arena`, which raises OutOfMemory if it is too small.
 
     The processes of a gang each have an engine with the same plan, and train on different sequences. Where their model
-    is sharded, the vectors of layers are this process's shares, and computation uses `WholeLayers`.
+    is sharded, the vectors of layers are this process's shares, and computation uses `WholeLayers`. The processes of a
+    ring train on the same sequences, each the layers whose home it is.
     """
 
     def __init__(
@@ -150,8 +152,13 @@ class Engine:
         gang: Gang | None = None,
     ) -> None:
         """Allocate everything that the plan stores; the weights are zero until `load` or `initialize`."""
-        assert len(plan.layers) <= shape.layers and plan.chunks_per_round % plan.segments_per_sequence == 0
-        self.shape, self.plan, self.device = shape, plan, device
+        assert plan.chunks_per_round % plan.segments_per_sequence == 0
+        self.gang = gang or Gang()
+        self._own_layers = self.gang.list_own(shape.layers)
+        # A ring's plan is that of the process with the most layers.
+        self.plan = plan = replace(plan, layers=plan.layers[: len(self._own_layers)])
+        assert len(plan.layers) == len(self._own_layers)
+        self.shape, self.device = shape, device
         self.precision = precision or Precision()
         self.optimizer = optimizer or AdamW()
         self.steps_done = 0
@@ -159,7 +166,6 @@ class Engine:
         with torch.device("meta"):
             self._shapes = {name: parameter.shape for name, parameter in Block(shape).named_parameters()}
         self._layer_numel = sum(size.numel() for size in self._shapes.values())
-        self.gang = gang or Gang()
         self._kept_numel = self.gang.count_kept(self._layer_numel)
         self._ropes = rope_table(shape, plan.sequence_length, device).split(plan.chunk_length, dim=1)  # by segment
         keeps_gradients = plan.accumulation_rounds > 1
@@ -177,6 +183,7 @@ class Engine:
         self._whole: WholeLayers | None = None
         if self.gang.is_sharded:
             self._whole = WholeLayers(self.gang, self._build_whole_slot, self.copy_streams)
+        self._turns = list_turns(shape.layers, plan.chunks_per_round, self.gang.ranks, self.gang.rank)
         self._unfinished: Callable[[], None] | None = None  # what is left of the last layer's backward pass
         self._math = build_block_math(
             shape, kernel, self.precision.recipe, compiled=device.type != "cpu", routing=routing
@@ -236,30 +243,36 @@ class Engine:
 
     def _run_round(self, groups: Tensor, *, is_first: bool, is_last: bool) -> Tensor:
         """Run forward and backward over all layers; update them in the last round. Return its part of the loss."""
-        length = self.plan.chunk_length
+        plan, length = self.plan, self.plan.chunk_length
         inputs = [chunk for group in groups for chunk in group[:, :-1].split(length, dim=1)]
         targets = [chunk for group in groups for chunk in group[:, 1:].split(length, dim=1)]
-        x = [self._embedding_and_head.embed(chunk) for chunk in inputs]
-        for n in range(len(self.plan.layers)):
+        is_first_home = 0 in self._own_layers
+        x = {c: self._embedding_and_head.embed(chunk) for c, chunk in enumerate(inputs) if is_first_home}
+        if self.gang.is_ring:
+            size, dtype = (plan.chunk_tokens, self.shape.hidden_size), self.precision.dtype
+            x = PassedChunks(
+                self._turns, x, partial(torch.empty, size, dtype=dtype, device=self.device), self.copy_streams
+            )
+        for n in range(len(plan.layers)):
             self._forward_layer(n, x)
         self._saved_keys_values.start_backward()
         self._saved.start_backward()
         loss = torch.zeros((), device=self.device)
-        share = 1.0 / (len(x) * self.plan.accumulation_rounds * self.gang.ranks)
+        share = 1.0 / (plan.chunks_per_round * plan.accumulation_rounds * self.gang.batches)
         with trace.annotate("head and loss"):
-            for c, chunk_targets in enumerate(targets):
-                chunk_loss, x[c] = self._embedding_and_head.loss(x[c], chunk_targets, share)
+            for c in self.gang.list_own(plan.chunks_per_round):
+                chunk_loss, x[c] = self._embedding_and_head.loss(x[c], targets[c], share)
                 loss += chunk_loss
-        for n in reversed(range(len(self.plan.layers))):
+        for n in reversed(range(len(plan.layers))):
             self._backward_layer(n, x, is_first=is_first, is_last=is_last)
         if self._unfinished:
             self._unfinished()
             self._unfinished = None
-        for chunk, d_chunk in zip(inputs, x, strict=True):
-            self._embedding_and_head.embed_backward(chunk, d_chunk)
+        for c, chunk in enumerate(inputs if is_first_home else ()):
+            self._embedding_and_head.embed_backward(chunk, x[c])
         return loss
 
-    def _forward_layer(self, n: int, x: list[Tensor]) -> None:
+    def _forward_layer(self, n: int, x: dict[int, Tensor]) -> None:
         """Run block n on all chunks. `x` has the chunks' inputs of the block, and then its outputs."""
         weights = self._fetch_weights(n)
         for m in [m for m in self._weights.streamed_layers if m > n][:1]:
@@ -269,7 +282,7 @@ class Engine:
         self.copy_streams.acquire(weights.buffer)
         with trace.annotate(f"layer {n} forward"):
             operands = self._math.cast_weights(weights.tensors, backward=False)
-            for c in range(len(x)):
+            for c in range(self.plan.chunks_per_round):
                 x[c] = self._forward_chunk(n, operands, c, x[c])
         self.copy_streams.release(weights.buffer)
 
@@ -295,7 +308,7 @@ class Engine:
                 self._saved_keys_values.push({"keys_values": self._keys_values}, plan.keys_values_on)
         return out
 
-    def _backward_layer(self, n: int, d: list[Tensor], *, is_first: bool, is_last: bool) -> None:
+    def _backward_layer(self, n: int, d: dict[int, Tensor], *, is_first: bool, is_last: bool) -> None:
         """Run backward through block n for all chunks, the last first; then finish it, or the one before if sharded.
 
         `d` has the chunks' gradients with respect to the block's outputs, and then to its inputs.
@@ -324,14 +337,14 @@ class Engine:
         with trace.annotate(f"layer {n} backward"):
             recomputes = any(choice != "full" for choice, _ in self.plan.layers[n].activations)
             operands = self._math.cast_weights(weights.tensors, forward=recomputes)
-            for c in reversed(range(len(d))):
+            for c in reversed(range(self.plan.chunks_per_round)):
                 d[c] = self._backward_chunk(operands, gradients.tensors, c, d[c])
         self.copy_streams.release(weights.buffer, gradients.buffer)
         finish: Callable[[], None] | None = partial(self._finish_layer, n, stored_states, states, is_first, is_last)
         if self._whole:  # shares are reduced while the next layer computes, and finished after it
             self._whole.reduce(n)
             self._unfinished, finish = finish, self._unfinished
-        elif is_last and self.gang.ranks > 1:
+        elif is_last and self.gang.distribution == "replicas":
             tensor = gradients.buffer.tensor
             received_bytes = 2 * tensor.nbytes * (self.gang.ranks - 1) // self.gang.ranks
             self.copy_streams.exchange(lambda: self.gang.sum([tensor]), received_bytes, gradients.buffer)
@@ -385,9 +398,12 @@ class Engine:
 
     def load(self, get_weight: Callable[[str], Tensor]) -> None:
         """Copy all weights from `get_weight(name)`, by their names in `workloads.llama.model.Llama`."""
-        for n, layer in enumerate(self._layers):
-            # Read once: a function that draws weights would return others for the master weights.
+        for n in range(self.shape.layers):
+            # Read once and all: a function that draws weights would return others for master weights and later layers.
             flat = torch.cat([get_weight(f"blocks.{n}.{name}").flatten() for name in self._shapes])
+            if n not in self._own_layers:
+                continue
+            layer = self._layers[self._own_layers.index(n)]
             if self.gang.is_sharded:
                 flat = nn.functional.pad(flat, (0, self._kept_numel * self.gang.ranks - self._layer_numel))
             masters = layer.optimizer_states[-1:] if self.precision.master_weights else ()
@@ -414,8 +430,12 @@ class Engine:
         """Return copies of all weights on the host, by their names in `workloads.llama.model.Llama`."""
         self.synchronize()
         weights = self._embedding_and_head.copy_weights()
-        for n, layer in enumerate(self._layers):
-            parts = self._split(self.gang.gather(layer.weights.tensor.to(self.device)).cpu())
+        for n in range(self.shape.layers):
+            if n in self._own_layers:
+                kept = self._layers[self._own_layers.index(n)].weights.tensor.to(self.device)
+            else:
+                kept = torch.empty(self._kept_numel, dtype=self.precision.dtype, device=self.device)
+            parts = self._split(self.gang.gather(n, kept).cpu())
             weights |= {f"blocks.{n}.{name}": part.clone() for name, part in parts.items()}
         return weights
 

@@ -23,6 +23,19 @@ class Gang:
     def is_sharded(self) -> bool:
         return self.distribution == "sharded"
 
+    @property
+    def is_ring(self) -> bool:
+        return self.distribution == "ring"
+
+    @property
+    def batches(self) -> int:
+        """The parts of a step's sequences: all processes of a ring train on the same."""
+        return 1 if self.is_ring else self.ranks
+
+    def list_own(self, count: int) -> range:
+        """Return which of so many layers, or of chunks at the head, this process computes."""
+        return range(self.rank, count, self.ranks) if self.is_ring else range(count)
+
     def count_kept(self, numel: int) -> int:
         """Return the numbers of a vector that each process keeps, padded to whole blocks of the optimizer's scales."""
         if not self.is_sharded:
@@ -38,8 +51,10 @@ class Gang:
         for tensor in tensors if self.ranks > 1 else ():
             dist.all_reduce(tensor)
 
-    def gather(self, kept: Tensor) -> Tensor:
-        """Return the whole vector that the processes keep shares of."""
+    def gather(self, n: int, kept: Tensor) -> Tensor:
+        """Return layer n's whole vector. `kept` is what this process has of it; of a ring, its home alone."""
+        if self.is_ring:
+            dist.broadcast(kept, n % self.ranks)
         if not self.is_sharded:
             return kept
         whole = kept.new_empty(self.ranks * kept.numel())

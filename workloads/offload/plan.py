@@ -11,10 +11,9 @@ from workloads.models.model import Model
 
 Location = Literal["device", "host"]
 # The division of a step among the GPUs of a host. replicas: each GPU trains the whole model on its sequences. sharded:
-# each keeps a share of every layer and gathers the others' for each use. ring: layers are dealt out in turn, and
-# activations are passed on; it is only predicted.
+# each keeps a share of every layer and gathers the others' for each use. ring: each keeps the layers that are dealt
+# out to it in turn, and passes chunks on.
 Distribution = Literal["replicas", "sharded", "ring"]
-EXECUTED_DISTRIBUTIONS: tuple[Distribution, ...] = ("replicas", "sharded")
 SavedActivations = Literal["full", "gate", "projections", "attention", "input"]
 
 GIB = 2**30

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cache
 from itertools import combinations, product
-from typing import NamedTuple
+from typing import NamedTuple, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,10 +25,10 @@ from workloads.offload.cost_model import (
     predict_step_times,
 )
 from workloads.offload.plan import (
-    EXECUTED_DISTRIBUTIONS,
     GIB,
     SAVED_ACTIVATIONS,
     ActivationPlan,
+    Distribution,
     Division,
     LayerPlan,
     Location,
@@ -79,7 +79,8 @@ def explain_too_small(
         if (gib := placement.activation_memory(own, rates).missing_gib) > 0
     ]
     if not missing:
-        return f"{sequences_per_step} sequences cannot be divided among {model.gpus} GPUs"
+        divided = "layers" if model.distribution == "ring" else f"{sequences_per_step} sequences"
+        return f"{divided} cannot be divided among {model.gpus} GPUs"
     gib, placement = min(missing, key=lambda pair: pair[0])
     device, host = placement.fixed_device_bytes(rates) / GIB, placement.fixed_host_bytes() / GIB
     needs = f"device {device:.3g}, host {host:.3g}, activations {placement.fewest_activation_bytes() / GIB:.3g}"
@@ -88,10 +89,10 @@ def explain_too_small(
 
 
 def _list_distributions(model: ModelSizes) -> list[ModelSizes]:
-    """Return the model in its distribution, or in each that runs where none is chosen."""
+    """Return the model in its distribution, or in each where none is chosen."""
     if model.gpus == 1 or model.distribution:
         return [model]
-    return [model.distribute(distribution, model.gpus) for distribution in EXECUTED_DISTRIBUTIONS]
+    return [model.distribute(distribution, model.gpus) for distribution in get_args(Distribution)]
 
 
 def _share_budget(model: ModelSizes, budget: MemoryBudget) -> MemoryBudget:
@@ -145,6 +146,8 @@ def _list_placements(
         if sequences_per_step % model.gpus:
             return []
         sequences_per_step //= model.gpus
+    elif model.shape.layers == 0:  # a GPU would have none
+        return []
     shapes = [(sequences, 1) for sequences in _list_divisors(sequences_per_step)]
     shapes += [(1, segments) for segments in _list_divisors(sequence_length)[1:]]
     tokens = {(sequences, segments): sequences * sequence_length // segments for sequences, segments in shapes}

@@ -171,7 +171,9 @@ def _train(
         seed=parameters.seed,
     )
     division = (plan.accumulation_rounds, plan.groups_per_round, plan.sequences_per_chunk)
-    batches = tokens.view(steps, rank.world_size, *division, -1)[:, rank.rank]
+    gang = Gang(prediction.model.distribution, rank.world_size, rank.rank)
+    batches = tokens.view(steps, gang.batches, *division, -1)[:, rank.rank % gang.batches]
+    own_tokens = len(gang.list_own(plan.tokens_per_step))  # this rank's share of a ring's
     engine = Engine(
         shape,
         plan,
@@ -181,7 +183,7 @@ def _train(
         precision=precision,
         optimizer=optimizer,
         routing=parameters.routing,
-        gang=Gang(prediction.model.distribution, rank.world_size, rank.rank),
+        gang=gang,
     )
     if parameters.checkpoint:
         engine.load(checkpoint.open_reader(Path(parameters.checkpoint), engine.shape))
@@ -207,7 +209,7 @@ def _train(
     metrics |= {
         "loss": losses[-1],
         "first_loss": losses[0],
-        "predicted_tokens_per_s": plan.tokens_per_step * rank.world_size / predicted.step_s,
+        "predicted_tokens_per_s": plan.tokens_per_step * gang.batches / predicted.step_s,
         "predicted_copy_wait_share": predicted.copy_wait_s / predicted.step_s,
         "copy_wait_share": span_times_s.get("copy_wait", 0.0) / step_s,
         "optimizer_share": span_times_s.get("optimizer", 0.0) / step_s,
@@ -229,9 +231,9 @@ def _train(
     return Measurement(
         executed=_executed_parameters(parameters, engine, batches, len(times_s) - warmup),
         step_times_s=tuple(times_s[warmup:]),
-        flops_per_step=model_flops_per_token(shape, plan.sequence_length) * plan.tokens_per_step,
-        hardware_flops_per_step=hardware_flops_per_token(shape, plan.sequence_length, recompute) * plan.tokens_per_step,
-        tokens_per_step=plan.tokens_per_step,  # of this rank, as the operations
+        flops_per_step=model_flops_per_token(shape, plan.sequence_length) * own_tokens,
+        hardware_flops_per_step=hardware_flops_per_token(shape, plan.sequence_length, recompute) * own_tokens,
+        tokens_per_step=own_tokens,
         matrix_dtype=parameters.dtype,
         energy=readings.energy(len(times_s) - warmup),
         metrics=metrics,
@@ -263,7 +265,7 @@ def _executed_parameters(
         **vars(parameters),
         "model": find_trained_name(engine.shape),
         "sequence_length": length - 1,
-        "sequences_per_step": math.prod(sequences) * engine.gang.ranks,
+        "sequences_per_step": math.prod(sequences) * engine.gang.batches,
         "distribution": distribution,
         "dtype": dtype,
         "imbalance": executed_imbalance(parameters.imbalance, engine.imbalance, engine.shape, engine.plan.chunk_tokens),
@@ -284,7 +286,7 @@ def _run_steps(
     """
     times_s, losses, reports = [], [], StepReports(rank)
     span_times_s: Mapping[str, float] = {}
-    tokens = engine.plan.tokens_per_step * rank.world_size
+    tokens = engine.plan.tokens_per_step * engine.gang.batches
     flops = model_flops_per_token(engine.shape, engine.plan.sequence_length)
     for number, batch in enumerate(batches):
         if number == warmup:

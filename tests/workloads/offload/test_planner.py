@@ -269,6 +269,8 @@ def test_gpus_share_the_hosts_memory_and_shards_need_the_least_of_it() -> None:
         find_fastest_plan(sizes[0], 8192, 32, budget, NVLINK)
     with pytest.raises(Infeasible, match="31 sequences cannot be divided among 2 GPUs"):
         find_fastest_plan(sizes[1], 8192, 31, budget, NVLINK)
+    with pytest.raises(Infeasible, match="layers cannot be divided among 16 GPUs"):
+        find_fastest_plan(MODEL.distribute("ring", 16), 8192, 32, budget, NVLINK)
 
 
 def test_a_ring_of_few_chunks_waits_for_its_first_and_last_gpu() -> None:

@@ -1,0 +1,101 @@
+"""A ring of GPUs: each layer has its home on one of them, and chunks go from home to home.
+
+A round is divided into turns. In a turn each GPU computes at most one chunk at one layer, or at the head; then all pass
+on what they computed, and only then go on. A GPU that received while it computes would lose more: NCCL's kernels wait
+on multiprocessors that its products need. And since every GPU passes turns in the same order, none can wait forever.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+import torch.distributed as dist
+from torch import Tensor
+
+from workloads.offload.transfers import Buffer, CopyStreams
+
+
+class Turn(NamedTuple):
+    """What one GPU does in a turn."""
+
+    chunk: int | None = None  # that it computes
+    target: int | None = None  # the rank that it passes the chunk on to
+    received: tuple[tuple[int, int], ...] = ()  # the chunks that it receives, with the ranks that they come from
+
+
+def list_turns(layers: int, chunks: int, ranks: int, rank: int) -> list[Turn]:
+    """Return the turns of a rank in a round: forward over all layers, the head, backward over all layers.
+
+    Layers are dealt out in turn: a GPU whose layers were neighbors would wait for all chunks of the GPU before it.
+    """
+    free, ready = [0] * ranks, [0] * chunks  # the first turn in which each rank has nothing else to do, and each chunk
+    turns: dict[int, Turn] = defaultdict(Turn)
+    for stage in range(2 * layers + 1):
+        if stage == layers:  # chunks take longer at the head than at a layer, so no turn has both
+            free = [max(free)] * ranks
+        for chunk in range(chunks) if stage <= layers else reversed(range(chunks)):
+            source, target = (_find_home(number, layers, chunk, ranks) for number in (stage, stage + 1))
+            number = max(free[source], ready[chunk])
+            free[source] = ready[chunk] = number + 1
+            if source == rank:
+                turns[number] = turns[number]._replace(chunk=chunk, target=target if target != source else None)
+            elif target == rank:
+                turns[number] = turns[number]._replace(received=(*turns[number].received, (chunk, source)))
+    return [turns[number] for number in sorted(turns)]
+
+
+def _find_home(stage: int, layers: int, chunk: int, ranks: int) -> int:
+    """Return the rank of a chunk at a stage: a layer forward, the head, a layer backward, or the embedding."""
+    return (chunk if stage == layers else max(0, min(stage, 2 * layers - stage))) % ranks
+
+
+class PassedChunks(dict[int, Tensor]):
+    """The hidden states of a round's chunks, or their gradients, that this GPU holds.
+
+    Reading a chunk receives what comes before it, and writing it passes it on.
+    """
+
+    def __init__(
+        self,
+        turns: Sequence[Turn],
+        held: Mapping[int, Tensor],
+        build_empty: Callable[[], Tensor],  # builds a tensor of a chunk's size
+        copy_streams: CopyStreams,
+    ) -> None:
+        super().__init__(held)
+        self._turns, self._build_empty, self._copy_streams = list(reversed(turns)), build_empty, copy_streams
+
+    def __getitem__(self, chunk: int) -> Tensor:
+        while self._turns and self._turns[-1].chunk is None:
+            self._pass_on(self._turns.pop())
+        return super().__getitem__(chunk)
+
+    def __setitem__(self, chunk: int, value: Tensor) -> None:
+        super().__setitem__(chunk, value)
+        turn = self._turns.pop()
+        assert turn.chunk == chunk
+        self._pass_on(turn)
+
+    def _pass_on(self, turn: Turn) -> None:
+        messages: list[tuple[bool, int, Buffer]] = []  # whether it is received, the other rank, and the chunk
+        for chunk, source in turn.received:
+            messages.append((True, source, Buffer(self._build_empty())))
+            super().__setitem__(chunk, messages[-1][2].tensor)
+        if turn.chunk is not None and turn.target is not None:
+            messages.append((False, turn.target, Buffer(self.pop(turn.chunk).contiguous())))
+        if not messages:
+            return
+
+        def exchange() -> None:
+            operations = [
+                dist.P2POp(dist.irecv if is_received else dist.isend, buffer.tensor, other)
+                for is_received, other, buffer in messages
+            ]
+            for work in dist.batch_isend_irecv(operations):
+                work.wait()
+
+        buffers = [buffer for *_, buffer in messages]
+        received_bytes = sum(buffer.tensor.nbytes for is_received, _, buffer in messages if is_received)
+        self._copy_streams.release(*buffers)
+        self._copy_streams.exchange(exchange, received_bytes, *buffers)
+        self._copy_streams.acquire(*buffers)
