@@ -44,7 +44,7 @@ class Arguments:
 
     @property
     def config_dir(self) -> str | None:
-        """The user's folder of configurations."""
+        """The user's configuration folder."""
         return str(self.flags["config_dir"]) if "config_dir" in self.flags else None
 
     def format_flags(self) -> list[str]:

@@ -44,7 +44,7 @@ NARROW = 72
 
 
 def word(name: str, default: Any = MISSING) -> Any:
-    """Declare a plain word, shown as `name` in help."""
+    """Declare a positional argument, shown as `name` in help."""
     return field(default=default, metadata={"word": name})
 
 
@@ -144,7 +144,7 @@ class Subcommand:
         return " ".join(filter(None, parts))
 
     def describe(self, verb: str) -> dict[str, str]:
-        """Return what a verb takes, each with its meaning."""
+        """Return the arguments of a verb, each with its meaning."""
         keys = [key for key in request_keys(self.verbs[verb][0]) if "word" not in key.bounds or key.meaning]
         return {_name_of(key): _describe_key(key) for key in keys}
 
@@ -164,7 +164,7 @@ class Subcommand:
 
 
 def read_request(cls: type[T], arguments: Sequence[str]) -> T:
-    """Return the request that the arguments make. Raises UserInputError for an unknown one, or a value not allowed."""
+    """Return the request that the arguments describe. Raises UserInputError for an unknown or invalid one."""
     request: T = _Reader(Subcommand("", "", {"": (cls, lambda _: 0)}), "", cls).read(arguments)
     return request
 
@@ -267,7 +267,7 @@ def _as_settings(arguments: Sequence[str]) -> list[str]:
 
 
 def read_value(key: Key, text: str) -> Any:
-    """Return the value that a text stands for: text as it is, numbers as YAML has them, also 15e12 and 2%."""
+    """Parse a value: text is kept, numbers are read as in YAML, and 15e12 and 2% are numbers too."""
     if not text:
         raise UserInputError(f"{key.name}=: has no value; leave it out for the default")
     types = {key.annotation, *get_args(key.annotation)}
@@ -329,7 +329,7 @@ def wrap(text: str, width: int, indent: str = "") -> str:
 
 
 def check_output_file(key: str, path: Path) -> None:
-    """Refuse a path that no file can be written to, before the work for it begins. Raises UserInputError."""
+    """Reject a path that cannot be written to, before the work for it begins. Raises UserInputError."""
     if not path.parent.is_dir():
         raise UserInputError(f"{key}={path}: {path.parent}: no such directory")
     if path.is_dir():

@@ -51,7 +51,7 @@ class ComposedSweep:
         return [*self.arguments.format_flags(), *self.arguments.overrides]
 
     def resolve(self) -> ResolvedConfig:
-        """Return the checked configuration. Raises UserInputError for what is wrong whatever the device."""
+        """Return the checked configuration. Raises UserInputError for errors that do not depend on the device."""
         with self.located(shipped=True):
             return resolve(self.config, self.workload)
 
@@ -65,7 +65,7 @@ class ComposedSweep:
 
 
 def compose_sweeps(arguments: Arguments) -> list[ComposedSweep]:
-    """Return the sweeps of a command; none with a flag such as --cfg, for which Hydra prints what it asks for.
+    """Return the sweeps of a command; none with a flag such as --cfg, whose output Hydra prints.
 
     Raises UserInputError if the configuration cannot be composed.
     """
@@ -138,7 +138,7 @@ def quote_spaces(overrides: Sequence[str], *, multirun: bool = False) -> list[st
 
 
 def unquote(overrides: Sequence[str]) -> tuple[str, ...]:
-    """Return the overrides of a composed sweep as they are typed for it alone."""
+    """Return the overrides that start a composed sweep on its own."""
     added = tuple(f"++{section}" for section in OPTIONAL_SECTIONS)
     return tuple(override.removeprefix("++") if override.startswith(added) else override for override in overrides)
 
@@ -167,7 +167,7 @@ def _quote(override: str, multirun: bool) -> str:
 
 
 def _check_count(overrides: Sequence[str]) -> None:
-    """Check that -m makes a number of sweeps that a person can want: Hydra makes all of them before the first runs."""
+    """Check that -m does not make an unreasonable number of sweeps: Hydra makes all of them before the first runs."""
     total, parser = 1.0, OverridesParser.create()
     for override in overrides:
         try:

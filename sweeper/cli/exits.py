@@ -22,7 +22,7 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # the last one when a 
 
 
 def open_streams() -> None:
-    """Open closed standard streams, whose numbers other files would get, and let them take every character."""
+    """Reopen closed standard streams, whose descriptors other files would get, and let them take every character."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
             setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_RDWR), mode))  # by the lowest free number
@@ -41,7 +41,7 @@ def name_user() -> None:
 
 
 def exit_with(command: Callable[[], int], program: str = "sweeper") -> NoReturn:
-    """Exit with the code that a command returns, or that its error stands for. `program` begins its messages."""
+    """Exit with the code that a command returns, or with that of its error. `program` begins its messages."""
     try:
         code = command()
     except UserInputError as error:
@@ -61,7 +61,7 @@ def fail(message: str, code: int, program: str = "sweeper") -> int:
 
 
 def interpreter() -> str:
-    """Return the interpreter as a person would type it here."""
+    """Return the command that starts the interpreter here."""
     interpreter = Path(sys.executable)
     below = interpreter.is_relative_to(Path.cwd())
     return str(interpreter.relative_to(Path.cwd())) if below else interpreter.name
@@ -92,7 +92,7 @@ class StopRequests:
             signal.signal(signum, self._handle)
 
     def restore(self) -> None:
-        """Give the signals back: another sweep may follow in this process."""
+        """Restore the earlier handlers: another sweep may follow in this process."""
         for signum, handler in zip(SIGNALS, self._previous, strict=True):
             signal.signal(signum, handler)
 

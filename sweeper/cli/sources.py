@@ -46,7 +46,7 @@ class ConfigFile:
         return next((name.start_mark.line + 1 for entry, name, _ in self.entries() if entry == key), None)
 
     def comments(self) -> dict[str, str]:
-        """Return the comment next to each key that has one. It may go on in lines of comment below."""
+        """Return the comment next to each key that has one. The comment may continue on the lines below."""
         lines = self._text.splitlines()
         comments = {key: _comment(lines, name, value) for key, name, value in self.entries()}
         return {key: comment for key, comment in comments.items() if comment}

@@ -1,7 +1,7 @@
-"""The catalogue of GPUs: a YAML file for each kind, which a GPU is recognized by, also where it is divided.
+"""The catalog of GPUs: a YAML file for each kind, by which GPUs are recognized, also if they are partitioned.
 
 An Instinct may be divided into several devices, each of which the driver shows as a GPU. The modes, such as CPX/NPS4,
-say into how many (SPX is one, CPX one for each die), and over what their memory is interleaved.
+give the number of devices (SPX is one, CPX one for each die) and how their memory is interleaved.
 """
 
 import re
@@ -123,7 +123,7 @@ def partition_of(gpu: GpuIdentity) -> str | None:
 
 
 def check_partition(hardware: Hardware) -> None:
-    """Check the partition modes that a configuration asks for. Raises UserInputError if these GPUs have no such."""
+    """Check the partition modes that a configuration asks for. Raises UserInputError if these GPUs do not have them."""
     if hardware.partition is None:
         return
     if not MODES.fullmatch(hardware.partition):

@@ -1,4 +1,4 @@
-"""Values of a space that follow from the devices: from their number, a fixed layout by name, and their environment.
+"""Values of a space that depend on the devices: their number, a fixed layout by name, and their environment.
 
 tp: divisors(gpus)               every degree that the number allows: 1, 2, 3 and 6 of 6 GPUs
 global_batch: multiple(gpus, 64) the smallest multiple of the GPUs from 64 on
@@ -90,7 +90,7 @@ def layout_on(gpus: int, name: str, row: Strategy) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class DefaultVariable:
-    """A variable that a device's YAML sets, why, and who recommends it."""
+    """A variable that a device's YAML sets, with the reason and the source."""
 
     value: str
     reason: str

@@ -82,7 +82,7 @@ class Target:
 
     @property
     def is_planned(self) -> bool:
-        """Whether a plan assumes the devices, which are not in the cluster."""
+        """Whether the devices are assumed by a plan and not in the cluster."""
         return self.nodes[0].address == PLANNED_ADDRESS
 
     @property

@@ -1,4 +1,4 @@
-"""The schema of a configuration, as dataclasses. Defaults stand in `conf/config.yaml`, where each key is documented."""
+"""The schema of a configuration, as dataclasses. The defaults are in `conf/config.yaml`, which documents each key."""
 
 from dataclasses import dataclass, field
 from typing import Any, Literal

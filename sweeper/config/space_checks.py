@@ -135,7 +135,7 @@ def _possible_values(space: Space, parameter: Field[Any]) -> Sequence[Value]:
 
 
 def reserved_host_gib(resolved: ResolvedConfig, space: Space, ranks: int = 1) -> float:
-    """Return the GiB of its node's memory that each process of a trial may take, by its parameters."""
+    """Return how many GiB of its node's memory each process of a trial may take, by its parameters."""
     total_gib = 0.0
     for parameter in fields(resolved.workload.Parameters):
         if owner := parameter.metadata.get("host_memory"):  # "trial" where its processes share the memory
@@ -185,8 +185,8 @@ class WarmStart:
     def legal_points(self, space: Space) -> list[Parameters]:
         """Return the best points that this space has, each with the parameters that vary here.
 
-        Where only some combinations are allowed, the allowed point that agrees in the most parameters stands for one
-        that is not. Raises UserInputError if the space has none of them.
+        Where only some combinations are allowed, the allowed point that agrees in the most parameters replaces one that
+        is not. Raises UserInputError if the space has none of them.
         """
         legal: list[Parameters] = []
         for point in self.points:

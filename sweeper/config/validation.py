@@ -63,7 +63,7 @@ def build(cls: type[T], values: Mapping[str, Any], prefix: str = "") -> T:
 
 
 def convert(annotation: Any, value: Any, key: str) -> Any:
-    """Return `value` as the annotation's type. A whole float passes for an int, an int for a float, nothing else.
+    """Return `value` as the annotation's type. Only whole floats become ints, and ints floats.
 
     Raises UserInputError if the value is of another type.
     """

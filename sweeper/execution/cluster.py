@@ -87,7 +87,7 @@ def discover_nodes(
 
 
 def find_target(hardware: str, address: str | None, insecure: bool) -> tuple[Target, list[Node]]:
-    """Return the devices that `hardware=` names, and all nodes. The connection to a cluster stays open.
+    """Return the devices that `hardware=` selects, and all nodes. The connection to a cluster stays open.
 
     Raises UserInputError for an unknown kind of device, or one that the cluster does not have.
     """
@@ -185,11 +185,11 @@ def _check_authentication(address: str, named: str) -> None:
 
 
 def list_nodes() -> list[dict[str, Any]]:
-    """Return Ray's state of each node; empty while the head is away, as during a restart: a request would block.
+    """Return Ray's state of each node; empty while the head does not respond, as during a restart.
 
     Raises ClusterError if the driver's node is dead: its raylet ended, or the head has removed it, as after its link
-    was down for longer than the head's health checks allow. No result of a task or an actor arrives in this process any
-    more, and Ray reports no error, so the caller ends the sweep.
+    was down for longer than the head's health checks allow. Results of tasks and actors no longer reach this process,
+    and Ray reports no error, so the caller ends the sweep.
     """
     if head.is_away():
         return []
@@ -212,8 +212,8 @@ class NodeDiscovery:
     def poll(self, known: set[str]) -> tuple[list[Node], set[str]]:
         """Return the nodes that are up, not in `known` and described by now, and the ids of all nodes that are up.
 
-        A node whose description is pending or failed is tried again on the next call. While the head is away nothing
-        changes, and trials run without it.
+        A node whose description is pending or failed is tried again on the next call. While the head does not respond
+        nothing changes, and trials run without it.
 
         Raises ClusterError as `list_nodes` does.
         """
@@ -241,7 +241,7 @@ def start(target: Target, *, has_variables: bool) -> None:
     """Start a local cluster, unless `discover_nodes` has connected to one.
 
     The cluster ends with this process, even if this process is killed. Without `has_variables` it cannot start workers
-    with environment variables of their own.
+    with their own environment variables.
 
     Raises ClusterError if Ray does not start.
     """
@@ -273,7 +273,7 @@ _orphans: Orphans | None = None  # of a local cluster, whose nodes end with this
 
 
 def end_orphans() -> list[str]:
-    """End what trials left behind whose workers were killed on this machine, and what a raylet that died left.
+    """End the processes left behind on this machine by trials whose workers were killed, and by a raylet that died.
 
     Returns the command lines of the trials' processes.
     """
@@ -301,7 +301,7 @@ def stop() -> None:
 
 
 def summarize_ray_error(error: BaseException) -> str:
-    """Return the cause of an error in one line; Ray's messages have many."""
+    """Return the cause of an error in one line; Ray's messages have many lines."""
     text = str(error)
     if ray_internals.CRASHED in text:
         return "its process ended unexpectedly: killed, or crashed"

@@ -33,11 +33,11 @@ def probe(question: Question, expected: str | None, gpus: int, variables: Collec
 
 
 def read_code(entry_point: tuple[str, str, str] | None, directory: str, files: Sequence[str]) -> Code:
-    """Return what this machine itself has of a sweep's code, without what Ray has brought: a digest for each part.
+    """Return a digest for each part of a sweep's code on this machine, without the parts that Ray has brought.
 
     The parts are `sweeper`, our packages; `workload`, the top-level package of a workload that is not ours, by the
-    group, name and value of its `entry_point`; and `command`, these files in the directory where a command runs. With
-    the `version` of gpu-sweeper. Empty for what is not there.
+    group, name and value of its `entry_point`; and `command`, these files in the directory where a command runs. The
+    result also has the `version` of gpu-sweeper. A part that is not there is empty.
     """
     ours = find_package("sweeper")
     workload = ""
@@ -69,7 +69,7 @@ def find_package(name: str) -> Path | None:
 
 
 def read_version(package: Path) -> str:
-    """Return the version that the package sweeper states, else that of the installed distribution."""
+    """Return the version of the package sweeper, else that of the installed distribution."""
     init = package / "__init__.py"
     stated = re.search(r'^__version__ = "(.+)"', init.read_text(), re.MULTILINE) if init.exists() else None
     if stated:

@@ -62,7 +62,7 @@ class NodeClocks:
         self._offsets: dict[str, tuple[float, float]] = {}  # by node id, with the time at which it was observed
 
     def observe(self, node_id: str, ended_s: float, now_s: float | None = None) -> None:
-        """Take in that a result, made at `ended_s` by the node's monotonic clock, has arrived by now."""
+        """Record that a result, made at `ended_s` by the node's monotonic clock, has arrived by now."""
         now_s = time.monotonic() if now_s is None else now_s
         offset_s = now_s - ended_s
         if node_id in self._offsets:
@@ -77,7 +77,7 @@ class NodeClocks:
 
 @dataclass
 class Gang:
-    """The workers of one trial after another."""
+    """The workers that run one trial after another."""
 
     name: str
     workers: list[Any]  # the actors, in the order of ranks once the gang is ready
@@ -249,9 +249,8 @@ def _name_left(*results: RankResult) -> dict[str, Scalar]:
 
 
 def _merge_failures(failures: Sequence[TrialResult]) -> TrialResult:
-    """Return the failure of a rank that knows the cause, else the first, with the last lines and files of all ranks.
-
-    Most ranks only report that another one died.
+    """Return the failure of the rank that has the cause, else the first failure, with the last lines and files of all
+    ranks. Most ranks only report that another one died.
     """
     order = {status: place for place, status in enumerate(ROOT_CAUSES)}
     cause = min(failures, key=lambda failure: order.get(failure.status, len(order)))

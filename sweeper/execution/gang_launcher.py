@@ -132,7 +132,7 @@ def select_nodes(ids: Collection[str], entries: Sequence[Mapping[str, Any]]) -> 
 
     It has as few characters as possible, since Ray's head keeps it for each waiting worker. With many ids, it is the
     type of their accelerators without the ids of other nodes that have it, where that is shorter. Ray's type does not
-    tell an H100 from an H100 PCIe, and drained nodes have it too. A node of this type that joins later matches.
+    distinguish an H100 from an H100 PCIe, and drained nodes have it too. A node of this type that joins later matches.
     """
     if not ids:
         return {}

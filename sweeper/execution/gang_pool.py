@@ -63,7 +63,7 @@ class GangsByLoad:
 def find_unserved(waiting: Sequence[Environment], gangs: Sequence[Gang], trials_per_gang: int) -> list[Environment]:
     """Return the environment of each gang that must be started, in the order of the waiting trials.
 
-    `waiting` has the environment of each waiting trial. Of `gangs`, those that are starting take waiting trials, too.
+    `waiting` has the environment of each waiting trial. Those of `gangs` that are starting take waiting trials, too.
     """
     starting = [gang.environment for gang in gangs if not gang.ready and not gang.draining]
     places = Counter({environment: trials_per_gang * count for environment, count in Counter(starting).items()})
@@ -109,7 +109,7 @@ class StepReports:
 
 
 def _start_collector() -> Any:
-    """Start the step collector on this node, on which the sweep depends in any case."""
+    """Start the step collector on this node, since the sweep depends on it anyway."""
     on_this_node = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=True)
     return ray.remote(StepCollector).options(num_cpus=0, scheduling_strategy=on_this_node).remote()
 
@@ -193,7 +193,7 @@ class GangPool:
     # ── trials ──
 
     def use_workload(self, name: str) -> None:
-        """Run trials of another workload on the same workers from now on. No trial is in flight."""
+        """Run trials of another workload on the same workers from now on. No trial may be in flight."""
         assert not self._in_flight
         self._spec = replace(self._spec, workload=name)
 
@@ -207,7 +207,7 @@ class GangPool:
             self._assign_backlog()
 
     def _assign_backlog(self) -> None:
-        """Hand waiting trials to gangs with their environment, and see to it that there will be such gangs."""
+        """Hand waiting trials to gangs with their environment, and start such gangs where they are missing."""
         waiting, full = deque[Trial](), set[Environment]()
         for trial in self._backlog:
             environment = self._environment_of(trial.params)
@@ -353,7 +353,7 @@ class GangPool:
         return [(trial, TrialResult(TrialStatus.CANCELLED, now, now, "the sweep was stopped")) for trial in trials]
 
     def close(self, start_timeout_s: float = 0.0) -> None:
-        """Kill every gang, also one that runs a trial. Gangs that are starting have `start_timeout_s` to finish that.
+        """Kill every gang, also one that runs a trial. Gangs that are starting may take `start_timeout_s`.
 
         Ray may keep the resources of a worker that was killed while it started, and the next worker then waits for them
         in vain.

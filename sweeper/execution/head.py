@@ -22,7 +22,7 @@ LEAD_S = 5.0
 def read_timeout_s() -> float:
     """Return for how long a sweep waits for a head that does not respond: a little less than Ray does.
 
-    Raises UserInputError if Ray's variable is not a number of seconds.
+    Raises UserInputError if Ray's variable is not a number.
     """
     text = os.environ.get(LIMIT_VARIABLE, "")
     try:
@@ -71,7 +71,7 @@ _current: HeadWatch | None = None
 
 
 def watch(address: str | None) -> None:
-    """Call the latest `on_head_lost` callback when this head stays away; None: watch none. Ends any other watch."""
+    """Call the latest `on_head_lost` callback when this head stops responding, and end any other watch; None: watch none."""
     global _current
     if _current:
         _current.stopped.set()
@@ -79,7 +79,7 @@ def watch(address: str | None) -> None:
 
 
 def is_away() -> bool:
-    """Return whether the watched head does not respond now: a call of Ray's that needs it would block."""
+    """Return whether the watched head does not respond now: a Ray call that needs it would block."""
     return _current is not None and not _current.answers()
 
 

@@ -72,7 +72,7 @@ class TrialJudge:
         )
 
     def derive_step(self, trial: Trial, metrics: Mapping[str, float], ranks: int) -> dict[str, float]:
-        """Return what a running trial reported of a step, with its MFU where the rate and the peak are known."""
+        """Return a running trial's metrics of a step, with its MFU where the rate and the peak are known."""
         dtype = {**self.work.fixed_parameters(trial.params), **trial.params}.get("dtype")
         peak_tflops = self.hardware.dense_peak_tflops.get(str(dtype))
         return derivation.with_utilization(metrics, peak_tflops, ranks)

@@ -1,6 +1,6 @@
-"""Compare nodes by the results of their trials: where more trials fail than elsewhere, where equal work is slower.
+"""Compare nodes by the results of their trials: find those where more trials fail or equal work is slower.
 
-The effect of parameters is not attributed to a node. Failures are counted by point, and a point that failed on nodes
+The effect of parameters is not blamed on a node. Failures are counted by point, and a point that failed on nodes
 without a node in common is not counted. Speeds are compared only between trials of the same parameters and the same
 round, which the driver measures on every node for this purpose (a `Remeasurement` with an empty group).
 """
@@ -75,7 +75,7 @@ def find_failing_nodes(
 
 
 def _count_failures(observations: Iterable[NodeObservation]) -> int:
-    """Return how many different points failed; of failures that overlap in time only one counts."""
+    """Return how many different points failed; failures that overlap in time count once."""
     failures = [observation for observation in observations if observation.status in BAD]
     count = 0
     points = set[str]()
@@ -115,10 +115,9 @@ class ComparisonRound:
         return slow
 
     def compute_ratios(self, nodes: Collection[str], direction: str) -> dict[str, list[float]]:
-        """Return each value of a node over the median of the other nodes' medians.
-
-        0.9 is worse by a tenth in either direction of the objective. Empty if a value is not above zero, since such
-        values have no ratio, and for fewer than two nodes.
+        """Return each value of a node divided by the median of the other nodes' medians. 0.9 is worse by a tenth,
+        whatever the objective's direction. Empty if a value is not above zero, since such values have no ratio, and for
+        fewer than two nodes.
         """
         values_of = {node: [value for value in self.values.get(node, []) if value is not None] for node in nodes}
         values_of = {node: values for node, values in values_of.items() if values}

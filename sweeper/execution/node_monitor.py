@@ -27,9 +27,9 @@ NO_ROUND = ComparisonRound(0, 0, {})
 class NodeMonitor:
     """Decides which nodes a sweep uses.
 
-    A local cluster has one node, and the sweep ends with it. Nodes that join are used too where more
-    trials can run at once, so not on CPUs, in the finals, or with cluster.max_concurrent_trials: there they only take
-    the places of lost ones. CPU nodes are not drained, and a trial's cores stay those of the plan.
+    A local cluster has one node, and the sweep ends with it. Nodes that join are used too where more trials can run at
+    once, so not on CPUs, in the finals, or with cluster.max_concurrent_trials: there they only take the places of lost
+    ones. CPU nodes are not drained, and a trial keeps the cores of the plan.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class NodeMonitor:
     def count_gangs(self, target: Target | None = None) -> int:
         """Return how many trials run at once on `target`, by default on the nodes in use.
 
-        Trials that were planned within an NVLink domain run on no target that would spread them over several.
+        Trials that were planned within an NVLink domain never run on a target that would spread them over several.
         """
         target, limit = target or self.target, self._config.cluster.max_concurrent_trials
         ranks, host_gib, whole_nodes = self._resources.ranks, self._resources.host_gib, self._resources.whole_nodes
@@ -87,7 +87,7 @@ class NodeMonitor:
         self._observe(record, record.params, record.remeasurement, value)
 
     def add_attempt(self, trial: Trial, result: TrialResult) -> None:
-        """Take note of an attempt that was lost and is repeated."""
+        """Record an attempt that was lost and is repeated."""
         self._observe(result, trial.params, trial.remeasurement)
 
     def poll_changes(self, *, may_join: bool) -> list[str]:
@@ -113,7 +113,7 @@ class NodeMonitor:
         remeasurement: Remeasurement | None,
         value: float | None = None,
     ) -> None:
-        """Add what a node did: the one whose worker died, else each node of the gang."""
+        """Add the end of an attempt to the node whose worker died, else to each node of the gang."""
         nodes = tuple(str(source.where.get(LOST_NODE) or source.where.get("node_ids") or "").split())
         if not nodes:
             return

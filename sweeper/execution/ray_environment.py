@@ -1,4 +1,4 @@
-"""The settings that Ray reads on import, such as the visible GPUs, made in this process before."""
+"""Prepare the settings that Ray reads on import, such as the visible GPUs, in this process."""
 
 import atexit
 import os
@@ -18,7 +18,7 @@ MIN_FREE_MIB = 8  # of a short sweep, Ray keeps 0.1 MiB of logs
 
 
 def prepare(address: str | None = None, insecure: bool = False) -> None:
-    """Name this process's GPUs where Ray reads them, and let it use a token for the cluster at `address`.
+    """Set this process's GPUs where Ray reads them, and let it use a token for the cluster at `address`.
 
     For `auto` and on this machine Ray uses a token by itself, but not for an explicit address.
 
@@ -35,7 +35,7 @@ def prepare(address: str | None = None, insecure: bool = False) -> None:
 
 
 def provide_token(variables: MutableMapping[str, str]) -> None:
-    """Write the token of local clusters to ~/.ray, as Ray does, or where that fails to a file of this process."""
+    """Write the token of local clusters to ~/.ray, as Ray does, or to a file of this process if that fails."""
     if variables.get("RAY_AUTH_TOKEN") or variables.get("RAY_AUTH_TOKEN_PATH"):
         return
     path, token = Path.home() / ".ray" / "auth_token", secrets.token_hex(32)
@@ -67,12 +67,12 @@ def find_address(address: str | None) -> str | None:
 
 
 def name_address(address: str | None) -> str:
-    """Return the setting or the variable that has the address of the cluster to join, for messages."""
+    """Return the name of the setting or variable that has the address of the cluster to join, for messages."""
     return f"cluster.address={address}" if address else f"RAY_ADDRESS={os.environ.get('RAY_ADDRESS')}"
 
 
 def _shorten_sockets(variables: MutableMapping[str, str]) -> None:
-    """Let Ray have its sockets in /tmp where their paths below TMPDIR would be too long for the system."""
+    """Let Ray create its sockets in /tmp where their paths below TMPDIR would be too long for the system."""
     name = "RAY_TMPDIR" if variables.get("RAY_TMPDIR") else "TMPDIR"
     if len(os.fsencode(variables.get(name, ""))) + len(SOCKET) <= MAX_SOCKET_PATH:
         return
@@ -84,7 +84,7 @@ def _shorten_sockets(variables: MutableMapping[str, str]) -> None:
 
 
 def _check_folder(variables: Mapping[str, str]) -> None:
-    """Refuse a full or read-only folder for Ray's files: Ray waits 30 s for its processes and names no cause."""
+    """Refuse a full or read-only folder for Ray's files: Ray waits 30 s for its processes and reports no cause."""
     name = next((name for name in ("RAY_TMPDIR", "TMPDIR") if variables.get(name)), "")
     folder = Path(variables[name] if name else "/tmp").absolute()
     existing = next(path for path in (folder, *folder.parents) if path.exists())  # Ray makes the rest

@@ -1,4 +1,4 @@
-"""Every use of what Ray does not document: the only module that imports from `ray._private`.
+"""Every use of undocumented parts of Ray: the only module that imports from `ray._private`.
 
 Ray is pinned to the minor versions in which these uses were tried (pyproject.toml).
 `tests/sweeper/execution/test_ray_internals.py` has a test for each of them, whose message has the remedy for a version
@@ -22,7 +22,7 @@ from ray._private.worker import _maybe_modify_runtime_env as modify_runtime_env
 
 
 def visible_gpu_ids() -> list[str] | None:
-    """Return the GPUs that the environment of this process names; None if it names none."""
+    """Return the GPUs that the environment of this process lists; None if it lists none."""
     return get_accelerator_manager_for_resource("GPU").get_current_process_visible_accelerator_ids()
 
 
@@ -69,7 +69,7 @@ NO_RUNTIME_ENVIRONMENT_AGENT = ("--runtime_env_agent_port=1", "--runtime_env_age
 
 
 def gives_workers_an_environment() -> bool:
-    """Return whether `ray.init` gives all workers one: under `uv run`, with a hook, or in a job of Ray's."""
+    """Return whether `ray.init` gives all workers an environment: under `uv run`, with a hook, or in a Ray job."""
     return RAY_JOB_CONFIG_JSON_ENV_VAR in os.environ or bool(modify_runtime_env(None, False))
 
 

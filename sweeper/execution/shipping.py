@@ -1,8 +1,8 @@
 """The code of a sweep on nodes that do not have it: Ray sends it to them.
 
 A node that has the same code needs nothing, and neither does a local sweep. Otherwise Ray's `runtime_env` brings what
-is missing: our packages and a workload of the user's own as `py_modules`, the folder of a command as `working_dir`.
-Another version of our packages on a node is not replaced, since its libraries belong to it: such a node is left out.
+is missing: our packages and a workload of the user's own as `py_modules`, the folder of a command as `working_dir`. A
+node with another version of our packages is left out, since its libraries match that version.
 
 Ray itself checks that a node has the driver's versions of Ray and Python (ray/_private/node.py, check_version_info).
 """
@@ -77,7 +77,7 @@ class SweepCode:
         return f"has gpu-sweeper {code['version']}, this sweep runs {ours}; install {ours} there"
 
     def find_missing(self, code: Code) -> set[str]:
-        """Return the parts that a node lacks or has otherwise, and that are not sent."""
+        """Return the parts that a node lacks or has in another version, and that are not sent."""
         return {part for part in PARTS if self.local[part] and code[part] != self.local[part]} - self.sent
 
     def find_problem(self, code: Code) -> str:

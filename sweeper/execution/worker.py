@@ -184,7 +184,7 @@ class RayStepReporter:
 
 
 class StepCollector:
-    """The actor that gets the steps of running trials, by their sequence numbers, and stops the ranks."""
+    """The actor that collects the steps of running trials, by their sequence numbers, and stops the ranks."""
 
     def __init__(self) -> None:
         self._reported: list[tuple[int, int, float, dict[str, float]]] = []

@@ -1,4 +1,4 @@
-"""What ranks trials: one objective or several, and limits that a ranked trial keeps."""
+"""How trials are ranked: by one objective or several, and limits that a ranked trial keeps."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Objective:
 
     @property
     def resolution(self) -> float:
-        """The largest relative difference between two points of a front that does not count."""
+        """The largest relative difference between two points of a front that is ignored."""
         return get_metric(self.metric).resolution
 
     def loss(self, value: float) -> float:

@@ -83,7 +83,7 @@ def derive(
 
 
 def describe_impossible(metrics: Mapping[str, float], clock_headroom: float = 1.0) -> str:
-    """Return why no device can have reached what `derive` returned; empty if one can.
+    """Return why no device can have reached the metrics of `derive`; empty if one can.
 
     `clock_headroom` is the factor by which the device's clock may exceed the one of the vendor's peak.
     """
@@ -192,7 +192,7 @@ def missing_energy(measurements: Sequence[Measurement]) -> str:
 def hidden_metrics(trials: Sequence[Mapping[str, float]], objective: str) -> set[str]:
     """Return the metrics of energy and money that a table of these trials leaves out.
 
-    The objective is shown; of `EFFICIENCY` only one, and nothing in which the trials do not differ.
+    The objective is shown, and one metric of `EFFICIENCY` in which the trials differ.
     """
     first = next((name for name in EFFICIENCY if any(name in metrics for metrics in trials)), "")
     efficiency = objective if objective in EFFICIENCY else first

@@ -64,7 +64,7 @@ class Interval:
 
     @property
     def change(self) -> str:
-        """The change that a ratio is, in percent with its interval: `-3.0% (95% -4.1% to -1.9%)`."""
+        """The change that a ratio stands for, in percent with its interval: `-3.0% (95% -4.1% to -1.9%)`."""
         bounds = f"95% {self.low - 1:+.1%} to {self.high - 1:+.1%}" if self.has_interval else "no interval"
         return f"{self.value - 1:+.1%} ({bounds})"
 
@@ -135,7 +135,7 @@ def student_quantile(probability: float, degrees_of_freedom: float) -> float:
 def ratio_interval(above: Interval, below: Interval) -> Interval:
     """Return the ratio of two values with the interval that follows from both of theirs.
 
-    The distances of the bounds are added in squares, on a logarithmic scale (Zou and Donner 2008).
+    The squares of the bounds' distances are added on a logarithmic scale (Zou and Donner 2008).
     """
     value = math.log(above.value / below.value)
     low = math.hypot(math.log(above.value / above.low), math.log(below.high / below.value))

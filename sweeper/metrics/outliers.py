@@ -1,4 +1,4 @@
-"""Find the slow ones of equal parts: chance puts a part below the limits in at most 1% of whole tests.
+"""Find slow parts among equal ones: at most 1% of whole tests put a healthy part below its limit by chance.
 
 Rates are compared as logarithms. A rate is the sum of a common value, of what its node and its device are, and of the
 error of one measurement, each normal with the standard deviation in `Spread`. The limits of all comparisons of a test
@@ -35,7 +35,7 @@ class Spread:
 
     @property
     def own(self) -> float:
-        """Of a device within its node, measured once."""
+        """The spread of a device within its node, measured once."""
         return math.hypot(self.device, self.run)
 
     @property
@@ -94,7 +94,7 @@ def limits_among(rates: Sequence[float], nodes: Sequence[str], spread: Spread, c
 def fleet_deviation(logs: np.ndarray, nodes: Sequence[str], spread: Spread) -> float:
     """Return the standard deviation of a part's logarithm less the median of the others'.
 
-    Spreads that are larger here than in the table count as they are here.
+    A spread that is larger here than in the table is used as measured.
     """
     count, groups = len(logs), len(set(nodes))
     variance = spread.own**2 * (1 + MEDIAN_VARIANCE / (count - 1))

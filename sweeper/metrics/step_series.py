@@ -1,6 +1,6 @@
 """Unusual steps in a series of times: a drift, a jump, a slow phase, pauses, and a source slower than others.
 
-The tests are of logarithms, so that sizes are shares. Trends are fitted to means of blocks, from which pauses are left
+The tests use logarithms, so that sizes are relative. Trends are fitted to means of blocks, from which pauses are left
 out; the correlation that is left between the residuals of successive blocks widens the errors. The limits are chosen so
 that clean logs seldom have a finding; `benchmarks/diagnose.py` measures how seldom, and which faults are found.
 """

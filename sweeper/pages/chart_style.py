@@ -18,7 +18,7 @@ _MARKUP = re.compile(r"<(?!/?(?:br|b|i|extra)\s*/?>)")
 
 
 def load_pyplot() -> Any:
-    """Return matplotlib.pyplot, which takes a third of a second to import and here draws into files alone."""
+    """Return matplotlib.pyplot, which takes a third of a second to import and draws only into files here."""
     import matplotlib
 
     matplotlib.use("agg")
@@ -41,7 +41,7 @@ def build_error_bars(values: Sequence[Interval]) -> dict[str, list[float]] | Non
 
 
 def add_band(figure: Any, xs: Sequence[float], ys: Sequence[float], shares: Sequence[float], color: str) -> None:
-    """Draw the band between two shares of a line into a Plotly figure."""
+    """Draw the band between two multiples of a line into a Plotly figure."""
     style = {"x": xs, "mode": "lines", "line": {"width": 0}, "showlegend": False, "hoverinfo": "skip"}
     for share, fill in zip(shares, (None, "tonexty"), strict=True):
         figure.add_scatter(y=[share * y for y in ys], name=f"{share:.0%}", fill=fill, fillcolor=f"{color}33", **style)
@@ -52,12 +52,12 @@ def cut_name(name: str, length: int) -> str:
 
 
 def plain_label(value: Any) -> Any:
-    """Return a value of a parameter as both libraries draw it: a text in one line, without formulas of matplotlib."""
+    """Return a parameter's value as both libraries draw it: one line of text, without matplotlib formulas."""
     return one_line(value).replace("$", r"\$") if isinstance(value, str) else value
 
 
 def without_markup(figure: Any) -> Any:
-    """Return a Plotly figure whose texts have no links, images or styles: they are drawn as they stand there."""
+    """Return a Plotly figure whose texts are drawn literally, without links, images or styles."""
     return type(figure)(_escape_texts(figure.to_dict()))
 
 

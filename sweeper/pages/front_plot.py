@@ -44,7 +44,7 @@ class FrontPlot:
 
 
 def build_front_plot(records: Sequence[TrialRecord], metrics: Sequence[str], front: Collection[int]) -> FrontPlot:
-    """Return the plot of these ranked trials, of which the numbers in `front` are on the front."""
+    """Return the plot of these ranked trials; `front` has the numbers of those on the front."""
     shown = [get_metric(name) for name in metrics]
     return FrontPlot(
         labels=[metric.heading for metric in shown],
@@ -56,7 +56,7 @@ def build_front_plot(records: Sequence[TrialRecord], metrics: Sequence[str], fro
 
 
 def build_panel_figures(plot: FrontPlot) -> list[Any]:
-    """Return a figure of Plotly for each panel: a page puts them side by side where it has room."""
+    """Return a Plotly figure for each panel: a page puts them side by side where it has room."""
     return [_draw_panel(plot, *panel) for panel in plot.panels()]
 
 

@@ -35,7 +35,7 @@ class Table:
 
     @property
     def numeric(self) -> list[bool]:
-        """Which columns have only numbers, and are right-aligned; empty without rows."""
+        """The columns that have only numbers and are right-aligned; empty without rows."""
         return [all(NUMBER.fullmatch(cell) for cell in column) for column in zip(*self.rows, strict=True)]
 
 

@@ -76,7 +76,7 @@ def build_heatmap(x: GridAxis, y: GridAxis, best: np.ndarray, label: str) -> go.
 def build_parallel_coordinates(
     title: str, parameters: pd.DataFrame, ranks: pd.Series, speeds: pd.Series, label: str
 ) -> Chart:
-    """Build a chart with a line for each trial, the redder the better its rank. At most the best `MAX_LINES` show.
+    """Build a chart with a line for each trial, redder for better ranks. At most the best `MAX_LINES` are drawn.
 
     Args:
         title: of the chart.
@@ -120,9 +120,9 @@ def build_importances(title: str, importances: Mapping[str, float]) -> Chart:
 def compute_importances(ranks: pd.Series, parameters: pd.DataFrame) -> dict[str, float]:
     """Return the share of the ranks' variance that each parameter explains alone, the highest first.
 
-    It is (H - k + 1) / (n - k) for k groups of n trials, with Kruskal and Wallis' H, limited to 0 to 1.
-    Numbers of many values are put into bins of equally many trials. The rest of the variance is noise, or needs two
-    parameters together. Parameters of one value and names that hardly repeat are left out.
+    It is (H - k + 1) / (n - k) for k groups of n trials, with Kruskal and Wallis' H, limited to 0 to 1. Numbers with
+    many values are put into bins with equal numbers of trials. The rest of the variance is noise, or needs two
+    parameters together. Parameters with one value and names that hardly repeat are left out.
 
     Args:
         ranks: the rank of each trial, of any scale.

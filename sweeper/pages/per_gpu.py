@@ -23,7 +23,7 @@ class GpuResult:
 def per_gpu_results(records: Iterable[TrialRecord]) -> list[GpuResult]:
     """Return every GPU of the trials whose ranks measured a device each, the slowest first.
 
-    Empty if several gangs had some of the GPUs each: only what is measured side by side is compared.
+    Empty if several gangs shared the GPUs: only GPUs that are measured side by side are compared.
     """
     rates_of = defaultdict[tuple[str, str], list[tuple[float, float]]](list)  # relative and absolute, by GPU
     largest_gang = 0

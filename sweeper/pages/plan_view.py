@@ -65,7 +65,7 @@ def _describe_search(plan: SweepPlan) -> str:
 
 
 def describe_environment(plan: SweepPlan) -> str:
-    """Return the environment variables that all trials have, by what sets them; empty if there are none."""
+    """Return the environment variables that all trials have, grouped by what sets them; empty if there are none."""
     by_source = dict[str, list[str]]()
     for name, source in plan.variable_sources.items():
         value, variable = plan.space.constants[name], name.removeprefix(PREFIX)
@@ -217,7 +217,7 @@ def _show_projection(projection: Projection, config: Config, error_share: float,
 
 
 def describe_duration(plan: SweepPlan) -> str:
-    """Return the duration by the cost model; empty for a short sweep, and where there is no such estimate."""
+    """Return the duration that the cost model predicts; empty for a short sweep or without an estimate."""
     steps_s = estimate_steps_s(plan)
     if steps_s is None or steps_s < LONG_S:
         return ""

@@ -57,7 +57,7 @@ class ProgressState:
         return f"{ended}{counts}{f'; {self.limit[1]}' if self.limit[1] else ''}"
 
     def describe(self, record: TrialRecord) -> str:
-        """Return the objectives of a trial with their units, or else their names, and its point."""
+        """Return the objectives of a trial with their units (or names, if they have none) and its point."""
         names = self.objectives if self.front else self.objectives[:1]
         values = [f"{format_number(record.metrics[name])} {get_metric(name).unit or name}" for name in names]
         return f"{', '.join(values)} at {format_point(self.shorten(record))}"
@@ -103,7 +103,7 @@ class Progress:
         pass
 
     def note(self, text: str) -> None:
-        """Print lines that a person must see, whatever the setting. Indented commands are not broken."""
+        """Print lines that a person must see, whatever the setting. Indented commands are not wrapped."""
         for line in printable(text).splitlines():
             is_command = line.startswith("  ")
             text = line if is_command else wrap_line(line, self.console.width, self.console.file)
@@ -117,7 +117,7 @@ class Progress:
 
 
 class Lines(Progress):
-    """A line for each change, at most one a second except failures and new bests, and a heartbeat."""
+    """A line for each change, at most one per second except for failures and new bests, and a heartbeat."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -207,7 +207,7 @@ def draw_block(state: ProgressState, width: int, height: int) -> list[Text]:
 
 
 class Json(Lines):
-    """One JSON object a line: trials for programs, and the line and the block as a terminal shows them."""
+    """One JSON object per line: trials for programs, and the line and the block as a terminal shows them."""
 
     def note(self, text: str) -> None:
         self._print("note", {"text": " ".join(text.split())})

@@ -1,4 +1,4 @@
-"""The summary of a sweep when it ends: the best trials, failures, where everything is and how to go on."""
+"""The summary of a sweep when it ends: the best trials, failures, where the results are and how to continue."""
 
 import io
 import shlex
@@ -81,7 +81,7 @@ class Summary:
     def verdict(self) -> str:
         """Return the winner of the finals, the trials that tie, or the trials of a front; empty without finals.
 
-        A front has its certainty, or the setting with which the next run measures it again.
+        A front comes with how certain it is, or with the setting that remeasures it.
         """
         results = self.results
         if results.front:
@@ -126,7 +126,7 @@ class Summary:
         return self.results.best[: max(SHOWN_ROWS, min(len(self.results.front_numbers), SHOWN_OF_FRONT))]
 
     def print(self, recording: Recording, *, is_over: bool, is_exhausted: bool) -> None:
-        """Print to standard output: the best trials, of a small exhausted space all, and intervals if there is room.
+        """Print the best trials (all of a small exhausted space) to standard output, with intervals if there is room.
 
         `is_over` if the budget is used up, `is_exhausted` if every point of the space was tried.
         """

@@ -69,7 +69,7 @@ class Results:
 
     @property
     def has_failures(self) -> bool:
-        """Return whether a trial failed, or more are inconclusive than a sweep is complete with."""
+        """Return whether a trial failed, or more are inconclusive than a complete sweep may have."""
         return any(record.status in BAD for record in self.every) or self.is_inconclusive
 
     @property
@@ -91,7 +91,8 @@ class Results:
 
     @property
     def winner(self) -> TrialRecord | None:
-        """The winner of the finals, without finals the best trial of the search, of several objectives on the front."""
+        """The winner of the finals, or the best trial of the search without them; of the front with several
+        objectives."""
         if first := self.first_finalist:
             return first.trial
         if self.front:
@@ -215,7 +216,7 @@ class Results:
         return corrections.from_sweep(place, plan.estimates.correction, factors, ended_at_s)
 
     def keep_correction(self) -> None:
-        """Store by how much steps take longer than planned, for later sweeps and plans on the same cluster."""
+        """Store the ratio of measured to planned step times, for later sweeps and plans on the same cluster."""
         if self.correction:
             corrections.keep(self.plan.directory, self.correction)
 

@@ -22,7 +22,7 @@ _LONG_WORD = re.compile(rf"\S{{{MAX_WORD + 1},}}")
 
 
 def terminal_width() -> int:
-    """Return the terminal's width, of a file a large one."""
+    """Return the terminal's width, or a large one for a file."""
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else WIDTH_OF_FILES
 
 
@@ -32,7 +32,7 @@ def open_console(file: IO[str] | None = None, *, soft_wrap: bool = True) -> Cons
 
 
 def wrap_line(line: str, width: int, file: IO[str] | None = None) -> str:
-    """Wrap a line to this width, broken between words and indented below its text.
+    """Wrap a line to this width between words, with following lines indented.
 
     It is for standard output, or for the file; only a terminal needs it.
     Lines of a command end in a backslash, so that a shell takes them as they are. Longer words stay whole.

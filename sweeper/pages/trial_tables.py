@@ -33,7 +33,7 @@ def format_counts(counts: Mapping[TrialStatus, int]) -> str:
 
 
 def varying_parameters(records: Sequence[TrialRecord]) -> list[str]:
-    """Return the parameters in which the trials differ; of a single trial all."""
+    """Return the parameters in which the trials differ; all parameters of a single trial."""
     names = list(records[0].params) if records else []
     return [name for name in names if len(records) == 1 or len({str(r.params[name]) for r in records}) > 1]
 
@@ -93,7 +93,7 @@ def missing_intervals(records: Sequence[TrialRecord], objective: str) -> str:
 def front_rows(front: Front, metrics: Sequence[str]) -> Rows:
     """Return the points that were measured again, then the rest of the front.
 
-    The parameters come first, then the objectives, what is known of each point, and the intervals of the objectives.
+    The parameters come first, then the objectives, the verdict on each point, and the intervals of the objectives.
     """
     trials = [*(point.trial for point in front.certified), *front.measured_once]
     names = varying_parameters(trials)
@@ -129,7 +129,7 @@ def finalist_rows(finalists: Sequence[FinalistResult], objective: str) -> Rows:
 
 
 def markdown_of(heading: Sequence[str], cells: Sequence[Sequence[str]]) -> str:
-    """Return the table in Markdown, all columns to the right."""
+    """Return the table in Markdown, with all columns right-aligned."""
     texts = [[re.sub(r"([\\|`\[\]<>])", r"\\\1", one_line(cell)) for cell in row] for row in (heading, *cells)]
     lines = [texts[0], ["---:"] * len(heading), *texts[1:]]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)

@@ -154,9 +154,9 @@ def mean_of_rounds(rounds: np.ndarray) -> Interval:
 def find_exceeded(
     finalists: Sequence[TrialRecord], records: Iterable[TrialRecord], criteria: Criteria
 ) -> dict[int, tuple[str, ...]]:
-    """Return of each finalist, by its number, the limits that the median of its rounds is beyond, as text.
+    """Return the limits that the median of each finalist's rounds exceeds, as text by the finalist's number.
 
-    A single measurement near a limit keeps it by luck as often as not. No single round decides the median.
+    A single measurement near a limit is within it about half of the time. No single round decides the median.
     """
     records = list(records)
     exceeded: dict[int, tuple[str, ...]] = {finalist.number: () for finalist in finalists}

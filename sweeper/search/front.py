@@ -1,4 +1,4 @@
-"""The front of several objectives, measured again: how sure it is that each of its points belongs to it.
+"""The front of several objectives, remeasured: how certain it is that each of its points belongs to it.
 
 The points of the front are measured again, interleaved, as those of one objective are (`finals.py`). For every pair two
 hypotheses are tested: that one point dominates the other, and that it does not. At most 5% of fronts have a point that
@@ -54,7 +54,7 @@ class FrontPoint:
 
     @property
     def verdict(self) -> str:
-        """Whether it is on the front, dominated, or neither is sure; or which limit it is beyond."""
+        """Whether it is on the front, dominated, or uncertain; or which limit it exceeds."""
         if self.exceeded:
             return f"beyond a limit: {'; '.join(self.exceeded)}"
         return "on the front" if self.is_certain else "dominated" if self.is_dominated else "not sure"

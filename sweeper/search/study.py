@@ -1,4 +1,4 @@
-"""The search: which parameters to try next, with Optuna, and which were tried.
+"""The search: which parameters to try next, by Optuna, and which were tried.
 
 A sweep has two Optuna studies. The journal on disk is the source of truth: one driver writes it, with the parameters of
 every trial from its creation on and its whole record when it ends. The sampling study in memory is what the
@@ -45,8 +45,8 @@ class SearchSettings:
 class Study:
     """The search of one sweep: `ask` returns trials, `tell` stores their records, in any order.
 
-    Opening the study of a driver that was killed repairs it: `ask` returns its trials that have not ended again,
-    under their own numbers and before new ones.
+    Opening the study repairs what a killed driver left: `ask` returns its trials that have not ended again, under their
+    own numbers and before new ones.
 
     Trials of earlier runs may run again on request. The earlier attempt stays in the journal. It is replaced once the
     retry ends with any outcome but cancelled: after that no count, ranking or sampler includes it.
@@ -122,7 +122,7 @@ class Study:
 
     @property
     def all_ended(self) -> bool:
-        """Return whether every trial of the journal has a record, or will never have one."""
+        """Return whether every trial of the journal has a record or will never get one."""
         return len(self.records) + len(self.abandoned) == self.trial_count
 
     def ask(self) -> Trial | None:

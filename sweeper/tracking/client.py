@@ -112,7 +112,7 @@ class TrackingClient:
         """Write what is pending, end the parent run with `results`, the arguments of `Store.close`, and write the view.
 
         Return whether everything is written. It gives up once `has_left` is true, or after `patience_s` seconds without
-        progress, at most REFUSAL_PATIENCE_S where the server refuses. A process that is still starting has
+        progress, at most REFUSAL_PATIENCE_S if the server refuses. A process that is still starting has
         START_PATIENCE_S.
         """
         with self._mutex:

@@ -1,4 +1,4 @@
-"""Addresses, tags and paging of the MLflow store, defined once for everything that writes to it or reads from it.
+"""Addresses, tags and paging of the MLflow store, shared by everything that writes to it or reads from it.
 
 This module does not import MLflow: the driver and the command lines use it, and that import takes seconds.
 """
@@ -235,7 +235,7 @@ def _describe_proxy(parts: urllib.parse.SplitResult) -> str:
 
 
 def _serves_api(parts: urllib.parse.SplitResult) -> bool:
-    """Return whether MLflow's API is there, where a server has neither of its pages /health and /version."""
+    """Return whether MLflow's API responds, for a server that has neither /health nor /version."""
     try:
         _request(parts, "/api/2.0/mlflow/experiments/search?max_results=1").close()
     except urllib.error.HTTPError as error:

@@ -51,7 +51,7 @@ def gather(target: Target, arguments: Sequence[str]) -> dict[str, Any]:
 
 
 def comparable_state(provenance: Mapping[str, Any], resolved: ResolvedConfig) -> dict[str, Any]:
-    """Return what may differ between two runs of one sweep and change how its trials end, as flat plain values."""
+    """Return what may differ between two runs of a sweep and change how its trials end, as flat plain values."""
     config, git = resolved.config, provenance["git"]
     return {
         **{f"version of {name}": version for name, version in provenance["versions"].items() if version},

@@ -111,7 +111,7 @@ class Store:
         self._leave_out_attempt(record)
 
     def _leave_out_attempt(self, record: TrialRecord) -> None:
-        """Mark the run of a retry's earlier attempt, or the retry's own, as one that does not count."""
+        """Mark the run of a retry's earlier attempt, or the retry's own run, as not counting."""
         if record.retry and record.superseded is not None and (run := self.children.find(record.superseded)):
             other = {record.number, record.retry.trial} - {record.superseded}
             self._client.set_tag(run.info.run_id, mlflow_store.RETRIED_AS, str(*other))
@@ -353,7 +353,7 @@ class Store:
 
 
 def legal_name(name: str) -> str:
-    """Return the name of a metric or parameter as MLflow allows it: of few characters, and a path without gaps."""
+    """Return a metric's or parameter's name as MLflow allows it: with few kinds of characters, a path without gaps."""
     parts = re.sub(r"[^\w\-. :/]", "_", name).split("/")
     legal = "/".join("_" if part in ("", ".", "..") else part for part in parts)
     if len(legal) <= MAX_NAME_LENGTH:
@@ -363,7 +363,7 @@ def legal_name(name: str) -> str:
 
 
 def _with_legal_names(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values by legal names; of two that would get one name the second is numbered."""
+    """Return the values by valid names; the second of two equal names is numbered."""
     legal: dict[str, Any] = {}
     for name, value in values.items():
         new = shortest = legal_name(name)
