@@ -106,14 +106,19 @@ class Cluster:
         yield
         os.kill(info.process.pid, signal.SIGCONT)
 
-    def worker_pids(self) -> list[int]:
-        """Return the processes that run trials, identified by their logs: Ray overwrites their environment."""
+    def raylet_pid(self, node: Any) -> int:
+        return int(node.all_processes["raylet"][0].process.pid)
+
+    def worker_pids(self, node: Any = None) -> list[int]:
+        """Return the processes that run trials, of one node or of all, by their logs: Ray changes their environment."""
         session = self._ray.head_node.get_session_dir_path()
+        parent = f"PPid:\t{self.raylet_pid(node)}\n" if node else ""
         pids = []
         for entry in Path("/proc").iterdir():
             with suppress(OSError):
                 is_worker = entry.name.isdigit() and (entry / "cmdline").read_bytes().startswith(b"ray::Worker")
-                if is_worker and str((entry / "fd/2").readlink()).startswith(session):
+                is_own = is_worker and str((entry / "fd/2").readlink()).startswith(session)
+                if is_own and parent in (entry / "status").read_text():
                     pids.append(int(entry.name))
         return pids
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
@@ -26,6 +26,8 @@ from workloads.api.contract import Measurement
 CPU_RANKS = 2  # processes of a CPU that stand for the devices of a node
 TRIAL_TIMEOUT_S = 300.0  # without the seconds of a sustained run
 START_TIMEOUT_S = 120.0  # of the first trial, for the workers to start
+LAST_S = 45.0  # of a trial, without its sustained run, once half of the jobs have ended it
+ENDS_JOB = (TrialStatus.LOST, TrialStatus.TIMED_OUT)
 POLL_S = 0.05
 UNITS = {"tflops": "TFLOP/s", "tflops_sustained": "TFLOP/s", "tokens_per_s": "tokens/s"} | dict.fromkeys(
     ("gb_per_s", "bus_gb_s"), "GB/s"
@@ -45,7 +47,7 @@ class Job:
     experiments: deque[Experiment]
     pool: GangPool | None = None
     deadline_s: float = 0.0  # of the running experiment, by the monotonic clock
-    is_lost: bool = False  # one of its nodes was lost before
+    is_lost: bool = False  # one of its nodes was lost, or a test on it did not end
 
     @property
     def place(self) -> str:
@@ -64,10 +66,8 @@ class Job:
 
     def find_lost(self, result: TrialResult) -> set[str]:
         """Return the names of the nodes that a result shows to be lost: the job's own, or of several the one named."""
-        if result.status not in (TrialStatus.LOST, TrialStatus.TIMED_OUT):
-            return set()
         if len(self.names) == 1:
-            return {*self.names}
+            return {*self.names} if result.status in ENDS_JOB else set()
         by_id = dict(zip((node.id for node in self.target.nodes), self.names, strict=True))
         lost_id = str(result.where.get(LOST_NODE, ""))
         return {by_id[lost_id]} if lost_id in by_id else set()
@@ -99,14 +99,15 @@ class Job:
         if not ended:
             return None
         experiment, result = self.experiments.popleft(), ended[0][1]
-        if self.experiments and result.status not in (TrialStatus.LOST, TrialStatus.TIMED_OUT):
+        self.is_lost = result.status in ENDS_JOB
+        if self.experiments and not self.is_lost:
             self._submit(0.0 if result.reusable else START_TIMEOUT_S)
         return experiment, result
 
 
-def timeout_s(experiment: Experiment) -> float:
+def timeout_s(experiment: Experiment, without_load_s: float = TRIAL_TIMEOUT_S) -> float:
     """Return how long a trial of the experiment may take."""
-    return TRIAL_TIMEOUT_S + float(experiment.parameters.get("sustained_s", 0))
+    return without_load_s + float(experiment.parameters.get("sustained_s", 0))
 
 
 def _failure(status: TrialStatus, reason: str) -> TrialResult:
@@ -164,12 +165,13 @@ def pair_rounds(count: int) -> list[list[list[int]]]:
 def run_phases(phases: Sequence[Sequence[Job]], deadline_s: float) -> Iterator[tuple[Job, Experiment, TrialResult]]:
     """Run the phases and yield each result as it arrives. A test that has not ended at the deadline has no result.
 
-    A node that is lost, or on which a test does not end, takes no part in later phases.
+    A node that is lost, or on which a test does not end, takes no part in later phases; nor does one of two nodes on
+    which a test did not end with another partner either.
 
     Args:
         deadline_s: by the monotonic clock.
     """
-    lost = set[str]()
+    lost, late = set[str](), Counter[str]()
     for phase in phases:
         running = [job.without(lost) for job in phase if job.experiments]
         started = list(running)
@@ -180,9 +182,12 @@ def run_phases(phases: Sequence[Sequence[Job]], deadline_s: float) -> Iterator[t
             while running:
                 ended = [(job, one) for job in running if (one := _poll(job, deadline_s))]
                 for job, (experiment, result) in ended:
-                    lost |= job.find_lost(result)
+                    late.update(job.names if result.status is TrialStatus.TIMED_OUT else ())
+                    lost |= job.find_lost(result) | {name for name, times in late.items() if times > 1}
                     yield job, experiment, result
                 running = [job for job in running if job.experiments]
+                if ended and len(started) > 1:
+                    _limit_last(running, len(started) // 2)
                 if running and not ended:
                     time.sleep(POLL_S)
         finally:
@@ -191,11 +196,18 @@ def run_phases(phases: Sequence[Sequence[Job]], deadline_s: float) -> Iterator[t
                     job.pool.close()
 
 
+def _limit_last(running: Sequence[Job], most: int) -> None:
+    """Limit the time of the trials that at most this many jobs have not ended: one of them may never end."""
+    left = Counter(test for job in running for experiment in job.experiments for test in experiment.tests)
+    for job in running:
+        experiment = job.experiments[0]
+        if left[next(iter(experiment.tests))] <= most:
+            job.deadline_s = min(job.deadline_s, time.monotonic() + timeout_s(experiment, LAST_S))
+
+
 def _poll(job: Job, deadline_s: float) -> tuple[Experiment, TrialResult] | None:
-    is_late = job.pool is None or time.monotonic() > deadline_s
-    has_failed = job.pool is not None and not job.pool.count_in_flight()
-    if is_late or has_failed:
-        reason = "a node of it was lost" if has_failed or job.is_lost else "no time was left for it in this profile"
+    if job.is_lost or job.pool is None or time.monotonic() > deadline_s:
+        reason = "a node of it was lost" if job.is_lost else "no time was left for it in this profile"
         return job.experiments.popleft(), _failure(TrialStatus.CANCELLED, reason)
     return job.poll()
 

@@ -2,14 +2,16 @@
 
 import json
 import math
+import os
 import re
 import shutil
 import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -17,6 +19,7 @@ from xml.etree import ElementTree
 import pytest
 from mlflow import MlflowClient
 
+from benchmarks.acceptance import share_found
 from sweeper.commands.accept.causes import UNKNOWN, add_causes
 from sweeper.commands.accept.expected import expected_rates
 from sweeper.commands.accept.experiments import Profile, Reading, read_experiments, spread_of
@@ -499,6 +502,21 @@ def test_a_node_that_is_slow_with_all_partners_is_told_from_a_slow_path_between_
     }
 
 
+@pytest.mark.parametrize("nodes", [3, 8])
+def test_a_link_at_half_its_rate_is_always_found(nodes: int) -> None:
+    """In clusters whose healthy rates are drawn with the spreads of the tables."""
+    assert share_found(nodes, "link all-reduce 1 GiB", 20, 0.5) == 1
+
+
+def test_the_only_link_of_two_nodes_is_found_at_half_the_rate_that_the_planner_expects() -> None:
+    target = gpus(8, 2)
+    (experiment,) = (e for e in read_experiments("gpu", "quick") if e.scope == "link")
+    ((test, rate),) = expected_rates(target, experiment, 16).items()
+    links = [replace(link("a", "b", share * rate), test=test) for share in (0.5, 1.0)]
+    judged = [judge([one], "gpu", {(test, one.part): rate}, {})[0] for one in links]
+    assert verdicts(judged) == ["fail", "pass"]
+
+
 @pytest.mark.soak
 @pytest.mark.timeout(400)
 def test_a_machine_without_gpus_is_measured_and_an_interrupted_run_has_its_page_and_is_resumed(tmp_path: Path) -> None:
@@ -522,22 +540,84 @@ def test_a_machine_without_gpus_is_measured_and_an_interrupted_run_has_its_page_
     assert not measured or ("resumed " in result.stdout and "s    " in line and line[8:] not in result.stdout)
 
 
+def end(pids: list[int]) -> None:
+    """End stopped processes: Ray ends those that it can still reach."""
+    for pid in pids:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+# Runs experiments of the probe on the nodes of a cluster, and prints each result with its time.
+PROBES = """
+import json, sys, time
+from sweeper.commands.accept import measure
+from sweeper.commands.accept.experiments import Experiment
+from sweeper.execution import cluster
+measure.LAST_S, started_s = 12.0, time.monotonic()
+target, _ = cluster.find_target("h200", sys.argv[1], True)
+probes = [("device", 0.0), ("device", 3.0), ("link", 0.0), ("whole", 0.0)]
+experiments = [Experiment("probe", scope, {"sleep_s": s}, {f"{scope} {s}": "score"}) for scope, s in probes]
+phases = measure.plan_phases(target, [node.id for node in target.nodes], experiments)
+for job, experiment, result in measure.run_phases(phases, started_s + 100):
+    print(json.dumps([*experiment.tests, job.names, result.status]), flush=True)
+cluster.stop()
+"""
+
+
+@pytest.mark.long(35)
+@pytest.mark.parametrize("cluster", [3], indirect=True)
+def test_a_node_whose_processes_hang_takes_no_further_part_and_the_others_go_on(cluster: Cluster) -> None:
+    command, pids = [sys.executable, "-c", PROBES, cluster.address], list[int]()
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment()) as process:
+        assert process.stdout
+        results = [json.loads(line) for line in islice(process.stdout, 3)]
+        hung = cluster.nodes[1].node_id
+        pids = cluster.worker_pids(cluster.nodes[1])
+        for pid in pids:
+            os.kill(pid, signal.SIGSTOP)
+        results += [json.loads(line) for line in process.stdout]
+    end(pids)
+    assert process.returncode == 0 and len(pids) == 2
+    without = {(test, status) for test, names, status in results if hung in names and status != "complete"}
+    assert without == {("device 3.0", "timed_out"), ("link 0.0", "cancelled")}
+    # The rounds for three nodes lack one of the three pairs.
+    others = [(test, len(names)) for test, names, status in results if hung not in names and "link" not in test]
+    assert sorted(others) == [("device 0.0", 1)] * 2 + [("device 3.0", 1)] * 2 + [("whole 0.0", 2)]
+
+
+def stop_workers(cluster: Cluster, node: Any) -> list[int]:
+    return cluster.worker_pids(node)
+
+
+def stop_raylet(cluster: Cluster, node: Any) -> list[int]:
+    return [cluster.raylet_pid(node)]
+
+
+def lose(cluster: Cluster, node: Any) -> list[int]:
+    cluster.lose(node)
+    return []
+
+
 @pytest.mark.soak
 @pytest.mark.timeout(400)
-def test_a_node_that_is_lost_ends_with_a_verdict_on_the_others(tmp_path: Path) -> None:
-    cluster = Cluster(nodes=0)
-    nodes = [cluster.add() for _ in range(3)]
+@pytest.mark.parametrize("break_node", [lose, stop_workers, stop_raylet])
+@pytest.mark.parametrize("cluster", [3], indirect=True)
+def test_a_node_that_is_lost_or_hangs_ends_with_a_verdict_on_the_others_and_one_that_joins_is_not_measured(
+    cluster: Cluster, break_node: Callable[[Cluster, Any], list[int]], tmp_path: Path
+) -> None:
     command = [sys.executable, "-m", "sweeper", "accept", "hardware=cpu", f"cluster.address={cluster.address}"]
     command += ["cluster.insecure=true", f"dir={tmp_path}"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment()) as process:
         assert process.stdout
         next(line for line in process.stdout if "products burst" in line)
-        cluster.lose(nodes[1])
+        for pid in (pids := break_node(cluster, cluster.nodes[1])):
+            os.kill(pid, signal.SIGSTOP)
+        cluster.add()
         output = process.stdout.read()
-    cluster.close()
+    end(pids)
     (path,) = tmp_path.glob("acceptance/*/accept.json")
     rows = json.loads(path.read_text())["results"]
-    lost = {row["part"] for row in rows if "lost" in row["problem"]}
+    lost = {row["part"] for row in rows if row["problem"].startswith(("lost", "timed_out"))}
     training = {row["part"] for row in rows if row["test"] == "node training" and row["value"]}
     # A busy machine may make one of the others too slow.
     assert process.returncode in (1, 3) and lost and len(training) == 2 and not lost & training, output
