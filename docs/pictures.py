@@ -32,6 +32,8 @@ from rich.console import Console
 from rich.text import Text
 
 from benchmarks import acceptance_page
+from sweeper.commands.accept.page import build_html
+from sweeper.commands.accept.record import read_record
 from sweeper.tracking.mlflow_view import AS_CHARTS
 from tests.support import browser
 
@@ -226,7 +228,11 @@ def wait_for_server(url: str) -> None:
 
 
 def photograph_acceptance(tab: browser.Page, folder: Path) -> None:
-    """Save the failures and the map of an accepted cluster of 512 simulated GPUs with seven faults."""
+    """Save the page of two H200s, and the failures and the map of 512 simulated GPUs with faults."""
+    for name in ("h200",):
+        record = read_record(REPOSITORY / f"benchmarks/results/accept_{name}.json")
+        (folder / f"{name}.html").write_text(build_html(record))
+        photograph(tab, f"file://{folder}/{name}.html", f"accept-{name}.png", "Environment")
     acceptance_page.write_page(folder)
     page = f"file://{folder}/accept.html"
     photograph(tab, page, "accept.png", "Failed and open", box=f"new DOMRect(0, 0, {WIDTH_OF_PAGE_PX}, 1600)")

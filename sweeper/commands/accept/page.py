@@ -21,6 +21,8 @@ TESTS = ["test", "parts", "unit", "median", "slowest", "fastest", "expected", "p
 TESTS += [f"median {unit}" for unit in BESIDE.values()]
 # Failed parts are orange and passed ones blue, which color-blind readers can tell apart (Okabe and Ito 2008).
 COLORS = [[0.0, "#D55E00"], [0.5, "#F5CBA7"], [0.5, "#D6E6F2"], [1.0, "#0072B2"]]
+BAND = {"fillcolor": "#0072B2", "opacity": 0.12}  # of expected rates
+MOST_POINTS = 64  # parts that are shown as points; of more only outliers are
 Record = Mapping[str, Any]
 
 
@@ -127,7 +129,7 @@ def _build_map(results: Sequence[Mapping[str, Any]]) -> Iterator[Chart]:
             hovertemplate="%{y} %{x}: %{z:+.1%}",
         )
     )
-    figure.update_layout(height=140 + 22 * len(margins))
+    figure.update_layout(height=75 + 22 * len(margins), margin={"t": 60, "l": 60, "r": 15, "b": 15})
     figure.update_xaxes(side="top")
     figure.update_yaxes(autorange="reversed", type="category")
     yield Chart("Nodes and GPUs", [figure], "Margin of the worst test of each GPU to its limit; below zero it fails.")
@@ -143,12 +145,23 @@ def _build_distributions(results: Sequence[Mapping[str, Any]]) -> Iterator[Chart
     figures = []
     for test, rows in by_test.items():
         if len(rows) > 1:
-            figure = graph_objects.Figure(graph_objects.Histogram(x=[row["value"] for row in rows], nbinsx=30))
-            figure.add_vline(x=max(row["limit"] for row in rows), line_dash="dash", line_color=COLORS[0][1])
-            figure.update_layout(title=test, height=260, showlegend=False, xaxis_title=rows[0]["unit"])
+            names, values = [row["part"] for row in rows], [row["value"] for row in rows]
+            shown: dict[str, Any] = {"boxpoints": "outliers", "marker_color": COLORS[-1][1], "name": ""}
+            if len(rows) <= MOST_POINTS:
+                shown |= {"boxpoints": "all", "pointpos": 0, "line_width": 0, "fillcolor": "rgba(0,0,0,0)"}
+            box = graph_objects.Box(x=values, text=names, **shown)
+            limit, expected = (max(row[name] for row in rows) for name in ("limit", "expected"))
+            figure = graph_objects.Figure(box).add_vrect(limit, expected**2 / limit, line_width=0, **BAND)
+            figure.add_vline(x=limit, line_dash="dash", line_color=COLORS[0][1])
+            figure.update_layout(title=f"{test}, {rows[0]['unit']}".rstrip(", "), height=150, showlegend=False)
+            figure.update_layout(title_font_size=13, margin={"l": 15, "r": 15, "b": 15})
             figures.append(figure)
     if figures:
-        yield Chart("Distributions", figures, "Parts by rate; the dashed line is the strictest limit.")
+        yield Chart(
+            "Distributions",
+            figures,
+            "Parts by rate. The dashed line is the strictest limit, the band the expected rates.",
+        )
 
 
 def build_markdown(record: Record) -> str:

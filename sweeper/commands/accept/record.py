@@ -27,12 +27,14 @@ NEEDED = {HASH, "date", "profile", "kind", "model", "verdict", "sentence", "resu
 RESUMED_WITHIN_S = 86_400.0  # the machine may be another one after a day
 FINGERPRINT = {  # the properties of a GPU: names and texts by field
     "driver": ("driver", "{}"),
+    "firmware": ("firmware", "{}"),
     "name": ("name", "{}"),
     "memory_gib": ("memory", "{:.1f} GiB"),
     "ecc": ("ECC", "{}"),
     "power_limit_w": ("power limit", "{:.0f} W"),
     "clock_max_mhz": ("highest clock", "{:.0f} MHz"),
     "numa_node": ("NUMA node", "{}"),
+    "links": ("NVLinks", "{}"),
 }
 
 

@@ -58,6 +58,7 @@ def test_a_virtual_function_lacks_what_a_guest_may_not_read(load: Callable[[str]
     with open_gpus() as gpus:
         described = describe_gpu(gpus[0])
     assert described["device_id"] == "0x74b5" and described["responds"] and described["driver"] == "6.12.12"
+    assert described["firmware"] == "022.040.003.043.000001"
     assert not {"power_limit_w", "compute_partition", "memory_partition", "retired_pages"} & described.keys()
 
 

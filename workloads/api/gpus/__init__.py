@@ -30,6 +30,7 @@ class GpuIdentity:
     memory_partition: str | None = None  # such as NPS1 or NPS4
     numa_node: int | None = None  # of the host
     driver: str | None = None  # version
+    firmware: str | None = None  # version of its BIOS
 
     @property
     def responds(self) -> bool:
@@ -65,7 +66,8 @@ class GpuLinks:
 
     pcie_width: int | None = None
     pcie_width_max: int | None = None
-    links_down: int | None = None  # NVLinks that are there and not active
+    links: int | None = None  # NVLinks that are there
+    links_down: int | None = None  # of these, that are not active
 
 
 @dataclass(frozen=True)

@@ -84,6 +84,7 @@ class AmdGpu:
             memory_partition=_text(self._call("amdsmi_get_gpu_memory_partition")),
             numa_node=int(numa_node) if numa_node is not None and numa_node < 2**16 else None,  # -1 is unsigned here
             driver=_text(self._fields("amdsmi_get_gpu_driver_info").get("driver_version")),
+            firmware=_text(self._fields("amdsmi_get_gpu_vbios_info").get("version")),
         )
 
     def used_gib(self) -> float | None:

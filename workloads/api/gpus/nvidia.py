@@ -86,6 +86,7 @@ class NvidiaGpu:
             memory_gib=memory.total / 2**30 if memory and memory.total else None,
             numa_node=numa_node if numa_node >= 0 else None,
             driver=driver,
+            firmware=self._get("VbiosVersion"),
         )
 
     def used_gib(self) -> float | None:
@@ -128,6 +129,7 @@ class NvidiaGpu:
             pcie_width=self._get("CurrPcieLinkWidth"),
             pcie_width_max=self._get("MaxPcieLinkWidth"),
             # All are inactive on a machine that has no NVLink bridge or switch.
+            links=len(known) if any(known) else None,
             links_down=known.count(0) if any(known) else None,
         )
 

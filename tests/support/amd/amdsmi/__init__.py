@@ -179,6 +179,11 @@ def amdsmi_get_gpu_driver_info(gpu: _Processor) -> dict[str, Any]:
     return _reported({"driver_name": "amdgpu", "driver_version": "6.12.12", "driver_date": "2015/01/01 00:00"})
 
 
+def amdsmi_get_gpu_vbios_info(gpu: _Processor) -> dict[str, Any]:
+    _check("gpu_vbios_info")
+    return _reported({"name": "AMD MI300X", "part_number": "113-M3000100-103", "version": "022.040.003.043.000001"})
+
+
 def amdsmi_get_gpu_vram_usage(gpu: _Processor) -> dict[str, Any]:
     _check("gpu_vram_usage")
     used_mib = MACHINE.get("used_mib", {}).get(gpu.gpu, 283)
