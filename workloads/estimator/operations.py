@@ -95,6 +95,10 @@ def cast_s(placed: PlacedJob, product: Product, *, backward: bool) -> float:
     precision = placed.precision
     width = product.n * product.count if backward else product.k
     rows = product.rows if not product.grouped else product.rows * product.count
+    if product.grouped and placed.job.manual_backward and precision.cast_bytes:
+        # Rows are copied in fp8 and written in it by what is before them, and weights are cast once for all chunks: a
+        # pass is left that transposes what is inside experts (`workloads.llama.fp8_experts`).
+        return placed.pass_s(2 * rows * (product.n if product.name == "up" else product.k)) if backward else 0.0
     activations = rows * (product.n if backward and product.grouped else width) * precision.cast_bytes
     weights = product.n * product.k * product.count * precision.weight_bytes / 2
     return placed.pass_s(activations + weights, precision.instructions_gb_s)

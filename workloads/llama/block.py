@@ -47,12 +47,11 @@ class BlockMath:
             `d_residual`, and its gradient with respect to weight.
     """
 
-    recipe = ""
     scales = ""
 
-    def __init__(self, shape: Model, kernel: Kernel, *, compiled: bool) -> None:
+    def __init__(self, shape: Model, kernel: Kernel, *, compiled: bool, recipe: str = "") -> None:
         """Use `torch.compile` for the elementwise operations if `compiled`."""
-        self.shape, self.kernel = shape, kernel
+        self.shape, self.kernel, self.recipe = shape, kernel, recipe
         eps, hidden_size = shape.norm_eps, shape.hidden_size
 
         def norm(x: Tensor, weight: Tensor) -> Tensor:
@@ -136,8 +135,10 @@ class BlockMath:
     def _compute_residual(self, weights: NamedTensors, activations: Activations, rope: Tensor, past_kv: Past) -> None:
         self._compute_attention(weights, activations, rope, past_kv)
         if "residual" not in activations:
-            output_weight = weights["output.weight"]
-            activations["residual"] = torch.addmm(activations["x"], activations["attn_out"], output_weight.t())
+            activations["residual"] = self._multiply_output(weights, activations["x"], activations["attn_out"])
+
+    def _multiply_output(self, weights: NamedTensors, x: Tensor, attn_out: Tensor) -> Tensor:
+        return torch.addmm(x, attn_out, weights["output.weight"].t())
 
     def _compute_attention(self, weights: NamedTensors, activations: Activations, rope: Tensor, past_kv: Past) -> None:
         if "q" not in activations:
@@ -185,8 +186,7 @@ class BlockMath:
         """
         self._compute_missing(weights, activations, rope, past_kv)
         d_residual = self._mlp_backward(weights, gradients, activations, d_out)
-        _accumulate_weight_gradient(gradients, "output.weight", activations["attn_out"], d_residual)
-        d_attn_out = torch.mm(d_residual, weights["output.weight"])
+        d_attn_out = self._output_backward(weights, gradients, activations["attn_out"], d_residual)
         dq, dk, dv = self._attention_backward(activations, d_attn_out, past_kv, kv_gradients)
         del d_attn_out
         d_qkv = self._rotate_backward(dq, dk, dv, rope)
@@ -199,14 +199,25 @@ class BlockMath:
             del qkv
             for name, d_weight in zip(HEAD_NORMS, d_norms, strict=True):
                 accumulate(gradients, name, d_weight)
-        d_normed = torch.mm(d_qkv, weights["qkv.weight"])
-        normed, d_x, d_norm = self.norm_backward(
-            activations["x"], weights["attention_norm.weight"], d_normed, d_residual
-        )
-        _accumulate_weight_gradient(gradients, "qkv.weight", normed, d_qkv)
-        accumulate(gradients, "attention_norm.weight", d_norm)
         if "qkv.bias" in weights:
             accumulate(gradients, "qkv.bias", d_qkv.sum(0))
+        return self._qkv_backward(weights, gradients, activations["x"], d_qkv, d_residual)
+
+    def _output_backward(
+        self, weights: NamedTensors, gradients: NamedTensors, attn_out: Tensor, d_residual: Tensor
+    ) -> Tensor:
+        """Return the gradient of attn_out."""
+        _accumulate_weight_gradient(gradients, "output.weight", attn_out, d_residual)
+        return torch.mm(d_residual, weights["output.weight"])
+
+    def _qkv_backward(
+        self, weights: NamedTensors, gradients: NamedTensors, x: Tensor, d_qkv: Tensor, d_residual: Tensor
+    ) -> Tensor:
+        """Return the gradient of x, with that of `residual`."""
+        d_normed = torch.mm(d_qkv, weights["qkv.weight"])
+        normed, d_x, d_norm = self.norm_backward(x, weights["attention_norm.weight"], d_normed, d_residual)
+        _accumulate_weight_gradient(gradients, "qkv.weight", normed, d_qkv)
+        accumulate(gradients, "attention_norm.weight", d_norm)
         return d_x
 
     def _mlp_backward(

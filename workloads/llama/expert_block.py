@@ -21,22 +21,23 @@ from workloads.models.routing import Routing
 ROUTER, GATE_UP, DOWN = "experts.router.weight", "experts.gate_up", "experts.down"
 
 
-class _Routed(NamedTuple):
+class Routed(NamedTuple):
     """The rows of a chunk's tokens, sorted by expert."""
 
     normed: Tensor  # what experts and router read [tokens, hidden_size]
     logits: Tensor  # [tokens, experts]
     choice: Choice
     order: Order
-    rows: Tensor  # [rows, hidden_size]
     weights: Tensor  # of the outputs of rows [rows, 1] fp32
 
 
 class ExpertBlockMath(BlockMath):
     """`BlockMath` of a block with routed experts, whose tokens come to them by `routing`, without losses or biases."""
 
-    def __init__(self, shape: Model, kernel: Kernel, routing: Routing, *, compiled: bool) -> None:
-        super().__init__(shape, kernel, compiled=compiled)
+    row_multiple = 1  # that the rows of an expert are padded to
+
+    def __init__(self, shape: Model, kernel: Kernel, routing: Routing, *, compiled: bool, recipe: str = "") -> None:
+        super().__init__(shape, kernel, compiled=compiled, recipe=recipe)
         self._routing, self._forced = routing, torch.empty(0)
         self._busiest = torch.zeros(2, dtype=torch.float64)  # over the mean, summed over forward passes; and the passes
 
@@ -55,16 +56,22 @@ class ExpertBlockMath(BlockMath):
         self._compute_residual(weights, activations, rope, past_kv)
         routed = self._route(weights, activations["residual"])
         self._count(routed.order)
-        self._multiply_gate_up(weights, activations, routed)
+        rows = self._run_experts(weights, activations, routed)
+        return sum_rows(rows, routed.order.rows, routed.order.tokens).add_(activations["residual"]), activations
+
+    def _run_experts(self, weights: NamedTensors, activations: Activations, routed: Routed) -> Tensor:
+        """Return the output of every row's expert [rows, hidden_size]. Adds `gate` and `up`, [rows, features] each."""
+        order = routed.order
+        rows = sum_rows(routed.normed, order.tokens, order.rows)
+        activations |= self._multiply_gate_up(weights, rows, order.ends)
         with annotate("experts"):
             hidden = self._weigh(activations["gate"], activations["up"], routed.weights)
-        rows = multiply_groups(hidden, weights[DOWN].mT, routed.order.ends)
-        return sum_rows(rows, routed.order.rows, routed.order.tokens).add_(activations["residual"]), activations
+        return multiply_groups(hidden, weights[DOWN].mT, order.ends)
 
     def _compute_missing(self, weights: NamedTensors, activations: Activations, rope: Tensor, past_kv: Past) -> None:
         self._compute_residual(weights, activations, rope, past_kv)
 
-    def _route(self, weights: NamedTensors, residual: Tensor) -> _Routed:
+    def _route(self, weights: NamedTensors, residual: Tensor) -> Routed:
         normed = self.norm(residual, weights["mlp_norm.weight"])
         forced = None
         if (imbalance := self._routing.imbalance) is not None:
@@ -75,10 +82,9 @@ class ExpertBlockMath(BlockMath):
             logits = torch.mm(normed, weights[ROUTER].t())
             choice = choose_experts(logits, logits.new_zeros(()), self.shape, forced)
         with annotate("permutation"):
-            order = sort_by_expert(choice.experts, self.shape.experts)
-            row_weights = choice.weights.flatten()[order.places]
-        rows = sum_rows(normed, order.tokens, order.rows)
-        return _Routed(normed, logits, choice, order, rows, row_weights)
+            order = sort_by_expert(choice.experts, self.shape.experts, multiple=self.row_multiple)
+            row_weights = choice.weights.flatten()[order.places]  # of an empty row any
+        return Routed(normed, logits, choice, order, row_weights)
 
     def _count(self, order: Order) -> None:
         share = order.counts.max() * self.shape.experts / order.rows.numel()
@@ -89,30 +95,16 @@ class ExpertBlockMath(BlockMath):
         busiest, passes = self._busiest.tolist()
         return float(busiest / passes)
 
-    def _multiply_gate_up(self, weights: NamedTensors, activations: Activations, routed: _Routed) -> None:
-        product = multiply_groups(routed.rows, weights[GATE_UP].mT, routed.order.ends)
-        activations["gate"], activations["up"] = product.chunk(2, dim=-1)
+    def _multiply_gate_up(self, weights: NamedTensors, rows: Tensor, ends: Tensor) -> Activations:
+        product = multiply_groups(rows, weights[GATE_UP].mT, ends)
+        return dict(zip(("gate", "up"), product.chunk(2, dim=-1), strict=True))
 
     def _mlp_backward(
         self, weights: NamedTensors, gradients: NamedTensors, activations: Activations, d_out: Tensor
     ) -> Tensor:
         residual = activations.pop("residual")
-        normed, logits, choice, order, rows, row_weights = routed = self._route(weights, residual)
-        if "gate" not in activations or "up" not in activations:
-            self._multiply_gate_up(weights, activations, routed)
-        del routed
-        d_rows = sum_rows(d_out, order.tokens, order.rows)
-        d_hidden = multiply_groups(d_rows, weights[DOWN], order.ends)
-        gate, up = activations.pop("gate"), activations.pop("up")
-        with annotate("experts"):
-            hidden, d_gate_up, d_row_weights = self._weigh_backward(gate, up, row_weights, d_hidden)
-        del gate, up, d_hidden
-        accumulate(gradients, DOWN, multiply_groups(d_rows.t(), hidden, order.ends))
-        del d_rows, hidden
-        accumulate(gradients, GATE_UP, multiply_groups(d_gate_up.t(), rows, order.ends))
-        del rows
-        d_rows = multiply_groups(d_gate_up, weights[GATE_UP], order.ends)
-        del d_gate_up
+        normed, logits, choice, order, _ = routed = self._route(weights, residual)
+        d_rows, d_row_weights = self._experts_backward(weights, gradients, activations, routed, d_out)
         d_normed = sum_rows(d_rows, order.rows, order.tokens)
         del d_rows
         with annotate("router"):
@@ -122,6 +114,31 @@ class ExpertBlockMath(BlockMath):
         _, d_residual, d_norm = self.norm_backward(residual, weights["mlp_norm.weight"], d_normed, d_out)
         accumulate(gradients, "mlp_norm.weight", d_norm)
         return d_residual
+
+    def _experts_backward(
+        self,
+        weights: NamedTensors,
+        gradients: NamedTensors,
+        activations: Activations,
+        routed: Routed,
+        d_out: Tensor,
+    ) -> tuple[Tensor, Tensor]:
+        """Return the gradients of every row of the norm [rows, hidden_size], and of its weight [rows, 1]."""
+        order = routed.order
+        rows = sum_rows(routed.normed, order.tokens, order.rows)
+        if "gate" not in activations or "up" not in activations:
+            activations |= self._multiply_gate_up(weights, rows, order.ends)
+        d_rows = sum_rows(d_out, order.tokens, order.rows)
+        d_hidden = multiply_groups(d_rows, weights[DOWN], order.ends)
+        gate, up = activations.pop("gate"), activations.pop("up")
+        with annotate("experts"):
+            hidden, d_gate_up, d_row_weights = self._weigh_backward(gate, up, routed.weights, d_hidden)
+        del gate, up, d_hidden
+        accumulate(gradients, DOWN, multiply_groups(d_rows.t(), hidden, order.ends))
+        del d_rows, hidden
+        accumulate(gradients, GATE_UP, multiply_groups(d_gate_up.t(), rows, order.ends))
+        del rows
+        return multiply_groups(d_gate_up, weights[GATE_UP], order.ends), d_row_weights
 
     def _choice_backward(self, logits: Tensor, choice: Choice, d_weights: Tensor) -> Tensor:
         """Return the gradient of logits by that of the weights of a token's experts, which stay those of `choice`."""

@@ -45,7 +45,10 @@ def _best(ranked: Tensor, shape: Model) -> Tensor:
 
 
 class Order(NamedTuple):
-    """The rows of tokens, one for each of a token's experts, sorted by expert; those after the last one's are empty."""
+    """The rows of tokens, one for each of a token's experts, sorted by expert; those after the last one's are empty.
+
+    Where the rows of an expert are padded, the empty ones among them have token and place -1.
+    """
 
     ends: Tensor  # [experts] int32, the row after each expert's last
     counts: Tensor  # [experts] int64, rows of each expert
@@ -54,20 +57,28 @@ class Order(NamedTuple):
     places: Tensor  # [rows, 1] int64, a row's place among all tokens' experts
 
 
-def sort_by_expert(experts: Tensor, count: int, most_rows: int | None = None) -> Order:
+def sort_by_expert(experts: Tensor, count: int, most_rows: int | None = None, *, multiple: int = 1) -> Order:
     """Return the order of experts[tokens, experts_per_token] among `count` experts, without waiting for the host.
 
-    Numbers from `count` on are experts of other ranks, which have no rows; the others have at most `most_rows`.
+    Numbers from `count` on are experts of other ranks, which have no rows; the others have at most `most_rows`. Above
+    1, `multiple` pads the rows of each expert to a multiple of it, and one without tokens has as many.
     """
     # A radix sort takes a pass for each byte of its keys.
     keys, places = experts.flatten().to(torch.int16).sort(stable=True)
     ends = torch.searchsorted(keys, torch.arange(count, dtype=keys.dtype, device=keys.device), right=True)
-    rows = torch.zeros_like(places).scatter(0, places, torch.arange(len(places), device=places.device))
-    rows = rows.view(experts.shape)
+    counts, at = ends.diff(prepend=ends.new_zeros(1)), torch.arange(len(places), device=places.device)
+    if multiple > 1:
+        padded = (counts.clamp(min=1) + multiple - 1) // multiple * multiple
+        padded_ends = padded.cumsum(0)
+        at = at + (padded_ends - padded - ends + counts)[keys.int()]
+        ends, empty = padded_ends, places.new_full((len(places) + multiple * count,), -1)
+    rows = torch.zeros_like(places).scatter(0, places, at).view(experts.shape)
+    if multiple > 1:
+        places = empty.scatter(0, at, places)
     if most_rows is not None:
         rows, places = rows.where(experts < count, -1), places[:most_rows]
     tokens = places[:, None] // experts.shape[1]
-    return Order(ends.int(), ends.diff(prepend=ends.new_zeros(1)), tokens, rows, places[:, None])
+    return Order(ends.int(), counts, tokens, rows, places[:, None])
 
 
 def force_experts(tokens: int, shape: Model, imbalance: float, seed: int) -> Tensor:

@@ -7,10 +7,10 @@ and gradients in each chunk.
 
 from torch import Tensor
 
-from workloads.llama.attention import Pair
 from workloads.llama.attention_kernels import Kernel
 from workloads.llama.block import Activations, BlockMath, NamedTensors, Past, accumulate
-from workloads.llama.expert_block import ExpertBlockMath
+from workloads.llama.expert_block import DOWN, GATE_UP, ExpertBlockMath, Routed
+from workloads.llama.fp8_experts import ROW_MULTIPLE, copy_rows, multiply_fp8_groups, weigh, weigh_backward
 from workloads.llama.fp8_quantize import Casts, Fp8Matrix, Granularity, halve, multiply
 from workloads.models.model import Model
 from workloads.models.routing import NATURAL, Routing
@@ -21,7 +21,7 @@ SCALES: dict[Granularity, str] = {
     "tensor": "current, one for each matrix, powers of two",
     "block": "current, one for each 128 x 128 of a weight and 1 x 128 of activations and gradients, powers of two",
 }
-MATRICES = ("qkv.weight", "output.weight", "gate_up.weight", "down.weight")
+MATRICES = ("qkv.weight", "output.weight", "gate_up.weight", "down.weight", GATE_UP, DOWN)
 NORMS = ("attention_norm.weight", "mlp_norm.weight")
 # The names of a cast weight's parts, and of their scales, after its own.
 ROWS, COLUMNS, SCALE = " rows", " columns", " scale"
@@ -32,12 +32,13 @@ def build_block_math(
 ) -> BlockMath:
     """Return the mathematics of a block with its products in a recipe; empty: in the data type of the weights.
 
-    `routing` is that of experts, whose products are in no recipe.
+    `routing` is that of experts, whose products are in bf16 or fp8_tensorwise.
     """
     if shape.experts:
-        return ExpertBlockMath(shape, kernel, routing, compiled=compiled)
+        experts_math = Fp8ExpertBlockMath if recipe else ExpertBlockMath
+        return experts_math(shape, kernel, routing, compiled=compiled, recipe=recipe)
     if recipe:
-        return Fp8BlockMath(shape, kernel, recipe, compiled=compiled)
+        return Fp8BlockMath(shape, kernel, compiled=compiled, recipe=recipe)
     return BlockMath(shape, kernel, compiled=compiled)
 
 
@@ -47,10 +48,10 @@ class Fp8BlockMath(BlockMath):
     Both passes take what `cast_weights` returns.
     """
 
-    def __init__(self, shape: Model, kernel: Kernel, recipe: str, *, compiled: bool) -> None:
-        super().__init__(shape, kernel, compiled=compiled)
+    def __init__(self, shape: Model, kernel: Kernel, *, compiled: bool, recipe: str) -> None:
+        super().__init__(shape, kernel, compiled=compiled, recipe=recipe)
         granularity = GRANULARITIES[recipe]
-        self.recipe, self.scales = recipe, SCALES[granularity]
+        self.scales = SCALES[granularity]
         self._casts = Casts(granularity)
         if compiled:
             from workloads.llama.fp8_launch import TritonCasts
@@ -63,7 +64,7 @@ class Fp8BlockMath(BlockMath):
         The weight of a norm gets the scale of what the norm returns, if the recipe derives it from the weight.
         """
         operands = dict(weights)
-        for name in MATRICES:
+        for name in (name for name in MATRICES if name in weights):
             matrices = self._casts.cast_weight(weights[name], rows=forward, columns=backward)
             for part, matrix in zip((ROWS,) * forward + (COLUMNS,) * backward, matrices, strict=True):
                 operands |= {name + part: matrix.data, name + part + SCALE: matrix.scale}
@@ -83,8 +84,7 @@ class Fp8BlockMath(BlockMath):
         self._compute_attention(weights, activations, rope, past_kv)
         normed: Fp8Matrix | None = None
         if "residual" not in activations:
-            (attn_out,) = self._casts.cast(activations["attn_out"], rows=True)
-            branch = multiply(attn_out, _operand(weights, "output.weight", ROWS), fast=True)
+            branch = self._multiply_attention(weights, activations["attn_out"])
             activations["residual"], normed = self._add_and_norm(weights, "mlp_norm.weight", activations["x"], branch)
         if missing := [name for name in ("gate", "up") if name not in activations]:
             normed = normed or self._add_and_norm(weights, "mlp_norm.weight", activations["residual"])[1]
@@ -96,41 +96,33 @@ class Fp8BlockMath(BlockMath):
     ) -> tuple[Tensor, Fp8Matrix]:
         return self._casts.add_and_norm(x, addend, weights[name], self.shape.norm_eps, weights.get(name + SCALE))
 
-    def _project_qkv(self, weights: NamedTensors, x: Tensor, rope: Tensor) -> Activations:
+    def _multiply_qkv(self, weights: NamedTensors, x: Tensor, rope: Tensor) -> Tensor:
         _, normed = self._add_and_norm(weights, "attention_norm.weight", x)
         qkv = multiply(normed, _operand(weights, "qkv.weight", ROWS), weights.get("qkv.bias"), fast=True)
-        return dict(zip(("q", "kv"), self._rotate(self._split_heads(qkv, rope), rope), strict=True))
+        return self._split_heads(qkv, rope)
 
-    def backward(
-        self,
-        weights: NamedTensors,
-        gradients: NamedTensors,
-        activations: Activations,
-        rope: Tensor,
-        d_out: Tensor,
-        past_kv: Past = None,
-        kv_gradients: Pair | None = None,
+    def _multiply_output(self, weights: NamedTensors, x: Tensor, attn_out: Tensor) -> Tensor:
+        return self._multiply_attention(weights, attn_out).add_(x)
+
+    def _multiply_attention(self, weights: NamedTensors, attn_out: Tensor) -> Tensor:
+        (rows,) = self._casts.cast(attn_out, rows=True)
+        return multiply(rows, _operand(weights, "output.weight", ROWS), fast=True)
+
+    def _output_backward(
+        self, weights: NamedTensors, gradients: NamedTensors, attn_out: Tensor, d_residual: Tensor
     ) -> Tensor:
-        self._compute_missing(weights, activations, rope, past_kv)
-        d_residual = self._mlp_backward(weights, gradients, activations, d_out)
         rows, columns = self._casts.cast(d_residual, rows=True, columns=True)
-        (attn_out,) = self._casts.cast(activations["attn_out"], columns=True)
+        (inputs,) = self._casts.cast(attn_out, columns=True)
         # The gradient of a weight [out, in] is the product of the transposes of its output's gradient and its input.
-        accumulate(gradients, "output.weight", multiply(columns, attn_out))
-        d_attn_out = multiply(rows, _operand(weights, "output.weight", COLUMNS))
-        del rows, columns, attn_out
-        dq, dk, dv = self._attention_backward(activations, d_attn_out, past_kv, kv_gradients)
-        del d_attn_out
-        d_qkv = self._rotate_backward(dq, dk, dv, rope)
-        del dq, dk, dv
-        if "qkv.bias" in weights:
-            accumulate(gradients, "qkv.bias", d_qkv.sum(0))
+        accumulate(gradients, "output.weight", multiply(columns, inputs))
+        return multiply(rows, _operand(weights, "output.weight", COLUMNS))
+
+    def _qkv_backward(
+        self, weights: NamedTensors, gradients: NamedTensors, x: Tensor, d_qkv: Tensor, d_residual: Tensor
+    ) -> Tensor:
         rows, columns = self._casts.cast(d_qkv, rows=True, columns=True)
-        del d_qkv
         d_normed = multiply(rows, _operand(weights, "qkv.weight", COLUMNS))
-        d_x, normed = self._norm_backward(
-            weights, gradients, "attention_norm.weight", activations["x"], d_normed, d_residual
-        )
+        d_x, normed = self._norm_backward(weights, gradients, "attention_norm.weight", x, d_normed, d_residual)
         accumulate(gradients, "qkv.weight", multiply(columns, normed))
         return d_x
 
@@ -162,6 +154,58 @@ class Fp8BlockMath(BlockMath):
         )
         accumulate(gradients, name, d_weight)
         return d_x, normed
+
+
+class Fp8ExpertBlockMath(ExpertBlockMath, Fp8BlockMath):
+    """`ExpertBlockMath` with fp8 operands in every product but the router's."""
+
+    row_multiple = ROW_MULTIPLE
+
+    def __init__(self, shape: Model, kernel: Kernel, routing: Routing, *, compiled: bool, recipe: str) -> None:
+        super().__init__(shape, kernel, routing, compiled=compiled, recipe=recipe)
+        self.scales += "; inside experts one for each row where products sum over features"
+
+    def _run_experts(self, weights: NamedTensors, activations: Activations, routed: Routed) -> Tensor:
+        (rows,), ends = self._copy_normed(weights, routed, rows=True), routed.order.ends
+        activations |= self._multiply_fp8_gate_up(weights, rows, ends)
+        hidden = weigh(activations["gate"], activations["up"], routed.weights)
+        return multiply_fp8_groups(hidden, _operand(weights, DOWN, ROWS), ends)
+
+    def _copy_normed(
+        self, weights: NamedTensors, routed: Routed, *, rows: bool, columns: bool = False
+    ) -> list[Fp8Matrix]:
+        scale = weights["mlp_norm.weight" + SCALE]
+        (normed,) = self._casts.cast(routed.normed, rows=True, scale=scale)
+        return copy_rows(normed, routed.order.tokens, rows=rows, columns=columns)
+
+    def _multiply_fp8_gate_up(self, weights: NamedTensors, rows: Fp8Matrix, ends: Tensor) -> Activations:
+        product = multiply_fp8_groups(rows, _operand(weights, GATE_UP, ROWS), ends)
+        return dict(zip(("gate", "up"), product.chunk(2, dim=-1), strict=True))
+
+    def _experts_backward(
+        self,
+        weights: NamedTensors,
+        gradients: NamedTensors,
+        activations: Activations,
+        routed: Routed,
+        d_out: Tensor,
+    ) -> tuple[Tensor, Tensor]:
+        order, is_missing = routed.order, "gate" not in activations or "up" not in activations
+        *rows, columns = self._copy_normed(weights, routed, rows=is_missing, columns=True)
+        if rows:
+            activations |= self._multiply_fp8_gate_up(weights, rows.pop(), order.ends)
+        (cast_d_out,) = self._casts.cast(d_out, rows=True)
+        d_rows, d_columns = copy_rows(cast_d_out, order.tokens, rows=True, columns=True)
+        d_hidden = multiply_fp8_groups(d_rows, _operand(weights, DOWN, COLUMNS), order.ends)
+        del d_rows, cast_d_out
+        inputs = (activations.pop("gate"), activations.pop("up"), routed.weights, d_hidden)
+        hidden, d_gate_up, d_gate_up_columns, d_row_weights = weigh_backward(*inputs, order.ends)
+        del inputs, d_hidden
+        accumulate(gradients, DOWN, multiply_fp8_groups(d_columns, hidden, order.ends))
+        del d_columns, hidden
+        accumulate(gradients, GATE_UP, multiply_fp8_groups(d_gate_up_columns, columns, order.ends))
+        del d_gate_up_columns, columns
+        return multiply_fp8_groups(d_gate_up, _operand(weights, GATE_UP, COLUMNS), order.ends), d_row_weights
 
 
 def _operand(weights: NamedTensors, name: str, part: str) -> Fp8Matrix:

@@ -147,6 +147,7 @@ def cast_kernel(
     column_scales,
     tokens,
     features,
+    group,
     NORM: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
@@ -156,7 +157,8 @@ def cast_kernel(
 ):
     """Cast x, or with NORM its norm: x times the factor of its row times that of its column.
 
-    With SCALED all of it has the one `scale`; else each block gets its own.
+    With SCALED all of it has the one `scale`, and columns are those of matrices with `group` tokens each; else each
+    block gets its own.
     """
     tiles = tl.cdiv(features, BLOCK_FEATURES)
     token_tile, feature_tile = tl.program_id(0) // tiles, tl.program_id(0) % tiles
@@ -176,7 +178,8 @@ def cast_kernel(
         if COLUMNS:
             transposed = tl.trans(value.to(columns.dtype.element_ty))
             inside = has_feature[:, None] & has_token[None, :]
-            tl.store(columns + n[:, None] * tokens + t[None, :], transposed, mask=inside)
+            at = n[:, None] * group + (t // group * group * features + t % group)[None, :]
+            tl.store(columns + at, transposed, mask=inside)
     else:
         if ROWS:
             store_rows(value, rows, row_scales, t, n, has_token, has_feature, tokens, features, feature_tile)

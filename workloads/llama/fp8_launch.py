@@ -36,12 +36,14 @@ SWIGLU_BACKWARD_COLUMNS_TILE = {"BLOCK_TOKENS": BLOCK, "BLOCK_FEATURES": 64, "nu
 class TritonCasts(Casts):
     """`Casts` on a GPU."""
 
-    def cast(self, x: Tensor, *, rows: bool = False, columns: bool = False) -> list[Fp8Matrix]:
-        if self.granularity == "block":
-            return _cast(x, rows, columns)
-        partial = _allocate_partial_maxima(x.device)
-        kernels.amax_kernel[(REDUCING_PROGRAMS,)](x, x, partial, x.numel(), SWIGLU=False, BLOCK=FLAT_BLOCK)
-        return _cast(x, rows, columns, _find_scale(partial))
+    def cast(
+        self, x: Tensor, *, rows: bool = False, columns: bool = False, scale: Tensor | None = None
+    ) -> list[Fp8Matrix]:
+        if self.granularity == "tensor" and scale is None:
+            partial = _allocate_partial_maxima(x.device)
+            kernels.amax_kernel[(REDUCING_PROGRAMS,)](x, x, partial, x.numel(), SWIGLU=False, BLOCK=FLAT_BLOCK)
+            scale = _find_scale(partial)
+        return _cast(x, rows, columns, scale)
 
     def cast_weight(self, weight: Tensor, *, rows: bool = False, columns: bool = False) -> list[Fp8Matrix]:
         if self.granularity == "tensor":
@@ -153,18 +155,20 @@ def _allocate_weight(rows: int, summed: int, device: torch.device) -> Fp8Matrix:
 def _cast(
     x: Tensor, rows: bool, columns: bool, scale: Tensor | None = None, factors: tuple[Tensor, Tensor] | None = None
 ) -> list[Fp8Matrix]:
-    """Return x with this scale or with those of its blocks.
+    """Return x with this scale or with those of its blocks; each matrix of a stack with the one scale.
 
     With factors it is x times that of its row times that of its column.
     """
-    tokens, features = x.shape
+    *stack, group, features = x.shape
+    tokens = x.numel() // features
     by_rows = _allocate(tokens, features, x.device, scale) if rows else None
-    by_columns = _allocate(features, tokens, x.device, scale) if columns else None
+    by_columns = _allocate(tokens // group * features, group, x.device, scale) if columns else None
     options = {"NORM": factors is not None, "ROWS": rows, "COLUMNS": columns, "SCALED": scale is not None}
     tile = CAST_BOTH_TILE if rows and columns else CAST_ROWS_TILE if rows else CAST_COLUMNS_TILE
     if scale is not None:
         tile = CAST_TENSOR_TILE
     inputs = (x, x if scale is None else scale, *(factors or (x, x)))
     targets = (*(by_rows or (x, x)), *(by_columns or (x, x)))
-    kernels.cast_kernel[_grid(tokens, features, tile)](*inputs, *targets, tokens, features, **options, **tile)
-    return [matrix for matrix in (by_rows, by_columns) if matrix is not None]
+    kernels.cast_kernel[_grid(tokens, features, tile)](*inputs, *targets, tokens, features, group, **options, **tile)
+    matrices = [matrix for matrix in (by_rows, by_columns) if matrix is not None]
+    return [Fp8Matrix(data.view(*stack, -1, data.shape[1]), scale) for data, scale in matrices]

@@ -31,11 +31,11 @@ SCALE_MULTIPLE = 4
 
 
 class Fp8Matrix(NamedTuple):
-    """A matrix divided by its scale, contiguous along the dimension that products sum over."""
+    """A matrix divided by its scale, contiguous along the dimension that products sum over; of experts a stack."""
 
-    data: Tensor  # [rows, summed] in fp8
-    # fp32 on the matrix's device. One number; or of blocks [summed / 128, rows]; or of a weight's blocks
-    # [rows / 128, summed / 128, in multiples of 4].
+    data: Tensor  # [rows, summed] in fp8, or [experts, rows, summed]
+    # fp32 on the matrix's device. One number; or of rows [rows]; or of blocks [summed / 128, rows]; or of a weight's
+    # blocks [rows / 128, summed / 128, in multiples of 4].
     scale: Tensor
 
 
@@ -109,9 +109,11 @@ class Casts:
         """
         return scale_of(weight.float().abs().amax() * math.sqrt(len(weight))) if self.granularity == "tensor" else None
 
-    def cast(self, x: Tensor, *, rows: bool = False, columns: bool = False) -> list[Fp8Matrix]:
-        """Return x by rows, by columns, or both in this order."""
-        return [self._quantize(matrix) for matrix in (x,) * rows + (x.t(),) * columns]
+    def cast(
+        self, x: Tensor, *, rows: bool = False, columns: bool = False, scale: Tensor | None = None
+    ) -> list[Fp8Matrix]:
+        """Return x, or each matrix of a stack, by rows, by columns, or both in this order; with `scale` if given."""
+        return [self._quantize(matrix, scale) for matrix in (x,) * rows + (x.mT,) * columns]
 
     def _quantize(self, x: Tensor, scale: Tensor | None = None) -> Fp8Matrix:
         if self.granularity == "tensor":

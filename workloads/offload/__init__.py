@@ -1,5 +1,6 @@
 """`workload=llama8b` and others: train a Llama on the GPUs of a host within budgets of device and host memory."""
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
@@ -28,10 +29,12 @@ def find_placement_problem(distribution: str | None, world_size: int, ranks_per_
     return None
 
 
-def infeasible_reason(dtype: str, sequence_length: int, architecture: str) -> str:
+def infeasible_reason(dtype: str, sequence_length: int, architecture: str, shape: Model) -> str:
     """Return why a device does not train in this data type or with these sequences; empty if it does."""
     if reason := unsupported_block_rate_reason(dtype, architecture):
         return f"dtype={dtype} is {reason}"
+    if shape.experts and RECIPES[dtype].is_scaled and not re.match(r"sm(90|10\d)", architecture):
+        return f"dtype={dtype}: PyTorch groups products with scales on sm90 and sm100 alone; set dtype=bf16"
     multiple = RECIPES[dtype].multiples[2]  # products sum over tokens for gradients of weights
     if sequence_length % multiple:
         return f"sequence_length={sequence_length}: dtype={dtype} needs a multiple of {multiple}"
@@ -51,7 +54,7 @@ class OffloadParameters:
         sequences_per_step: sequences that one step trains on; the planner divides them into rounds and chunks.
         dtype: data type of weights, gradients and activations. With fp8_tensorwise and fp8_blockwise
             (`workloads.llama.fp8_quantize`) they are bf16, and the operands of the matrix products of
-            blocks are fp8; embedding, attention and head stay in bf16.
+            blocks are fp8; embedding, attention, head and routers stay in bf16. Experts have no fp8_blockwise.
         master_weights: keep a copy of the weights in fp32, which AdamW updates. With dtype=fp32 the weights are that.
         optimizer_states: data type of AdamW's momentum and variance. int8: one byte for each number and an fp32 scale
             for each block of 256, rounded by torchao (`pip install 'gpu-sweeper[precision]'`). None: as the weights,
@@ -94,8 +97,9 @@ class OffloadParameters:
 
     def __post_init__(self) -> None:
         shape = self.shape
-        if shape.experts and RECIPES[self.dtype].is_scaled:
-            raise ValueError(f"dtype={self.dtype}: {self.model} has experts, which are trained in bf16; set dtype=bf16")
+        if shape.experts and self.dtype == "fp8_blockwise":
+            reason = "has experts, whose products have no scales of blocks; set dtype=fp8_tensorwise or bf16"
+            raise ValueError(f"dtype={self.dtype}: {self.model} {reason}")
         if self.imbalance is not None:
             if not shape.experts:
                 raise ValueError(f"imbalance={self.imbalance:g}: {self.model} has no experts; set imbalance=null")
@@ -147,5 +151,5 @@ class Offload(Workload):
         return 0.15, "the largest error of 20 trials on H200s and H100s; other GPUs were not compared"
 
     def preview(self, parameters: OffloadParameters, machine: Machine) -> str:
-        reason = infeasible_reason(parameters.dtype, parameters.sequence_length, machine.architecture)
+        reason = infeasible_reason(parameters.dtype, parameters.sequence_length, machine.architecture, parameters.shape)
         return f"infeasible: {reason}" if reason else ""

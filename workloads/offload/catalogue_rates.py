@@ -50,7 +50,7 @@ def _estimate_budgets(
     """Yield the speed, memory and duration of the fastest plan within each budget, without the start of the process."""
     length, sequences = training.sequence_length, training.sequences_per_step
     problem = find_placement_problem(training.distribution, machine.world_size, machine.ranks_per_node)
-    if reason := infeasible_reason(training.dtype, length, machine.architecture):
+    if reason := infeasible_reason(training.dtype, length, machine.architecture, training.shape):
         problem = reason, "the GPU trains in this data type"
     if problem:
         yield from (Estimate(*problem) for _ in budgets)
@@ -84,12 +84,15 @@ def model_sizes(parameters: OffloadParameters, gpus: int = 1) -> ModelSizes:
     is_fp32, recipe = parameters.dtype == "fp32", RECIPES[parameters.dtype]
     has_masters = parameters.master_weights == "fp32" and not is_fp32
     states = parameters.optimizer_states or ("fp32" if is_fp32 or has_masters else "bf16")
+    shape, multiple = MODELS[parameters.model], recipe.multiples[2]
+    pads = shape.experts and recipe.is_scaled
     return ModelSizes(
-        MODELS[parameters.model],
+        shape,
         4 if is_fp32 else 2,
         2 * STATE_BYTES[states] + 4 * has_masters,
         cast_bytes_per_parameter=2 if recipe.is_scaled else 0,  # for a pass by rows and by columns, one byte each
-        token_multiple=recipe.multiples[2],  # products sum over tokens for weight gradients
+        token_multiple=multiple,  # products sum over tokens for weight gradients
+        padded_tokens=-(-multiple * shape.experts // shape.experts_per_token) if pads else 0,
     ).distribute(parameters.distribution, gpus)
 
 
@@ -122,13 +125,15 @@ def estimate_rates(model: Model, sequence_length: int, precision: str, cluster: 
     over_host = cluster.topology.wiring == "host"
     # As measured for Llama 3 1B and 8B on an H200: 112,768 and 200,832 bytes in bf16.
     workspace = placed.element_bytes * (6 * model.intermediate_size + 3.5 * model.hidden_size)
-    gradient_sum_s = repeated_s = 0.0
+    gradient_sum_s = repeated_s = cast_s = 0.0
     if model.experts:  # rows of experts in and out, what is inside them, and a new gradient of the larger weights
         inside, copies = 6 * model.expert_intermediate_size, 2 * model.hidden_size
         workspace += placed.element_bytes * model.experts_per_token * (inside + copies)
         expert_weights = model.expert_weights(0)
         workspace += placed.element_bytes * expert_weights * 2 / 3 / CHUNK_TOKENS
         gradient_sum_s = placed.copy_s(3) * placed.element_bytes * expert_weights  # two are read, one is written
+        if placed.precision.cast_bytes:  # read twice, for their largest magnitude, and written by rows and by columns
+            cast_s = placed.copy_s(2 * placed.element_bytes + 2) * expert_weights
         # The backward pass copies a token to its rows again.
         repeated_s = placed.pass_s(placed.element_bytes * model.hidden_size * (1 + model.experts_per_token))
     return DeviceRates(
@@ -142,6 +147,7 @@ def estimate_rates(model: Model, sequence_length: int, precision: str, cluster: 
         workspace_bytes_per_token=workspace,
         min_chunk_tokens=CHUNK_TOKENS,
         gradient_sum_s=gradient_sum_s,
+        weight_cast_s=cast_s,
         link_s_per_byte=host_s if over_host else 1e-9 / bandwidth_gb_s(cluster, Group(cluster.gpus)),
         links_are_the_hosts=over_host,
     )

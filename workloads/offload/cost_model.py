@@ -79,6 +79,7 @@ class ModelSizes:
     state_bytes_per_parameter: float  # of the optimizer's states
     cast_bytes_per_parameter: int = 0  # of the block that computes, cast for its products
     token_multiple: int = 1  # the tokens of a chunk are a multiple of it
+    padded_tokens: int = 0  # of a chunk, whose rows of experts are as many as those that pad the rows of each
     gpus: int = 1
     distribution: Distribution | None = None  # None: for one GPU, or not chosen yet
 
@@ -146,7 +147,8 @@ class Placement(Division):
 
     def saved_bytes(self, saved: SavedActivations) -> int:  # of a chunk at a layer
         shape, element_bytes = self.model.shape, self.model.element_bytes
-        return self.chunk_tokens * count_saved_bytes_per_token(shape, saved, element_bytes, self.segments_per_sequence)
+        tokens = self.chunk_tokens + (self.model.padded_tokens if saved in ("full", "gate") else 0)
+        return tokens * count_saved_bytes_per_token(shape, saved, element_bytes, self.segments_per_sequence)
 
     def transfer_bytes(self, saved: SavedActivations) -> int:
         """Return the device memory for chunks that are saved on the host: those in flight, and the one in use."""

@@ -335,8 +335,8 @@ class Engine:
         if is_first or self._whole:
             gradients.buffer.tensor.zero_()
         with trace.annotate(f"layer {n} backward"):
-            recomputes = any(choice != "full" for choice, _ in self.plan.layers[n].activations)
-            operands = self._math.cast_weights(weights.tensors, forward=recomputes)
+            recomputes = self.shape.qk_norm or any(choice != "full" for choice, _ in self.plan.layers[n].activations)
+            operands = self._math.cast_weights(weights.tensors, forward=bool(recomputes))
             for c in reversed(range(self.plan.chunks_per_round)):
                 d[c] = self._backward_chunk(operands, gradients.tensors, c, d[c])
         self.copy_streams.release(weights.buffer, gradients.buffer)

@@ -137,7 +137,7 @@ def _plan_and_train(
 
 def select_precision(parameters: OffloadParameters, architecture: str) -> Precision:
     """Return the data types to train with. Raises Infeasible if the device or the sequences do not fit them."""
-    if reason := infeasible_reason(parameters.dtype, parameters.sequence_length, architecture):
+    if reason := infeasible_reason(parameters.dtype, parameters.sequence_length, architecture, parameters.shape):
         raise Infeasible(reason)
     if parameters.optimizer_states == "int8" and find_spec("torchao") is None:
         raise Infeasible("optimizer_states=int8 needs the package torchao: pip install 'gpu-sweeper[precision]'")

@@ -1,6 +1,7 @@
 """A block with its products in fp8 beside autograd with rounded operands, and beside bf16."""
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,11 +11,14 @@ from torch.nn import functional
 
 from tests.support.fp8_matrices import E4M3_MAX, relative_error
 from workloads.llama.attention_kernels import KERNELS
-from workloads.llama.block import BlockMath
-from workloads.llama.fp8_block import FP8_RECIPES, build_block_math
+from workloads.llama.block import HEAD_NORMS, BlockMath
+from workloads.llama.expert_block import DOWN, GATE_UP, ROUTER
+from workloads.llama.experts import choose_experts, force_experts
+from workloads.llama.fp8_block import FP8_RECIPES, Fp8ExpertBlockMath, build_block_math
 from workloads.llama.fp8_quantize import FP8
 from workloads.llama.model import Block, apply_rotary_emb, rope_table
 from workloads.models.model import MODELS, Model
+from workloads.models.routing import Routing
 
 CPU = torch.device("cpu")
 SHAPE = MODELS["llama_tiny"]
@@ -79,6 +83,47 @@ class BlockwiseProduct(torch.autograd.Function):
 PRODUCTS = {"fp8_tensorwise": TensorwiseProduct, "fp8_blockwise": BlockwiseProduct}
 
 
+class ExpertProduct(torch.autograd.Function):
+    """x @ weightᵀ of one expert: inside experts with a scale for each row, elsewhere with that of a bound."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bound: float | None, weight_bound: float) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        ctx.bounds = bound, weight_bound
+        rounded = round_rows(x) if bound is None else round_whole(x, bound)
+        return (rounded @ round_whole(weight, weight_bound).t()).bfloat16().float()
+
+    @staticmethod
+    def backward(ctx: Any, d_out: Tensor) -> tuple[Tensor, Tensor, None, None]:
+        (x, weight), (bound, weight_bound) = ctx.saved_tensors, ctx.bounds
+        d_out = round_whole(d_out, None) if bound is None else round_rows(d_out)
+        d_x = (d_out @ round_whole(weight, weight_bound)).bfloat16().float()
+        return d_x, d_out.t() @ (round_rows(x) if bound is None else round_whole(x, bound)), None, None
+
+
+def round_rows(x: Tensor) -> Tensor:
+    return torch.stack([round_whole(row, None) for row in x])
+
+
+def run_experts_under_autograd(weights: dict[str, Tensor], x: Tensor, shape: Model) -> Tensor:
+    """Return the sum of the outputs of each token's experts, for the norm x, in a loop over experts."""
+    weight, bf16 = weights["mlp_norm.weight"], Bf16.apply
+    bound = float(weight.detach().abs().max()) * math.sqrt(len(weight))
+    forced = force_experts(LENGTH, shape, 2.0, 0)
+    normed = functional.rms_norm(x.bfloat16(), weight.shape, weight.bfloat16(), shape.norm_eps).float()
+    logits = bf16(normed @ weights["experts.router.weight"].t())
+    experts, chosen, _ = choose_experts(logits, torch.zeros(()), shape, forced)
+    bounds = [float(weights[name].detach().abs().max()) for name in (GATE_UP, DOWN)]
+    total = torch.zeros_like(x)
+    for n in range(shape.experts):
+        tokens, place = torch.where(experts == n)
+        if len(tokens):
+            gate, up = ExpertProduct.apply(normed[tokens], weights[GATE_UP][n], bound, bounds[0]).chunk(2, dim=1)
+            hidden = functional.silu(gate) * up * chosen[tokens, place][:, None]
+            total = total.index_add(0, tokens, ExpertProduct.apply(hidden, weights[DOWN][n], None, bounds[1]))
+    return bf16(total)
+
+
 class Bf16(torch.autograd.Function):
     """Rounds a value, and its gradient, to bf16."""
 
@@ -110,10 +155,15 @@ def run_block_under_autograd(
     qkv = project(x, "attention_norm.weight", "qkv")
     heads = qkv.view(1, LENGTH, -1, shape.head_size).transpose(1, 2).bfloat16()
     q, k, v = heads.split([shape.heads, shape.kv_heads, shape.kv_heads], dim=1)
+    if shape.qk_norm:
+        norms = [weights[name].bfloat16() for name in HEAD_NORMS]
+        q, k = (functional.rms_norm(x, w.shape, w, shape.norm_eps) for x, w in zip((q, k), norms, strict=True))
     q, k = apply_rotary_emb(q, rope), apply_rotary_emb(k, rope)
     out = functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
     attn_out = out.transpose(1, 2).reshape(LENGTH, -1).float()
     residual = bf16(x + product(attn_out, "output"))
+    if shape.experts:
+        return bf16(residual + run_experts_under_autograd(weights, residual, shape))
     gate, up = project(residual, "mlp_norm.weight", "gate_up").chunk(2, dim=1)
     return bf16(residual + product(functional.silu(gate) * up, "down"))
 
@@ -140,39 +190,78 @@ def differentiate(block_math: BlockMath, saved: tuple[str, ...] | None = None) -
     return {"out": out, "x": d_x} | gradients
 
 
-@pytest.mark.parametrize("recipe", PRODUCTS)
-@pytest.mark.parametrize("model", ["llama_tiny", "with biases"])
+SHAPES = {
+    "llama_tiny": SHAPE,
+    "with biases": Model(2, 128, 4, 2, 32, 384, 512, qkv_bias=True),
+    "experts": replace(MODELS["qwen3_moe_tiny"], hidden_size=256, head_size=64, expert_intermediate_size=128),
+}
+CASES = [(name, recipe) for name in SHAPES for recipe in FP8_RECIPES if (name, recipe) != ("experts", "fp8_blockwise")]
+
+
+def build(shape: Model, recipe: str) -> BlockMath:
+    return build_block_math(shape, KERNELS["cpu"], recipe, compiled=False, routing=Routing(2.0))
+
+
+@pytest.mark.parametrize(("model", "recipe"), CASES)
 def test_a_block_in_fp8_is_autograds_with_rounded_operands(model: str, recipe: str) -> None:
     """They differ by the last bit of bf16, far less than the recipe changes them."""
-    shape = MODELS["llama_tiny"] if model == "llama_tiny" else Model(2, 128, 4, 2, 32, 384, 512, qkv_bias=True)
+    shape = SHAPES[model]
     weights, x, d_out = draw_block(shape)
     leaves = {name: weight.float().requires_grad_() for name, weight in weights.items()}
     leaf_x = x.float().requires_grad_()
     out = run_block_under_autograd(leaves, leaf_x, shape, PRODUCTS[recipe])
     out.backward(d_out.float())
     expected = {"out": out.detach(), "x": leaf_x.grad} | {name: leaf.grad for name, leaf in leaves.items()}
-    in_fp8 = differentiate(build_block_math(shape, KERNELS["cpu"], recipe, compiled=False))
-    in_bf16 = differentiate(BlockMath(shape, KERNELS["cpu"], compiled=False))
+    in_fp8, in_bf16 = differentiate(build(shape, recipe)), differentiate(build(shape, ""))
     assert in_fp8.keys() == expected.keys()
     for name, value in expected.items():
         assert value is not None
-        error = relative_error(in_fp8[name], value)
-        assert error < 0.003 and error < 0.15 * relative_error(in_fp8[name], in_bf16[name]), name
+        error, change = relative_error(in_fp8[name], value), relative_error(in_fp8[name], in_bf16[name])
+        # The gradients of norms before experts and of heads are in bf16, and change which way fp8 rounds behind them.
+        limit, share = (0.02, 0.25) if shape.experts and not name.startswith("experts") else (0.003, 0.15)
+        assert error < limit and error < share * change, name
 
 
-@pytest.mark.parametrize("recipe", FP8_RECIPES)
-def test_gradients_in_fp8_point_where_those_in_bf16_do(recipe: str) -> None:
-    in_fp8 = differentiate(build_block_math(SHAPE, KERNELS["cpu"], recipe, compiled=False))
-    in_bf16 = differentiate(BlockMath(SHAPE, KERNELS["cpu"], compiled=False))
+@pytest.mark.parametrize(("model", "recipe"), CASES)
+def test_gradients_in_fp8_point_where_those_in_bf16_do(model: str, recipe: str) -> None:
+    in_fp8, in_bf16 = (differentiate(build(SHAPES[model], name)) for name in (recipe, ""))
     for name, value in in_bf16.items():
         cosine = functional.cosine_similarity(in_fp8[name].float().flatten(), value.float().flatten(), dim=0)
         assert 0.995 < cosine < 0.99999, name  # fp8 changes them, so they are not the same
 
 
-@pytest.mark.parametrize("recipe", FP8_RECIPES)
+@pytest.mark.parametrize(("model", "recipe"), CASES)
 @pytest.mark.parametrize("saved", [("x",), ("x", "attn_out", "lse"), ("x", "q", "kv", "attn_out", "lse", "residual")])
-def test_recomputed_activations_give_the_same_gradients_in_fp8(saved: tuple[str, ...], recipe: str) -> None:
-    block_math = build_block_math(SHAPE, KERNELS["cpu"], recipe, compiled=False)
+def test_recomputed_activations_give_the_same_gradients_in_fp8(saved: tuple[str, ...], model: str, recipe: str) -> None:
+    block_math = build(SHAPES[model], recipe)
     expected = differentiate(block_math)
     for name, value in differentiate(block_math, saved).items():
         assert torch.equal(value, expected[name]), name
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("sizes", [(256, 128), (2048, 768)], ids=str)
+def test_experts_in_fp8_on_a_gpu_are_those_in_pytorch(sizes: tuple[int, int]) -> None:
+    """Kernels and grouped products, forward and backward; the second expert has no token."""
+    shape = replace(SHAPES["experts"], hidden_size=sizes[0], expert_intermediate_size=sizes[1])
+    weights, x, d_out = draw_block(shape)
+    block_math = Fp8ExpertBlockMath(shape, KERNELS["cpu"], Routing(), compiled=False, recipe="fp8_tensorwise")
+    weights[ROUTER][1] = -1
+    routed = block_math._route(weights, x.abs())
+    assert routed.order.counts[1] == 0 and routed.order.counts.remainder(16).any()
+
+    def move(values: Any, device: str) -> Any:
+        return values.to(device) if isinstance(values, Tensor) else type(values)(*(move(v, device) for v in values))
+
+    def run(block_math: Fp8ExpertBlockMath, device: str) -> dict[str, Tensor]:
+        operands = block_math.cast_weights({name: weight.to(device) for name, weight in weights.items()})
+        moved, gradients, activations = move(routed, device), dict[str, Tensor](), dict[str, Tensor]()
+        out = block_math._run_experts(operands, activations, moved)
+        d_rows, d_weights = block_math._experts_backward(operands, gradients, {}, moved, d_out.to(device))
+        by_row = {"out": out, "d_rows": d_rows, "d_weights": d_weights} | activations
+        return gradients | {name: value[: int(routed.order.ends[-1])] for name, value in by_row.items()}
+
+    actual = run(Fp8ExpertBlockMath(shape, KERNELS["cpu"], Routing(), compiled=True, recipe="fp8_tensorwise"), "cuda")
+    assert not actual[DOWN][1].any() and not actual[GATE_UP][1].any()
+    for name, expected in run(block_math, "cpu").items():
+        assert relative_error(actual[name].cpu(), expected) < 0.01, name

@@ -44,7 +44,9 @@ CPU = torch.device("cpu")
 FP32 = Precision(torch.float32)
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 SHAPE = replace(MODELS["llama_tiny"], layers=4)
-FP8_SHAPE = replace(SHAPE, layers=3)  # their emulation takes three times as long
+# Their emulation takes three times as long.
+FP8_SHAPES = {"": replace(SHAPE, layers=3), "experts": MODELS["qwen3_moe_tiny"]}
+FP8_CASES = [*(("", recipe) for recipe in FP8_RECIPES), ("experts", "fp8_tensorwise")]
 EXPERTS = replace(
     MODELS["qwen3_moe_tiny"], hidden_size=32, head_size=8, vocabulary=SHAPE.vocabulary, expert_intermediate_size=16
 )
@@ -195,15 +197,15 @@ def test_any_mixture_of_placements_trains_like_plain_pytorch(
 
 
 def train_in_fp8(
-    recipe: str, layer: LayerPlan, device: torch.device, segments: int = 1
+    kind: str, recipe: str, layer: LayerPlan, device: torch.device, segments: int = 1
 ) -> tuple[list[float], dict[str, torch.Tensor]]:
     """Train in fp8 with all layers placed alike. Return the losses and the weights."""
-    precision = Precision(torch.bfloat16, recipe=recipe)
-    plan = build_plan([layer] * FP8_SHAPE.layers, layer.optimizer_states, ROUNDS, segments)
-    kernel = select_attention_kernel(FP8_SHAPE, FP8_LENGTH, device, torch.bfloat16)
+    shape, routing = FP8_SHAPES[kind], Routing(1.0) if kind else NATURAL
+    plan = build_plan([layer] * shape.layers, layer.optimizer_states, ROUNDS, segments)
+    kernel = select_attention_kernel(shape, FP8_LENGTH, device, torch.bfloat16)
+    options = {"precision": Precision(torch.bfloat16, recipe=recipe), "optimizer": OPTIMIZER, "routing": routing}
     with Arena(32 * 2**20, device) as arena:
-        plan = replace(plan, sequence_length=FP8_LENGTH)
-        engine = Engine(FP8_SHAPE, plan, arena, device, kernel, precision=precision, optimizer=OPTIMIZER)
+        engine = Engine(shape, replace(plan, sequence_length=FP8_LENGTH), arena, device, kernel, **options)
         engine.initialize(0)
         losses = [float(engine.step(batch)) for batch in draw_tokens(ROUNDS, FP8_LENGTH)]
         assert engine.matrix_dtype == engine.describe_types()["type_of_block_products"] == recipe
@@ -211,8 +213,8 @@ def train_in_fp8(
 
 
 @cache
-def train_in_fp8_in_memory(recipe: str, device: torch.device) -> tuple[list[float], dict[str, torch.Tensor]]:
-    return train_in_fp8(recipe, place(), device)
+def train_in_fp8_in_memory(kind: str, recipe: str, device: torch.device) -> tuple[list[float], dict[str, torch.Tensor]]:
+    return train_in_fp8(kind, recipe, place(), device)
 
 
 FP8_PLACEMENTS = [
@@ -225,13 +227,15 @@ FP8_PLACEMENTS = [
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("recipe", FP8_RECIPES)
+@pytest.mark.parametrize(("kind", "recipe"), FP8_CASES)
 @pytest.mark.parametrize("layer", FP8_PLACEMENTS, ids=lambda layer: layer.activations[0].saved)
-def test_placements_in_fp8_train_like_everything_on_the_device(layer: LayerPlan, device: str, recipe: str) -> None:
+def test_placements_in_fp8_train_like_everything_on_the_device(
+    layer: LayerPlan, device: str, kind: str, recipe: str
+) -> None:
     """Recomputed and moved activations have the same scales, so that losses and weights are the same to the last bit.
     On a GPU, whose attention adds up gradients in any order, weights differ by a few updates of single numbers."""
-    losses, weights = train_in_fp8(recipe, layer, torch.device(device))
-    expected_losses, expected_weights = train_in_fp8_in_memory(recipe, torch.device(device))
+    losses, weights = train_in_fp8(kind, recipe, layer, torch.device(device))
+    expected_losses, expected_weights = train_in_fp8_in_memory(kind, recipe, torch.device(device))
     if device == "cpu":
         assert losses == expected_losses
         assert all(torch.equal(weights[name], weight) for name, weight in expected_weights.items())
@@ -244,10 +248,10 @@ def test_placements_in_fp8_train_like_everything_on_the_device(layer: LayerPlan,
 @pytest.mark.parametrize("recipe", FP8_RECIPES)
 def test_segments_in_fp8_train_nearly_like_whole_sequences(recipe: str) -> None:
     """Each segment has its own scales, so that single numbers round differently."""
-    expected_losses, expected_weights = train_in_fp8_in_memory(recipe, CPU)
-    losses, weights = train_in_fp8(recipe, place("host", "host", "device", "attention", "host"), CPU, segments=2)
+    expected_losses, expected_weights = train_in_fp8_in_memory("", recipe, CPU)
+    losses, weights = train_in_fp8("", recipe, place("host", "host", "device", "attention", "host"), CPU, segments=2)
     assert losses == pytest.approx(expected_losses, rel=2e-3)
-    before = initial_weights(Precision(torch.bfloat16), FP8_SHAPE)
+    before = initial_weights(Precision(torch.bfloat16), FP8_SHAPES[""])
     for name, weight in expected_weights.items():
         if weight.dim() > 1:
             way = (weight.float() - before[name].float()).norm()
