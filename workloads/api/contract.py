@@ -48,7 +48,7 @@ class HostBusy(Exception):
 
 
 class ParameterMismatch(Exception):
-    """What ran differs from what was requested, so the measurement belongs to another configuration."""
+    """The executed parameters differ from the requested ones, so the measurement belongs to another configuration."""
 
 
 class ProgramFailed(Exception):
@@ -56,7 +56,7 @@ class ProgramFailed(Exception):
 
 
 def is_file_name(name: str) -> bool:
-    """Return whether a name is that of a file in any folder, and of none outside."""
+    """Return whether a name is a plain file name, which cannot leave its folder."""
     return name not in ("", ".", "..") and not {"/", "\0"} & set(name)
 
 
@@ -68,7 +68,7 @@ def is_path(value: object, parameter: Field[Any]) -> bool:
 
 @dataclass(frozen=True)
 class ProgramOutput:
-    """What is kept of a program that ran in a trial without a measurement; `files` as in `Measurement`."""
+    """What is kept of a program whose trial has no measurement; `files` as in `Measurement`."""
 
     last_lines: str = ""
     files: Mapping[str, bytes] = field(default_factory=dict)
@@ -143,7 +143,7 @@ class Estimate:
 
 @dataclass(frozen=True)
 class Energy:
-    """The energy that a device drew during steps in a row, what it drew between them included."""
+    """The energy that a device drew during consecutive steps, including the time between them."""
 
     joules: float = 0.0  # of this rank's device; of all devices of the gang in a measurement `of_gang`
     seconds: float = 0.0  # from the start of the first of these steps to the end of the last one
@@ -323,7 +323,7 @@ class Workload:
         raise NotImplementedError
 
     def preview(self, parameters: Any, machine: Machine) -> str:
-        """Return what plan=true shows of one point beside its estimate, in lines; empty for nothing."""
+        """Return the lines that plan=true shows for one point in addition to its estimate."""
         return ""
 
     def program_files(self, parameters: Any, rank: Rank, folder: str) -> Mapping[str, str]:

@@ -1,4 +1,4 @@
-"""What keeps a machine's GPUs from being used: Ray does not see them, or torch is built for something else.
+"""Find what keeps a machine's GPUs from being used: Ray does not see them, or torch is built for something else.
 
 Without this check a sweep would run on the CPU of a machine with GPUs. Everything is read without importing torch.
 """
@@ -56,7 +56,7 @@ def has_nvidia_gpus() -> bool:
 
 
 def find_problems(gpus: int, environment: Mapping[str, str]) -> list[GpuProblem]:
-    """Return what keeps GPUs, of which Ray sees `gpus`, from use. `environment` is what Ray had; empty if unknown."""
+    """Return what keeps GPUs from being used; Ray sees `gpus` of them. `environment` is Ray's; empty if unknown."""
     vendors = _present_vendors()
     devices = [_check_devices(vendor, gpus, environment) for vendor in vendors]
     problems = [problem for problem in devices if problem]

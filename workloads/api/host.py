@@ -1,4 +1,4 @@
-"""What this machine is and the state that it is in, read without torch."""
+"""This machine's properties and state, read without torch."""
 
 import contextlib
 import os
@@ -181,7 +181,7 @@ def describe_gpu(gpu: Gpu) -> dict[str, Any]:
 
 
 def read_kernel(proc: Path = Path("/proc")) -> dict[str, Any]:
-    """Return the Linux kernel's release and settings that GPUs depend on; `is_guest`: a hypervisor runs below."""
+    """Return the Linux kernel's release and settings that affect GPUs; `is_guest`: the machine is virtual."""
     words = _read(proc / "cmdline").split()
     settings = {
         "release": platform.release(),

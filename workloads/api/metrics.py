@@ -1,4 +1,4 @@
-"""Every metric of a trial: its unit and label, how it is better, what it is derived from, what it needs.
+"""Every metric of a trial: its unit, label and direction, what it is derived from, and what it needs.
 
 A new metric is one row of `metrics.toml`, and its formula in `sweeper/metrics/derivation.py` where it is derived. The
 rows are read by tables, plots, objectives and limits, the checks before a sweep and docs/reference/metrics.md. A

@@ -62,8 +62,8 @@ def find_marked(mark: str, session: int) -> set[int]:
 class Orphans:
     """The processes that trials leave behind, as daemons do: descendants of this process whose own parent has ended.
 
-    They become children of this process, which is made a subreaper: a mark in the environment, a session and a process
-    group can all be left, this cannot. Children that an object of this process holds are kept.
+    They become children of this process, which is made a subreaper: a process can leave its session and process group
+    and drop the mark, but not this. Children that an object in this process refers to are kept.
     """
 
     def __init__(self) -> None:

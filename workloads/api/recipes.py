@@ -110,7 +110,7 @@ def unsupported_rate_reason(recipe: str, architecture: str) -> str:
 
 
 def unsupported_block_rate_reason(recipe: str, architecture: str) -> str:
-    """Return why a block with a manual backward pass does not train in this format, as what follows "it is"."""
+    """Return why a block with a manual backward pass does not train in this format, to follow the words "it is"."""
     if reason := unsupported_rate_reason(recipe, architecture):
         return reason
     if RECIPES[recipe].is_scaled and architecture.startswith("gfx"):

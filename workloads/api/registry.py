@@ -32,7 +32,7 @@ def load(name: str) -> Workload:
 
 
 def unknown_reason(name: str) -> str:
-    """Return what a message says of a name that no workload has."""
+    """Return the message for a name that no workload has."""
     suggestion = suggest(name, names())
     installed = f" Install the package that registers it in {GROUP}: pip install -e ."
     return f"unknown workload. {suggestion}{'' if 'Did you mean' in suggestion else installed}"

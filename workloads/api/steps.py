@@ -1,4 +1,4 @@
-"""Reports of the steps of a trial that this process runs, and what ends the trial after one of them."""
+"""Report the steps of a trial that this process runs, and end the trial after a step."""
 
 import time
 from collections.abc import Mapping

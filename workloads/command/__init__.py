@@ -45,7 +45,7 @@ class CommandSettings:
         layout: values of `workloads.layouts.layout.Layout` by the names of its fields, and `compiled` and `state`
             of `workloads.layouts.layout.Job`: only valid layouts are tried.
         trainer: whose rules, memory and efficiency the estimates of layouts have: a key of the planner's trainers. If
-            empty, speed is estimated as of this project's trainer, and memory is not.
+            empty, speed is estimated as for this project's trainer, and memory is not estimated.
     """
 
     run: Any

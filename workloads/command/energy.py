@@ -42,7 +42,7 @@ class EnergyMeter:
         self._drivers.close()
 
     def mark_step(self, number: int) -> None:
-        """Take note that a step has ended; `number` counts the measured ones from 1, and is 0 for the last warm-up."""
+        """Record that a step has ended; `number` counts the measured ones from 1, and is 0 for the last warm-up."""
         if number < 0 or not self._gpus:
             return
         self._ended_s = time.perf_counter()
@@ -66,8 +66,8 @@ class EnergyMeter:
     def energy(self, step_time_s: float) -> Energy | None:
         """Return the energy of all GPUs over the measured steps, which take this long by the program's own clock.
 
-        The lines of steps are printed more or less late, and of every tenth step perhaps: the power is measured between
-        them, and the number of steps follows from their printed time.
+        Lines of steps are printed with varying delay, and perhaps only for every tenth step: the power is measured
+        between them, and the number of steps follows from their printed time.
         """
         if self._rank.node_devices and self._rank.nodes > 1:
             return Energy(missing=f"the program runs on {self._rank.nodes} nodes; only those of one node are read")

@@ -74,7 +74,7 @@ def measure(settings: CommandSettings, parameters: Mapping[str, Scalar], rank: R
 
 
 def read_first_steps(settings: CommandSettings, parameters: Mapping[str, Scalar]) -> str:
-    """Run the program on this machine until its first steps, and return a line of what was read of each.
+    """Run the program on this machine until its first steps, and return a line for each with what was read from it.
 
     Raises ProgramFailed, with the reason below these lines and the program's last ones, if it ends before.
     """
@@ -234,7 +234,7 @@ def _build_measurement(
 def _time_steps(samples: Mapping[str, list[float]], tokens: int, batch: int) -> tuple[list[float], int, bool]:
     """Return the times of steps, the tokens of a step, and whether only a rate is known, not the steps.
 
-    `tokens` and `batch` are those of a step as far as they are known, else 0. Then a printed rate stands for them.
+    `tokens` and `batch` are those of a step as far as they are known, else 0. A printed rate then replaces them.
     """
     times_s, rates, samples_per_s = (
         [value for value in samples.get(name, ()) if value > 0] for name in ("step_time_s", "tokens_per_s", SAMPLES)

@@ -1,4 +1,4 @@
-"""The work of a command's steps: what the settings declare, what the program prints of it, and the speed it claims."""
+"""The work of a command's steps: what the settings declare, what the program prints, and the speed that it claims."""
 
 import re
 import statistics
@@ -72,8 +72,8 @@ class DeclaredWork:
     ) -> list[str]:
         """Return a phrase for each declared value that the program contradicts.
 
-        One of all `printed` values has to be the declared one, since a nested configuration may have the name of a size
-        twice; of those `of_steps`, on the lines of measured steps, all have to be.
+        One of the `printed` values has to equal the declared one, since a nested configuration may have a size's name
+        twice; all those `of_steps`, from the lines of measured steps, have to.
         """
         differences = []
         for name, (declared, key) in self.sizes.items():

@@ -1,6 +1,6 @@
-"""The device that a rank runs on: its memory, its caches, and what torch says of it.
+"""The device that a rank runs on: its memory, its caches, and what torch reports about it.
 
-`python -m workloads.instruments.device` prints what torch says of its build and devices, as a line of JSON.
+`python -m workloads.instruments.device` prints what torch reports about its build and devices, as a line of JSON.
 """
 
 import gc
@@ -83,7 +83,8 @@ def machine_info(device: torch.device) -> dict[str, Scalar]:
 
 
 def flush_mib(device: torch.device) -> int:
-    """Return the MiB that a flush of a device's caches reads and writes. A GPU not in the table counts with its L2."""
+    """Return the MiB that a flush of a device's caches reads and writes. For a GPU that is not in the table, its L2
+    cache counts."""
     if device.type == "cpu":
         return CPU_FLUSH_MIB
     l2_mib = torch.cuda.get_device_properties(device).L2_cache_size // MIB

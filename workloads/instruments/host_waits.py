@@ -1,6 +1,6 @@
 """How long the threads of this process wait for a core while others run: what disturbs a measurement on a CPU.
 
-A parallel product ends when its last thread does. Where another process holds one core, all threads wait for its time
+A parallel GEMM ends when its last thread does. Where another process holds one core, all threads wait for its time
 slice: on 2 cores under load a product of 0.34 ms took 80 ms in call after call, so that neither the spread nor the
 median shows it. Linux counts the waits in /proc/self/task/*/schedstat; a hypervisor's are not in them.
 """
@@ -68,7 +68,7 @@ def time_undisturbed(steps: Sequence[Callable[[], float]], repeats: int, threads
     """Return the times of `repeats` turns of `steps`, each of which returns its own time in seconds.
 
     Disturbed turns are measured again, for at most EXTRA_S; after that the least disturbed ones are returned. A step
-    computes with `threads` threads. Raises HostBusy if threads waited most of the time in these, too.
+    computes with `threads` threads. Raises HostBusy if threads waited most of the time in these as well.
     """
     with closing(ThreadWaits()) as waits:
         turns = [_time_turn(steps, waits, threads) for _ in range(repeats)]

@@ -1,4 +1,4 @@
-"""What a process sets before it uses its GPU: where compiled kernels are kept, and PyTorch's allocator."""
+"""Set up a process before it uses its GPU: where compiled kernels are kept, and PyTorch's allocator."""
 
 import os
 import tempfile
@@ -29,7 +29,7 @@ def keep_compiled_kernels() -> None:
     """Let PyTorch's compiler, Triton and FlashAttention 4 keep their kernels in the user's cache folder.
 
     By default the first two keep theirs in /tmp, which many clusters empty between jobs, and FlashAttention keeps none.
-    A folder that the user has set remains, and where the cache folder cannot be written nothing changes. Call it before
+    A folder that the user has set is kept, and nothing changes if the cache folder cannot be written. Call it before
     anything is compiled: FlashAttention reads its settings at import.
     """
     folder = cache_folder("kernels")
@@ -54,11 +54,11 @@ def supports_expandable_segments(device: torch.device) -> bool:
 
 
 def enable_expandable_segments(device: torch.device) -> None:
-    """Let segments grow, where the device supports it and the environment does not say otherwise.
+    """Let segments grow, if the device supports it and the environment does not forbid it.
 
     PyTorch reads its settings once, when it initializes CUDA (CUDAAllocatorConfig::instance), so this comes before
     anything else that a process does with its GPU. Later it has no effect, which `describe_segments` shows. The
-    environment is as before afterwards: a trial records what it was started with.
+    environment is then restored: a trial records what it was started with.
     """
     # All settings are in one variable, of which the first one counts: the others' are repeated in it.
     settings = next((value for name in VARIABLES if (value := os.environ.get(name))), "")

@@ -77,7 +77,8 @@ class GpuReadings:
         return metrics
 
     def drifts(self) -> dict[str, float]:
-        """Return the mean of the steps' last fifth of readings less that of their first fifth, each if it was read."""
+        """Return the mean of the last fifth of the steps' readings minus that of the first fifth, each if it was
+        read."""
         names = ("sm_clock_drift_mhz", "power_drift_w", "temperature_drift_c")
         metrics = {}
         read = (self.clocks_mhz, self.powers_w, self.temperatures_c)

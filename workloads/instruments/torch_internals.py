@@ -1,4 +1,4 @@
-"""Uses of what PyTorch does not document, except for its attention kernels (`workloads.llama.attention_kernels`).
+"""Uses of undocumented parts of PyTorch, except for its attention kernels (`workloads.llama.attention_kernels`).
 
 PyTorch is pinned to the minor versions in which these uses were tried (pyproject.toml). Each use has a test in
 `tests/workloads/instruments/test_torch_internals.py` that says what to do when a later version breaks it.

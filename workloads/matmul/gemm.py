@@ -133,7 +133,8 @@ def arithmetic(parameters: MatmulParameters, architecture: str) -> Iterator[None
 
 
 def executed_accumulation(parameters: MatmulParameters, architecture: str) -> str:
-    """Return what products sum in now: PyTorch's setting for 16-bit types on NVIDIA GPUs, else the rule's."""
+    """Return the type that GEMMs accumulate in now: PyTorch's setting for 16-bit types on NVIDIA GPUs, else the
+    rule's."""
     switch = REDUCING.get(parameters.dtype)
     if switch is None or not architecture.startswith("sm") or parameters.backend not in rules.LIBRARY_BACKENDS:
         return rules.executed_accumulation(parameters, architecture)

@@ -21,7 +21,8 @@ def make_operands(
 ) -> Operands:
     """Create normally distributed operands. Scales are one: the time of a product does not depend on their values.
 
-    Raises Infeasible if the backend does not support this product. `rules` has what is known beforehand.
+    Raises Infeasible if the backend does not support this product. `rules` has the combinations that are known to be
+    unsupported.
     """
     shape = parameters.shape()
     if RECIPES[parameters.dtype].is_scaled:

@@ -1,4 +1,4 @@
-"""What PyTorch refuses or silently ignores of a product's parameters, by device. No torch.
+"""The GEMM parameters that PyTorch rejects or silently ignores, by device. No torch.
 
 A parameter without effect must not stand as executed, so every such combination is infeasible, with the reason. The
 rules are those of PyTorch 2.11 to 2.13; the files named are in aten/src/ATen.

@@ -76,7 +76,7 @@ class Family:
 
     @property
     def flags(self) -> set[str]:
-        """Return the keys of a file that are true or false."""
+        """Return the boolean keys of a file."""
         flags = (self.qkv_bias, self.output_bias, self.mlp_bias, self.renormalized)
         named = (key for key in flags if isinstance(key, str))
         return {*named, *(key for key, value in self.defaults.items() if type(value) is bool), "tie_word_embeddings"}

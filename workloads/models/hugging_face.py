@@ -69,7 +69,7 @@ def read_config(path: str) -> Config:
 
 
 def read_hugging_face(config: Config) -> Model:
-    """Return the sizes in a configuration. Raises UnsupportedModel, also for a size that is missing or cannot be."""
+    """Return the sizes in a configuration. Raises UnsupportedModel, also for a size that is missing or impossible."""
     name, given, remark = _text_part(config)
     if name in UNSUPPORTED_FAMILIES:
         raise UnsupportedModel(f"{name} is not modelled: {UNSUPPORTED_FAMILIES[name]}")

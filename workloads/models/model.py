@@ -183,7 +183,7 @@ class Model:
         return self.kv_heads * (self.head_size + self.value_features)
 
     def mixer_matrices(self, layer: int) -> tuple[Matrix, ...]:
-        """Return the linear layers of a block's attention or of what it has instead."""
+        """Return the linear layers of a block's attention, or of its replacement."""
         hidden, queries, values = self.hidden_size, self.heads * self.head_size, self.heads * self.value_features
         match self.mixer(layer):
             case "none":

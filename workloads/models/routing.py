@@ -8,7 +8,7 @@ from workloads.models.model import Model
 
 @dataclass(frozen=True)
 class Routing:
-    """How tokens come to experts, and what balances them."""
+    """How tokens are routed to experts, and what balances them."""
 
     # tokens of the busiest expert over the mean, to which tokens are sent whatever their scores: 1 is forced balance,
     # above it loads follow Zipf's law. None for natural routing: each token's best experts.
@@ -33,7 +33,7 @@ def check_imbalance(imbalance: float, shape: Model) -> None:
 
 
 def executed_imbalance(requested: float | None, measured: float | None, shape: Model, tokens: int) -> float | None:
-    """Return the imbalance that was forced, within the one token that whole numbers may differ by."""
+    """Return the forced imbalance, within the one token that rounding may change."""
     if requested is None or measured is None:
         return None
     mean = tokens * shape.experts_per_token / shape.experts

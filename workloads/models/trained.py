@@ -1,4 +1,5 @@
-"""The models that `workload=parallel` trains: those of the table, and any `config.json` whose block it computes."""
+"""The models that `workload=parallel` trains: those of the table, and any `config.json` with a block that it
+supports."""
 
 import json
 from collections.abc import Iterator
@@ -26,7 +27,7 @@ COMPUTED: dict[str, object] = {
 def load_trained_model(name: str) -> Model:
     """Return a model by its name or by the path of its `config.json`.
 
-    Raises UnsupportedModel with the first thing that this project's block does not compute.
+    Raises UnsupportedModel with the first feature that this project's block does not support.
     """
     if name in TRAINED_MODELS:
         return TRAINED_MODELS[name]

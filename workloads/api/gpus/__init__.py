@@ -1,7 +1,7 @@
 """The GPUs of this machine as their driver reports them: NVIDIA's through NVML, AMD's through AMD SMI.
 
 What they report is in the same terms for every vendor, and None where a driver does not report it. The drivers' modules
-are imported where there is a driver.
+are imported only where there is a driver.
 """
 
 from collections.abc import Iterator, Mapping
@@ -34,7 +34,7 @@ class GpuIdentity:
 
     @property
     def responds(self) -> bool:
-        """Return whether the driver can read the GPU: one that fell off the bus has a number only."""
+        """Return whether the driver can read the GPU: one that fell off the bus has only a number."""
         return bool(self.name)
 
 

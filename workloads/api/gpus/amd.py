@@ -1,7 +1,7 @@
 """AMD GPUs through AMD SMI, the Python package `amdsmi` that comes with ROCm.
 
 Fields and units: ROCm/amdsmi, py-interface/README.md and amdsmi_interface.py. Every function may raise, and every value
-may be "N/A", above all on virtual functions.
+may be "N/A", especially on virtual functions.
 """
 
 from __future__ import annotations

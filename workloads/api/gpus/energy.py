@@ -1,4 +1,4 @@
-"""From readings of a GPU to the energy that it drew in a window of time.
+"""Derive the energy that a GPU drew in a window of time from its readings.
 
 NVML counts millijoules and documents no interval at which the counter changes; PETSc states 20 to 100 ms for newer GPUs
 (PetscLogGpuEnergyMeter), and Zeus reads 0 J in windows shorter than that (ml-energy/zeus, `approx_instant_energy`).

@@ -41,7 +41,8 @@ def open_gpus() -> Iterator[list[NvidiaGpu]]:
 
 
 class NvidiaGpu:
-    """A GPU that NVML reads (`workloads.api.gpus.Gpu`). Its power is a mean over about a second, its clock momentary.
+    """A GPU that NVML reads (`workloads.api.gpus.Gpu`). Its power is a mean over about a second, its clock an instant
+    value.
 
     A GPU that no longer responds, such as one that has fallen off the bus, has a number only.
     """
