@@ -8,8 +8,7 @@ verdicts, causes and the page are those of the command. Writes accept.json and a
 
 import sys
 from collections.abc import Iterator, Mapping
-from copy import deepcopy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -55,8 +54,8 @@ class Fault:
     name: str
     share: Mapping[str, float]
     cause: str
-    beside: Mapping[str, Any]
-    state: Mapping[str, Any]
+    beside: Mapping[str, Any] = field(default_factory=dict)
+    state: Mapping[str, Any] = field(default_factory=dict)
 
 
 FAULTS = (
@@ -68,33 +67,24 @@ FAULTS = (
         {"sm_clock_mhz": 1080, "power_w": 449.0, "power_limit_w": 450.0},
         {"power_limit_w": 450.0},
     ),
-    Fault(
-        "n12 GPU 5",
-        "another process",
-        {"products": 0.5, "copy": 0.6},
-        "another process uses it",
-        {},
-        {"used_gib": 21.4},
-    ),
-    Fault("n19 GPU 0", "8 of 16 PCIe lanes", {"host": 0.5}, "8 of 16 lanes", {}, {"pcie_width": 8}),
+    Fault("n12 GPU 5", "another process", {"products": 0.5, "copy": 0.6}, "another process", state={"used_gib": 21.4}),
+    Fault("n19 GPU 0", "8 of 16 PCIe lanes", {"host": 0.5}, "8 of 16 lanes", state={"pcie_width": 8}),
     Fault(
         "n23 GPU 6",
         "bad cooling",
         {"products": 0.84},
         "slowed by hardware_thermal at 93.0 °C",
         {"sm_clock_mhz": 1170, "power_w": 560.0, "temperature_c": 93.0, "slowed_by": "hardware_thermal"},
-        {},
     ),
     Fault(
         "n31 GPU 2",
         "4 NVLinks down",
         {"pair all-reduce": 0.7, "node all-reduce 1 GiB": 0.7, "node all-to-all": 0.7},
         "4 of its links to other GPUs are down",
-        {},
-        {"links_down": 4},
+        state={"links_down": 4},
     ),
-    Fault("n40", "NIC at half its rate", {"link": 0.5}, "n40 is slow with most", {}, {"port": "200 Gb/sec (4X HDR)"}),
-    Fault("n2 + n63", "slow path between two nodes", {"link": 0.45}, "the path between them", {}, {}),
+    Fault("n40", "NIC at half its rate", {"link": 0.5}, "n40 is slow with most", state={"port": "200 Gb/sec (4X HDR)"}),
+    Fault("n2 + n63", "slow path between two nodes", {"link": 0.45}, "the path between them"),
 )
 
 
@@ -165,7 +155,6 @@ def _state(name: str) -> dict[str, Any]:
         **{"cpus": 192, "governor": "performance", "load": 3.0},
         **{"shared_gib": 1024.0, "free_gib": 1900.0, "disk_gib": 900.0},
     }
-    state = deepcopy(state)
     for fault in FAULTS:
         place, _, gpu = fault.part.partition(" GPU ")
         if place == name and gpu:

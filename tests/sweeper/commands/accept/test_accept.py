@@ -20,38 +20,13 @@ import pytest
 from mlflow import MlflowClient
 
 from benchmarks.acceptance import share_found
+from sweeper.commands.accept import main, measure
+from sweeper.commands.accept import record as records
 from sweeper.commands.accept.causes import UNKNOWN, add_causes
 from sweeper.commands.accept.expected import expected_rates
 from sweeper.commands.accept.experiments import Profile, Reading, read_experiments, spread_of
 from sweeper.commands.accept.judge import Judgement, Verdict, describe, judge, overall_verdict
-from sweeper.commands.accept.main import (
-    AcceptRequest,
-    CompareRequest,
-    VerifyRequest,
-    accept,
-    compare,
-    find_problems,
-    record_run,
-    verify,
-)
-from sweeper.commands.accept.measure import (
-    leave_out_unsupported,
-    pair_rounds,
-    parts_of,
-    plan_phases,
-    read_result,
-    timeout_s,
-)
 from sweeper.commands.accept.page import build_html, build_junit, build_markdown, summarize_tests
-from sweeper.commands.accept.record import (
-    Journal,
-    build_record,
-    compare_records,
-    hash_of,
-    read_baseline,
-    read_record,
-    write_record,
-)
 from sweeper.commands.doctor.checks import Finding
 from sweeper.common.trials import TrialResult, TrialStatus
 from sweeper.config.catalogue import catalogue
@@ -90,7 +65,7 @@ def test_every_experiment_has_valid_parameters_and_its_tests_have_a_spread(kind:
 
 
 def test_nodes_are_measured_alone_then_in_pairs_then_together() -> None:
-    phases = plan_phases(gpus(8, 3), ["a", "b", "c"], read_experiments("gpu", "quick"))
+    phases = measure.plan_phases(gpus(8, 3), ["a", "b", "c"], read_experiments("gpu", "quick"))
     titles = [[job.place for job in phase] for phase in phases]
     assert titles == [["a", "b", "c"], ["b + c"], ["a + c"], ["all 3 nodes"]]
     assert [job.ranks for job in chain(*phases)] == [8, 8, 8, 16, 16, 24]
@@ -98,7 +73,7 @@ def test_nodes_are_measured_alone_then_in_pairs_then_together() -> None:
 
 def test_one_gpu_has_no_collectives_and_two_have_no_pairs_beside_the_node() -> None:
     def scopes(count: int) -> set[str]:
-        ((job,),) = plan_phases(gpus(count, 1), ["a"], read_experiments("gpu", "quick"))
+        ((job,),) = measure.plan_phases(gpus(count, 1), ["a"], read_experiments("gpu", "quick"))
         return {experiment.scope for experiment in job.experiments}
 
     assert [scopes(count) for count in (1, 2, 8)] == [{"device"}, {"device", "node"}, {"device", "pair", "node"}]
@@ -106,7 +81,7 @@ def test_one_gpu_has_no_collectives_and_two_have_no_pairs_beside_the_node() -> N
 
 @pytest.mark.parametrize("count", range(2, 71))
 def test_every_node_meets_others_in_about_log2_rounds_of_disjoint_pairs(count: int) -> None:
-    rounds = pair_rounds(count)
+    rounds = measure.pair_rounds(count)
     assert len(rounds) == math.ceil(math.log2(count)) and {*chain(*chain(*rounds))} == {*range(count)}
     assert len({tuple(pair) for pair in chain(*rounds)}) == len(rounds) * (count // 2)
     for pairs in rounds:
@@ -115,18 +90,18 @@ def test_every_node_meets_others_in_about_log2_rounds_of_disjoint_pairs(count: i
 
 def read(ranks: list[Measurement], status: TrialStatus, reason: str = "", metric: str = "tflops") -> list[Reading]:
     """Return the readings of a result of the first experiment that has such a metric, on a node of two GPUs."""
-    ((job,),) = plan_phases(gpus(2, 1), ["n"], read_experiments("gpu", "quick"))
+    ((job,),) = measure.plan_phases(gpus(2, 1), ["n"], read_experiments("gpu", "quick"))
     experiment = next(e for e in job.experiments if metric in e.tests.values())
     result = TrialResult(status, 0.0, 1.0, reason, measurements=tuple(ranks))
-    return list(read_result(job, experiment, result))
+    return list(measure.read_result(job, experiment, result))
 
 
 def test_a_test_is_left_out_only_where_no_part_supports_it_and_not_for_lack_of_memory() -> None:
     unsupported, no_memory = (read([], TrialStatus.INFEASIBLE, reason) for reason in ("no fp8", "out of memory: x"))
     assert {reading.problem for reading in unsupported} == {"infeasible: no fp8"}
-    assert leave_out_unsupported(unsupported) == [] and leave_out_unsupported(no_memory) == no_memory
+    assert measure.leave_out_unsupported(unsupported) == [] and measure.leave_out_unsupported(no_memory) == no_memory
     measured = [replace(unsupported[0], part=f"m GPU {n}", nodes=("m",), value=700.0, problem="") for n in (0, 1)]
-    left = leave_out_unsupported([*unsupported, *measured])
+    left = measure.leave_out_unsupported([*unsupported, *measured])
     assert {reading.part for reading in left if reading.problem} == {"n GPU 0", "n GPU 1"}
     assert overall_verdict(judge(left, "gpu", {}, {}), []) is Verdict.INCONCLUSIVE
 
@@ -141,8 +116,8 @@ def test_a_result_without_a_rate_above_zero_has_no_verdict(metrics: dict[str, fl
 
 
 def test_the_whole_of_fewer_nodes_is_another_part() -> None:
-    *_, (whole,) = plan_phases(gpus(8, 3), ["a", "b", "c"], read_experiments("gpu", "quick"))
-    parts = [[*parts_of(job, whole.experiments[0], ())] for job in (whole, whole.without({"b"}))]
+    *_, (whole,) = measure.plan_phases(gpus(8, 3), ["a", "b", "c"], read_experiments("gpu", "quick"))
+    parts = [[*measure.parts_of(job, whole.experiments[0], ())] for job in (whole, whole.without({"b"}))]
     assert parts == [["the whole, 3 nodes"], ["the whole, 2 nodes"]]
 
 
@@ -192,13 +167,13 @@ def test_a_problem_of_a_gpu_fails_the_whole_and_one_of_a_node_leaves_it_open() -
 def test_a_problem_of_a_node_that_is_not_tested_is_named_and_does_not_count() -> None:
     target = gpus(2, 1)
     broken = replace(target.nodes[0], gpu_problems=(GpuProblem("p", "r"),))
-    assert [f.affects_results for f in find_problems(target, [*target.nodes, broken], [])] == [False]
-    assert [f.affects_results for f in find_problems(replace(target, nodes=(broken,)), [broken], [])] == [True]
+    assert [f.affects_results for f in main.find_problems(target, [*target.nodes, broken], [])] == [False]
+    assert [f.affects_results for f in main.find_problems(replace(target, nodes=(broken,)), [broken], [])] == [True]
 
 
 def test_an_unknown_device_is_named_before_anything_runs() -> None:
     with pytest.raises(UserInputError, match=r"hardware=h1000: unknown hardware. Available: .*Did you mean h100\?"):
-        accept(AcceptRequest(hardware="h1000"))
+        main.accept(main.AcceptRequest(hardware="h1000"))
 
 
 def test_results_that_nothing_compares_with_do_not_leave_a_compared_whole_open() -> None:
@@ -208,18 +183,13 @@ def test_results_that_nothing_compares_with_do_not_leave_a_compared_whole_open()
     assert overall_verdict(judgements[2:], []) is Verdict.INCONCLUSIVE
 
 
-def test_a_node_whose_gpus_are_all_a_little_slow_fails_by_their_median_and_one_slow_gpu_does_not_fail_its_node() -> (
-    None
-):
+def test_a_node_whose_gpus_are_all_a_little_slow_fails_by_their_median_and_not_by_one_slow_gpu() -> None:
     def cluster(slow: float, of: range) -> list[Reading]:
         rates = [[700 + (node * 8 + gpu) % 5 for gpu in range(8)] for node in range(16)]
         for gpu in of:
             rates[3][gpu] *= slow
-        return [
-            Reading(TEST, "device", f"n{node} GPU {gpu}", (f"n{node}",), "TFLOP/s", rate)
-            for node, own in enumerate(rates)
-            for gpu, rate in enumerate(own)
-        ]
+        named = ((f"n{node}", gpu, rate) for node, own in enumerate(rates) for gpu, rate in enumerate(own))
+        return [Reading(TEST, "device", f"{node} GPU {gpu}", (node,), "TFLOP/s", rate) for node, gpu, rate in named]
 
     def failed(readings: list[Reading]) -> list[str]:
         return [j.reading.part for j in judge(readings, "gpu", {}, {}) if j.verdict is Verdict.FAIL]
@@ -237,24 +207,21 @@ def test_a_gpu_that_does_less_with_a_cycle_fails_at_equal_clock_and_one_with_a_l
 
 
 def test_a_gpu_that_slows_down_while_the_others_do_not_fails_with_its_clocks_drift_as_the_cause() -> None:
-    ((job,),) = plan_phases(gpus(2, 1), ["n"], read_experiments("gpu", "burn_in"))
+    ((job,),) = measure.plan_phases(gpus(2, 1), ["n"], read_experiments("gpu", "burn_in"))
     metrics = {"sustained_sm_clock_drift_mhz": -120.0, "sustained_temperature_drift_c": 14.0}
     steady = Measurement({}, (0.1,) * 5, sustained_step_times_s=(0.1,) * 1000, flops_per_step=1e13, matrix_dtype="bf16")
     slower = replace(steady, sustained_step_times_s=(0.1,) * 500 + (0.11,) * 500, metrics=metrics)
     result = TrialResult(TrialStatus.COMPLETE, 0.0, 1.0, "", measurements=(steady, slower))
-    own = [r for r in read_result(job, job.experiments[0], result) if r.test.endswith("end over start")]
+    own = [r for r in measure.read_result(job, job.experiments[0], result) if r.test.endswith("end over start")]
     passed, failed = add_causes(judge(own, "gpu", {}, {}), {"n": state("n")})
     assert (passed.reading.value, failed.reading.value) == (1.0, pytest.approx(1 / 1.1))
-    assert failed.verdict is Verdict.FAIL and failed.cause.startswith(
-        "its clock fell by 120 MHz, while its temperature"
-    )
-    assert not passed.cause
+    assert failed.cause.startswith("its clock fell by 120 MHz, while its temperature") and not passed.cause
 
 
 @pytest.mark.parametrize("profile", ["quick", "standard", "burn_in"])
 def test_no_trial_of_a_profile_is_ended_before_its_run_is_over(profile: Profile) -> None:
     for experiment in read_experiments("gpu", profile):
-        assert timeout_s(experiment) > 60 + experiment.parameters.get("sustained_s", 0)
+        assert measure.timeout_s(experiment) > 60 + experiment.parameters.get("sustained_s", 0)
 
 
 @pytest.fixture
@@ -267,7 +234,9 @@ def record() -> dict[str, Any]:
         for driver in ("580", "580", "570")
     ]
     finding = Finding("n", "/dev/shm has 0.1 GiB", "more")
-    return build_record(gpus(2, 1), "quick", "FAIL: x", judgements, [finding], dict(zip("nmo", states, strict=True)))
+    return records.build_record(
+        gpus(2, 1), "quick", "FAIL: x", judgements, [finding], dict(zip("nmo", states, strict=True))
+    )
 
 
 def test_the_pages_begin_with_what_failed_and_name_the_nodes_that_differ(record: dict[str, Any]) -> None:
@@ -278,10 +247,8 @@ def test_the_pages_begin_with_what_failed_and_name_the_nodes_that_differ(record:
     titles = ("Failed and open", "Nodes that differ", "Nodes and GPUs", "Tests", "Environment")
     order = ["<h1>FAIL: x", *(f"<h2>{title}" for title in titles)]
     assert sorted(order, key=page.index) == order
-    assert record["nodes"]["n"] == {"kernel": "6.8", "cores": "8", "GPUs": "2"} | {
-        "GPU driver": "580",
-        "GPU memory": "79.6 GiB",
-    }
+    named = {"kernel": "6.8", "cores": "8", "GPUs": "2", "GPU driver": "580", "GPU memory": "79.6 GiB"}
+    assert record["nodes"]["n"] == named
 
 
 def test_a_rate_is_shown_with_the_digits_in_which_runs_agree(record: dict[str, Any]) -> None:
@@ -306,11 +273,7 @@ def test_a_failed_part_is_shown_with_digits_that_differ_from_its_limit(record: d
 
 def test_junit_has_a_case_for_each_result_and_counts_what_has_no_verdict_as_skipped(record: dict[str, Any]) -> None:
     suite = ElementTree.fromstring(build_junit(record))
-    assert {name: suite.get(name) for name in ("tests", "failures", "skipped")} == {
-        "tests": "5",
-        "failures": "2",
-        "skipped": "2",
-    }
+    assert [suite.get(name) for name in ("tests", "failures", "skipped")] == ["5", "2", "2"]
     whole, slow = suite.iter("failure")
     assert whole.get("message") == "FAIL: x" and "of the others" in slow.get("message", "")
 
@@ -328,19 +291,19 @@ def test_an_acceptance_is_one_run_in_mlflow_with_its_medians_and_files_and_a_sto
     monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")  # as the module does that writes
     shutil.copy(empty_store, tmp_path)
     (folder := tmp_path / "h100-20261126").mkdir()
-    write_record(folder / "accept.json", record)
+    records.write_record(folder / "accept.json", record)
     uri = f"sqlite:///{tmp_path / empty_store.name}"
-    assert record_run(uri, folder, record) == f"recorded   experiment acceptance of {uri}"
+    assert main.record_run(uri, folder, record) == f"recorded   experiment acceptance of {uri}"
     client = MlflowClient(uri)
     (run,) = client.search_runs([client.get_experiment_by_name("acceptance").experiment_id])
     assert run.data.metrics == {f"{TEST} TFLOP/s": 650.0, "failed": 1.0} and run.data.tags["verdict"] == "fail"
     assert [file.path for file in client.list_artifacts(run.info.run_id)] == ["accept.json"]
     (tmp_path / "text.db").write_text("not a database")
-    assert record_run(f"sqlite:///{tmp_path}/text.db", folder, record).startswith("not recorded in MLflow: ")
+    assert main.record_run(f"sqlite:///{tmp_path}/text.db", folder, record).startswith("not recorded in MLflow: ")
 
 
 def test_half_a_line_of_a_killed_process_does_not_end_the_next_starts(tmp_path: Path) -> None:
-    journal, (first, second, third) = Journal(tmp_path / "j", "m", ["n"]), readings(700, 701, 702)
+    journal, (first, second, third) = records.Journal(tmp_path / "j", "m", ["n"]), readings(700, 701, 702)
     assert journal.read() == []
     journal.add([first, second])
     journal.path.write_text(journal.path.read_text()[:-20])
@@ -354,44 +317,44 @@ def test_a_change_of_the_record_is_shown_and_its_layout_does_not_matter(
 ) -> None:
     path = tmp_path / "accept.json"
     path.write_text(json.dumps(record))
-    assert verify(VerifyRequest(file=str(path))) == 0 and "unchanged" in capsys.readouterr().out
+    assert main.verify(main.VerifyRequest(file=str(path))) == 0 and "unchanged" in capsys.readouterr().out
     record["results"][1]["value"] = 700.0
-    write_record(path, record)
-    assert verify(VerifyRequest(file=str(tmp_path))) == 1 and "CHANGED" in capsys.readouterr().out
+    records.write_record(path, record)
+    assert main.verify(main.VerifyRequest(file=str(tmp_path))) == 1 and "CHANGED" in capsys.readouterr().out
     with pytest.raises(UserInputError, match="was changed after it was written"):
-        read_baseline(path, gpus(2, 1), "quick", ["n GPU 0"])
+        records.read_baseline(path, gpus(2, 1), "quick", ["n GPU 0"])
 
 
 def test_a_failed_run_and_one_of_other_devices_are_no_baseline(record: dict[str, Any], tmp_path: Path) -> None:
-    write_record(tmp_path / "accept.json", record)
+    records.write_record(tmp_path / "accept.json", record)
     with pytest.raises(UserInputError, match="that run failed"):
-        read_baseline(tmp_path, gpus(2, 1), "quick", ["n GPU 0"])
+        records.read_baseline(tmp_path, gpus(2, 1), "quick", ["n GPU 0"])
     with pytest.raises(UserInputError, match=r"accept.json: is not an accept.json of this version|cannot be read"):
-        read_record(tmp_path / "none")
+        records.read_record(tmp_path / "none")
 
 
 def test_a_later_run_is_compared_part_by_part(record: dict[str, Any]) -> None:
     later = json.loads(json.dumps(record))
     later["results"][0] |= {"value": 600.0, "low": 595.0, "high": 605.0}
-    slower = compare_records(record, later)
+    slower = records.compare_records(record, later)
     assert [change.is_slower for change in slower] == [True, False] and "-14.3% (no interval)" in str(slower[0])
     record["results"][0] |= {"low": 695.0, "high": 705.0}
-    assert "(95% -15.2% to -13.3%)" in str(compare_records(record, later)[0])
+    assert "(95% -15.2% to -13.3%)" in str(records.compare_records(record, later)[0])
 
 
 def seal(path: Path, record: dict[str, Any]) -> str:
     """Write a record with its hash. Returns the path."""
-    write_record(path, record | {"sha256": hash_of(record)})
+    records.write_record(path, record | {"sha256": records.hash_of(record)})
     return str(path)
 
 
 def test_a_baseline_of_another_profile_or_of_other_parts_is_refused(record: dict[str, Any], tmp_path: Path) -> None:
     path = Path(seal(tmp_path / "b.json", record | {"verdict": "pass"}))
-    assert read_baseline(path, gpus(2, 1), "quick", ["n GPU 0"])[TEST, "n GPU 0"] == 700.0
+    assert records.read_baseline(path, gpus(2, 1), "quick", ["n GPU 0"])[TEST, "n GPU 0"] == 700.0
     with pytest.raises(UserInputError, match="has profile=quick, and this run profile=burn_in"):
-        read_baseline(path, gpus(2, 1), "burn_in", ["n GPU 0"])
+        records.read_baseline(path, gpus(2, 1), "burn_in", ["n GPU 0"])
     with pytest.raises(UserInputError, match="has none of this run's parts, but n GPU 0, n GPU 1"):
-        read_baseline(path, gpus(2, 1), "quick", ["pod GPU 0"])
+        records.read_baseline(path, gpus(2, 1), "quick", ["pod GPU 0"])
 
 
 def test_a_comparison_has_no_verdict_where_a_result_is_missing_and_fails_where_one_is_slower(
@@ -400,26 +363,30 @@ def test_a_comparison_has_no_verdict_where_a_result_is_missing_and_fails_where_o
     before, (first, second, lost) = seal(tmp_path / "before.json", record), record["results"]
 
     def compare_with(*results: dict[str, Any]) -> int:
-        return compare(CompareRequest(first=before, second=seal(tmp_path / "after", record | {"results": results})))
+        return main.compare(
+            main.CompareRequest(first=before, second=seal(tmp_path / "after", record | {"results": results}))
+        )
 
     assert compare_with(first, second, lost) == 0
     assert compare_with(first) == compare_with(first, second | {"value": None}) == 3
     assert f"- {TEST}: only in {before}: n GPU 1" in capsys.readouterr().out
     assert compare_with(first | {"value": 300.0}) == 1 and compare_with(first | {"part": "pod"}) == 3
     with pytest.raises(UserInputError, match="the profile quick and burn_in: only equal ones compare"):
-        compare_records(record, record | {"profile": "burn_in"})
+        records.compare_records(record, record | {"profile": "burn_in"})
 
 
 def test_a_comparison_with_a_changed_file_and_one_without_a_date_are_refused(
     record: dict[str, Any], tmp_path: Path
 ) -> None:
     changed, whole = tmp_path / "changed", seal(tmp_path / "whole", record)
-    write_record(changed, record | {"verdict": "pass"})
+    records.write_record(changed, record | {"verdict": "pass"})
     for first, second in ((str(changed), whole), (whole, str(changed))):
         with pytest.raises(UserInputError, match="changed: was changed after it was written"):
-            compare(CompareRequest(first=first, second=second))
+            main.compare(main.CompareRequest(first=first, second=second))
     with pytest.raises(UserInputError, match=r"is not a whole accept\.json, it has no date$"):
-        verify(VerifyRequest(file=seal(changed, {name: value for name, value in record.items() if name != "date"})))
+        main.verify(
+            main.VerifyRequest(file=seal(changed, {name: value for name, value in record.items() if name != "date"}))
+        )
 
 
 def link(first: str, second: str, rate: float) -> Reading:
@@ -442,16 +409,8 @@ def state(node: str, **gpu: Any) -> dict[str, Any]:
         ({"links_down": 2}, {}, "2 of its links to other GPUs are down"),
         ({"processes": 3, "used_gib": 0.5}, {}, "3 other processes use it"),
         ({"uncorrected_errors": 4}, {}, "4 uncorrected memory errors"),
-        (
-            {},
-            {"slowed_by": "hardware_thermal", "temperature_c": 91.0},
-            "thermal at 91.0 °C",
-        ),
-        (
-            {},
-            {"sm_clock_mhz": 1100.0, "power_w": 500.0, "power_limit_w": 700.0},
-            "1100 MHz, the others' 1400, at 500 W (",
-        ),
+        ({}, {"slowed_by": "hardware_thermal", "temperature_c": 91.0}, "thermal at 91.0 °C"),
+        ({}, {"sm_clock_mhz": 1100.0, "power_w": 500.0, "power_limit_w": 700.0}, "others' 1400, at 500 W ("),
         ({}, {"sm_clock_mhz": 1100.0, "temperature_c": 61.0}, "1100 MHz, the others' 1400, at 61.0 °C ("),
         ({"risen": {"pcie_replays": 3}}, {}, UNKNOWN),  # what healthy GPUs count is not known
         ({}, {}, UNKNOWN),
@@ -488,7 +447,7 @@ def test_the_cause_is_read_of_the_gpu_that_was_tested_whatever_its_rank(tested: 
 
 def test_a_node_that_is_slow_with_all_partners_is_told_from_a_slow_path_between_two_nodes() -> None:
     names = ["a", "b", "c", "d", "e", "f", "g", "h"]
-    pairs = [(names[one], names[two]) for pairs in pair_rounds(8) for one, two in pairs]
+    pairs = [(names[one], names[two]) for pairs in measure.pair_rounds(8) for one, two in pairs]
     states = {name: state(name) for name in names}
 
     def causes(slow: Callable[[str, str], bool]) -> dict[str, str]:
