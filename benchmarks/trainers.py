@@ -45,7 +45,7 @@ from workloads.parallel import ParallelParameters
 WARMUP, GPUS, TIMEOUT_S = 2, 2, 300
 ORDER_MARGIN, RATE_MARGIN, MEMORY_MARGIN, LOSS_MARGIN = 0.03, 0.05, 0.05, 0.02
 DENSE = {"model": "llama3_8b", "sequence_length": 8192}
-SPARSE = {"model": "qwen3_30b_a3b", "layers": 8, "sequence_length": 4096, "micro_batch": 4, "imbalance": 1.0}
+SPARSE = {"model": "qwen3_30b_a3b", "layers": 8, "sequence_length": 4096, "micro_batch": 2, "imbalance": 1.0}
 BF16, SHARDED = {"state": "bf16"}, {"dp_shard": 2}
 SELECTIVE, FULL = {"checkpointing": "selective"}, {"checkpointing": "full"}
 # Parameters of `workload=parallel`. In fp32 the states of 8B take 120 GiB of each GPU where nothing is sharded.
@@ -197,7 +197,7 @@ def configure(parameters: ParallelParameters) -> Any:
     from workloads.parallel.train import TokenSource
 
     config, steps = JobConfig(), WARMUP + parameters.steps
-    config.model.name, config.model.flavor = "row", "row"
+    config.model.name, config.model.flavor, config.job.dump_folder = "row", "row", tempfile.gettempdir()
     config.training.seq_len, config.training.steps = parameters.sequence_length, steps
     config.training.global_batch_size = parameters.global_batch
     # What goes through a pipeline at once, in micro-batches of one.
