@@ -30,7 +30,7 @@ from workloads.api.contract import Workload
 from workloads.api.errors import UserInputError
 
 # Sections whose keys a YAML file need not list, since the schema has them.
-OPTIONAL_SECTIONS = ("space.", "command.", "workload.", "hardware.", "limits.", "topology.")
+OPTIONAL_SECTIONS = ("space.", "command.", "workload.", "hardware.", "limits.", "metrics.", "topology.")
 # Keys whose value Hydra would otherwise expand into several runs.
 VALUE_KEYS = re.compile(r"(space(\.\w+)+|search\.initial_points|projection\.nodes)=")
 MAX_SWEEPS = 1000  # of one command with -m

@@ -16,7 +16,7 @@ from hydra.core.override_parser.types import ChoiceSweep
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from sweeper.config.schema import Config
+from sweeper.config.schema import Config, Direction
 from sweeper.config.space import parse_text
 from sweeper.config.validation import build, convert
 from sweeper.metrics.criteria import DIRECTIONS, MAX_OBJECTIVES, Criteria
@@ -25,7 +25,7 @@ from workloads.api.contract import Workload
 from workloads.api.errors import UserInputError, first_line
 from workloads.api.metrics import METRICS
 from workloads.api.recipes import is_architecture
-from workloads.suggestions import nearest
+from workloads.suggestions import hint
 
 CONF = Path(__file__).resolve().parent.parent / "conf"
 
@@ -180,8 +180,10 @@ def _split_objectives(entries: dict[str, Any]) -> dict[str, Any]:
         return entries
     key = "workload.objective" if entries.get("objective") is None else "objective"
     value = section.get("objective") if key == "workload.objective" else entries["objective"]
+    own = _read_own_metrics(entries.get("metrics"))
     if key == "workload.objective" and not isinstance(value, list):
-        return {**entries, "objective": None}
+        direction = {"direction": own[value]} if value in own else {}
+        return {**entries, "workload": {**section, **direction}, "objective": None}
     names: list[Any] = value if isinstance(value, list) else [value]
     text = f"{key}=[{','.join(map(str, names))}]"
     if not names or len(names) > MAX_OBJECTIVES:
@@ -190,34 +192,44 @@ def _split_objectives(entries: dict[str, Any]) -> dict[str, Any]:
         raise UserInputError(f"{text}: must be names of metrics")
     if repeated := [name for name in names if names.count(name) > 1]:
         raise UserInputError(f"{text}: names {repeated[0]} twice")
-    directions = [_direction_of(key, name) for name in names]
+    directions = [_direction_of(key, name, own) for name in names]
     workload = {**section, "objective": names[0], "direction": directions[0]}
     return {**entries, "workload": workload, "objective": names if len(names) > 1 else None}
 
 
-def _direction_of(key: str, name: str) -> str:
-    if name in DIRECTIONS:
-        return DIRECTIONS[name]
-    if name in METRICS:
-        raise UserInputError(f"{key}: {name} has no direction. Available: {', '.join(DIRECTIONS)}.")
-    own = "" if key.startswith("limits.") else "; for one of your own set workload.objective= and workload.direction="
-    close = nearest(name, DIRECTIONS)
-    hint = f"Did you mean {close}?" if close else f"Available: {', '.join(DIRECTIONS)}."
-    raise UserInputError(f"{key}: unknown metric {name}{own}. {hint}")
+def _read_own_metrics(values: Any) -> dict[str, str]:
+    """Return the directions of the user's metrics. Raises UserInputError for one that is not, or has one already."""
+    own = values if isinstance(values, Mapping) else {}  # a text is refused by the schema
+    for name, direction in own.items():
+        if name in DIRECTIONS and direction != DIRECTIONS[name]:
+            own_is = f"not a metric of your own; its direction is {DIRECTIONS[name]}"
+            raise UserInputError(f"metrics.{name}={direction}: {own_is}")
+    return {str(name): convert(Direction, direction, f"metrics.{name}") for name, direction in own.items()}
+
+
+def _direction_of(key: str, name: str, own: dict[str, str]) -> str:
+    directions = DIRECTIONS | own
+    if name in directions:
+        return directions[name]
+    what = f"{name} has no direction" if name in METRICS else f"unknown metric {name}"
+    close = "" if name in METRICS else hint(name, directions)
+    listed = close or f" Available: {', '.join(directions)}."
+    raise UserInputError(f"{key}: {what}; declare your own by metrics.{name}=minimize or maximize.{listed}")
 
 
 def _read_criteria(config: Config) -> Criteria:
     section, search = config.workload, config.search
     objectives = {section.objective: section.direction}
-    objectives |= {name: DIRECTIONS[name] for name in config.objective or () if name != section.objective}
+    own = _read_own_metrics(config.metrics)
+    objectives |= {name: (DIRECTIONS | own)[name] for name in config.objective or () if name != section.objective}
     limits = {}
     for name, bound in config.limits.items():
-        _direction_of(f"limits.{name}", str(name))
+        direction = _direction_of(f"limits.{name}", str(name), own)
         if bound is None:
             continue
         if isinstance(bound, bool) or not isinstance(bound, (int, float)) or not math.isfinite(bound):
             raise UserInputError(f"limits.{name}={bound}: must be a number or null")
-        limits[str(name)] = float(bound)
+        limits[str(name)] = [float(bound), direction]
     criteria = Criteria.of(objectives, limits)
     names = f"objective=[{','.join(criteria.metrics)}]"
     if criteria.has_front and search.pruner != "none":

@@ -3,6 +3,8 @@
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+Direction = Literal["maximize", "minimize"]
+
 
 @dataclass(frozen=True)
 class WorkloadSection:
@@ -19,7 +21,7 @@ class WorkloadSection:
 
     name: str
     objective: str
-    direction: Literal["maximize", "minimize"] = "maximize"
+    direction: Direction = "maximize"
     strategy: str | None = None
     preset: str = ""
 
@@ -185,6 +187,7 @@ class Config:
     command: dict[str, Any] | None = None
     objective: Any = None  # short for workload.objective
     limits: dict[str, Any] = field(default_factory=dict)  # upper bounds where less is better, else lower ones
+    metrics: dict[str, Any] = field(default_factory=dict)  # how your own are better: maximize or minimize
     name: str | None = None
     exclusive: Literal["gpu", "node"] | None = None
     gpus: int | Literal["all"] = field(default=1, metadata={"min": 1})

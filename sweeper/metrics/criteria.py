@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 from sweeper.common.trials import TrialRecord, TrialStatus
 from workloads.api.metrics import ROWS, get_metric
@@ -65,14 +66,15 @@ class Criteria:
     limits: tuple[Limit, ...] = ()
 
     @staticmethod
-    def of(objectives: Mapping[str, str], limits: Mapping[str, float] | None = None) -> Criteria:
-        """Return criteria from directions by metric and bounds by metric.
+    def of(objectives: Mapping[str, str], limits: Mapping[str, Any] | None = None) -> Criteria:
+        """Return criteria from directions by metric and bounds by metric, or pairs of a bound and a direction.
 
         Raises KeyError if a limit's metric has no direction.
         """
+        pairs = {name: bound if isinstance(bound, list) else [bound, ""] for name, bound in (limits or {}).items()}
         return Criteria(
             tuple(Objective(metric, direction) for metric, direction in objectives.items()),
-            tuple(Limit(metric, bound, DIRECTIONS[metric]) for metric, bound in (limits or {}).items()),
+            tuple(Limit(name, bound, direction or DIRECTIONS[name]) for name, (bound, direction) in pairs.items()),
         )
 
     @property

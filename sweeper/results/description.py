@@ -79,8 +79,10 @@ class SweepDescription:
     @property
     def criteria(self) -> Criteria:
         names = self.config.get("objective") or [self.objective]
-        others = {name: DIRECTIONS[name] for name in names[1:]}
-        limits = {name: bound for name, bound in self.config.get("limits", {}).items() if bound is not None}
+        directions = DIRECTIONS | self.config.get("metrics", {})
+        others = {name: directions[name] for name in names[1:]}
+        bounds = self.config.get("limits", {}).items()
+        limits = {name: [bound, directions[name]] for name, bound in bounds if bound is not None}
         return Criteria.of({self.objective: self.direction, **others}, limits)
 
     @property

@@ -132,7 +132,7 @@ class FinishedRun:
                 mlflow_store.DESCRIPTION: summary.markdown(),
                 "outcome": trial_tables.format_counts(results.counts),
                 "winner": summary.verdict(),
-                mlflow_store.LIMITS: json.dumps({limit.metric: limit.bound for limit in self.plan.criteria.limits}),
+                mlflow_store.LIMITS: json.dumps({m.metric: [m.bound, m.direction] for m in self.plan.criteria.limits}),
                 **results.projection_tags(),
                 **({"drained": "\n".join(self.drained)} if self.drained else {}),
             },

@@ -1,11 +1,17 @@
 """What ranks trials: one objective or several, within limits."""
 
+import json
+from dataclasses import asdict
+
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sweeper.cli.arguments import parse_arguments
+from sweeper.cli.composition import compose_sweeps
 from sweeper.common.trials import TrialRecord, TrialStatus, rank_trials
+from sweeper.config.resolution import ResolvedConfig
 from sweeper.metrics.criteria import DIRECTIONS, Criteria, Limit, dominates
-from tests.support.factories import trial_record
+from tests.support.factories import sweep_description, trial_record
 
 SPEED_AND_MEMORY = Criteria.of({"tokens_per_s": "maximize", "peak_device_gib": "minimize"})
 
@@ -37,6 +43,21 @@ def test_a_limit_is_an_upper_bound_where_less_is_better_and_else_a_lower_one() -
     assert memory.excess({"peak_device_gib": 10.0}) == 0.0 == speed.excess({"tokens_per_s": 10.0})
     assert (str(memory), str(speed)) == ("peak_device_gib ≤ 10", "tokens_per_s ≥ 10")
     assert set(DIRECTIONS.values()) == {"maximize", "minimize"}
+
+
+def resolve(*words: str) -> ResolvedConfig:
+    (sweep,) = compose_sweeps(parse_arguments(["workload=probe", *words]))
+    return sweep.resolve()
+
+
+def test_your_own_metrics_have_the_direction_that_the_configuration_declares() -> None:
+    declared = ["metrics.val_loss=minimize", "metrics.top1=maximize"]
+    resolved = resolve("objective=[step_time_ms,val_loss]", "limits.top1=0.7", *declared)
+    objectives = {"step_time_ms": "minimize", "val_loss": "minimize"}
+    assert resolved.criteria == Criteria.of(objectives, {"top1": [0.7, "maximize"]})
+    assert sweep_description([], config=json.loads(json.dumps(asdict(resolved.config)))).criteria == resolved.criteria
+    for key in ("objective", "workload.objective"):
+        assert resolve(f"{key}=val_loss", *declared).criteria == Criteria.of({"val_loss": "minimize"})
 
 
 @given(st.lists(st.integers(0, 9), max_size=20), st.sampled_from(["maximize", "minimize"]))

@@ -6,6 +6,7 @@ import re
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pytest
@@ -124,7 +125,7 @@ def test_a_budget_of_a_report_that_means_nothing_is_refused(
 OBJECTIVES = {"tokens_per_s": "maximize", "peak_device_gib": "minimize"}
 
 
-def write_front(folder: Path, *, limits: Mapping[str, float] | None = None, certified: bool = False) -> None:
+def write_front(folder: Path, *, limits: Mapping[str, Any] | None = None, certified: bool = False) -> None:
     """Write a sweep of four trials of a second each, all but the third on the front of speed and memory."""
     tags = {**PARENT, "objectives": json.dumps(OBJECTIVES)}
     parent = {"params": {"sweep.gpus": 1}, "started_at": "now", "artifacts": {}, "tags": tags}
@@ -187,7 +188,7 @@ def test_the_headline_of_several_objectives_names_the_best_in_each_and_no_fastes
 
 def test_the_headline_says_how_sure_the_front_is(fronts: list[Path], tmp_path: Path) -> None:
     assert "Of 1 trial measured again in 3 rounds: 1 dominated." in overview_of(fronts[1])
-    write_front(tmp_path, limits={"peak_device_gib": 15.0})
+    write_front(tmp_path, limits={"peak_device_gib": [15.0, "minimize"]})
     text = overview_of(tmp_path)
     assert "at least as good as every other in both tokens_per_s and peak_device_gib: trial 1 (" in text
 
