@@ -16,7 +16,7 @@ from sweeper.pages import trial_tables as tables
 from sweeper.pages.sweep_results import Results
 from sweeper.pages.terminal import draw, open_console, wrap_line
 from sweeper.preflight import corrections
-from sweeper.search.finals import DEFAULT_FINALISTS
+from sweeper.search.finals import DEFAULT_FINALISTS, lack_of_rounds
 from sweeper.search.front import Front, measured_interval, select_finalists
 from workloads.api.metrics import get_metric
 from workloads.api.secrets import mask
@@ -95,8 +95,9 @@ class Summary:
         if not others:
             return f"no verdict: only trial {leader.trial.number} was measured again"
         value = f"{format_number(leader.value.value)} {get_metric(results.objective).unit}".strip()
-        method = f"mean of {leader.rounds} rounds, interleaved with the others"
-        measured = f"{value} (95% {format_number(leader.value.low)} to {format_number(leader.value.high)}; {method})"
+        interval = format_interval(leader.value.low, leader.value.high)
+        method = f"mean of {leader.rounds} rounds, interleaved with the others{lack_of_rounds(leader.rounds)}"
+        measured = f"{value} ({f'95% {interval}; ' if interval else ''}{method})"
         tied = [finalist.trial.number for finalist in others if finalist.tied]
         if not tied:
             return f"trial {leader.trial.number} wins: {measured}"
@@ -108,6 +109,7 @@ class Summary:
         text = f"front of {count(len(front.numbers), 'trial')}: {', '.join(map(str, front.numbers))}"
         if certified:
             text += f"; {len(certified)} measured again in {certified[0].rounds} rounds"
+            text += lack_of_rounds(certified[0].rounds)
             unsure = [point.trial.number for point in certified if point.verdict == "not sure"]
             exceeding = [point.trial.number for point in certified if point.exceeded]
             for what, found in (("not sure of", unsure), ("beyond a limit", exceeding)):

@@ -123,8 +123,9 @@ def finalist_rows(finalists: Sequence[FinalistResult], objective: str) -> Rows:
     for place, finalist in enumerate(finalists):
         row = [str(finalist.trial.number), *(["; ".join(finalist.exceeded) or "kept"] if has_exceeded else [])]
         row += [short_value(finalist.trial.params[name]) for name in names]
-        row += [format_number(value * column.factor) for value in finalist.value.bounds]
-        cells.append([*row, *(f"{100 * value:.2f}" if place else "" for value in finalist.behind.bounds)])
+        row += [format_number(value * column.factor) or "—" for value in finalist.value.bounds]
+        behind = [f"{100 * value:.2f}" for value in finalist.behind.bounds] if place else [""] * 3
+        cells.append([*row, *(behind if finalist.value.has_interval else [behind[0], "—", "—"])])
     return Rows([*heading, "95% from", "to", "behind %", "from", "to"], cells, len(heading))
 
 

@@ -225,7 +225,7 @@ def _build_tables(parents: Sequence[Any], trials: Sequence[Any], imported: Seque
         # By its own measurement, or by the median of its rounds in the finals.
         is_beyond = mlflow_store.EXCEEDED in tags or any(limit.excess(metrics) > 0 for limit in limits[study_id])
         # Finals with several objectives have no winner: a trial has the result of its speed there.
-        speed = next((name for name in SPEED_UNITS if f"final_{name}_ci_low" in metrics), None)
+        speed = next((name for name in SPEED_UNITS if f"final_{name}" in metrics), None)
         in_finals = _finals_columns(metrics, speed, tags.get("sweeper.trial"), front_rounds[study_id])
         rows.append({**shared[study_id], **in_finals, **_columns(run), "is_beyond_limit": is_beyond})
     return Stored(sweeps, pd.DataFrame(rows), pd.DataFrame([_columns(run) for run in imported]))
@@ -235,7 +235,7 @@ def _finals_columns(metrics: Mapping[str, float], name: str | None, trial: str |
     if name is None or trial is None or not rounds:
         return {}
     bounds = {"value": "", "low": "_ci_low", "high": "_ci_high"}
-    values = {f"final.{key}": metrics[f"final_{name}{end}"] for key, end in bounds.items()}
+    values = {f"final.{key}": metrics.get(f"final_{name}{end}", math.nan) for key, end in bounds.items()}
     return {"final.speed": name, "final.trial": trial, "final.rounds": rounds, **values}
 
 

@@ -24,6 +24,7 @@ from sweeper.metrics.intervals import Interval, student_interval
 from workloads.api.contract import Workload
 
 DEFAULT_FINALISTS = Workload.finalists
+MIN_ROUNDS = 3  # of an interval: Student's of two rounds reaches nine standard deviations to both sides
 FAMILY_ERROR = 0.05  # of the finals: the share of finals of equally fast finalists that may find a difference
 
 
@@ -144,11 +145,19 @@ def objective_by_round(
 
 
 def mean_of_rounds(rounds: np.ndarray) -> Interval:
-    """Return the geometric mean with its interval, or the arithmetic mean of values that are not all positive."""
-    if not (rounds > 0).all():
-        return student_interval(rounds)
-    logarithms = student_interval(np.log(rounds))
-    return Interval(*(math.exp(x) for x in (logarithms.value, logarithms.low, logarithms.high)))
+    """Return the geometric mean with its interval, or the arithmetic mean of values that are not all positive.
+
+    Fewer than `MIN_ROUNDS` have no interval.
+    """
+    is_positive = bool((rounds > 0).all())
+    interval = student_interval(np.log(rounds) if is_positive else rounds)
+    bounds = interval.bounds if len(rounds) >= MIN_ROUNDS else (interval.value,)
+    return Interval(*(math.exp(x) if is_positive else x for x in bounds))
+
+
+def lack_of_rounds(rounds: int) -> str:
+    """Return why values of this many rounds have no interval; empty if they have one."""
+    return f"; too few for an interval, which takes finals.rounds={MIN_ROUNDS}" if rounds < MIN_ROUNDS else ""
 
 
 def find_exceeded(

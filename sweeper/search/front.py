@@ -28,11 +28,10 @@ import numpy as np
 from sweeper.common.trials import TrialRecord
 from sweeper.metrics.criteria import Criteria
 from sweeper.metrics.intervals import Interval, student_interval
-from sweeper.search.finals import FAMILY_ERROR, find_exceeded, mean_of_rounds, objective_by_round
+from sweeper.search.finals import FAMILY_ERROR, MIN_ROUNDS, find_exceeded, mean_of_rounds, objective_by_round
 
 MAX_POINTS = 12  # of a front that are measured again, unless finals.top is more
 MIN_POINTS = 3  # of a smaller front the next best trials are measured too: it may be small by luck
-MIN_ROUNDS = 3  # fewer certify nothing
 LEAST_ERROR = 1e-9  # of a mean, relative: an objective that is the same in every round differs by rounding only
 
 
@@ -154,7 +153,7 @@ def certify(finalists: Sequence[TrialRecord], records: Iterable[TrialRecord], cr
     shares = np.zeros(len(measured))
     certain: set[int] = set()
     ordered: set[tuple[int, int]] = set()  # of which the first dominates the second
-    if len(common) >= MIN_ROUNDS and within:
+    if len(common) >= MIN_ROUNDS and within:  # fewer certify nothing
         dominates, does_not = p_values_of_dominance(inside, resolutions)
         pairs = max(1, len(within) - 1)  # of a point with the others; one point at least is dominated by none
         shares[within] = 1 - dominates.max(axis=0)

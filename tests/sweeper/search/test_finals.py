@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from benchmarks.coverage import measure_finals
 from sweeper.common.trials import Remeasurement, TrialRecord, TrialStatus
+from sweeper.pages.trial_tables import finalist_rows
 from sweeper.search.finals import finalist_results, pending_remeasurements
 from tests.conftest import Workspace, examples, wait_for
 from tests.support.factories import finals_record as record
@@ -104,6 +105,15 @@ def test_only_rounds_that_all_finalists_completed_are_compared() -> None:
     assert {result.rounds for result in finalist_results(RANKED, 2, records, "rate", "maximize")} == {2}
 
 
+@pytest.mark.parametrize("rounds", [2, 3])
+def test_two_rounds_give_a_mean_and_no_interval(rounds: int) -> None:
+    records = records_of_rounds({7: [8.0, 12.5, 10.0][:rounds], 3: [8.0, 12.5, 10.0][:rounds]})
+    results = finalist_results(RANKED, 2, records, "rate", "maximize")
+    assert [result.value.value for result in results] == [pytest.approx(10.0)] * 2 and results[1].tied
+    cells = finalist_rows(results, "rate").cells[1][-5:]
+    assert cells == (["—", "—", "0.00", "—", "—"] if rounds == 2 else ["5.745", "17.41", "0.00", "0.00", "0.00"])
+
+
 def test_finalists_of_the_same_value_keep_the_order_of_the_search() -> None:
     records = records_of_rounds({3: [9.0, 9.0], 7: [9.0, 9.0]})
     results = finalist_results(RANKED, 2, records, "rate", "maximize")
@@ -123,7 +133,7 @@ def test_changing_the_unit_changes_no_verdict(rates: list[float], unit: float) -
     )
 
 
-@given(st.lists(st.tuples(st.floats(0.5, 2), st.floats(0.5, 2)), min_size=2, max_size=8))
+@given(st.lists(st.tuples(st.floats(0.5, 2), st.floats(0.5, 2)), min_size=3, max_size=8))
 def test_behind_is_one_minus_the_ratio_to_the_leaders_value(pairs: list[tuple[float, float]]) -> None:
     records = records_of_rounds({7: [first for first, _ in pairs], 3: [second for _, second in pairs]})
     leader, other = finalist_results(RANKED, 2, records, "rate", "maximize")

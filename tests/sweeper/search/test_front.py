@@ -153,7 +153,7 @@ def test_a_sweep_measures_its_front_again_and_marks_it_everywhere(workspace: Wor
     sweep = ["workload=probe", "objective=[score,step_time_ms]", "space.sleep_s=range(0.01,0.2,0.01)", "space.y=-1"]
     result = workspace.run(*sweep, "space.x=3", "finals.top=3", "finals.rounds=2", "budget.trials=4")
     assert result.code == 0, result.err
-    assert "front    front of" in result.out and "measured again in 2 rounds" in result.out
+    assert "front    front of" in result.out and "in 2 rounds; too few for an interval" in result.out
     assert "; front of 1, new 1 " in result.err
     rows = list(csv.DictReader((workspace.sweeps[0] / "trials.csv").open()))
     on_front = {row["trial"] for row in rows if row["front"] == "yes"}
