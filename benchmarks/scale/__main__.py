@@ -1,6 +1,6 @@
 """The driver's cost as sweeps and clusters grow: up to 100,000 trials on 1,000 simulated nodes of 8 GPUs.
 
-    python -m benchmarks.scale [--trials 100000] [--recorded 10000] [--result benchmarks/results/scale.md]
+    python -m benchmarks.scale [--trials 100000] [--recorded 10000]
 
 Each part runs in a process of its own, so that its memory is its own: the driver over clusters of several sizes, and
 what a sweep uses beside it: samplers, the study with many trials running, what searches find with the sampler for many
@@ -19,7 +19,7 @@ from typing import Any
 
 from benchmarks.scale.components import measure_ray_wait, measure_recording, measure_samplers
 from benchmarks.scale.driver import MARKS, drive, resume
-from benchmarks.scale.page import NODES, SHAPES, render_page
+from benchmarks.scale.page import NODES, SHAPES, render_tables
 from benchmarks.scale.rerun import measure_rerun
 from benchmarks.scale.study import STUDIES, measure_asks_and_tells
 
@@ -87,7 +87,6 @@ def main() -> None:
     parser.add_argument("--sampler", default="random", help=argparse.SUPPRESS)
     parser.add_argument("--trials", type=int, default=MARKS[-1])
     parser.add_argument("--recorded", type=int, default=10_000)
-    parser.add_argument("--result", type=Path, default=REPOSITORY / "benchmarks" / "results" / "scale.md")
     parser.add_argument(
         "--parts", type=Path, help="folder for the results of parts; those in it are not measured again"
     )
@@ -101,9 +100,7 @@ def main() -> None:
         folder = Path(args.folder or temporary)
         match args.part:
             case None:
-                text = render_page(run_all_parts(args, folder), args.trials, args.recorded)
-                args.result.write_text(text)
-                print(text)
+                print(render_tables(run_all_parts(args, folder)))
                 return
             case "drive":
                 result: Any = drive(args.nodes, args.gpus, args.trials, pickled_measurement, folder, args.sampler)

@@ -1,9 +1,16 @@
-"""Simulated cases of nodes that fail at random, and what a failure costs in them by formulas."""
+"""Simulated cases of nodes that fail at random, what a failure costs in them by formulas, and the tables of both.
+
+What the tables mean stands on the page alone, `results/node_faults.md`.
+"""
 
 import math
+import os
+import platform
 from dataclasses import dataclass
+from importlib.metadata import version
 
 from benchmarks.scale.failing_nodes import DETECTION_S, SPREAD, START_S, Failures
+from benchmarks.scale.page import render_table
 from benchmarks.scale.simulated_ray import GPUS_PER_NODE
 
 NODES = 1000
@@ -74,3 +81,53 @@ def measure(case: Case, result: dict[str, float]) -> Cost:
     full_s = result["gangs"] * case.gpus * 3600 * case.hours
     failures_h = 3600 * result["failures"]
     return Cost(result["rerun_s"] / failures_h, (full_s - result["busy_s"]) / failures_h)
+
+
+def render_tables(results: list[dict[str, float]]) -> str:
+    """Render the results of CASES as the tables of `results/node_faults.md`."""
+    cases = list(zip(CASES, results, strict=True))
+    costs = "GPUs a trial, gangs, spare nodes, times the rate, hours, failures, trials ended, run again GPU h, "
+    costs += "formula, idle GPU h, formula, lost, drained"
+    names = [f"{name}, trials of {m} min" for m in TRIAL_MINUTES for name in ("run again GPU h", "idle GPU h", "share")]
+    driver = "GPUs a trial, trials, CPU ms a trial, ms of an idle round, core busy, ms a change of nodes, longest ms, "
+    driver += "MiB a trial, journal kB a trial, a day: GiB, journal GB"
+    parts = {
+        "What a failure costs, simulated and by formula": render_table(
+            costs.split(", "), [_cost_row(case, result) for case, result in cases]
+        ),
+        "A day at the report's rate, by formula": render_table(
+            ["GPUs a trial", *names], [_day_row(case) for case in CASES]
+        ),
+        "The driver": render_table(driver.split(", "), [_driver_row(case, result) for case, result in cases]),
+    }
+    machine = f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}, ray {version('ray')}."
+    return "\n\n".join([machine, *(text for title, table in parts.items() for text in (f"## {title}", table))])
+
+
+def _cost_row(case: Case, result: dict[str, float]) -> list[object]:
+    measured, expected = measure(case, result), expect(case.gpus, case.trial_s, case.failures)
+    spare = NODES % (case.gpus // GPUS_PER_NODE)
+    counts = [case.gpus, f"{result['gangs']:,}", spare, f"{case.factor:g}", f"{case.hours:g}"]
+    counts += [result["failures"], result["interrupted"]]
+    costs = [measured.rerun_gpu_h, expected.rerun_gpu_h, measured.idle_gpu_h, expected.idle_gpu_h]
+    return [*counts, *(f"{cost:.2f}" for cost in costs), result["lost"], result["drained"]]
+
+
+def _day_row(case: Case) -> list[str]:
+    cells = [f"{case.gpus}"]
+    gpus = NODES * GPUS_PER_NODE
+    for minutes in TRIAL_MINUTES:
+        failures = Failures(FAILURES_PER_GPU_DAY * GPUS_PER_NODE / DAY_S, REPAIR_S)
+        cost = expect(case.gpus, 60 * minutes, failures)
+        day = [gpus * FAILURES_PER_GPU_DAY * part for part in (cost.rerun_gpu_h, cost.idle_gpu_h)]
+        cells += [*(f"{part:,.0f}" for part in day), f"{100 * sum(day) / (24 * gpus):.2f}%"]
+    return cells
+
+
+def _driver_row(case: Case, result: dict[str, float]) -> list[object]:
+    trials_d = result["gangs"] * DAY_S / case.trial_s
+    times = [f"{result['trial_ms']:.0f}", f"{result['round_ms']:.1f}", f"{100 * result['busy']:.1f}%"]
+    times += [f"{result['change_ms']:.0f}", f"{result['longest_ms']:.0f}"]
+    sizes = [f"{result['trial_mib']:.2f}", f"{result['journal_kb']:.0f}"]
+    sizes += [f"{result['trial_mib'] * trials_d / 1024:.1f}", f"{result['journal_kb'] * trials_d / 1e6:.1f}"]
+    return [case.gpus, f"{result['trials']:,}", *times, *sizes]

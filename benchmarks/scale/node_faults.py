@@ -1,6 +1,6 @@
 """The driver on 1,000 simulated nodes of 8 GPUs that fail at random: what is run again, and what waits.
 
-    python -m benchmarks.scale.node_faults [--result benchmarks/results/node_faults.md]
+    python -m benchmarks.scale.node_faults
 
 Nodes fail at the rate of the report on the training of Llama 3, times a factor that makes failures frequent enough to
 average over, with repairs that are faster by the same factor: so the number of nodes that are down does not change.
@@ -18,11 +18,10 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks.scale.__main__ import REPOSITORY, environment, measure_matmul
+from benchmarks.scale.__main__ import environment, measure_matmul
 from benchmarks.scale.driver import CallTimer, build_plan, memory_mib, remember_metrics, replace_ray
 from benchmarks.scale.failing_nodes import FailingCluster, SimulationEnded
-from benchmarks.scale.node_fault_costs import CASES, NODES, WARM_UP_S, Case
-from benchmarks.scale.node_faults_page import render_page
+from benchmarks.scale.node_fault_costs import CASES, NODES, WARM_UP_S, Case, render_tables
 
 
 def simulate(case: Case, pickled_measurement: bytes, folder: Path) -> dict[str, float]:
@@ -94,7 +93,6 @@ def run_case(number: int, measured: Path) -> dict[str, float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--result", type=Path, default=REPOSITORY / "benchmarks" / "results" / "node_faults.md")
     parser.add_argument("--case", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--measured", type=Path, help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -105,9 +103,7 @@ def main() -> None:
             return
         measured = folder / "measured"
         measured.write_bytes(measure_matmul())
-        text = render_page([run_case(number, measured) for number in range(len(CASES))])
-    args.result.write_text(text)
-    print(text)
+        print(render_tables([run_case(number, measured) for number in range(len(CASES))]))
 
 
 if __name__ == "__main__":
