@@ -43,19 +43,10 @@ TRAINER_COMMAND = ["trainer.py", "{folder}", "{behaviour}"]
 
 def run_trainer(head: NodeWorkspace, launcher: list[str], behaviour: str, *overrides: str) -> CommandResult:
     """Run a sweep of one trial on all four GPUs, and check that it leaves no process on either node."""
-    sweep = [
-        f"command.run={[*launcher, *TRAINER_COMMAND]}",
-        f"command.directory={head.path}",
-        f"command.environment={{TEST_OF: '{head.path}'}}",
-        "command.log={step_time_s: 'took ([0-9.]+)'}",
-        f"space.folder='{head.path}'",
-        f"space.behaviour={behaviour}",
-        "command.global_batch='8'",
-        "command.sequence_length='128'",
-        "workload=command",
-        "gpus=4",
-        "budget.trials=1",
-    ]
+    sweep = [f"command.run={[*launcher, *TRAINER_COMMAND]}", f"command.directory={head.path}"]
+    sweep += [f"command.environment={{TEST_OF: '{head.path}'}}", "command.log={step_time_s: 'took ([0-9.]+)'}"]
+    sweep += [f"space.folder='{head.path}'", f"space.behaviour={behaviour}", "command.global_batch='8'"]
+    sweep += ["command.sequence_length='128'", "workload=command", "gpus=4", "budget.trials=1"]
     (head.path / "trainer.py").write_text(TRAINER)
     result = head.sweep(*sweep, *overrides)
     assert not find_processes("TEST_OF", str(head.path))

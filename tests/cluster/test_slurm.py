@@ -181,15 +181,8 @@ def test_a_trial_starts_its_program_by_srun(slurm: Slurm, job: Job) -> None:
     program = "srun --overlap --nodes=2 --ntasks=2 sh -c 'echo $(hostname) took {seconds}'"
     run = [f"command.run={shlex.split(program)}", "command.log={step_time_s: 'took ([0-9.]+)'}", "command.start=node"]
     sizes = ["--nodes=2", f"--gpus-per-node={GPUS}", SCRIPT, "workload=command", "hardware=mi300x", "gpus=4"]
-    others = [
-        "space.seconds=0.1",
-        "command.warmup=0",
-        "command.steps=2",
-        "objective=step_time_ms",
-        "budget.trials=1",
-        "progress=never",
-        "finals.top=0",
-    ]
+    others = ["space.seconds=0.1", "command.warmup=0", "command.steps=2", "objective=step_time_ms", "budget.trials=1"]
+    others += ["progress=never", "finals.top=0"]
     number = slurm.submit(job.workspace.path, *sizes, *run, *others)
     assert job.end(number) == "COMPLETED", job.log(number)
 

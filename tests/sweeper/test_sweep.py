@@ -148,16 +148,8 @@ def test_an_existing_cluster_is_used_and_keeps_running(
     temp = tmp_path_factory.mktemp("r", numbered=True)
     ray = str(Path(sys.executable).with_name("ray"))
     env = environment(RAY_AUTH_MODE="disabled")
-    start = [
-        ray,
-        "start",
-        "--head",
-        "--port=0",
-        "--num-cpus=2",
-        "--include-dashboard=false",
-        f"--temp-dir={temp}",
-        "--block",
-    ]
+    start = [ray, "start", "--head", "--port=0", "--num-cpus=2", "--include-dashboard=false", f"--temp-dir={temp}"]
+    start += ["--block"]
     head = subprocess.Popen(start, env=env, stdout=subprocess.PIPE, text=True, start_new_session=True)
     try:
         assert head.stdout is not None

@@ -9,17 +9,8 @@ from hypothesis import strategies as st
 
 from benchmarks.coverage import measure_coverage
 from benchmarks.noise import KINDS
+from sweeper.metrics import intervals
 from sweeper.metrics.derivation import derive
-from sweeper.metrics.intervals import (
-    TOO_COARSE,
-    TOO_FEW,
-    TOO_SHORT,
-    Interval,
-    estimate_correlation,
-    interval_of_steps,
-    missing_reason,
-    ratio_interval,
-)
 from workloads.api.contract import Measurement
 
 INDEPENDENT = ("log-normal 1%", "5% slow outliers", "bimodal clock 60/40")
@@ -47,16 +38,16 @@ def test_most_shorter_series_of_correlated_steps_are_marked(kind: str, steps: in
 @pytest.mark.parametrize("statistic", ["median", "mean"])
 def test_fewer_than_five_steps_have_no_interval(kind: str, statistic: str) -> None:
     for times in KINDS[kind](20, 4, np.random.default_rng(0)):
-        assert interval_of_steps(times, statistic) is None
+        assert intervals.interval_of_steps(times, statistic) is None
 
 
 def test_the_fastest_step_has_no_interval() -> None:
-    assert interval_of_steps(np.arange(1.0, 40.0), "fastest") is None
+    assert intervals.interval_of_steps(np.arange(1.0, 40.0), "fastest") is None
 
 
 @given(st.lists(st.floats(1e-4, 1e-2), min_size=5, max_size=60), st.sampled_from(["median", "mean"]))
 def test_an_interval_holds_its_value_and_lies_above_the_fastest_step(times: list[float], statistic: str) -> None:
-    interval = interval_of_steps(np.array(times), statistic)
+    interval = intervals.interval_of_steps(np.array(times), statistic)
     if interval is None:
         return
     slack = 1e-9 * max(times)
@@ -68,15 +59,18 @@ def test_an_interval_holds_its_value_and_lies_above_the_fastest_step(times: list
 def test_a_drift_is_no_noise() -> None:
     """A device that slows down all the time has no median to be sure of, however many steps it makes."""
     times = np.linspace(1.0, 1.1, 2000) * np.exp(0.001 * np.random.default_rng(0).standard_normal(2000))
-    assert estimate_correlation(times, "median").is_too_short and interval_of_steps(times, "median") is None
+    assert (
+        intervals.estimate_correlation(times, "median").is_too_short
+        and intervals.interval_of_steps(times, "median") is None
+    )
 
 
 def test_equal_step_times_are_not_correlated() -> None:
     """A log prints few digits: many steps are equal, and all may be."""
-    constant = interval_of_steps(np.full(50, 2.0), "median")
-    assert constant == Interval(2.0, 2.0, 2.0)
+    constant = intervals.interval_of_steps(np.full(50, 2.0), "median")
+    assert constant == intervals.Interval(2.0, 2.0, 2.0)
     rounded = np.round(2 + 0.05 * np.random.default_rng(0).standard_normal(200), 1)
-    assert interval_of_steps(rounded, "median") == Interval(2.0, 2.0, 2.0)
+    assert intervals.interval_of_steps(rounded, "median") == intervals.Interval(2.0, 2.0, 2.0)
 
 
 @pytest.mark.parametrize("resolution", [0.001, 0.01, 0.05])
@@ -88,7 +82,7 @@ def test_intervals_of_rounded_times_cover_as_often_as_they_promise(
     rng, covered = np.random.default_rng(0), 0
     for _ in range(300):
         times = resolution * np.round(2.0037 * np.exp(0.002 * rng.standard_normal(40)) / resolution)
-        interval = interval_of_steps(times, statistic, resolution=resolution)
+        interval = intervals.interval_of_steps(times, statistic, resolution=resolution)
         covered += interval is None or interval.low <= center <= interval.high
         assert interval is None or interval.high - interval.low < 2 * resolution + 0.01
     assert covered >= 0.93 * 300
@@ -96,28 +90,35 @@ def test_intervals_of_rounded_times_cover_as_often_as_they_promise(
 
 def test_times_that_are_no_longer_than_their_resolution_have_no_interval() -> None:
     metrics = derive([Measurement({}, (1.0,) * 9, tokens_per_step=1, step_resolution_s=2.0)], {})
-    assert missing_reason(metrics, "tokens_per_s") == TOO_COARSE and "tokens_per_s_ci_low" not in metrics
+    assert (
+        intervals.missing_reason(metrics, "tokens_per_s") == intervals.TOO_COARSE
+        and "tokens_per_s_ci_low" not in metrics
+    )
 
 
 def test_a_ratio_is_as_uncertain_as_both_of_its_values() -> None:
-    ratio = ratio_interval(Interval(2.0, 1.9, 2.1), Interval(1.0, 1.0, 1.0))
+    ratio = intervals.ratio_interval(intervals.Interval(2.0, 1.9, 2.1), intervals.Interval(1.0, 1.0, 1.0))
     assert (ratio.value, ratio.low, ratio.high) == pytest.approx((2.0, 1.9, 2.1))
-    wider = ratio_interval(Interval(2.0, 1.9, 2.1), Interval(1.0, 0.95, 1.05))
+    wider = intervals.ratio_interval(intervals.Interval(2.0, 1.9, 2.1), intervals.Interval(1.0, 0.95, 1.05))
     assert wider.low < ratio.low and wider.high > ratio.high
 
 
 @pytest.mark.parametrize(
     ("times", "reason"),
     [
-        (np.full(3, 1.0), TOO_FEW),
-        (np.linspace(1, 2, 50), TOO_SHORT),
+        (np.full(3, 1.0), intervals.TOO_FEW),
+        (np.linspace(1, 2, 50), intervals.TOO_SHORT),
         (np.array([1.0, 1.1, 1.0, 1.2, 1.1]), ""),
     ],
 )
 def test_a_rate_without_an_interval_says_why(times: np.ndarray, reason: str) -> None:
     metrics = derive([Measurement({}, tuple(times), tokens_per_step=1)], {})
-    assert missing_reason(metrics, "tokens_per_s") == reason
+    assert intervals.missing_reason(metrics, "tokens_per_s") == reason
     assert ("tokens_per_s_ci_low" in metrics) == (reason == "")
     rates = {"steps": 20.0, "effective_steps": 2.0, "tokens_per_s": 5.0}  # of a log of rates, which has no step times
-    assert missing_reason(rates, "tokens_per_s") == TOO_SHORT
-    assert missing_reason({"score": 1.0}, "score") == missing_reason({**metrics, "score": 1.0}, "score") == ""
+    assert intervals.missing_reason(rates, "tokens_per_s") == intervals.TOO_SHORT
+    assert (
+        intervals.missing_reason({"score": 1.0}, "score")
+        == intervals.missing_reason({**metrics, "score": 1.0}, "score")
+        == ""
+    )

@@ -74,23 +74,8 @@ def test_a_space_of_python_values_is_the_space_that_they_describe(monkeypatch: p
         "kind": ["a", "b c", "it's"],
         "on": True,
     }
-    texts = [
-        "null",
-        "True",
-        "nan",
-        "-inf",
-        "1e5",
-        "",
-        " a",
-        'q"q',
-        "it\\'s",
-        "a\\",
-        "${dir}",
-        "\\${dir}",
-        "a,[b]",
-        "x=1",
-        "é\t",
-    ]
+    texts = ["null", "True", "nan", "-inf", "1e5", "", " a", 'q"q', "it\\'s", "a\\", "${dir}", "\\${dir}", "a,[b]"]
+    texts += ["x=1", "é\t"]
     space |= {"text": texts, "constant": "false", "or": "choice(1,null)", "reference": "${dir}"}
     space |= {"n": np.int64(4), "some": (True, None), "env": {"NCCL_ALGO": ["Ring", "Tree"]}, "name": "abc"}
     monkeypatch.setattr(sys, "argv", ["sweeper"])

@@ -11,15 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.planner_estimates import cluster, job
-from workloads.estimator.pipeline import (
-    Operation,
-    PassTimes,
-    bubble_s,
-    build_timeline,
-    find_stage,
-    in_flight,
-    list_actions,
-)
+from workloads.estimator import pipeline
 from workloads.estimator.placed_job import PlacedJob
 from workloads.estimator.step import _block_time, estimate_job, rank_seconds
 from workloads.layouts.layout import V_SCHEDULES, Layout, Schedule
@@ -55,11 +47,11 @@ def layouts(draw: st.DrawFn) -> Layout:
 def test_passes_wait_for_each_other_and_ranks_do_one_thing_at_a_time(
     layout: Layout, forward_s: float, inputs_s: float, weights_s: float
 ) -> None:
-    times = PassTimes(forward_s, inputs_s + weights_s, weights_s)
-    operations = build_timeline(layout, [times] * layout.pp, layout.microbatches)
-    by_pass: dict[tuple[int, int, str], Operation] = {}
+    times = pipeline.PassTimes(forward_s, inputs_s + weights_s, weights_s)
+    operations = pipeline.build_timeline(layout, [times] * layout.pp, layout.microbatches)
+    by_pass: dict[tuple[int, int, str], pipeline.Operation] = {}
     for item in operations:
-        stage = find_stage(layout, item.rank, item.action.chunk)
+        stage = pipeline.find_stage(layout, item.rank, item.action.chunk)
         kinds = ("backward_input", "backward_weight") if item.action.kind == "backward" else (item.action.kind,)
         for kind in kinds:
             assert (stage, item.action.microbatch, kind) not in by_pass  # no pass twice
@@ -85,10 +77,10 @@ def test_passes_wait_for_each_other_and_ranks_do_one_thing_at_a_time(
 def test_the_step_of_equal_ranks_takes_as_long_as_its_bubble_says(layout: Layout, repeated: int) -> None:
     if repeated and layout.schedule == "dualpipev":  # longer by up to a half, as its pairs are not of equal length
         return
-    times = PassTimes(1.0, 2.0 + repeated, 1.0)
-    end_s = max(item.stop_s for item in build_timeline(layout, [times] * layout.pp, layout.microbatches))
+    times = pipeline.PassTimes(1.0, 2.0 + repeated, 1.0)
+    end_s = max(item.stop_s for item in pipeline.build_timeline(layout, [times] * layout.pp, layout.microbatches))
     rank_s = [3.0 + repeated] * layout.pp
-    assert end_s == pytest.approx(layout.microbatches * rank_s[0] + bubble_s(rank_s, layout, repeated))
+    assert end_s == pytest.approx(layout.microbatches * rank_s[0] + pipeline.bubble_s(rank_s, layout, repeated))
 
 
 @pytest.mark.parametrize("pp", [2, 4, 8])
@@ -97,7 +89,7 @@ def test_bubbles_are_the_published_ones(pp: int) -> None:
     rank_s = [forward_s + inputs_s + weights_s] * pp
 
     def bubble(schedule: Schedule, chunks: int) -> float:
-        return bubble_s(rank_s, layout_of(schedule, pp, chunks, 4 * pp))
+        return pipeline.bubble_s(rank_s, layout_of(schedule, pp, chunks, 4 * pp))
 
     assert bubble("1f1b", 1) == pytest.approx((pp - 1) * (forward_s + inputs_s + weights_s))
     assert bubble("zero_bubble", 1) == pytest.approx((pp - 1) * (forward_s + inputs_s - weights_s))  # ZB-H1
@@ -112,11 +104,11 @@ def test_bubbles_are_the_published_ones(pp: int) -> None:
 def test_a_rank_holds_no_more_micro_batches_than_its_memory_is_estimated_for(layout: Layout) -> None:
     for rank in range(layout.pp):
         held = most = 0
-        actions = list_actions(layout.schedule, rank, layout.pp, layout.stages_per_rank, layout.microbatches)
+        actions = pipeline.list_actions(layout.schedule, rank, layout.pp, layout.stages_per_rank, layout.microbatches)
         for action in actions:
             held += {"forward": 1, "backward_weight": 0}.get(action.kind, -1)
             most = max(most, held)
-        assert most / layout.stages_per_rank <= in_flight(rank, layout)
+        assert most / layout.stages_per_rank <= pipeline.in_flight(rank, layout)
 
 
 @given(layouts())
@@ -137,10 +129,10 @@ def test_the_order_is_that_of_pytorch(layout: Layout) -> None:
     for rank in range(layout.pp):
         theirs = SCHEDULES[layout.schedule]._calculate_single_rank_operations(schedule, rank)
         passes = [part for action in theirs if action is not None for part in action.sub_actions or (action,)]
-        ours = list_actions(layout.schedule, rank, layout.pp, layout.stages_per_rank, layout.microbatches)
-        assert [(find_stage(layout, rank, action.chunk), action.kind, action.microbatch) for action in ours] == [
-            (part.stage_index, KINDS[part.computation_type.name], part.microbatch_index) for part in passes
-        ]
+        ours = pipeline.list_actions(layout.schedule, rank, layout.pp, layout.stages_per_rank, layout.microbatches)
+        assert [
+            (pipeline.find_stage(layout, rank, action.chunk), action.kind, action.microbatch) for action in ours
+        ] == [(part.stage_index, KINDS[part.computation_type.name], part.microbatch_index) for part in passes]
 
 
 @pytest.mark.parametrize("is_gathered_again", [False, True])  # data parallel communication in each micro-batch

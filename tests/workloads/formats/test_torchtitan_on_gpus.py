@@ -36,14 +36,8 @@ def test_torchtitan_trains_by_its_file(layout: Layout, tmp_path: Path) -> None:
     text = rendered.text.replace('hf_assets_path = "./tests/assets/tokenizer"', data)
     text = text.replace('dataset = "c4"', f'dataset = "c4_test"\ndataset_path = "{tmp_path}/text"')
     (tmp_path / rendered.name).write_text(text)
-    command = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        "--local-ranks-filter=0",
-        *shlex.split(rendered.command)[2:],
-    ]
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-ranks-filter=0"]
+    command += [*shlex.split(rendered.command)[2:]]
     environment = os.environ | {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
     result = subprocess.run(
         command, cwd=tmp_path, capture_output=True, text=True, timeout=500, env=environment, check=False

@@ -17,15 +17,6 @@ from torch import Tensor
 
 from tests.support.amd_device import amd_device
 from workloads.llama import attention, attention_kernels
-from workloads.llama.attention import (
-    TOLERANCE,
-    AttentionShape,
-    attend,
-    attend_backward,
-    fastest_kernel,
-    gpu_kernels,
-    measure_error,
-)
 from workloads.llama.attention_kernels import CPU_KERNEL, CUDA_KERNELS, KERNELS, ROCM_KERNELS, rocm_attention_library
 from workloads.llama.pytorch_attention import choose_rocm_library
 
@@ -159,9 +150,9 @@ def aten(monkeypatch: pytest.MonkeyPatch) -> Iterator[StandInAten]:
 
 
 def test_each_build_of_pytorch_has_its_kernels() -> None:
-    assert gpu_kernels() == CUDA_KERNELS
+    assert attention.gpu_kernels() == CUDA_KERNELS
     with amd_device():
-        assert gpu_kernels() == ROCM_KERNELS
+        assert attention.gpu_kernels() == ROCM_KERNELS
 
 
 @pytest.mark.parametrize("version", AITER_FORWARD)
@@ -174,7 +165,10 @@ def test_a_kernel_takes_its_layouts_and_arguments(
     install(monkeypatch, "flash_attn.flash_attn_interface", FLASH_ATTN_FORWARD, FLASH_ATTN_BACKWARD)
     q, k, v, d_out = (torch.randn(1, length, heads, 32).bfloat16().transpose(1, 2) for heads in (4, 2, 2, 4))
     out, lse = kernel.forward(q, k, v, True)
-    assert measure_error([q, k, v, d_out], out, lse, kernel.backward(d_out, q, k, v, out, lse, True)) < TOLERANCE
+    assert (
+        attention.measure_error([q, k, v, d_out], out, lse, kernel.backward(d_out, q, k, v, out, lse, True))
+        < attention.TOLERANCE
+    )
     expected = {"ck": {"ck"}, "aotriton": {"aotriton"}, "aotriton_efficient": {"aotriton"}}
     assert set(aten.libraries) == expected.get(kernel.name, set())
     assert current_library() == "aotriton"
@@ -184,8 +178,10 @@ def test_parts_of_a_sequence_give_a_lse_that_the_backward_pass_takes(aten: Stand
     q, k, v = (torch.randn(2, heads, 40, 32, dtype=torch.bfloat16) for heads in (4, 2, 2))
     for name in ("aotriton", "aotriton_efficient"):
         past = (k[:, :, :24], v[:, :, :24])
-        out, lse = attend(KERNELS[name], q[:, :, 24:], k[:, :, 24:], v[:, :, 24:], past)
-        _, d_past = attend_backward(KERNELS[name], out, q[:, :, 24:], k[:, :, 24:], v[:, :, 24:], out, lse, past)
+        out, lse = attention.attend(KERNELS[name], q[:, :, 24:], k[:, :, 24:], v[:, :, 24:], past)
+        _, d_past = attention.attend_backward(
+            KERNELS[name], out, q[:, :, 24:], k[:, :, 24:], v[:, :, 24:], out, lse, past
+        )
         assert d_past is not None and d_past[0].shape == past[0].shape
 
 
@@ -194,8 +190,8 @@ def test_a_pytorch_without_ck_never_runs_aotriton_under_its_name(
 ) -> None:
     monkeypatch.setattr(torch.backends.cuda, "is_ck_sdpa_available", lambda: False)
     monkeypatch.setattr(attention, "TIMED_TOKENS", 64)
-    shape = AttentionShape(heads=2, kv_heads=1, head_size=8, length=64, dtype=torch.bfloat16)
-    assert fastest_kernel(shape, CPU, (KERNELS["ck"], KERNELS["aotriton"])).name == "aotriton"
+    shape = attention.AttentionShape(heads=2, kv_heads=1, head_size=8, length=64, dtype=torch.bfloat16)
+    assert attention.fastest_kernel(shape, CPU, (KERNELS["ck"], KERNELS["aotriton"])).name == "aotriton"
     assert "ck is not available: this PyTorch is built without CK's attention" in capsys.readouterr().out
     assert set(aten.libraries) == {"aotriton"}
 
@@ -204,7 +200,7 @@ def test_the_attention_of_pytorch_runs_by_the_library_that_works(
     aten: StandInAten, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(attention, "TIMED_TOKENS", 32)
-    shape = AttentionShape(heads=2, kv_heads=1, head_size=8, length=32, dtype=torch.bfloat16)
+    shape = attention.AttentionShape(heads=2, kv_heads=1, head_size=8, length=32, dtype=torch.bfloat16)
     monkeypatch.setattr(attention, "time_in_turns", lambda runs, *_, **__: ((2.0,), (1.0,)))
     assert choose_rocm_library(shape, CPU) == "ck"
     assert choose_rocm_library(replace(shape, dtype=torch.float32), CPU) == "aotriton"  # CK has no fp32
