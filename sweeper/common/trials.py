@@ -80,9 +80,6 @@ class Retry:
     def from_dict(fields: Mapping[str, Any]) -> Retry:
         return Retry(fields["trial"], tuple(fields["changed"]), fields.get("replaces", True))
 
-    def describe_changes(self) -> str:
-        return "; ".join(self.changed) or "nothing that is recorded"
-
 
 @dataclass(frozen=True)
 class Trial:

@@ -42,7 +42,7 @@ class TrialJudge:
                 for name in self.criteria.metrics:
                     if find_source(name) or not self.criteria.has_front:  # an emulated format has errors and no speed
                         derived.pop(name, None)
-            needed = self.criteria.required_metrics
+            needed = dict.fromkeys([*self.criteria.metrics, *(limit.metric for limit in self.criteria.limits)])
             missing = [name for name in needed if not math.isfinite(derived.get(name, math.nan))]
             if impossible := derivation.describe_impossible(derived, self.hardware.clock_headroom):
                 status, reason = TrialStatus.FAILED, impossible

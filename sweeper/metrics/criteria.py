@@ -98,10 +98,6 @@ class Criteria:
         """Return whether there are several objectives: then trials are ranked by dominance."""
         return len(self.objectives) > 1
 
-    @property
-    def required_metrics(self) -> tuple[str, ...]:
-        return tuple(dict.fromkeys([*self.metrics, *(limit.metric for limit in self.limits)]))
-
     def values(self, record: TrialRecord) -> tuple[float, ...] | None:
         """Return the objectives of a trial; None if it is not complete or lacks one."""
         if record.status is not TrialStatus.COMPLETE or any(name not in record.metrics for name in self.metrics):

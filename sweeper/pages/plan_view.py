@@ -171,7 +171,10 @@ def _show_candidates(estimates: CostEstimates, work: Sequence[str], error_share:
     rows = []
     for place, candidate in enumerate(estimates.valid[:SHOWN_CANDIDATES], start=1):
         metrics = {name: candidate.estimate.metrics.get(name, math.nan) for name in shown}
-        values = [_format_estimate(name, value, error_share) for name, value in metrics.items()]
+        values = [
+            "" if math.isnan(value) else f"{value:.0f}" if name.endswith("_gib") else round_to_band(value, error_share)
+            for name, value in metrics.items()
+        ]
         differs = f"{100 * (metrics[shown[0]] / estimates.valid[0].estimate.metrics[shown[0]] - 1):+.1f}"
         different_work = [f"{name} {candidate.point[name]}" for name in work if name in candidate.point]
         point = ", ".join(filter(None, (candidate.estimate.description, *different_work)))
@@ -190,12 +193,6 @@ def _show_candidates(estimates: CostEstimates, work: Sequence[str], error_share:
         rows = [[f"{number:,}", rule, examples[rule]] for rule, number in violations.most_common()]
         console.print(f"{count(violations.total(), 'excluded point')}:")
         console.print(draw(["points", "violated rule", "example"], rows, 3, console.width))
-
-
-def _format_estimate(name: str, value: float, error_share: float) -> str:
-    if math.isnan(value):
-        return ""
-    return f"{value:.0f}" if name.endswith("_gib") else round_to_band(value, error_share)
 
 
 def _show_projection(projection: Projection, config: Config, error_share: float, console: Console) -> None:

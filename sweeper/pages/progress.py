@@ -85,11 +85,6 @@ def describe_step(step: int, metrics: Mapping[str, float]) -> str:
     return ", ".join(texts)
 
 
-def draw_bar(share: float, width: int) -> str:
-    filled = min(width, round(width * share))
-    return "█" * filled + "░" * (width - filled)
-
-
 class Progress:
     """No progress (`progress=never`), and the base of the other displays: notes are always shown."""
 
@@ -178,7 +173,8 @@ def draw_block(state: ProgressState, width: int, height: int) -> list[Text]:
     bar = ""
     if state.finals or state.limit != (0.0, "") or state.trials:
         share = state.finals[0] / state.finals[1] if state.finals else state.limit[0]
-        bar = f"{draw_bar(share, min(24, width // 3))} "
+        cells = min(24, width // 3)
+        bar = f"{'█' * min(cells, round(cells * share)):░<{cells}} "
     remaining = "" if state.remaining_s is None else f", about {format_duration(state.remaining_s)} left"
     running = f"{state.running} running, {state.waiting} next"
     activity = "stopping: waiting for the running trials" if state.is_stopping else running

@@ -221,7 +221,7 @@ class Summary:
             for records in kinds[:SHOWN_REASONS]:
                 last = records[-1]
                 lines.append(f"{len(records)} {status.value}; example: trial {last.number}: {last.reason}")
-                if (path := results.plan.last_lines_path(last.number)).exists():
+                if (path := results.plan.folder / "files" / f"{last.number:04d}" / "last_lines.txt").exists():
                     lines.append(f"         its last lines: {relative_path(path)}")
                 elif last.where.get("log"):
                     lines.append(f"         log {last.where['node']}:{last.where['log']}")

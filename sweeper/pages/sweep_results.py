@@ -215,11 +215,6 @@ class Results:
         ended_at_s = max(record.ended_at_s for record in self.records)
         return corrections.from_sweep(place, plan.estimates.correction, factors, ended_at_s)
 
-    def keep_correction(self) -> None:
-        """Store the ratio of measured to planned step times, for later sweeps and plans on the same cluster."""
-        if self.correction:
-            corrections.keep(self.plan.directory, self.correction)
-
     def export(self) -> dict[str, Any]:
         """Return the results for programs (`progress=json`)."""
         winner = self.winner

@@ -92,9 +92,6 @@ class SweepPlan:
         """The user's `dir`: the folder of all sweeps."""
         return self.folder.parent.parent
 
-    def last_lines_path(self, trial: int) -> Path:
-        return self.folder / "files" / f"{trial:04d}" / "last_lines.txt"
-
     def first_point(self) -> Parameters:
         """Return the most promising point, the first initial one, or the first value of every dimension."""
         if self.estimates:

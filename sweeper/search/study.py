@@ -120,11 +120,6 @@ class Study:
         """The records of all trials that no retry has replaced."""
         return [record for record in self.records.values() if record.number not in self.replaced]
 
-    @property
-    def all_ended(self) -> bool:
-        """Return whether every trial of the journal has a record or will never get one."""
-        return len(self.records) + len(self.abandoned) == self.trial_count
-
     def ask(self) -> Trial | None:
         """Return the next trial, or None when every point has a trial."""
         if self.unfinished:

@@ -339,7 +339,7 @@ class Store:
             mlflow_store.REMEASURED_TRIAL: remeasurement.trial if remeasurement else None,
             "round": remeasurement.round if remeasurement else None,
             mlflow_store.RETRY_OF: record.retry.trial if record.retry else None,
-            "changed": record.retry.describe_changes() if record.retry else None,
+            "changed": ("; ".join(record.retry.changed) or "nothing that is recorded") if record.retry else None,
             "attempts": record.attempts,
             "reason": record.reason,
             mlflow_store.WORK: json.dumps(dict(record.work)) if record.work else "",

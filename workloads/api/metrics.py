@@ -6,7 +6,6 @@ workload may report metrics that have no row: they are shown under their names.
 """
 
 import tomllib
-from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -55,16 +54,11 @@ class Metric:
 
 COST = "cost_per_million_tokens"
 
-
-def _read_rows() -> Iterator[Metric]:
-    for name, row in tomllib.loads(Path(__file__).with_name("metrics.toml").read_text()).items():
-        yield Metric(name, **row | {"needs": Need[row["needs"]] if "needs" in row else None})
-
-
-ROWS = tuple(_read_rows())
-METRICS = {metric.name: metric for metric in ROWS}
-
-
+METRICS = {
+    name: Metric(name, **row | {"needs": Need[row["needs"]] if "needs" in row else None})
+    for name, row in tomllib.loads(Path(__file__).with_name("metrics.toml").read_text()).items()
+}
+ROWS = tuple(METRICS.values())
 # Units of other metrics, such as a function's objective, by the ends of their names.
 ENDINGS = {
     "_per_s": "/s",

@@ -59,10 +59,5 @@ def _build_format(row: dict[str, Any], rows: Mapping[str, dict[str, Any]]) -> Lo
     return LogFormat(**values | patterns)
 
 
-def _read_formats() -> tuple[LogFormat, ...]:
-    table = tomllib.loads(Path(__file__).with_name("log_formats.toml").read_text())["format"]
-    rows = {row["program"]: row for row in table}
-    return tuple(_build_format(row, rows) for row in table)
-
-
-FORMATS = _read_formats()
+_TABLE = tomllib.loads(Path(__file__).with_name("log_formats.toml").read_text())["format"]
+FORMATS = tuple(_build_format(row, {row["program"]: row for row in _TABLE}) for row in _TABLE)

@@ -79,7 +79,7 @@ def measure(parameters: MatmulParameters, rank: Rank) -> Measurement:
 def _check_support(parameters: MatmulParameters, architecture: str) -> None:
     of_rocm = unsupported_rocm_reason(parameters.dtype, rocm_of_build())
     check_support(parameters, architecture, lambda *support: of_rocm or rules.unsupported_reason(*support))
-    if parameters.backend != "tunable" and tunable.is_forced():
+    if parameters.backend != "tunable" and torch.version.hip and torch.cuda.tunable.is_enabled():
         raise Infeasible(
             f"backend={parameters.backend}: PYTORCH_TUNABLEOP_ENABLED routes every product through TunableOp; "
             "unset it, or set backend=tunable"

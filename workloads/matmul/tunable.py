@@ -61,8 +61,3 @@ def tuned(multiply: Callable[[], object], product: str, rotating_mib: int) -> It
 def _results_folder() -> tempfile.TemporaryDirectory[str]:
     """Return a folder that is removed when the process ends: TunableOp writes its results into the current one."""
     return tempfile.TemporaryDirectory(prefix="tunableop")
-
-
-def is_forced() -> bool:
-    """Return whether the environment routes every product through TunableOp (PYTORCH_TUNABLEOP_ENABLED)."""
-    return bool(torch.version.hip) and tunable.is_enabled()

@@ -73,8 +73,12 @@ class Probe(Workload):
                     time.sleep(0.05)
             case "killed":
                 os.kill(os.getpid(), signal.SIGKILL)
-            case "disturbed" if not _is_second_attempt(parameters):
-                raise HostBusy("the probe was told to be disturbed (behaviour=disturbed)")
+            case "disturbed":
+                mark = Path(f"{parameters.ledger}.{parameters.x:g}")  # of an earlier trial of this x
+                if not (parameters.ledger and mark.exists()):
+                    if parameters.ledger:
+                        mark.touch()
+                    raise HostBusy("the probe was told to be disturbed (behaviour=disturbed)")
             case "lie":
                 executed["x"] = parameters.x + 1
         if parameters.ledger:
@@ -86,12 +90,3 @@ class Probe(Workload):
             metrics={"score": math.exp(-((parameters.x - 3) ** 2) - (parameters.y + 1) ** 2)},
             machine_info={"rank": rank.rank, "world_size": rank.world_size, "pid": os.getpid()},
         )
-
-
-def _is_second_attempt(parameters: ProbeParameters) -> bool:
-    """Return whether an earlier trial of this x left its mark next to the ledger; without a ledger none does."""
-    mark = Path(f"{parameters.ledger}.{parameters.x:g}")
-    is_second = bool(parameters.ledger) and mark.exists()
-    if parameters.ledger:
-        mark.touch()
-    return is_second

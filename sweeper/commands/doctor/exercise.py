@@ -64,7 +64,9 @@ class NodeWatches:
     def __init__(self, nodes: Sequence[Node], folder: str) -> None:
         """Read the states now. `folder` is where a sweep writes; its free disk space is part of a state."""
         self._folder, self._local = folder, host.NodeWatch()
-        self._actors = [_start_watch(node.id) if node.id else None for node in nodes]
+        on_node = [NodeAffinitySchedulingStrategy(node_id=node.id, soft=False) if node.id else None for node in nodes]
+        watch = ray.remote(host.NodeWatch)
+        self._actors = [place and watch.options(num_cpus=0, scheduling_strategy=place).remote() for place in on_node]
         states = self._read()
         hosts = [str(state["node"]) for state in states]
         names = hosts if len(set(hosts)) == len(hosts) else [node.label for node in nodes]
@@ -94,8 +96,3 @@ class NodeWatches:
                     raise
                 states.append({})
         return states
-
-
-def _start_watch(node_id: str) -> Any:
-    on_node = NodeAffinitySchedulingStrategy(node_id=node_id, soft=False)
-    return ray.remote(host.NodeWatch).options(num_cpus=0, scheduling_strategy=on_node).remote()

@@ -7,7 +7,7 @@ from typing import Any
 from sweeper.commands.history.reference_file import History, Identity, RecordedRun, round_value
 from sweeper.results import ranking
 from sweeper.results.mlflow_results import Stored
-from sweeper.results.runs import Comparison, Gate, Verdict, compare_runs
+from sweeper.results.runs import Comparison, Gate, Verdict, compare_runs, run_of_interval
 from workloads.api.errors import UserInputError
 from workloads.suggestions import suggest
 
@@ -139,5 +139,8 @@ def _group(runs: Sequence[NewRun]) -> list[tuple[Identity, tuple[RecordedRun, ..
 
 
 def _compare(identity: Identity, earlier: Sequence[RecordedRun], new: Sequence[RecordedRun], gate: Gate) -> Comparison:
-    before, after = ([run.to_run(identity) for run in side] for side in (earlier, new))
+    less = identity.direction == "minimize"
+    before, after = (
+        [run_of_interval(*run.interval.bounds, less_is_better=less) for run in side] for side in (earlier, new)
+    )
     return compare_runs(before, after, gate)

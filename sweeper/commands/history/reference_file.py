@@ -14,7 +14,6 @@ from sweeper.cli.command import writing
 from sweeper.common.files import write_whole
 from sweeper.config.validation import build
 from sweeper.metrics.intervals import Interval
-from sweeper.results.runs import Run, run_of_interval
 from workloads.api.errors import UserInputError, describe_os_error
 
 SCHEMA = 1
@@ -76,10 +75,6 @@ class RecordedRun:
         names = {**before.versions, **self.versions}
         versions = {name: (before.versions.get(name, "none"), self.versions.get(name, "none")) for name in names}
         return [f"{name} {old} to {new}" for name, (old, new) in versions.items() if old != new]
-
-    def to_run(self, identity: Identity) -> Run:
-        """Return the run as it is compared."""
-        return run_of_interval(*self.interval.bounds, less_is_better=identity.direction == "minimize")
 
 
 @dataclass(frozen=True)

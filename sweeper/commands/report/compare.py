@@ -87,12 +87,6 @@ def _describe_spaces(stored: Stored, first: str, second: str) -> str:
     return "; ".join(ranking.describe_differences(*(ranking.read_space(row, work) for row in rows)))
 
 
-def compare_points(stored: Stored, first: str, second: str) -> list[str]:
-    """Compare the points that both sweeps measured: their median difference, and those that differ most."""
-    of_sweep = (stored.trials[stored.trials["tag.sweep"] == name] for name in (first, second))
-    return comparison.describe_pairs(comparison.find_pairs(*of_sweep))
-
-
 def _explain_difference(result: ranking.BestResult, others: list[ranking.BestResult]) -> str:
     if not others:
         return "it has no complete trial"

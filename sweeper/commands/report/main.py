@@ -169,13 +169,14 @@ def _print_comparison(request: ComparisonRequest, first: str, second: str | None
     gate = Gate(request.threshold, request.between_runs)
     stored = read_store(request)
     from sweeper.commands.report import compare
-    from sweeper.results.comparison import describe_comparison
+    from sweeper.results import comparison
 
     second = second or compare.find_latest_sweep(stored, first)
     note, works = compare.compare_sweeps(stored, first, second, gate)
-    text, verdict = describe_comparison(works, gate)
+    text, verdict = comparison.describe_comparison(works, gate)
     hint = f"; {SEVERAL_RUNS}" if verdict is Verdict.INCONCLUSIVE else ""
-    points = compare.compare_points(stored, first, second)
+    of_sweep = (stored.trials[stored.trials["tag.sweep"] == name] for name in (first, second))
+    points = comparison.describe_pairs(comparison.find_pairs(*of_sweep))
     print("\n".join(filter(None, [note, *points, f"{text}{hint}"])))
     return second, verdict
 

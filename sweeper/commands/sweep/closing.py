@@ -23,6 +23,7 @@ from sweeper.pages.progress import Progress
 from sweeper.pages.summary import Recording, Summary
 from sweeper.pages.sweep_results import Results
 from sweeper.pages.terminal import terminal_width, wrap_line
+from sweeper.preflight import corrections
 from sweeper.preflight.sweep_plan import SweepPlan
 from sweeper.results.description import SweepEnd
 from sweeper.results.stored import Winner, front_value, measured_value
@@ -64,7 +65,8 @@ class FinishedRun:
         results = Results.collect(self.plan, study, progress)
         if self.is_over:
             results.keep_ceilings()
-            results.keep_correction()
+            if results.correction:  # for later sweeps and plans on the same cluster
+                corrections.keep(self.plan.directory, results.correction)
         self._keep_winner(results, display)
         stopped = self.error
         if stopped and stopped == progress.stop_reason:  # its trials failed
@@ -137,7 +139,7 @@ class FinishedRun:
                 **({"drained": "\n".join(self.drained)} if self.drained else {}),
             },
             "abandoned": study.abandoned,
-            "written": study.trial_count if study.all_ended else None,
+            "written": study.trial_count if study.trial_count == len(study.records) + len(study.abandoned) else None,
         }
         view = build_view(results)
         front = results.front_numbers if self.plan.criteria.has_front else None
