@@ -3,6 +3,7 @@
     python benchmarks/fp8_text.py [--model llama3_1b] [--steps 300] [--length 2048] [--sequences 4] [--device cuda]
     python benchmarks/fp8_text.py --sequences 16 --runs fp8_tensorwise,fp8_blockwise
     python benchmarks/fp8_text.py --model llama3_8b --saved projections --warmup 20 --runs fp8_tensorwise
+    python benchmarks/fp8_text.py --model olmoe_1b_7b --layers 2 --runs "bf16 in other chunks,fp8_tensorwise"
 
 The text is this repository's own: its Python, Markdown and YAML files, in the order of their names, one token per byte,
 in sequences that are drawn in a random order. All runs start from the same random weights and see the same batches,
@@ -35,7 +36,8 @@ from workloads.instruments import device as devices
 from workloads.instruments import process_setup
 from workloads.instruments.process_setup import keep_compiled_kernels
 from workloads.llama.fp8_block import FP8_RECIPES
-from workloads.models.model import MODELS, ModelName
+from workloads.models.model import MODELS
+from workloads.offload import OffloadModelName
 from workloads.offload.device_rates import select_attention_kernel
 from workloads.offload.engine import Engine
 from workloads.offload.host_memory import Arena
@@ -67,7 +69,7 @@ def draw_batches(text: bytes, steps: int, sequences: int, length: int) -> Iterat
 
 def build_engine(args: argparse.Namespace, arena: Arena, run: str) -> Engine:
     """Return an engine with everything on the device and one round a step."""
-    shape, device = MODELS[args.model], torch.device(args.device)
+    shape, device = replace(MODELS[args.model], layers=args.layers), torch.device(args.device)
     chunks = 1 + (run == OTHER_CHUNKS)
     layer = LayerPlan(activations=(ActivationPlan(args.saved),))
     plan = Plan(
@@ -175,7 +177,8 @@ def print_difference(name: str, losses: dict[str, list[float]], last: int) -> No
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default="llama3_1b", choices=get_args(ModelName))
+    parser.add_argument("--model", default="llama3_1b", choices=get_args(OffloadModelName))
+    parser.add_argument("--layers", type=int, help="the first blocks that are trained; by default all")
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--length", type=int, default=2048)
     parser.add_argument("--sequences", type=int, default=4)
@@ -186,6 +189,7 @@ def main() -> None:
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "fp8_text_losses.csv")
     args = parser.parse_args()
+    args.layers = args.layers or MODELS[args.model].layers
     keep_compiled_kernels()
     process_setup.enable_expandable_segments(torch.device(args.device))
     text = read_text()
