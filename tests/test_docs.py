@@ -89,7 +89,7 @@ def example_command(workspace: Workspace) -> Workspace:
 def test_the_example_command_is_accepted(example_command: Workspace, run_cli: Callable[..., CommandResult]) -> None:
     result = run_cli(*TUNER, "plan=true")
     assert result.code == 0 and "(6 points)" in result.out, result.out + result.err
-    assert "train.py --lr=0.0001 --batch=8\n" in result.out
+    assert "train.py --workers=2 --batch=8\n" in result.out
 
 
 @pytest.mark.soak  # `make test` runs a command like it in tests/workloads/command/test_command.py

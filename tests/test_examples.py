@@ -18,7 +18,10 @@ PRINTED = {
     "offload.sh": ("11,000[^$]+device_gib=40[^$]+4 complete", ["sweeps/offload/trials.csv"]),
     "layouts.sh": ("excluded points[^$]+4 complete[^$]+winner ", ["sweeps/layouts/plan.csv"]),
     "plan.sh": ("11.67 B[^$]+sh sweeps/megatron.sh[^$]+h200", ["plan.html", "sweeps/megatron.sh"]),
-    "trainer.sh": (r"read +step 1: loss=5\.545 tokens_per_s=\d+[^$]+4 complete", ["sweeps/trainer/trials.csv"]),
+    "trainer.sh": (
+        r"read +step 1: loss=5\.545 tokens_per_s=\d+[^$]+4 complete[^$]+with 2\.39 loss at lr=0\.1 batch=1024",
+        ["sweeps/trainer/trials.csv"],
+    ),
     "own_workload.py": ("3 complete[^$]+winner .+ GB/s .+ piece_kib=", ["sweeps/add/best/best.json"]),
     "two_objectives.py": (
         r"param\.batch +tokens_per_s +step_time_ms\ntrial +\n\d+ +\d+ ",

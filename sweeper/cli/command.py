@@ -233,11 +233,14 @@ class _Reader:
         if key in self.command.verbs:
             return f"{flag}: written without dashes: sweeper {self.command.name} {key} {' '.join(following)}".rstrip()
         if owner := self.command.owner(key):
-            return f"{flag}: belongs to `{owner}`"
+            return self._explain_owner(flag, owner)
         forms = {key.name: _name_of(key) for key in [*self.settings.values(), *self.switches.values()]}
         close = nearest(key, forms)
         meant = f" Did you mean {forms[close]}?" if close else ""
         return f"{flag}: unknown flag. Available: {', '.join([*self.switches, '--help'])}.{meant}"
+
+    def _explain_owner(self, argument: str, owner: str) -> str:
+        return f"{argument}: `{self.command.usage(self.verb)}` does not take it; `{owner}` does"
 
     def _explain_key(self, name: str, argument: str) -> str:
         if not name:
@@ -245,7 +248,7 @@ class _Reader:
         if (flag := f"--{name.replace('_', '-')}") in self.switches:
             return f"{argument}: a switch is written {flag}"
         if owner := self.command.owner(name):
-            return f"{argument}: belongs to `{owner}`"
+            return self._explain_owner(argument, owner)
         if (key := SETTING_NAMES.get(name)) in self.settings:
             return f"{name}: unknown key. It is written {key}{argument[len(name) :]}"
         last = name.rpartition(".")[2]

@@ -43,9 +43,13 @@ def run(request: PrintedPlan) -> int:
     path = Path(request.out or "")
     names = request.hardware.split(",")
     if len(names) > 1 or request.fits:
-        if request.out is not None or request.file is not None or (request.fits and len(names) > 1):
-            key = "fits=true" if request.fits else f"hardware={request.hardware}"
-            raise UserInputError(f"{key}: prints one thing alone; out=, file= and several GPUs are for other plans")
+        for key in ("out", "file"):
+            if (name := getattr(request, key)) is not None:
+                what = "fits=true prints one line" if request.fits else "several GPUs make one table"
+                remedy = "leave that out" if request.fits else f"choose one, such as hardware={names[0]}"
+                raise UserInputError(f"{key}={name}: {what}; for a page or a file {remedy}")
+        if len(names) > 1 and request.fits:
+            raise UserInputError(f"hardware={request.hardware}: fits=true is of one GPU, such as hardware={names[0]}")
         if request.fits:
             return print_fit(request)
         console = open_console(soft_wrap=False)

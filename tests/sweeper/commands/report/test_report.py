@@ -368,7 +368,7 @@ def test_json_and_csv_are_unrounded_and_a_regression_has_an_exit_code(folder: Pa
         (["out=/nowhere/report.html"], "out=/nowhere/report.html: /nowhere: no such directory"),
         (["format=png", "out=/tmp"], "out=/tmp: is a directory. Give the name of a file in it"),
         (["format=csv", "out=/proc/report.csv"], "out=/proc/report.csv: cannot be written:"),
-        (["threshold=2%"], "threshold=2%: belongs to `sweeper report compare A B`"),
+        (["threshold=2%"], "threshold=2%: `sweeper report` does not take it; `sweeper report compare A B` does"),
     ],
 )
 def test_an_invalid_argument_is_refused_in_one_line(folder: Path, arguments: list[str], message: str) -> None:
