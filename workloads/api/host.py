@@ -177,7 +177,16 @@ def describe_gpu(gpu: Gpu) -> dict[str, Any]:
     if identity.responds:
         values |= {"used_gib": gpu.used_gib(), **asdict(gpu.limits()), **asdict(gpu.errors()), **asdict(gpu.links())}
         values["processes"] = len(ids) if (ids := gpu.process_ids()) is not None else None
+        values["local_cores"] = count_local_cores(identity.numa_node)
     return {"responds": identity.responds} | {name: value for name, value in values.items() if value is not None}
+
+
+def count_local_cores(numa_node: int | None, sys: Path = Path("/sys")) -> int | None:
+    """Return how many of the cores that this process may use are on a NUMA node; None if that is unknown."""
+    cores = _read(sys / f"devices/system/node/node{numa_node}/cpulist").strip()
+    ranges = [part.partition("-") for part in cores.split(",") if part]
+    here = {core for first, _, last in ranges for core in range(int(first), int(last or first) + 1)}
+    return len(here & os.sched_getaffinity(0)) if here else None
 
 
 def read_kernel(proc: Path = Path("/proc")) -> dict[str, Any]:

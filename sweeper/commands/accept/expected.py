@@ -2,11 +2,13 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from operator import itemgetter
 
-from sweeper.commands.accept.experiments import Experiment
+from sweeper.commands.accept.experiments import END_OVER_START, Experiment
 from sweeper.config.hardware import Target
 from sweeper.preflight.clusters import build_device, build_machine, default_topology
 from workloads.api import registry
+from workloads.api.contract import Scalar
 from workloads.api.errors import UserInputError
 from workloads.estimator.communication import all_reduce_s, all_to_all_s
 from workloads.estimator.placed_job import COPY_SHARE
@@ -18,14 +20,19 @@ Expected = Callable[[Target, Experiment, int], float | None]
 
 
 def expected_rates(target: Target, experiment: Experiment, ranks: int) -> Mapping[str, float]:
-    """Return the expected rate of each test of an experiment; empty for devices that the catalogue does not have."""
+    """Return the expected rate of each test of an experiment, and that a sustained run ends as it started.
+
+    Of devices that the catalogue does not have only the latter is known.
+    """
+    metrics = experiment.tests.items()
+    ends = {f"{test}{END_OVER_START}": 1.0 for test, metric in metrics if metric == "tflops_sustained"}
     try:
         device = build_device(target.hardware)
     except UserInputError:
-        return {}
+        return ends
     rates = {test: RATES[experiment.workload](target, experiment, ranks) for test in experiment.tests}
-    factors = {test: device.power_headroom if metric == "tflops" else 1.0 for test, metric in experiment.tests.items()}
-    return {test: factors[test] * rate for test, rate in rates.items() if rate}
+    factors = {test: device.power_headroom if metric == "tflops" else 1.0 for test, metric in metrics}
+    return ends | {test: factors[test] * rate for test, rate in rates.items() if rate}
 
 
 def _products(target: Target, experiment: Experiment, ranks: int) -> float | None:
@@ -54,10 +61,30 @@ def _collectives(target: Target, experiment: Experiment, ranks: int) -> float | 
 
 
 def _training(target: Target, experiment: Experiment, ranks: int) -> float | None:
-    workload = registry.load(experiment.workload)
+    return _find_layout(target, experiment, ranks)[0]
+
+
+def _find_layout(target: Target, experiment: Experiment, ranks: int) -> tuple[float, dict[str, Scalar]]:
+    """Return the tokens/s and the parameters of the fastest layout of a training; 0 tokens/s if none fits."""
+    workload, given = registry.load(experiment.workload), experiment.parameters_for(ranks)
     machine = build_machine(target, ranks, default_topology(target.hardware), {})
-    estimate = workload.estimate(workload.Parameters(**experiment.parameters_for(ranks)), machine)
-    return estimate.metrics.get("tokens_per_s")
+    layouts = [given | {"dp_replicate": ranks // n, "dp_shard": n} for n in range(1, ranks + 1) if ranks % n == 0]
+    estimates = [workload.estimate(workload.Parameters(**layout), machine) for layout in layouts]
+    rates = [estimate.metrics.get("tokens_per_s", 0.0) for estimate in estimates]
+    return max(zip(rates, layouts, strict=True), key=itemgetter(0))
+
+
+def choose_parameters(target: Target, experiment: Experiment, ranks: int) -> dict[str, Scalar]:
+    """Return the parameters of a trial: of a training those of the planner's fastest layout, empty if none fits."""
+    given = experiment.parameters_for(ranks)
+    if experiment.workload != "parallel":
+        return given
+    try:
+        build_device(target.hardware)
+    except UserInputError:  # the planner has no such device
+        return given
+    rate, layout = _find_layout(target, experiment, ranks)
+    return layout if rate else {}
 
 
 RATES: Mapping[str, Expected] = {

@@ -12,6 +12,7 @@ from itertools import chain
 from statistics import mean
 from typing import Any
 
+from sweeper.commands.accept.expected import choose_parameters
 from sweeper.commands.accept.experiments import END_OVER_START, Experiment, Reading, Scope, name_place
 from sweeper.common.format import format_number
 from sweeper.common.trials import LOST_NODE, Trial, TrialResult, TrialStatus
@@ -84,7 +85,7 @@ class Job:
     def _submit(self, further_s: float = 0.0) -> None:
         assert self.pool
         self.pool.use_workload(self.experiments[0].workload)
-        self.pool.submit(Trial(0, self.experiments[0].parameters_for(self.ranks)))
+        self.pool.submit(Trial(0, choose_parameters(self.target, self.experiments[0], self.ranks)))
         self.deadline_s = time.monotonic() + timeout_s(self.experiments[0]) + further_s
 
     def poll(self) -> tuple[Experiment, TrialResult] | None:
@@ -124,7 +125,8 @@ def plan_phases(target: Target, names: Sequence[str], experiments: Sequence[Expe
     def build(nodes: Sequence[int], scopes: set[Scope]) -> Job | None:
         of_nodes = replace(target, nodes=tuple(target.nodes[number] for number in nodes))
         ranks = count_ranks(of_nodes, scopes)
-        own = deque(e for e in experiments if e.scope in scopes and _fits(e, ranks))
+        fitting = [e for e in experiments if e.scope in scopes and _fits(e, ranks)]
+        own = deque(e for e in fitting if choose_parameters(of_nodes, e, ranks))
         return Job(of_nodes, tuple(names[number] for number in nodes), ranks, own) if own else None
 
     count = len(target.nodes)
@@ -146,7 +148,7 @@ def count_ranks(target: Target, scopes: set[Scope]) -> int:
 def _fits(experiment: Experiment, ranks: int) -> bool:
     if experiment.scope == "pair":
         return ranks > 2 and ranks % 2 == 0
-    return experiment.scope == "device" or ranks > 1
+    return experiment.scope == "device" or experiment.workload == "parallel" or ranks > 1
 
 
 def pair_rounds(count: int) -> list[list[list[int]]]:

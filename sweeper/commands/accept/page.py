@@ -115,19 +115,10 @@ def _build_map(results: Sequence[Mapping[str, Any]]) -> Iterator[Chart]:
         ["" if value is None else f"{100 * value:+.{decimals_apart(100 * value, 0.0, 1)}f}%" for value in cells]
         for cells in grid
     ]
+    names = [f"GPU {column}" for column in columns]
+    heat = graph_objects.Heatmap(z=grid, x=names, y=list(margins), text=text, texttemplate="%{text}", showscale=False)
     figure = graph_objects.Figure(
-        graph_objects.Heatmap(
-            z=grid,
-            x=[f"GPU {column}" for column in columns],
-            y=list(margins),
-            text=text,
-            texttemplate="%{text}",
-            colorscale=COLORS,
-            zmin=-0.1,
-            zmax=0.1,
-            showscale=False,
-            hovertemplate="%{y} %{x}: %{z:+.1%}",
-        )
+        heat.update(colorscale=COLORS, zmin=-0.1, zmax=0.1, hovertemplate="%{y} %{x}: %{z:+.1%}")
     )
     figure.update_layout(height=75 + 22 * len(margins), margin={"t": 60, "l": 60, "r": 15, "b": 15})
     figure.update_xaxes(side="top")

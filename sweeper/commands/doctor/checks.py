@@ -143,6 +143,12 @@ def check_gpu(location: str, gpu: Mapping[str, Any]) -> Iterator[Finding]:
         yield finding(f"reported XID {', '.join(map(str, xids))} during the test", "no_response")
     if (width := gpu.get("pcie_width", 0)) < (most := gpu.get("pcie_width_max", 0)):
         yield finding(f"its PCIe link has {width} of {most} lanes", "pcie")
+    if (generation := gpu.get("pcie_generation", 0)) < (most := gpu.get("pcie_generation_max", 0)):
+        problem = f"its PCIe link is of generation {generation} here, and the GPU's of generation {most}"
+        yield finding(problem, "pcie", affects_results=False)
+    if gpu.get("local_cores") == 0:
+        problem, remedy = f"no core of its NUMA node {gpu['numa_node']} may be used", "give the job these cores, too"
+        yield Finding(location, problem, remedy, affects_results=False)
     if down := gpu.get("links_down", 0):
         yield finding(f"{down} of its links to other GPUs are down", "links")
     if limit_w < default_w:

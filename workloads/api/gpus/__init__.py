@@ -62,10 +62,12 @@ class GpuErrors:
 
 @dataclass(frozen=True)
 class GpuLinks:
-    """The link to the host, whose generation falls while the GPU is idle, and those to other GPUs."""
+    """The link to the host and those to other GPUs. Generations are the highest: the current one falls when idle."""
 
     pcie_width: int | None = None
     pcie_width_max: int | None = None
+    pcie_generation: int | None = None  # of the GPU in this machine
+    pcie_generation_max: int | None = None  # of the GPU
     links: int | None = None  # NVLinks that are there
     links_down: int | None = None  # of these, that are not active
 

@@ -129,6 +129,8 @@ class NvidiaGpu:
         return GpuLinks(
             pcie_width=self._get("CurrPcieLinkWidth"),
             pcie_width_max=self._get("MaxPcieLinkWidth"),
+            pcie_generation=self._get("MaxPcieLinkGeneration"),
+            pcie_generation_max=self._get("GpuMaxPcieLinkGeneration"),
             # All are inactive on a machine that has no NVLink bridge or switch.
             links=len(known) if any(known) else None,
             links_down=known.count(0) if any(known) else None,

@@ -23,7 +23,7 @@ from benchmarks.acceptance import share_found
 from sweeper.commands.accept import main, measure
 from sweeper.commands.accept import record as records
 from sweeper.commands.accept.causes import UNKNOWN, add_causes
-from sweeper.commands.accept.expected import expected_rates
+from sweeper.commands.accept.expected import choose_parameters, expected_rates
 from sweeper.commands.accept.experiments import Profile, Reading, read_experiments, spread_of
 from sweeper.commands.accept.judge import Judgement, Verdict, describe, judge, overall_verdict
 from sweeper.commands.accept.page import build_html, build_junit, build_markdown, summarize_tests
@@ -71,12 +71,21 @@ def test_nodes_are_measured_alone_then_in_pairs_then_together() -> None:
     assert [job.ranks for job in chain(*phases)] == [8, 8, 8, 16, 16, 24]
 
 
-def test_one_gpu_has_no_collectives_and_two_have_no_pairs_beside_the_node() -> None:
-    def scopes(count: int) -> set[str]:
-        ((job,),) = measure.plan_phases(gpus(count, 1), ["a"], read_experiments("gpu", "quick"))
-        return {experiment.scope for experiment in job.experiments}
+def test_one_gpu_has_no_collectives_two_have_no_pairs_and_a_model_that_does_not_fit_is_not_trained() -> None:
+    def workloads(count: int, hardware: str = "h100") -> set[str]:
+        ((job,),) = measure.plan_phases(gpus(count, 1, hardware), ["a"], read_experiments("gpu", "quick"))
+        return {f"{experiment.scope} {experiment.workload}" for experiment in job.experiments}
 
-    assert [scopes(count) for count in (1, 2, 8)] == [{"device"}, {"device", "node"}, {"device", "pair", "node"}]
+    alone = {"device matmul", "device memory"}
+    assert [workloads(1, hardware) - alone for hardware in ("rtx4090", "h100")] == [set(), {"node parallel"}]
+    assert workloads(2) - alone == {"node collectives", "node parallel"}
+    assert workloads(8) - workloads(2) == {"pair collectives"}
+
+
+def test_a_training_has_the_planners_fastest_layout_also_on_the_nodes_that_are_left() -> None:
+    (*_, e) = (e for e in read_experiments("gpu", "quick") if e.scope == "whole")
+    chosen = [choose_parameters(gpus(8, nodes), e, 8 * nodes) for nodes in (64, 63)]
+    assert [(c["dp_replicate"], c["dp_shard"], c["global_batch"]) for c in chosen] == [(16, 32, 2048), (21, 24, 2016)]
 
 
 @pytest.mark.parametrize("count", range(2, 71))
@@ -130,6 +139,11 @@ def test_the_expected_rates_are_the_catalogues_the_tables_and_the_planners() -> 
     }
     assert rates["bf16 products sustained"] == 690 and rates["bf16 products burst"] == pytest.approx(690 * 1.15)
     assert rates["memory copy"] == pytest.approx(0.85 * 3350) and rates["node training"] > 50_000
+    slower = [
+        Reading((drift := f"{TEST}, end over start"), "device", "n GPU 0", ("n",), "", rate) for rate in (0.9, 0.6)
+    ]
+    expected = {(drift, "n GPU 0"): rates[drift]}
+    assert [verdicts(judge([one], "gpu", expected, {})) for one in slower] == [["pass"], ["fail"]]
 
 
 def test_a_slow_gpu_fails_by_its_peers_and_a_slow_fleet_by_the_expected_rate() -> None:
@@ -406,6 +420,8 @@ def state(node: str, **gpu: Any) -> dict[str, Any]:
     [
         ({"power_limit_w": 450.0, "power_default_w": 700.0}, {}, "its power is limited to 450 W of 700 W"),
         ({"pcie_width": 8}, {}, "its PCIe link has 8 of 16 lanes"),
+        ({"pcie_generation": 4, "pcie_generation_max": 5}, {}, "generation 4 here, and the GPU's of generation 5"),
+        ({"numa_node": 1, "local_cores": 0}, {}, "no core of its NUMA node 1 may be used"),
         ({"links_down": 2}, {}, "2 of its links to other GPUs are down"),
         ({"processes": 3, "used_gib": 0.5}, {}, "3 other processes use it"),
         ({"uncorrected_errors": 4}, {}, "4 uncorrected memory errors"),

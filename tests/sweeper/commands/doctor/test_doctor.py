@@ -1,5 +1,6 @@
 """The doctor: problems of nodes, GPUs and stores are reported with a remedy, of AMD GPUs by AMD SMI's stand-in."""
 
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -26,7 +27,7 @@ from tests.support.amd import use_stand_in
 from workloads.api import host
 from workloads.api.contract import Infeasible, Rank
 from workloads.api.gpus import GpuIdentity
-from workloads.api.host import read_kernel, read_node_state
+from workloads.api.host import count_local_cores, read_kernel, read_node_state
 from workloads.api.trial import run_trial
 
 GPU = {"number": 0, "vendor": "nvidia", "responds": True, "name": "NVIDIA H200", "driver": "580.1", "used_gib": 0.5}
@@ -106,6 +107,15 @@ def test_the_state_of_this_machine_is_read() -> None:
     state = read_node_state(".")
     assert state["free_gib"] > 0 and state["versions"]["ray"] and state["gpus"] == []
     assert "nodes" not in {finding.location for finding in check_nodes([state, state])}
+
+
+def test_the_cores_of_a_numa_node_that_may_be_used_are_counted(tmp_path: Path) -> None:
+    (file := tmp_path / "devices/system/node/node1/cpulist").parent.mkdir(parents=True)
+    own = min(os.sched_getaffinity(0))
+    for cores, usable in ((f"{own},70000-70003", 1), ("70000-70003", 0), ("", None)):
+        file.write_text(f"{cores}\n")
+        assert count_local_cores(1, tmp_path) == usable
+    assert count_local_cores(None, tmp_path) is None
 
 
 @pytest.mark.long(8)
