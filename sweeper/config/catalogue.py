@@ -27,6 +27,7 @@ FIGURES = {
     "memory": ("memory_gib", "GiB"),
     "bandwidth": ("bandwidth_tb_s", "TB/s"),
     "power": ("power_w", "W"),
+    "price": ("price_per_hour", "USD an hour"),
 }
 DEVICES_PER_GPU = {"SPX": 1, "DPX": 2, "TPX": 3, "QPX": 4}
 MODES = re.compile(r"([SDTQC]PX)/NPS\d")
@@ -60,7 +61,7 @@ def catalogue() -> dict[str, Hardware]:
             raise UserInputError(f"{path}: must be a mapping: key: value")
         merged: dict[str, Any] = {}
         for base in values.pop("defaults", ()):
-            merged |= files.get(str(base), {})
+            merged |= files.get(str(base), {}) | {"price_per_hour": None}  # another GPU has another price
         files[path.stem] = merged = merged | {str(key): value for key, value in values.items()}
         entry = build(Hardware, merged, f"{path.name if path.is_relative_to(CONF) else path}: ")
         if entry.kind == "gpu" and entry.name != "auto":

@@ -53,8 +53,9 @@ class Hardware:
         link_gb_s: bandwidth of one device to the others of its node (NVLink, Infinity Fabric), in each direction.
         link_peers: to how many devices it has a link of its own, with an equal part of link_gb_s; null for a switch.
         power_w: the most power that one device draws.
+        price_per_hour: an assumed price in USD, a provider's list price on demand; null where none was found.
         environment: variables that every worker is started with, each with its value, reason and source.
-        sources: the document, table and date behind peaks, memory, bandwidth and power.
+        sources: the document, table and date behind peaks, memory, bandwidth, power and price.
         source: where the figures without an entry in `sources` are from.
     """
 
@@ -75,6 +76,7 @@ class Hardware:
     link_gb_s: float | None = None
     link_peers: int | None = field(default=None, metadata={"min": 1})
     power_w: float | None = None
+    price_per_hour: float | None = field(default=None, metadata={"min": 0})
     environment: dict[str, Any] = field(default_factory=dict)
     sources: dict[str, str] = field(default_factory=dict)
     source: str | None = None

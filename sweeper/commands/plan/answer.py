@@ -42,6 +42,7 @@ class Answer:
     comparison: Comparison | None  # why the given layout is slower than that one
     alternatives: dict[str, Candidate]  # by what is doubled, the fastest layout and its estimate then
     training: TrainingRun  # a whole training with the fastest layout
+    price: str  # of a GPU-hour, and whether it is assumed; empty if none is known
     rates: dict[int, float]  # tokens of a day by number of GPUs, of those tried for `tokens_per_day` or `days`
 
     @property
@@ -78,7 +79,7 @@ def answer(request: PlanRequest) -> Answer:
         estimates = ((layout, estimate_job(replace(job, layout=layout), cluster)) for layout in layouts)
         candidates = [_correct(Candidate(layout, estimate), problem) for layout, estimate in estimates]
         doubled[name] = max(candidates, key=lambda candidate: candidate.estimate.tokens_per_s_per_gpu)
-    return Answer(request.model, problem, result, faster, comparison, doubled, training, rates)
+    return Answer(request.model, problem, result, faster, comparison, doubled, training, request.price[1], rates)
 
 
 def plan_training(request: PlanRequest, estimate: JobEstimate) -> TrainingRun:
@@ -86,12 +87,18 @@ def plan_training(request: PlanRequest, estimate: JobEstimate) -> TrainingRun:
 
     Raises UserInputError if it costs more than `max_cost`.
     """
-    tokens = request.train_tokens or TRAIN_TOKENS
-    training = training_run(estimate, tokens, request.reliability, request.price_per_hour)
-    if request.max_cost is not None and training.cost is not None and training.cost > request.max_cost:
+    tokens, (price, _) = request.train_tokens or TRAIN_TOKENS, request.price
+    training = training_run(estimate, tokens, request.reliability, price)
+    if request.max_cost is None:
+        return training
+    if price is None or training.cost is None:
+        raise UserInputError(
+            f"max_cost={request.max_cost:g}: needs price_per_hour=, {request.hardware} has no known price"
+        )
+    if training.cost > request.max_cost:
         raise UserInputError(
             f"max_cost={request.max_cost:g}: {tokens:g} tokens on {estimate.gpus:,} GPUs cost {training.cost:,.0f}, at "
-            f"price_per_hour={request.price_per_hour:g}. Fewer GPUs, or others (hardware=a,b), may cost less"
+            f"price_per_hour={price:g}. Fewer GPUs, or others (hardware=a,b), may cost less"
         )
     return training
 

@@ -16,7 +16,6 @@ from sweeper.commands.plan.answer import NothingFits, answer, find_problem, scal
 from sweeper.commands.plan.request import PlanRequest
 from sweeper.commands.plan.side_by_side import HEADING, compare_hardware
 from sweeper.commands.plan.text import show, show_file
-from sweeper.common.format import count
 from sweeper.pages.terminal import draw, open_console
 from workloads.api.errors import UserInputError, describe_os_error
 from workloads.estimator.search import bound_gib, fills_memory, usable_gib
@@ -37,6 +36,13 @@ class PrintedPlan(PlanRequest):
     out: str | None = None
     fits: bool = False
 
+    def __post_init__(self) -> None:
+        if self.fits and (self.days is not None or self.tokens_per_day is not None):
+            raise UserInputError(
+                "fits=true: needs gpus=; days= and tokens_per_day= search for GPUs on which a layout fits"
+            )
+        super().__post_init__()
+
 
 def run(request: PrintedPlan) -> int:
     """Print the plan, and write its files. Returns the exit code."""
@@ -53,12 +59,9 @@ def run(request: PrintedPlan) -> int:
         if request.fits:
             return print_fit(request)
         console = open_console(soft_wrap=False)
-        rows, warnings = compare_hardware(request, names)
+        rows, lines = compare_hardware(request, names)
         console.print(draw(HEADING, rows, len(HEADING) - 1, console.width))
-        if warnings:
-            counts = ", ".join(f"{name} {number}" for name, number in warnings.items())
-            total = count(sum(warnings.values()), "warning")
-            print(f"unsure    {total}: {counts}. A plan of one GPU lists its own: hardware={next(iter(warnings))}")
+        print(*lines, sep="\n")
         return 0
     if request.out is not None:
         check_output_file("out", path)

@@ -8,7 +8,7 @@ from pathlib import Path
 import plotly.graph_objects as go
 
 from sweeper.commands.plan.answer import Answer, tokens_of_a_day
-from sweeper.commands.plan.text import differences_table, headline, layouts_table, list_sections
+from sweeper.commands.plan.text import differences_table, headline, layouts_table, list_sections, show_range
 from sweeper.common.format import round_to_band
 from sweeper.pages import html_page
 from sweeper.pages.chart_style import COLORS, GRAY, add_band, bar_chart_height_px
@@ -59,9 +59,7 @@ def list_steps(answer: Answer) -> Bars:
     bars, error_share = {}, answer.error_share
     for candidate in list(by_division.values())[:MAX_BARS]:
         step = candidate.estimate.step
-        factors = (1.0, 1 - error_share, 1 + error_share)
-        expected, low, high = (round_to_band(step.total_s * factor, error_share) for factor in factors)
-        bars[f"{expected} s ({low} to {high}): {describe(candidate.layout)}"] = vars(step)
+        bars[f"{show_range(step.total_s, error_share)} s: {describe(candidate.layout)}"] = vars(step)
     return bars
 
 

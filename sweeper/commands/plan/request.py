@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from sweeper.cli import command
-from sweeper.config.catalogue import catalogue, use_config_dir
+from sweeper.config.catalogue import catalogue, list_figures, use_config_dir
 from sweeper.preflight import corrections
 from sweeper.preflight.calibration import AUTO, CalibrationFile, find_calibration
 from sweeper.preflight.clusters import build_cluster
@@ -89,8 +89,8 @@ class PlanRequest:
         train_tokens: tokens of a whole training, for its duration and cost; by default 1e12.
         tokens_per_day: find the number of GPUs that trains on this many tokens.
         days: find the number of GPUs that trains on train_tokens in this many days, failures included.
-        price_per_hour: of one GPU; by default no price is assumed.
-        max_cost: refuse what costs more to train on train_tokens at price_per_hour.
+        price_per_hour: of one GPU; by default a provider's list price in USD, where conf/hardware has one.
+        max_cost: refuse what costs more to train on train_tokens.
         failures_per_gpu_day: unexpected interruptions; by default those of Llama 3's training.
         restart_s: from a failure until training goes on.
         checkpoint_s: a checkpoint stops training for so long.
@@ -137,8 +137,8 @@ class PlanRequest:
     def __post_init__(self) -> None:
         if self.days is not None and (self.train_tokens is None or self.tokens_per_day is not None):
             raise UserInputError(f"days={self.days:g}: needs train_tokens=, and takes the place of tokens_per_day=")
-        if self.max_cost is not None and (self.train_tokens is None or self.price_per_hour is None):
-            raise UserInputError(f"max_cost={self.max_cost:g}: needs train_tokens= and price_per_hour=")
+        if self.max_cost is not None and self.train_tokens is None:
+            raise UserInputError(f"max_cost={self.max_cost:g}: needs train_tokens=")
         if self.gpus is None and (self.daily_tokens is None or self.layout is not None):
             raise UserInputError("gpus: required. Give the number of GPUs, or tokens_per_day= or days= to find it")
         use_config_dir(self.config_dir)
@@ -159,6 +159,16 @@ class PlanRequest:
         if self.days is not None and self.train_tokens is not None:
             return self.train_tokens / self.days
         return self.tokens_per_day
+
+    @property
+    def price(self) -> tuple[float | None, str]:
+        """The price of a GPU-hour, and the words for it: the request's, else the catalogue's; None without either."""
+        if self.price_per_hour is not None:
+            return self.price_per_hour, f"{self.price_per_hour:g} per GPU-hour"
+        entry = catalogue()[self.hardware]
+        sources = [source for kind, _, source in list_figures(entry) if kind == "price"]
+        words = [f"{entry.price_per_hour:g} USD per GPU-hour, assumed: {source}" for source in sources]
+        return entry.price_per_hour, "".join(words)
 
     @property
     def reliability(self) -> Reliability:

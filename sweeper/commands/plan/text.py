@@ -9,11 +9,12 @@ from typing import Any
 from rich.console import Console
 
 from sweeper.commands.plan.answer import KEPT, SHOWN, Answer, tokens_of_a_day
-from sweeper.commands.plan.request import PlanRequest, Problem, build_problem
+from sweeper.commands.plan.request import TOKENS_PER_STEP, PlanRequest, Problem, build_problem
 from sweeper.common.format import count, round_to_band
 from sweeper.pages.terminal import draw, open_console
 from workloads.api.errors import UserInputError
 from workloads.estimator.estimate import find_band
+from workloads.estimator.questions import TrainingRun
 from workloads.estimator.search import Candidate, bound_gib, fills_memory, usable_gib
 from workloads.estimator.words import describe, layout_words, write_words
 from workloads.formats.names import FileReading
@@ -76,19 +77,32 @@ def list_sections(answer: Answer) -> list[tuple[str, list[str]]]:
 
 
 def headline(answer: Answer) -> str:
-    """Return the answer as a sentence: the rate with its band, and the time of a training."""
+    """Return the answer as a sentence: the rate, and the time and cost of a training with the range of the band."""
     estimate, training, share = answer.best.estimate, answer.training, answer.error_share
     cluster, job = answer.problem.cluster, answer.problem.job
     far = "Far from any measured run: " * bool(find_band(job, cluster).known.missing(job, cluster))
     rate = round_to_band(estimate.tokens_per_s_per_gpu * estimate.gpus, share)
-    days, gpu_hours = (round_to_band(value, share) for value in (training.days, training.gpu_hours))
-    cost = ", no price assumed"
+    cost = ", no price is known"
     if training.cost is not None:
-        cost = f" and cost {round_to_band(training.gpu_hours, share, training.cost / training.gpu_hours)}"
+        cost = f" and cost {show_cost(training, share)} at {answer.price.partition(':')[0]}"
     return (
         f"{far}{answer.model} on {estimate.gpus:,} {cluster.device.name} trains at {rate} tokens/s (±{share:.0%}); "
-        f"{training.tokens / 1e12:g} trillion tokens take {days} days or {gpu_hours} GPU-hours{cost}"
+        f"{training.tokens / 1e12:g} trillion tokens take {show_range(training.days, share)} days or "
+        f"{show_range(training.gpu_hours, share)} GPU-hours{cost}"
     )
+
+
+def show_range(value: float, share: float, factor: float = 1.0) -> str:
+    """Return a value and the range of its band, times a factor, as in `6.4 (2.6 to 10)`."""
+    expected, low, high = (round_to_band(value * part, share, factor) for part in (1, 1 - share, 1 + share))
+    return f"{expected} ({low} to {high})"
+
+
+def show_cost(training: TrainingRun, share: float) -> str:
+    """Return the price of the GPU-hours that are shown; a dash without a price."""
+    if training.cost is None:
+        return MISSING
+    return show_range(training.gpu_hours, share, training.cost / training.gpu_hours)
 
 
 def head_lines(answer: Answer) -> list[str]:
@@ -141,11 +155,10 @@ def head_lines(answer: Answer) -> list[str]:
     estimate = answer.best.estimate
     step_s, memory = estimate.step.total_s, estimate.memory
     mfu = MISSING if estimate.mfu is None else f"{100 * estimate.mfu:.0f}%"
-    low, high = (round_to_band(step_s * factor, error_share) for factor in (1 - error_share, 1 + error_share))
     return [
         *lines,
         f"best      {describe(answer.best.layout)}",
-        f"{INDENT}step {round_to_band(step_s, error_share)} s ({low} to {high}), "
+        f"{INDENT}step {show_range(step_s, error_share)} s, "
         f"{round_to_band(estimate.tokens_per_s_per_gpu, error_share)} tokens/s per GPU, MFU {mfu}, "
         f"{round_to_band(tokens_of_a_day(estimate) / 1e9, error_share)}B tokens a day",
         f"{INDENT}memory up to {bound_gib(memory, job, cluster):.0f} GiB of {usable_gib(cluster):.0f} usable; "
@@ -257,6 +270,7 @@ def tail_lines(answer: Answer) -> list[str]:
     lines = lines or [f"with      {', '.join(answer.alternatives)}: no more than 1%"]
     failures = round_to_band(training.failures, band.error_share)
     lines.append(f"training  loses {training.lost_share:.1%} of its time to {failures} failures and to checkpoints")
+    lines += [f"price     {answer.price}"] if answer.price else []
     lines.append(f"band      {band.error_share:.0%}: {band.meaning} (docs/reference/planner-scoreboard.md)")
     return lines + [f"unsure    {line}" for line in list_warnings(problem, answer.best, answer.model)]
 
@@ -273,6 +287,12 @@ def list_warnings(problem: Problem, best: Candidate, model: str) -> list[str]:
         unsure.append(f"whether it fits: no layout's bound of memory does, and that of this one is {most_gib:.0f} GiB")
     if fills_memory(estimate.memory, problem.cluster):
         unsure.append("the rate: it fills memory, so its steps may stall (by 1 to 18% in measured runs)")
+    step_tokens = problem.job.layout.global_batch * problem.job.sequence_length
+    if problem.batch is None and step_tokens > 2 * TOKENS_PER_STEP:
+        unsure.append(
+            f"whether it learns as well: each GPU takes a sequence, so a step has {step_tokens / 1e6:,.0f} M tokens, "
+            f"not about {TOKENS_PER_STEP / 1e6:.0f} M; global_batch= sets them"
+        )
     if problem.calibration:
         unsure.append("the band is that of estimates with the tables' rates, not with rates measured here")
     unsure += estimate.not_modelled

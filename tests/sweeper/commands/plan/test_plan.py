@@ -377,20 +377,37 @@ def test_one_bound_decides_what_is_recommended_what_fits_and_what_is_left() -> N
     bounds = [bound_gib(candidate.estimate.memory, problem.job, problem.cluster) for candidate in best]
     assert max(bounds) <= usable_gib(problem.cluster) == pytest.approx(0.97 * 178.35)
     rows = compare_hardware(request, ["b200"])[0]
-    assert rows[0][8] == f"{0.97 * 178.35 - 1.13 * best[0].estimate.memory.needed_gib:.0f}"
+    assert rows[0][7] == f"{0.97 * 178.35 - 1.13 * best[0].estimate.memory.needed_gib:.0f}"
     assert layouts_table(planned)[1][0][3] == f"{bounds[0]:.0f}"
 
 
 def test_gpus_are_compared_for_the_same_tokens_the_fewest_gpu_hours_first() -> None:
     words = ["model=llama3_8b", "hardware=h100,rtx4090,b200", "gpus=8", "tp=1", "pp=1", "cp=1", "micro_batch=1"]
-    request = read_request([*words, "train_tokens=1e12"])
-    rows, warnings = compare_hardware(request, ["h100", "rtx4090", "b200"])
-    alone = dict(list_sections(answer(replace(request, hardware="b200"))))
-    assert warnings["b200"] == len(alone["far"] + alone["unsure"]) > 1 and list(warnings) == ["b200", "h100"]
+    request = read_request([*words, "train_tokens=1e12", "trainer=torchtitan", "global_batch=256"])
+    rows, lines = compare_hardware(request, ["h100", "rtx4090", "b200"])
+    alone = {name: dict(list_sections(answer(replace(request, hardware=name)))) for name in ("b200", "h100")}
+    counts = {name: len(lines["unsure"] + lines.get("far", [])) for name, lines in alone.items()}
+    assert f"{sum(counts.values())} warnings: b200 {counts['b200']}, h100 {counts['h100']}." in lines[-1]
     assert [row[0] for row in rows] == ["b200", "h100", "rtx4090"]
     assert "no layout fits" in rows[2][-1] and rows[2][1] == "—"
-    hours, energy = (float(rows[1][place].replace(",", "")) for place in (5, 7))
+    hours, energy = (float(rows[1][place].replace(",", "")) for place in (4, 6))
     assert energy == pytest.approx(hours * 700 / 1e6, rel=0.3)  # both are rounded to the band
+    for row, price in zip(rows[:2], (8.5, 4.5), strict=True):  # each GPU has its own
+        hours, cost = (float(row[place].split(" (")[0].replace(",", "")) for place in (4, 5))
+        assert cost == pytest.approx(price * hours, rel=1e-6)
+        assert f"price     {row[0]}: {price} USD per GPU-hour, assumed: Nebius price list" in "\n".join(lines)
+        assert row[8] == "by torchtitan, bf16, 256 x 8,192 tokens a step"
+
+
+def test_a_price_of_the_request_replaces_those_of_the_gpus() -> None:
+    words = ["model=llama3_8b", "gpus=8", "tp=1", "pp=1", "cp=1", "micro_batch=1", "train_tokens=1e12"]
+    names = ["mi355x", "h100"]  # the first has no price
+    rows, lines = compare_hardware(read_request([*words, "hardware=mi355x,h100", "price_per_hour=2"]), names)
+    assert all(row[5] != "—" for row in rows) and f"price     {names[0]}: 2 per GPU-hour" in lines
+    rows, lines = compare_hardware(read_request([*words, "hardware=mi355x,h100"]), names)
+    assert [row[5] == "—" for row in rows] == [True, False]  # in the order of GPU-hours
+    with pytest.raises(UserInputError, match="max_cost=9: needs price_per_hour=, mi355x has no known price"):
+        answer(read_request([*words, "hardware=mi355x", "max_cost=9"]))
 
 
 def test_a_request_that_is_wrong_for_all_gpus_is_refused_once() -> None:
@@ -420,6 +437,10 @@ def test_a_number_of_days_finds_the_number_of_gpus() -> None:
         answer(read_request([*priced, "max_cost=1000"]))
     with pytest.raises(UserInputError, match="days=3: needs train_tokens="):
         read_request([*words, "days=3"])
+    with pytest.raises(UserInputError, match=r"fits=true: needs gpus=; days= and tokens_per_day= search"):
+        COMMAND.run([*words, "days=3", "fits=true"])
+    hurried = answer(read_request([*words, "train_tokens=1e12", "days=0.5"]))
+    assert hurried.problem.cluster.gpus > 512 and any("learns as well" in line for line in tail_lines(hurried))
 
 
 def test_a_file_for_a_trainer_is_planned_as_that_trainer_runs_it() -> None:
