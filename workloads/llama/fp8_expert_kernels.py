@@ -120,31 +120,21 @@ def weigh_kernel(
     tl.store(hidden + at, (value * (1.0 / scale)[:, None]).to(dtype), mask=inside)
 
 
-def launch_weigh(gate: Tensor, up: Tensor, weights: Tensor) -> Fp8Matrix:
-    """Return `workloads.llama.fp8_experts.weigh`, with its scales for gate and up of one stride."""
-    return _weigh(gate, up, weights, None, WEIGH_TILE)[0]
-
-
-def launch_weigh_backward(
-    gate: Tensor, up: Tensor, weights: Tensor, d_hidden: Tensor
+def launch_weigh(
+    gate: Tensor, up: Tensor, weights: Tensor, d_hidden: Tensor | None = None
 ) -> tuple[Fp8Matrix, Fp8Matrix, Tensor]:
-    """Return `launch_weigh`, and the gradients of gate and up side by side by rows, and of weights."""
-    return _weigh(gate, up, weights, d_hidden, WEIGH_BACKWARD_TILE)
+    """Return `workloads.llama.fp8_experts.weigh` for gate and up of one stride.
 
-
-def _weigh(
-    gate: Tensor, up: Tensor, weights: Tensor, d_hidden: Tensor | None, tile: int
-) -> tuple[Fp8Matrix, Fp8Matrix, Tensor]:
-    rows, features = gate.shape
-    hidden, d = (_allocate(gate, width) for width in (features, 2 * features if d_hidden is not None else 0))
+    With `d_hidden` also the gradients of gate and up, side by side by rows, and of weights; else nothing of them.
+    """
+    (rows, features), is_backward = gate.shape, d_hidden is not None
+    hidden, d = (
+        Fp8Matrix(gate.new_empty(rows, width, dtype=FP8), gate.new_empty(rows, dtype=torch.float32))
+        for width in (features, 2 * features * is_backward)
+    )
     d_weights, size = torch.empty_like(weights), triton.next_power_of_2(features)
-    block = max(1, tile // size)
+    block = max(1, (WEIGH_BACKWARD_TILE if is_backward else WEIGH_TILE) // size)
     tensors = (gate, up, weights, gate if d_hidden is None else d_hidden, *hidden, *d, d_weights)
-    options = {"BACKWARD": d_hidden is not None, "BLOCK_ROWS": block, "SIZE": size}
-    grid = (triton.cdiv(rows, block),)
-    weigh_kernel[grid](*tensors, rows, features, gate.stride(0), **options, num_warps=min(16, max(4, size // 512)))
+    options = {"BACKWARD": is_backward, "BLOCK_ROWS": block, "SIZE": size, "num_warps": min(16, max(4, size // 512))}
+    weigh_kernel[(triton.cdiv(rows, block),)](*tensors, rows, features, gate.stride(0), **options)
     return hidden, d, d_weights
-
-
-def _allocate(x: Tensor, features: int) -> Fp8Matrix:
-    return Fp8Matrix(x.new_empty(len(x), features, dtype=FP8), x.new_empty(len(x), dtype=torch.float32))

@@ -72,7 +72,7 @@ def weigh(gate: Tensor, up: Tensor, weights: Tensor) -> Fp8Matrix:
         if gate.device.type != "cpu":
             from workloads.llama.fp8_expert_kernels import launch_weigh
 
-            return launch_weigh(gate, up, weights)
+            return launch_weigh(gate, up, weights)[0]
         return _cast_rows(swiglu(gate.float(), up.float()) * weights)
 
 
@@ -82,9 +82,9 @@ def weigh_backward(
     """Return `weigh` by columns, the gradients of gate and up side by side by rows and by columns, and of weights."""
     with annotate("experts"):
         if gate.device.type != "cpu":
-            from workloads.llama.fp8_expert_kernels import launch_weigh_backward
+            from workloads.llama.fp8_expert_kernels import launch_weigh
 
-            hidden, d_gate_up, d_weights = launch_weigh_backward(gate, up, weights, d_hidden)
+            hidden, d_gate_up, d_weights = launch_weigh(gate, up, weights, d_hidden)
         else:
 
             def weigh(gate: Tensor, up: Tensor, weights: Tensor) -> Tensor:

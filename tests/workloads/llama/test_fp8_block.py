@@ -1,8 +1,10 @@
 """A block with its products in fp8 beside autograd with rounded operands, and beside bf16."""
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -29,80 +31,47 @@ def find_scale(amax: float) -> float:
     return 2.0 ** math.ceil(math.log2(amax / E4M3_MAX)) if amax else 1.0
 
 
-def round_whole(x: Tensor, bound: float | None) -> Tensor:
-    """Return x rounded to fp8 with one scale: that of its largest magnitude, or of a bound of it."""
-    scale = find_scale(bound or float(x.abs().max()))
-    return (x / scale).to(FP8).float() * scale
-
-
-def round_tiles(x: Tensor, rows: int) -> Tensor:
-    """Return x rounded to fp8 with a scale for each tile of so many rows and 128 columns."""
-    rounded = torch.empty_like(x)
-    for tile, target in zip(_tiles(x, rows), _tiles(rounded, rows), strict=True):
-        target.copy_(round_whole(tile, None))
+def round_tiles(x: Tensor, rows: int | None = None, columns: int | None = None, *, bound: float = 0.0) -> Tensor:
+    """Return x rounded to fp8 with a scale for each tile: that of its largest magnitude, or of a bound of it."""
+    rounded = x.clone()
+    for band in rounded.split(rows or len(x)):
+        for tile in band.split(columns or x.shape[1], dim=1):
+            scale = find_scale(bound or float(tile.abs().max()))
+            tile.copy_((tile / scale).to(FP8).float() * scale)
     return rounded
 
 
-def _tiles(x: Tensor, rows: int) -> list[Tensor]:
-    return [tile for band in x.split(rows) for tile in band.split(128, dim=1)]
+class Rounding(NamedTuple):
+    """How the operands of three products are rounded: of the input and the output's gradient also the transposes."""
+
+    x: Callable[[Tensor], Tensor] = round_tiles
+    weight: Callable[[Tensor], Tensor] = round_tiles
+    d_out: Callable[[Tensor], Tensor] = round_tiles
+    sum_dtype: torch.dtype = torch.float32  # of the product that the bias is added to
 
 
-class TensorwiseProduct(torch.autograd.Function):
+round_rows, round_blocks = partial(round_tiles, rows=1), partial(round_tiles, rows=1, columns=128)
+ROUNDINGS = {
+    "fp8_tensorwise": Rounding(),
+    "fp8_blockwise": Rounding(round_blocks, partial(round_tiles, rows=128, columns=128), round_blocks, torch.bfloat16),
+}
+
+
+class RoundedProduct(torch.autograd.Function):
     """x @ weightᵀ + bias with every operand of the three products rounded to fp8, in plain PyTorch."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bound: float | None, bias: Tensor) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, rounding: Rounding) -> Tensor:
         ctx.save_for_backward(x, weight)
-        ctx.bound = bound
-        return (round_whole(x, bound) @ round_whole(weight, None).t() + bias).bfloat16().float()
+        ctx.rounding, dtype = rounding, rounding.sum_dtype
+        product = rounding.x(x) @ rounding.weight(weight).t()
+        return (product.to(dtype) + bias.to(dtype)).bfloat16().float()
 
     @staticmethod
-    def backward(ctx: Any, d_out: Tensor) -> tuple[Tensor, Tensor, None, Tensor]:
-        x, weight = ctx.saved_tensors
-        d_bias, d_out = d_out.sum(0), round_whole(d_out, None)
-        d_x = (d_out @ round_whole(weight, None)).bfloat16().float()
-        return d_x, d_out.t() @ round_whole(x, ctx.bound), None, d_bias
-
-
-class BlockwiseProduct(torch.autograd.Function):
-    """The same with a scale for each 1 x 128 along the dimension that a product sums over, 128 x 128 of a weight."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bound: float | None, bias: Tensor) -> Tensor:
-        ctx.save_for_backward(x, weight)
-        return ((round_tiles(x, 1) @ round_tiles(weight, 128).t()).bfloat16() + bias.bfloat16()).float()
-
-    @staticmethod
-    def backward(ctx: Any, d_out: Tensor) -> tuple[Tensor, Tensor, None, Tensor]:
-        x, weight = ctx.saved_tensors
-        d_x = (round_tiles(d_out, 1) @ round_tiles(weight, 128)).bfloat16().float()
-        d_weight = round_tiles(d_out.t().contiguous(), 1) @ round_tiles(x.t().contiguous(), 1).t()
-        return d_x, d_weight, None, d_out.sum(0)
-
-
-PRODUCTS = {"fp8_tensorwise": TensorwiseProduct, "fp8_blockwise": BlockwiseProduct}
-
-
-class ExpertProduct(torch.autograd.Function):
-    """x @ weightᵀ of one expert: inside experts with a scale for each row, elsewhere with that of a bound."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bound: float | None, weight_bound: float) -> Tensor:
-        ctx.save_for_backward(x, weight)
-        ctx.bounds = bound, weight_bound
-        rounded = round_rows(x) if bound is None else round_whole(x, bound)
-        return (rounded @ round_whole(weight, weight_bound).t()).bfloat16().float()
-
-    @staticmethod
-    def backward(ctx: Any, d_out: Tensor) -> tuple[Tensor, Tensor, None, None]:
-        (x, weight), (bound, weight_bound) = ctx.saved_tensors, ctx.bounds
-        d_out = round_whole(d_out, None) if bound is None else round_rows(d_out)
-        d_x = (d_out @ round_whole(weight, weight_bound)).bfloat16().float()
-        return d_x, d_out.t() @ (round_rows(x) if bound is None else round_whole(x, bound)), None, None
-
-
-def round_rows(x: Tensor) -> Tensor:
-    return torch.stack([round_whole(row, None) for row in x])
+    def backward(ctx: Any, d_out: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
+        (x, weight), rounding = ctx.saved_tensors, ctx.rounding
+        d_x = (rounding.d_out(d_out) @ rounding.weight(weight)).bfloat16().float()
+        return d_x, rounding.d_out(d_out.t()) @ rounding.x(x.t()).t(), d_out.sum(0), None
 
 
 def run_experts_under_autograd(weights: dict[str, Tensor], x: Tensor, shape: Model) -> Tensor:
@@ -113,14 +82,16 @@ def run_experts_under_autograd(weights: dict[str, Tensor], x: Tensor, shape: Mod
     normed = functional.rms_norm(x.bfloat16(), weight.shape, weight.bfloat16(), shape.norm_eps).float()
     logits = bf16(normed @ weights["experts.router.weight"].t())
     experts, chosen, _ = choose_experts(logits, torch.zeros(()), shape, forced)
-    bounds = [float(weights[name].detach().abs().max()) for name in (GATE_UP, DOWN)]
-    total = torch.zeros_like(x)
+    of_weights = [partial(round_tiles, bound=float(weights[name].detach().abs().max())) for name in (GATE_UP, DOWN)]
+    before = Rounding(partial(round_tiles, bound=bound), of_weights[0], round_rows)
+    after = Rounding(round_rows, of_weights[1])
+    total, none = torch.zeros_like(x), torch.zeros(())
     for n in range(shape.experts):
         tokens, place = torch.where(experts == n)
         if len(tokens):
-            gate, up = ExpertProduct.apply(normed[tokens], weights[GATE_UP][n], bound, bounds[0]).chunk(2, dim=1)
+            gate, up = RoundedProduct.apply(normed[tokens], weights[GATE_UP][n], none, before).chunk(2, dim=1)
             hidden = functional.silu(gate) * up * chosen[tokens, place][:, None]
-            total = total.index_add(0, tokens, ExpertProduct.apply(hidden, weights[DOWN][n], None, bounds[1]))
+            total = total.index_add(0, tokens, RoundedProduct.apply(hidden, weights[DOWN][n], none, after))
     return bf16(total)
 
 
@@ -136,21 +107,19 @@ class Bf16(torch.autograd.Function):
         return d_out.bfloat16().float()
 
 
-def run_block_under_autograd(
-    weights: dict[str, Tensor], x: Tensor, shape: Model, rounded_product: type[torch.autograd.Function]
-) -> Tensor:
+def run_block_under_autograd(weights: dict[str, Tensor], x: Tensor, shape: Model, rounding: Rounding) -> Tensor:
     """Return the output of a block with these products. Its activations are rounded to bf16."""
     rope, bf16 = rope_table(shape, LENGTH, CPU), Bf16.apply
 
-    def product(x: Tensor, layer: str, bound: float | None = None) -> Tensor:
+    def product(x: Tensor, layer: str, rounding: Rounding = rounding) -> Tensor:
         weight = weights[f"{layer}.weight"]
-        bias = weights.get(f"{layer}.bias", torch.zeros(len(weight)))
-        return rounded_product.apply(x, weight, bound, bias)
+        return RoundedProduct.apply(x, weight, weights.get(f"{layer}.bias", torch.zeros(len(weight))), rounding)
 
     def project(x: Tensor, norm: str, layer: str) -> Tensor:
         weight = weights[norm]
         bound = float(weight.detach().abs().max()) * math.sqrt(len(weight))
-        return product(functional.rms_norm(x, weight.shape, weight, shape.norm_eps), layer, bound)
+        of_norm = rounding if rounding.x is round_blocks else rounding._replace(x=partial(round_tiles, bound=bound))
+        return product(functional.rms_norm(x, weight.shape, weight, shape.norm_eps), layer, of_norm)
 
     qkv = project(x, "attention_norm.weight", "qkv")
     heads = qkv.view(1, LENGTH, -1, shape.head_size).transpose(1, 2).bfloat16()
@@ -209,7 +178,7 @@ def test_a_block_in_fp8_is_autograds_with_rounded_operands(model: str, recipe: s
     weights, x, d_out = draw_block(shape)
     leaves = {name: weight.float().requires_grad_() for name, weight in weights.items()}
     leaf_x = x.float().requires_grad_()
-    out = run_block_under_autograd(leaves, leaf_x, shape, PRODUCTS[recipe])
+    out = run_block_under_autograd(leaves, leaf_x, shape, ROUNDINGS[recipe])
     out.backward(d_out.float())
     expected = {"out": out.detach(), "x": leaf_x.grad} | {name: leaf.grad for name, leaf in leaves.items()}
     in_fp8, in_bf16 = differentiate(build(shape, recipe)), differentiate(build(shape, ""))
