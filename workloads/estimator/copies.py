@@ -25,7 +25,7 @@ def copied_bytes(placed: PlacedJob, ranks: int) -> float:
         added = 6 if placed.trainer.main_gradients else 4  # fp32 in Megatron, else bf16
         return gathered + (added if layout.microbatches > 1 else 0)
     state, reduced = STATE_BYTES[placed.job.state][0], placed.gradient_bytes
-    gathered = placed.precision.gathered_bytes
+    gathered = placed.gathered_bytes
     cast = (state if gathered == ELEMENT else gathered) + gathered  # casts to fp8 are the recipe's
     gather = (0 if ranks == 1 and state == gathered else cast / ranks) + 2 * gathered
     reduce = ELEMENT + reduced + (2 * reduced if ranks == 1 else 0)

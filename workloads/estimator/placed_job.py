@@ -41,6 +41,8 @@ class PlacedJob:
         self.plain_dtype = "fp32" if job.precision == "fp32" else "bf16"  # of attention and the head
         self.element_bytes = 4 if job.precision == "fp32" else 2  # of a weight in matrix products and of an activation
         self.gradient_bytes = job.gradient_bytes or usual  # in its reduction
+        # Of a weight in its gathering: the block with a manual backward pass casts what was gathered.
+        self.gathered_bytes = self.element_bytes if job.manual_backward else self.precision.gathered_bytes
         self.tensor_group = Group(layout.tp, 1)
         self.context_group = Group(layout.cp, layout.tp)
         # The ranks that divide weights or optimizer states, of all weights and of the same experts.

@@ -173,7 +173,7 @@ def _block_time(placed: PlacedJob, layer: int, efficiency: float, with_data_para
         copies = _copies_s(placed, weights)
         if layout.reshard_after_forward and placed.is_sharded:
             # Weights are gathered and gradients reduced in each micro-batch.
-            gather = communication.sharded_s(placed, weights, placed.precision.gathered_bytes)
+            gather = communication.sharded_s(placed, weights, placed.gathered_bytes)
             reduce = communication.sharded_s(placed, weights, placed.gradient_bytes)
             reduce += 0.0 if trainer.averages_copies_once else communication.average_s(placed, weights)
             # Of a step's first micro-batch alone, where the others find weights that the last one has left.
@@ -203,7 +203,7 @@ def _copies_s(placed: PlacedJob, weights: Weights) -> float:
 def _step_data_parallel_s(placed: PlacedJob, weights: Weights, micro_batch_s: float) -> float:
     layout = placed.layout
     reduce = communication.reduce_s(placed, weights)
-    gather = communication.sharded_s(placed, weights, placed.precision.gathered_bytes)
+    gather = communication.sharded_s(placed, weights, placed.gathered_bytes)
     if placed.is_sharded:
         if layout.reshard_after_forward:
             # Nothing runs beside the gather of the first unit's weights and the reduction of its gradients: the

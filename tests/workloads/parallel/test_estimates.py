@@ -167,9 +167,13 @@ def test_the_mfu_of_documents_counts_the_attention_within_them_alone() -> None:
     assert within["mfu"] == pytest.approx(within["tokens_per_s"] * flops / 8 / 989e12)
 
 
-def test_a_recipe_with_several_data_types_is_estimated_without_an_mfu() -> None:
-    estimated = training(dp_shard=8, dtype="fp8_tensorwise").estimate_speed(H200)
-    assert "mfu" not in estimated and estimated["tokens_per_s"] > 0
+def test_a_recipe_with_several_data_types_is_estimated_without_an_mfu_and_by_what_its_block_gathers() -> None:
+    kinds = [training(dp_shard=8, dtype="fp8_tensorwise", block=block) for block in ("pytorch", "manual")]
+    assert "mfu" not in kinds[0].estimate_speed(H200)
+    # torchao's layers cast before they are gathered, the own block after it.
+    assert [PlacedJob(kind.job, H200.cluster).gathered_bytes for kind in kinds] == [1, 2]
+    steps = [estimate_job(kind.job, H200.cluster).step for kind in kinds]
+    assert steps[1].data_parallel > steps[0].data_parallel
 
 
 def test_scaling_adds_copies_and_sequences_and_never_beats_linear() -> None:
