@@ -61,14 +61,17 @@ class Fp8BlockMath(BlockMath):
     def cast_weights(self, weights: NamedTensors, *, forward: bool = True, backward: bool = True) -> NamedTensors:
         """Return the weights, and for each matrix its fp8 rows (forward) and columns (backward) with their scales.
 
-        The weight of a norm gets the scale of what the norm returns, if the recipe derives it from the weight.
+        The weight of a norm gets the scale of what the norm returns, if the recipe derives it from the weight. Scales
+        of whole weights that are among `weights` are not computed again.
         """
         operands = dict(weights)
         for name in (name for name in MATRICES if name in weights):
-            matrices = self._casts.cast_weight(weights[name], rows=forward, columns=backward)
+            matrices = self._casts.cast_weight(weights[name], weights.get(name + SCALE), rows=forward, columns=backward)
+            if self._casts.granularity == "tensor":
+                operands[name + SCALE] = matrices[0].scale
             for part, matrix in zip((ROWS,) * forward + (COLUMNS,) * backward, matrices, strict=True):
                 operands |= {name + part: matrix.data, name + part + SCALE: matrix.scale}
-        for name in NORMS:
+        for name in (name for name in NORMS if name + SCALE not in weights):
             if (scale := self._casts.norm_scale(weights[name])) is not None:
                 operands[name + SCALE] = scale
         return operands

@@ -45,9 +45,11 @@ class TritonCasts(Casts):
             scale = _find_scale(partial)
         return _cast(x, rows, columns, scale)
 
-    def cast_weight(self, weight: Tensor, *, rows: bool = False, columns: bool = False) -> list[Fp8Matrix]:
+    def cast_weight(
+        self, weight: Tensor, scale: Tensor | None = None, *, rows: bool = False, columns: bool = False
+    ) -> list[Fp8Matrix]:
         if self.granularity == "tensor":
-            return self.cast(weight, rows=rows, columns=columns)
+            return self.cast(weight, rows=rows, columns=columns, scale=scale)
         outputs, inputs = weight.shape
         by_rows = _allocate_weight(outputs, inputs, weight.device) if rows else None
         by_columns = _allocate_weight(inputs, outputs, weight.device) if columns else None

@@ -125,10 +125,15 @@ class Casts:
         data = (blocks / scale[..., None]).flatten(1)[:, : x.shape[1]].to(FP8)
         return Fp8Matrix(data.contiguous(), scale.t().contiguous())
 
-    def cast_weight(self, weight: Tensor, *, rows: bool = False, columns: bool = False) -> list[Fp8Matrix]:
-        """Return a weight by rows, by columns, or both in this order; with the same scales. Blocks have to be whole."""
+    def cast_weight(
+        self, weight: Tensor, scale: Tensor | None = None, *, rows: bool = False, columns: bool = False
+    ) -> list[Fp8Matrix]:
+        """Return a weight by rows, by columns, or both in this order; with the same scales. Blocks have to be whole.
+
+        `scale` is that of the whole weight, where it is known.
+        """
         if self.granularity == "tensor":
-            return self.cast(weight, rows=rows, columns=columns)
+            return self.cast(weight, rows=rows, columns=columns, scale=scale)
         blocks = weight.float().unflatten(0, (-1, BLOCK)).unflatten(2, (-1, BLOCK))  # [out / 128, 128, in / 128, 128]
         scale = scale_of(blocks.abs().amax((1, 3)))
         data = (blocks / scale[:, None, :, None]).flatten(2).flatten(0, 1).to(FP8)

@@ -13,6 +13,7 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 from workloads.layouts.layout import Checkpointing
 from workloads.llama.block import BlockMath
 from workloads.llama.experts import Experts
+from workloads.llama.fp8_block import SCALE
 from workloads.llama.model import Block
 from workloads.llama.pytorch_attention import document_offsets, find_varlen_ops
 from workloads.models.model import Model
@@ -83,12 +84,13 @@ class ManualBackwardBlock(Block):
     def __init__(self, block_math: BlockMath, checkpointing: Checkpointing) -> None:
         super().__init__(block_math.shape)
         self.block_math, self.checkpointing = block_math, checkpointing
+        self.scales: dict[str, Tensor] = {}  # of whole weights in fp8, from a step's first cast on
 
     def forward(self, x: Tensor, rope: Tensor, *document_offsets: Tensor) -> Tensor:
         assert not document_offsets
         names, weights = zip(*self.named_parameters(), strict=True)
         saved_names = self.SAVED_ACTIVATIONS[self.checkpointing]
-        out: Tensor = _ManualBackward.apply(self.block_math, saved_names, names, rope, x, *weights)
+        out: Tensor = _ManualBackward.apply(self.block_math, self.scales, saved_names, names, rope, x, *weights)
         return out
 
 
@@ -97,15 +99,17 @@ class _ManualBackward(torch.autograd.Function):
     def forward(  # type: ignore[no-untyped-def]
         ctx,
         block_math: BlockMath,
+        scales: dict[str, Tensor],
         saved_names: tuple[str, ...],
         weight_names: tuple[str, ...],
         rope: Tensor,
         x: Tensor,
         *weights: Tensor,
     ) -> Tensor:
-        operands = block_math.cast_weights(dict(zip(weight_names, weights, strict=True)), backward=False)
+        operands = block_math.cast_weights(scales | dict(zip(weight_names, weights, strict=True)), backward=False)
+        scales |= {key: operands[key] for name in weight_names if (key := name + SCALE) in operands}
         out, activations = block_math.forward(operands, x.flatten(0, 1), rope, None)
-        ctx.block_math, ctx.saved_names, ctx.weight_names = block_math, saved_names, weight_names
+        ctx.block_math, ctx.scales, ctx.saved_names, ctx.weight_names = block_math, scales, saved_names, weight_names
         ctx.save_for_backward(rope, x, *(activations[name] for name in saved_names), *weights)
         # Not a view for autograd: schedules that divide the backward pass detach a stage's output in place.
         return torch.ops.aten._unsafe_view(out, x.shape)
@@ -116,9 +120,10 @@ class _ManualBackward(torch.autograd.Function):
         activations = dict(zip(ctx.saved_names, saved, strict=False)) | {"x": x.flatten(0, 1)}
         weights = dict(zip(ctx.weight_names, saved[len(ctx.saved_names) :], strict=True))
         gradients: dict[str, Tensor] = {}
-        operands = ctx.block_math.cast_weights(weights, forward="up" not in activations)  # some products are repeated
+        is_repeated = "up" not in activations  # some products
+        operands = ctx.block_math.cast_weights(ctx.scales | weights, forward=is_repeated)
         d_x = ctx.block_math.backward(operands, gradients, activations, rope, d_out.contiguous().flatten(0, 1))
-        return None, None, None, None, d_x.view_as(x), *(gradients[name] for name in ctx.weight_names)
+        return None, None, None, None, None, d_x.view_as(x), *(gradients[name] for name in ctx.weight_names)
 
 
 class Head(nn.Module):
@@ -176,6 +181,11 @@ class Stage(nn.Module):
     def divided_experts(self) -> dict[nn.Parameter, Experts]:
         """The experts' weights of which other ranks have other parts, with their experts."""
         return {weight: experts for experts in self.experts.values() for weight in experts.divided}
+
+    def forget_scales(self) -> None:
+        """Let the next cast of each weight compute its scale."""
+        for block in self.blocks.values():
+            getattr(block, "scales", {}).clear()
 
     @property
     def lm_head_weight(self) -> Tensor:  # of the last stage
