@@ -7,7 +7,7 @@
     python benchmarks/offload.py --rows qwen_1k,qwen14b_1k,qwen14b_1k_fp8,qwen14b_1k_states --steps 2
     python benchmarks/offload.py --rows 8b_64k_large         # needs up to 144 GiB of host memory
     python benchmarks/offload.py --rows 1b_256k
-    python benchmarks/offload.py --rows 8b_gang,32b_gang      # one GPU, and two of one host
+    python benchmarks/offload.py --rows 8b_gang,32b_gang:0     # one GPU, and two of one host
     python benchmarks/offload.py --rows 8b_gang,32b_gang --predict h100   # without a GPU, by the catalogue's rates
 
 Rows run one after the other, on synthetic tokens and random weights, those of gangs in processes of their own. Each has
@@ -19,6 +19,7 @@ import argparse
 import math
 import multiprocessing
 import os
+import queue
 import socket
 import statistics
 import sys
@@ -114,29 +115,49 @@ ROWS = {
         Row("llama3_8b", 8192, 120, 24, 32, gpus=2, distribution="replicas"),
     ],
     "32b_gang": [Row("qwen2_5_32b", 8192, 200, 72, 32, gpus=2, distribution="sharded")],
-    # Two H200s of a host with 256 GiB.
-    "70b_gang": [
-        Row("llama3_70b", 8192, 236, 132, 32, optimizer_states="int8", gpus=2, distribution="sharded"),
-    ],
+    # Two H200s of a host with 256 GiB: 70B in steps of 0.5 M tokens.
+    **{
+        f"70b_gang{suffix}": [
+            Row("llama3_70b", 8192, 236, 132, 64, None, dtype, "int8", "none", 2, "sharded"),
+        ]
+        for suffix, dtype in (("", "bf16"), ("_fp8", "fp8_tensorwise"))
+    },
+    "32b_gang_h200": [Row("qwen2_5_32b", 8192, 236, 132, 64, gpus=2, distribution="sharded")],
     "1b_256k": [Row("llama3_1b", 262144, 60, 24, 1)],
     "cpu_offload": [Row("llama3_8b", 8192, 60, 24, 4)],
     "cpu_offload_small": [Row("llama3_8b", 8192, 60, 24, 1)],
 }
 
 
-def measure_row(row: Row, steps: int) -> str:
+def list_rows(names: str) -> list[Row]:
+    """Return the rows of names with commas between them; `8b_gang:1` is the second one of its name."""
+    rows = []
+    for name, _, index in (name.partition(":") for name in names.split(",")):
+        rows += [ROWS[name][int(index)]] if index else ROWS[name]
+    return rows
+
+
+def measure_row(row: Row, steps: dict[str, int | None]) -> str:
     """Run a row and return its columns."""
-    started, parameters, gpus = time.perf_counter(), row.parameters | {"steps": steps}, max(1, row.gpus)
+    started, parameters, gpus = time.perf_counter(), row.parameters | steps, max(1, row.gpus)
     try:
         if row.gpus:
-            measurement = run_gang(row.gpus, parameters)
+            ranks = run_gang(row.gpus, parameters)
         else:
-            measurement = run_trial("offload", parameters, Rank(device="cuda"))
+            ranks = {0: run_trial("offload", parameters, Rank(device="cuda"))}
     except Infeasible as error:
         return f"infeasible: {error}"
+    measurement = ranks[0]
+    step_s, metrics = statistics.median(measurement.step_times_s), measurement.metrics
     if row.gpus:
         print(f"  {measurement.machine_info['plan']}\n  start: {measurement.machine_info['startup']}")
-    step_s, metrics = statistics.median(measurement.step_times_s), measurement.metrics
+        energies = [one.energy for one in ranks.values() if one.energy and not one.energy.missing]
+        joules = sum(energy.joules / energy.steps for energy in energies) / measurement.tokens_per_step / gpus
+        times = ", ".join(f"{time_s:.3f}" for time_s in measurement.step_times_s)
+        print(
+            f"  {joules:.4f} J/token of {len(energies)} GPUs, steps of {times} s, {metrics['rounds']:.0f} rounds, "
+            f"exchanged {metrics['exchanged_gib_per_step']:.0f} GiB"
+        )
     peak = PEAK_TFLOPS * 1e12 if row.dtype == "bf16" else math.nan  # a step in two formats has no common peak
     reference = f"{row.reference_tokens_per_s:,.0f}" if row.reference_tokens_per_s else ""
     return (
@@ -151,30 +172,46 @@ def measure_row(row: Row, steps: int) -> str:
     )
 
 
-def run_gang(gpus: int, parameters: dict[str, Any]) -> Measurement:
-    """Run a trial on GPUs of this host, and return rank 0's measurement. Raises what the first failing rank raises."""
+def run_gang(gpus: int, parameters: dict[str, Any]) -> dict[int, Measurement]:
+    """Run a trial on GPUs of this host, and return each rank's measurement. Raises what the first failing rank raises.
+
+    Raises:
+        RuntimeError: a rank ended without a result.
+    """
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     context = multiprocessing.get_context("spawn")
     results: Any = context.Queue()
     ranks = [context.Process(target=run_rank, args=(n, gpus, port, parameters, results)) for n in range(gpus)]
-    for n, process in enumerate(ranks):
-        os.environ["CUDA_VISIBLE_DEVICES"] = str(n)  # as a worker sees it
-        process.start()
-    del os.environ["CUDA_VISIBLE_DEVICES"]
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     done: dict[int, Measurement] = {}
     try:
+        numbers = visible.split(",") if visible else map(str, range(gpus))
+        for process, os.environ["CUDA_VISIBLE_DEVICES"] in zip(ranks, numbers, strict=False):  # as a worker sees it
+            process.start()
         while len(done) < gpus:
-            number, result = results.get(timeout=600)
+            ended = [
+                f"rank {n} ended with status {process.exitcode}"
+                for n, process in enumerate(ranks)
+                if n not in done and process.exitcode is not None
+            ]
+            try:
+                number, result = results.get(timeout=1)
+            except queue.Empty:
+                if ended:  # before the queue was empty
+                    raise RuntimeError(", ".join(ended)) from None
+                continue
             if isinstance(result, Exception):
                 raise result
             done[number] = result
     finally:
+        os.environ.pop("CUDA_VISIBLE_DEVICES")
+        os.environ |= {"CUDA_VISIBLE_DEVICES": visible} if visible else {}
         for process in ranks:
             process.kill()
             process.join()
-    return done[0]
+    return done
 
 
 def run_rank(number: int, gpus: int, port: int, parameters: dict[str, Any], results: Any) -> None:
@@ -274,10 +311,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", default="8b_8k,8b_8k_large,1b_8k,8b_512,8b_64k,cpu_offload")
     parser.add_argument("--steps", type=int, default=1)
+    parser.add_argument("--warmup-rounds", type=int, help="the most rounds of the warm-up step")
     parser.add_argument("--predict", metavar="HARDWARE", help="print what plans say, and measure nothing")
     args = parser.parse_args()
     if args.predict:
-        for row in (row for name in args.rows.split(",") for row in ROWS[name]):
+        for row in list_rows(args.rows):
             print(f"{name_row(row)}: {predict_row(row, args.predict)}", flush=True)
         return
     process_setup.enable_expandable_segments(torch.device("cuda", 0))  # before anything else that initializes CUDA
@@ -287,11 +325,11 @@ def main() -> None:
         "tokens/s | predicted | reference | MFU | HFU | copy wait | optimizer | peak device, host GiB | "
         "copied GiB per step | SM MHz | startup s | total s\n"
     )
-    for name in args.rows.split(","):
-        for row in ROWS[name]:
-            print(f"{name_row(row)}: {measure_row(row, args.steps)}", flush=True)
-            if name.startswith("cpu_offload"):
-                print(f"… with FSDP2's CPUOffloadPolicy: {measure_fsdp_cpu_offload(row, args.steps)}", flush=True)
+    for row in list_rows(args.rows):
+        steps = {"steps": args.steps, "warmup_rounds": args.warmup_rounds}
+        print(f"{name_row(row)}: {measure_row(row, steps)}", flush=True)
+        if row in ROWS["cpu_offload"] + ROWS["cpu_offload_small"]:
+            print(f"… with FSDP2's CPUOffloadPolicy: {measure_fsdp_cpu_offload(row, args.steps)}", flush=True)
 
 
 if __name__ == "__main__":

@@ -99,8 +99,9 @@ def device_memory_limit(device: torch.device, device_gib: float) -> Iterator[Non
     if device_gib > usable_gib:
         free = f"{usable_gib:.1f} GiB that are free on this GPU of {total_bytes / GIB:.1f} GiB"
         raise Infeasible(f"device_gib={device_gib:g} exceeds the {free}")
+    outer = torch.cuda.get_per_process_memory_fraction(device)
     torch.cuda.set_per_process_memory_fraction(device_gib * GIB / total_bytes, device)
     try:
         yield
     finally:
-        torch.cuda.set_per_process_memory_fraction(1.0, device)
+        torch.cuda.set_per_process_memory_fraction(outer, device)

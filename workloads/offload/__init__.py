@@ -62,6 +62,8 @@ class OffloadParameters:
         imbalance: tokens of the busiest expert over the mean, to which tokens are sent whatever their scores: 1 is
             forced balance, above it loads follow Zipf's law. None: each token goes to its best experts.
         warmup: steps that are not timed but train the model too.
+        warmup_rounds: the most rounds of a warm-up step, which ends in an update; None: all of a step's. One round
+            compiles every kernel of a large step.
         steps: timed steps.
         learning_rate: AdamW's learning rate.
         data: a file of tokens or text to train on, see `workloads.llama.data`; None: synthetic tokens.
@@ -86,6 +88,7 @@ class OffloadParameters:
     optimizer_states: Literal["fp32", "bf16", "int8"] | None = None
     imbalance: float | None = field(default=None, metadata={"min": 1})
     warmup: int = field(default=1, metadata={"min": 0})
+    warmup_rounds: int | None = field(default=None, metadata={"min": 1})
     steps: int = field(default=2, metadata={"min": 1})
     learning_rate: float = field(default=1e-4, metadata={"min": 0})
     data: str | None = field(default=None, metadata={"file": True})
@@ -123,7 +126,7 @@ class Offload(Workload):
         *("model", "sequence_length", "sequences_per_step"),
         *("dtype", "master_weights", "optimizer_states", "imbalance"),
     )
-    ways = ("distribution", "warmup", "steps", "save_to", "profile", "seed")
+    ways = ("distribution", "warmup", "warmup_rounds", "steps", "save_to", "profile", "seed")
     benchmark_version = "offload/2"
     reports_steps = True
     max_world_size = None

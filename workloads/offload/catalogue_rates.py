@@ -120,9 +120,11 @@ def estimate_rates(model: Model, sequence_length: int, precision: str, cluster: 
         for saved in SAVED_ACTIVATIONS
     }
     head = Product("head", tokens, model.vocabulary, model.hidden_size)
-    is_older = cluster.device.architecture.startswith(OLDER)
+    architecture = cluster.device.architecture
+    is_older = architecture.startswith(OLDER)
     host_s = 1e-9 / (OLDER_HOST_LINK_GB_S if is_older else HOST_LINK_GB_S)
     over_host = cluster.topology.wiring == "host"
+    link_s = host_s if over_host else 1e-9 / bandwidth_gb_s(cluster, Group(cluster.gpus))
     # As measured for Llama 3 1B and 8B on an H200: 112,768 and 200,832 bytes in bf16.
     workspace = placed.element_bytes * (6 * model.intermediate_size + 3.5 * model.hidden_size)
     gradient_sum_s = repeated_s = cast_s = 0.0
@@ -148,6 +150,7 @@ def estimate_rates(model: Model, sequence_length: int, precision: str, cluster: 
         min_chunk_tokens=CHUNK_TOKENS,
         gradient_sum_s=gradient_sum_s,
         weight_cast_s=cast_s,
-        link_s_per_byte=host_s if over_host else 1e-9 / bandwidth_gb_s(cluster, Group(cluster.gpus)),
+        link_s_per_byte=link_s,
         links_are_the_hosts=over_host,
+        peer_copy_s_per_byte=link_s if architecture.startswith("sm") and not over_host else 0.0,
     )

@@ -54,6 +54,7 @@ class DeviceRates:
     split_backward_s_per_token: float = 0.0
     link_s_per_byte: float = 0.0  # of bytes that a GPU receives from the others of its host
     links_are_the_hosts: bool = False  # GPUs reach each other over their links to the host
+    peer_copy_s_per_byte: float = 0.0  # of shares by copy engines (`peer_copies`); 0: they come by collectives
 
     def pass_s_per_token(self, sequence_length: int, segments: int) -> tuple[float, float]:
         """Return the seconds per token of a block's forward and backward pass over sequences in `segments` segments."""
@@ -176,8 +177,8 @@ class Placement(Division):
         # A share is updated while the next layer computes, so it takes one slot more.
         layer_vectors = 2 * self.resident_layers + min(WEIGHT_SLOTS + is_sharded, streamed_layers)
         total += model.layer_weight_bytes * (layer_vectors + min(GRADIENT_SLOTS, streamed_layers))
-        if is_sharded:  # whole weights and gradients
-            total += 2 * GATHERED_SLOTS * model.layer_parameters * element_bytes
+        if is_sharded:  # whole weights and gradients, and what the others send of the latter
+            total += (2 * GATHERED_SLOTS + model.reduced_share) * model.layer_parameters * element_bytes
         state_layers = self.resident_state_layers + min(2, shape.layers - self.resident_state_layers)
         total += model.layer_state_bytes * state_layers
         total += model.layer_parameters * model.cast_bytes_per_parameter
@@ -266,10 +267,13 @@ def predict_step_times(
         once_s = (rates.weight_cast_s + update_s) * (model.gpus if is_ring else 1)
         compute_s = (backward_s if is_backward else forward_s) + once_s
         received_bytes = _count_received_bytes(placement, is_backward, updates)
-        link_s = received_bytes * rates.link_s_per_byte
-        # Shards are exchanged beside the computation. Replicas average a layer's gradients before they update it, and a
-        # ring passes chunks on before it goes on.
-        compute_s = compute_s + link_s * (CONTENTION if model.distribution == "sharded" else 1)
+        if model.distribution == "sharded" and rates.peer_copy_s_per_byte:
+            link_s = received_bytes * rates.peer_copy_s_per_byte
+        else:
+            link_s = received_bytes * rates.link_s_per_byte
+            # Shards are exchanged beside the computation. Replicas average a layer's gradients before they update it,
+            # and a ring passes chunks on before it goes on.
+            compute_s = compute_s + link_s * (CONTENTION if model.distribution == "sharded" else 1)
         if rates.links_are_the_hosts:
             h2d_bytes, d2h_bytes = h2d_bytes + received_bytes, d2h_bytes + received_bytes
         copies_s = np.maximum(h2d_bytes * rates.h2d_s_per_byte, d2h_bytes * rates.d2h_s_per_byte)

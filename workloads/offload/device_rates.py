@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import statistics
 import time
@@ -34,6 +35,7 @@ from workloads.models.routing import NATURAL, Routing
 from workloads.offload.cost_model import DeviceRates
 from workloads.offload.host_memory import Arena
 from workloads.offload.optimizer import AdamW, Precision
+from workloads.offload.peer_copies import open_peer_memory
 from workloads.offload.plan import LOGIT_TOKENS, SAVED_ACTIVATIONS, SAVED_TENSORS, SavedActivations
 
 TIMED_CHUNK_TOKENS = {"cuda": 8192, "cpu": 64}  # the fewest tokens of the chunk that is timed
@@ -120,28 +122,41 @@ def keep(folder: Path, key: Mapping[str, object], measure: Callable[[], Measured
 def measure_together(measured: MeasuredDevice, device: torch.device) -> MeasuredDevice:
     """Return what the slowest process of the group measured, with the rates of copies and links that all use at once.
 
-    GPUs whose links reach less than twice a copy's rate are taken to reach each other over their links to the host.
+    Shares are exchanged by copies or by collectives, whichever takes less time here. GPUs whose links reach less than
+    twice a copy's rate are taken to reach each other over their links to the host.
     """
     dist.barrier()  # one process may have read its other rates from a file
-    ranks, copy_s, times_s = dist.get_world_size(), _measure_copies(device), list[float]()
+    ranks, rank, copy_s = dist.get_world_size(), dist.get_rank(), _measure_copies(device)
     whole = torch.zeros((1 << 28 if device.type == "cuda" else 1 << 20) // ranks * ranks, device=device)
     own = whole.new_zeros(whole.numel() // ranks)
-    for _ in range(6):
-        dist.barrier()
-        started = time.perf_counter()
-        dist.all_gather_into_tensor(whole, own)
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-        times_s.append(time.perf_counter() - started)
-    link_s = statistics.median(times_s) / (whole.nbytes - own.nbytes)
-    slowest = torch.tensor([copy_s, link_s], dtype=torch.float64, device=device)
+
+    def measure(gather: Callable[[], object]) -> float:
+        times_s = []
+        for _ in range(6):
+            dist.barrier()
+            started = time.perf_counter()
+            gather()
+            if device.type == "cuda":
+                torch.cuda.synchronize(device)
+            times_s.append(time.perf_counter() - started)
+        return statistics.median(times_s) / (whole.nbytes - own.nbytes)
+
+    link_s, peer_s = measure(lambda: dist.all_gather_into_tensor(whole, own)), math.inf
+    if peers := open_peer_memory(device, whole.dtype, [whole.numel()]):
+        target = peers.tensors[0].chunk(ranks)[rank]
+        peer_s = measure(lambda: peers.push([(n, target, own) for n in range(ranks) if n != rank]))
+        peers.close()
+    slowest = torch.tensor([copy_s, link_s, peer_s], dtype=torch.float64, device=device)
     dist.all_reduce(slowest, dist.ReduceOp.MAX)
-    copy_s, link_s = slowest.tolist()
+    copy_s, link_s, peer_s = slowest.tolist()
     of_all: list[Any] = [None] * ranks
     dist.all_gather_object(of_all, measured)
     measured = max(of_all, key=lambda one: one.rates.backward_s_per_token)
     together = {"h2d_s_per_byte": copy_s, "d2h_s_per_byte": copy_s, "link_s_per_byte": link_s}
-    return replace(measured, rates=replace(measured.rates, **together, links_are_the_hosts=link_s > copy_s / 2))
+    if peer_s < link_s:
+        together["peer_copy_s_per_byte"] = peer_s
+    by_host = min(link_s, peer_s) > copy_s / 2
+    return replace(measured, rates=replace(measured.rates, **together, links_are_the_hosts=by_host))
 
 
 def select_attention_kernel(shape: Model, sequence_length: int, device: torch.device, dtype: torch.dtype) -> Kernel:

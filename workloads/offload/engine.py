@@ -182,7 +182,8 @@ class Engine:
         self._state_slots = [self._allocate_states(self._kept_numel, "device") for _ in range(min(2, streamed_states))]
         self._whole: WholeLayers | None = None
         if self.gang.is_sharded:
-            self._whole = WholeLayers(self.gang, self._build_whole_slot, self.copy_streams)
+            numel, dtype = self._kept_numel * self.gang.ranks, self.precision.dtype
+            self._whole = WholeLayers(self.gang, numel, dtype, device, self._split, self.copy_streams)
         self._turns = list_turns(shape.layers, plan.chunks_per_round, self.gang.ranks, self.gang.rank)
         self._unfinished: Callable[[], None] | None = None  # what is left of the last layer's backward pass
         self._math = build_block_math(
@@ -212,10 +213,6 @@ class Engine:
         split = (lambda _: {}) if self.gang.is_sharded else self._split  # a share has no whole parameters
         return LayerSlots(stored, resident, shared, split, self.copy_streams)
 
-    def _build_whole_slot(self) -> Slot:
-        buffer = self._allocate(self._kept_numel * self.gang.ranks, "device")
-        return Slot(buffer, self._split(buffer.tensor))
-
     def _split(self, flat: Tensor) -> NamedTensors:
         """Return views of a layer's vector by parameter name."""
         parts = flat[: self._layer_numel].split([size.numel() for size in self._shapes.values()])
@@ -227,21 +224,22 @@ class Engine:
     def step(self, tokens: Tensor) -> Tensor:
         """Train on tokens[rounds, groups, sequences, sequence_length + 1]. Return the mean loss, on the device.
 
-        In a gang the tokens are those of this process, and the loss is the mean over all processes.
+        The rounds are at most those of the plan. In a gang the tokens are those of this process, and the loss is the
+        mean over all processes.
         """
-        plan = self.plan
-        expected = (plan.accumulation_rounds, plan.groups_per_round, plan.sequences_per_chunk, plan.sequence_length + 1)
-        if tuple(tokens.shape) != expected:
+        plan, rounds = self.plan, min(len(tokens), self.plan.accumulation_rounds)
+        expected = (rounds, plan.groups_per_round, plan.sequences_per_chunk, plan.sequence_length + 1)
+        if tuple(tokens.shape) != expected or rounds == 0:
             raise ValueError(f"tokens have shape {tuple(tokens.shape)}, the plan needs {expected}")
         self.steps_done += 1
         loss = torch.zeros((), device=self.device)
         for n, groups in enumerate(tokens.to(self.device)):
-            loss += self._run_round(groups, is_first=n == 0, is_last=n == plan.accumulation_rounds - 1)
+            loss += self._run_round(groups, rounds, is_first=n == 0, is_last=n == rounds - 1)
         self.gang.sum([loss, *self._embedding_and_head.gradients])
         self._embedding_and_head.update(self.optimizer, self.steps_done)
         return loss
 
-    def _run_round(self, groups: Tensor, *, is_first: bool, is_last: bool) -> Tensor:
+    def _run_round(self, groups: Tensor, rounds: int, *, is_first: bool, is_last: bool) -> Tensor:
         """Run forward and backward over all layers; update them in the last round. Return its part of the loss."""
         plan, length = self.plan, self.plan.chunk_length
         inputs = [chunk for group in groups for chunk in group[:, :-1].split(length, dim=1)]
@@ -258,7 +256,7 @@ class Engine:
         self._saved_keys_values.start_backward()
         self._saved.start_backward()
         loss = torch.zeros((), device=self.device)
-        share = 1.0 / (plan.chunks_per_round * plan.accumulation_rounds * self.gang.batches)
+        share = 1.0 / (plan.chunks_per_round * rounds * self.gang.batches)
         with trace.annotate("head and loss"):
             for c in self.gang.list_own(plan.chunks_per_round):
                 chunk_loss, x[c] = self._embedding_and_head.loss(x[c], targets[c], share)
@@ -342,7 +340,6 @@ class Engine:
         self.copy_streams.release(weights.buffer, gradients.buffer)
         finish: Callable[[], None] | None = partial(self._finish_layer, n, stored_states, states, is_first, is_last)
         if self._whole:  # shares are reduced while the next layer computes, and finished after it
-            self._whole.reduce(n)
             self._unfinished, finish = finish, self._unfinished
         elif is_last and self.gang.distribution == "replicas":
             tensor = gradients.buffer.tensor
@@ -350,6 +347,8 @@ class Engine:
             self.copy_streams.exchange(lambda: self.gang.sum([tensor]), received_bytes, gradients.buffer)
         if finish:
             finish()
+        if self._whole:
+            self._whole.reduce(n)
 
     def _finish_layer(
         self,
@@ -440,6 +439,21 @@ class Engine:
         return weights
 
     # ── what ran ──
+
+    @property
+    def peer_bytes(self) -> int:
+        """The device memory that other processes write to, which PyTorch's allocator does not count."""
+        return self._whole.peers.size_bytes if self._whole and self._whole.peers else 0
+
+    def peak_device_bytes(self) -> int:
+        """Return the most memory of the GPU that this process had reserved; 0 on a CPU, which does not report it."""
+        return torch.cuda.max_memory_reserved(self.device) + self.peer_bytes if self.copy_streams.on_gpu else 0
+
+    def close(self) -> None:
+        """Free the memory that processes share, in all of them together. The engine must not be used any more."""
+        self.synchronize()
+        if self._whole and self._whole.peers:
+            self._whole.peers.close()
 
     @property
     def matrix_dtype(self) -> str:

@@ -3,10 +3,13 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from workloads.llama.block import NamedTensors
 from workloads.offload.optimizer import INT8_BLOCK
+from workloads.offload.peer_copies import Driver, PeerMemory
 from workloads.offload.plan import GATHERED_SLOTS, Distribution
 from workloads.offload.transfers import Buffer, CopyStreams, LayerSlots, Slot
 
@@ -18,6 +21,7 @@ class Gang:
     distribution: Distribution | None = None
     ranks: int = 1
     rank: int = 0
+    driver: Driver | None = None  # for shares that are exchanged by copies; None: by collectives
 
     @property
     def is_sharded(self) -> bool:
@@ -65,18 +69,48 @@ class Gang:
 class WholeLayers:
     """Device buffers for whole layers of a sharded model, which take turns."""
 
-    def __init__(self, gang: Gang, build_slot: Callable[[], Slot], copy_streams: CopyStreams) -> None:
+    def __init__(
+        self,
+        gang: Gang,
+        numel: int,  # of a layer with its padding
+        dtype: torch.dtype,
+        device: torch.device,
+        split: Callable[[Tensor], NamedTensors],  # returns the parts of a layer's vector by name
+        copy_streams: CopyStreams,
+    ) -> None:
         self._gang, self._copy_streams = gang, copy_streams
-        self._weights, self._gradients = ([build_slot() for _ in range(GATHERED_SLOTS)] for _ in range(2))
+        self._others = [n for n in range(gang.ranks) if n != gang.rank]
+
+        def allocate() -> list[Tensor]:
+            return [torch.zeros(numel, dtype=dtype, device=device) for _ in range(GATHERED_SLOTS)]
+
+        self.peers: PeerMemory | None = None
+        if gang.driver:  # others write their shares of weights here, and their gradients of this process's share
+            self.peers = PeerMemory(gang.driver, dtype, [*GATHERED_SLOTS * [numel], numel - numel // gang.ranks])
+            *weights, received = self.peers.tensors
+        else:
+            weights, received = allocate(), torch.empty(0, dtype=dtype, device=device)
+        self._received = Buffer(received)
+        self._weights, self._gradients = (
+            [Slot(Buffer(whole), split(whole)) for whole in wholes] for wholes in (weights, allocate())
+        )
 
     def gather(self, n: int, kept: LayerSlots) -> Slot:
         """Return the slot of layer n's weights. Queues the copy of the kept share and the gather unless it has them."""
         slot = self._weights[n % GATHERED_SLOTS]
         if slot.layer != n:
             share, whole = kept.fetch(n).buffer, slot.buffer
-            self._exchange(lambda: dist.all_gather_into_tensor(whole.tensor, share.tensor), whole, share)
+            self._exchange(lambda: self._gather(whole.tensor, share.tensor), whole, share)
             slot.layer = n
         return slot
+
+    def _gather(self, whole: Tensor, share: Tensor) -> None:
+        if not self.peers:
+            dist.all_gather_into_tensor(whole, share)
+            return
+        own = self._gang.select_share(whole)
+        own.copy_(share)
+        self.peers.push([(n, own, share) for n in self._others])
 
     def invalidate(self, n: int) -> None:
         """Mark the weights of layer n as outdated."""
@@ -87,22 +121,31 @@ class WholeLayers:
         return self._gradients[n % GATHERED_SLOTS]
 
     def reduce(self, n: int) -> None:
-        """Queue the sum of layer n's gradients over all processes, each of which gets its share in place."""
+        """Queue the exchange of layer n's gradients, after `take_reduced` of the layer before."""
         whole = self.gradients(n).buffer
-        share = self._gang.select_share(whole.tensor)
-        self._exchange(lambda: dist.reduce_scatter_tensor(share, whole.tensor), whole)
+        self._exchange(lambda: self._scatter(whole.tensor), whole, self._received)
+
+    def _scatter(self, whole: Tensor) -> None:
+        if not self.peers:
+            dist.reduce_scatter_tensor(self._gang.select_share(whole), whole)
+            return
+        shares, slots = whole.chunk(self._gang.ranks), self._received.tensor.chunk(len(self._others))
+        # Each of the others receives from this process in a slot of its own.
+        self.peers.push([(n, slots[(self._gang.rank - n) % self._gang.ranks - 1], shares[n]) for n in self._others])
 
     def take_reduced(self, n: int, target: Buffer, *, is_first: bool) -> None:
-        """Add the share that `reduce` has left to a buffer, or copy it there in the first round."""
+        """Add the sum of all processes' gradients of layer n to a buffer, or copy it there in the first round."""
         whole = self.gradients(n).buffer
         share = self._gang.select_share(whole.tensor)
-        self._copy_streams.acquire(whole, target)
+        self._copy_streams.acquire(whole, self._received, target)
+        for received in self._received.tensor.chunk(len(self._others)) if self.peers else ():
+            share.add_(received)
         if is_first:
             target.tensor.copy_(share)
         else:
             target.tensor.add_(share)
-        self._copy_streams.release(whole, target)
+        self._copy_streams.release(whole, self._received, target)
 
-    def _exchange(self, collective: Callable[[], object], whole: Buffer, *others: Buffer) -> None:
+    def _exchange(self, exchange: Callable[[], object], whole: Buffer, *others: Buffer) -> None:
         received_bytes = whole.tensor.nbytes * (self._gang.ranks - 1) // self._gang.ranks
-        self._copy_streams.exchange(collective, received_bytes, whole, *others)
+        self._copy_streams.exchange(exchange, received_bytes, whole, *others)

@@ -37,6 +37,7 @@ from workloads.offload.engine import Engine
 from workloads.offload.gang import Gang
 from workloads.offload.host_memory import ALIGNMENT_BYTES, Arena
 from workloads.offload.optimizer import AdamW, Precision
+from workloads.offload.peer_copies import CudaDriver
 from workloads.offload.plan import GIB, SavedActivations, count_training_state_bytes, recomputed_under
 from workloads.offload.plan_search import Prediction, find_fastest_plan
 
@@ -171,8 +172,10 @@ def _train(
         seed=parameters.seed,
     )
     division = (plan.accumulation_rounds, plan.groups_per_round, plan.sequences_per_chunk)
-    gang = Gang(prediction.model.distribution, rank.world_size, rank.rank)
-    batches = tokens.view(steps, gang.batches, *division, -1)[:, rank.rank % gang.batches]
+    driver = CudaDriver(device) if measured.rates.peer_copy_s_per_byte else None
+    gang = Gang(prediction.model.distribution, rank.world_size, rank.rank, driver)
+    batches = list(tokens.view(steps, gang.batches, *division, -1)[:, rank.rank % gang.batches])
+    batches[:warmup] = [batch[: parameters.warmup_rounds] for batch in batches[:warmup]]
     own_tokens = len(gang.list_own(plan.tokens_per_step))  # this rank's share of a ring's
     engine = Engine(
         shape,
@@ -191,7 +194,8 @@ def _train(
         engine.initialize(parameters.seed)
     activity = node_activity()
     started_s["weights"] = time.perf_counter()
-    with monitor_gpu(device) as readings:
+    allocator_gib = parameters.device_gib - engine.peer_bytes / GIB
+    with process_setup.device_memory_limit(device, allocator_gib), monitor_gpu(device) as readings:
         times_s, losses, span_times_s = _run_steps(engine, batches, warmup, readings, rank)
     # Before the step for the trace.
     copied_bytes, exchanged_bytes = engine.copy_streams.copied_bytes, engine.copy_streams.exchanged_bytes
@@ -203,8 +207,8 @@ def _train(
     if parameters.profile:
         files["trace.json.gz"], part_shares = record_trace(lambda: engine.step(batches[-1]))
     parts_s = {name: end_s - begin_s for (_, begin_s), (name, end_s) in pairwise(started_s.items())}
-    parts_s["first step"] = times_s[0] - statistics.median(times_s)
     predicted, step_s = prediction.times, times_s[-1]
+    parts_s["first step"] = times_s[0] - len(batches[0]) / len(batches[-1]) * statistics.median(times_s[warmup:])
     metrics = readings.metrics() | part_shares
     metrics |= {
         "loss": losses[-1],
@@ -216,8 +220,8 @@ def _train(
         "rounds": float(plan.accumulation_rounds),
         "peak_host_gib": arena.used_bytes * rank.world_size / GIB,
         "startup_s": sum(parts_s.values()),
-        "copied_gib_per_step": copied_bytes / len(batches) / GIB,
-        "exchanged_gib_per_step": exchanged_bytes / len(batches) / GIB,
+        "copied_gib_per_step": copied_bytes / parameters.steps / GIB,
+        "exchanged_gib_per_step": exchanged_bytes / parameters.steps / GIB,
     }
     chunk_counts = Counter(plan.list_activations())
     recompute = {
@@ -227,7 +231,8 @@ def _train(
     if (imbalance := engine.imbalance) is not None:
         metrics["executed_imbalance"] = imbalance
     if device.type == "cuda":
-        metrics["peak_device_gib"] = torch.cuda.max_memory_reserved(device) / GIB
+        metrics["peak_device_gib"] = engine.peak_device_bytes() / GIB
+    engine.close()
     return Measurement(
         executed=_executed_parameters(parameters, engine, batches, len(times_s) - warmup),
         step_times_s=tuple(times_s[warmup:]),
@@ -243,6 +248,7 @@ def _train(
             "plan": "; ".join(describe_plan(prediction)),
             "startup": ", ".join(f"{name} {seconds:.1f} s" for name, seconds in parts_s.items()),
             "distribution": prediction.model.distribution or "one GPU",
+            "exchange": "copies" if engine.peer_bytes else "collectives" if gang.is_sharded else "none",
             "attention": measured.attention,
             "rates_age_s": round(max(0.0, time.time() - measured.measured_at)),
         }
@@ -255,12 +261,15 @@ def _train(
 
 
 def _executed_parameters(
-    parameters: OffloadParameters, engine: Engine, batches: torch.Tensor, steps: int
+    parameters: OffloadParameters, engine: Engine, batches: list[torch.Tensor], steps: int
 ) -> dict[str, Scalar]:
     """Return the parameters, read back from the engine that ran and its tokens except budgets, files and the seed."""
     types, dtype = engine.describe_types(), engine.matrix_dtype
-    _, *sequences, length = batches.shape
+    *sequences, length = batches[-1].shape
     distribution = engine.gang.distribution if parameters.distribution else None
+    warmup_rounds = len(batches[0]) if parameters.warmup and parameters.warmup_rounds else None
+    if warmup_rounds == len(batches[-1]):  # all of a step's, which may be fewer than requested
+        warmup_rounds = max(warmup_rounds, parameters.warmup_rounds or 0)
     return {
         **vars(parameters),
         "model": find_trained_name(engine.shape),
@@ -272,13 +281,14 @@ def _executed_parameters(
         # Weights in fp32 need no copies in fp32.
         "master_weights": parameters.master_weights if dtype == "fp32" else types["type_of_master_weights"],
         "optimizer_states": types["type_of_optimizer_states"] if parameters.optimizer_states else None,
+        "warmup_rounds": warmup_rounds,
         "steps": steps,
         "learning_rate": engine.optimizer.learning_rate,
     }
 
 
 def _run_steps(
-    engine: Engine, batches: torch.Tensor, warmup: int, readings: GpuReadings, rank: Rank
+    engine: Engine, batches: list[torch.Tensor], warmup: int, readings: GpuReadings, rank: Rank
 ) -> tuple[list[float], list[float], Mapping[str, float]]:
     """Train one step on each batch. Raises ArithmeticError if a loss is not finite, Pruned or TrialTimeout.
 
@@ -286,19 +296,20 @@ def _run_steps(
     """
     times_s, losses, reports = [], [], StepReports(rank)
     span_times_s: Mapping[str, float] = {}
-    tokens = engine.plan.tokens_per_step * engine.gang.batches
     flops = model_flops_per_token(engine.shape, engine.plan.sequence_length)
     for number, batch in enumerate(batches):
         if number == warmup:
             readings.begin_steps()
+            engine.copy_streams.copied_bytes = engine.copy_streams.exchanged_bytes = 0
         started = time.perf_counter()
         losses.append(float(engine.step(batch)))
         engine.synchronize()
         times_s.append(time.perf_counter() - started)
         span_times_s = engine.copy_streams.take_span_times_s()
-        peak_bytes = torch.cuda.max_memory_reserved(engine.device) if engine.device.type == "cuda" else 0
+        peak_bytes = engine.peak_device_bytes()
         endings: list[Exception | None] = [None]
         if rank.rank == 0:
+            tokens = batch[..., 1:].numel() * engine.gang.batches
             endings = [reports.report_training(times_s[-1], tokens, flops, peak_bytes, losses[-1])]
         if rank.world_size > 1:  # all ranks end after the same step
             dist.broadcast_object_list(endings, src=0)

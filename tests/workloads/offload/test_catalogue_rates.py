@@ -32,7 +32,7 @@ def test_experts_are_planned_on_paper_with_what_only_they_need() -> None:
 @pytest.mark.parametrize(
     ("hardware", "model", "gpus", "device_gib", "host_gib", "expected"),
     [
-        ("h200", "llama3_70b", 2, 132, 240, "ring"),
+        ("h200", "llama3_70b", 2, 132, 240, "sharded"),
         ("h100", "llama3_70b", 2, 74, 240, "too small: at least 28.9 GiB more needed on each of 2 GPUs"),
         ("h200", "llama3_70b", 16, 132, 240, "offload trains on the GPUs of one host"),
         ("h100", "qwen2_5_32b", 1, 74, 120, "too small: at least 4.93 GiB more needed"),

@@ -308,6 +308,25 @@ def test_a_trial_keeps_within_its_host_budget_and_its_loss_does_not_depend_on_th
     assert offloaded.hardware_flops_per_step >= on_device.hardware_flops_per_step > on_device.flops_per_step
 
 
+def test_a_warm_up_step_of_one_round_trains_on_that_round_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    rounds, step, find = [], run.Engine.step, run.find_fastest_plan
+
+    def find_two_rounds(*arguments: Any) -> Prediction:
+        prediction = find(*arguments)
+        two = {"sequences_per_chunk": 1, "segments_per_sequence": 1, "chunks_per_round": 2, "accumulation_rounds": 2}
+        return replace(prediction, plan=replace(prediction.plan, **two))
+
+    def note_rounds(engine: run.Engine, batch: torch.Tensor) -> torch.Tensor:
+        rounds.append(len(batch))
+        return step(engine, batch)
+
+    monkeypatch.setattr(run, "find_fastest_plan", find_two_rounds)
+    monkeypatch.setattr(run.Engine, "step", note_rounds)
+    measurement = run_trial("offload", {**TINY, **ON_DEVICE, "warmup_rounds": 1}, Rank())
+    assert rounds == [1, 2, 2, 2] and measurement.executed["warmup_rounds"] == 1
+    assert len(measurement.step_times_s) == 3 and measurement.tokens_per_step == 4 * 32
+
+
 def test_the_start_of_a_trial_is_divided_into_its_parts() -> None:
     measurement = run_trial("offload", {**TINY, **ON_DEVICE, "steps": 1}, Rank())
     parts = [part.rsplit(" ", 2)[:2] for part in str(measurement.machine_info["startup"]).split(", ")]

@@ -1,0 +1,172 @@
+"""Copies between the GPUs of a host by their copy engines, which leave all multiprocessors to the computation.
+
+NCCL's collectives run on multiprocessors. Beside matrix products two H200s receive 129 GB/s by them and 370 GB/s by
+copy engines; the former make the products 4% slower, the latter do not (benchmarks/results/offload_gang_h100.md).
+
+The memory comes from CUDA itself, since copies from PyTorch's expandable segments reach 113 GB/s. Streams wait for each
+other by counters in the same memory, without a kernel. All calls are documented ones of the driver:
+https://docs.nvidia.com/cuda/cuda-driver-api.
+"""
+
+import ctypes
+from collections.abc import Callable, Sequence
+from itertools import accumulate
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+ALIGNMENT_BYTES = 512
+BLOCK_BYTES = 2 << 20  # smaller allocations can share a block, and a handle opens the whole block
+LAZY_PEER_ACCESS = 1  # CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS, the only flag there is
+
+
+class Driver(Protocol):
+    """What `PeerMemory` needs of a device. Addresses are integers. Copies and counters follow the current stream."""
+
+    def allocate(self, size_bytes: int) -> int: ...  # of zeros
+    def free(self, address: int) -> None: ...
+    def export(self, address: int) -> bytes: ...
+    def open(self, handle: bytes) -> int: ...  # the address of another process's memory
+    def close(self, address: int) -> None: ...
+    def view(self, address: int, size_bytes: int) -> Tensor: ...
+    def copy(self, target: int, source: int, size_bytes: int) -> None: ...
+    def write(self, address: int, value: int) -> None: ...  # after everything before it in the stream is visible
+    def wait(self, address: int, value: int) -> None: ...  # until a number of 32 bits is at least `value`
+
+
+class _Handle(ctypes.Structure):
+    _fields_ = (("reserved", ctypes.c_ubyte * 64),)  # CU_IPC_HANDLE_SIZE
+
+
+class CudaDriver:
+    """CUDA's driver on the current device. Every call raises RuntimeError if the driver refuses it."""
+
+    def __init__(self, device: torch.device) -> None:
+        torch.empty(1, device=device)  # makes the context current
+        self._device, self._library = device, ctypes.CDLL("libcuda.so.1")
+
+    def _call(self, name: str, *arguments: Any) -> None:
+        if error := getattr(self._library, name)(*arguments):
+            raise RuntimeError(f"{name} failed with error {error}")
+
+    def allocate(self, size_bytes: int) -> int:
+        address = ctypes.c_uint64()
+        self._call("cuMemAlloc_v2", ctypes.byref(address), ctypes.c_size_t(size_bytes))
+        self._call("cuMemsetD8_v2", address, ctypes.c_ubyte(0), ctypes.c_size_t(size_bytes))
+        self._call("cuCtxSynchronize")
+        return address.value
+
+    def free(self, address: int) -> None:
+        self._call("cuMemFree_v2", ctypes.c_uint64(address))
+
+    def export(self, address: int) -> bytes:
+        handle = _Handle()
+        self._call("cuIpcGetMemHandle", ctypes.byref(handle), ctypes.c_uint64(address))
+        return bytes(handle)
+
+    def open(self, handle: bytes) -> int:
+        address, flags = ctypes.c_uint64(), ctypes.c_uint(LAZY_PEER_ACCESS)
+        self._call("cuIpcOpenMemHandle_v2", ctypes.byref(address), _Handle.from_buffer_copy(handle), flags)
+        return address.value
+
+    def close(self, address: int) -> None:
+        self._call("cuIpcCloseMemHandle", ctypes.c_uint64(address))
+
+    def view(self, address: int, size_bytes: int) -> Tensor:
+        # https://numba.readthedocs.io/en/stable/cuda/cuda_array_interface.html
+        interface = {"shape": (size_bytes,), "typestr": "|u1", "data": (address, False), "version": 3}
+        return torch.as_tensor(type("Memory", (), {"__cuda_array_interface__": interface})(), device=self._device)
+
+    def copy(self, target: int, source: int, size_bytes: int) -> None:
+        addresses = ctypes.c_uint64(target), ctypes.c_uint64(source)
+        self._call("cuMemcpyDtoDAsync_v2", *addresses, ctypes.c_size_t(size_bytes), self._stream())
+
+    def write(self, address: int, value: int) -> None:
+        self._call("cuStreamWriteValue32_v2", self._stream(), *self._counter(address, value))
+
+    def wait(self, address: int, value: int) -> None:
+        self._call("cuStreamWaitValue32_v2", self._stream(), *self._counter(address, value))
+
+    def _counter(self, address: int, value: int) -> tuple[object, ...]:
+        # The flags 0 mean: write after a memory barrier; wait until the number is as large, modulo 2^32.
+        return ctypes.c_uint64(address), ctypes.c_uint32(value), ctypes.c_uint(0)
+
+    def _stream(self) -> ctypes.c_void_p:
+        return ctypes.c_void_p(torch.cuda.current_stream(self._device).cuda_stream)
+
+
+class PeerMemory:
+    """Flat tensors on the device that the other processes of the group copy to. Every process has the same ones."""
+
+    def __init__(self, driver: Driver, dtype: torch.dtype, sizes: Sequence[int]) -> None:
+        """Allocate a tensor of zeros for each size, and map those of the others.
+
+        Raises:
+            RuntimeError: in all processes, if the driver refuses it to one.
+        """
+        self._driver, self._rank, ranks = driver, dist.get_rank(), dist.get_world_size()
+        padded = [-(-numel * dtype.itemsize // ALIGNMENT_BYTES) * ALIGNMENT_BYTES for numel in sizes]
+        starts = list(accumulate(padded, initial=ALIGNMENT_BYTES))  # the counters of the others come first
+        self.size_bytes = -(-starts[-1] // BLOCK_BYTES) * BLOCK_BYTES
+        self._own = driver.allocate(self.size_bytes)
+        handles = _agree(lambda: driver.export(self._own))
+        others = [n for n in range(ranks) if n != self._rank]
+        self._others: dict[int, int] = _agree(lambda: {n: driver.open(handles[n]) for n in others})[self._rank]
+        self._met = 0
+        memory = driver.view(self._own, self.size_bytes)
+        self.tensors = [
+            memory[start : start + numel * dtype.itemsize].view(dtype)
+            for start, numel in zip(starts, sizes, strict=False)
+        ]
+
+    def push(self, copies: Sequence[tuple[int, Tensor, Tensor]]) -> None:
+        """Queue copies to other processes on the current stream: (process, target, source).
+
+        A target is the part of this process's tensors that stands for the same part of the other's. It is written once
+        the streams of all processes have come this far. What is queued after it finds all copies of the others here.
+        """
+        self._meet()
+        for number, target, source in copies:
+            address = self._others[number] + target.data_ptr() - self._own
+            self._driver.copy(address, source.data_ptr(), source.nbytes)
+        self._meet()
+
+    def _meet(self) -> None:
+        self._met = (self._met + 1) % 2**32
+        for address in self._others.values():
+            self._driver.write(address + 4 * self._rank, self._met)
+        for number in self._others:
+            self._driver.wait(self._own + 4 * number, self._met)
+
+    def close(self) -> None:
+        """Free the memory, in all processes together. Its tensors must not be used any more."""
+        for address in self._others.values():
+            self._driver.close(address)
+        dist.barrier()
+        self._driver.free(self._own)
+
+
+def open_peer_memory(device: torch.device, dtype: torch.dtype, sizes: Sequence[int]) -> PeerMemory | None:
+    """Return memory of GPUs that share it, or None where they do not, as on AMD's and between processors."""
+    if device.type != "cuda" or torch.version.hip:
+        return None
+    try:
+        return PeerMemory(CudaDriver(device), dtype, sizes)
+    except RuntimeError:
+        return None
+
+
+def _agree(call: Callable[[], Any]) -> list[Any]:
+    """Return what a call returns in each process. Raises RuntimeError in all of them if it does in one."""
+    result: Any
+    try:
+        result = call()
+    except RuntimeError as error:
+        result = error
+    results: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(results, result)
+    if errors := [str(result) for result in results if isinstance(result, RuntimeError)]:
+        raise RuntimeError(f"the GPUs do not share memory: {errors[0]}")
+    return results
