@@ -239,6 +239,22 @@ class Engine:
         self._embedding_and_head.update(self.optimizer, self.steps_done)
         return loss
 
+    @torch.no_grad()
+    def rehearse(self, groups: Tensor) -> None:
+        """Run a round of `step`'s tokens without an update, and without exchanges that others would wait for.
+
+        Kernels are compiled then, and this process has needed nearly all of its memory.
+        """
+        self.copy_streams.skips_exchanges = True
+        self._run_round(groups.to(self.device), 1, is_first=True, is_last=False)
+        self.copy_streams.skips_exchanges = False
+        for gradient in self._embedding_and_head.gradients:
+            gradient.zero_()
+        if self._whole:
+            self._whole.invalidate()
+        self.synchronize()
+        self.copy_streams.take_span_times_s()
+
     def _run_round(self, groups: Tensor, rounds: int, *, is_first: bool, is_last: bool) -> Tensor:
         """Run forward and backward over all layers; update them in the last round. Return its part of the loss."""
         plan, length = self.plan, self.plan.chunk_length

@@ -112,10 +112,10 @@ class WholeLayers:
         own.copy_(share)
         self.peers.push([(n, own, share) for n in self._others])
 
-    def invalidate(self, n: int) -> None:
-        """Mark the weights of layer n as outdated."""
+    def invalidate(self, n: int | None = None) -> None:
+        """Mark the weights of layer n as outdated, or those of all layers."""
         for slot in self._weights:
-            slot.layer = -1 if slot.layer == n else slot.layer
+            slot.layer = -1 if n in (slot.layer, None) else slot.layer
 
     def gradients(self, n: int) -> Slot:
         return self._gradients[n % GATHERED_SLOTS]

@@ -52,6 +52,10 @@ SMALLER_PLAN = 0.95  # of the device's budget, for the plan that follows one tha
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32} | dict.fromkeys(FP8_RECIPES, torch.bfloat16)
 
 
+class GangOutOfMemory(torch.OutOfMemoryError):
+    """A rank ran out of memory before it exchanged anything. All ranks raise it."""
+
+
 def measure(parameters: OffloadParameters, rank: Rank) -> Measurement:
     """Train under the fastest plan within the budgets, and where it runs out of memory once under a smaller one.
 
@@ -89,7 +93,7 @@ def measure(parameters: OffloadParameters, rank: Rank) -> Measurement:
         try:
             return _plan_and_train(parameters.device_gib, *training)
         except torch.OutOfMemoryError as error:
-            if rank.world_size > 1:  # the other ranks wait for this one
+            if rank.world_size > 1 and not isinstance(error, GangOutOfMemory):  # the other ranks wait for this one
                 raise
             reason = first_line(error)
         # Outside of the handler, where the error no longer holds the engine's tensors.
@@ -192,8 +196,10 @@ def _train(
         engine.load(checkpoint.open_reader(Path(parameters.checkpoint), engine.shape))
     else:
         engine.initialize(parameters.seed)
+    if rank.world_size > 1:
+        _rehearse(engine, batches[0][0])
     activity = node_activity()
-    started_s["weights"] = time.perf_counter()
+    started_s["weights" if rank.world_size == 1 else "weights and rehearsal"] = time.perf_counter()
     allocator_gib = parameters.device_gib - engine.peer_bytes / GIB
     with process_setup.device_memory_limit(device, allocator_gib), monitor_gpu(device) as readings:
         times_s, losses, span_times_s = _run_steps(engine, batches, warmup, readings, rank)
@@ -258,6 +264,19 @@ def _train(
         | activity,
         files=files,
     )
+
+
+def _rehearse(engine: Engine, groups: torch.Tensor) -> None:
+    """Run a round without the other ranks. Raises GangOutOfMemory in all of them if it takes too much memory in one."""
+    reason, reasons = "", [""] * engine.gang.ranks
+    try:
+        engine.rehearse(groups)
+    except torch.OutOfMemoryError as error:
+        reason = first_line(error)
+    dist.all_gather_object(reasons, reason)
+    if reason := next(filter(None, reasons), ""):
+        engine.close()
+        raise GangOutOfMemory(reason)
 
 
 def _executed_parameters(

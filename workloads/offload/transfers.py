@@ -36,7 +36,8 @@ class CopyStreams:
     def __init__(self, device: torch.device) -> None:
         self.on_gpu = device.type == "cuda"
         self.copied_bytes = 0  # of all copies so far, in both directions
-        self.exchanged_bytes = 0  # received by collectives with other GPUs
+        self.exchanged_bytes = 0  # received from other GPUs
+        self.skips_exchanges = False
         self._spans: dict[str, list[tuple[torch.cuda.Event, torch.cuda.Event]]] = defaultdict(list)
         self._span_times_s: dict[str, float] = defaultdict(float)
         if self.on_gpu:
@@ -58,7 +59,9 @@ class CopyStreams:
         target.last_event = source.last_event = done
 
     def exchange(self, collective: Callable[[], object], received_bytes: int, *buffers: Buffer) -> None:
-        """Queue a collective with other GPUs, after everything that is queued on its buffers."""
+        """Queue an exchange with other GPUs, after everything that is queued on its buffers."""
+        if self.skips_exchanges:
+            return
         self.exchanged_bytes += received_bytes
         if not self.on_gpu:
             collective()

@@ -28,8 +28,12 @@ from tests.workloads.offload.test_engine import (
     place,
     train_with_pytorch,
 )
+from tests.workloads.offload.test_planner import ON_DEVICE, TINY
 from workloads.api.contract import Rank
+from workloads.api.trial import run_trial
+from workloads.instruments.device import device_of
 from workloads.instruments.distributed import process_group
+from workloads.offload import run
 from workloads.offload.device_rates import select_attention_kernel
 from workloads.offload.engine import Engine
 from workloads.offload.gang import Gang
@@ -110,16 +114,16 @@ def select_tokens(gang: Gang, batch: torch.Tensor) -> torch.Tensor:
     return batch[:, :, gang.rank : gang.rank + 1] if gang.ranks == SEQUENCES else batch[:, gang.rank : gang.rank + 1]
 
 
-def train(
-    gang: Gang, device: torch.device, layers: str, rounds: int, dying_rank: int | None = None
-) -> tuple[list[float], Any]:
+def train(gang: Gang, rank: Rank, layers: str, rounds: int, dying_rank: int | None = None) -> tuple[list[float], Any]:
     """Train two steps, after the first of which the dying rank exits without a message."""
     before, _, _ = train_with_pytorch(SHAPE, rounds)
+    device = device_of(rank)
     with Arena(32 * 2**20, device) as arena:
         plan = build_rank_plan(gang, LAYERS[layers], rounds)
         kernel = select_attention_kernel(SHAPE, LENGTH, device, torch.float32)
         engine = Engine(SHAPE, plan, arena, device, kernel, precision=FP32, optimizer=OPTIMIZER, gang=gang)
         engine.load(before.__getitem__)
+        engine.rehearse(select_tokens(gang, draw_tokens(rounds)[0])[0])
         losses = []
         for batch in draw_tokens(rounds):
             losses.append(float(engine.step(select_tokens(gang, batch))))
@@ -131,22 +135,39 @@ def train(
         return losses, weights
 
 
-def serve(gang: Gang, copies: bool, device_type: str, port: int, calls: Any, answers: Any) -> None:
+def run_out_of_memory(gang: Gang, rank: Rank) -> tuple[object, object]:
+    """Run a trial in which the second rank runs out of memory once, and return what it records of that."""
+    rehearse, failures = run.Engine.rehearse, [gang.rank == 1]
+
+    def fail_once(engine: Engine, groups: torch.Tensor) -> None:
+        if failures and failures.pop():
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+        rehearse(engine, groups)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(run.Engine, "rehearse", fail_once)
+        parameters = {**TINY, **ON_DEVICE, "distribution": gang.distribution}
+        measurement = run_trial("offload", parameters, replace(rank, sequence_number=1))
+    return measurement.metrics["replanned_device_gib"], measurement.machine_info["out_of_memory"]
+
+
+def serve(gang: Gang, copies: bool, rank: Rank, calls: Any, answers: Any) -> None:
     torch.set_num_threads(1)
-    device = torch.device(device_type, 0) if device_type == "cuda" else CPU
+    device = device_of(rank)
     if copies:
         gang = replace(gang, driver=HostDriver() if device == CPU else CudaDriver(device))
-    with process_group(Rank(gang.rank, gang.ranks, device.type, rendezvous=f"127.0.0.1:{port}"), device):
+    with process_group(rank, device):
         while (call := calls.get()) is not None:
+            function, *arguments = call
             try:
-                answers.put((gang.rank, train(gang, device, *call)))
+                answers.put((gang.rank, function(gang, rank, *arguments)))
             except Exception:
                 answers.put((gang.rank, traceback.format_exc()))
 
 
 @pytest.fixture
 def gang(request: pytest.FixtureRequest, device: str) -> Iterator[Any]:
-    """Yield a function that trains on all ranks and returns the results of those that answer, but of a dying one."""
+    """Yield a function that calls another on all ranks and returns the results of those that answer."""
     distribution, ranks, copies = request.param
     if device == "cuda" and torch.cuda.device_count() < ranks:
         pytest.skip(f"needs {ranks} GPUs")
@@ -157,22 +178,24 @@ def gang(request: pytest.FixtureRequest, device: str) -> Iterator[Any]:
         train_with_pytorch(SHAPE, rounds)  # before the fork, so that no process does it again
     context: Any = multiprocessing.get_context("fork" if device == "cpu" else "spawn")
     calls, answers = [context.Queue() for _ in range(ranks)], context.Queue()
-    members = [(Gang(distribution, ranks, n), copies, device, port, calls[n], answers) for n in range(ranks)]
+    members = []
+    for n in range(ranks):
+        rank = Rank(n, ranks, device, ranks_per_node=ranks, rendezvous=f"127.0.0.1:{port}")
+        members.append((Gang(distribution, ranks, n), copies, rank, calls[n], answers))
     processes = [context.Process(target=serve, args=member, daemon=True) for member in members]
     with pytest.MonkeyPatch.context() as patch:
         for n, process in enumerate(processes):
             patch.setenv("CUDA_VISIBLE_DEVICES", str(n))  # as a worker sees it
             process.start()
 
-    def run(layers: str, rounds: int, dying_rank: int | None = None) -> list[Any]:
+    def call(*call: object, answering: int = ranks) -> list[Any]:
         for queue in calls:
-            queue.put((layers, rounds, dying_rank))
-        answering = ranks - (dying_rank is not None)
+            queue.put(call)
         return [
             result for _, result in sorted((answers.get(timeout=240) for _ in range(answering)), key=lambda a: a[0])
         ]
 
-    yield run
+    yield call
     for process in processes:
         process.kill()
 
@@ -182,7 +205,7 @@ def gang(request: pytest.FixtureRequest, device: str) -> Iterator[Any]:
 def test_processes_train_like_plain_pytorch_in_one(gang: Any, device: str) -> None:
     for layers, rounds in itertools.product(LAYERS, (1, 2)):
         _, losses, after = train_with_pytorch(SHAPE, rounds)
-        for result in gang(layers, rounds):
+        for result in gang(train, layers, rounds):
             assert not isinstance(result, str), result
             rank_losses, weights = result
             assert rank_losses == pytest.approx(losses, abs=1e-5), layers
@@ -192,7 +215,13 @@ def test_processes_train_like_plain_pytorch_in_one(gang: Any, device: str) -> No
 
 @pytest.mark.parametrize("gang", [gang for gang in GANGS if not gang[2]], indirect=True, ids=str)
 @pytest.mark.parametrize("device", ["cpu"])
-def test_a_rank_whose_peer_dies_fails_within_seconds(gang: Any, device: str) -> None:
+def test_a_rank_whose_peer_dies_fails_within_seconds(gang: Any, device: str, request: pytest.FixtureRequest) -> None:
     started = time.monotonic()
-    for error in gang("host", 2, 1):
+    for error in gang(train, "host", 2, 1, answering=request.node.callspec.params["gang"][1] - 1):
         assert "remote worker" in error and time.monotonic() - started < 20
+
+
+@pytest.mark.parametrize("gang", [("sharded", 2, False)], indirect=True, ids=str)
+@pytest.mark.parametrize("device", ["cpu"])
+def test_all_ranks_follow_a_plan_that_is_too_large_for_one_by_a_smaller_one(gang: Any, device: str) -> None:
+    assert gang(run_out_of_memory) == 2 * [(0.95, "CUDA out of memory. Tried to allocate 2.00 GiB")]
