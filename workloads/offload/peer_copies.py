@@ -41,7 +41,7 @@ class _Handle(ctypes.Structure):
 
 
 class CudaDriver:
-    """CUDA's driver on the current device. Every call raises RuntimeError if the driver refuses it."""
+    """CUDA's driver on the current device and stream. Every call raises RuntimeError if the driver refuses it."""
 
     def __init__(self, device: torch.device) -> None:
         torch.empty(1, device=device)  # makes the context current
@@ -94,7 +94,7 @@ class CudaDriver:
         return ctypes.c_uint64(address), ctypes.c_uint32(value), ctypes.c_uint(0)
 
     def _stream(self) -> ctypes.c_void_p:
-        return ctypes.c_void_p(torch.cuda.current_stream(self._device).cuda_stream)
+        return ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
 
 
 class PeerMemory:
