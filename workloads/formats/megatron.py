@@ -9,18 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from workloads.api.errors import UserInputError
-from workloads.formats.names import (
-    FileReading,
-    FileSettings,
-    Obstacles,
-    Settings,
-    Support,
-    canonical_layout,
-    data_parallel_size,
-    fields_of_keys,
-    read_names,
-    read_table,
-)
+from workloads.formats import names
 from workloads.layouts.layout import Job, Layout
 from workloads.layouts.trainers import TRAINERS
 from workloads.models.model import Model
@@ -92,7 +81,7 @@ WRITTEN: dict[str, Callable[[Job], Any]] = {
     "fp4": lambda job: "e2m1" if job.precision in FP4_RECIPES else None,
     "fp4_recipe": lambda job: FP4_RECIPES.get(job.precision),
 }
-NAMES = read_table(TABLES["names"], WRITTEN, CONDITIONS)
+NAMES = names.read_table(TABLES["names"], WRITTEN, CONDITIONS)
 
 
 def _list_obstacles(job: Job) -> Iterator[str]:
@@ -136,27 +125,31 @@ def _list_obstacles(job: Job) -> Iterator[str]:
         yield f"checkpointed_layers={count} cannot be written: {whole} can"
 
 
-def support(trainer: str, *obstacles: Obstacles, name: str = "", **values: Sequence[object]) -> Support:
+def support(trainer: str, *obstacles: names.Obstacles, name: str = "", **values: Sequence[object]) -> names.Support:
     supported = {**TRAINERS[trainer].runs, **TABLES["supported"], **values}
-    return Support(name or trainer, supported, (_list_obstacles, *obstacles))
+    return names.Support(name or trainer, supported, (_list_obstacles, *obstacles))
 
 
-FIELDS = fields_of_keys(NAMES, TABLES["fields"])
+FIELDS = names.fields_of_keys(NAMES, TABLES["fields"])
 
 
 def read_settings(
-    given: Settings, trainer: str, gpus: int | None, model: Model | None = None, defaults: Settings | None = None
-) -> FileReading:
+    given: names.Settings,
+    trainer: str,
+    gpus: int | None,
+    model: Model | None = None,
+    defaults: names.Settings | None = None,
+) -> names.FileReading:
     """Return what settings say of a model, with a program's defaults or Megatron-LM's; their own sizes without one.
 
     Raises UserInputError for a value that no job has, or if `gpus` is needed and missing.
     """
-    settings = FileSettings(given, defaults)
+    settings = names.FileSettings(given, defaults)
     sizes = _read_sizes(settings)
     model = model or read_model(settings)
     layers = model.layers if model else settings.get("num_layers")
-    degrees = read_names(settings, NAMES, ("tp", "cp", "pp"))
-    dp = settings.get("data_parallel_size") or data_parallel_size(settings.get("world_size") or gpus, degrees)
+    degrees = names.read_names(settings, NAMES, ("tp", "cp", "pp"))
+    dp = settings.get("data_parallel_size") or names.data_parallel_size(settings.get("world_size") or gpus, degrees)
     sharding = _read_sharding(settings)
     instances = "data_parallel_replicate_degree" if sharding == "fsdp2" else "num_distributed_optimizer_instances"
     replicas = settings.get(instances) or 1
@@ -171,20 +164,20 @@ def read_settings(
         schedule = "zbv" if settings.get("zero_bubble_v_schedule") else "zero_bubble"
     if settings.get("patch_primus_pipeline"):
         schedule = _read_algorithm(str(settings.get("pp_algorithm", "1f1b-interleaved")), stages)
-    names = ("ep", "micro_batch", "global_batch", "sequence_parallel", "tp_overlap", "cp_method", "offload_optimizer")
-    others = read_names(settings, NAMES, ("dispatcher", "expert_overlap"))
+    fields = ("ep", "micro_batch", "global_batch", "sequence_parallel", "tp_overlap", "cp_method", "offload_optimizer")
+    others = names.read_names(settings, NAMES, ("dispatcher", "expert_overlap"))
     if settings.get("grad_reduce_in_bf16"):
         others["gradient_bytes"] = 2
-    read = degrees | read_names(settings, NAMES, (*names, "reshard_after_forward"))
+    read = degrees | names.read_names(settings, NAMES, (*fields, "reshard_after_forward"))
     read["global_batch"] = read["global_batch"] or read["micro_batch"] * dp
     read["reshard_after_forward"] |= sharding != "fsdp2"
     read |= {"dp_replicate": replicas, "dp_shard": dp // replicas, "sharding": sharding}
     read |= {"stages_per_rank": stages, "schedule": schedule}
     layout = Layout(**read, **_read_checkpointing(settings, degrees["pp"] * stages, layers))
     ramp = settings.get("rampup_batch_size")
-    return FileReading(
+    return names.FileReading(
         trainer=trainer,
-        layout=canonical_layout(layout, layers),
+        layout=names.canonical_layout(layout, layers),
         sequence_length=settings.get("seq_length") or 0,
         model=model,
         precision=_read_precision(settings),
@@ -205,11 +198,11 @@ def _read_algorithm(name: str, stages: int) -> str:
     return known[name]
 
 
-def _read_sizes(settings: FileSettings) -> dict[str, Any]:
+def _read_sizes(settings: names.FileSettings) -> dict[str, Any]:
     """Return the sizes of the model that the settings name, whether or not they name all."""
-    names = ("layers", "hidden_size", "heads", "kv_heads", "head_size", "intermediate_size")
+    fields = ("layers", "hidden_size", "heads", "kv_heads", "head_size", "intermediate_size")
     experts = ("experts", "experts_per_token", "expert_intermediate_size") if settings.find("num_experts") else ()
-    sizes = {name.field: settings.find(name.key) for name in NAMES if name.field in (*names, *experts)}
+    sizes = {name.field: settings.find(name.key) for name in NAMES if name.field in (*fields, *experts)}
     if experts or not settings.find("ffn_hidden_size"):
         del sizes["intermediate_size"]
     if not settings.find("group_query_attention"):
@@ -224,7 +217,7 @@ def _read_sizes(settings: FileSettings) -> dict[str, Any]:
     return whole | _read_linear_layers(settings)
 
 
-def _read_linear_layers(settings: FileSettings) -> dict[str, Any]:
+def _read_linear_layers(settings: names.FileSettings) -> dict[str, Any]:
     """Return the layers without scores, of a pattern such as M-M*- or of every layer but each Nth."""
     pattern = settings.find("hybrid_override_pattern") or settings.find("hybrid_layer_pattern")
     frequency, layers = settings.find("linear_attention_freq"), settings.find("num_layers")
@@ -236,7 +229,7 @@ def _read_linear_layers(settings: FileSettings) -> dict[str, Any]:
     return {}
 
 
-def _read_sharding(settings: Settings) -> str:
+def _read_sharding(settings: names.Settings) -> str:
     if settings.get("use_torch_fsdp2"):
         return "fsdp2"
     if settings.get("use_megatron_fsdp") or settings.get("use_custom_fsdp"):
@@ -250,7 +243,7 @@ def _read_sharding(settings: Settings) -> str:
     return "zero1" if settings.get("use_distributed_optimizer") else "none"
 
 
-def _read_checkpointing(settings: Settings, stages: int, layers: int | None) -> dict[str, Any]:
+def _read_checkpointing(settings: names.Settings, stages: int, layers: int | None) -> dict[str, Any]:
     granularity = "selective" if settings.get("recompute_activations") else settings.get("recompute_granularity")
     if granularity is None:
         return {"checkpointing": "none"}
@@ -273,7 +266,7 @@ def _read_checkpointing(settings: Settings, stages: int, layers: int | None) -> 
     return {"checkpointing": "full"}
 
 
-def _read_precision(settings: Settings) -> str:
+def _read_precision(settings: names.Settings) -> str:
     plain = {name: settings.get(name) for name in ("bf16", "fp16")}
     if settings.get("fp4"):
         recipe = settings.get("fp4_recipe") or "nvfp4"
@@ -289,17 +282,17 @@ def _read_precision(settings: Settings) -> str:
     return next((name for name, is_set in plain.items() if is_set), "fp32")
 
 
-def read_model(settings: Settings) -> Model | None:
+def read_model(settings: names.Settings) -> Model | None:
     """Return the model; None where the settings do not name all of its sizes."""
     sizes = ("num_layers", "hidden_size", "num_attention_heads", "vocab_size")
     if any(not isinstance(size := settings.get(name), int) or size < 1 for name in sizes):
         return None
-    names = (
+    fields = (
         *("layers", "hidden_size", "heads", "kv_heads", "head_size", "tied", "mlp_bias", "intermediate_size"),
         *("rope_theta", "norm_eps", "qk_norm"),
     )
-    expert_names = ("experts", "experts_per_token", "expert_intermediate_size", "shared_expert_intermediate_size")
-    read = read_names(settings, NAMES, (*names, *expert_names))
+    expert_fields = ("experts", "experts_per_token", "expert_intermediate_size", "shared_expert_intermediate_size")
+    read = names.read_names(settings, NAMES, (*fields, *expert_fields))
     is_gated, experts, hidden_size = bool(settings.get("swiglu")), read["experts"], read["hidden_size"]
     default = int(4 * hidden_size * 2 / 3) // 64 * 64 if is_gated else 4 * hidden_size
     feed_forward = read["intermediate_size"] or default
@@ -322,7 +315,7 @@ def read_model(settings: Settings) -> Model | None:
     return Model(**read)
 
 
-def _read_dense_layers(settings: Settings, layers: int) -> tuple[int, ...]:
+def _read_dense_layers(settings: names.Settings, layers: int) -> tuple[int, ...]:
     """Return the layers without experts: a pattern such as ([0]*3+[1]*58), or N where every Nth has experts."""
     text = str(settings.get("moe_layer_freq") or 1)
     kinds = [kind for kind, count in re.findall(r"([01])\]?(?:\*(\d+))?", text) for _ in range(int(count or 1))]

@@ -11,19 +11,8 @@ from typing import Any
 import yaml
 
 from workloads.api.errors import UserInputError, first_line
+from workloads.formats import names
 from workloads.formats.megatron import FP8_RECIPES, NAMES, TABLES, read_settings, support
-from workloads.formats.names import (
-    FileReading,
-    RenderedFile,
-    Settings,
-    Unset,
-    find_model,
-    flatten,
-    nodes_of,
-    show,
-    torchrun,
-    write_names,
-)
 from workloads.formats.shell import UNSET, Script, find_unset, show_unset
 from workloads.formats.torchtitan import FP8, read_config
 from workloads.layouts.layout import Job
@@ -83,10 +72,10 @@ BRIDGE_SUPPORT = support(
 
 # Primus's experiment file: its Megatron trainer with all sizes and degrees as overrides of its modules.
 EXPERIMENT = "primus.yaml"
-DEFAULTS: Settings = TABLES["primus_defaults"]
+DEFAULTS: names.Settings = TABLES["primus_defaults"]
 SWITCHED_OFF = {name: False for name, value in DEFAULTS.items() if value is True}
 # What Primus's torchtitan module sets differently from torchtitan: primus/configs/modules/torchtitan/pre_trainer.yaml.
-TITAN_DEFAULTS: Settings = {"compile.enable": True, "activation_checkpoint.mode": "none"}
+TITAN_DEFAULTS: names.Settings = {"compile.enable": True, "activation_checkpoint.mode": "none"}
 _VARIABLE = re.compile(r"\$\{\w+:([^{}]*)\}")
 _PRIMUS_LAUNCH = re.compile(r"\b(NNODES|GPUS_PER_NODE)=(\d+)")
 
@@ -94,18 +83,18 @@ _PRIMUS_LAUNCH = re.compile(r"\b(NNODES|GPUS_PER_NODE)=(\d+)")
 PRIMUS_SUPPORT = support("primus")
 
 
-def render_script(job: Job, gpus: int) -> RenderedFile:
+def render_script(job: Job, gpus: int) -> names.RenderedFile:
     """Return the script of a canonical job. Raises UserInputError if Megatron-LM cannot express it."""
     SCRIPT_SUPPORT.check(job)
-    settings = write_names(job, NAMES) | RUN
+    settings = names.write_names(job, NAMES) | RUN
     arguments = [word for name, value in settings.items() for word in _argument(name, value)]
     # `validate_args` asks for it on Hopper and before: tensor and context parallelism need one connection so that
     # communication is queued first; FSDP needs more.
     connections = 8 if job.layout.sharding in ("fsdp2", "megatron_fsdp", "zero2") else 1
-    words = [*torchrun(gpus), "pretrain_gpt.py", *arguments]
+    words = [*names.torchrun(gpus), "pretrain_gpt.py", *arguments]
     text = _shell_script(words, "Megatron-LM (core_v0.16.1): run in its folder", connections)
     note = "run it in the folder of Megatron-LM, with Transformer Engine installed"
-    return RenderedFile(SCRIPT, text, f"sh {SCRIPT}", (note,))
+    return names.RenderedFile(SCRIPT, text, f"sh {SCRIPT}", (note,))
 
 
 def _argument(name: str, value: Any) -> list[str]:
@@ -126,7 +115,7 @@ def recognizes_script(text: str) -> bool:
     return any(f"{name}{end}" in text for name in _ARGUMENTS for end in (" ", "=", ":"))
 
 
-def read_script(text: str, gpus: int | None = None, model: Model | None = None) -> FileReading:
+def read_script(text: str, gpus: int | None = None, model: Model | None = None) -> names.FileReading:
     """Return what a script, a list of arguments or their YAML says. Raises UserInputError for values of no job."""
     if _YAML_ARGUMENT.search(text):
         settings, left, notes = _read_yaml_arguments(text)
@@ -146,7 +135,7 @@ def read_script(text: str, gpus: int | None = None, model: Model | None = None) 
     return _add(read_settings(settings, "megatron", gpus or launched, model), left, notes)
 
 
-def _add(reading: FileReading, left: Iterable[str], notes: Iterable[str]) -> FileReading:
+def _add(reading: names.FileReading, left: Iterable[str], notes: Iterable[str]) -> names.FileReading:
     return replace(reading, left=(*reading.left, *left), notes=(*reading.notes, *notes))
 
 
@@ -210,14 +199,14 @@ def _read_yaml_arguments(text: str) -> tuple[dict[str, Any], list[str], list[str
         raise UserInputError(f"not YAML: {first_line(error)}") from error
     values: dict[str, list[Any]] = {}
     left, notes = list[str](), list[str]()
-    for name, value in flatten(config if isinstance(config, dict) else {}).items():
+    for name, value in names.flatten(config if isinstance(config, dict) else {}).items():
         _, is_argument, argument = name.rpartition("--")
         if not is_argument:
             left.append(name)
             continue
         value = parse_value(value) if isinstance(value, str) else value
         if isinstance(value, str) and "$" in value:
-            value = Unset(value, NO_VALUE)
+            value = names.Unset(value, NO_VALUE)
         if argument in values and values[argument] != [value]:
             notes.append(f"{name}={value}: the file has several values of it, the last one is read")
         values[argument] = value if isinstance(value, list) else [value]
@@ -237,7 +226,7 @@ def parse_value(text: str, no_value: str = NO_VALUE) -> Any:
     if text in ("None", "null", ""):
         return None
     if find_unset(text) is not None:
-        return Unset(show_unset(text), no_value)
+        return names.Unset(show_unset(text), no_value)
     if re.fullmatch(r"-?\d{1,18}", text):
         return int(text)
     if re.fullmatch(r"\['?\w.*\]", text):
@@ -245,10 +234,10 @@ def parse_value(text: str, no_value: str = NO_VALUE) -> Any:
     return text
 
 
-def render_recipe(job: Job, gpus: int) -> RenderedFile:
+def render_recipe(job: Job, gpus: int) -> names.RenderedFile:
     """Return the script of a canonical job. Raises UserInputError if Megatron-Bridge's recipe cannot express it."""
     BRIDGE_SUPPORT.check(job)
-    settings = {name: value for name, value in write_names(job, NAMES).items() if name not in _BRIDGE["derived"]}
+    settings = {name: value for name, value in names.write_names(job, NAMES).items() if name not in _BRIDGE["derived"]}
     overrides = RECIPE_SETS | {SECTIONS.get(name, f"model.{name}"): value for name, value in settings.items()}
     overrides |= {
         "model.num_query_groups": job.model.kv_heads,
@@ -260,18 +249,18 @@ def render_recipe(job: Job, gpus: int) -> RenderedFile:
         **BRIDGE_RUN,
     }
     shown = {name: f"[{','.join(value)}]" for name, value in overrides.items() if isinstance(value, list)}
-    shown = {name: "null" if value is None else show(value) for name, value in overrides.items()} | shown
+    shown = {name: "null" if value is None else names.show(value) for name, value in overrides.items()} | shown
     pairs = [shlex.quote(f"{name}={value}") for name, value in shown.items()]
-    words = [*torchrun(gpus), "scripts/training/run_recipe.py", f"--recipe={RECIPE}", *pairs]
+    words = [*names.torchrun(gpus), "scripts/training/run_recipe.py", f"--recipe={RECIPE}", *pairs]
     text = _shell_script(words, "Megatron-Bridge 0.3.1: run in its folder", connections=1)
     notes = ["run it in the folder of Megatron-Bridge"]
     notes += ["the recipe reads the configuration of meta-llama/Meta-Llama-3-8B from the Hugging Face hub"]
     if job.model.rope_factor:
         notes.append(f"the recipe does not scale rotary frequencies, as the model does by {job.model.rope_factor:g}")
-    return RenderedFile(BRIDGE_SCRIPT, text, f"sh {BRIDGE_SCRIPT}", tuple(notes))
+    return names.RenderedFile(BRIDGE_SCRIPT, text, f"sh {BRIDGE_SCRIPT}", tuple(notes))
 
 
-def read_recipe(text: str, gpus: int | None = None, model: Model | None = None) -> FileReading:
+def read_recipe(text: str, gpus: int | None = None, model: Model | None = None) -> names.FileReading:
     """Return what a command with a recipe says, without what the recipe sets itself. Raises UserInputError."""
     commands = map(_split_nested, Script(text).read())
     *_, command = [[], *(words for words in commands if any("run_recipe.py" in word for word in words))]
@@ -286,10 +275,10 @@ def read_recipe(text: str, gpus: int | None = None, model: Model | None = None) 
     if mode in ("lora", "dora") or (kind and kind[1] == "peft"):
         raise UserInputError(f"{f'mode={mode}' if mode else f'recipe={recipe}'}: {ADAPTERS}")
     is_whole = "model.num_layers" in overrides  # as the files that are written here
-    named = None if is_whole else find_model(_OF_RECIPE.split(recipe)[0])
+    named = None if is_whole else names.find_model(_OF_RECIPE.split(recipe)[0])
     mixed = overrides.pop("mixed_precision", "bf16_mixed")
-    names = {theirs: ours for ours, theirs in SECTIONS.items()}
-    settings = flags | {names.get(name, name.rpartition(".")[2]): value for name, value in overrides.items()}
+    logged = {theirs: ours for ours, theirs in SECTIONS.items()}
+    settings = flags | {logged.get(name, name.rpartition(".")[2]): value for name, value in overrides.items()}
     implied = {"swiglu": True, "add_bias_linear": False, "position_embedding_type": "rope"}
     implied["use_distributed_optimizer"] = True  # as most of its recipes have it
     implied["group_query_attention"] = "num_query_groups" in settings
@@ -334,14 +323,14 @@ def _read_mixed(mixed: object) -> dict[str, Any]:
     return {"bf16": ours != "fp16", "fp16": ours == "fp16", "fp8": number_format, "fp8_recipe": recipe}
 
 
-def render_experiment(job: Job, gpus: int) -> RenderedFile:
+def render_experiment(job: Job, gpus: int) -> names.RenderedFile:
     """Return the experiment file of a canonical job. Raises UserInputError if Primus cannot express it."""
     PRIMUS_SUPPORT.check(job)
-    nodes, per_node = nodes_of(gpus)
+    nodes, per_node = names.nodes_of(gpus)
     rank = "" if nodes == 1 else "NODE_RANK=$NODE_RANK MASTER_ADDR=$MASTER_ADDR "
     launch = f"NNODES={nodes} {rank}GPUS_PER_NODE={per_node}"
     command = f"{launch} ./primus-cli direct -- train pretrain --config={EXPERIMENT}"
-    overrides = SWITCHED_OFF | write_names(job, NAMES)
+    overrides = SWITCHED_OFF | names.write_names(job, NAMES)
     if job.layout.schedule in ("zero_bubble", "zbv"):  # they reduce gradients after the last backward pass
         overrides |= {
             "patch_zero_bubble": True,
@@ -354,14 +343,14 @@ def render_experiment(job: Job, gpus: int) -> RenderedFile:
     experiment = {"work_group": "sweeper", "user_name": "sweeper", "exp_name": "plan", "workspace": "./output"}
     modules = {"modules": {"pre_trainer": trainer | {"overrides": overrides | RUN}}}
     text = yaml.safe_dump(experiment | modules, sort_keys=False)
-    return RenderedFile(EXPERIMENT, f"# Primus: {command}\n{text}", command, ("run it in the folder of Primus",))
+    return names.RenderedFile(EXPERIMENT, f"# Primus: {command}\n{text}", command, ("run it in the folder of Primus",))
 
 
 def recognizes_experiment(text: str) -> bool:
     return "framework:" in text and _find_trainer(text) is not None
 
 
-def read_experiment(text: str, gpus: int | None = None, model: Model | None = None) -> FileReading:
+def read_experiment(text: str, gpus: int | None = None, model: Model | None = None) -> names.FileReading:
     """Return what an experiment file says. Raises UserInputError if it has no trainer that is known."""
     trainer = _find_trainer(text)
     if trainer is None:
@@ -370,7 +359,7 @@ def read_experiment(text: str, gpus: int | None = None, model: Model | None = No
     if framework not in FRAMEWORKS:
         raise UserInputError(f"framework={framework}: not read of Primus. Read: {', '.join(FRAMEWORKS)}")
     file = str(_fill(trainer.get("model", "")))
-    named, launched = find_model(file), gpus or _read_gpus(text, _PRIMUS_LAUNCH)
+    named, launched = names.find_model(file), gpus or _read_gpus(text, _PRIMUS_LAUNCH)
     reading = FRAMEWORKS[framework](overrides, file, launched, model or named)
     note = f"model: {file}: its sizes are not known here, so model= is not compared with it"
     reading = _add(reading, (), () if named or file in ("", "language_model.yaml") else (note,))
@@ -378,12 +367,16 @@ def read_experiment(text: str, gpus: int | None = None, model: Model | None = No
     return replace(reading, sizes={**_sizes_of(named), **reading.sizes}, taken={**reading.taken, **taken})
 
 
-def _read_primus_torchtitan(overrides: Settings, file: str, gpus: int | None, model: Model | None) -> FileReading:
+def _read_primus_torchtitan(
+    overrides: names.Settings, file: str, gpus: int | None, model: Model | None
+) -> names.FileReading:
     defaults = {**TITAN_DEFAULTS, **({"model.converters": [FP8]} if "fp8" in file else {})}
     return read_config(overrides, gpus, model, defaults)
 
 
-def _read_primus_bridge(overrides: Settings, file: str, gpus: int | None, model: Model | None) -> FileReading:
+def _read_primus_bridge(
+    overrides: names.Settings, file: str, gpus: int | None, model: Model | None
+) -> names.FileReading:
     if (adapters := overrides.get("peft", "none")) not in (None, "none"):
         raise UserInputError(f"peft={adapters}: {ADAPTERS}")
     given = {name: value for name, value in overrides.items() if name not in ("peft", "precision_config")}
@@ -394,7 +387,7 @@ def _read_primus_bridge(overrides: Settings, file: str, gpus: int | None, model:
     return _add(replace(reading, taken={**reading.taken, **taken}), (), (OPEN_RECIPE,))
 
 
-FRAMEWORKS: dict[str, Callable[[Settings, str, int | None, Model | None], FileReading]] = {
+FRAMEWORKS: dict[str, Callable[[names.Settings, str, int | None, Model | None], names.FileReading]] = {
     "megatron": lambda overrides, _, gpus, model: read_settings(overrides, "primus", gpus, model, DEFAULTS),
     "torchtitan": _read_primus_torchtitan,
     "megatron_bridge": _read_primus_bridge,
@@ -411,7 +404,7 @@ def _fill(value: Any) -> Any:
         return value
     filled = _VARIABLE.sub(lambda match: match[1], value)
     if "${" in filled:
-        return Unset(value, "the file gives it no default: write the value into the file")
+        return names.Unset(value, "the file gives it no default: write the value into the file")
     try:
         return yaml.safe_load(filled) if _VARIABLE.fullmatch(value) else filled
     except yaml.YAMLError:

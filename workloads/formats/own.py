@@ -11,17 +11,7 @@ from typing import Any, get_args, get_origin, get_type_hints
 
 from workloads.api import registry
 from workloads.api.errors import UserInputError
-from workloads.formats.names import (
-    FileReading,
-    Name,
-    RenderedFile,
-    Support,
-    canonical_layout,
-    read_names,
-    read_table,
-    show,
-    write_names,
-)
+from workloads.formats import names
 from workloads.formats.shell import Script
 from workloads.formats.torchtitan import find_interval
 from workloads.layouts.layout import LAYOUT_FIELDS, Job, Layout
@@ -34,7 +24,7 @@ JOB_FIELDS = ("sequence_length", "precision", "state", "compiled", "document_tok
 # The one value of a field that `workload=parallel` has no parameter for, where it is not a layout's default.
 FIXED = {"state": "bf16"}
 _TITAN: dict[str, Any] = tomllib.loads(Path(__file__).with_name("own_torchtitan.toml").read_text())
-TITAN_NAMES = read_table(_TITAN["names"])
+TITAN_NAMES = names.read_table(_TITAN["names"])
 TITAN_FIXED = ("dp_replicate", "ep", "schedule", "stages_per_rank", "checkpointed_layers", "tp_overlap", "cp_method")
 _OVERRIDE = re.compile(r"^\+{0,2}(?:space\.)?([\w.]+)=(.*)$")
 
@@ -46,23 +36,25 @@ def _list_obstacles(job: Job) -> Iterator[str]:
     if job.trainer == "own" and layers is not None and find_interval(job) is None:
         yield f"checkpointed_layers={layers} cannot be written: every n-th layer can"
     if job.trainer != "own" and layout.is_sharded and reshards != (layout.pp == 1):
-        yield f"reshard_after_forward={show(reshards)} cannot be written with pp={layout.pp}"
+        yield f"reshard_after_forward={names.show(reshards)} cannot be written with pp={layout.pp}"
 
 
 _AT_DEFAULTS = {name: (getattr(Layout(), name),) for name in TITAN_FIXED}
-TITAN = Support("workload=torchtitan", _AT_DEFAULTS | _TITAN["supported"], (_list_obstacles,))
+TITAN = names.Support("workload=torchtitan", _AT_DEFAULTS | _TITAN["supported"], (_list_obstacles,))
 
 
 @cache
-def own_names() -> tuple[Name, ...]:
+def own_names() -> tuple[names.Name, ...]:
     """Return the parameters of `workload=parallel` that a job or its layout has a field for."""
     parameters = {field.name: field.default for field in fields(registry.load("parallel").Parameters)}
-    names = [(RENAMED.get(name, name), name) for name in (*_defaults(), "sequence_length")]
-    return tuple(Name(parameter, name, parameters[parameter]) for parameter, name in names if parameter in parameters)
+    pairs = [(RENAMED.get(name, name), name) for name in (*_defaults(), "sequence_length")]
+    return tuple(
+        names.Name(parameter, name, parameters[parameter]) for parameter, name in pairs if parameter in parameters
+    )
 
 
 @cache
-def own_support() -> Support:
+def own_support() -> names.Support:
     """Return what `workload=parallel` can express: the values of its parameters, and defaults of all other fields."""
     hints = get_type_hints(registry.load("parallel").Parameters)
     parameters = {name.field: name.key for name in own_names()}
@@ -73,7 +65,7 @@ def own_support() -> Support:
         elif get_origin(hint := hints[parameters[name]]) is not None:  # a Literal
             values[name] = get_args(hint)
     del values["checkpointed_layers"]
-    return Support("own", values, (_list_obstacles,))
+    return names.Support("own", values, (_list_obstacles,))
 
 
 def _defaults() -> dict[str, object]:
@@ -83,7 +75,7 @@ def _defaults() -> dict[str, object]:
     return {name: default for name, default in (of_job | of_layout).items() if default is not MISSING}
 
 
-def render(job: Job, gpus: int) -> RenderedFile:
+def render(job: Job, gpus: int) -> names.RenderedFile:
     """Return the command of a canonical job. Raises UserInputError if it cannot express the job."""
     notes: tuple[str, ...] = ()
     if job.trainer not in ("own", "torchtitan"):
@@ -95,24 +87,24 @@ def render(job: Job, gpus: int) -> RenderedFile:
             "own: model is none of this project's catalogue (conf/model), which `workload=parallel` trains"
         )
     if job.trainer == "own":
-        values = {"model": name, **write_names(job, own_names())}
+        values = {"model": name, **names.write_names(job, own_names())}
         values |= {"checkpointing_freq": interval} if (interval := find_interval(job)) else {}
         words = ["workload=parallel"]
     else:
         if name != "llama3_8b":
             raise UserInputError("workload=torchtitan: model cannot be written. Supported: llama3_8b")
-        values, words = write_names(job, TITAN_NAMES), ["workload=torchtitan"]
+        values, words = names.write_names(job, TITAN_NAMES), ["workload=torchtitan"]
         notes = ("space.assets and space.dataset_path are folders of yours",)
-    words += [f"space.{name}={show(value)}" for name, value in values.items()]
+    words += [f"space.{name}={names.show(value)}" for name, value in values.items()]
     words = ["python", "-m", "sweeper", *words, f"gpus={gpus}", "search=grid", "finals.top=0"]
-    return RenderedFile(SCRIPT, f"#!/bin/sh\nexec {shlex.join(words)}\n", f"sh {SCRIPT}", notes)
+    return names.RenderedFile(SCRIPT, f"#!/bin/sh\nexec {shlex.join(words)}\n", f"sh {SCRIPT}", notes)
 
 
 def recognizes(text: str) -> bool:
     return "-m sweeper " in text and "workload=" in text
 
 
-def read(text: str, gpus: int | None = None, model: Model | None = None) -> FileReading:
+def read(text: str, gpus: int | None = None, model: Model | None = None) -> names.FileReading:
     """Return what a command says, with defaults. Raises UserInputError if it has no layout with one value a key."""
     words = [word for command in Script(text).read() for word in command]
     texts = {match[1]: match[2] for word in words if (match := _OVERRIDE.match(word))}
@@ -128,20 +120,20 @@ def read(text: str, gpus: int | None = None, model: Model | None = None) -> File
         dp_shard = all_gpus // (tp * cp * pp)
         reshard = dp_shard * cp == 1 or pp == 1  # torchtitan's fsdp_reshard_after_forward=default
         values |= {"dp_shard": dp_shard, "dtype": values.get("precision", "bf16"), "reshard_after_forward": reshard}
-        values |= read_names(values, TITAN_NAMES, ("state",))
+        values |= names.read_names(values, TITAN_NAMES, ("state",))
     model = TRAINED_MODELS.get(texts.get("model", "llama3_8b"))
     if model is None:
         raise UserInputError(f"space.model={texts['model']}: unknown model")
-    read = read_names(values, own_names(), [name.field for name in own_names()])
+    read = names.read_names(values, own_names(), [name.field for name in own_names()])
     of_job = {name: read.pop(name) for name in JOB_FIELDS if name in read}
     if (interval := int(values.get("checkpointing_freq", 1))) > 1:
         read["checkpointed_layers"] = model.layers // interval
     trainer = "own" if workload == "parallel" else "torchtitan"
-    layout = canonical_layout(Layout(**read), model.layers)
-    names = TITAN_NAMES if workload == "torchtitan" else own_names()
-    known = {name.key: name.field for name in names if name.field} | {"model": "model", "checkpointing_freq": ""}
+    layout = names.canonical_layout(Layout(**read), model.layers)
+    table = TITAN_NAMES if workload == "torchtitan" else own_names()
+    known = {name.key: name.field for name in table if name.field} | {"model": "model", "checkpointing_freq": ""}
     known |= dict.fromkeys(("workload", "gpus", "search", "finals.top"), "")
-    return FileReading(
+    return names.FileReading(
         trainer,
         layout,
         model=model,

@@ -9,22 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from workloads.api.errors import UserInputError
-from workloads.formats.names import (
-    FileReading,
-    FileSettings,
-    RenderedFile,
-    Settings,
-    Support,
-    canonical_layout,
-    data_parallel_size,
-    fields_of_keys,
-    find_model,
-    flatten,
-    read_names,
-    read_table,
-    torchrun,
-    write_names,
-)
+from workloads.formats import names
 from workloads.layouts.layout import Job, Layout
 from workloads.layouts.trainers import TRAINERS
 from workloads.models.model import MODELS, SIZES, Model
@@ -53,14 +38,14 @@ RENAMED: dict[str, str] = _TABLES["renamed"] | {
 def find_flavor(model: Model) -> tuple[str, str]:
     """Return the name and the flavor with these sizes. Raises UserInputError, which names the nearest, if none has."""
     differences = {
-        names: [
+        flavor: [
             f"{name} ({theirs}, not {ours})"
             for name in SIZES
             if (theirs := getattr(sizes, name)) != (ours := getattr(model, name))
         ]
-        for names, sizes in FLAVORS.items()
+        for flavor, sizes in FLAVORS.items()
     }
-    nearest = min(differences, key=lambda names: len(differences[names]))
+    nearest = min(differences, key=lambda flavor: len(differences[flavor]))
     if not differences[nearest]:
         return nearest
     raise UserInputError(
@@ -129,7 +114,7 @@ WRITTEN: dict[str, Callable[[Job], Any]] = {
     "activation_checkpoint.selective_ac_option": _option,
     f"{FP8}.recipe_name": lambda job: RECIPES.get(job.precision),
 }
-NAMES = read_table(_TABLES["names"], WRITTEN, {"pp": _is_pipeline})
+NAMES = names.read_table(_TABLES["names"], WRITTEN, {"pp": _is_pipeline})
 
 
 def _list_obstacles(job: Job) -> Iterator[str]:
@@ -158,7 +143,7 @@ def _list_obstacles(job: Job) -> Iterator[str]:
         yield f"ep={layout.ep} does not divide dp_shard x cp x tp = {group}"
 
 
-SUPPORT = Support("torchtitan", {**TRAINERS["torchtitan"].runs, **_TABLES["supported"]}, (_list_obstacles,))
+SUPPORT = names.Support("torchtitan", {**TRAINERS["torchtitan"].runs, **_TABLES["supported"]}, (_list_obstacles,))
 
 
 def canonical_state(job: Job) -> Job:
@@ -168,21 +153,21 @@ def canonical_state(job: Job) -> Job:
     return replace(job, state="fp32" if job.layout.is_sharded else "amp")
 
 
-def render(job: Job, gpus: int) -> RenderedFile:
+def render(job: Job, gpus: int) -> names.RenderedFile:
     """Return the configuration of a canonical job. Raises UserInputError if torchtitan 0.2.2 cannot express it."""
     SUPPORT.check(job)
     sections: dict[str, list[str]] = {}
-    for key, value in write_names(job, NAMES).items():
+    for key, value in names.write_names(job, NAMES).items():
         section, _, name = key.rpartition(".")
         sections.setdefault(section, [f"[{section}]"]).append(f"{name} = {json.dumps(value)}")
-    command = " ".join([*torchrun(gpus), "-m", "torchtitan.train", f"--job.config_file={FILE}"])
+    command = " ".join([*names.torchrun(gpus), "-m", "torchtitan.train", f"--job.config_file={FILE}"])
     text = "\n\n".join("\n".join(lines) for lines in sections.values())
     notes = (
         f"model.hf_assets_path ({_find_assets(job)}) is the folder of the tokenizer",
         "the file is for torchtitan 0.2: version 0.3.0 reads no TOML (pip install torchtitan==0.2.2)",
         "training.dataset c4 comes from the Hugging Face hub: training.dataset_path names a folder of your own",
     )
-    return RenderedFile(FILE, f"# torchtitan 0.2.2: {command}\n{text}\n", command, notes)
+    return names.RenderedFile(FILE, f"# torchtitan 0.2.2: {command}\n{text}\n", command, notes)
 
 
 def recognizes(text: str) -> bool:
@@ -193,7 +178,7 @@ def recognizes(text: str) -> bool:
     return isinstance(config.get("training"), dict) and "model" in config
 
 
-def read(text: str, gpus: int | None = None, model: Model | None = None) -> FileReading:
+def read(text: str, gpus: int | None = None, model: Model | None = None) -> names.FileReading:
     """Return what a TOML file of torchtitan says. Raises UserInputError if it is not TOML or no job has a value."""
     try:
         config = tomllib.loads(text)
@@ -202,31 +187,31 @@ def read(text: str, gpus: int | None = None, model: Model | None = None) -> File
     return read_config(config, gpus, model)
 
 
-FIELDS = fields_of_keys(NAMES, _TABLES["fields"])
+FIELDS = names.fields_of_keys(NAMES, _TABLES["fields"])
 
 
 def read_config(
     config: Mapping[str, Any],
     gpus: int | None = None,
     model: Model | None = None,
-    defaults: Settings | None = None,
-) -> FileReading:
+    defaults: names.Settings | None = None,
+) -> names.FileReading:
     """Return what a configuration says, with torchtitan's defaults or those of a program on it.
 
     `model` is the one whose layers are counted where the configuration names none that is known.
     Raises UserInputError if no job has a value.
     """
-    given = flatten(config)
-    settings = FileSettings(given, defaults, RENAMED)
+    given = names.flatten(config)
+    settings = names.FileSettings(given, defaults, RENAMED)
     name, flavor = str(settings.get("model.name", "llama3")), str(settings.get("model.flavor", ""))
     plain = next((flavor.removesuffix(suffix) for suffix in MASKED_SUFFIXES if flavor.endswith(suffix)), flavor)
-    named = FLAVORS.get((name, plain)) or find_model(f"{name}_{plain}")
+    named = FLAVORS.get((name, plain)) or names.find_model(f"{name}_{plain}")
     model = model or named
-    degrees = read_names(settings, NAMES, ("dp_replicate", "tp", "cp", "pp"))
-    names = ("dp_shard", "ep", "tp_overlap", "cp_method", "micro_batch", "global_batch")
-    read = degrees | read_names(settings, NAMES, names)
+    degrees = names.read_names(settings, NAMES, ("dp_replicate", "tp", "cp", "pp"))
+    fields = ("dp_shard", "ep", "tp_overlap", "cp_method", "micro_batch", "global_batch")
+    read = degrees | names.read_names(settings, NAMES, fields)
     if read["dp_shard"] == -1:  # the GPUs that the other degrees leave
-        read["dp_shard"] = data_parallel_size(gpus, degrees)
+        read["dp_shard"] = names.data_parallel_size(gpus, degrees)
     if settings.get("training.data_parallel_type") == "ddp":
         read |= {"dp_replicate": read["dp_replicate"] * read["dp_shard"], "dp_shard": 1}
     local_batch, dp, is_pipeline = read["micro_batch"], read["dp_replicate"] * read["dp_shard"], degrees["pp"] > 1
@@ -240,7 +225,7 @@ def read_config(
             count = degrees["pp"]
         size = settings.get("parallelism.pipeline_parallel_microbatch_size", 1)
         read["micro_batch"] = local_batch // int(count) if count else int(size)
-        read |= read_names(settings, NAMES, ("schedule",))
+        read |= names.read_names(settings, NAMES, ("schedule",))
         read["stages_per_rank"] = _read_stages(settings, read["schedule"], degrees["pp"], model)
     layout = Layout(**read, **_read_checkpointing(settings, model))
     layout = replace(layout, sharding="fsdp2" if layout.is_sharded else "none")
@@ -257,21 +242,21 @@ def read_config(
         f"model.flavor={flavor}: {name} has no such model here, so model= is not compared with it": flavor
         and named is None,
     }
-    return FileReading(
+    return names.FileReading(
         trainer="torchtitan",
-        layout=canonical_layout(layout, model.layers if model else None),
+        layout=names.canonical_layout(layout, model.layers if model else None),
         model=model,
         precision=precision,
         state="bf16" if dtype == "bfloat16" else "fp32" if layout.is_sharded or precision == "fp32" else "amp",
         notes=tuple(note for note, is_noted in notes.items() if is_noted),
         sizes={size: getattr(named, size) for size in SIZES} if named else {},
-        **read_names(settings, NAMES, ("sequence_length", "compiled")),
+        **names.read_names(settings, NAMES, ("sequence_length", "compiled")),
         taken=settings.list_taken(FIELDS),
         left=settings.list_left(),
     )
 
 
-def _read_stages(settings: Settings, schedule: str, pp: int, model: Model | None) -> int:
+def _read_stages(settings: names.Settings, schedule: str, pp: int, model: Model | None) -> int:
     per_stage = settings.get("parallelism.pipeline_parallel_layers_per_stage")
     if per_stage is None or model is None:
         return 1 if schedule == "1f1b" else 2
@@ -279,7 +264,7 @@ def _read_stages(settings: Settings, schedule: str, pp: int, model: Model | None
     return math.ceil((model.layers + sum(less)) / per_stage) // pp
 
 
-def _read_checkpointing(settings: Settings, model: Model | None) -> dict[str, Any]:
+def _read_checkpointing(settings: names.Settings, model: Model | None) -> dict[str, Any]:
     mode = str(settings.get("activation_checkpoint.mode", "selective"))
     option = str(settings.get("activation_checkpoint.selective_ac_option", "2"))
     if mode != "selective":
@@ -293,7 +278,7 @@ def _read_checkpointing(settings: Settings, model: Model | None) -> dict[str, An
     return {"checkpointing": "full", "checkpointed_layers": model.layers // int(option) if model else None}
 
 
-def _read_precision(settings: Settings) -> str:
+def _read_precision(settings: names.Settings) -> str:
     converters = settings.get("model.converters") or []
     given = next((CONVERTERS[name] for name in converters if name in CONVERTERS), "")
     # torchtitan of 2024 has switches in place of converters.
