@@ -79,12 +79,7 @@ def set_limit(basis: str, expected: float, deviation: float, worth: float, compa
 
 
 def limits_among(rates: Sequence[float], nodes: Sequence[str], spread: Spread, comparisons: int) -> list[Limit]:
-    """Return the limit of each of several equal parts, compared with the median of the others.
-
-    Args:
-        rates: of the parts, two or more.
-        nodes: the node of each part.
-    """
+    """Return the limit of each of two or more equal parts, compared with the median of the others, by their rates."""
     logs = np.log(np.asarray(rates, dtype=float))
     deviation = fleet_deviation(logs, nodes, spread)
     medians = np.exp(medians_of_others(logs))

@@ -122,11 +122,8 @@ def compute_importances(ranks: pd.Series, parameters: pd.DataFrame) -> dict[str,
 
     It is (H - k + 1) / (n - k) for k groups of n trials, with Kruskal and Wallis' H, limited to 0 to 1. Numbers with
     many values are put into bins with equal numbers of trials. The rest of the variance is noise, or needs two
-    parameters together. Parameters with one value and names that hardly repeat are left out.
-
-    Args:
-        ranks: the rank of each trial, of any scale.
-        parameters: a column for each parameter, in the order of `ranks`.
+    parameters together. Parameters with one value and names that hardly repeat are left out. Ranks may have any scale;
+    a parameter's column is in the order of `ranks`.
     """
     importances: dict[str, float] = {}
     if len(ranks) < MIN_TRIALS:

@@ -110,9 +110,8 @@ class SweepPlan:
     def try_out(self) -> str:
         """Run the program of the first point on this machine until its first steps, and return what was read.
 
-        Raises:
-            UserInputError: the trial takes several devices or one that is not here, or its values contradict.
-            ProgramFailed: it ended before; the message has what was read.
+        Raises UserInputError if the trial takes several devices or one that is not here, or its values contradict, and
+        ProgramFailed, with what was read, if the program ended before.
         """
         if self.resources.gpus > 1 or self.target.is_planned:
             raise UserInputError("plan=run: only a trial on one device of this machine is run; use plan=true")

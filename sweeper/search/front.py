@@ -212,11 +212,8 @@ def p_values_of_dominance(losses: np.ndarray, resolutions: np.ndarray) -> tuple[
     """Return p-values of each pair's hypotheses that the first point dominates the second, and that it does not.
 
     The first is refuted by one objective in which the second point is better; the second by the first point being
-    better in one objective and, in each, not worse. A point and itself have 0 and 1.
-
-    Args:
-        losses: of each point, objective and round, the lower the better.
-        resolutions: of each objective, the largest difference that does not count.
+    better in one objective and, in each, not worse. A point and itself have 0 and 1. `losses` are those of each point,
+    objective and round; `resolutions` the largest differences that do not count.
     """
     from scipy.special import stdtr
 

@@ -22,9 +22,8 @@ from workloads.api.errors import UserInputError
 def create_if_missing(uri: str) -> None:
     """Create the store at a SQLite address unless its file exists. Does nothing for other addresses.
 
-    Raises:
-        UserInputError: its folder cannot be made or opened.
-        sqlite3.OperationalError: the file cannot be written; nothing is left under its name.
+    Raises UserInputError if its folder cannot be made or opened, and sqlite3.OperationalError if the file cannot be
+    written: nothing is left under its name.
     """
     if path := sqlite_path(uri):
         _write_if_missing(path, _open_kept_tables)

@@ -56,9 +56,8 @@ class AttentionCalls(NamedTuple):
 def measure(parameters: AttentionParameters, rank: Rank) -> Measurement:
     """Time one pass over random inputs; the time of every repeat is kept.
 
-    Raises:
-        Infeasible: the device, or this build of PyTorch, does not support the combination of parameters.
-        ArithmeticError: the result is wrong.
+    Raises Infeasible if the device, or this build of PyTorch, does not support the combination of parameters, and
+    ArithmeticError if the result is wrong.
     """
     device = devices.device_of(rank)
     architecture = devices.architecture(device)

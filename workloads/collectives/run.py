@@ -63,9 +63,8 @@ class Operation(NamedTuple):
 def measure(parameters: CollectivesParameters, rank: Rank) -> Measurement:
     """Time the collective of a buffer. `bus_gb_s` is the bandwidth of each device's link in each direction.
 
-    Raises:
-        Infeasible: a group has a single rank, or groups do not divide the gang.
-        ArithmeticError: the result is wrong.
+    Raises Infeasible if a group has a single rank, or groups do not divide the gang; ArithmeticError if the result is
+    wrong.
     """
     size = parameters.ranks or rank.world_size
     if size == 1:

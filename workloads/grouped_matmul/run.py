@@ -29,9 +29,8 @@ class GroupedOperands(products.Operands):
 def measure(parameters: GroupedMatmulParameters, rank: Rank) -> Measurement:
     """Time a grouped product on random operands; the time of every repeat is kept.
 
-    Raises:
-        Infeasible: the device, or what is installed, does not support the combination of parameters.
-        ArithmeticError: the result is wrong.
+    Raises Infeasible if the device, or what is installed, does not support the combination of parameters, and
+    ArithmeticError if the result is wrong.
     """
     device = devices.device_of(rank)
     architecture = devices.architecture(device)

@@ -87,8 +87,7 @@ def describe_segments(device: torch.device) -> dict[str, Scalar]:
 def device_memory_limit(device: torch.device, device_gib: float) -> Iterator[None]:
     """Limit the allocator of a GPU to `device_gib`.
 
-    Raises:
-        Infeasible: the GPU has less memory that the allocator can take: CUDA's context and other processes have some.
+    Raises Infeasible if it has less that the allocator can take: CUDA's context and other processes have some.
     """
     if device.type == "cpu":
         yield

@@ -16,9 +16,8 @@ def load_sequences(
     Files that end in .bin or .u16 hold little-endian token ids of two bytes, .u32 of four. Any other file is text,
     which the tokenizer.json `tokenizer` encodes; without one each byte is a token.
 
-    Raises:
-        ValueError: the file does not exist, has too few tokens, or has ids outside the vocabulary; or the tokenizer
-            does not exist or cannot be loaded without the package tokenizers.
+    Raises ValueError if the file does not exist, has too few tokens, or has ids outside the vocabulary, or if the
+    tokenizer does not exist or cannot be loaded without the package tokenizers.
     """
     if data is None:
         return synthetic_tokens(vocabulary, count, length, seed)

@@ -28,9 +28,7 @@ def multiply_fp8_groups(a: Fp8Matrix, b: Fp8Matrix, ends: Tensor) -> Tensor:
 
     Of b[n, rows] the rows are summed over: a[:, rows of e] · b[:, rows of e]ᵀ, [experts, m, n] of a[m, rows]. Sums over
     features are those of the matrix units' own accumulators; over rows, of which there may be many, they are in fp32.
-
-    Args:
-        ends: [experts] int32, the row after each expert's last. The result of rows after the last expert's is anything.
+    `ends`, [experts] int32, has the row after each expert's last. The result of rows after the last one's is anything.
     """
     over_rows = b.data.dim() == 2
     with annotate("experts"):

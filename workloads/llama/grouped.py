@@ -18,11 +18,9 @@ from workloads.instruments.trace import annotate
 def multiply_groups(a: Tensor, b: Tensor, ends: Tensor) -> Tensor:
     """Return a[rows of e] · b[e] for every expert e, [rows, n] of a[rows, k] and b[experts, k, n].
 
-    Of b[rows, n] the rows are summed over: a[:, rows of e] · b[rows of e], [experts, k, n] of a[k, rows].
-
-    Args:
-        ends: [experts] int32, the row after each expert's last. An expert may have no rows. The result of rows after
-            the last expert's is anything.
+    Of b[rows, n] the rows are summed over: a[:, rows of e] · b[rows of e], [experts, k, n] of a[k, rows]. `ends`,
+    [experts] int32, has the row after each expert's last; an expert may have no rows. The result of rows after the last
+    expert's is anything.
     """
     with annotate("experts"):
         if a.device.type != "cpu":

@@ -29,9 +29,8 @@ REDUCING = {dtype: f"allow_{dtype}_reduced_precision_reduction" for dtype in ("b
 def measure(parameters: MatmulParameters, rank: Rank) -> Measurement:
     """Time C = A·B on random operands; the output is rewritten and the time of every repeat is kept.
 
-    Raises:
-        Infeasible: the device or this build of PyTorch does not support the combination of parameters.
-        ArithmeticError: the result is wrong.
+    Raises Infeasible if the device or this build of PyTorch does not support the combination of parameters, and
+    ArithmeticError if the result is wrong.
     """
     device = devices.device_of(rank)
     architecture = devices.architecture(device)

@@ -42,9 +42,7 @@ class Memory(Workload):
     def run(self, parameters: MemoryParameters, rank: Rank) -> Measurement:
         """Time the operation on a buffer of ones, with the last-level cache flushed before each call on a GPU.
 
-        Raises:
-            ArithmeticError: the result is wrong.
-            Infeasible: a copy between host and device on a CPU.
+        Raises ArithmeticError if the result is wrong, and Infeasible for a copy between host and device on a CPU.
         """
         import torch
 

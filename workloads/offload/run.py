@@ -59,9 +59,8 @@ class GangOutOfMemory(torch.OutOfMemoryError):
 def measure(parameters: OffloadParameters, rank: Rank) -> Measurement:
     """Train under the fastest plan within the budgets, and where it runs out of memory once under a smaller one.
 
-    Raises:
-        Infeasible: no plan fits, or this device cannot train the model; raised before state is allocated.
-        ArithmeticError: the loss is not finite.
+    Raises Infeasible if no plan fits or this device cannot train the model, before state is allocated, and
+    ArithmeticError if the loss is not finite.
     """
     started_s = {"": time.perf_counter()}  # the ends of the parts of the start
     process_setup.keep_compiled_kernels()

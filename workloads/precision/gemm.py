@@ -25,9 +25,8 @@ def measure(parameters: GemmParameters, rank: Rank) -> Measurement:
     The operands are converted beforehand; `precision_casts` and `precision_linear` measure that cost. If the device
     does not support the recipe natively, only the error is measured: the converted operands are multiplied in fp32.
 
-    Raises:
-        Infeasible: torchao is not installed, or the recipe does not support the GEMM's shape.
-        ArithmeticError: the result is wrong beyond the rounding errors of any format.
+    Raises Infeasible if torchao is not installed or the recipe does not support the GEMM's shape, and ArithmeticError
+    if the result is wrong beyond the rounding errors of any format.
     """
     formats.require_torchao()
     device, recipe = devices.device_of(rank), parameters.recipe

@@ -39,10 +39,8 @@ def apply_recipe(
     input. With fp8_tensorwise and `gathers_fp8`, FSDP casts weights before it gathers them.
 
     Returns the converted module, and why its speed is not ranked: the layers are emulated. Empty where they are native.
-
-    Raises:
-        Infeasible: torchao has no such layer for this device, or the recipe does not support the layers' sizes.
-        RuntimeError: torchao left a layer unconverted.
+    Raises Infeasible if torchao has no such layer for this device or the recipe does not support the layers' sizes, and
+    RuntimeError if torchao left a layer unconverted.
     """
     state, reason = support(gemm_format(recipe), architecture)
     emulate = state is not Support.NATIVE

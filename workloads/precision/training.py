@@ -30,10 +30,8 @@ def measure(parameters: TrainingParameters, rank: Rank) -> Measurement:
     All that the recipe does not convert is in bf16. The loss is the last step's, on tokens that no earlier step has
     trained on.
 
-    Raises:
-        Infeasible: torchao is not installed, or has no such layers for this device or these sizes, or no fused
-            attention supports them.
-        ArithmeticError: the loss, or the block's gradient, became NaN.
+    Raises Infeasible if torchao is not installed, or has no such layers for this device or these sizes, or no fused
+    attention supports them; ArithmeticError if the loss, or the block's gradient, became NaN.
     """
     formats.require_torchao()
     device = devices.device_of(rank)

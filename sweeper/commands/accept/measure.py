@@ -168,10 +168,7 @@ def run_phases(phases: Sequence[Sequence[Job]], deadline_s: float) -> Iterator[t
     """Run the phases and yield each result as it arrives. A test that has not ended at the deadline has no result.
 
     A node that is lost, or on which a test does not end, takes no part in later phases; nor does one of two nodes on
-    which a test did not end with another partner either.
-
-    Args:
-        deadline_s: by the monotonic clock.
+    which a test did not end with another partner either. The deadline is in seconds of the monotonic clock.
     """
     lost, late = set[str](), Counter[str]()
     for phase in phases:

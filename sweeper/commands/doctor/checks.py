@@ -39,11 +39,7 @@ class Finding:
 
 
 def check_nodes(node_states: Sequence[Mapping[str, Any]]) -> Iterator[Finding]:
-    """Check each node, and that the nodes have equal versions, drivers and GPUs.
-
-    Args:
-        node_states: as `workloads.api.host` returns them, one for each node.
-    """
+    """Check each node, and that nodes have equal versions, drivers and GPUs, by what `workloads.api.host` returns."""
     for state in node_states:
         yield from check_node(str(state["node"]), state)
         yield from check_counters(str(state["node"]), state)

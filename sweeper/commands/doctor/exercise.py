@@ -31,8 +31,7 @@ UPDATE_TIMEOUT_S = 10.0  # for all nodes to answer, and for the memory of ended 
 def exercise(target: Target, states: Mapping[str, Mapping[str, Any]], console: Console) -> Iterator[Finding]:
     """Print the rates of products and, of several ranks, of an all-reduce; yield what is too slow or did not run.
 
-    Args:
-        states: of the target's nodes, by name.
+    `states` are those of the target's nodes, by name.
     """
     with Path(os.devnull).open("w") as nowhere, redirect_stdout(nowhere):  # what Ray prints about its workers
         cluster.start(target, has_variables=False)

@@ -37,11 +37,7 @@ TORCH_TIMEOUT_S = 180
 
 
 def write_record(path: Path, nodes: Sequence[Node] | UserInputError) -> dict[str, Any]:
-    """Write the record of this machine, and return it.
-
-    Args:
-        nodes: Ray's view of the machine, or why it has none.
-    """
+    """Write the record of this machine, and return it. `nodes` is Ray's view of it, or why there is none."""
     import pynvml
 
     calls: dict[str, list[dict[str, Any]]] = {}
