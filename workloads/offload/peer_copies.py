@@ -32,7 +32,7 @@ class Driver(Protocol):
     def close(self, address: int) -> None: ...
     def view(self, address: int, size_bytes: int) -> Tensor: ...
     def copy(self, target: int, source: int, size_bytes: int) -> None: ...
-    def write(self, address: int, value: int) -> None: ...  # after everything before it in the stream is visible
+    def write(self, address: int, value: int) -> None: ...
     def wait(self, address: int, value: int) -> None: ...  # until a number of 32 bits is at least `value`
 
 
@@ -90,7 +90,7 @@ class CudaDriver:
         self._call("cuStreamWaitValue32_v2", self._stream(), *self._counter(address, value))
 
     def _counter(self, address: int, value: int) -> tuple[object, ...]:
-        # The flags 0 mean: write after a memory barrier; wait until the number is as large, modulo 2^32.
+        # The flag 0 of a wait means: until the number is as large, modulo 2^32.
         return ctypes.c_uint64(address), ctypes.c_uint32(value), ctypes.c_uint(0)
 
     def _stream(self) -> ctypes.c_void_p:
@@ -108,7 +108,7 @@ class PeerMemory:
         """
         self._driver, self._rank, ranks = driver, dist.get_rank(), dist.get_world_size()
         padded = [-(-numel * dtype.itemsize // ALIGNMENT_BYTES) * ALIGNMENT_BYTES for numel in sizes]
-        starts = list(accumulate(padded, initial=ALIGNMENT_BYTES))  # the counters of the others come first
+        starts = list(accumulate(padded, initial=ALIGNMENT_BYTES))  # a counter of each process comes first
         self.size_bytes = -(-starts[-1] // BLOCK_BYTES) * BLOCK_BYTES
         self._own = driver.allocate(self.size_bytes)
         handles = _agree(lambda: driver.export(self._own))
@@ -135,8 +135,10 @@ class PeerMemory:
 
     def _meet(self) -> None:
         self._met = (self._met + 1) % 2**32
+        own = self._own + 4 * self._rank
+        self._driver.write(own, self._met)
         for address in self._others.values():
-            self._driver.write(address + 4 * self._rank, self._met)
+            self._driver.copy(address + 4 * self._rank, own, 4)
         for number in self._others:
             self._driver.wait(self._own + 4 * number, self._met)
 

@@ -195,13 +195,14 @@ def _train(
         engine.load(checkpoint.open_reader(Path(parameters.checkpoint), engine.shape))
     else:
         engine.initialize(parameters.seed)
-    if rank.world_size > 1:
-        _rehearse(engine, batches[0][0])
     activity = node_activity()
-    started_s["weights" if rank.world_size == 1 else "weights and rehearsal"] = time.perf_counter()
     allocator_gib = parameters.device_gib - engine.peer_bytes / GIB
-    with process_setup.device_memory_limit(device, allocator_gib), monitor_gpu(device) as readings:
-        times_s, losses, span_times_s = _run_steps(engine, batches, warmup, readings, rank)
+    with process_setup.device_memory_limit(device, allocator_gib):
+        if rank.world_size > 1:
+            _rehearse(engine, batches[0][0])
+        started_s["weights" if rank.world_size == 1 else "weights and rehearsal"] = time.perf_counter()
+        with monitor_gpu(device) as readings:
+            times_s, losses, span_times_s = _run_steps(engine, batches, warmup, readings, rank)
     # Before the step for the trace.
     copied_bytes, exchanged_bytes = engine.copy_streams.copied_bytes, engine.copy_streams.exchanged_bytes
     if parameters.save_to:
