@@ -12,11 +12,15 @@ def main() -> None:
     """Run the command and exit with a code of `sweeper.cli.exits`."""
     try:
         run(sys.argv[1:])
-    except Exception:
-        if not (shadow := find_shadow()):
+    except Exception as error:
+        if shadow := find_shadow():
+            message = f"{shadow[0]} hides the module {shadow[1]} that sweeper needs. Rename it"
+        elif isinstance(error, ModuleNotFoundError):
+            where = f"{sys.executable} lacks the module {error.name}"
+            message = f"{where}. Activate the environment that has sweeper (. .venv/bin/activate), or install it"
+        else:
             raise
-        file, name = shadow
-        print(f"sweeper: {file} hides the module {name} that sweeper needs. Rename it", file=sys.stderr)
+        print(f"sweeper: {message}", file=sys.stderr)
         sys.exit(2)
 
 

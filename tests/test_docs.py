@@ -40,10 +40,10 @@ def example_package(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> Wo
     """The page's workload, installed with its entry point, and its YAML file."""
     write_example(workspace.path, "mytool/bandwidth.py")
     write_example(workspace.path, "mytool-1.dist-info/METADATA", "Metadata-Version: 2.1\nName: mytool\nVersion: 1\n")
-    entry = re.search(r"(\[project.entry-points.+?)```", GUIDES, re.DOTALL)
-    assert entry
-    line = entry[1].splitlines()[1].replace('"', "")
-    write_example(workspace.path, "mytool-1.dist-info/entry_points.txt", f"[sweeper.workloads]\n{line}\n")
+    package = tomllib.loads(FILES["pyproject.toml"])
+    assert package["tool"]["setuptools"] == {"packages": ["mytool"]}  # else pip refuses two folders in one package
+    ((name, place),) = package["project"]["entry-points"]["sweeper.workloads"].items()
+    write_example(workspace.path, "mytool-1.dist-info/entry_points.txt", f"[sweeper.workloads]\n{name} = {place}\n")
     write_example(workspace.path, "my_conf/workload/bandwidth.yaml")
     monkeypatch.setenv("PYTHONPATH", str(workspace.path))
     return workspace
@@ -66,11 +66,12 @@ def test_the_example_workload_runs_and_its_bandwidth_is_derived(example_package:
         assert run.data.metrics["gb_per_s"] == pytest.approx(moved_gb / run.data.metrics["step_time_ms"] * 1e3)
 
 
-def test_the_example_workload_runs_by_hand(example_package: Workspace) -> None:
+def test_the_example_workload_passes_its_test(example_package: Workspace) -> None:
     path = {"PYTHONPATH": f"{PYTHONPATH}:{example_package.path}"}
-    command = [sys.executable, "-m", "workloads", "bandwidth", "mib=1", "repeats=3"]
+    file = write_example(example_package.path, "tests/test_bandwidth.py")
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--rootdir={file.parent}", str(file)]
     result = subprocess.run(command, env=environment() | path, capture_output=True, text=True, timeout=60)
-    assert result.returncode == 0 and '"bytes_per_step": 2097152' in result.stdout, result.stderr
+    assert result.returncode == 0 and "1 passed" in result.stdout, result.stdout + result.stderr
 
 
 TUNER = ("--config-dir", "my_conf", "workload=tuner", "search=grid", "finals.top=0", "hardware=cpu")

@@ -27,6 +27,7 @@ from workloads.api.metrics import METRICS
 from workloads.api.recipes import is_architecture
 from workloads.suggestions import hint
 
+RUN_SCRIPT = re.compile(r"(?:\{python\}|(?:\S*/)?(?:python[\d.]*|sh|bash)) ([\w./-]+\.(?:py|sh))(?= |$)")
 CONF = Path(__file__).resolve().parent.parent / "conf"
 
 
@@ -164,6 +165,9 @@ def check_program(resolved: ResolvedConfig) -> None:
     directory, run = Path(settings["directory"]), settings["run"]
     if not directory.is_dir():
         raise UserInputError(f"command.directory={directory}: no such directory")
+    script = RUN_SCRIPT.match(run if isinstance(run, str) else " ".join(run))
+    if script and not (path := directory / script[1]).exists():
+        raise UserInputError(f"command.run: {path}: no such file")
     if isinstance(run, str) or "{" in run[0] or "PATH" in settings["environment"]:
         return  # a shell's, or known only with its values
     if not (shutil.which(run[0]) or ("/" in run[0] and (directory / run[0]).exists())):

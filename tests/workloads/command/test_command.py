@@ -118,6 +118,7 @@ def steps_of_running_trials(store: Path) -> list[Any]:
     [
         ([], "command.run: required"),
         (["command.run=[x,'{lr}']"], "space.lr: required"),
+        (["command.run='python3 a/no.py --lr=3'"], "/a/no.py: no such file"),
         (["command.run=[no-such-program]"], "command.run: no-such-program: no such program"),
         (
             ["command.run=[echo]", "command.directory=/no/such"],
