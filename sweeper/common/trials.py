@@ -89,6 +89,7 @@ class Trial:
     params: dict[str, Scalar]
     remeasurement: Remeasurement | None = None
     retry: Retry | None = None
+    clock_mhz: float = 0.0  # that a round of the finals waits for (`Rank.clock_mhz`)
 
 
 @dataclass(frozen=True)

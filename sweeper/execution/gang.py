@@ -126,7 +126,7 @@ class Gang:
         stored = {name: value for name, value in self.locations[0].items() if name not in hidden}
         return stored | {"node_ids": " ".join(self.node_ids)}
 
-    def build_ranks(self, device: str, sequence_number: int, timeout_s: float) -> list[Rank]:
+    def build_ranks(self, device: str, sequence_number: int, timeout_s: float, clock_mhz: float = 0.0) -> list[Rank]:
         """Build the `Rank` of each worker for one trial."""
         addresses = [location["address"] for location in self.locations]
         nodes = list(dict.fromkeys(addresses))
@@ -151,6 +151,7 @@ class Gang:
                 nodes=len(nodes),
                 node_devices=",".join(filter(None, devices[address])),
                 timeout_s=timeout_s,
+                clock_mhz=clock_mhz,
             )
             for number, address in enumerate(addresses)
         ]

@@ -245,7 +245,7 @@ class GangPool:
         if self._reports:
             self._reports.trials[self._sequence_number] = trial
         collector = self._reports.collector if self._reports else None
-        ranks = gang.build_ranks(device, self._sequence_number, spec.timeout_s)
+        ranks = gang.build_ranks(device, self._sequence_number, spec.timeout_s, trial.clock_mhz)
         refs = {
             worker.run.remote(
                 Job(spec.workload, without_variables(parameters), variables, rank, spec.settings, collector)

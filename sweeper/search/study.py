@@ -134,10 +134,10 @@ class Study:
         self._known_keys.add(key)
         return self._add_trial(Trial(self.trial_count, params, retry=self._retry_marks.get(key)), sampler_state)
 
-    def ask_remeasurement(self, params: Parameters, remeasurement: Remeasurement) -> Trial:
+    def ask_remeasurement(self, params: Parameters, remeasurement: Remeasurement, clock_mhz: float = 0.0) -> Trial:
         """Return a trial that measures tried parameters again. The sampler does not see it."""
         retry = self._retry_marks.get(remeasurement)
-        return self._add_trial(Trial(self.trial_count, dict(params), remeasurement, retry))
+        return self._add_trial(Trial(self.trial_count, dict(params), remeasurement, retry, clock_mhz))
 
     def _add_trial(self, trial: Trial, sampler_state: Mapping[str, Any] | None = None) -> Trial:
         """Add a running trial to the journal, with what its sampler needs after a resume."""

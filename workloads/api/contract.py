@@ -114,6 +114,7 @@ class Rank:
     node_devices: str = ""  # the gang's devices on this node as in CUDA_VISIBLE_DEVICES; empty on a CPU
     reporter: StepReporter | None = None  # where a workload with `reports_steps` reports them; None without a driver
     timeout_s: float = math.inf  # a workload with `reports_steps` raises TrialTimeout after it; the driver ends others
+    clock_mhz: float = 0.0  # the SM clock that readings with a cold cache wait for, in the finals; 0 for none
     # The variables that are parameters of the trial. This process was started with them.
     environment: Mapping[str, str] = field(default_factory=dict)
 

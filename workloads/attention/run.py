@@ -71,7 +71,9 @@ def measure(parameters: AttentionParameters, rank: Rank) -> Measurement:
         def copy() -> Callable[[], object]:
             return _timed_pass(parameters, build_calls(parameters, draw_inputs(parameters, device, generator)))
 
-        measured = measure_calls(_timed_pass(parameters, calls), copy, calls.inputs.bytes, device, parameters)
+        measured = measure_calls(
+            _timed_pass(parameters, calls), copy, calls.inputs.bytes, device, parameters, rank.clock_mhz
+        )
     q, k = calls.inputs.q, calls.inputs.k
     return replace(
         measured,

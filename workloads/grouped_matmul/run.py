@@ -44,7 +44,9 @@ def measure(parameters: GroupedMatmulParameters, rank: Rank) -> Measurement:
     matrix_dtype = RECIPES[parameters.dtype].matrix_dtype
     error, limit = relative_error(operands, c), products.tolerance(matrix_dtype, architecture)
     check_error(f"the grouped product in {parameters.dtype}", error, limit)
-    measured = measure_calls(operands.multiply, lambda: make().multiply, operands.bytes, device, parameters)
+    measured = measure_calls(
+        operands.multiply, lambda: make().multiply, operands.bytes, device, parameters, rank.clock_mhz
+    )
     rows, (inputs, outputs) = parameters.rows(), parameters.features
     metrics = {"relative_error": error, "rows": float(sum(rows)), "experts_held": float(len(rows))}
     metrics |= {"executed_imbalance": max(rows) * len(rows) / sum(rows)}

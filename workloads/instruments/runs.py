@@ -1,5 +1,6 @@
 """A call timed reading by reading, and calls run back to back: their sustained rate and the energy that they draw."""
 
+import math
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -16,6 +17,9 @@ from workloads.instruments.timing import Step, calls_in_reading, event_metrics, 
 
 # Seconds to wait for a GPU that the machine slowed down (heat, power brake) before each further measurement.
 PAUSES_S = (5.0, 15.0)
+# Those to wait for a clock that a load before has lowered: the power that is capped is a mean over about a second.
+CLOCK_PAUSES_S = (0.5, 1.0, 2.0)
+CLOCK_SHARE = 0.98  # of the clock that is waited for
 MARGIN = 1.2  # how much longer a run is than the shortest one whose energy can be told
 NO_RUN = "a single call is too short for the energy counter: set space.sustained_s=3"
 
@@ -36,17 +40,24 @@ def check_error(name: str, error: float, limit: float) -> float:
 
 
 def measure_calls(
-    step: Step, copy: Callable[[], Step], step_bytes: int, device: torch.device, parameters: Any
+    step: Step, copy: Callable[[], Step], step_bytes: int, device: torch.device, parameters: Any, clock_mhz: float
 ) -> Measurement:
     """Time a step, and run it back to back with `copy()`s of it over other memory, together more than the cache holds.
 
     The parameters have `warmup`, `repeats`, `statistic` and `sustained_s`: nothing runs back to back where this is 0.
-    The measurement has what these calls show; the caller adds the rest.
+    With a cold cache the readings wait for `clock_mhz`. The measurement has what these calls show; the caller adds the
+    rest.
     """
     cold = parameters.statistic.endswith("_cold")
     calls = 1 if cold else calls_in_reading(step, device)
     times_s, readings = time_untainted(
-        step, device, warmup=parameters.warmup, repeats=parameters.repeats, cold_cache=cold, calls=calls
+        step,
+        device,
+        clock_mhz if cold else 0.0,
+        warmup=parameters.warmup,
+        repeats=parameters.repeats,
+        cold_cache=cold,
+        calls=calls,
     )
     metrics = readings.metrics()
     if device.type != "cpu":
@@ -70,16 +81,25 @@ def measure_calls(
 
 
 def time_untainted(
-    step: Step, device: torch.device, *, warmup: int, repeats: int, cold_cache: bool, calls: int = 1
+    step: Step,
+    device: torch.device,
+    clock_mhz: float = 0.0,
+    *,
+    warmup: int,
+    repeats: int,
+    cold_cache: bool,
+    calls: int = 1,
 ) -> tuple[tuple[float, ...], GpuReadings]:
-    """Time the step; repeat it after each of PAUSES_S while the machine slows the GPU down."""
-    for pause_s in (*PAUSES_S, None):
+    """Time the step; repeat it after each pause while the machine slows the GPU down, or below `clock_mhz`."""
+    pauses_s, clock_pauses_s = iter(PAUSES_S), iter(CLOCK_PAUSES_S)
+    while True:
         with monitor_gpu(device) as readings:
             times_s = time_steps(step, device, warmup=warmup, repeats=repeats, cold_cache=cold_cache, calls=calls)
-        if pause_s is None or not readings.tainted:
-            break
+        is_below = readings.metrics().get("sm_clock_mhz", math.inf) < CLOCK_SHARE * clock_mhz
+        pause_s = next(pauses_s, None) if readings.tainted else next(clock_pauses_s, None) if is_below else None
+        if pause_s is None:
+            return times_s, readings
         time.sleep(pause_s)
-    return times_s, readings
 
 
 def run_sustained(

@@ -42,7 +42,9 @@ def measure(parameters: MatmulParameters, rank: Rank) -> Measurement:
         _warm_up(device, parameters.warmup_s)
         operands = make()
         with _tuned(parameters, operands) as tuning:
-            measured = measure_calls(operands.multiply, lambda: make().multiply, operands.bytes, device, parameters)
+            measured = measure_calls(
+                operands.multiply, lambda: make().multiply, operands.bytes, device, parameters, rank.clock_mhz
+            )
             c = operands.fetch(operands.multiply())
         # Read back, while the switches are set.
         machine_info: dict[str, Any] = {

@@ -238,6 +238,8 @@ class Sweep:
         if not pending:
             return
         finalists = dict.fromkeys(remeasurement.trial for _, remeasurement in pending)
+        # One clock for all, so that no finalist is compared at another's.
+        clock_mhz = max(record.metrics.get("sm_clock_mhz", 0.0) for record, _ in pending)
         numbers, rounds = ", ".join(map(str, finalists)), self._config.finals.rounds
         self._display.note(f"finals   remeasuring trials {numbers}, interleaved, {rounds} rounds, in a fresh worker")
         self._finals_ended, self._finals_planned = 0, len(pending)
@@ -245,7 +247,7 @@ class Sweep:
 
         def ask() -> Trial:
             record, remeasurement = pending.popleft()
-            return self._study.ask_remeasurement(dict(record.params), remeasurement)
+            return self._study.ask_remeasurement(dict(record.params), remeasurement, clock_mhz)
 
         self._run_trials(1, lambda: bool(pending) and not self._stop.requested, ask)
 

@@ -42,8 +42,10 @@ def test_a_gang_over_nodes_has_the_times_of_the_driver(monkeypatch: pytest.Monke
     ends_s = [now_s + ahead_s for ahead_s in AHEAD_S]
     results = [RankResult(rank, end_s - 2, end_s, Measurement({}, (1.0,))) for rank, end_s in enumerate(ends_s)]
     monkeypatch.setattr(gang_module.ray, "get", lambda ref: results[ref])
-    locations: list[dict[str, Any]] = [{"node_id": f"n{rank}", "address": f"n{rank}"} for rank in range(2)]
+    place = {"gpus": "0", "port": 1}
+    locations: list[dict[str, Any]] = [place | {"node_id": f"n{rank}", "address": f"n{rank}"} for rank in range(2)]
     gang = Gang("worker", ["first", "second"], None, [], [], locations=locations)
+    assert [rank.clock_mhz for rank in gang.build_ranks("cuda", 1, 9.0, clock_mhz=1980)] == [1980, 1980]
     gang.trials.append(RunningTrial(None, {0: 0, 1: 1}))
     result = gang.collect_result({0, 1})
     assert result is not None and result.ended_at_s - result.started_at_s == pytest.approx(2, abs=0.2)

@@ -205,7 +205,8 @@ def test_a_remeasurement_in_flight_is_abandoned_and_the_sampler_never_sees_one(t
     trial = ask_trial(study)
     study.tell(finished(trial))
     remeasurement = Remeasurement(trial=0, round=0, group=(0,))
-    assert study.ask_remeasurement(trial.params, remeasurement).number == 1
+    again = study.ask_remeasurement(trial.params, remeasurement, clock_mhz=1980)
+    assert (again.number, again.clock_mhz) == (1, 1980)
     resumed = open_study(tmp_path, sampler="tpe")
     assert resumed.abandoned == [1] and resumed.unfinished == []
     assert len(resumed._sampling.trials) == 1

@@ -32,14 +32,26 @@ def test_a_measurement_of_less_than_a_second_has_no_power() -> None:
     assert burst.metrics() == {"sm_clock_mhz": 1980, "temperature_c": 47}
 
 
-def test_a_tainted_measurement_is_repeated_after_a_pause(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The GPU is hot during the first two measurements and has cooled down for the third."""
-    reasons = [{"hardware_thermal"}, {"software_thermal"}, set()]
+HOT: list[set[str]] = [{"hardware_thermal"}, {"software_thermal"}, set()]
+
+
+@pytest.mark.parametrize(
+    ("reasons", "clocks_mhz", "expected_s"),
+    [
+        (HOT, [1000, 1000, 1980], runs.PAUSES_S),
+        ([set()] * 3, [1395, 1500, 1950], runs.CLOCK_PAUSES_S[:2]),
+        ([set()] * 4, [1395] * 4, runs.CLOCK_PAUSES_S),
+    ],
+)
+def test_a_measurement_is_repeated_after_a_pause_while_the_gpu_is_hot_or_its_clock_low(
+    reasons: list[set[str]], clocks_mhz: list[float], expected_s: tuple[float, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has cooled down for the last measurement, or the clock is as before, or all pauses are over."""
     measurements, pauses_s = [], []
 
     class Cooling(GpuReadings):
         def __enter__(self) -> GpuReadings:
-            self.reasons = reasons[len(measurements)]
+            self.reasons, self.clocks_mhz = reasons[len(measurements)], [clocks_mhz[len(measurements)]]
             measurements.append(self)
             return self
 
@@ -47,10 +59,10 @@ def test_a_tainted_measurement_is_repeated_after_a_pause(monkeypatch: pytest.Mon
 
     monkeypatch.setattr(runs, "monitor_gpu", lambda device: Cooling([1000], [1], [90], reasons_known=True))
     monkeypatch.setattr(runs.time, "sleep", pauses_s.append)
-    parameters = MatmulParameters(m=64, n=64, k=64, dtype="fp32", statistic="median_warm", repeats=3)
-    measurement = gemm.measure(parameters, Rank())
+    parameters = MatmulParameters(m=64, n=64, k=64, dtype="fp32", repeats=3)
+    measurement = gemm.measure(parameters, Rank(clock_mhz=1980))
     # On a busy host the measurement also waits for hundredths of a second.
-    assert len(measurements) == 3 and [pause_s for pause_s in pauses_s if pause_s >= 1] == list(runs.PAUSES_S)
+    assert len(measurements) == len(reasons) and [s for s in pauses_s if s >= 0.5] == list(expected_s)
     assert measurement.machine_info["tainted"] is False and len(measurement.step_times_s) == 3
 
 
