@@ -24,7 +24,7 @@ import socket
 import statistics
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -129,12 +129,15 @@ ROWS = {
 }
 
 
-def list_rows(names: str) -> list[Row]:
-    """Return the rows of names with commas between them; `8b_gang:1` is the second one of its name."""
+def list_rows(names: str, sequences: int | None) -> list[Row]:
+    """Return the rows of names with commas between them; `8b_gang:1` is the second one of its name.
+
+    `sequences`: of a step, rather than those of each row.
+    """
     rows = []
     for name, _, index in (name.partition(":") for name in names.split(",")):
         rows += [ROWS[name][int(index)]] if index else ROWS[name]
-    return rows
+    return [replace(row, sequences=sequences or row.sequences) for row in rows]
 
 
 def measure_row(row: Row, steps: dict[str, int | None]) -> str:
@@ -312,10 +315,11 @@ def main() -> None:
     parser.add_argument("--rows", default="8b_8k,8b_8k_large,1b_8k,8b_512,8b_64k,cpu_offload")
     parser.add_argument("--steps", type=int, default=1)
     parser.add_argument("--warmup-rounds", type=int, help="the most rounds of the warm-up step")
+    parser.add_argument("--sequences", type=int, help="of a step, in place of those of the rows")
     parser.add_argument("--predict", metavar="HARDWARE", help="print what plans say, and measure nothing")
     args = parser.parse_args()
     if args.predict:
-        for row in list_rows(args.rows):
+        for row in list_rows(args.rows, args.sequences):
             print(f"{name_row(row)}: {predict_row(row, args.predict)}", flush=True)
         return
     process_setup.enable_expandable_segments(torch.device("cuda", 0))  # before anything else that initializes CUDA
@@ -325,7 +329,7 @@ def main() -> None:
         "tokens/s | predicted | reference | MFU | HFU | copy wait | optimizer | peak device, host GiB | "
         "copied GiB per step | SM MHz | startup s | total s\n"
     )
-    for row in list_rows(args.rows):
+    for row in list_rows(args.rows, args.sequences):
         steps = {"steps": args.steps, "warmup_rounds": args.warmup_rounds}
         print(f"{name_row(row)}: {measure_row(row, steps)}", flush=True)
         if row in ROWS["cpu_offload"] + ROWS["cpu_offload_small"]:

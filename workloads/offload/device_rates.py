@@ -143,8 +143,8 @@ def measure_together(measured: MeasuredDevice, device: torch.device) -> Measured
 
     link_s, peer_s = measure(lambda: dist.all_gather_into_tensor(whole, own)), math.inf
     if peers := open_peer_memory(device, whole.dtype, [whole.numel()]):
-        target = peers.tensors[0].chunk(ranks)[rank]
-        peer_s = measure(lambda: peers.push([(n, target, own) for n in range(ranks) if n != rank]))
+        share = peers.tensors[0].chunk(ranks)[rank]
+        peer_s = measure(lambda: peers.push([(n, share, share) for n in range(ranks) if n != rank]))
         peers.close()
     slowest = torch.tensor([copy_s, link_s, peer_s], dtype=torch.float64, device=device)
     dist.all_reduce(slowest, dist.ReduceOp.MAX)

@@ -80,20 +80,16 @@ class WholeLayers:
     ) -> None:
         self._gang, self._copy_streams = gang, copy_streams
         self._others = [n for n in range(gang.ranks) if n != gang.rank]
-
-        def allocate() -> list[Tensor]:
-            return [torch.zeros(numel, dtype=dtype, device=device) for _ in range(GATHERED_SLOTS)]
-
         self.peers: PeerMemory | None = None
-        if gang.driver:  # others write their shares of weights here, and their gradients of this process's share
-            self.peers = PeerMemory(gang.driver, dtype, [*GATHERED_SLOTS * [numel], numel - numel // gang.ranks])
-            *weights, received = self.peers.tensors
+        sizes = 2 * GATHERED_SLOTS * [numel]
+        if gang.driver:  # the others write their shares of weights to it, and their gradients of this process's share
+            self.peers = PeerMemory(gang.driver, dtype, [*sizes, numel - numel // gang.ranks])
+            *vectors, received = self.peers.tensors
         else:
-            weights, received = allocate(), torch.empty(0, dtype=dtype, device=device)
+            *vectors, received = (torch.zeros(size, dtype=dtype, device=device) for size in (*sizes, 0))
         self._received = Buffer(received)
-        self._weights, self._gradients = (
-            [Slot(Buffer(whole), split(whole)) for whole in wholes] for wholes in (weights, allocate())
-        )
+        slots = [Slot(Buffer(vector), split(vector)) for vector in vectors]
+        self._weights, self._gradients = slots[:GATHERED_SLOTS], slots[GATHERED_SLOTS:]
 
     def gather(self, n: int, kept: LayerSlots) -> Slot:
         """Return the slot of layer n's weights. Queues the copy of the kept share and the gather unless it has them."""
@@ -110,7 +106,7 @@ class WholeLayers:
             return
         own = self._gang.select_share(whole)
         own.copy_(share)
-        self.peers.push([(n, own, share) for n in self._others])
+        self.peers.push([(n, own, own) for n in self._others])  # from CUDA's own memory, as the copies that were timed
 
     def invalidate(self, n: int | None = None) -> None:
         """Mark the weights of layer n as outdated, or those of all layers."""

@@ -3,8 +3,8 @@
 NCCL's collectives run on multiprocessors. Beside matrix products two H200s receive 129 GB/s by them and 370 GB/s by
 copy engines; the former make the products 4% slower, the latter do not (benchmarks/results/offload_gang_h100.md).
 
-The memory comes from CUDA itself, since copies from PyTorch's expandable segments reach 113 GB/s. Streams wait for each
-other by counters in the same memory, without a kernel. All calls are documented ones of the driver:
+The memory comes from CUDA itself, since copies between PyTorch's expandable segments reach 113 GB/s. Streams wait for
+each other by counters in the same memory, without a kernel. The calls are documented:
 https://docs.nvidia.com/cuda/cuda-driver-api.
 """
 
