@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from workloads.api.contract import Infeasible, Rank
-from workloads.grouped_matmul import GroupedMatmul, GroupedMatmulParameters
+from workloads.grouped_matmul import GroupedMatmul, GroupedMatmulParameters, rules
 from workloads.grouped_matmul.run import make_operands, relative_error
 from workloads.models.routing import tokens_of_experts
 
@@ -94,9 +94,11 @@ def test_sizes_that_do_not_fit_together_are_refused(changes: dict[str, object], 
         GroupedMatmulParameters(**SIZES | changes)  # type: ignore[arg-type]
 
 
-def test_a_backend_for_gpus_is_refused_on_a_cpu() -> None:
+def test_a_backend_for_nvidia_gpus_is_refused_on_others() -> None:
     with pytest.raises(Infeasible, match="backend=quack is for NVIDIA GPUs"):
         GroupedMatmul().run(GroupedMatmulParameters(**SIZES, dtype="fp32", backend="quack"), Rank(device="cpu"))
+    bf16 = GroupedMatmulParameters(**SIZES, backend="quack")
+    assert "for NVIDIA GPUs" in rules.unsupported_reason(bf16, "gfx942:sramecc+:xnack-")
 
 
 def test_rows_that_fp8_cannot_load_are_refused_before_a_trial() -> None:

@@ -12,6 +12,7 @@ from tests.support.amd_device import amd_device
 from workloads.instruments import telemetry
 from workloads.offload import host_memory
 from workloads.offload.host_memory import Arena
+from workloads.offload.peer_copies import open_peer_memory
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
 
@@ -47,6 +48,7 @@ def test_the_node_is_that_of_the_workers_amd_gpu(visible: str, node: int, monkey
     monkeypatch.setattr(host_memory, "_usable_nodes", lambda: {0, 1})
     with amd_device():
         assert host_memory.node_of(GPU) == node
+        assert open_peer_memory(GPU, torch.bfloat16, [1]) is None  # its copies are CUDA's: RCCL exchanges instead
 
 
 def test_without_a_driver_or_a_gpu_nothing_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -61,6 +61,10 @@ def test_a_plan_can_be_made_for_gpus_that_this_machine_does_not_have(run_cli: Ca
             ["gpus=8", "hardware=mi355x", "plan=true", "space.dtype=nvfp4"],
             "space.dtype=nvfp4 is emulated on this device: gfx950 lacks fp4 matrix units of NVIDIA",
         ),
+        (
+            ["gpus=8", "hardware=mi300x", "plan=true", "space.block=manual", "space.dtype=fp8_tensorwise"],
+            "dtype=fp8_tensorwise is not for AMD's GPUs: this block's casts are Triton kernels",
+        ),
         (["gpus=2", "hardware=h200"], "hardware=h200: not in the cluster"),
         (["gpus=2", "projection.nodes=2,x"], "projection.nodes=2,x: must be numbers of nodes"),
         (
