@@ -9,7 +9,7 @@ from torch import Tensor
 
 from workloads.llama.block import NamedTensors
 from workloads.offload.optimizer import INT8_BLOCK
-from workloads.offload.peer_copies import Driver, PeerMemory
+from workloads.offload.peer_copies import CudaDriver, PeerMemory
 from workloads.offload.plan import GATHERED_SLOTS, Distribution
 from workloads.offload.transfers import Buffer, CopyStreams, LayerSlots, Slot
 
@@ -21,7 +21,7 @@ class Gang:
     distribution: Distribution | None = None
     ranks: int = 1
     rank: int = 0
-    driver: Driver | None = None  # for shares that are exchanged by copies; None: by collectives
+    driver: CudaDriver | None = None  # for shares that are exchanged by copies; None: by collectives
 
     @property
     def is_sharded(self) -> bool:

@@ -11,7 +11,7 @@ https://docs.nvidia.com/cuda/cuda-driver-api.
 import ctypes
 from collections.abc import Callable, Sequence
 from itertools import accumulate
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -22,26 +22,15 @@ BLOCK_BYTES = 2 << 20  # smaller allocations can share a block, and a handle ope
 LAZY_PEER_ACCESS = 1  # CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS, the only flag there is
 
 
-class Driver(Protocol):
-    """What `PeerMemory` needs of a device. Addresses are integers. Copies and counters follow the current stream."""
-
-    def allocate(self, size_bytes: int) -> int: ...  # of zeros
-    def free(self, address: int) -> None: ...
-    def export(self, address: int) -> bytes: ...
-    def open(self, handle: bytes) -> int: ...  # the address of another process's memory
-    def close(self, address: int) -> None: ...
-    def view(self, address: int, size_bytes: int) -> Tensor: ...
-    def copy(self, target: int, source: int, size_bytes: int) -> None: ...
-    def write(self, address: int, value: int) -> None: ...
-    def wait(self, address: int, value: int) -> None: ...  # until a number of 32 bits is at least `value`
-
-
 class _Handle(ctypes.Structure):
     _fields_ = (("reserved", ctypes.c_ubyte * 64),)  # CU_IPC_HANDLE_SIZE
 
 
 class CudaDriver:
-    """CUDA's driver on the current device and stream. Every call raises RuntimeError if the driver refuses it."""
+    """CUDA's driver on the current device and stream. Every call raises RuntimeError if the driver refuses it.
+
+    Addresses are integers. Copies and counters follow the stream.
+    """
 
     def __init__(self, device: torch.device) -> None:
         torch.empty(1, device=device)  # makes the context current
@@ -52,6 +41,7 @@ class CudaDriver:
             raise RuntimeError(f"{name} failed with error {error}")
 
     def allocate(self, size_bytes: int) -> int:
+        """Return the address of zeros."""
         address = ctypes.c_uint64()
         self._call("cuMemAlloc_v2", ctypes.byref(address), ctypes.c_size_t(size_bytes))
         self._call("cuMemsetD8_v2", address, ctypes.c_ubyte(0), ctypes.c_size_t(size_bytes))
@@ -67,6 +57,7 @@ class CudaDriver:
         return bytes(handle)
 
     def open(self, handle: bytes) -> int:
+        """Return the address of what another process has exported."""
         address, flags = ctypes.c_uint64(), ctypes.c_uint(LAZY_PEER_ACCESS)
         self._call("cuIpcOpenMemHandle_v2", ctypes.byref(address), _Handle.from_buffer_copy(handle), flags)
         return address.value
@@ -84,14 +75,14 @@ class CudaDriver:
         self._call("cuMemcpyDtoDAsync_v2", *addresses, ctypes.c_size_t(size_bytes), self._stream())
 
     def write(self, address: int, value: int) -> None:
-        self._call("cuStreamWriteValue32_v2", self._stream(), *self._counter(address, value))
+        self._queue_counter("cuStreamWriteValue32_v2", address, value)
 
     def wait(self, address: int, value: int) -> None:
-        self._call("cuStreamWaitValue32_v2", self._stream(), *self._counter(address, value))
+        """Let the stream wait until a number of 32 bits is at least `value`, modulo 2^32."""
+        self._queue_counter("cuStreamWaitValue32_v2", address, value)
 
-    def _counter(self, address: int, value: int) -> tuple[object, ...]:
-        # The flag 0 of a wait means: until the number is as large, modulo 2^32.
-        return ctypes.c_uint64(address), ctypes.c_uint32(value), ctypes.c_uint(0)
+    def _queue_counter(self, name: str, address: int, value: int) -> None:
+        self._call(name, self._stream(), ctypes.c_uint64(address), ctypes.c_uint32(value), ctypes.c_uint(0))
 
     def _stream(self) -> ctypes.c_void_p:
         return ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
@@ -100,7 +91,7 @@ class CudaDriver:
 class PeerMemory:
     """Flat tensors on the device that the other processes of the group copy to. Every process has the same ones."""
 
-    def __init__(self, driver: Driver, dtype: torch.dtype, sizes: Sequence[int]) -> None:
+    def __init__(self, driver: CudaDriver, dtype: torch.dtype, sizes: Sequence[int]) -> None:
         """Allocate a tensor of zeros for each size, and map those of the others.
 
         Raises:

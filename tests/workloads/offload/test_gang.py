@@ -56,7 +56,7 @@ LAYERS = {
 }
 
 
-class HostDriver:
+class HostDriver(CudaDriver):
     """A stand-in for CUDA's driver between processes of a CPU: memory that they all map."""
 
     def __init__(self) -> None:
