@@ -39,23 +39,14 @@ GPU |= {"memory_gib": 79.6, "power_limit_w": 700.0, "power_default_w": 700.0, "p
 
 @dataclass(frozen=True)
 class Fault:
-    """What is wrong with a part.
+    """What is wrong with a part."""
 
-    Attributes:
-        part: a GPU such as `n7 GPU 3`, a node, or a link between two nodes.
-        name: of the fault.
-        share: of the rate that is left, by texts of which one is in the test's name.
-        beside: what is read meanwhile.
-        state: of the GPU, or the port `mlx5_0` of the node.
-        cause: a text of the cause that the command has to give.
-    """
-
-    part: str
-    name: str
-    share: Mapping[str, float]
-    cause: str
-    beside: Mapping[str, Any] = field(default_factory=dict)
-    state: Mapping[str, Any] = field(default_factory=dict)
+    part: str  # a GPU such as `n7 GPU 3`, a node, or a link between two nodes
+    name: str  # of the fault
+    share: Mapping[str, float]  # of the rate that is left, by texts of which one is in the test's name
+    cause: str  # a text of the cause that the command has to give
+    beside: Mapping[str, Any] = field(default_factory=dict)  # what is read meanwhile
+    state: Mapping[str, Any] = field(default_factory=dict)  # of the GPU, or the port `mlx5_0` of the node
 
 
 FAULTS = (

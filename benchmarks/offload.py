@@ -178,8 +178,7 @@ def measure_row(row: Row, steps: dict[str, int | None]) -> str:
 def run_gang(gpus: int, parameters: dict[str, Any]) -> dict[int, Measurement]:
     """Run a trial on GPUs of this host, and return each rank's measurement. Raises what the first failing rank raises.
 
-    Raises:
-        RuntimeError: a rank ended without a result.
+    Raises RuntimeError if a rank ended without a result.
     """
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))

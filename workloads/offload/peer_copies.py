@@ -94,8 +94,7 @@ class PeerMemory:
     def __init__(self, driver: CudaDriver, dtype: torch.dtype, sizes: Sequence[int]) -> None:
         """Allocate a tensor of zeros for each size, and map those of the others.
 
-        Raises:
-            RuntimeError: in all processes, if the driver refuses it to one.
+        Raises RuntimeError in all processes if the driver refuses it to one.
         """
         self._driver, self._rank, ranks = driver, dist.get_rank(), dist.get_world_size()
         padded = [-(-numel * dtype.itemsize // ALIGNMENT_BYTES) * ALIGNMENT_BYTES for numel in sizes]

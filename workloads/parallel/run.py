@@ -92,8 +92,7 @@ DTYPE_NAMES = {torch.bfloat16: "bf16", torch.float32: "fp32"}
 def measure(parameters: ParallelParameters, rank: Rank) -> Measurement:
     """Train in this layout, together with the other ranks.
 
-    Raises:
-        Infeasible: the layout is invalid, the device lacks the data type or the attention, or torchao is missing.
+    Raises Infeasible if the layout is invalid, the device lacks the data type or the attention, or torchao is missing.
     """
     device = devices.device_of(rank)
     process_setup.keep_compiled_kernels()

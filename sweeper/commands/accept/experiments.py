@@ -40,27 +40,19 @@ class Experiment:
 
 @dataclass(frozen=True)
 class Reading:
-    """The result of one test of one part of the cluster.
-
-    Attributes:
-        part: a device, a pair, a node, a link between nodes, or the whole.
-        nodes: of the part.
-        value: the rate, NaN if there is none.
-        low, high: its 95% interval, NaN without one.
-        beside: readings of the device during the test: clock, power, temperature, reasons for a lower clock.
-        problem: why there is no value; empty if there is one.
-    """
+    """The result of one test of one part of the cluster."""
 
     test: str
     scope: Scope
-    part: str
-    nodes: tuple[str, ...]
+    part: str  # a device, a pair, a node, a link between nodes, or the whole
+    nodes: tuple[str, ...]  # of the part
     unit: str
-    value: float = math.nan
-    low: float = math.nan
+    value: float = math.nan  # the rate, NaN if there is none
+    low: float = math.nan  # of its 95% interval, NaN without one
     high: float = math.nan
+    # readings of the device during the test: clock, power, temperature, reasons for a lower clock
     beside: Mapping[str, Scalar] = field(default_factory=dict)
-    problem: str = ""
+    problem: str = ""  # why there is no value; empty if there is one
 
     @property
     def place(self) -> str:

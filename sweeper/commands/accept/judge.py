@@ -25,19 +25,13 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True)
 class Judgement:
-    """The verdict on one test of one part.
-
-    Attributes:
-        limit: the strictest of its comparisons; None if there is nothing to compare with.
-        reason: the reason for the verdict, in one line.
-        cause: what was read with it that explains a failure, with the remedy; empty if nothing does.
-    """
+    """The verdict on one test of one part."""
 
     reading: Reading
     verdict: Verdict
-    limit: Limit | None
-    reason: str
-    cause: str = ""
+    limit: Limit | None  # the strictest of its comparisons; None if there is nothing to compare with
+    reason: str  # the reason for the verdict, in one line
+    cause: str = ""  # what was read with it that explains a failure, with the remedy; empty if nothing does
 
 
 def judge(

@@ -157,8 +157,7 @@ def is_unchanged(record: Mapping[str, Any]) -> bool:
 def read_baseline(path: Path, target: Target, profile: str, parts: Collection[str]) -> dict[tuple[str, str], float]:
     """Return the rates of an accepted run by test and part.
 
-    Raises:
-        UserInputError: the file was changed, did not pass, or is of other devices, another profile or other parts.
+    Raises UserInputError if the file was changed, did not pass, or is of other devices, another profile or other parts.
     """
     record = read_record(path.expanduser(), "baseline")
     if record["verdict"] == "fail":
@@ -190,8 +189,7 @@ class Change:
 def compare_records(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[Change]:
     """Return the change of each result that both runs have, the largest loss first.
 
-    Raises:
-        UserInputError: the runs are of different devices or profiles.
+    Raises UserInputError if they are of different devices or profiles.
     """
     for name in ("model", "profile"):
         if before[name] != after[name]:

@@ -56,11 +56,7 @@ class Answer:
 
 
 def answer(request: PlanRequest) -> Answer:
-    """Search the layouts of a request.
-
-    Raises:
-        UserInputError: for an invalid request, or one for which no layout is valid or fits.
-    """
+    """Search the layouts of a request. Raises UserInputError if it is invalid, or no layout is valid or fits."""
     problem, rates = find_problem(request)
     result = search(problem)
     estimate, faster, comparison = result.best[0].estimate, None, None
@@ -120,11 +116,7 @@ class NothingFits(UserInputError):
 
 
 def search(problem: Problem, keep: int = KEPT) -> SearchResult:
-    """Return the fastest layouts that fit.
-
-    Raises:
-        UserInputError: no layout is valid; NothingFits: none fits into memory.
-    """
+    """Return the fastest layouts that fit. Raises UserInputError if none is valid, NothingFits if none of them fits."""
     tried = find_trainer(problem.job.trainer).search
     result = find_layouts(problem.job, problem.cluster, ESTIMATOR, tried, problem.fixed, keep)
     if result.best:
@@ -162,8 +154,7 @@ def _find_gpus(problem: Problem, request: PlanRequest) -> dict[int, float]:
     Numbers that would not reach it at their peak come last. A number that does not divide a given batch, or that is too
     small for the model, is left out. Failures count in `days`.
 
-    Raises:
-        UserInputError: no number of GPUs up to `MAX_GPUS` reaches it.
+    Raises UserInputError if no number of GPUs up to `MAX_GPUS` reaches it.
     """
     tokens_per_day, at_least = request.daily_tokens or 0.0, request.gpus or 1
     reliability = Reliability(0.0) if request.days is None else request.reliability

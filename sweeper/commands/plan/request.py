@@ -201,8 +201,7 @@ class Problem:
 def build_problem(request: PlanRequest) -> Problem:
     """Return what is searched for a request.
 
-    Raises:
-        UserInputError: for a model or a topology that is not known, or a degree that the trainer does not have.
+    Raises UserInputError for a model or a topology that is not known, or a degree that the trainer does not have.
     """
     try:
         model = load_model(request.model)
