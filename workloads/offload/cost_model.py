@@ -12,19 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from workloads.models.model import Model
-from workloads.offload.plan import (
-    CHUNKS_IN_FLIGHT,
-    GATHERED_SLOTS,
-    GIB,
-    GRADIENT_SLOTS,
-    LOGIT_TOKENS,
-    WEIGHT_SLOTS,
-    Distribution,
-    Division,
-    SavedActivations,
-    count_kv_bytes_per_token,
-    count_saved_bytes_per_token,
-)
+from workloads.offload import plan
 
 Array = NDArray[np.float64]
 Number = TypeVar("Number", float, Array)
@@ -41,7 +29,7 @@ class DeviceRates:
     # Of one block with every activation saved; for sequences of more than `min_chunk_tokens` in segments of as many.
     forward_s_per_token: float
     backward_s_per_token: float
-    recompute_s_per_token: Mapping[SavedActivations, float]  # added to the backward pass of one block
+    recompute_s_per_token: Mapping[plan.SavedActivations, float]  # added to the backward pass of one block
     lm_head_s_per_token: float  # of the LM head with its loss, forward and backward
     h2d_s_per_byte: float  # of copies from the host to the device, while those back run too
     d2h_s_per_byte: float
@@ -82,9 +70,9 @@ class ModelSizes:
     token_multiple: int = 1  # the tokens of a chunk are a multiple of it
     padded_tokens: int = 0  # of a chunk, whose rows of experts are as many as those that pad the rows of each
     gpus: int = 1
-    distribution: Distribution | None = None  # None: for one GPU, or not chosen yet
+    distribution: plan.Distribution | None = None  # None: for one GPU, or not chosen yet
 
-    def distribute(self, distribution: Distribution | None, gpus: int) -> ModelSizes:
+    def distribute(self, distribution: plan.Distribution | None, gpus: int) -> ModelSizes:
         """Return the sizes for one of several GPUs; of a ring, for the one with the most layers; 0 if one has none."""
         layers = self.shape.layers
         if distribution == "ring":
@@ -127,7 +115,7 @@ class ActivationMemory(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Placement(Division):
+class Placement(plan.Division):
     """The division of a step and the state that stays on the device, before the saved activations are chosen."""
 
     model: ModelSizes
@@ -136,30 +124,30 @@ class Placement(Division):
 
     def activation_memory(self, budget: MemoryBudget, rates: DeviceRates) -> ActivationMemory:
         """Return what is left; a placement exceeds the budget if even layers that save their input alone do not fit."""
-        device = budget.device_gib * GIB / ALLOCATOR_SLACK - self.fixed_device_bytes(rates)
-        host = budget.host_gib * GIB - self.fixed_host_bytes()
+        device = budget.device_gib * plan.GIB / ALLOCATOR_SLACK - self.fixed_device_bytes(rates)
+        host = budget.host_gib * plan.GIB - self.fixed_host_bytes()
         fewest = self.fewest_activation_bytes()
         missing = max(0.0, -device) + max(0.0, fewest - max(0.0, device) - max(0.0, host)) + max(0.0, -host)
-        return ActivationMemory(device, host, missing / GIB)
+        return ActivationMemory(device, host, missing / plan.GIB)
 
     def fewest_activation_bytes(self) -> int:
         """Return the bytes that a round saves if every layer saves its input alone."""
         return self.model.shape.layers * self.chunks_per_round * self.saved_bytes("input")
 
-    def saved_bytes(self, saved: SavedActivations) -> int:  # of a chunk at a layer
+    def saved_bytes(self, saved: plan.SavedActivations) -> int:  # of a chunk at a layer
         shape, element_bytes = self.model.shape, self.model.element_bytes
         tokens = self.chunk_tokens + (self.model.padded_tokens if saved in ("full", "gate") else 0)
-        return tokens * count_saved_bytes_per_token(shape, saved, element_bytes, self.segments_per_sequence)
+        return tokens * plan.count_saved_bytes_per_token(shape, saved, element_bytes, self.segments_per_sequence)
 
-    def transfer_bytes(self, saved: SavedActivations) -> int:
+    def transfer_bytes(self, saved: plan.SavedActivations) -> int:
         """Return the device memory for chunks that are saved on the host: those in flight, and the one in use."""
-        return (CHUNKS_IN_FLIGHT + 1) * self.saved_bytes(saved)
+        return (plan.CHUNKS_IN_FLIGHT + 1) * self.saved_bytes(saved)
 
     def _kv_bytes(self, tokens: int) -> int:
         """Return the bytes of a layer's keys and values of `tokens` if sequences are in several segments, or 0."""
         if self.segments_per_sequence == 1:
             return 0
-        return tokens * count_kv_bytes_per_token(self.model.shape, self.model.element_bytes)
+        return tokens * plan.count_kv_bytes_per_token(self.model.shape, self.model.element_bytes)
 
     def host_kv_bytes(self) -> int:  # of a layer in a round
         return self._kv_bytes(self.round_tokens) if self.keys_values_on == "host" else 0
@@ -175,10 +163,10 @@ class Placement(Division):
         total += parameters * model.state_bytes_per_parameter
         is_sharded = model.distribution == "sharded"
         # A share is updated while the next layer computes, so it takes one slot more.
-        layer_vectors = 2 * self.resident_layers + min(WEIGHT_SLOTS + is_sharded, streamed_layers)
-        total += model.layer_weight_bytes * (layer_vectors + min(GRADIENT_SLOTS, streamed_layers))
+        layer_vectors = 2 * self.resident_layers + min(plan.WEIGHT_SLOTS + is_sharded, streamed_layers)
+        total += model.layer_weight_bytes * (layer_vectors + min(plan.GRADIENT_SLOTS, streamed_layers))
         if is_sharded:  # whole weights and gradients, and what the others send of the latter
-            total += (2 * GATHERED_SLOTS + model.reduced_share) * model.layer_parameters * element_bytes
+            total += (2 * plan.GATHERED_SLOTS + model.reduced_share) * model.layer_parameters * element_bytes
         state_layers = self.resident_state_layers + min(2, shape.layers - self.resident_state_layers)
         total += model.layer_state_bytes * state_layers
         total += model.layer_parameters * model.cast_bytes_per_parameter
@@ -190,8 +178,8 @@ class Placement(Division):
         if self.keys_values_on == "device":
             total += shape.layers * self._kv_bytes(self.round_tokens)
         else:
-            total += CHUNKS_IN_FLIGHT * group_kv_bytes
-        loss = 3 * min(LOGIT_TOKENS, self.chunk_tokens) * shape.vocabulary * max(element_bytes, 2)
+            total += plan.CHUNKS_IN_FLIGHT * group_kv_bytes
+        loss = 3 * min(plan.LOGIT_TOKENS, self.chunk_tokens) * shape.vocabulary * max(element_bytes, 2)
         return total + max(loss, self.chunk_tokens * rates.workspace_bytes_per_token)
 
     def fixed_host_bytes(self) -> float:

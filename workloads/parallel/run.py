@@ -23,17 +23,7 @@ from workloads.llama.data import load_sequences
 from workloads.llama.pytorch_attention import DocumentAttention, fastest_attention
 from workloads.models.flops import RecomputedLayer, hardware_flops_per_token, model_flops_per_token
 from workloads.models.routing import executed_imbalance
-from workloads.parallel import ParallelParameters
-from workloads.parallel.apply import (
-    Groups,
-    ModelSpec,
-    build_groups,
-    build_stages,
-    count_local_parameters,
-    fp8_gathers,
-    fsdp_dtypes,
-    separate_group_names,
-)
+from workloads.parallel import ParallelParameters, apply
 from workloads.parallel.context import ContextAttention
 from workloads.parallel.profiling import profile_step
 from workloads.parallel.stage import ManualBackwardBlock, Stage, build_initializer
@@ -103,7 +93,7 @@ def measure(parameters: ParallelParameters, rank: Rank) -> Measurement:
     if reason := parameters.unsupported_dtype_reason(devices.architecture(device)):
         raise Infeasible(f"dtype={parameters.dtype} is {reason}")
     layout = parameters.layout
-    spec = ModelSpec(
+    spec = apply.ModelSpec(
         parameters.shape,
         parameters.sequence_length,
         torch.float32 if parameters.dtype == "fp32" else torch.bfloat16,
@@ -130,14 +120,14 @@ def measure(parameters: ParallelParameters, rank: Rank) -> Measurement:
 
 
 def _train(
-    parameters: ParallelParameters, spec: ModelSpec, rank: Rank, device: torch.device, sdpa_kernel: str
+    parameters: ParallelParameters, spec: apply.ModelSpec, rank: Rank, device: torch.device, sdpa_kernel: str
 ) -> Measurement:
     shape, layout, length = spec.shape, parameters.layout, parameters.sequence_length
     if parameters.async_tp:
-        separate_group_names(rank.sequence_number)
-    groups = build_groups(layout, device.type)
+        apply.separate_group_names(rank.sequence_number)
+    groups = apply.build_groups(layout, device.type)
     initializer = build_initializer(parameters.seed, device, is_tied=shape.tied)
-    stages = build_stages(spec, layout, groups, device, initializer)
+    stages = apply.build_stages(spec, layout, groups, device, initializer)
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)  # the peak is of training, not of filling the weights
     keeps = keeps_weights(PlacedJob(parameters.job, UNKNOWN_CLUSTER))
@@ -182,9 +172,9 @@ def _train(
         | {
             "layout": str(layout),
             "attention": _attention_kernel(trainer.stages[0], sdpa_kernel),
-            "parameters_kept": sum(map(count_local_parameters, trainer.stages)),
+            "parameters_kept": sum(map(apply.count_local_parameters, trainer.stages)),
         }
-        | fp8_gathers(trainer.stages[0]),
+        | apply.fp8_gathers(trainer.stages[0]),
     )
 
 
@@ -292,14 +282,14 @@ def _peak_gib(local_bytes: int, device: torch.device) -> float:
     return float(peak)
 
 
-def _executed_parameters(parameters: ParallelParameters, groups: Groups, trainer: Trainer) -> dict[str, Scalar]:
+def _executed_parameters(parameters: ParallelParameters, groups: apply.Groups, trainer: Trainer) -> dict[str, Scalar]:
     """Return the parameters, as far as possible read back from the model that ran."""
     stages, block = trainer.stages, trainer.stages[0].first_block
     mesh, cp = groups.mesh, dist.get_world_size(groups.cp_group) if groups.cp_group is not None else 1
     recipe = block.block_math.recipe if isinstance(block, ManualBackwardBlock) else read_recipe(block.qkv)
-    product_dtype = recipe or DTYPE_NAMES[fsdp_dtypes(stages[0]).param_dtype or block.qkv.weight.dtype]
+    product_dtype = recipe or DTYPE_NAMES[apply.fsdp_dtypes(stages[0]).param_dtype or block.qkv.weight.dtype]
     # Of weights, optimizer states and the reduction of gradients; several if they differ.
-    reductions = {dtype for stage in stages if (dtype := fsdp_dtypes(stage).reduce_dtype)}
+    reductions = {dtype for stage in stages if (dtype := apply.fsdp_dtypes(stage).reduce_dtype)}
     state_dtypes = sorted(DTYPE_NAMES[dtype] for dtype in trainer.state_dtypes() | reductions)
     executed: dict[str, Scalar] = {
         **vars(parameters),
