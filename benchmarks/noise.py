@@ -70,11 +70,7 @@ KINDS: Mapping[str, Noise] = {
     "clock that sticks for about 20 steps": sticking_clock,
 }
 # The distribution of a single step, for its median and mean.
-INDEPENDENT = {
-    "AR(1) 0.5": lognormal,
-    "AR(1) 0.9": lognormal,
-    "clock that sticks for about 20 steps": two_clocks,
-}
+INDEPENDENT = {"AR(1) 0.5": lognormal, "AR(1) 0.9": lognormal, "clock that sticks for about 20 steps": two_clocks}
 
 
 @cache

@@ -117,9 +117,7 @@ ROWS = {
     "32b_gang": [Row("qwen2_5_32b", 8192, 200, 72, 32, gpus=2, distribution="sharded")],
     # Two H200s of a host with 256 GiB: 70B in steps of 0.5 M tokens.
     **{
-        f"70b_gang{suffix}": [
-            Row("llama3_70b", 8192, 236, 132, 64, None, dtype, "int8", "none", 2, "sharded"),
-        ]
+        f"70b_gang{suffix}": [Row("llama3_70b", 8192, 236, 132, 64, None, dtype, "int8", "none", 2, "sharded")]
         for suffix, dtype in (("", "bf16"), ("_fp8", "fp8_tensorwise"))
     },
     "32b_gang_h200": [Row("qwen2_5_32b", 8192, 236, 132, 64, gpus=2, distribution="sharded")],

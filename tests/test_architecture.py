@@ -11,10 +11,7 @@ import pytest
 
 from tests.conftest import REPOSITORY, environment
 
-FORBIDDEN = {
-    "sweeper": {"torch"},
-    "workloads": {"ray", "optuna", "mlflow", "hydra", "omegaconf", "sweeper"},
-}
+FORBIDDEN = {"sweeper": {"torch"}, "workloads": {"ray", "optuna", "mlflow", "hydra", "omegaconf", "sweeper"}}
 # The packages of `sweeper`, each above those that it may import.
 LAYERS = [
     {"__init__"},

@@ -33,8 +33,7 @@ SHORT = ("plan.sh", "own_workload.py", "trainer.sh")
 
 
 @pytest.mark.parametrize(
-    "name",
-    [pytest.param(name, marks=pytest.mark.long(15) if name in SHORT else pytest.mark.soak) for name in PRINTED],
+    "name", [pytest.param(name, marks=pytest.mark.long(15) if name in SHORT else pytest.mark.soak) for name in PRINTED]
 )
 def test_an_example_runs(name: str, tmp_path: Path) -> None:
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])

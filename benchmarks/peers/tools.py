@@ -92,11 +92,7 @@ SWEEPER_MEDIAN = Tool(
     stops_early=True,
 )
 SWEEPER_COMMAND = Tool(
-    "sweeper, command",
-    "sweeper",
-    (*SWEEPER_MEDIAN.command, "search.pruner=none"),
-    SWEEPER_MEDIAN.files,
-    read_sweeper,
+    "sweeper, command", "sweeper", (*SWEEPER_MEDIAN.command, "search.pruner=none"), SWEEPER_MEDIAN.files, read_sweeper
 )
 SWEEPER_ASHA = Tool(
     "sweeper, ASHA",
@@ -107,12 +103,7 @@ SWEEPER_ASHA = Tool(
     stops_early=True,
 )
 TUNE_ASHA = Tool(
-    "Ray Tune, ASHA",
-    "tune",
-    ("python", "-m", f"{MODULES}.tune_asha"),
-    ("tune_asha.py",),
-    read_tune,
-    stops_early=True,
+    "Ray Tune, ASHA", "tune", ("python", "-m", f"{MODULES}.tune_asha"), ("tune_asha.py",), read_tune, stops_early=True
 )
 TUNE_EVERY_SECOND = Tool(
     "Ray Tune, state saved each second",

@@ -12,10 +12,7 @@ from tests.support.virtual_cluster import Cluster, NodeWorkspace
 from tests.support.virtual_network import SUBNET
 from tests.support.virtual_ports import call_from, listeners
 
-pytestmark = [
-    pytest.mark.soak,
-    pytest.mark.skipif(shutil.which("openssl") is None, reason="certificates need openssl"),
-]
+pytestmark = [pytest.mark.soak, pytest.mark.skipif(shutil.which("openssl") is None, reason="certificates need openssl")]
 HANDSHAKE = """
 import socket, ssl, sys
 context = ssl.create_default_context(cafile=sys.argv[3])

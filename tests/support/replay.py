@@ -119,12 +119,7 @@ def simulate_s(queued: list[Work], rates: DeviceRates) -> float:
 
 
 def simulate_steps_s(
-    shape: Model,
-    plan: Plan,
-    rates: DeviceRates,
-    monkeypatch: pytest.MonkeyPatch,
-    steps: int,
-    gang: Gang | None = None,
+    shape: Model, plan: Plan, rates: DeviceRates, monkeypatch: pytest.MonkeyPatch, steps: int, gang: Gang | None = None
 ) -> float:
     """Return the seconds of `steps` steps under the plan, from the first copy to the last.
 

@@ -141,12 +141,7 @@ class SharedStore:
         }
         with (self.folder / "server.log").open("ab") as log:
             self._processes["server"] = subprocess.Popen(
-                command,
-                cwd=self.folder,
-                env=environment(**variables),
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
+                command, cwd=self.folder, env=environment(**variables), stdout=log, stderr=log, start_new_session=True
             )
         wait_for(self._answers, timeout_s=180)
 

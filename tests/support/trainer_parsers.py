@@ -54,10 +54,7 @@ def _count_torchtitan_stages(config: Any, layers: int) -> int:
 
     parallelism = config.parallelism
     get_schedule_class(parallelism.pipeline_parallel_schedule)
-    ends = (
-        parallelism.pipeline_parallel_first_stage_less_layers,
-        parallelism.pipeline_parallel_last_stage_less_layers,
-    )
+    ends = (parallelism.pipeline_parallel_first_stage_less_layers, parallelism.pipeline_parallel_last_stage_less_layers)
     stages = math.ceil((layers + sum(ends)) / parallelism.pipeline_parallel_layers_per_stage)
     return len(generate_llm_fqn_per_model_part(stages, layers, *ends))
 

@@ -40,10 +40,7 @@ def test_a_trial_prints_its_measurement() -> None:
             ["matmull: unknown workload", "Available: allreduce, attention, collectives", "Did you mean matmul?"],
         ),
         (["bandwidth"], ["bandwidth: unknown workload", "registers it in sweeper.workloads: pip install -e ."]),
-        (
-            ["probe", "sleeps_s=1"],
-            ["no parameter 'sleeps_s'", "Available: behaviour, ", "Did you mean sleep_s?"],
-        ),
+        (["probe", "sleeps_s=1"], ["no parameter 'sleeps_s'", "Available: behaviour, ", "Did you mean sleep_s?"]),
         (["precision", "tokens=16"], ["precision needs a value for recipe"]),
         (["matmul", "m=4"], ["matmul: m, n and k have to be given"]),
         (["command", "run=x"], ["command needs settings", "python -m sweeper workload=command"]),

@@ -116,12 +116,7 @@ class ExpertBlockMath(BlockMath):
         return d_residual
 
     def _experts_backward(
-        self,
-        weights: NamedTensors,
-        gradients: NamedTensors,
-        activations: Activations,
-        routed: Routed,
-        d_out: Tensor,
+        self, weights: NamedTensors, gradients: NamedTensors, activations: Activations, routed: Routed, d_out: Tensor
     ) -> tuple[Tensor, Tensor]:
         """Return the gradients of every row of the norm [rows, hidden_size], and of its weight [rows, 1]."""
         order = routed.order

@@ -186,12 +186,7 @@ class Fp8ExpertBlockMath(ExpertBlockMath, Fp8BlockMath):
         return dict(zip(("gate", "up"), product.chunk(2, dim=-1), strict=True))
 
     def _experts_backward(
-        self,
-        weights: NamedTensors,
-        gradients: NamedTensors,
-        activations: Activations,
-        routed: Routed,
-        d_out: Tensor,
+        self, weights: NamedTensors, gradients: NamedTensors, activations: Activations, routed: Routed, d_out: Tensor
     ) -> tuple[Tensor, Tensor]:
         order, is_missing = routed.order, "gate" not in activations or "up" not in activations
         *rows, columns = self._copy_normed(weights, routed, rows=is_missing, columns=True)

@@ -147,13 +147,7 @@ def _nemotron_h(config: Config) -> dict[str, Any]:
     }
 
 
-ADAPTERS = {
-    "falcon": _falcon,
-    "mpt": _mpt,
-    "latent": _latent,
-    "delta_rule": _delta_rule,
-    "nemotron_h": _nemotron_h,
-}
+ADAPTERS = {"falcon": _falcon, "mpt": _mpt, "latent": _latent, "delta_rule": _delta_rule, "nemotron_h": _nemotron_h}
 
 
 def _build_family(row: dict[str, Any]) -> Family:

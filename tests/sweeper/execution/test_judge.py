@@ -17,12 +17,7 @@ from workloads.api.contract import Energy, Measurement
 
 
 def judge(
-    folder: Path,
-    objective: str = "tflops",
-    *,
-    clock_headroom: float = 1.0,
-    prices: Prices | None = None,
-    **fields: Any,
+    folder: Path, objective: str = "tflops", *, clock_headroom: float = 1.0, prices: Prices | None = None, **fields: Any
 ) -> TrialRecord:
     """Return the record of a trial whose only rank measured these fields on a device of 100 TFLOP/s."""
     hardware = Hardware(name="h200", dense_peak_tflops={"bf16": 100.0}, clock_headroom=clock_headroom)

@@ -67,13 +67,7 @@ def test_a_function_that_cannot_be_packed_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_space_of_python_values_is_the_space_that_they_describe(monkeypatch: pytest.MonkeyPatch) -> None:
-    space = {
-        "x": [1, 2],
-        "m": range(64, 257, 64),
-        "lr": "interval(0.1, 1)",
-        "kind": ["a", "b c", "it's"],
-        "on": True,
-    }
+    space = {"x": [1, 2], "m": range(64, 257, 64), "lr": "interval(0.1, 1)", "kind": ["a", "b c", "it's"], "on": True}
     texts = ["null", "True", "nan", "-inf", "1e5", "", " a", 'q"q', "it\\'s", "a\\", "${dir}", "\\${dir}", "a,[b]"]
     texts += ["x=1", "é\t"]
     space |= {"text": texts, "constant": "false", "or": "choice(1,null)", "reference": "${dir}"}

@@ -12,8 +12,7 @@ from tests.conftest import examples
 @examples(50)
 @example(means=[[0, 0, 0], [0, 3, 5], [0, 6, 2]], resolution=2.9999999999999996)  # 5 - 2 is rounded to the resolution
 @given(
-    st.lists(st.lists(st.integers(0, 6).map(float), min_size=3, max_size=3), min_size=1, max_size=6),
-    st.floats(0, 3),
+    st.lists(st.lists(st.integers(0, 6).map(float), min_size=3, max_size=3), min_size=1, max_size=6), st.floats(0, 3)
 )
 def test_a_point_is_left_that_none_dominates(means: list[list[float]], resolution: float) -> None:
     """Also where three points would dominate each other in a circle."""

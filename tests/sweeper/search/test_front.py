@@ -11,14 +11,7 @@ import pytest
 from sweeper.common.trials import Remeasurement, TrialRecord, TrialStatus
 from sweeper.metrics.criteria import Criteria
 from sweeper.results.stored import StoredSweep
-from sweeper.search.front import (
-    MAX_POINTS,
-    Front,
-    FrontPoint,
-    certify,
-    measure_front,
-    select_finalists,
-)
+from sweeper.search.front import MAX_POINTS, Front, FrontPoint, certify, measure_front, select_finalists
 from tests.conftest import Workspace, wait_for
 from tests.support.factories import trial_record
 

@@ -48,8 +48,7 @@ def test_a_retry_replaces_the_failed_trial_and_keeps_its_record(tmp_path: Path, 
 
 
 @pytest.mark.parametrize(
-    ("retry", "expected"),
-    [("failed", {0, 1}), ("lost", {2}), ("infeasible", {3}), ("all", {0, 1, 2, 3})],
+    ("retry", "expected"), [("failed", {0, 1}), ("lost", {2}), ("infeasible", {3}), ("all", {0, 1, 2, 3})]
 )
 def test_each_value_of_retry_selects_its_trials(tmp_path: Path, retry: str, expected: set[int]) -> None:
     study = open_study(tmp_path)

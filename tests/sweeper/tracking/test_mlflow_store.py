@@ -62,10 +62,7 @@ def test_the_default_store_is_a_file_in_the_results_directory(tmp_path: Path, mo
             "tracking.uri=mlflow.db: not the address of an MLflow store. Allowed: http://host:port, or a database",
         ),
         ("http://user:pass@host:port", r"tracking.uri=http://user:\*\*\*@host:port: not a valid address$"),
-        (
-            "sqlite:////no/such/folder/x.db",
-            "tracking.uri=sqlite:.*/x.db: /no/such/folder cannot be written",
-        ),
+        ("sqlite:////no/such/folder/x.db", "tracking.uri=sqlite:.*/x.db: /no/such/folder cannot be written"),
         ("http://127.0.0.1:9", "tracking.uri=http://127.0.0.1:9: nothing responds there"),
     ],
 )
@@ -107,10 +104,7 @@ def authenticated_uri(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterat
     ("variables", "message"),
     [
         ({}, "the server requires a user and a password. Set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD"),
-        (
-            {mlflow_store.USERNAME: "bob", mlflow_store.PASSWORD: "builder"},
-            "the server refuses user bob with this",
-        ),
+        ({mlflow_store.USERNAME: "bob", mlflow_store.PASSWORD: "builder"}, "the server refuses user bob with this"),
         ({mlflow_store.TOKEN: "of-bob"}, "the server refuses the token in MLFLOW_TRACKING_TOKEN"),
     ],
 )

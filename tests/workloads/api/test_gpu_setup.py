@@ -128,8 +128,7 @@ def test_the_build_of_the_installed_torch_is_read() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "is_broken"),
-    [("", False), ("raise ImportError('x')", False), ("raise KeyError('libamd_smi.so')", True)],
+    ("text", "is_broken"), [("", False), ("raise ImportError('x')", False), ("raise KeyError('libamd_smi.so')", True)]
 )
 def test_an_amdsmi_whose_import_makes_ray_crash_is_recognized(machine: Path, text: str, is_broken: bool) -> None:
     assert find_broken_amdsmi() is None

@@ -120,10 +120,7 @@ def steps_of_running_trials(store: Path) -> list[Any]:
         (["command.run=[x,'{lr}']"], "space.lr: required"),
         (["command.run='python3 a/no.py --lr=3'"], "/a/no.py: no such file"),
         (["command.run=[no-such-program]"], "command.run: no-such-program: no such program"),
-        (
-            ["command.run=[echo]", "command.directory=/no/such"],
-            "command.directory=/no/such: no such directory",
-        ),
+        (["command.run=[echo]", "command.directory=/no/such"], "command.directory=/no/such: no such directory"),
         (["command.run=[x]", "space.lr=3"], "space.lr: the command has no {lr}"),
         (["command.run=[x]", "command.log={loss: 'a (b) (c)'}"], "has 2 groups, it needs exactly one"),
         (["command.run=[x]", "command.log={loss: 'a (b)'}"], "has none of step_time_s"),

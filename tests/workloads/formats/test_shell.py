@@ -91,12 +91,7 @@ def test_a_value_that_only_a_run_has_is_open(text: str, written: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kept", "added"),
-    [
-        ("A=(--tp 2)", "A+=(--fp8)"),
-        ('A="--tp 2"', 'A+=" --fp8"'),
-        ('A="--tp 2"', 'A="$A --fp8"'),
-    ],
+    ("kept", "added"), [("A=(--tp 2)", "A+=(--fp8)"), ('A="--tp 2"', 'A+=" --fp8"'), ('A="--tp 2"', 'A="$A --fp8"')]
 )
 def test_what_is_added_under_a_condition_does_not_hide_what_was_there(kept: str, added: str) -> None:
     *words, last = read_last(f"{kept}\nif [ -n $FP8 ]; then {added}; fi\nshow ${{A[@]}}")

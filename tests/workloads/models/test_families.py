@@ -210,12 +210,7 @@ def test_flops_are_those_that_transformers_multiplies(family: str, changes: dict
     assert forward == pytest.approx(count_flops(config), rel=0.002)
 
 
-TEXT_SIZES = {
-    "mistral3": {},
-    "gemma3": {"head_dim": 16},
-    "qwen2_5_vl": TAIL_WINDOWS,
-    "llama4": CHUNKS,
-}
+TEXT_SIZES = {"mistral3": {}, "gemma3": {"head_dim": 16}, "qwen2_5_vl": TAIL_WINDOWS, "llama4": CHUNKS}
 
 
 @pytest.mark.parametrize(

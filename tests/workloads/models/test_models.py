@@ -150,10 +150,7 @@ def test_windows_of_hugging_face_files() -> None:
         ({"layer_types": ["linear_attention", "full_attention"]}, "linear_attention"),
         ({"num_attention_heads": None}, "no num_attention_heads. Required: num_hidden_layers, hidden_size"),
         ({"num_attention_heads": 33}, "num_key_value_heads 8 does not divide num_attention_heads 33"),
-        (
-            {"num_attention_heads": 24},
-            "heads 24 does not divide hidden_size 4096, and there is no head_dim",
-        ),
+        ({"num_attention_heads": 24}, "heads 24 does not divide hidden_size 4096, and there is no head_dim"),
         ({"num_key_value_heads": 64}, "num_key_value_heads 64 does not divide num_attention_heads 32"),
         ({"hidden_size": 0}, "hidden_size is 0: must be a whole number from 1"),
         ({"hidden_size": 4096.5}, "hidden_size is 4096.5: must be a whole number"),

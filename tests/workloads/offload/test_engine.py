@@ -78,11 +78,7 @@ def place(
 
 
 def build_plan(
-    layers: Sequence[LayerPlan],
-    states: Location,
-    rounds: int,
-    segments: int = 1,
-    keys_values_on: Location = "device",
+    layers: Sequence[LayerPlan], states: Location, rounds: int, segments: int = 1, keys_values_on: Location = "device"
 ) -> Plan:
     return Plan(
         tuple(layers),

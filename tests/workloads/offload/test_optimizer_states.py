@@ -53,13 +53,7 @@ def train(precision: Precision, location: Location) -> tuple[list[float], dict[s
     layers = (LayerPlan(location, location, location),) * SHAPE.layers
     with Arena(32 * 2**20, CPU) as arena:
         engine = Engine(
-            SHAPE,
-            build_plan(layers, location),
-            arena,
-            CPU,
-            KERNELS["cpu"],
-            precision=precision,
-            optimizer=OPTIMIZER,
+            SHAPE, build_plan(layers, location), arena, CPU, KERNELS["cpu"], precision=precision, optimizer=OPTIMIZER
         )
         engine.initialize(0)
         losses = [float(engine.step(tokens)) for tokens in draw_tokens()]

@@ -38,13 +38,7 @@ SHAPE = replace(MODELS["llama3_8b"], layers=8)
 H200 = DeviceRates(
     forward_s_per_token=0.92e-6,
     backward_s_per_token=1.9e-6,
-    recompute_s_per_token={
-        "full": 0.0,
-        "gate": 0.18e-6,
-        "projections": 0.36e-6,
-        "attention": 0.5e-6,
-        "input": 0.72e-6,
-    },
+    recompute_s_per_token={"full": 0.0, "gate": 0.18e-6, "projections": 0.36e-6, "attention": 0.5e-6, "input": 0.72e-6},
     lm_head_s_per_token=5.1e-6,
     h2d_s_per_byte=1 / 50.8e9,
     d2h_s_per_byte=1 / 50.8e9,

@@ -5,12 +5,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from tests.support.parallel_ranks import (
-    Ranks,
-    Trained,
-    draw_batch,
-    train_in_one_process,
-)
+from tests.support.parallel_ranks import Ranks, Trained, draw_batch, train_in_one_process
 
 RANKS = 8
 

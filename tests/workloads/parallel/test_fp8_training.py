@@ -6,12 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from tests.support.parallel_ranks import (
-    BATCH,
-    Ranks,
-    Trained,
-    assert_same_training,
-)
+from tests.support.parallel_ranks import BATCH, Ranks, Trained, assert_same_training
 from workloads.api.contract import Infeasible, Rank
 from workloads.api.trial import run_trial
 from workloads.instruments import device as devices

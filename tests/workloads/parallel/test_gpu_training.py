@@ -6,12 +6,7 @@ import pytest
 import torch
 
 from tests.support.parallel_layouts import LAYOUTS, LONG_LAYOUTS
-from tests.support.parallel_ranks import (
-    BATCH,
-    Ranks,
-    Trained,
-    assert_same_training,
-)
+from tests.support.parallel_ranks import BATCH, Ranks, Trained, assert_same_training
 from workloads.layouts.layout import SPLIT_SCHEDULES, Checkpointing, Layout
 from workloads.parallel import TORCH_VERSION, BlockKind
 

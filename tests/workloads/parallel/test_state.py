@@ -7,14 +7,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from tests.support.parallel_ranks import (
-    BATCH,
-    CPU,
-    LENGTH,
-    SHAPE,
-    gather_gradients,
-    tokens,
-)
+from tests.support.parallel_ranks import BATCH, CPU, LENGTH, SHAPE, gather_gradients, tokens
 from workloads.api.contract import Infeasible, Rank
 from workloads.api.trial import run_trial
 from workloads.instruments.distributed import process_group

@@ -71,8 +71,7 @@ def test_a_sweep_on_some_cores_is_run_again_on_as_many(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "program",
-    [["python", "-m", "sweeper", "function"], ["sweeper", "function"], ["python", "-m", "sweeper.function"]],
+    "program", [["python", "-m", "sweeper", "function"], ["sweeper", "function"], ["python", "-m", "sweeper.function"]]
 )
 def test_the_command_of_a_packed_function_keeps_its_file(program: list[str]) -> None:
     """The last form is that of 0.2."""

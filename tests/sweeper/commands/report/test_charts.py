@@ -147,10 +147,7 @@ def test_a_parameters_importance_is_its_share_of_the_variance_of_ranks() -> None
     layout, noise = random.choice(["a", "b", "c"], 200), random.normal(size=200)
     speeds = 1000 + 100 * (layout == "b") + 200 * (layout == "c") + noise
     trials = complete_trials(
-        {"H200": list(speeds)},
-        layout=layout,
-        batch=random.integers(1, 500, 200),
-        name=[f"n{n}" for n in range(200)],
+        {"H200": list(speeds)}, layout=layout, batch=random.integers(1, 500, 200), name=[f"n{n}" for n in range(200)]
     )
     # A platform that is ten times as fast, on which the same parameter matters: each platform has its own ranks.
     faster = trials.assign(**{"tag.device": "B200", "metric.tokens_per_s": 10 * speeds})
