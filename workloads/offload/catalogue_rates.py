@@ -69,11 +69,12 @@ def _estimate_budgets(
             reason = explain_too_small(model, length, sequences, budget, rates)
             yield Estimate(f"too small: {reason}", "a plan fits the budget", description=point)
         else:
-            step_s = prediction.times.step_s
+            step_s, rounds = prediction.times.step_s, prediction.plan.accumulation_rounds
+            warmup = training.warmup * min(1.0, (training.warmup_rounds or rounds) / rounds)
             metrics = {"tokens_per_s": length * sequences / step_s, "memory_gib": prediction.device_bytes / GIB}
             metrics |= {
                 "peak_host_gib": prediction.host_bytes * model.gpus / GIB,
-                "trial_s": (training.warmup + training.steps) * step_s,
+                "trial_s": (warmup + training.steps) * step_s,
             }
             if prediction.model.distribution:
                 point += f" {prediction.model.distribution}"
