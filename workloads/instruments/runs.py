@@ -4,6 +4,7 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -50,15 +51,9 @@ def measure_calls(
     """
     cold = parameters.statistic.endswith("_cold")
     calls = 1 if cold else calls_in_reading(step, device)
-    times_s, readings = time_untainted(
-        step,
-        device,
-        clock_mhz if cold else 0.0,
-        warmup=parameters.warmup,
-        repeats=parameters.repeats,
-        cold_cache=cold,
-        calls=calls,
-    )
+    counts = {"warmup": parameters.warmup, "repeats": parameters.repeats, "calls": calls}
+    read = partial(time_steps, step, device, **counts, cold_cache=cold)
+    times_s, readings = time_untainted(read, device, clock_mhz if cold else 0.0)
     metrics = readings.metrics()
     if device.type != "cpu":
         metrics |= event_metrics(device) | {"calls_per_reading": float(calls)}
@@ -81,20 +76,13 @@ def measure_calls(
 
 
 def time_untainted(
-    step: Step,
-    device: torch.device,
-    clock_mhz: float = 0.0,
-    *,
-    warmup: int,
-    repeats: int,
-    cold_cache: bool,
-    calls: int = 1,
+    read: Callable[[], tuple[float, ...]], device: torch.device, clock_mhz: float = 0.0
 ) -> tuple[tuple[float, ...], GpuReadings]:
-    """Time the step; repeat it after each pause while the machine slows the GPU down, or below `clock_mhz`."""
+    """Read the seconds of a step; again after each pause while the machine slows the GPU down, or below `clock_mhz`."""
     pauses_s, clock_pauses_s = iter(PAUSES_S), iter(CLOCK_PAUSES_S)
     while True:
         with monitor_gpu(device) as readings:
-            times_s = time_steps(step, device, warmup=warmup, repeats=repeats, cold_cache=cold_cache, calls=calls)
+            times_s = read()
         is_below = readings.metrics().get("sm_clock_mhz", math.inf) < CLOCK_SHARE * clock_mhz
         pause_s = next(pauses_s, None) if readings.tainted else next(clock_pauses_s, None) if is_below else None
         if pause_s is None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Literal
 
 from workloads.api.contract import Infeasible, Measurement, Rank, Workload
@@ -48,7 +49,7 @@ class Memory(Workload):
 
         from workloads.instruments import device as devices
         from workloads.instruments.runs import time_untainted
-        from workloads.instruments.timing import event_metrics
+        from workloads.instruments.timing import event_metrics, time_steps
 
         device, operation = devices.device_of(rank), parameters.operation
         if operation in ("to_device", "from_device") and device.type == "cpu":
@@ -63,9 +64,10 @@ class Memory(Workload):
             "write": lambda: target.fill_(1),
             "read": lambda: torch.sum(source, dim=0, keepdim=True, out=target),
         }
-        times = {"warmup": parameters.warmup, "repeats": parameters.repeats}
+        counts = {"warmup": parameters.warmup, "repeats": parameters.repeats}
         call = calls.get(operation, lambda: target.copy_(source, non_blocking=True))
-        times_s, readings = time_untainted(call, device, **times, cold_cache=device.type != "cpu")
+        read = partial(time_steps, call, device, **counts, cold_cache=device.type != "cpu")
+        times_s, readings = time_untainted(read, device)
         # A sum of many ones in fp32 is rounded.
         is_sum = operation == "read" and abs(float(target) / source.numel() - 1) < 1e-3
         if not is_sum and not torch.equal(target.to(device), source.to(device)):

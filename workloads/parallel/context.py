@@ -102,12 +102,12 @@ class ContextAttention:
     """Causal attention over a group of ranks. q, k, v: of this rank's tokens, [batch, heads, length, head_size]."""
 
     def __init__(self, kernel: Kernel, group: dist.ProcessGroup, method: ContextMethod = "allgather") -> None:
-        self.kernel, self.method = kernel, method
+        self.name, self.method = kernel.name, method
         self._group_name = group.group_name
         _GROUPS[group.group_name] = group
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        out: Tensor = attend_over_ranks(q, k, v, self.kernel.name, self._group_name, self.method)[0]
+        out: Tensor = attend_over_ranks(q, k, v, self.name, self._group_name, self.method)[0]
         return out
 
 

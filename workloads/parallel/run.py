@@ -2,9 +2,10 @@
 
 import gc
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
+from typing import Self
 
 import torch
 import torch.distributed as dist
@@ -33,15 +34,27 @@ from workloads.precision.layers import read_recipe
 
 
 class GarbageCollector:
-    """Collects Python's garbage every `freq` steps; 0 leaves it to Python.
+    """Collects Python's garbage every `freq` steps within its context, where Python's own collections are off.
 
     A collection at a random time on one rank makes all the others wait. As in torchtitan's `GarbageCollection`
     (tools/utils.py), the collections are of the second generation. Beyond it, what exists before the first step is
-    frozen: no collection traverses the model and the imported modules.
+    frozen: no collection traverses the model and the imported modules. With 0 it does nothing.
     """
 
     def __init__(self, freq: int) -> None:
         self._freq = freq
+
+    def __enter__(self) -> Self:
+        if self._freq:
+            gc.collect()
+            gc.freeze()
+            gc.disable()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._freq:
+            gc.enable()
+            gc.unfreeze()
 
     def start_step(self, step: int) -> None:  # steps count from 0
         if self._freq and step and step % self._freq == 0:
@@ -51,22 +64,6 @@ class GarbageCollector:
     def executed_freq(self) -> int:
         """The steps between collections as Python's collector is set now; 0 if it runs by itself."""
         return 0 if gc.isenabled() else self._freq
-
-
-@contextmanager
-def schedule_garbage_collection(freq: int) -> Iterator[GarbageCollector]:
-    """Turn off Python's own collections within the context and yield what collects instead; 0 changes nothing."""
-    if not freq:
-        yield GarbageCollector(0)
-        return
-    gc.collect()
-    gc.freeze()
-    gc.disable()
-    try:
-        yield GarbageCollector(freq)
-    finally:
-        gc.enable()
-        gc.unfreeze()
 
 
 GIB = 2**30
@@ -136,7 +133,7 @@ def _train(
     )
     source = _open_source(parameters)
     sequences = local_sequences(layout, groups)
-    with monitor_gpu(device) as watch, schedule_garbage_collection(parameters.gc_freq) as collector:
+    with monitor_gpu(device) as watch, GarbageCollector(parameters.gc_freq) as collector:
         times_s, losses, communication, executed = _run_steps(
             parameters, trainer, partial(source.draw, sequences=sequences), collector, watch, device, rank
         )
@@ -319,8 +316,6 @@ def _attention_kernel(stage: Stage, sdpa_kernel: str) -> str:
     block = stage.first_block
     if isinstance(block, ManualBackwardBlock):
         return block.block_math.kernel.name
-    if isinstance(block.attention, DocumentAttention):
+    if isinstance(block.attention, DocumentAttention | ContextAttention):
         return block.attention.name
-    if isinstance(block.attention, ContextAttention):
-        return block.attention.kernel.name
     return f"scaled_dot_product_attention ({sdpa_kernel})" if sdpa_kernel else "scaled_dot_product_attention"

@@ -5,7 +5,7 @@ import weakref
 
 import pytest
 
-from workloads.parallel.run import schedule_garbage_collection
+from workloads.parallel.run import GarbageCollector
 
 
 class Cycle:
@@ -17,7 +17,7 @@ class Cycle:
 
 def test_garbage_is_collected_at_the_set_steps_alone() -> None:
     before = Cycle()
-    with schedule_garbage_collection(2) as collector:
+    with GarbageCollector(2) as collector:
         assert collector.executed_freq == 2 and gc.get_freeze_count() > 0
         cycle, frozen = weakref.ref(Cycle()), weakref.ref(before)
         del before
@@ -34,11 +34,11 @@ def test_garbage_is_collected_at_the_set_steps_alone() -> None:
 
 
 def test_zero_leaves_it_to_python() -> None:
-    with schedule_garbage_collection(0) as collector:
+    with GarbageCollector(0) as collector:
         assert gc.isenabled() and collector.executed_freq == 0
 
 
 def test_pythons_collection_is_on_again_after_an_error() -> None:
-    with pytest.raises(ValueError), schedule_garbage_collection(2):
+    with pytest.raises(ValueError), GarbageCollector(2):
         raise ValueError
     assert gc.isenabled()
