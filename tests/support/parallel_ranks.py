@@ -54,10 +54,10 @@ class Trained:
     calls: dict[str, float] = field(default_factory=dict)
 
 
-def draw_batch(document_tokens: int = 0) -> Batch:
-    """Return a batch of uniform tokens, whose sequences are packed with documents."""
-    lengths = TokenSource(SHAPE.vocabulary, LENGTH, 0, document_tokens).draw(0, range(BATCH)).document_lengths
-    return Batch(tokens(), lengths)
+def draw_batch(sequences: range = range(BATCH), document_tokens: int = 0) -> Batch:
+    """Return sequences of a batch of uniform tokens, packed with documents."""
+    drawn = TokenSource(SHAPE.vocabulary, LENGTH, 0, document_tokens).draw(0, sequences)
+    return Batch(tokens()[sequences.start : sequences.stop], drawn.document_lengths)
 
 
 def tokens() -> Tensor:
@@ -117,7 +117,7 @@ def train(call: Call, rank: Rank) -> Trained:
         groups = build_groups(layout, device.type)
         stages = build_stages(call.spec, layout, groups, device, initialize)
         trainer = Trainer(stages, layout, groups, device, learning_rate=1e-3, keeps_weights=call.keeps_weights)
-        local = draw_batch(call.spec.document_tokens).select(local_sequences(layout, groups))
+        local = draw_batch(local_sequences(layout, groups), call.spec.document_tokens)
         losses = [float(trainer.compute_gradients(local))]
         gradients = gather_gradients(stages, call.spec.shape, layout.tp)
         gradients = {name: gradient.to(CPU, copy=True) for name, gradient in gradients.items()}

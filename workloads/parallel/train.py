@@ -31,9 +31,6 @@ class Batch:
     # Of each sequence's documents in their order, [sequences, documents] int64; None where a sequence is one document.
     document_lengths: Tensor | None = None
 
-    def select(self, sequences: range) -> Batch:
-        return self._map(lambda tensor: tensor[sequences.start : sequences.stop])
-
     def pin_memory(self) -> Batch:
         return self._map(Tensor.pin_memory)
 
