@@ -119,6 +119,9 @@ class Known:
         lacks += [] if trainers else [f"of trainer={job.trainer}"]
         if not lacks and not self.pairs & {f"{trainer}@{device}" for trainer in trainers}:
             lacks.append(f"of trainer={job.trainer} on {device}")
+        # GLM-5.2 on 192 GB200, with the loss of its indexer and natural routing (benchmarks/planner_rows_2026.csv)
+        selects = "with attention to selected tokens (the one published run took 8 times its estimate)"
+        lacks += [selects] * bool(job.model.index_heads)
         lacks += [f"on more than {self.gpus:,} GPUs"] * (cluster.gpus > self.gpus)
         lacks += [f"of more than {self.tokens:,} tokens a sequence"] * (job.sequence_length > self.tokens)
         return [f"no measured run {lacking} is among those that the band rests on" for lacking in lacks]

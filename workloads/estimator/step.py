@@ -232,6 +232,8 @@ def _not_modelled(placed: PlacedJob) -> Iterator[str]:
         yield f"attention's own rate on {device.name}: no source has it, shares of an H200's stand in"
     if (trainer, device.name) not in efficiencies():
         yield f"the efficiency of {trainer} on {device.name}: that of the nearest pair is taken"
+    if placed.model.index_heads:
+        yield "the kernels of attention to selected tokens and of its indexer: no source has their rates"
     if placed.model.experts:
         yield "the imbalance of natural routing between ranks"
     if placed.model.experts and not is_own(placed.job):

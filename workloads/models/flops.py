@@ -37,7 +37,8 @@ def model_flops_per_token(model: Model, sequence_length: float) -> float:
     For a dense model L(6D(2D + 2K + 3F) + 6SD) + 6DV with L the layers, D the hidden size, K kv heads x head size, F
     the intermediate size, S the sequence length and V the vocabulary. A linear layer costs six FLOPs per weight (Kaplan
     et al. 2020, table 1). Attention costs twelve per pair of token and earlier token and unit of the hidden size; it is
-    causal, so half of the pairs are never computed and do not count. Routers count; multi-token prediction does not.
+    causal, so half of the pairs are never computed and do not count. Routers count, and so do indexers, which have a
+    loss of their own; multi-token prediction does not.
     Sequences that are packed with documents have their `attended_length`.
     """
     total = 6.0 * model.active_parameters
@@ -46,9 +47,15 @@ def model_flops_per_token(model: Model, sequence_length: float) -> float:
             case "attention":
                 attended = model.attended_tokens(layer, sequence_length)
                 total += 6 * attended * model.heads * (model.head_size + model.value_features)
+                total += 3 * sequence_length * index_features(model, layer)
             case "linear":  # an element of the state is updated and read, two FLOPs each
                 total += 12 * model.linear_state
     return total
+
+
+def index_features(model: Model, layer: int) -> int:
+    """Return the products of an indexer for a pair of tokens: the scores of its heads, and their weighted sum."""
+    return model.index_heads * (model.index_size + 1) if model.has_index(layer) else 0
 
 
 def hardware_flops_per_token(model: Model, sequence_length: float, recompute: Mapping[RecomputedLayer, float]) -> float:

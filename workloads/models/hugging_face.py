@@ -23,18 +23,28 @@ MAX_LAYERS, MAX_SIZE = 10_000, 2**31 - 1
 # Whole numbers and lists in files from which follows what a layer has.
 NUMBERS = {
     **dict.fromkeys(("sliding_window_pattern", "no_rope_layer_interval", "decoder_sparse_step"), 1),  # the least
-    **dict.fromkeys(("interleave_moe_layer_step", "moe_layer_freq"), 1),
+    **dict.fromkeys(("interleave_moe_layer_step", "moe_layer_freq", "index_topk_freq"), 1),
     **dict.fromkeys(("max_window_layers", "first_k_dense_replace", "num_ln_in_parallel_attn"), 0),
+    "index_skip_topk_offset": 0,
 }
 # Whole numbers from which others follow: 1 at least, and never null.
 FACTORS = (
     *("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim", "full_attention_interval"),
     *("linear_num_key_heads", "linear_num_value_heads", "linear_key_head_dim", "linear_value_head_dim"),
+    *("index_topk", "index_head_dim", "index_n_heads"),
     *("linear_conv_kernel_dim", "mamba_num_heads", "mamba_head_dim", "n_groups", "ssm_state_size", "conv_kernel"),
 )
 EPSILONS = (*("rms_norm_eps", "layer_norm_epsilon", "layer_norm_eps", "norm_epsilon", "norm_eps", "layernorm_epsilon"),)
 LISTS = ("no_rope_layers", "mlp_only_layers", "moe_layers")
-KINDS = {"attn_config": Mapping, "rope_scaling": Mapping, "rope_parameters": Mapping, "hybrid_override_pattern": str}
+KINDS = {
+    **{"attn_config": Mapping, "rope_scaling": Mapping, "rope_parameters": Mapping},
+    **{"hybrid_override_pattern": str, "index_topk_pattern": str},
+}
+LISTED = {
+    "layers_block_type": tuple(BLOCK_LETTERS.values()),
+    "mlp_layer_types": ("dense", "sparse"),
+    "indexer_types": ("full", "shared"),
+}
 WORDS = {Mapping: "a mapping", str: "text"}
 
 
@@ -102,6 +112,7 @@ def read_hugging_face(config: Config) -> Model:
         other_vectors=_other_vectors(family, config, sizes, output_bias),
         shared_expert_gate=family.shared_expert_gate,
         attention_gate=family.attention_gate,
+        unindexed_layers=_unindexed_layers(family, config, sizes),
         **_rotary_and_epsilon(family, given, remark),
         **(sizes | _windows(name, config, sizes) | _linear_layers(family, config, sizes["layers"])),
     )
@@ -176,7 +187,7 @@ def _check_values(family: Family, config: Config) -> None:
     for key, kind in KINDS.items():
         if not isinstance(config.get(key), kind | None):
             raise UnsupportedModel(f"{key} is {config[key]!r}: must be {WORDS[kind]}")
-    for key, known in {"layers_block_type": BLOCK_LETTERS.values(), "mlp_layer_types": ("dense", "sparse")}.items():
+    for key, known in LISTED.items():
         value = [] if config.get(key) is None else config[key]
         if not isinstance(value, list) or any(item not in known for item in value):
             raise UnsupportedModel(f"{key} is {value!r:.60}: must be a list of {', '.join(known)}")
@@ -257,6 +268,7 @@ def _windows(name: str, config: Config, sizes: Mapping[str, Any]) -> dict[str, A
     if not isinstance(kinds, list) or len(kinds) not in (0, layers):
         raise UnsupportedModel(f"layer_types is {kinds!r:.60}: must be a list with the kind of each of {layers} layers")
     windowed = "chunked_attention" if family.chunked else "sliding_attention"
+    windowed = "indexed_attention" if "index_heads" in family.names else windowed
     known = {"full_attention"} | ({windowed} if family.window else set())
     known |= ({"linear_attention"} if family.linear else set()) | ({"moe", "mlp"} if family.split_blocks else set())
     if other := {str(kind) for kind in kinds} - known:
@@ -272,6 +284,20 @@ def _windows(name: str, config: Config, sizes: Mapping[str, Any]) -> dict[str, A
         return {"window": 0}
     full_layers = tuple(layer for layer in range(layers) if is_full[layer])
     return {"full_layers": full_layers, "chunked_window": family.chunked}
+
+
+def _unindexed_layers(family: Family, config: Config, sizes: Mapping[str, Any]) -> tuple[int, ...]:
+    """Return the layers that attend to the tokens which the indexer of an earlier layer has selected."""
+    if "index_heads" not in family.names:
+        return ()
+    _require(family, sizes, ("query_rank",))
+    kinds, layers = config["indexer_types"] or config["index_topk_pattern"], sizes["layers"]
+    if kinds and len(kinds) != layers:
+        raise UnsupportedModel(f"the kinds of indexers are {kinds!r:.60}: must be of {layers} layers")
+    period, before = max(1, _whole(config, "index_topk_freq")), _whole(config, "index_skip_topk_offset") - 1
+    is_shared = [kind in ("S", "shared") for kind in kinds or ()]
+    is_shared = is_shared or [max(0, layer - before) % period > 0 for layer in range(layers)]
+    return tuple(layer for layer in range(layers) if is_shared[layer])
 
 
 def _linear_layers(family: Family, config: Config, layers: int) -> dict[str, Any]:

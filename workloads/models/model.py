@@ -20,7 +20,7 @@ RouterScores = Literal["softmax", "sigmoid"]
 LayerName = Literal["qkv", "output", "gate_up", "down", "lm_head"]
 PassName = Literal["forward", "input_gradient", "weight_gradient"]
 Mixer = Literal["attention", "linear", "none"]
-LayerKind = tuple[bool, bool, Mixer, bool]  # has experts, attends to the whole sequence, mixer, has an MLP
+LayerKind = tuple[bool, bool, Mixer, bool, bool]  # has experts, attends to all tokens, mixer, has an MLP, an indexer
 
 
 class Matrix(NamedTuple):
@@ -65,6 +65,12 @@ class Model:
     query_rank: int = 0
     rope_size: int = 0
     value_size: int = 0
+    # Sparse attention (DeepSeek-V3.2): as many tokens as a window has are those with the highest scores of an indexer,
+    # whose queries have index_heads heads of index_size features; 0 without. unindexed_layers take the tokens of the
+    # layer before.
+    index_heads: int = 0
+    index_size: int = 0
+    unindexed_layers: tuple[int, ...] = ()
     attention_gate: bool = False  # a projection as wide as the queries' weighs the output of attention
     # linear_layers: blocks whose mixer has a state in place of scores: Mamba-2, or a gated delta rule. linear_in,
     # linear_out: features that its two projections give and take. linear_state: elements of the state of all heads
@@ -153,7 +159,11 @@ class Model:
         return window - window * window / (2 * sequence_length)
 
     def layer_kind(self, layer: int) -> LayerKind:
-        return self.has_experts(layer), self.attends_to_all(layer), self.mixer(layer), self.has_mlp(layer)
+        kind = self.has_experts(layer), self.attends_to_all(layer), self.mixer(layer), self.has_mlp(layer)
+        return *kind, self.has_index(layer)
+
+    def has_index(self, layer: int) -> bool:
+        return self.index_heads > 0 and layer not in self.unindexed_layers
 
     @cached_property
     def layer_kinds(self) -> dict[LayerKind, int]:
@@ -202,6 +212,15 @@ class Model:
             Matrix("kv_down", hidden, self.kv_rank + self.rope_size, "tokens"),
             Matrix("kv", self.kv_rank, self.kv_features - self.kv_heads * self.rope_size, "outputs"),
             output,
+            *(self._index_matrices if self.has_index(layer) else ()),
+        )
+
+    @property
+    def _index_matrices(self) -> tuple[Matrix, ...]:
+        """Return the linear layers of an indexer: its queries, its one key, and the weight of each of its heads."""
+        return (
+            Matrix("index_query", self.query_rank, self.index_heads * self.index_size, "tokens"),
+            Matrix("index_key", self.hidden_size, self.index_size + self.index_heads, "tokens"),
         )
 
     def mixer_weights(self, layer: int) -> int:
@@ -266,7 +285,7 @@ class Model:
         qkv = self.linear("qkv")[1] if self.qkv_bias else 0
         has_bias = self.mlp_bias and not self.has_experts(layer) and self.has_mlp(layer)
         mlp = self.linear("gate_up")[1] + self.hidden_size if has_bias else 0
-        attention = qkv + sum(self.qk_norm_sizes) + self.other_vectors
+        attention = qkv + sum(self.qk_norm_sizes) + self.other_vectors + 2 * self.index_size * self.has_index(layer)
         mixer = {"attention": attention, "linear": self.linear_vectors, "none": 0}[self.mixer(layer)]
         return self.shared_weights(layer) + self.expert_weights(layer) + mlp + mixer
 

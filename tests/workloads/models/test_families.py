@@ -44,6 +44,7 @@ LATENT = ROUTED_EXPERTS | {
     },
     **{"v_head_dim": 28},
 }
+INDEX = {"index_n_heads": 6, "index_head_dim": 36, "index_topk": 40}
 LINEAR = {
     **{"head_dim": 16, "linear_key_head_dim": 12, "linear_value_head_dim": 20, "linear_num_key_heads": 2},
     **{"linear_num_value_heads": 4, "linear_conv_kernel_dim": 3},
@@ -83,6 +84,14 @@ FILES: dict[str, list[dict[str, Any]]] = {
     "deepseek_v3": [
         LATENT | {"n_group": 4, "topk_group": 3},
         LATENT | {"first_k_dense_replace": 1, "n_group": 2, "topk_group": 1},
+    ],
+    "deepseek_v32": [LATENT | INDEX | {"n_group": 4, "topk_group": 3}],
+    "glm_moe_dsa": [
+        LATENT | INDEX | {"first_k_dense_replace": 2},
+        LATENT
+        | INDEX
+        | {"index_topk_freq": 3, "index_skip_topk_offset": 1, "mlp_layer_types": ["dense", "sparse"] * 3},
+        LATENT | INDEX | {"indexer_types": ["full", "full", "shared"] * 2},
     ],
     "glm4_moe_lite": [LATENT, LATENT | {"mlp_layer_types": ["dense", "sparse"] * 3}],
     "qwen3_next": [
@@ -163,9 +172,10 @@ class AttentionCounter:
         self.flops = 0
 
     def __call__(
-        self, module: Any, query: Any, key: Any, value: Any, attention_mask: Any, **_: Any
+        self, module: Any, query: Any, key: Any, value: Any, attention_mask: Any, indices: Any = None, **_: Any
     ) -> tuple[torch.Tensor, None]:
         mask = attention_mask if attention_mask.dtype == torch.bool else attention_mask == 0
+        mask = mask if indices is None else mask.gather(-1, indices.long()[:, None])  # those that an indexer selects
         self.flops += 2 * int(mask.sum()) * query.shape[1] * (query.shape[3] + value.shape[3])
         return query.new_zeros(*query.shape[:3], value.shape[3]).transpose(1, 2), None
 
@@ -182,7 +192,7 @@ def count_flops(config: dict[str, Any]) -> float:
     ops = counted.get_flop_counts()["Global"]
     products = ops[torch.ops.aten.mm] + ops.get(torch.ops.aten.addmm, 0)
     batched = sum(flops for op, flops in ops.items() if "bmm" in str(op))
-    if has_own:
+    if has_own or "index_topk" in config:
         products += batched / 2  # of the whole square of pairs
     if config["model_type"] == "llama4_text":  # all experts take all tokens, of which those not routed to them are 0
         products += batched * config["num_experts_per_tok"] / config["num_local_experts"]

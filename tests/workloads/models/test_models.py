@@ -143,7 +143,7 @@ def test_windows_of_hugging_face_files() -> None:
     [
         ({"model_type": "kimi_linear"}, "linear attention"),
         ({"model_type": "bamba"}, "Mamba-2"),
-        ({"model_type": "glm_moe_dsa"}, "selects tokens by an index"),
+        ({"model_type": "deepseek_v4"}, "is to compressed tokens"),
         ({"model_type": "other"}, "Available: llama"),
         ({"model_type": "lama"}, "model_type 'lama' is not modelled. .* Did you mean llama?"),
         ({"model_type": None}, "no model_type. Available: llama"),

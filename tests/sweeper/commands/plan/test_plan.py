@@ -65,7 +65,7 @@ SMALL = ["model=llama3_8b", "hardware=h100", "gpus=8", "micro_batch=1", "cp=1"]
         (["layers_per_stage=8,x"], "layers_per_stage=8,x: must be the layers of each stage, such as 9,7,8,8"),
         (["pp=2", "layers_per_stage=8,8,16"], "layers_per_stage has 3 numbers, but pp 2 x stages_per_rank 1 = 2"),
         (["pp=2", "layers_per_stage=15,15"], "layers_per_stage adds up to 30; it needs 32 layers, 1 or more"),
-        (["model=glm5_2"], "model=glm5_2: glm5_2 is not modelled: attention selects tokens by an index"),
+        (["model=deepseek_v4_flash"], "deepseek_v4_flash is not modelled: attention is to compressed tokens"),
         (["model=no/config.json"], "model=no/config.json: .*cannot be read|No such file"),
     ],
 )
