@@ -1,6 +1,6 @@
 """The rates of a healthy part, by the catalogue, the tables of measured rates and the planner."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from operator import itemgetter
 
@@ -16,7 +16,6 @@ from workloads.hardware.cluster import Cluster, Group
 from workloads.hardware.precisions import sustained_flops
 
 LEAST_KIB = 4096  # of a message; the time of smaller ones is launches, of which the planner has none
-Expected = Callable[[Target, Experiment, int], float | None]
 
 
 def expected_rates(target: Target, experiment: Experiment, ranks: int) -> Mapping[str, float]:
@@ -87,9 +86,4 @@ def choose_parameters(target: Target, experiment: Experiment, ranks: int) -> dic
     return layout if rate else {}
 
 
-RATES: Mapping[str, Expected] = {
-    "matmul": _products,
-    "memory": _copies,
-    "collectives": _collectives,
-    "parallel": _training,
-}
+RATES = {"matmul": _products, "memory": _copies, "collectives": _collectives, "parallel": _training}

@@ -9,7 +9,7 @@ from statistics import median
 
 from sweeper.commands.accept.experiments import EQUAL_CLOCK, Reading, spread_of
 from sweeper.commands.doctor.checks import Finding
-from sweeper.common.format import count, decimals_apart
+from sweeper.common.format import count, decimals_apart, format_number
 from sweeper.metrics.outliers import Limit, limits_among, set_limit
 
 SHOWN_PARTS = 5
@@ -157,6 +157,19 @@ def describe(verdict: Verdict, judgements: Sequence[Judgement], findings: Iterab
     ]
     measured = f"{count(tests, 'test')} of {count(parts, 'part')}"
     return f"{verdict.value.upper()}: {'; '.join(reasons) or 'nothing is too slow'}, in {measured}"
+
+
+def list_problems(judgements: Sequence[Judgement], findings: Sequence[Finding]) -> Iterator[str]:
+    """Yield the findings, then what failed, then what is open, each with its reason and likely cause."""
+    for finding in findings:
+        yield f"{'!' if finding.affects_results else '-'} {finding.location}: {finding.problem}\n  {finding.remedy}"
+    for sign, verdict in (("!", Verdict.FAIL), ("-", Verdict.INCONCLUSIVE)):
+        for judgement in judgements:
+            if judgement.verdict is verdict:
+                reading = judgement.reading
+                value = "" if reading.problem else f" {format_number(reading.value)} {reading.unit},"
+                cause = f"\n  {judgement.cause}" if judgement.cause else ""
+                yield f"{sign} {reading.part}: {reading.test}:{value} {judgement.reason}{cause}"
 
 
 def list_parts(judgements: Iterable[Judgement], verdict: Verdict) -> list[str]:

@@ -22,7 +22,7 @@ import re
 import signal
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -35,22 +35,13 @@ from rich.console import Console
 
 from sweeper.cli.command import Cluster, StoreRequest, Subcommand, word
 from sweeper.cli.exits import COMPLETE, INTERRUPTED, NO_VERDICT, SOME_FAILED
+from sweeper.commands.accept import record as records
 from sweeper.commands.accept.expected import expected_rates
 from sweeper.commands.accept.experiments import Profile, read_experiments
-from sweeper.commands.accept.judge import Judgement, Verdict, describe, judge, name_some, overall_verdict
+from sweeper.commands.accept.judge import Verdict, describe, judge, list_problems, name_some, overall_verdict
 from sweeper.commands.accept.page import build_html, build_junit, build_markdown
-from sweeper.commands.accept.record import (
-    HASH,
-    Journal,
-    build_record,
-    compare_records,
-    is_unchanged,
-    read_baseline,
-    read_record,
-    write_record,
-)
 from sweeper.commands.doctor.checks import Finding, check_gpu_setup, check_nodes
-from sweeper.common.format import count, format_number
+from sweeper.common.format import count
 from sweeper.config.hardware import Node, Target
 from sweeper.execution import ray_environment
 from sweeper.preflight.devices import describe_inventory
@@ -113,11 +104,11 @@ def accept(request: AcceptRequest) -> int:
     phases = measure.plan_phases(target, names, read_experiments(target.hardware.kind, request.profile))
     planned = [(job, experiment) for job in chain(*phases) for experiment in job.experiments]
     parts = {part for job, e in planned for part in measure.parts_of(job, e, ())}
-    baseline = read_baseline(Path(request.baseline), target, request.profile, parts) if request.baseline else {}
+    baseline = records.read_baseline(Path(request.baseline), target, request.profile, parts) if request.baseline else {}
     rates = {(job.place, t): rate for job, e in planned for t, rate in expected_rates(job.target, e, job.ranks).items()}
     folder = Path(request.dir).expanduser() / FOLDER
     folder.mkdir(parents=True, exist_ok=True)
-    journal = Journal(folder / f"{target.hardware.name}-{request.profile}.unfinished", target.model, names)
+    journal = records.Journal(folder / f"{target.hardware.name}-{request.profile}.unfinished", target.model, names)
     readings, interrupted = journal.read(), False
     if readings:
         console.print(f"resumed    {count(len(readings), 'result')} of {journal.path}")
@@ -145,10 +136,10 @@ def accept(request: AcceptRequest) -> int:
     judgements = add_causes(judge(readings, target.hardware.kind, expected, baseline), states)
     verdict = overall_verdict(judgements, findings)
     sentence = describe(verdict, judgements, findings)
-    record = build_record(target, request.profile, sentence, judgements, findings, states)
+    record = records.build_record(target, request.profile, sentence, judgements, findings, states)
     folder /= f"{target.hardware.name}-{datetime.now(UTC):%Y%m%d-%H%M%S}"
     folder.mkdir()
-    write_record(folder / "accept.json", record)
+    records.write_record(folder / "accept.json", record)
     for name, build in PAGES.items():
         (folder / name).write_text(build(record))
     written = f"written    {folder}: accept.json, {', '.join(PAGES)}"
@@ -170,9 +161,8 @@ def find_problems(target: Target, nodes: Sequence[Node], states: Sequence[Mappin
 
 def record_run(uri: str, folder: Path, record: Mapping[str, Any]) -> str:
     """Write the acceptance as a run to the MLflow store, beside its files. Returns a line on what was done."""
-    tags = {
-        name: str(record[name]) for name in ("verdict", "sentence", "hardware", "model", "profile", "sweeper", HASH)
-    }
+    shown = ("verdict", "sentence", "hardware", "model", "profile", "sweeper", records.HASH)
+    tags = {name: str(record[name]) for name in shown}
     values = defaultdict[str, list[float]](list)
     for row in (row for row in record["results"] if row["value"]):
         values[re.sub(r"[^\w\-. :/]", "", f"{row['test']} {row['unit']}").strip()].append(row["value"])
@@ -187,31 +177,18 @@ def record_run(uri: str, folder: Path, record: Mapping[str, Any]) -> str:
     return f"recorded   experiment {FOLDER} of {mask(uri)}"
 
 
-def list_problems(judgements: Sequence[Judgement], findings: Sequence[Finding]) -> Iterator[str]:
-    """Yield the findings, then what failed, then what is open, each with its reason and likely cause."""
-    for finding in findings:
-        yield f"{'!' if finding.affects_results else '-'} {finding.location}: {finding.problem}\n  {finding.remedy}"
-    for sign, verdict in (("!", Verdict.FAIL), ("-", Verdict.INCONCLUSIVE)):
-        for judgement in judgements:
-            if judgement.verdict is verdict:
-                reading = judgement.reading
-                value = "" if reading.problem else f" {format_number(reading.value)} {reading.unit},"
-                cause = f"\n  {judgement.cause}" if judgement.cause else ""
-                yield f"{sign} {reading.part}: {reading.test}:{value} {judgement.reason}{cause}"
-
-
 def verify(request: VerifyRequest) -> int:
     """Print whether an accept.json is as it was written. Returns the exit code."""
-    record = read_record(Path(request.file), may_be_changed=True)
-    unchanged = is_unchanged(record)
+    record = records.read_record(Path(request.file), may_be_changed=True)
+    unchanged = records.is_unchanged(record)
     print(f"{'unchanged' if unchanged else 'CHANGED'}: {request.file}, {record['date']}: {record['sentence']}")
     return COMPLETE if unchanged else SOME_FAILED
 
 
 def compare(request: CompareRequest) -> int:
     """Print what has become slower or is missing in the later run. Returns 1 if anything is slower, else 3 if it is."""
-    before, after = (read_record(Path(file)) for file in (request.first, request.second))
-    changes = compare_records(before, after)
+    before, after = (records.read_record(Path(file)) for file in (request.first, request.second))
+    changes = records.compare_records(before, after)
     slower = [change for change in changes if change.is_slower]
     for change in slower:
         print(f"! {change}")

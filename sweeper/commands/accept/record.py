@@ -77,15 +77,10 @@ def fingerprint(state: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _result(judgement: Judgement) -> dict[str, Any]:
-    values = asdict(judgement.reading) | {
-        "verdict": judgement.verdict.value,
-        "reason": judgement.reason,
-        "cause": judgement.cause,
-        "limit": judgement.limit and judgement.limit.lowest,
-        "basis": judgement.limit and judgement.limit.basis,
-        "expected": judgement.limit and judgement.limit.expected,
-        "found_loss": judgement.limit and judgement.limit.found_loss,
-    }
+    limit = judgement.limit
+    values = asdict(judgement.reading) | {name: getattr(judgement, name) for name in ("verdict", "reason", "cause")}
+    values["limit"] = limit and limit.lowest
+    values |= {name: limit and getattr(limit, name) for name in ("basis", "expected", "found_loss")}
     return {name: None if isinstance(v, float) and math.isnan(v) else v for name, v in values.items()}
 
 

@@ -20,7 +20,9 @@ from pathlib import Path
 from rich.console import Console
 
 from sweeper.cli.command import Cluster, Subcommand, Tracking, switch, word
+from sweeper.commands.accept.judge import list_problems
 from sweeper.commands.doctor.checks import check_gpu_setup, check_nodes, check_store
+from sweeper.common.format import count
 from sweeper.config.catalogue import list_figures
 from sweeper.config.hardware import Node, hardware_of
 from sweeper.config.schema import Hardware
@@ -77,7 +79,7 @@ def examine(request: DoctorRequest) -> int:
 
     console = Console(highlight=False, soft_wrap=True, markup=False)
     nodes = cluster.discover_nodes(request.cluster.address, request.cluster.insecure)
-    console.print(f"cluster    {len(nodes)} node{'s' if len(nodes) > 1 else ''}: {describe_inventory(nodes)}")
+    console.print(f"cluster    {count(len(nodes), 'node')}: {describe_inventory(nodes)}")
     kinds = {hardware_of(node).name: hardware_of(node) for node in nodes if node.gpus}
     for name, hardware in kinds.items():
         for kind, figures, source in list_figures(hardware):
@@ -90,10 +92,8 @@ def examine(request: DoctorRequest) -> int:
             own = [item for item, node in zip(states.items(), nodes, strict=True) if node in target.nodes]
             findings += exercise(target, dict(own), console)
     cluster.stop()
-    for finding in findings:
-        sign = "!" if finding.affects_results else "-"
-        console.print(f"{sign} {finding.location}: {finding.problem}\n  {finding.remedy}")
-    console.print(f"{len(findings)} problem{'' if len(findings) == 1 else 's'} found")
+    for line in (*list_problems([], findings), f"{count(len(findings), 'problem')} found"):
+        console.print(line)
     return int(any(finding.affects_results for finding in findings))
 
 
