@@ -106,13 +106,10 @@ class Cluster:
         yield
         os.kill(info.process.pid, signal.SIGCONT)
 
-    def raylet_pid(self, node: Any) -> int:
-        return int(node.all_processes["raylet"][0].process.pid)
-
     def worker_pids(self, node: Any = None) -> list[int]:
         """Return the processes that run trials, of one node or of all, by their logs: Ray changes their environment."""
         session = self._ray.head_node.get_session_dir_path()
-        parent = f"PPid:\t{self.raylet_pid(node)}\n" if node else ""
+        parent = f"PPid:\t{node.all_processes['raylet'][0].process.pid}\n" if node else ""
         pids = []
         for entry in Path("/proc").iterdir():
             with suppress(OSError):

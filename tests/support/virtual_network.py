@@ -205,10 +205,9 @@ class Network:
     def unblock(self, source: str, target: str) -> None:
         self.nodes[source].ip("route", "delete", "blackhole", self.addresses[target])
 
-    def limit_rate(self, name: str, kbit_s: int) -> None:
-        """Let a node receive no more than this, and wait for the rest in a queue of half a second."""
-        limit = ["rate", f"{kbit_s}kbit", "burst", "32kb", "latency", "500ms"]
-        self._on_switch("tc", "qdisc", "replace", "dev", name, "root", "tbf", *limit)
+    def limit_rate(self, name: str, kbit_s: int, queue: str = "burst 32kb latency 500ms") -> None:
+        """Let a node receive no more than this, and wait for the rest in a queue of half a second, or lose it."""
+        self._on_switch("tc", "qdisc", "replace", "dev", name, "root", "tbf", "rate", f"{kbit_s}kbit", *queue.split())
 
     def lift_rate(self, name: str) -> None:
         self._on_switch("tc", "qdisc", "delete", "dev", name, "root")

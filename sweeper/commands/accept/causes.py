@@ -29,7 +29,7 @@ class Evidence:
     states: Mapping[str, Mapping[str, Any]]  # of the part's nodes
     gpus: Sequence[Mapping[str, Any]]  # of the part
     others: Sequence[Mapping[str, Any]]  # with the other parts' results
-    slow_links: Mapping[str, float]  # the share of each node's partners with which a test of the link failed
+    slow_links: Mapping[str, float]  # the share of each node's partners with which a link's test failed or is open
 
 
 def add_causes(judgements: Sequence[Judgement], states: Mapping[str, Mapping[str, Any]]) -> list[Judgement]:
@@ -44,7 +44,7 @@ def add_causes(judgements: Sequence[Judgement], states: Mapping[str, Mapping[str
         for node in judgement.reading.nodes if judgement.reading.scope == "link" else ():
             others = {*judgement.reading.nodes} - {node}
             partners[node] |= others
-            slow_partners[node] |= others if judgement.verdict is Verdict.FAIL else set()
+            slow_partners[node] |= others if is_explained(judgement) else set()
     slow_links = {node: len(slow_partners[node]) / len(met) for node, met in partners.items()}
     read = {judgement.reading.part: judgement.reading.beside for judgement in judgements}
     uuids = {part: f"GPU-{values['gpu_uuid']}" for part, values in read.items() if "gpu_uuid" in values}
@@ -62,11 +62,13 @@ def add_causes(judgements: Sequence[Judgement], states: Mapping[str, Mapping[str
         unknown = UNKNOWN if judgement.verdict is Verdict.FAIL else ""
         return "; ".join(dict.fromkeys(cause for rule in RULES for cause in rule(evidence))) or unknown
 
-    def was_run(judgement: Judgement) -> bool:
-        is_open = judgement.verdict is Verdict.INCONCLUSIVE
-        return is_open and not judgement.reading.problem.startswith(TrialStatus.CANCELLED)
+    return [replace(j, cause=explain(j)) if is_explained(j) else j for j in judgements]
 
-    return [replace(j, cause=explain(j)) if j.verdict is Verdict.FAIL or was_run(j) else j for j in judgements]
+
+def is_explained(judgement: Judgement) -> bool:
+    """Return whether a test failed, or was run and is open."""
+    was_run = not judgement.reading.problem.startswith(TrialStatus.CANCELLED)
+    return judgement.verdict is Verdict.FAIL or (judgement.verdict is Verdict.INCONCLUSIVE and was_run)
 
 
 def _settings(evidence: Evidence) -> Iterator[str]:
@@ -144,4 +146,4 @@ def _links(evidence: Evidence) -> Iterator[str]:
             yield f"{name} differs: {' and '.join(values)}"
 
 
-RULES = (_settings, _slowdowns, _clock, _drift, _host, _links)
+RULES = (_links, _settings, _slowdowns, _clock, _drift, _host)  # what is about the failed part alone comes first
