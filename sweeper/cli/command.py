@@ -217,7 +217,11 @@ class _Reader:
         if plain:
             verbs = [verb for verb in self.command.verbs if verb]
             reason = "unknown word" if verbs else "not of the form key=value"
-            raise UserInputError(f"{plain[0]}: {reason}. {suggest(plain[0], verbs or self.settings)}")
+            from sweeper.config.resolution import CONF  # and Hydra with it: not for a valid command
+
+            chosen = [key for key in self.settings if (CONF / key / f"{plain[0]}.yaml").is_file()]
+            meant = f"Did you mean {chosen[0]}={plain[0]}?" if chosen else suggest(plain[0], verbs or self.settings)
+            raise UserInputError(f"{plain[0]}: {reason}. {meant}")
         return build(self.cls, values)
 
     def _explain_flag(self, flag: str, following: Sequence[str]) -> str:

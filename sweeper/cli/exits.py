@@ -15,7 +15,7 @@ from workloads.api.errors import UserInputError
 # docs/reference/exit-codes.md has these meanings.
 COMPLETE = 0  # complete; of a command that judges: it passes
 SOME_FAILED = 1  # trials failed, or the sweep could not end as it should; of a command that judges: it fails
-INVALID_INPUT = 2  # the input is invalid, or there is nothing to compare
+INVALID_INPUT = 2  # the input is invalid, a file cannot be read or written, or there is nothing to compare
 NO_VERDICT = 3  # a command that judges finds the evidence inconclusive
 INTERRUPTED = 130  # Ctrl-C or SIGTERM ended the command; the same command resumes a sweep
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # the last one when a terminal is closed
@@ -49,6 +49,10 @@ def exit_with(command: Callable[[], int], program: str = "sweeper") -> NoReturn:
     except BrokenPipeError:  # `| head` has closed the pipe
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = COMPLETE
+    except OSError as error:
+        if error.filename is None:
+            raise
+        code = fail(f"{error.filename}: {error.strerror}", INVALID_INPUT, program)
     except KeyboardInterrupt:
         before = " before anything was started" if program == "sweeper" else ""
         code = fail(f"interrupted{before}", INTERRUPTED, program)

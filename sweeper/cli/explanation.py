@@ -124,6 +124,8 @@ def _explain_syntax(override: str, arguments: Arguments) -> str:
     key, _, value = override.partition("=")
     if groups := [group for group in sources.GROUPS if override in sources.list_choices(arguments, group)]:
         return f"{override}: must be group=choice. Did you mean {groups[0]}={override}?"
+    if re.fullmatch(r"[a-z]+", override):
+        return f"{override}: neither key=value, such as workload=matmul, nor a subcommand. `sweeper` alone runs a sweep"
     if not value or not re.fullmatch(r"[+~]{0,2}[\w.@/:-]+", key):
         return f"{override}: cannot be parsed; must be key=value or group=choice"
     for quote in ("'", '"'):

@@ -23,7 +23,7 @@ from statistics import median
 from sweeper.cli.command import Subcommand, words
 from sweeper.cli.exits import COMPLETE, NO_VERDICT, SOME_FAILED
 from sweeper.commands.ingest.imported import drop_warmup
-from sweeper.commands.ingest.logs import is_log
+from sweeper.commands.ingest.readers import LOG_FORMAT, detect_format
 from sweeper.commands.plan.answer import search
 from sweeper.commands.plan.request import PlanRequest, build_problem
 from sweeper.common.format import count, format_number, one_line
@@ -124,8 +124,7 @@ def read_sources(paths: Sequence[Path]) -> list[Source]:
     sources: dict[str, Source] = {}
     for path in paths:
         try:
-            if not is_log(path):
-                raise UserInputError(f"{path}: no step of a supported trainer; see `sweeper ingest --help`")
+            detect_format(path, [LOG_FORMAT])
             recent = deque[tuple[int, str]](maxlen=KEPT_LINES)
             with path.open(errors="replace") as lines:
                 for number, line in enumerate(iter(lambda: lines.readline(LONGEST_LINE), ""), start=1):

@@ -5,7 +5,7 @@ import json
 import math
 import sys
 import tomllib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -42,8 +42,8 @@ class Format(NamedTuple):
     read: Callable[[Path], Iterator[ImportedResult]]  # yields the results of a file
 
 
-def detect_format(path: Path) -> Format:
-    """Return the format of a file.
+def detect_format(path: Path, formats: Sequence[Format] | None = None) -> Format:
+    """Return the format of a file, by default one of all.
 
     Raises UserInputError if the file cannot be opened, is empty, is not text or has no supported format.
     """
@@ -60,10 +60,11 @@ def detect_format(path: Path) -> Format:
         raise UserInputError(f"{path}: is not text (byte {error.start})") from error
     if "\0" in text:
         raise UserInputError(f"{path}: is not text (a zero byte)")
-    for file_format in FORMATS:
+    formats = formats or FORMATS
+    for file_format in formats:
         if file_format.recognizes(path, text):
             return file_format
-    supported = "; ".join(file_format.name for file_format in FORMATS)
+    supported = "; ".join(file_format.name for file_format in formats)
     raise UserInputError(f"{path}: unknown format. Supported: {supported}")
 
 
@@ -198,8 +199,9 @@ def _parse_number(text: str) -> float | None:
 
 
 LOGS = f"log of {', '.join(dict.fromkeys(row.program for row in LOG_FORMATS))}"
+LOG_FORMAT = Format(LOGS, lambda path, _: is_log(path), read_log)
 FORMATS = (
     Format("tprimat benchmark (JSON)", is_tprimat, read_tprimat),
     Format("ml_dataflow results (CSV of 19 or 21 numbers a line)", is_ml_dataflow, read_ml_dataflow),
-    Format(LOGS, lambda path, _: is_log(path), read_log),
+    LOG_FORMAT,
 )

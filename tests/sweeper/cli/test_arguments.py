@@ -84,7 +84,7 @@ def test_deletions_and_additions_are_sent_as_hydra_takes_them(override: str, sen
 @pytest.mark.parametrize(
     ("override", "reason"),
     [
-        ("budget", "must be key=value"),
+        ("budget", "neither key=value"),
         ("=5", "must be group=choice"),
         ("budget.trials: 5", "must be key=value"),
         ("budget .trials=5", "must be key=value"),

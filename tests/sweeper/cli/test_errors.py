@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from sweeper.cli.exits import StopRequests
+from sweeper.cli.exits import StopRequests, exit_with
 from sweeper.execution import cluster
 from tests.conftest import CommandResult, environment
 from workloads.api import host
@@ -80,7 +80,7 @@ WRONG = {
     "tracking.uri=http://user:secret@127.0.0.1:9": ["http://user:***@127.0.0.1:9", "nothing responds"],
     "cluster.address=127.0.0.1:9": ["cluster.address=127.0.0.1:9", "no Ray cluster responds"],
     "dir=/proc/nowhere": ["dir=/proc/nowhere", "cannot be written"],
-    "budget": ["budget", "key=value"],
+    "budget": ["budget: neither key=value", "nor a subcommand"],
     "search=[tpe,gp]": ["search=[tpe,gp]", "one name"],
     "workload=offload": ["workload=offload", "these presets run: llama1b, llama70b"],
     "workload=null": ["workload=null", "group=choice"],
@@ -171,6 +171,15 @@ def test_a_file_that_hides_a_module_is_named(tmp_path: Path) -> None:
     result = subprocess.run(command, cwd=tmp_path, env=environment(), capture_output=True, text=True)
     message = "sweeper: yaml.py hides the module yaml that sweeper needs. Rename it\n"
     assert (result.returncode, result.stderr) == (2, message)
+
+
+def test_a_file_that_cannot_be_written_is_named_with_the_code_of_invalid_input(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        exit_with(lambda: Path("/proc/nothing/here").mkdir(), "sweeper accept")  # type: ignore[arg-type, return-value]
+    assert ended.value.code == 2
+    assert capsys.readouterr().err == "sweeper accept: /proc/nothing/here: No such file or directory\n"
 
 
 def test_closed_streams_change_nothing_and_narrow_ones_get_every_character(tmp_path: Path) -> None:

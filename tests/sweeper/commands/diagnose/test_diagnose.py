@@ -71,9 +71,13 @@ def test_a_log_is_compared_with_the_plan_of_its_layout(
     assert text in capsys.readouterr().out
 
 
-def test_a_file_that_is_no_log_is_refused_in_one_line(tmp_path: Path) -> None:
-    (tmp_path / "x").write_text("hello\n")
-    with pytest.raises(UserInputError, match="x: no step of a supported trainer"):
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [(b"hello\n", "unknown format. Supported: log of .*torchtitan"), (b"", "is empty"), (b"\x89PNG", "is not text")],
+)
+def test_a_file_that_is_no_log_is_refused_in_one_line(tmp_path: Path, content: bytes, reason: str) -> None:
+    (tmp_path / "x").write_bytes(content)
+    with pytest.raises(UserInputError, match=f"x: {reason}"):
         diagnose(DiagnoseRequest(logs=[str(tmp_path / "x")]))
     with pytest.raises(UserInputError, match="none: No such file"):
         diagnose(DiagnoseRequest(logs=[str(tmp_path / "none")]))

@@ -45,6 +45,7 @@ SMALL = ["model=llama3_8b", "hardware=h100", "gpus=8", "micro_batch=1", "cp=1"]
         (["checkpointing=ful"], "checkpointing=ful: .* Did you mean full?"),
         (["gpus=0"], "gpus=0: must be at least 1"),
         (["tp8"], "tp8: not of the form key=value"),
+        (["llama3_8b"], "llama3_8b: not of the form key=value. Did you mean model=llama3_8b?"),
         (["tpp=8"], "tpp: unknown key. .* Did you mean tp?"),
         (["gpus=1e9"], "gpus=1000000000: must be at most 1048576"),
         (["gpus=8", "tp=2", "tp=4"], "tp: given twice, as tp=2 and tp=4"),
