@@ -1,6 +1,5 @@
 """Factories of trial records and stored trials, and a helper that runs the report."""
 
-import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -8,9 +7,10 @@ from typing import Any
 
 import pandas as pd
 
+from sweeper.commands.report.main import main
 from sweeper.common.trials import Remeasurement, TrialRecord, TrialStatus
 from sweeper.results.description import SweepDescription
-from tests.conftest import environment
+from tests.conftest import CommandResult, run_in_process
 
 
 def trial_record(number: int = 0, params: Mapping[str, Any] | None = None, **changes: Any) -> TrialRecord:
@@ -54,10 +54,9 @@ def complete_trials(
     return pd.DataFrame(rows)
 
 
-def run_report(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+def run_report(folder: Path, *arguments: str) -> CommandResult:
     """`python -m sweeper report` in `folder`."""
-    command = [sys.executable, "-m", "sweeper", "report", *arguments]
-    return subprocess.run(command, cwd=folder, env=environment(), capture_output=True, text=True, timeout=60)
+    return run_in_process(main, folder, *arguments)
 
 
 def sweep_description(arguments: Sequence[str], workload: str = "probe", **changes: Any) -> SweepDescription:

@@ -52,7 +52,7 @@ def test_a_matmul_sweep_records_its_rate_for_the_leaderboard(finished_sweep: Fin
     end = json.loads(finished_sweep.result.err.strip().splitlines()[-1])
     assert kept.tflops == pytest.approx(end["finals"][0]["value"]["value"])
     table = report(finished_sweep.workspace.path, "leaderboard", "type=fp32")
-    assert kept.device in table.stdout and "mean of 5 rounds" in table.stdout
+    assert kept.device in table.out and "mean of 5 rounds" in table.out
 
 
 @pytest.mark.long(30)

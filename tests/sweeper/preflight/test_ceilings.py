@@ -2,6 +2,7 @@
 
 import http.server
 import threading
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,7 +15,7 @@ from sweeper.pages import per_gpu
 from sweeper.pages.sweep_results import Results
 from sweeper.preflight import ceilings
 from sweeper.preflight.ceilings import MatmulCeiling
-from tests.conftest import Workspace
+from tests.conftest import CommandResult, Workspace
 from tests.support.factories import finals_record as record
 from tests.support.factories import run_report as report
 from workloads.api.contract import Measurement
@@ -52,15 +53,17 @@ def test_a_new_single_trial_does_not_replace_the_winner_of_the_finals(tmp_path: 
     assert [rate.tflops for rate in ceilings.read(tmp_path)] == [780.0]
 
 
-def test_a_broken_file_is_reported_before_anything_starts(workspace: Workspace) -> None:
-    workspace.path.joinpath("matmul_ceilings.json").write_text("")
-    result = workspace.run("workload=probe", "budget.trials=1")
+def test_a_broken_file_is_reported_before_anything_starts(
+    tmp_path: Path, run_cli: Callable[..., CommandResult]
+) -> None:
+    tmp_path.joinpath("matmul_ceilings.json").write_text("")
+    result = run_cli("workload=probe", "budget.trials=1")
     assert (
         result.code == 2
         and "matmul_ceilings.json: cannot be read" in result.err
         and len(result.err.strip().splitlines()) == 1
     )
-    assert report(workspace.path, "leaderboard").returncode == 2
+    assert report(tmp_path, "leaderboard").code == 2
 
 
 def test_training_is_compared_with_the_best_median_of_its_type_on_its_gpu() -> None:
@@ -84,8 +87,8 @@ def test_training_reports_two_utilizations_and_a_product_one() -> None:
 
 def test_published_rates_name_their_statistic_and_are_marked_as_published(tmp_path: Path) -> None:
     table = report(tmp_path, "leaderboard")
-    assert table.returncode == 0 and "fastest of 100 warm-cache" in table.stdout and "mean of 100" in table.stdout
-    assert "there is no measured rate" in table.stdout
+    assert table.code == 0 and "fastest of 100 warm-cache" in table.out and "mean of 100" in table.out
+    assert "there is no measured rate" in table.out
 
 
 def test_a_rates_share_is_of_its_own_devices_peak() -> None:
@@ -100,7 +103,7 @@ def test_a_rates_share_is_of_its_own_devices_peak() -> None:
 @pytest.mark.parametrize("arguments", [["leader"], ["leaderboard", "type=fp9"], ["leaderboard", "--json"]])
 def test_a_wrong_argument_or_nothing_to_send_gives_a_message(tmp_path: Path, arguments: list[str]) -> None:
     result = report(tmp_path, *arguments)
-    assert result.returncode == 2 and len(result.stderr.strip().splitlines()) == 1
+    assert result.code == 2 and len(result.err.strip().splitlines()) == 1
 
 
 def test_a_contribution_is_sent_as_shown_and_only_on_demand(tmp_path: Path) -> None:
@@ -123,9 +126,9 @@ def test_a_contribution_is_sent_as_shown_and_only_on_demand(tmp_path: Path) -> N
     assert got == []
     sent = report(tmp_path, "leaderboard", f"send=http://127.0.0.1:{server.server_port}/rates")
     server.shutdown()
-    assert sent.returncode == 0 and "thanks" in sent.stderr
-    assert got[0].decode() == shown.stdout.strip() == sent.stdout.strip()
-    assert str(tmp_path) not in shown.stdout
+    assert sent.code == 0 and "thanks" in sent.err
+    assert got[0].decode() == shown.out.strip() == sent.out.strip()
+    assert str(tmp_path) not in shown.out
 
 
 @pytest.mark.soak

@@ -14,7 +14,6 @@ from mlflow import MlflowClient
 
 from sweeper.commands.ingest.main import import_file
 from sweeper.commands.report import charts, compare, report_tables
-from sweeper.commands.report.main import main
 from sweeper.common.trials import TrialStatus
 from sweeper.metrics.derivation import Prices
 from sweeper.metrics.intervals import Interval
@@ -25,8 +24,7 @@ from sweeper.results.ranking import find_best_results
 from sweeper.results.runs import Gate, Verdict
 from sweeper.tracking.mlflow_view import RankedTrial, SweepView
 from sweeper.tracking.process import Store
-from tests.conftest import CommandResult, run_in_process
-from tests.support.factories import trial_record
+from tests.support.factories import run_report, trial_record
 
 PARENT = {"workload": "offload", "hardware": "h200", "device": "NVIDIA H200", "version.torch": "2.11"}
 
@@ -80,10 +78,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_sweep(path, "small", {"24": 56000.0}, model="llama3_1b")
     write_sweep(path, "<script>alert(1)</script>", {"24": 5000.0}, device="A & B")
     return path
-
-
-def run_report(folder: Path, *arguments: str) -> CommandResult:
-    return run_in_process(main, folder, *arguments)
 
 
 def best_of(folder: Path, *arguments: str) -> dict[str, str]:
