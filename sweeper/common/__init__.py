@@ -1,1 +1,1 @@
-"""Errors, trial records and metrics, which every other package uses."""
+"""Files, formats, clocks and trial records, which every other package uses."""

@@ -8,7 +8,7 @@ SECONDS_PER_HOUR, SECONDS_PER_DAY = 3600, 86400
 
 
 def process_age_s() -> float:
-    """Return the seconds since this process was started, which include the imports; 0 where /proc does not say."""
+    """Return the seconds since this process was started, including imports; 0 without /proc."""
     try:
         # After the name, which may have spaces: the 20th field is the start in ticks since boot (proc(5)).
         ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
@@ -30,7 +30,7 @@ class PhaseClock:
         return time.monotonic() - self._started_s
 
     def enter(self, phase: str) -> None:
-        """Begin a phase, unless it is the present one."""
+        """Begin a phase, unless it is the current one."""
         if phase != self._phase:
             self._seconds = self.seconds()
             self._phase, self._entered_s = phase, time.monotonic()

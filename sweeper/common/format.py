@@ -11,7 +11,7 @@ TIE = "a tie"  # how the verdict begins if the first two finalists do not differ
 
 
 def format_number(value: float) -> str:
-    """Return a number with thousands separators from 1000 on, else with four digits; NaN, not known, is empty."""
+    """Return a number with thousands separators from 1000 on, else with four digits; NaN (unknown) is empty."""
     if math.isnan(value):
         return ""
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
@@ -29,9 +29,9 @@ def round_to_interval(value: float, half_width: float) -> float:
 def round_to_band(value: float, error_share: float, factor: float = 1.0, apart_from: float = math.nan) -> str:
     """Return the value rounded to the first digit of its error: 1,152 within 8% is 1,150, and 57.5 is 58.
 
-    At least two digits are kept, so that values which belong together still multiply: days and GPU-hours.
-    `factor` multiplies the rounded value, so that a price times the hours that are shown is the cost that is shown.
-    The value gets more digits until it differs from `apart_from`.
+    At least two digits are kept, so that related values, such as days and GPU-hours, still multiply. `factor`
+    multiplies the rounded value, so that a price times the hours that are shown is the cost that is shown. The value
+    gets more digits until it differs from `apart_from`.
     """
     if not value or not math.isfinite(value):
         return format_number(value)
@@ -42,7 +42,7 @@ def round_to_band(value: float, error_share: float, factor: float = 1.0, apart_f
 
 
 def decimals_apart(first: float, second: float, least: int) -> int:
-    """Return the decimals, `least` or more, with which two numbers that differ also differ as rounded numbers."""
+    """Return how many decimals, `least` or more, keep two different numbers different after rounding."""
     return next((n for n in range(least, MAX_DECIMALS) if round(first, n) != round(second, n)), least)
 
 
@@ -87,7 +87,8 @@ def format_duration(seconds: float) -> str:
 
 
 def format_phases(seconds: Mapping[str, float]) -> str:
-    """Return what a command took and where: `12.3 s: start 4.1, trials 0.3, recording 2.0`. Moments are left out."""
+    """Return the duration of a command by phase: `12.3 s: start 4.1, trials 0.3, recording 2.0`. Moments are left
+    out."""
     parts = [f"{name} {value:.1f}" for name, value in seconds.items() if value >= 0.05]
     total = sum(seconds.values())
     shown = f"{total:.1f} s" if total < 600 else f"{format_duration(total)} ({total:.0f} s)"
@@ -107,7 +108,7 @@ _NUMBER = re.compile(r"[-+]?(\d[\d,]*\.?\d*|\.\d+)(e[-+]?\d+)?%?|[-+]?(nan|inf(i
 
 
 def printable(text: str) -> str:
-    """Return the text with characters that a terminal would obey as escapes: `\\x1b`. Newlines and tabs stay."""
+    """Return the text with terminal control characters as escapes: `\\x1b`. Newlines and tabs stay."""
     return _UNPRINTABLE.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
 
 

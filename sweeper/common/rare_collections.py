@@ -1,4 +1,4 @@
-"""Programs import this first: Python then collects garbage rarely.
+"""Make Python collect garbage rarely. Programs import this first.
 
 Libraries make a million objects while they are imported, in which collections find nothing: a sixth of a start's time.
 """

@@ -39,7 +39,7 @@ RETRIED = {
 
 
 def narrowest_retry(statuses: Collection[TrialStatus]) -> str:
-    """Return the value of the key `retry` that runs trials with all of these statuses again, and few others."""
+    """Return the value of `retry` that reruns trials with all of these statuses and as few others as possible."""
     return next(name for name, retried in RETRIED.items() if set(statuses) <= set(retried))
 
 
@@ -63,7 +63,7 @@ class TrialResult:
 
 @dataclass(frozen=True)
 class Remeasurement:
-    """Marks a trial that measures the parameters of `trial` again, in a round."""
+    """Marks a trial that remeasures the parameters of `trial` in a round."""
 
     trial: int
     round: int
@@ -124,13 +124,13 @@ class TrialRecord:
 
     @property
     def superseded(self) -> int | None:
-        """The attempt at this point that counts no more: the earlier one, or else this one; None without a retry."""
+        """The attempt that no longer counts: the earlier one, or else this one; None without a retry."""
         if self.retry is None or self.status is TrialStatus.CANCELLED:
             return None
         return self.retry.trial if self.retry.replaces else self.number
 
     def weighed_against(self, earlier: TrialRecord | None) -> TrialRecord:
-        """Return the record of a retry, which does not replace a complete attempt by no measurement at all."""
+        """Return the record of a retry, which never replaces a complete attempt if it has no measurement itself."""
         has_result = self.status in (TrialStatus.COMPLETE, TrialStatus.INCONCLUSIVE)
         if self.retry is None or earlier is None or earlier.status is not TrialStatus.COMPLETE or has_result:
             return self
@@ -142,7 +142,7 @@ class TrialRecord:
         return re.sub(r"[\d.,]+", "#", self.reason)
 
     def to_fields(self) -> dict[str, Any]:
-        """Return plain values, except that a workload may leave a NumPy number in its metrics."""
+        """Return plain values, except for NumPy numbers that a workload may leave in its metrics."""
         return asdict(self)
 
     def to_json(self) -> str:

@@ -1,4 +1,4 @@
-"""The progress of a sweep that another process runs, from its events: lines, or a block in a notebook's cell."""
+"""Show the progress of a sweep in another process from its events: as lines, or as a block in a notebook cell."""
 
 import html
 import sys

@@ -1,4 +1,4 @@
-"""Your own function, packed into a file that the sweep's processes read, and its space as overrides."""
+"""Pack your own function into a file that the sweep's processes read, and its space into overrides."""
 
 import base64
 import functools
@@ -79,7 +79,7 @@ def _digest(function: Callable[..., Any]) -> str:
 
 
 def _pack(function: Callable[..., Any], name: str) -> str:
-    """Pack a function, by value what its module defines unless it is installed: workers may not find that module."""
+    """Pack a function, by value unless its module is installed: workers may not find the module."""
     import cloudpickle
 
     module = inspect.getmodule(function)

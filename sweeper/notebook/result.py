@@ -91,7 +91,7 @@ class SweepResult:
 
     @cached_property
     def best(self) -> BestTrial | None:
-        """The winner of the finals, without finals the best trial; None if no trial is complete."""
+        """The winner of the finals, or the best trial without finals; None if no trial is complete."""
         winner = self._stored.winner
         if winner is None:
             return None

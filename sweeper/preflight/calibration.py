@@ -87,7 +87,7 @@ def calibrate_device(device: Device, calibration: Calibration) -> Device:
 
 
 def device_key(hardware: Hardware) -> str:
-    """Return under which name the rates of a device are kept: a part of a GPU has others than the whole."""
+    """Return the name under which a device's rates are kept: a partition of a GPU has other rates than the whole."""
     part = re.sub(r"\W+", "_", hardware.partition or "").lower()
     return f"{hardware.name}_{part}" if part else hardware.name
 
@@ -135,5 +135,5 @@ def write_calibration(path: Path, calibration: Calibration) -> None:
 
 
 def write_yaml(path: Path, values: Mapping[str, Any], comment: str) -> None:
-    """Write values to a YAML file under a comment, whole or not at all."""
+    """Write values to a YAML file under a comment, atomically."""
     write_whole(path, f"# {comment}\n{yaml.safe_dump(dict(values), sort_keys=False)}")

@@ -91,7 +91,7 @@ def read(folder: Path) -> list[MatmulCeiling]:
 def keep(folder: Path, ceilings: Iterable[MatmulCeiling]) -> None:
     """Store the ceilings that are the highest of their key.
 
-    A result of finals takes precedence over any single trial, which may be high by chance.
+    A result of finals takes precedence over single trials, which may be high by chance.
     """
 
     def merge() -> list[MatmulCeiling]:

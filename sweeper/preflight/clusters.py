@@ -44,7 +44,7 @@ def build_cluster(
 ) -> Cluster:
     """Return this number of GPUs of a kind on a topology: a name of `conf/topology`, or the path of a YAML file.
 
-    Without a topology it is the one that was measured with the calibration, else `default_topology`.
+    Without one, the topology measured with the calibration is used, else `default_topology`.
 
     Raises UserInputError if the catalogue has no such GPU, or the topology is not known or not valid.
     """
@@ -117,7 +117,8 @@ def _assumed_topology(hardware: Hardware, calibration: CalibrationFile | None) -
 
 
 def default_topology(hardware: Hardware) -> Topology:
-    """Return the GPU's rack where it is of one, else nodes of eight with its own links and a NIC of 400 Gb/s each."""
+    """Return the GPU's rack if it belongs to one, else nodes of eight GPUs with its links and a 400 Gb/s NIC per
+    GPU."""
     racks = (topology for topology in known_topologies().values() if topology.gpus_per_domain > NODE_GPUS)
     if rack := next((rack for rack in racks if rack.name.startswith(f"{hardware.name}_")), None):
         return rack
@@ -205,7 +206,8 @@ def on_nodes(machine: Machine, devices: int, gpus_per_node: int) -> Machine:
 def _among_ranks(topology: Topology, target: Target, world_size: int) -> Topology:
     """Return the topology among the ranks of a trial, whose domains have its ranks of a node, or of several nodes.
 
-    Links in pairs count among the ranks alone: of an MI300X's seven, a group of two has one, a group of eight all.
+    Pairwise links count only between these ranks: a group of two MI300X has one of its seven links, a group of eight
+    all.
     """
     spans_nodes = topology.gpus_per_domain > max(node.gpus for node in target.nodes)
     ranks = min(topology.gpus_per_domain, world_size) if spans_nodes else target.ranks_per_node(world_size)

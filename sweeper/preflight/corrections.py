@@ -1,7 +1,7 @@
 """How much longer steps take than planned, measured on a cluster: one factor for each device, trainer and routing.
 
-A sweep's trials correct the estimates of those that follow, and of the next sweep on the cluster. A factor changes no
-order of layouts.
+A sweep's trials correct the estimates of those that follow, and of the next sweep on the cluster. A factor never
+changes the order of layouts.
 """
 
 import statistics
@@ -80,7 +80,7 @@ def corrected(metrics: Mapping[str, float], factor: float) -> dict[str, float]:
 
 
 class MeasuredFactors:
-    """Measured seconds of a step over estimated ones, of a sweep's trials as they end."""
+    """Ratios of measured to estimated step times of a sweep's trials as they end."""
 
     def __init__(self, estimated_metrics: Callable[[Mapping[str, Scalar]], Mapping[str, float]]) -> None:
         self.by_routing = defaultdict[Scalar, list[float]](list)  # of each trial, ascending
@@ -122,5 +122,5 @@ def find(corrections: Iterable[Correction], place: Place) -> Correction | None:
 
 
 def keep(folder: Path, kept: Correction) -> None:
-    """Store a correction in place of the one that its place had."""
+    """Store a correction in place of the earlier one for the same place."""
     replace_rows(folder, FILE, lambda: [*(row for row in read(folder) if row.place != kept.place), kept])

@@ -80,7 +80,7 @@ def estimate_space(
 
 
 def exceeds_memory(candidate: Candidate, machine: Machine) -> bool:
-    """Return whether a point fits only if the estimate of its memory is too high: it is tried after all others."""
+    """Return whether a point fits only if its memory estimate is too high: such a point is tried last."""
     return candidate.estimate.metrics.get("memory_gib", 0.0) > (machine.memory_gib or math.inf)
 
 
@@ -105,8 +105,8 @@ def _list_candidates(workload: Workload, space: Space, machine: Machine) -> Iter
 def _explain_none_valid(excluded: Sequence[Candidate]) -> str:
     """Return why no point is valid: what the closest one lacks, else the rules that exclude points.
 
-    The example is of the rule that excludes the fewest points: most points break the first rules, such as that the
-    degrees multiply to the number of ranks, and do not explain the others.
+    The example is of the rule that excludes the fewest points, since most points break the first rules, such as that
+    the degrees multiply to the number of ranks.
     """
     estimates = [candidate.estimate for candidate in excluded]
     points = sum(candidate.count for candidate in excluded)

@@ -1,4 +1,4 @@
-"""The devices of a sweep among the cluster's nodes. If GPUs cannot be used, no sweep uses a CPU instead."""
+"""The devices of a sweep among the cluster's nodes. If GPUs cannot be used, a sweep never uses a CPU instead."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -46,7 +46,7 @@ def planned_target(hardware: Hardware, gpus: int) -> Target:
 def select_usable_target(resolved: ResolvedConfig, nodes: Sequence[Node], ranks: int) -> Target:
     """Return the target of a sweep whose trials have this number of ranks, of nodes that can use their GPUs.
 
-    A plan for a named GPU needs none that can, and a command may have its own torch.
+    A plan for a named GPU needs no usable GPU, and a command may have its own torch.
 
     Raises UserInputError as `select_target`, or if no node can use its GPUs.
     """

@@ -27,7 +27,8 @@ def read_rows(directory: Path, file: str, build: Callable[[Mapping[str, Any]], R
 
 
 def replace_rows(directory: Path, file: str, change: Callable[[], Iterable[Any]]) -> None:
-    """Store the rows that `change` returns, which reads those that are stored now. No other sweep writes meanwhile."""
+    """Store the rows that `change` returns, which reads those that are stored now. No other sweep writes at the same
+    time."""
     folder = directory / FOLDER
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / f".{file}.lock").open("w") as lock:

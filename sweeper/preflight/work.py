@@ -33,7 +33,7 @@ class WorkIdentifier:
     def identify(self, point: Parameters, measurements: Iterable[Measurement] = ()) -> dict[str, str]:
         """Return the identity of a trial's work, value by name, as `Workload.work` and `Workload.ways` declare.
 
-        Environment variables change how the work is done, never which work.
+        Environment variables change how the work is done, not the work itself.
         """
         identity = {"workload": self.workload.name, "benchmark_version": self.workload.benchmark_version}
         for name, value in self._recorded(point).items():

@@ -1,8 +1,8 @@
 """A comparison of results as text, and the points that two sweeps share.
 
 The steps of a trial and the rounds of the finals show the spread within one run. Another run of the same configuration
-(another process, another day) differs by more, which no single run shows. Verdicts and the intervals of changes allow
-for both (`sweeper/results/runs.py`).
+(another process, another day) differs by more, which a single run cannot show. Verdicts and the intervals of changes
+allow for both (`sweeper/results/runs.py`).
 """
 
 import math

@@ -1,4 +1,4 @@
-"""`sweep.json` in a sweep's folder: what the sweep measures and on what, and how its last run ended."""
+"""`sweep.json` in a sweep's folder: what the sweep measures, on which devices, and how its last run ended."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ class SweepDescription:
         )
 
     def write(self, folder: Path) -> None:
-        """Write the file whole or not at all: others read it at any time."""
+        """Write the file atomically: other processes read it at any time."""
         write_whole(folder / FILE, json.dumps(asdict(self), indent=1, default=str))
 
 

@@ -76,7 +76,7 @@ def list_results(runs: pd.DataFrame) -> list[Imported]:
 def select_fastest(results: list[Imported]) -> list[Imported]:
     """Return the fastest result of each kind of work of a file, and every one without tokens/s.
 
-    One that contradicts itself is returned where no other of its kind is there.
+    A result that contradicts itself is returned only if there is no other of its kind.
     """
     fastest: dict[tuple[str, ...], tuple[tuple[bool, float], Imported]] = {}
     for result in results:

@@ -69,7 +69,7 @@ class ClientReader:
 class SqliteReader:
     """Reads the same from the tables of a SQLite file. A run has the attributes of MLflow's that are used.
 
-    Every method raises `sqlite3.Error` if the file is none of MLflow's, or of a version whose tables differ.
+    Every method raises `sqlite3.Error` if the file is not MLflow's, or is of a version with other tables.
     """
 
     path: Path

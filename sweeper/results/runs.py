@@ -6,9 +6,9 @@ error that the run's own interval shows. The deviations of both groups have one 
 runs. While the groups have fewer than MEASURED_FROM degrees of freedom (runs, less one a group) it is assumed,
 unless the runs contradict that. From then on it is measured, and the limits are Student's.
 
-A verdict may be computed after every run. One look at equal runs calls them slower in FALSE_ALARM of cases. Successive
-looks share their runs, so all of them together stay at 1% or less. `benchmarks/track.py` measures this, and how often a
-loss is found with as many runs as are requested.
+A verdict may be computed after every run. A single comparison of equal runs calls them slower in FALSE_ALARM of cases.
+Successive looks share their runs, so all of them together stay at 1% or less. `benchmarks/track.py` measures this, and
+how often a loss is found with as many runs as are requested.
 """
 
 import math
@@ -112,7 +112,7 @@ class Comparison:
 
 
 def _chi_squared_limit(degrees_of_freedom: int) -> float:
-    """Return the sum of squares, in variances, that runs of the assumed spread hardly exceed."""
+    """Return the sum of squares, in variances, that runs of the assumed spread rarely exceed."""
     from scipy.special import chdtri  # takes 0.2 s to import
 
     return float(chdtri(degrees_of_freedom, CONTRADICTED_AT))
@@ -178,7 +178,7 @@ def _count_more_runs(counts: tuple[int, int], spread: Spread, gate: Gate) -> tup
     """Return how many more earlier and new runs to make before the next look.
 
     They are as many as a verdict needs by the present spread. While that is assumed they are at most as many as it
-    takes to measure it. New ones alone are preferred, since what the earlier runs measured is seldom at hand.
+    takes to measure it. New runs alone are preferred, since the earlier versions are seldom still installed.
     """
     earlier, new = counts
     alone = ((0, more) for more in range(1, MOST_NEW_RUNS + 1))

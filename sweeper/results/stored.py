@@ -112,7 +112,7 @@ class StoredSweep:
 
     @property
     def current_records(self) -> list[TrialRecord]:
-        """The records that count: of a trial and its retry one."""
+        """The records that count: one of a trial and its retry."""
         superseded = {record.superseded for record in self.records.values()}
         return [record for record in self.records.values() if record.number not in superseded]
 
@@ -123,7 +123,7 @@ class StoredSweep:
 
     @property
     def changed_at_s(self) -> float:
-        """When the sweep last recorded something, in seconds since 1970."""
+        """The time at which the sweep last recorded something, in seconds since 1970."""
         changes_s = [0.0]
         for name in (JOURNAL, "sweep.json", "lock"):
             with suppress(OSError):

@@ -1,4 +1,4 @@
-"""Seconds of collectives on a topology, by ring or tree, and what of them a block and a step leave exposed."""
+"""Seconds of collectives on a topology, by ring or tree, and how much of them a block and a step leave exposed."""
 
 import math
 
