@@ -1,6 +1,7 @@
 """MLflow going away, refusing, or being half written: no result is lost, and nothing is written twice."""
 
 import json
+import math
 import os
 import shutil
 import socket
@@ -19,10 +20,12 @@ from mlflow.exceptions import MlflowException
 
 from sweeper.common.trials import Retry, TrialRecord, TrialStatus
 from sweeper.results.mlflow_results import SqliteReader
+from sweeper.tracking import provenance
 from sweeper.tracking.client import TrackingClient
 from sweeper.tracking.mlflow_store import REFUSED, RETRIED_AS, TRIAL_NUMBER, WRITTEN, default_uri
 from sweeper.tracking.mlflow_view import TAG_PREFIX, RankedTrial, SweepView
 from sweeper.tracking.process import describe_error
+from sweeper.tracking.provenance import compute_digest
 from sweeper.tracking.store import Store
 from tests.conftest import PROBE, Server, Workspace, environment, wait_for
 from tests.support.factories import trial_record
@@ -490,3 +493,13 @@ def test_the_command_that_met_a_full_disk_completes_when_there_is_space(tmp_path
         assert Counter(run.info.status for run in Workspace(small).runs("trial")) == {"FINISHED": 3}
     finally:
         subprocess.run(["umount", "-l", str(small)], check=True)
+
+
+def test_the_digest_follows_the_results_and_the_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "tables.py").write_text("WIDTH = 80")
+    monkeypatch.setattr(provenance, "PACKAGE", tmp_path)
+    first = compute_digest({"metrics": {"best": 1.5, "gap": math.nan}, "written": 3})
+    assert compute_digest({"written": 3, "metrics": {"gap": math.nan, "best": 1.5}}) == first
+    assert compute_digest({"metrics": {"best": 1.5, "gap": math.nan}, "written": 4}) != first
+    (tmp_path / "tables.py").write_text("WIDTH = 90")
+    assert compute_digest({"metrics": {"best": 1.5, "gap": math.nan}, "written": 3}) != first

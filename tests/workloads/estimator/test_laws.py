@@ -2,9 +2,11 @@
 
 from dataclasses import replace
 
+import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
+from benchmarks.planner_memory import compare_all
 from sweeper.preflight.clusters import known_topologies
 from tests.conftest import examples
 from tests.support.planner_estimates import H100
@@ -136,3 +138,10 @@ def test_a_device_with_more_bandwidth_and_faster_products_is_never_slower(
         replace(device, peak_tflops=peaks, sustained_tflops=rates),
     ):
         assert estimate_job(job, replace(cluster, device=faster)).step.total_s <= step_s * (1 + 1e-9)
+
+
+@pytest.mark.soak
+def test_no_layout_exceeds_the_bound() -> None:
+    found = list(compare_all())
+    assert len(found) >= 100
+    assert not [each for each in found if each.slack_percent < 0]
