@@ -63,7 +63,7 @@ class ExpertBlockMath(BlockMath):
         """Return the output of every row's expert [rows, hidden_size]. Adds `gate` and `up`, [rows, features] each."""
         order = routed.order
         rows = sum_rows(routed.normed, order.tokens, order.rows)
-        activations |= self._multiply_gate_up(weights, rows, order.ends)
+        activations |= halve_product(multiply_groups(rows, weights[GATE_UP].mT, order.ends))
         with annotate("experts"):
             hidden = self._weigh(activations["gate"], activations["up"], routed.weights)
         return multiply_groups(hidden, weights[DOWN].mT, order.ends)
@@ -95,10 +95,6 @@ class ExpertBlockMath(BlockMath):
         busiest, passes = self._busiest.tolist()
         return float(busiest / passes)
 
-    def _multiply_gate_up(self, weights: NamedTensors, rows: Tensor, ends: Tensor) -> Activations:
-        product = multiply_groups(rows, weights[GATE_UP].mT, ends)
-        return dict(zip(("gate", "up"), product.chunk(2, dim=-1), strict=True))
-
     def _mlp_backward(
         self, weights: NamedTensors, gradients: NamedTensors, activations: Activations, d_out: Tensor
     ) -> Tensor:
@@ -122,7 +118,7 @@ class ExpertBlockMath(BlockMath):
         order = routed.order
         rows = sum_rows(routed.normed, order.tokens, order.rows)
         if "gate" not in activations or "up" not in activations:
-            activations |= self._multiply_gate_up(weights, rows, order.ends)
+            activations |= halve_product(multiply_groups(rows, weights[GATE_UP].mT, order.ends))
         d_rows = sum_rows(d_out, order.tokens, order.rows)
         d_hidden = multiply_groups(d_rows, weights[DOWN], order.ends)
         gate, up = activations.pop("gate"), activations.pop("up")
@@ -143,3 +139,8 @@ class ExpertBlockMath(BlockMath):
 
         d_logits: Tensor = torch.func.vjp(weigh, logits)[1](d_weights)[0]
         return d_logits
+
+
+def halve_product(product: Tensor) -> Activations:
+    """Return `gate` and `up` of their one product."""
+    return dict(zip(("gate", "up"), product.chunk(2, dim=-1), strict=True))

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from workloads.llama.attention_kernels import Kernel
 from workloads.llama.block import Activations, BlockMath, NamedTensors, Past, accumulate
-from workloads.llama.expert_block import DOWN, GATE_UP, ExpertBlockMath, Routed
+from workloads.llama.expert_block import DOWN, GATE_UP, ExpertBlockMath, Routed, halve_product
 from workloads.llama.fp8_experts import ROW_MULTIPLE, copy_rows, multiply_fp8_groups, weigh, weigh_backward
 from workloads.llama.fp8_quantize import Casts, Fp8Matrix, Granularity, halve, multiply
 from workloads.models.model import Model
@@ -170,7 +170,7 @@ class Fp8ExpertBlockMath(ExpertBlockMath, Fp8BlockMath):
 
     def _run_experts(self, weights: NamedTensors, activations: Activations, routed: Routed) -> Tensor:
         (rows,), ends = self._copy_normed(weights, routed, rows=True), routed.order.ends
-        activations |= self._multiply_fp8_gate_up(weights, rows, ends)
+        activations |= halve_product(multiply_fp8_groups(rows, _operand(weights, GATE_UP, ROWS), ends))
         hidden = weigh(activations["gate"], activations["up"], routed.weights)
         return multiply_fp8_groups(hidden, _operand(weights, DOWN, ROWS), ends)
 
@@ -181,17 +181,15 @@ class Fp8ExpertBlockMath(ExpertBlockMath, Fp8BlockMath):
         (normed,) = self._casts.cast(routed.normed, rows=True, scale=scale)
         return copy_rows(normed, routed.order.tokens, rows=rows, columns=columns)
 
-    def _multiply_fp8_gate_up(self, weights: NamedTensors, rows: Fp8Matrix, ends: Tensor) -> Activations:
-        product = multiply_fp8_groups(rows, _operand(weights, GATE_UP, ROWS), ends)
-        return dict(zip(("gate", "up"), product.chunk(2, dim=-1), strict=True))
-
     def _experts_backward(
         self, weights: NamedTensors, gradients: NamedTensors, activations: Activations, routed: Routed, d_out: Tensor
     ) -> tuple[Tensor, Tensor]:
         order, is_missing = routed.order, "gate" not in activations or "up" not in activations
         *rows, columns = self._copy_normed(weights, routed, rows=is_missing, columns=True)
         if rows:
-            activations |= self._multiply_fp8_gate_up(weights, rows.pop(), order.ends)
+            product = multiply_fp8_groups(rows.pop(), _operand(weights, GATE_UP, ROWS), order.ends)
+            activations |= halve_product(product)
+            del product
         (cast_d_out,) = self._casts.cast(d_out, rows=True)
         d_rows, d_columns = copy_rows(cast_d_out, order.tokens, rows=True, columns=True)
         d_hidden = multiply_fp8_groups(d_rows, _operand(weights, DOWN, COLUMNS), order.ends)
