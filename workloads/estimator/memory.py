@@ -181,7 +181,7 @@ def _mixer_elements(placed: PlacedJob, layer: int) -> tuple[float, float, float]
             return 2 * model.linear_in / tp, 0.0, 2 * model.linear_out / tp
     keys = max(1, model.kv_heads / tp) * (model.head_size + model.value_features)
     latent = model.query_rank + model.kv_rank + model.rope_size
-    if model.has_index(layer):  # its queries, key and weights, and the numbers of the chosen tokens
+    if model.index_features(layer):  # its queries, key and weights, and the numbers of the chosen tokens
         latent += (model.index_heads + 1) * (model.index_size + 1) + 2 * model.window
     return model.heads * model.head_size / tp + latent, keys, model.heads * model.value_features / tp
 

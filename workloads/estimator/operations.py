@@ -13,7 +13,6 @@ from workloads.hardware.cluster import AttentionRates, Device
 from workloads.hardware.precisions import sustained_flops
 from workloads.layouts.layout import AttentionKernel
 from workloads.layouts.trainers import is_own
-from workloads.models.flops import index_features
 
 # A product takes so long beyond its FLOPs at the sustained rate: 512^3 to 2048^3 on an H200 (timing_h200.md, profiler).
 PRODUCT_OVERHEAD_S = 2.5e-6
@@ -127,7 +126,7 @@ def attention_s(placed: PlacedJob, layer: int, *, backward: bool) -> float:
     length = job.document_tokens or job.sequence_length
     pairs = placed.tokens * model.attended_tokens(layer, length)
     flops = 2 * pairs * model.heads * (model.head_size + model.value_features) / placed.layout.tp
-    flops += placed.tokens * length * index_features(model, layer)
+    flops += placed.tokens * length * model.index_features(layer)
     rates = attention_rates(placed.cluster.device, placed.attention_kernel)
     share = rates.backward_share if backward else rates.forward_share
     half_tokens = rates.half_tokens * _context_parts(placed)

@@ -20,8 +20,7 @@ CAUSES: dict[str, str] = tomllib.loads(Path(__file__).with_name("causes.toml").r
 class Comparison:
     """Why one job's step takes longer than another's."""
 
-    slower_s: float  # by how many seconds a token's share of the step is longer, for steps of equal tokens
-    slower_share: float  # the same as a share of the faster step
+    slower_share: float  # by which share of the faster step it is longer
     parts_s: dict[str, float]  # the differences by use, the largest first; negative where the slower job is faster
 
     @property
@@ -36,12 +35,10 @@ class Comparison:
 
 
 def compare(slower: JobEstimate, faster: JobEstimate) -> Comparison:
-    """Compare two estimates; a step of other tokens is scaled to the faster job's."""
-    scale = faster.tokens / slower.tokens
-    differences = {name: scale * seconds - getattr(faster.step, name) for name, seconds in vars(slower.step).items()}
-    parts = dict(sorted(differences.items(), key=lambda item: -item[1]))
-    total_s = sum(parts.values())
-    return Comparison(total_s, total_s / faster.step.total_s, {name: value for name, value in parts.items() if value})
+    """Compare two estimates of steps with as many tokens."""
+    differences = {name: seconds - getattr(faster.step, name) for name, seconds in vars(slower.step).items()}
+    parts = {name: value for name, value in sorted(differences.items(), key=lambda item: -item[1]) if value}
+    return Comparison(slower.step.total_s / faster.step.total_s - 1, parts)
 
 
 def alternatives(job: Job, cluster: Cluster) -> dict[str, tuple[Job, Cluster]]:

@@ -47,15 +47,10 @@ def model_flops_per_token(model: Model, sequence_length: float) -> float:
             case "attention":
                 attended = model.attended_tokens(layer, sequence_length)
                 total += 6 * attended * model.heads * (model.head_size + model.value_features)
-                total += 3 * sequence_length * index_features(model, layer)
+                total += 3 * sequence_length * model.index_features(layer)
             case "linear":  # an element of the state is updated and read, two FLOPs each
                 total += 12 * model.linear_state
     return total
-
-
-def index_features(model: Model, layer: int) -> int:
-    """Return the products of an indexer for a pair of tokens: the scores of its heads, and their weighted sum."""
-    return model.index_heads * (model.index_size + 1) if model.has_index(layer) else 0
 
 
 def hardware_flops_per_token(model: Model, sequence_length: float, recompute: Mapping[RecomputedLayer, float]) -> float:

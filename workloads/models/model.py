@@ -160,10 +160,11 @@ class Model:
 
     def layer_kind(self, layer: int) -> LayerKind:
         kind = self.has_experts(layer), self.attends_to_all(layer), self.mixer(layer), self.has_mlp(layer)
-        return *kind, self.has_index(layer)
+        return *kind, self.index_features(layer) > 0
 
-    def has_index(self, layer: int) -> bool:
-        return self.index_heads > 0 and layer not in self.unindexed_layers
+    def index_features(self, layer: int) -> int:
+        """Return an indexer's products for a pair of tokens: scores of its heads and their sum; 0 without one."""
+        return 0 if layer in self.unindexed_layers else self.index_heads * (self.index_size + 1)
 
     @cached_property
     def layer_kinds(self) -> dict[LayerKind, int]:
@@ -205,6 +206,9 @@ class Model:
         if not self.kv_rank:
             gate = queries if self.attention_gate else 0
             return Matrix("qkv", hidden, queries + self.kv_features + gate, "outputs"), output
+        # Of an indexer, whose one key has the weights of its heads beside it.
+        index_query = Matrix("index_query", self.query_rank, self.index_heads * self.index_size, "tokens")
+        index_key = Matrix("index_key", hidden, self.index_size + self.index_heads, "tokens")
         down = (Matrix("query_down", hidden, self.query_rank, "tokens"),) if self.query_rank else ()
         return (
             *down,
@@ -212,15 +216,7 @@ class Model:
             Matrix("kv_down", hidden, self.kv_rank + self.rope_size, "tokens"),
             Matrix("kv", self.kv_rank, self.kv_features - self.kv_heads * self.rope_size, "outputs"),
             output,
-            *(self._index_matrices if self.has_index(layer) else ()),
-        )
-
-    @property
-    def _index_matrices(self) -> tuple[Matrix, ...]:
-        """Return the linear layers of an indexer: its queries, its one key, and the weight of each of its heads."""
-        return (
-            Matrix("index_query", self.query_rank, self.index_heads * self.index_size, "tokens"),
-            Matrix("index_key", self.hidden_size, self.index_size + self.index_heads, "tokens"),
+            *((index_query, index_key) if self.index_features(layer) else ()),
         )
 
     def mixer_weights(self, layer: int) -> int:
@@ -285,7 +281,8 @@ class Model:
         qkv = self.linear("qkv")[1] if self.qkv_bias else 0
         has_bias = self.mlp_bias and not self.has_experts(layer) and self.has_mlp(layer)
         mlp = self.linear("gate_up")[1] + self.hidden_size if has_bias else 0
-        attention = qkv + sum(self.qk_norm_sizes) + self.other_vectors + 2 * self.index_size * self.has_index(layer)
+        attention = qkv + sum(self.qk_norm_sizes) + self.other_vectors
+        attention += 2 * self.index_size if self.index_features(layer) else 0  # the norm of its key
         mixer = {"attention": attention, "linear": self.linear_vectors, "none": 0}[self.mixer(layer)]
         return self.shared_weights(layer) + self.expert_weights(layer) + mlp + mixer
 

@@ -29,13 +29,8 @@ def compare_hardware(request: PlanRequest, names: list[str]) -> tuple[list[list[
     if not planned:
         raise UserInputError("\n".join(dict.fromkeys(row[-1] for _, row in rows)))
     has_costs = all(training.cost is not None for training in planned)
-
-    def order(training: TrainingRun | None) -> float:
-        if training is None:
-            return math.inf
-        return training.cost if has_costs and training.cost is not None else training.gpu_hours
-
-    ordered = [row for _, row in sorted(rows, key=lambda pair: order(pair[0]))]
+    orders = [(has_costs and run.cost) or run.gpu_hours if run else math.inf for run, _ in rows]
+    ordered = [row for _, (_, row) in sorted(zip(orders, rows, strict=True), key=lambda pair: pair[0])]
     prices = {name: replace(request, hardware=name).price[1] for name, *_ in ordered if name in warnings}
     lines = [f"price     {name}: {price}" for name, price in prices.items() if price]
     if total := sum(warnings.values()):

@@ -147,7 +147,6 @@ def test_a_given_layout_is_compared_with_the_fastest_one(capsys: pytest.CaptureF
     assert given.faster.estimate.step.total_s < given.best.estimate.step.total_s
     assert next(iter(given.comparison.parts_s)) == "tensor_parallel"
     slower_s = given.best.estimate.step.total_s - given.faster.estimate.step.total_s
-    assert given.comparison.slower_s == pytest.approx(slower_s)
     assert sum(given.comparison.parts_s.values()) == pytest.approx(slower_s)
 
     assert COMMAND.run([*SMALL, "tp=8"]) == 0
@@ -265,24 +264,13 @@ def test_the_fastest_layout_as_a_file_is_read_back_as_the_given_one(
     assert search(read).best[0].layout == written
 
 
-@pytest.mark.parametrize(
-    ("value", "error", "text"),
-    [
-        (1152.3, 0.08, "1,150"),
-        (1152.3, 0.2, "1,200"),
-        (57.46, 0.08, "57"),
-        (7.305, 0.08, "7.3"),
-        (401.2, 0.08, "400"),
-        (0.0123456, 0.08, "0.0123"),
-        (71.23, 0.1, "71"),
-        (-4808.0, 0.08, "-4,800"),
-        (22.8, 0.59, "23"),
-        (1_980.0, 0.59, "2,000"),
-        (0.0, 0.1, "0"),
-    ],
-)
-def test_figures_have_no_more_digits_than_their_band_allows(value: float, error: float, text: str) -> None:
-    assert round_to_band(value, error) == text
+ROUNDED = "1152.3 0.08 1,150|1152.3 0.2 1,200|57.46 0.08 57|7.305 0.08 7.3|401.2 0.08 400|0.0123456 0.08 0.0123"
+ROUNDED += "|71.23 0.1 71|-4808.0 0.08 -4,800|22.8 0.59 23|1980.0 0.59 2,000|0.0 0.1 0"
+
+
+@pytest.mark.parametrize(("value", "error", "text"), [case.split() for case in ROUNDED.split("|")])
+def test_figures_have_no_more_digits_than_their_band_allows(value: str, error: str, text: str) -> None:
+    assert round_to_band(float(value), float(error)) == text
 
 
 def test_the_cost_that_is_shown_is_the_price_of_the_hours_that_are_shown() -> None:
