@@ -3,7 +3,7 @@
 import math
 
 from workloads.estimator.placed_job import PlacedJob, Weights, divided_weights
-from workloads.hardware.cluster import Cluster, Group
+from workloads.hardware.cluster import Cluster, Group, Topology
 
 # nccl-tests of large messages: all-gather reaches 350 to 370 of an H100's 450 GB/s, 230 to 235 of an A100's 300.
 LINK_SHARE = 0.78
@@ -24,8 +24,12 @@ def bandwidth_gb_s(cluster: Cluster, group: Group, link_share: float = LINK_SHAR
         link *= max(1, local - 1) / (topology.gpus_per_domain - 1)
     if local >= group.ranks:
         return link
-    network = topology.network_gb_s * NETWORK_SHARE / topology.oversubscription
+    network = _network_gb_s(topology)
     return min(link, local * network) if local > 1 else network
+
+
+def _network_gb_s(topology: Topology) -> float:
+    return topology.network_gb_s * NETWORK_SHARE / topology.oversubscription
 
 
 def latency_s(cluster: Cluster, group: Group) -> float:
@@ -64,11 +68,10 @@ def all_to_all_s(cluster: Cluster, group: Group, sent_bytes: float, network_byte
         return 0.0
     topology = cluster.topology
     link_s = sent_bytes / (topology.link_gb_s * LINK_SHARE * 1e9)
-    network_gb_s = topology.network_gb_s * NETWORK_SHARE / topology.oversubscription
-    domains = math.ceil(group.ranks / group.ranks_per_domain(topology.gpus_per_domain))
-    network_s = network_bytes / (network_gb_s * 1e9) if domains > 1 else 0.0
-    latency = topology.link_latency_s + (topology.network_latency_s if domains > 1 else 0.0)
-    return max(link_s, network_s) + latency
+    if group.ranks <= group.ranks_per_domain(topology.gpus_per_domain):
+        return link_s + topology.link_latency_s
+    network_s = network_bytes / (_network_gb_s(topology) * 1e9)
+    return max(link_s, network_s) + topology.link_latency_s + topology.network_latency_s
 
 
 def send_s(cluster: Cluster, stride: int, total_bytes: float) -> float:
@@ -76,8 +79,7 @@ def send_s(cluster: Cluster, stride: int, total_bytes: float) -> float:
     if stride < topology.gpus_per_domain:
         share = 1 / (topology.gpus_per_domain - 1) if topology.wiring == "pairs" else 1.0
         return total_bytes / (topology.link_gb_s * LINK_SHARE * share * 1e9) + topology.link_latency_s
-    network_gb_s = topology.network_gb_s * NETWORK_SHARE / topology.oversubscription
-    return total_bytes / (network_gb_s * 1e9) + topology.network_latency_s
+    return total_bytes / (_network_gb_s(topology) * 1e9) + topology.network_latency_s
 
 
 # A collective's kernels occupy 16 to 24 of an H100's 132 multiprocessors, so that computation beside it takes longer by
@@ -170,15 +172,6 @@ def average_s(placed: PlacedJob, weights: Weights) -> float:
     """Return the seconds of averaging the gradients that a rank owns over copies of the model."""
     owned_bytes = divided_weights(placed, weights) * placed.gradient_bytes
     return all_reduce_s(placed.cluster, placed.replicate_group, owned_bytes)
-
-
-def reduce_s(placed: PlacedJob, weights: Weights) -> float:
-    return sharded_s(placed, weights, placed.gradient_bytes) + average_s(placed, weights)
-
-
-def all_reduced_s(placed: PlacedJob, weights: Weights) -> float:
-    group = Group(placed.layout.dp * placed.layout.cp, placed.layout.tp)
-    return all_reduce_s(placed.cluster, group, weights.total * placed.gradient_bytes)
 
 
 def pipeline_send_s(placed: PlacedJob) -> float:

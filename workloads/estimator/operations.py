@@ -90,6 +90,12 @@ def product_s(placed: PlacedJob, product: Product, dtype: str) -> float:
     return max(flops / rate, traffic / (device.memory_gb_s * 1e9)) + overhead
 
 
+def products_of_s(placed: PlacedJob, layer: int, name: str = "") -> float:
+    """Return the seconds of a block's products, or of those with this name."""
+    products = (product for product in block_products(placed, layer) if name in ("", product.name))
+    return sum(product_s(placed, product, placed.precision.dtype) for product in products)
+
+
 def cast_s(placed: PlacedJob, product: Product, *, backward: bool) -> float:
     """Return the seconds of the casts before a product: its input, or its output's gradient, and its weights."""
     precision = placed.precision
@@ -280,19 +286,11 @@ def block_seconds(placed: PlacedJob, layer: int) -> BlockSeconds:
     job, layout, device = placed.job, placed.layout, placed.cluster.device
     sizes = (layer, job.sequence_length, job.document_tokens, layout.micro_batch, layout.tp, layout.cp, layout.ep)
     kernels = (job.trainer, job.precision, placed.attention_kernel, job.compiled, job.dispatcher, job.manual_backward)
-    choices = (
-        layout.checkpointing,
-        layout.sequence_parallel,
-        layout.cp_method,
-        layout.cuda_graph,
-        job.expert_imbalance,
-    )
+    choices = (layout.checkpointing, layout.sequence_parallel, layout.cp_method, layout.cuda_graph)
     rates = (device.name, device.architecture, device.memory_gb_s, device.copy_gb_s, *device.sustained_tflops.items())
     key = (job.model, job.expert_imbalance, sizes, kernels, choices, rates, *device.attention.items())
     if key not in _BLOCK_SECONDS:
-        products_s = sum(
-            product_s(placed, product, placed.precision.dtype) for product in block_products(placed, layer)
-        )
+        products_s = products_of_s(placed, layer)
         forward = _seconds(placed, layer, products_s, backward=False)
         backward = _seconds(placed, layer, 2 * products_s, backward=True)
         _BLOCK_SECONDS[key] = BlockSeconds(forward, backward, recomputed(placed, layer, forward))
@@ -312,9 +310,7 @@ def recomputed(placed: PlacedJob, layer: int, once: Seconds) -> Seconds:
     """Return the seconds of what a block's backward pass computes again; `once` are the forward pass's."""
     match placed.layout.checkpointing:
         case "full" if is_own(placed.job) and placed.job.manual_backward:  # the last product's result is not needed
-            down = [product for product in block_products(placed, layer) if product.name == "down"]
-            down_s = sum(product_s(placed, product, placed.precision.dtype) for product in down)
-            return Seconds(once.products - down_s, once.attention, once.other)
+            return Seconds(once.products - products_of_s(placed, layer, "down"), once.attention, once.other)
         case "full":
             return once
         case "per_op":
@@ -327,9 +323,7 @@ def recomputed(placed: PlacedJob, layer: int, once: Seconds) -> Seconds:
             casts = sum(cast_s(placed, product, backward=False) for product in products.values())
             return Seconds(once.products * share, 0.0, once.other - casts * (1 - share))
         case "selective":
-            widest = [product for product in block_products(placed, layer) if product.name == "up"]
-            widest_s = sum(product_s(placed, product, placed.precision.dtype) for product in widest)
-            return Seconds(widest_s, 0.0, once.other / 2)
+            return Seconds(products_of_s(placed, layer, "up"), 0.0, once.other / 2)
         case "core_attention":
             return Seconds(0.0, once.attention, 0.0)
         case "norm_act":

@@ -20,7 +20,7 @@ from workloads.estimator.placed_job import (
     optimizer_s,
     rank_weights,
 )
-from workloads.hardware.cluster import Cluster
+from workloads.hardware.cluster import Cluster, Group
 from workloads.hardware.precisions import peak_tflops
 from workloads.layouts.layout import Job
 from workloads.layouts.trainers import efficiencies, find_efficiency, is_own
@@ -202,7 +202,7 @@ def _copies_s(placed: PlacedJob, weights: Weights) -> float:
 
 def _step_data_parallel_s(placed: PlacedJob, weights: Weights, micro_batch_s: float) -> float:
     layout = placed.layout
-    reduce = communication.reduce_s(placed, weights)
+    reduce = communication.sharded_s(placed, weights, placed.gradient_bytes) + communication.average_s(placed, weights)
     gather = communication.sharded_s(placed, weights, placed.gathered_bytes)
     if placed.is_sharded:
         if layout.reshard_after_forward:
@@ -218,7 +218,8 @@ def _step_data_parallel_s(placed: PlacedJob, weights: Weights, micro_batch_s: fl
             return first_s + exposed(communication.average_s(placed, weights), micro_batch_s * 2 / 3)
         return exposed(gather, micro_batch_s / 3) + exposed(reduce, micro_batch_s * 2 / 3)
     if layout.sharding == "none":
-        reduce, gather = communication.all_reduced_s(placed, weights), 0.0
+        group, total_bytes = Group(layout.dp * layout.cp, layout.tp), weights.total * placed.gradient_bytes
+        reduce, gather = communication.all_reduce_s(placed.cluster, group, total_bytes), 0.0
     if not placed.trainer.overlaps_data_parallel:
         return reduce + gather
     return exposed(reduce, micro_batch_s * 2 / 3) + exposed(gather, micro_batch_s / 3)
