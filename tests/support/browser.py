@@ -105,15 +105,6 @@ class Page:
         printed = self.call("Page.printToPDF", paperWidth=width_in, paperHeight=height_in, printBackground=True)
         path.write_bytes(base64.b64decode(printed["data"]))
 
-    def save_screenshot(self, path: Path, selector: str = "html") -> None:
-        """Save a PNG of the first element that matches."""
-        box = self.evaluate(
-            f"(() => {{ const b = document.querySelector({json.dumps(selector)}).getBoundingClientRect(); "
-            "return {x: b.x + scrollX, y: b.y + scrollY, width: b.width, height: b.height} })()"
-        )
-        screenshot = self.call("Page.captureScreenshot", clip={**box, "scale": 1}, captureBeyondViewport=True)
-        path.write_bytes(base64.b64decode(screenshot["data"]))
-
 
 @contextmanager
 def open_page() -> Iterator[Page]:

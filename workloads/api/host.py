@@ -183,10 +183,14 @@ def describe_gpu(gpu: Gpu) -> dict[str, Any]:
 
 def count_local_cores(numa_node: int | None, sys: Path = Path("/sys")) -> int | None:
     """Return how many of the cores that this process may use are on a NUMA node; None if that is unknown."""
-    cores = _read(sys / f"devices/system/node/node{numa_node}/cpulist").strip()
-    ranges = [part.partition("-") for part in cores.split(",") if part]
-    here = {core for first, _, last in ranges for core in range(int(first), int(last or first) + 1)}
+    here = parse_numbers(_read(sys / f"devices/system/node/node{numa_node}/cpulist"))
     return len(here & os.sched_getaffinity(0)) if here else None
+
+
+def parse_numbers(text: str) -> set[int]:
+    """Return the numbers of a list as the kernel writes it, such as `0-3,8`."""
+    ranges = [part.partition("-") for part in text.strip().split(",") if part]
+    return {number for first, _, last in ranges for number in range(int(first), int(last or first) + 1)}
 
 
 def read_kernel(proc: Path = Path("/proc")) -> dict[str, Any]:

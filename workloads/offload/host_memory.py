@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 
 from workloads.api.contract import OutOfMemory, Scalar
-from workloads.api.host import available_memory_bytes
+from workloads.api.host import available_memory_bytes, parse_numbers
 from workloads.instruments.telemetry import find_gpu
 
 # The numbers of the calls: arch/x86/entry/syscalls/syscall_64.tbl and include/uapi/asm-generic/unistd.h of Linux.
@@ -97,13 +97,7 @@ def _usable_nodes(root: Path = Path("/")) -> set[int]:
     except OSError:
         return set()
     allowed = next((line for line in status.splitlines() if line.startswith("Mems_allowed_list:")), ":")
-    return parse_node_list(with_memory) & parse_node_list(allowed.partition(":")[2])
-
-
-def parse_node_list(text: str) -> set[int]:
-    """Return the numbers of a list as the kernel writes it, such as `0-3,8`."""
-    ranges = [part.partition("-") for part in text.strip().split(",") if part]
-    return {number for first, _, last in ranges for number in range(int(first), int(last or first) + 1)}
+    return parse_numbers(with_memory) & parse_numbers(allowed.partition(":")[2])
 
 
 def bind_pages(block: torch.Tensor, node: int) -> str:

@@ -18,6 +18,7 @@ LOWER_CLOCK = 0.97  # of the median of the others, from which a clock explains a
 AT_LIMIT = 0.97  # of the power limit: the power holds the clock down
 BUSY_LOAD = 1.5  # load average over the cores before the test, from which other processes hold them
 SAVING_GOVERNORS = {"powersave", "conservative"}
+DRIFTS = (("sm_clock", "mhz"), ("temperature", "c"), ("power", "w"))
 ALL_LINKS = 2 / 3  # of a node's links that fail, from which the node is at fault
 
 
@@ -73,13 +74,9 @@ def is_explained(judgement: Judgement) -> bool:
 
 def _settings(evidence: Evidence) -> Iterator[str]:
     """Limits, errors, links and other processes, as the doctor finds them."""
-    for gpu in evidence.gpus:
-        for finding in check_gpu(f"GPU {gpu['number']}", gpu):
-            yield f"{finding.location}: {finding.problem} ({finding.remedy})"
-    for name, state in evidence.states.items():
-        for finding in check_node(name, state):
-            if "GPU " not in finding.location:
-                yield f"{name}: {finding.problem} ({finding.remedy})"
+    found = [one for gpu in evidence.gpus for one in check_gpu(f"GPU {gpu['number']}", gpu)]
+    found += [one for state in evidence.states.items() for one in check_node(*state) if "GPU " not in one.location]
+    yield from (f"{finding.location}: {finding.problem} ({finding.remedy})" for finding in found)
 
 
 def _slowdowns(evidence: Evidence) -> Iterator[str]:
@@ -95,9 +92,8 @@ def _clock(evidence: Evidence) -> Iterator[str]:
     clock, *others = (_number(one, "sm_clock_mhz") for one in (beside, *evidence.others))
     if clock and any(others) and clock < LOWER_CLOCK * (usual := median(filter(None, others))):
         power_w, limit_w = _number(beside, "power_w"), _number(beside, "power_limit_w")
-        power = (
-            f"at its limit of {limit_w:.0f} W" if limit_w and power_w > AT_LIMIT * limit_w else f"at {power_w:.0f} W"
-        )
+        is_limited = limit_w and power_w > AT_LIMIT * limit_w
+        power = f"at its limit of {limit_w:.0f} W" if is_limited else f"at {power_w:.0f} W"
         heat = f"at {beside['temperature_c']} °C" if "temperature_c" in beside else ""
         read = [f"its clock is {clock:.0f} MHz", f"the others' {usual:.0f}", power if power_w else "", heat]
         remedy = remedies_of(str(evidence.gpus[0]["vendor"]) if evidence.gpus else "")["slow"]
@@ -106,15 +102,10 @@ def _clock(evidence: Evidence) -> Iterator[str]:
 
 def _drift(evidence: Evidence) -> Iterator[str]:
     beside = evidence.judgement.reading.beside
-    if (
-        evidence.judgement.reading.test.endswith(END_OVER_START)
-        and (fall := -_number(beside, "sm_clock_drift_mhz")) > 0
-    ):
-        hotter, watts = _number(beside, "temperature_drift_c"), _number(beside, "power_drift_w")
-        changes = (
-            f"by {fall:.0f} MHz, while its temperature changed by {hotter:+.0f} °C and its power by {watts:+.0f} W"
-        )
-        yield f"its clock fell {changes}: check cooling and power"
+    fall, hotter, watts = (_number(beside, f"{name}_drift_{unit}") for name, unit in DRIFTS)
+    if evidence.judgement.reading.test.endswith(END_OVER_START) and fall < 0:
+        others = f"its temperature changed by {hotter:+.0f} °C and its power by {watts:+.0f} W"
+        yield f"its clock fell by {-fall:.0f} MHz, while {others}: check cooling and power"
 
 
 def _number(beside: Mapping[str, Any], name: str) -> float:

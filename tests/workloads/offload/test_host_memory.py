@@ -63,7 +63,7 @@ def test_nodes_are_those_with_memory_that_the_cpuset_allows(tmp_path: Path) -> N
     (tmp_path / "sys/devices/system/node/has_memory").write_text("0-3,8\n")
     (tmp_path / "proc/self/status").write_text("Name:\tpython\nMems_allowed:\tffff\nMems_allowed_list:\t2-9\n")
     assert host_memory._usable_nodes(tmp_path) == {2, 3, 8}
-    assert host_memory.parse_node_list("0") == {0} and host_memory.parse_node_list("\n") == set()
+    assert host_memory.parse_numbers("0") == {0} and host_memory.parse_numbers("\n") == set()
 
 
 def test_pages_are_bound_and_read_back_by_the_kernel() -> None:

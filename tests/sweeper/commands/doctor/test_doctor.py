@@ -151,7 +151,7 @@ def test_the_figures_of_the_clusters_gpus_are_printed_with_their_sources(
     monkeypatch.setattr(ray_environment, "prepare", lambda *_: None)
     examine(DoctorRequest(dir=str(tmp_path), quick=True))
     lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("h200 ")]
-    assert [line.split()[1] for line in lines] == ["peaks:", "memory:", "bandwidth:", "power:"]
+    assert [line.split()[1] for line in lines] == ["peaks:", "memory:", "bandwidth:", "power:", "price:"]
     assert lines[3] == f"h200       power: 700 W; {catalogue()['h200'].sources['power']}"
 
 
