@@ -115,12 +115,12 @@ ROWS = {
         Row("llama3_8b", 8192, 120, 24, 32, gpus=2, distribution="replicas"),
     ],
     "32b_gang": [Row("qwen2_5_32b", 8192, 200, 72, 32, gpus=2, distribution="sharded")],
-    # Two H200s of a host with 256 GiB: 70B in steps of 0.5 M tokens.
+    # Two H200s of a host with 251 GiB.
     **{
-        f"70b_gang{suffix}": [Row("llama3_70b", 8192, 236, 132, 64, None, dtype, "int8", "none", 2, "sharded")]
+        f"70b_gang{suffix}": [Row("llama3_70b", 8192, 224, 132, 32, None, dtype, "int8", "none", 2, "sharded")]
         for suffix, dtype in (("", "bf16"), ("_fp8", "fp8_tensorwise"))
     },
-    "32b_gang_h200": [Row("qwen2_5_32b", 8192, 236, 132, 64, gpus=2, distribution="sharded")],
+    "32b_gang_h200": [Row("qwen2_5_32b", 8192, 224, 132, 64, gpus=2, distribution="sharded")],
     "1b_256k": [Row("llama3_1b", 262144, 60, 24, 1)],
     "cpu_offload": [Row("llama3_8b", 8192, 60, 24, 4)],
     "cpu_offload_small": [Row("llama3_8b", 8192, 60, 24, 1)],

@@ -48,6 +48,9 @@ SAVED_ACTIVATIONS_TEXT: dict[SavedActivations, str] = {
     "attention": "input and attention",
     "input": "input",
 }
+# Of a GPU's process with its compilers, in addition to pinned memory: two that train 70B took 12 GiB. The kernel killed
+# one when they had pinned 236 of a host's 251 GiB (benchmarks/results/offload_70b_h200.md).
+PROCESS_GIB = 6.0
 SMALLER_PLAN = 0.95  # of the device's budget, for the plan that follows one that ran out of memory
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32} | dict.fromkeys(FP8_RECIPES, torch.bfloat16)
 
@@ -130,13 +133,23 @@ def _plan_and_train(
     alignment_bytes = (8 * chunks_on_host + 32 * (model.shape.layers + 1)) * ALIGNMENT_BYTES
     arena_bytes = math.ceil(prediction.host_bytes) + alignment_bytes
     if rank.world_size > 1:
-        if (needed := arena_bytes * rank.world_size) > (available := available_memory_bytes()):
-            needs = f"the plan needs {needed / GIB:.1f} GiB of host memory for {rank.world_size} GPUs"
-            raise Infeasible(f"{needs}, {available / GIB:.1f} GiB are available")
+        check_host_memory(arena_bytes, rank.world_size, device.type, available_memory_bytes())
         dist.barrier()  # no rank takes its part before all have looked
     with Arena(arena_bytes, device) as arena:
         started_s["host memory"] = time.perf_counter()
         return _train(parameters, prediction, measured, arena, device, precision, started_s, rank)
+
+
+def check_host_memory(arena_bytes: int, ranks: int, device_type: str, available_bytes: int) -> None:
+    """Raise Infeasible if a host has too little memory for the arenas of all ranks and their processes."""
+    arenas_gib, available_gib = arena_bytes * ranks / GIB, available_bytes / GIB
+    beside_gib = PROCESS_GIB * ranks if device_type == "cuda" else 0.0
+    if arenas_gib + beside_gib > available_gib:
+        raise Infeasible(
+            f"the plan pins {arenas_gib:.1f} GiB of host memory for {ranks} GPUs, their processes take about "
+            f"{beside_gib:g} GiB more, and {available_gib:.1f} GiB are available: set host_gib to at most "
+            f"{max(0, math.floor(available_gib - beside_gib))}"
+        )
 
 
 def select_precision(parameters: OffloadParameters, architecture: str) -> Precision:

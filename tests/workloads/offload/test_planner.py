@@ -321,6 +321,13 @@ def test_a_warm_up_step_of_one_round_trains_on_that_round_alone(monkeypatch: pyt
     assert len(measurement.step_times_s) == 3 and measurement.tokens_per_step == 4 * 32
 
 
+def test_the_processes_of_a_gang_keep_host_memory_beside_what_they_pin() -> None:
+    """On a host with 244 GiB available two processes trained with 223 GiB pinned, and one was killed with 236."""
+    run.check_host_memory(int(111.6 * GIB), 2, "cuda", 244 * GIB)
+    with pytest.raises(Infeasible, match=r"pins 235\.8 GiB of host memory for 2 GPUs.* set host_gib to at most 232"):
+        run.check_host_memory(int(117.9 * GIB), 2, "cuda", 244 * GIB)
+
+
 def test_the_start_of_a_trial_is_divided_into_its_parts() -> None:
     measurement = run_trial("offload", {**TINY, **ON_DEVICE, "steps": 1}, Rank())
     parts = [part.rsplit(" ", 2)[:2] for part in str(measurement.machine_info["startup"]).split(", ")]
