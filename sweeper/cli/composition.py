@@ -13,12 +13,11 @@ from hydra._internal.hydra import Hydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import ChoiceSweep, Quote, QuotedString, RangeSweep
-from hydra.errors import HydraException, MissingConfigException
+from hydra.errors import HydraException
 from omegaconf import DictConfig
-from yaml import YAMLError
 
 from sweeper.cli.arguments import Arguments
-from sweeper.cli.explanation import explain
+from sweeper.cli.explanation import UnknownKey, explain
 from sweeper.cli.sources import GROUPS, locate
 from sweeper.config.catalogue import use_config_dir
 from sweeper.config.environment import check_name
@@ -94,7 +93,9 @@ def compose_sweeps(arguments: Arguments) -> list[ComposedSweep]:
     except Exception as error:
         try:
             explanation = explain(error, arguments)
-        except (YAMLError, MissingConfigException) as nearer:  # what is allowed cannot be composed either
+        except UnknownKey:
+            raise
+        except Exception as nearer:  # what is allowed cannot be composed either
             explanation = explain(nearer, arguments)
         raise UserInputError(explanation) from error
     if not sweeps and is_multirun:  # a file of the user's has selected a plugin

@@ -210,7 +210,7 @@ class LogReader:
             batches_per_s, resolutions["batches_per_s"] = samples_per_s / batch, resolutions["samples_per_s"] / batch
         if "step_time_s" not in metrics and batches_per_s > 0:
             metrics["step_time_s"] = 1 / batches_per_s
-            resolutions["step_time_s"] = resolutions["batches_per_s"] / batches_per_s**2
+            resolutions["step_time_s"] = resolutions["batches_per_s"] / batches_per_s / batches_per_s
         time_s = metrics.get("step_time_s", 0.0)
         # A batch that is rounded from few digits may be another one.
         error = resolutions.get("step_time_s", 0.0) * samples_per_s + resolutions.get("samples_per_s", 0.0) * time_s
@@ -221,7 +221,7 @@ class LogReader:
             metrics.setdefault("tokens_per_s", samples_per_s * length)
         # nanotron's batch is one of tokens if it is what is trained on in the time of a step.
         tokens = metrics.get("tokens_per_s", 0.0) * time_s
-        if tokens and "global_batch" in metrics and abs(tokens / metrics["global_batch"] - 1) < 0.03:
+        if tokens and metrics.get("global_batch") and abs(tokens / metrics["global_batch"] - 1) < 0.03:
             metrics["batch_tokens"] = metrics.pop("global_batch")
 
     def _begin_start(self) -> None:

@@ -20,6 +20,11 @@ WRONG = {
     "not UTF-8": (PROBE + "space: {x: '\udce9'}\n", 3, "byte 0xe9 is not UTF-8"),
     "an unclosed reference": (PROBE + "space: {x: '${foo'}\n", 3, "${foo: cannot be parsed"),
     "no first line": ("workload: {name: probe, objective: score}\n", 1, "first line must be `# @package _global_`"),
+    "another package": (
+        "# @package _global_: x\nspace: {}\n",
+        None,
+        "the first line of a file must be # @package _global_",
+    ),
     "a byte-order mark": ("\ufeff" + PROBE + "space: {x: 1}\n", 1, "byte-order mark"),
     "a list": ("# @package _global_\n- x\n", 1, "must be a mapping"),
     "nothing": ("# @package _global_\n", 1, "has no keys"),

@@ -143,6 +143,8 @@ def test_a_batch_is_not_derived_from_rates_that_are_rounded_too_far() -> None:
     fine = line.format(n=3, b="0.0999", s="31.9680")
     _, steps = read("".join([*coarse, fine, "end"]))
     assert [step.metrics.get("global_batch") for step in steps] == [None, None, 320]
+    _, (step,) = read(f"{line.format(n=1, b='9' * 200, s='32.0')}end")  # whose square is beyond the numbers
+    assert step.metrics["step_time_s"] == pytest.approx(1e-200)
 
 
 def test_a_long_line_takes_time_in_proportion() -> None:
