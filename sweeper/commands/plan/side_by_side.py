@@ -51,6 +51,7 @@ def _row(request: PlanRequest, warnings: dict[str, int]) -> tuple[TrainingRun | 
     job, cluster, estimate = problem.job, problem.cluster, best.estimate
     band = find_band(job, cluster)
     share, power_w = band.error_share, cluster.device.power_w
+    left_gib = usable_gib(cluster) - bound_gib(estimate.memory, job, cluster)
     warnings[request.hardware] = len(band.known.missing(job, cluster)) + len(
         list_warnings(problem, best, request.model)
     )
@@ -62,7 +63,7 @@ def _row(request: PlanRequest, warnings: dict[str, int]) -> tuple[TrainingRun | 
         round_to_band(training.gpu_hours, share),
         show_cost(training, share),
         MISSING if power_w is None else round_to_band(training.gpu_hours * power_w / 1e6, share),
-        f"{usable_gib(cluster) - bound_gib(estimate.memory, job, cluster):.0f}",
+        f"{left_gib:.0f}",
         f"by {job.trainer}, {job.precision}, {job.layout.global_batch:,} x {job.sequence_length:,} tokens a step",
-        describe(best.layout),
+        describe(best.layout) + " (may not fit)" * (left_gib < 0),
     ]

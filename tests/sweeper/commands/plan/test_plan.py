@@ -368,6 +368,9 @@ def test_one_bound_decides_what_is_recommended_what_fits_and_what_is_left() -> N
     rows = compare_hardware(request, ["b200"])[0]
     assert rows[0][7] == f"{0.97 * 178.35 - 1.13 * best[0].estimate.memory.needed_gib:.0f}"
     assert layouts_table(planned)[1][0][3] == f"{bounds[0]:.0f}"
+    small = read_request(["model=qwen3_30b_a3b", "hardware=h100", "gpus=8", "trainer=megatron", "tp=2", "cp=1"])
+    marked = [compare_hardware(small, ["h100"])[0][0], layouts_table(answer(small))[1][0]]  # only its estimate fits
+    assert all("(may not fit)" in row[-1] for row in marked) and float(marked[0][7]) < 0
 
 
 def test_gpus_are_compared_for_the_same_tokens_the_fewest_gpu_hours_first() -> None:
