@@ -151,7 +151,7 @@ class Offload(Workload):
     def find_band(self, parameters: OffloadParameters, machine: Machine) -> tuple[float, str]:
         # benchmarks/results: offload_h200_cells.csv, offload_gang_h100.md and offload_70b_h200.md; the rate of the head
         # and the cost of collectives were chosen with these rows in sight
-        return 0.15, "the largest error of 20 trials on H200s and H100s; other GPUs were not compared"
+        return 0.15, "the largest error of 21 trials on H200s and H100s; other GPUs were not compared"
 
     def preview(self, parameters: OffloadParameters, machine: Machine) -> str:
         reason = infeasible_reason(parameters.dtype, parameters.sequence_length, machine.architecture, parameters.shape)

@@ -100,10 +100,14 @@ class PeerMemory:
         padded = [-(-numel * dtype.itemsize // ALIGNMENT_BYTES) * ALIGNMENT_BYTES for numel in sizes]
         starts = list(accumulate(padded, initial=ALIGNMENT_BYTES))  # a counter of each process comes first
         self.size_bytes = -(-starts[-1] // BLOCK_BYTES) * BLOCK_BYTES
-        self._own = driver.allocate(self.size_bytes)
-        handles = _agree(lambda: driver.export(self._own))
+        self._own: int = _agree(lambda: driver.allocate(self.size_bytes))[self._rank]
         others = [n for n in range(ranks) if n != self._rank]
-        self._others: dict[int, int] = _agree(lambda: {n: driver.open(handles[n]) for n in others})[self._rank]
+        try:
+            handles = _agree(lambda: driver.export(self._own))
+            self._others: dict[int, int] = _agree(lambda: {n: driver.open(handles[n]) for n in others})[self._rank]
+        except RuntimeError:
+            driver.free(self._own)
+            raise
         self._met = 0
         memory = driver.view(self._own, self.size_bytes)
         self.tensors = [

@@ -38,7 +38,7 @@ from workloads.offload.device_rates import select_attention_kernel
 from workloads.offload.engine import Engine
 from workloads.offload.gang import Gang
 from workloads.offload.host_memory import Arena
-from workloads.offload.peer_copies import CudaDriver
+from workloads.offload.peer_copies import CudaDriver, PeerMemory
 from workloads.offload.plan import Distribution, LayerPlan, Plan
 
 GANGS: list[tuple[Distribution, int, bool]] = [  # distribution, ranks, whether shares are exchanged by copies
@@ -151,6 +151,20 @@ def run_out_of_memory(gang: Gang, rank: Rank) -> tuple[object, object]:
     return measurement.metrics["replanned_device_gib"], measurement.machine_info["out_of_memory"]
 
 
+def share_with_one_that_refuses(gang: Gang, rank: Rank) -> str:
+    """Return the error of a rank where the second one cannot map the memory of the first."""
+
+    def refuse(handle: bytes) -> int:
+        raise RuntimeError("cuIpcOpenMemHandle_v2 failed with error 217")
+
+    driver = HostDriver()
+    if gang.rank == 1:
+        driver.open = refuse  # type: ignore[method-assign]
+    with pytest.raises(RuntimeError) as error:
+        PeerMemory(driver, torch.float32, [8])
+    return str(error.value)
+
+
 def serve(gang: Gang, copies: bool, rank: Rank, calls: Any, answers: Any) -> None:
     torch.set_num_threads(1)
     device = device_of(rank)
@@ -223,5 +237,8 @@ def test_a_rank_whose_peer_dies_fails_within_seconds(gang: Any, device: str, req
 
 @pytest.mark.parametrize("gang", [("sharded", 2, False)], indirect=True, ids=str)
 @pytest.mark.parametrize("device", ["cpu"])
-def test_all_ranks_follow_a_plan_that_is_too_large_for_one_by_a_smaller_one(gang: Any, device: str) -> None:
+def test_all_ranks_learn_what_one_lacks_and_follow_too_large_a_plan_by_a_smaller_one(gang: Any, device: str) -> None:
+    assert gang(share_with_one_that_refuses) == 2 * [
+        "the GPUs do not share memory: cuIpcOpenMemHandle_v2 failed with error 217"
+    ]
     assert gang(run_out_of_memory) == 2 * [(0.95, "CUDA out of memory. Tried to allocate 2.00 GiB")]
