@@ -15,7 +15,7 @@ from sweeper.cli.command import Subcommand, check_output_file, output_path, writ
 from sweeper.commands.plan.answer import NothingFits, answer, find_problem, scale, search
 from sweeper.commands.plan.request import PlanRequest
 from sweeper.commands.plan.side_by_side import HEADING, compare_hardware
-from sweeper.commands.plan.text import show, show_file
+from sweeper.commands.plan.text import print_lines, show, show_file
 from sweeper.pages.terminal import draw, open_console
 from workloads.api.errors import UserInputError, describe_os_error
 from workloads.estimator.search import bound_gib, fills_memory, usable_gib
@@ -61,7 +61,7 @@ def run(request: PrintedPlan) -> int:
         console = open_console(soft_wrap=False)
         rows, lines = compare_hardware(request, names)
         console.print(draw(HEADING, rows, len(HEADING) - 1, console.width))
-        print(*lines, sep="\n")
+        print_lines(console, lines)
         return 0
     if request.out is not None:
         check_output_file("out", path)

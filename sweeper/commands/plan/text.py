@@ -39,13 +39,13 @@ Rows = tuple[list[str], list[list[str]]]
 def show(answer: Answer) -> None:
     """Print the answer."""
     console = open_console(soft_wrap=False)
-    _print_lines(console, head_lines(answer))
+    print_lines(console, head_lines(answer))
     console.print(draw(*parts_table(answer), 3, console.width))
     console.print(draw(*layouts_table(answer), 5, console.width))
     if answer.faster is not None:
-        _print_lines(console, comparison_lines(answer))
+        print_lines(console, comparison_lines(answer))
         console.print(draw(*differences_table(answer), 4, console.width))
-    _print_lines(console, tail_lines(answer))
+    print_lines(console, tail_lines(answer))
 
 
 def show_file(request: PlanRequest) -> None:
@@ -53,10 +53,10 @@ def show_file(request: PlanRequest) -> None:
     with suppress(UserInputError):
         problem = build_problem(request)
         if problem.reading:
-            _print_lines(open_console(soft_wrap=False), file_lines(problem, problem.reading))
+            print_lines(open_console(soft_wrap=False), file_lines(problem, problem.reading))
 
 
-def _print_lines(console: Console, lines: list[str]) -> None:
+def print_lines(console: Console, lines: list[str]) -> None:
     """Print lines; what does not fit into the terminal goes on below, indented like the text after the first word."""
     for line in lines:
         wrapper = textwrap.TextWrapper(console.width, subsequent_indent=INDENT, drop_whitespace=True)
