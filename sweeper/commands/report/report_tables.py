@@ -124,13 +124,13 @@ def _build_best_results_table(results: Sequence[BestResult], trials: pd.DataFram
         tokens_per_day = SECONDS_PER_DAY * speed.value if result.speed_metric == "tokens_per_s" else math.nan
         costs = cost_metrics(result.metrics, result.devices, prices) if prices else result.metrics
         varying = list_varying_parameters(trials[trials["tag.sweeper.study"] == result.trial["tag.sweeper.study"]])
-        reason = missing_reason(result.metrics, result.speed_metric)
+        few = "too few rounds" if result.rounds else missing_reason(result.metrics, result.speed_metric)
         tflops = result.get_metric("tflops") if result.speed_metric != "tflops" else math.nan  # not the speed again
         cells = {name.replace("_", " "): result.work.get(name, "") for name in MAIN_WORK_NAMES} | {
             "work": format_point(distinct) if distinct else "",
             "device": result.platform,
             "speed": f"{format_number(speed.value)} {ranking.SPEED_UNITS[result.speed_metric]}",
-            "95%": format_interval(speed.low, speed.high) or (f"— ({reason})" if reason else ""),
+            "95%": format_interval(speed.low, speed.high) or (f"— ({few})" if few else ""),
             "per device": format_number(speed.value / result.devices) if result.devices > 1 else "",
             "TFLOP/s": format_number(tflops),
             **{label: format_percent(result.get_metric(name)) for name, label in SHARES.items()},

@@ -2,6 +2,7 @@
 
 import io
 import json
+import math
 import re
 import shutil
 from collections.abc import Mapping
@@ -16,7 +17,6 @@ from sweeper.commands.ingest.main import import_file
 from sweeper.commands.report import charts, compare, report_tables
 from sweeper.common.trials import TrialStatus
 from sweeper.metrics.derivation import Prices
-from sweeper.metrics.intervals import Interval
 from sweeper.pages import html_page
 from sweeper.results import mlflow_results
 from sweeper.results.comparison import describe_comparison
@@ -370,17 +370,21 @@ def test_an_invalid_argument_is_refused_in_one_line(folder: Path, arguments: lis
     assert done.code == 2 and message in done.err and len(done.err.splitlines()) == 1
 
 
-def test_the_best_result_of_a_sweep_with_finals_is_their_winner(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("rounds", "low", "high"), [(5, 8900.0, 9100.0), (2, math.nan, math.nan)])
+def test_the_best_result_of_a_sweep_with_finals_is_their_winner(
+    tmp_path: Path, rounds: int, low: float, high: float
+) -> None:
     """The highest of the single trials was chosen for its luck; all rates are the winner's in the finals."""
     write_sweep(tmp_path, "first", {"24": 9500.0, "40": 11000.0})
     client = MlflowClient(f"sqlite:///{tmp_path}/mlflow.db")
     experiment = client.get_experiment_by_name("offload")
     assert experiment is not None
     (parent,) = client.search_runs([experiment.experiment_id], "tags.`sweeper.kind` = 'sweep'")
-    finals = {"final_tokens_per_s": 9000.0, "final_tokens_per_s_ci_low": 8900.0, "final_tokens_per_s_ci_high": 9100.0}
-    for name, value in (finals | {"final_trial": 0.0, "final_rounds": 5.0}).items():
+    finals = {"final_tokens_per_s": 9000.0, "final_tokens_per_s_ci_low": low, "final_tokens_per_s_ci_high": high}
+    for name, value in (finals | {"final_trial": 0.0, "final_rounds": float(rounds)}).items():
         client.log_metric(parent.info.run_id, name, value)
     (result,) = read_store(tmp_path).best_results
-    assert (result.trial["param.budget"], result.rounds) == ("24", 5)
-    assert result.speed == Interval(9000.0, 8900.0, 9100.0)
+    assert (result.trial["param.budget"], result.rounds) == ("24", rounds)
+    assert result.speed.bounds == pytest.approx((9000.0, low, high), nan_ok=True)
+    assert ("| — (too few rounds) |" in run_report(tmp_path, "format=markdown").out) == (rounds == 2)
     assert result.get_metric("mfu") == pytest.approx(9000 / 2e4) and result.get_metric("tflops") == pytest.approx(450)
