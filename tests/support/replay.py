@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from workloads.llama.attention_kernels import KERNELS
@@ -34,7 +35,7 @@ COMPUTE = "compute"
 class Work:
     """A piece of work on a stream, the work that it waits for, and the time at which it is done."""
 
-    stream: tuple[str, str]  # the resource ("compute", "h2d", "d2h" or "links") and the kind of traffic
+    stream: tuple[str, int, str]  # the resource ("compute", "h2d", "d2h" or "links"), its rank and the kind of traffic
     remaining: float  # seconds of computation or bytes to copy
     after: list[Work]
     done_s: float | None = None
@@ -56,10 +57,11 @@ class MetaArena(Arena):
 
 
 class RecordingCopyStreams(CopyStreams):
-    """Streams that record the work that is queued on them."""
+    """Streams that record the work that is queued on them. The ranks of a ring share `work` and `posts`."""
 
-    def __init__(self, arena: MetaArena) -> None:
-        self.arena, self.work, self.exchanged_bytes = arena, list[Work](), 0
+    def __init__(self, arena: MetaArena, work: list[Work], posts: dict[Any, Work], gang: Gang) -> None:
+        self.arena, self.work, self.posts, self.gang, self.exchanged_bytes = arena, work, posts, gang, 0
+        self.messages, self.counts = list[Any](), Counter[Any]()
 
     def copy(self, target: Buffer, source: Buffer, traffic: str = "parameters") -> None:
         direction = "d2h" if self.arena.contains(target.tensor) else "h2d"
@@ -68,10 +70,30 @@ class RecordingCopyStreams(CopyStreams):
         target.last_event = source.last_event = result
 
     def exchange(self, collective: Callable[[], object], received_bytes: int, *buffers: Buffer) -> None:
-        after = [buffer.last_event for buffer in buffers if buffer.last_event is not None]
+        after: list[Any] = [buffer.last_event for buffer in buffers if buffer.last_event is not None]
+        if self.gang.is_ring:
+            collective()  # which leaves its messages here
+            after = [*after, *(self.post(after, *message) for message in self.messages)]
+            received_bytes = max(tensor.nbytes for _, tensor, _ in self.messages)  # both directions at once
         result = self.record("links", "", float(received_bytes), after)
         for buffer in buffers:
             buffer.last_event = result
+
+    def take_messages(self, messages: list[Any]) -> list[Any]:
+        self.messages = messages
+        return []  # nothing to wait for
+
+    def post(self, after: list[Work], operation: Any, tensor: Tensor, other: int) -> Work:
+        """Record that a send or a receive can begin. Return the same of the other rank, which it waits for."""
+        pair = (other, self.gang.rank) if operation is dist.irecv else (self.gang.rank, other)
+        self.counts[pair] += 1
+        own, others = (
+            self.posts.setdefault((pair, self.counts[pair], rank), Work(("links", rank, "posts"), 0.0, []))
+            for rank in (self.gang.rank, other)
+        )
+        own.after = after
+        self.work.append(own)
+        return others
 
     def acquire(self, *buffers: Buffer) -> None:
         self.record(COMPUTE, "", 0.0, [buffer.last_event for buffer in buffers if buffer.last_event is not None])
@@ -86,7 +108,7 @@ class RecordingCopyStreams(CopyStreams):
 
     def record(self, resource: str, traffic: str, amount: float, after: list[Any]) -> Any:
         """Append a piece of work and return it in the place of the event that a GPU would record."""
-        self.work.append(Work((resource, traffic), amount, after))
+        self.work.append(Work((resource, self.gang.rank, traffic), amount, after))
         return self.work[-1]
 
     @contextmanager
@@ -96,7 +118,7 @@ class RecordingCopyStreams(CopyStreams):
 
 def simulate_s(queued: list[Work], rates: DeviceRates) -> float:
     """Return the seconds that the work takes: each stream in its order, each piece after those that it waits for."""
-    streams: dict[tuple[str, str], deque[Work]] = defaultdict(deque)
+    streams: dict[tuple[str, int, str], deque[Work]] = defaultdict(deque)
     for work in queued:
         streams[work.stream].append(work)
     resource_rates = {COMPUTE: 1.0, "h2d": 1 / rates.h2d_s_per_byte, "d2h": 1 / rates.d2h_s_per_byte}
@@ -106,8 +128,8 @@ def simulate_s(queued: list[Work], rates: DeviceRates) -> float:
         heads = [stream[0] for stream in streams.values() if stream]
         ready = [work for work in heads if all(earlier.done_s is not None for earlier in work.after)]
         assert ready, "deadlock: all work waits for other work"
-        running = Counter(work.stream[0] for work in ready if work.remaining > 0)
-        work_rates = [resource_rates[work.stream[0]] / max(1, running[work.stream[0]]) for work in ready]
+        running = Counter(work.stream[:2] for work in ready if work.remaining > 0)
+        work_rates = [resource_rates[work.stream[0]] / max(1, running[work.stream[:2]]) for work in ready]
         elapsed_s = min(work.remaining / rate for work, rate in zip(ready, work_rates, strict=True))
         now_s += elapsed_s
         for work, rate in zip(ready, work_rates, strict=True):
@@ -123,18 +145,38 @@ def simulate_steps_s(
 ) -> float:
     """Return the seconds of `steps` steps under the plan, from the first copy to the last.
 
-    The ranks of a gang do the same at the same time. Sums of the loss and of the embedding's gradients take no time.
+    The ranks of a gang do the same at the same time, but those of a ring, which are all simulated. Sums of the loss and
+    of the embedding's gradients take no time.
     """
+    gang, work, posts = gang or Gang(), list[Work](), dict[Any, Work]()
+    for rank in range(gang.ranks if gang.is_ring else 1):
+        arena = MetaArena()
+        copy_streams = RecordingCopyStreams(arena, work, posts, replace(gang, rank=rank))
+        _queue_steps(shape, plan, rates, monkeypatch, steps, arena, copy_streams)
+    return simulate_s(work, rates)
+
+
+def _queue_steps(
+    shape: Model,
+    plan: Plan,
+    rates: DeviceRates,
+    monkeypatch: pytest.MonkeyPatch,
+    steps: int,
+    arena: MetaArena,
+    copy_streams: RecordingCopyStreams,
+) -> None:
     monkeypatch.setattr(Gang, "sum", lambda *_: None)
-    arena = MetaArena()
-    copy_streams = RecordingCopyStreams(arena)
     monkeypatch.setattr(engines, "CopyStreams", lambda device: copy_streams)
+    monkeypatch.setattr(dist, "P2POp", lambda *message: message)
+    monkeypatch.setattr(dist, "batch_isend_irecv", copy_streams.take_messages)
 
     class SimulatedAdamW(AdamW):
         def apply(self, step: int, w: Tensor, *others: Any) -> None:
             copy_streams.compute(w.nbytes * rates.optimizer_s_per_byte)
 
-    engine = engines.Engine(shape, plan, arena, META, KERNELS["cpu"], optimizer=SimulatedAdamW(), gang=gang)
+    engine = engines.Engine(
+        shape, plan, arena, META, KERNELS["cpu"], optimizer=SimulatedAdamW(), gang=copy_streams.gang
+    )
     tokens, sequences = plan.chunk_tokens, plan.sequences_per_chunk
     forward_s, backward_s = rates.pass_s_per_token(plan.sequence_length, plan.segments_per_sequence)
 
@@ -171,4 +213,3 @@ def simulate_steps_s(
     batch = empty(*batch_size, dtype=torch.long)
     for _ in range(steps):
         engine.step(batch)
-    return simulate_s(copy_streams.work, rates)

@@ -243,8 +243,8 @@ def test_the_fastest_distribution_depends_on_gpus_links_and_memory(
     assert min(step_s, key=step_s.__getitem__) == fastest
 
 
-@pytest.mark.parametrize("distribution", ["replicas", "sharded"])
-def test_collectives_overlap_as_predicted(distribution: Distribution, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("distribution", get_args(Distribution))
+def test_gangs_take_as_long_as_predicted(distribution: Distribution, monkeypatch: pytest.MonkeyPatch) -> None:
     (found,) = find_fastest_plans(MODEL.distribute(distribution, 2), 8192, 8, [MemoryBudget(16, 24)], NVLINK)
     assert found is not None
     gang = Gang(distribution, ranks=2)
