@@ -68,10 +68,8 @@ def disturbed(fault: str, gpu: int) -> Iterator[None]:
     count = {"none": 0, "cores": os.cpu_count() or 1}.get(fault, 1)
     processes = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(count)]
     try:
-        for process in processes:
-            assert process.stdout
-            if not process.stdout.readline():
-                raise SystemExit("the other process does not start")
+        if not all(process.stdout and process.stdout.readline() for process in processes):
+            raise SystemExit("the other process does not start")
         yield
     finally:
         for process in processes:
@@ -82,8 +80,7 @@ def disturbed(fault: str, gpu: int) -> Iterator[None]:
 def run_accept(folder: Path, *arguments: str) -> dict[str, Any]:
     """Run the command, show its output, and return its record."""
     subprocess.run([sys.executable, "-m", "sweeper", "accept", "profile=quick", f"dir={folder}", *arguments])
-    record: dict[str, Any] = json.loads(max(folder.glob("acceptance/*/accept.json")).read_text())
-    return record
+    return dict(json.loads(max(folder.glob("acceptance/*/accept.json")).read_text()))
 
 
 def tabulate(record: dict[str, Any]) -> Iterator[str]:

@@ -2,7 +2,7 @@
 
 import csv
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -82,9 +82,6 @@ def spread_of(kind: str, test: str) -> Spread:
 
 @cache
 def _read_spreads(kind: str) -> list[tuple[str, Spread]]:
-    def rows() -> Iterator[dict[str, str]]:
-        with Path(__file__).with_name("spreads.csv").open(newline="") as lines:
-            yield from csv.DictReader(lines)
-
+    rows = csv.DictReader(Path(__file__).with_name("spreads.csv").read_text().splitlines())
     names = ("device", "node", "run", "expected", "worth")
-    return [(row["tests"], Spread(*(float(row[name]) for name in names))) for row in rows() if row["kind"] == kind]
+    return [(row["tests"], Spread(*(float(row[name]) for name in names))) for row in rows if row["kind"] == kind]

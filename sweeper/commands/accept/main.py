@@ -201,9 +201,7 @@ def compare(request: CompareRequest) -> int:
         own = [change.ratio.value for change in changes if change.test == test]
         print(f"{test}: {count(len(own), 'part')}, median {median(own) - 1:+.1%}, lowest {min(own) - 1:+.1%}")
     print(f"{count(len(slower), 'result')} of {len(changes)} slower than on {before['date']}")
-    if slower:
-        return SOME_FAILED
-    return NO_VERDICT if missing or not changes else COMPLETE
+    return SOME_FAILED if slower else NO_VERDICT if missing or not changes else COMPLETE
 
 
 COMMAND = Subcommand(

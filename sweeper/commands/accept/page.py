@@ -129,13 +129,9 @@ def _build_map(results: Sequence[Mapping[str, Any]]) -> Iterator[Chart]:
 def _build_distributions(results: Sequence[Mapping[str, Any]]) -> Iterator[Chart]:
     from plotly import graph_objects
 
-    by_test: dict[str, list[Mapping[str, Any]]] = defaultdict(list)
-    for row in results:
-        if row["value"] and row["limit"]:
-            by_test[row["test"]].append(row)
-    figures = []
-    for test, rows in by_test.items():
-        if len(rows) > 1:
+    compared, figures = [row for row in results if row["value"] and row["limit"]], []
+    for test in dict.fromkeys(row["test"] for row in compared):
+        if len(rows := [row for row in compared if row["test"] == test]) > 1:
             names, values = [row["part"] for row in rows], [row["value"] for row in rows]
             shown: dict[str, Any] = {"boxpoints": "outliers", "marker_color": COLORS[-1][1], "name": ""}
             if len(rows) <= MOST_POINTS:
