@@ -1,7 +1,8 @@
 """FlashAttention 4 as PyTorch's switch calls it; importing this module imports the package.
 
 PyTorch (2.11 to 2.13, torch/nn/attention/_fa4.py) unpacks two results of the forward pass and three of the backward
-pass. The pinned version of flash-attn-4 returns more: what sparse attention needs.
+pass. The pinned version of flash-attn-4 returns more: what sparse attention needs. It also refuses an output with a
+stride of 0, which a compiled graph may give to a batch of one: the output has the strides of the queries.
 """
 
 from __future__ import annotations
@@ -12,8 +13,11 @@ from flash_attn.cute import interface
 from torch import Tensor
 
 
-def _flash_attn_fwd(*args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-    out, lse, *_ = interface._flash_attn_fwd(*args, **kwargs)
+def _flash_attn_fwd(*args: Any, out: Tensor | None = None, **kwargs: Any) -> tuple[Tensor, Tensor]:
+    if out is not None:  # the stride of a dimension of one element is never used
+        sizes = zip(out.shape, out.stride(), strict=True)
+        out = out.as_strided(out.shape, [out.numel() if size == 1 else stride for size, stride in sizes])
+    out, lse, *_ = interface._flash_attn_fwd(*args, out=out, **kwargs)
     return out, lse
 
 

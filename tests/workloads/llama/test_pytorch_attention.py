@@ -1,5 +1,9 @@
 """PyTorch's attention runs by a fused kernel on a GPU, or the trial is infeasible; a CPU takes what there is."""
 
+import sys
+from importlib import import_module
+from types import ModuleType
+
 import pytest
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -21,6 +25,27 @@ def test_without_a_fused_kernel_a_trial_is_infeasible_with_the_reasons_of_pytorc
         pytest.raises(Infeasible, match=r"q \(1, 4, 16, 32\).* is not measured: .*same last dimension"),
     ):
         choose_backend(q, k, v)
+
+
+def test_an_output_of_one_sequence_has_no_stride_of_zero(monkeypatch: pytest.MonkeyPatch) -> None:
+    """FlashAttention 4 refuses one, which PyTorch takes from the queries of a compiled graph."""
+
+    def forward(*_: object, out: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        assert 0 not in out.stride()
+        return out.fill_(1), torch.zeros(()), torch.zeros(())
+
+    names = ("flash_attn", "flash_attn.cute", "flash_attn.cute.interface")
+    for name, parent in zip(names[1:], names, strict=False):
+        monkeypatch.setitem(sys.modules, parent, sys.modules.get(parent, ModuleType(parent)))
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))
+        monkeypatch.setattr(sys.modules[parent], name.rpartition(".")[2], sys.modules[name], raising=False)
+    monkeypatch.setattr(sys.modules[names[2]], "_flash_attn_fwd", forward, raising=False)
+    monkeypatch.delitem(sys.modules, "workloads.llama.flash4_functions", raising=False)
+    functions = import_module("workloads.llama.flash4_functions")
+    queries = torch.zeros(1, 4, 8, 16).as_strided((1, 4, 8, 16), (0, 16, 64, 1))
+    out = torch.empty_like(queries)
+    assert out.stride()[0] == 0 and torch.equal(functions._flash_attn_fwd(out=out)[0], torch.ones(1, 4, 8, 16))
+    assert torch.equal(out, torch.ones(1, 4, 8, 16))  # the memory is the same
 
 
 def test_on_a_cpu_nothing_is_restricted() -> None:
