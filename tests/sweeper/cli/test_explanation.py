@@ -24,7 +24,8 @@ PROVOKED = {
     "++workload=probe": (RULES[5][0], "++workload=probe: a group is chosen without ++"),
     "-cd mine workload=wrong": (RULES[6][0], "a key in a YAML file is of type NoneType: it must be text"),
     "budget=[1]": (RULES[7][0], "budget=[1]: must be a mapping"),
-    "+workload=probe": (RULES[8][0], "workload: is chosen twice"),
+    "-cd mine workload=header": (RULES[8][0], "@package a global"),
+    "+workload=probe": (RULES[9][0], "workload: is chosen twice"),
     "seed=1,2": (SEVERAL_VALUES.pattern, "several values; add -m"),
     "bugdet.trials=5": (UNKNOWN_KEY.pattern, "bugdet.trials: unknown key"),
 }
@@ -35,6 +36,7 @@ def test_hydra_words_its_errors_as_they_are_matched(line: str, tmp_path: Path, m
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine/workload").mkdir(parents=True)
     (tmp_path / "mine/workload/wrong.yaml").write_text("# @package _global_\nworkload: {null: 1}\n")
+    (tmp_path / "mine/workload/header.yaml").write_text("# @package a global\nseed: 1\n")
     pattern, shown = PROVOKED[line]
     with pytest.raises(UserInputError) as raised:
         compose_sweeps(parse_arguments(line.split()))

@@ -39,7 +39,7 @@ def target(gpus: int = 1, nodes: int = 1, hardware: str = "h200") -> Target:
     ("words", "message"),
     [
         (["hardwre=h200"], r"hardwre: unknown key. Available: .*Did you mean hardware\?"),
-        (["h200"], "h200: not of the form key=value. Available: cluster.address"),
+        (["h200"], r"h200: not of the form key=value. Did you mean hardware=h200\?"),
         (["dir="], "dir=: has no value"),
     ],
 )
