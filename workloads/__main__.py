@@ -70,7 +70,6 @@ def format_measurement(measurement: Measurement) -> str:
 
 
 def _parse_parameters(workload: str, pairs: Sequence[str]) -> dict[str, Scalar]:
-    """Return the parameters with values of the annotated types. Raises ValueError if they are invalid."""
     if workload not in names():
         raise ValueError(f"{workload}: {unknown_reason(workload)}")
     parameters_class = load(workload).Parameters
@@ -92,7 +91,6 @@ def _parse_parameters(workload: str, pairs: Sequence[str]) -> dict[str, Scalar]:
 
 
 def _parse_value(text: str, annotation: Any) -> Scalar:
-    """Return the text as the first type of the annotation that accepts it."""
     options = get_args(annotation) or (annotation,)
     if bool in options and text in ("true", "false"):
         return text == "true"

@@ -145,7 +145,6 @@ class Target:
         return self._count_in_domains(ranks, host_gib) > 0
 
     def _count_in_domains(self, ranks: int, host_gib: float) -> int:
-        """Return how many gangs over several nodes fit at once, each within one NVLink domain."""
         share = self.ranks_per_node(ranks, host_gib)
         capacities: dict[str, list[int]] = {}
         for node in self.nodes:

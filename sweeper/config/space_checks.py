@@ -127,7 +127,6 @@ def _extremes(dimension: Dimension) -> Sequence[Value]:
 
 
 def _possible_values(space: Space, parameter: Field[Any]) -> Sequence[Value]:
-    """Return the extreme values of a parameter that the space may leave at its default."""
     if parameter.name in space.dimensions:
         return _extremes(space.dimensions[parameter.name])
     default: Any = parameter.default

@@ -102,7 +102,6 @@ _code = SweepCode()  # of the connected cluster
 
 
 def _query_nodes(variables: Collection[str]) -> tuple[list[Node], dict[str, set[str]], list[str]]:
-    """Return the nodes that can be used, the parts of the code that others lack, by address, and problems."""
     nodes: list[Node] = []
     missing: dict[str, set[str]] = {}
     problems: list[str] = []

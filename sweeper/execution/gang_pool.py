@@ -109,7 +109,6 @@ class StepReports:
 
 
 def _start_collector() -> Any:
-    """Start the step collector on this node, since the sweep depends on it anyway."""
     on_this_node = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=True)
     return ray.remote(StepCollector).options(num_cpus=0, scheduling_strategy=on_this_node).remote()
 
@@ -207,7 +206,6 @@ class GangPool:
             self._assign_backlog()
 
     def _assign_backlog(self) -> None:
-        """Hand waiting trials to gangs with their environment, and start such gangs where they are missing."""
         waiting, full = deque[Trial](), set[Environment]()
         for trial in self._backlog:
             environment = self._environment_of(trial.params)

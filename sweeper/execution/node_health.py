@@ -75,7 +75,6 @@ def find_failing_nodes(
 
 
 def _count_failures(observations: Iterable[NodeObservation]) -> int:
-    """Return how many different points failed; failures that overlap in time count once."""
     failures = [observation for observation in observations if observation.status in BAD]
     count = 0
     points = set[str]()

@@ -139,7 +139,6 @@ def check_variables(requested: Mapping[str, str | None]) -> dict[str, str | None
 
 
 def _describe_error(error: BaseException) -> RankResult:
-    """Return the result of a rank that an exception ended, without its rank and times."""
     output = contract.output_of(error)
     result = RankResult(0, reason=message_of(error), detail=output.last_lines, files=output.files)
     if isinstance(error, contract.Infeasible):

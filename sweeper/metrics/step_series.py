@@ -134,7 +134,6 @@ def best_phase(values: np.ndarray) -> tuple[int, int]:
 
 
 def _residual_error(residuals: np.ndarray) -> float:
-    """Return the standard error of one block, wider if successive residuals are correlated."""
     spread = math.sqrt(float(residuals @ residuals) / (len(residuals) - 3))
     alike = float(residuals[1:] @ residuals[:-1] / (residuals @ residuals)) if spread > 0 else 0.0
     alike = min(0.9, max(0.0, alike + 2 / len(residuals)))  # the estimate is too low in a short series

@@ -70,7 +70,6 @@ def _environment() -> Environment:
 
 
 def _draw(chart: Chart, figure: Any) -> Markup:
-    """Return a figure in the style of the page, which includes plotly.js."""
     several = len(chart.figures) > 1
     top = {"t": 50 if several else figure.layout.margin.t or 40}
     # Its own height and left margin are kept.

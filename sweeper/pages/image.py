@@ -109,7 +109,6 @@ def _draw_cells(axes: Any, trace: Any, _: Sequence[str], __: Sequence[str]) -> N
 
 
 def _draw_lines(axes: Any, trace: Any, _: Sequence[str], __: Sequence[str]) -> None:
-    """Draw parallel coordinates: each axis from its lowest to its highest value, the best lines on top."""
     columns = [np.asarray(dimension["values"], dtype=float) for dimension in trace.dimensions]
     heights = np.array([(column - column.min()) / (np.ptp(column) or 1.0) for column in columns])
     ranks = np.asarray(trace.line.color, dtype=float)

@@ -105,7 +105,6 @@ def build_search_result(
 
 
 def _build_charts(search: SearchResult, front: FrontPlot | None) -> Iterator[tuple[str, Chart]]:
-    """Yield the charts that the search has enough trials for, with the names of their images."""
     if front:
         yield "front", Chart(front.title, build_panel_figures(front))
     texts = [format_point(row) for row in cast("list[dict[str, Any]]", search.points.to_dict("records"))]

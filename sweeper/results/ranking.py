@@ -182,14 +182,12 @@ def rank_speeds(ranked: pd.DataFrame, metric: str) -> pd.Series:
 
 
 def _won_finals(trials: pd.DataFrame, metric: str) -> pd.Series:
-    """Return for each trial whether it won its sweep's finals; with several objectives, whether it was in them."""
     if "final.speed" not in trials:
         return pd.Series(False, trials.index)
     return (trials["final.speed"] == metric) & (trials["final.trial"] == trials["tag.sweeper.trial"])
 
 
 def _apply_finals(best: pd.Series, metric: str) -> None:
-    """Replace the rates of a single trial, their intervals and its step time by those of its rounds in the finals."""
     factor = best["final.value"] / best[f"metric.{metric}"]
     rates = tuple(f"metric.{rate}" for rate in RATES)
     for column in best.index:  # at equal work all rates of the burst change by the same factor

@@ -140,7 +140,6 @@ class Study:
         return self._add_trial(Trial(self.trial_count, dict(params), remeasurement, retry, clock_mhz))
 
     def _add_trial(self, trial: Trial, sampler_state: Mapping[str, Any] | None = None) -> Trial:
-        """Add a running trial to the journal, with what its sampler needs after a resume."""
         self.trial_count += 1
         marks = {"remeasurement": trial.remeasurement, "retry": trial.retry}
         self._journal.add_trial(
@@ -340,7 +339,6 @@ class Study:
                 self._queued_points.append(stored)
 
     def _queue_cancelled_points(self) -> None:
-        """Queue the points of cancelled trials, to be tried again as new trials, unless they were since."""
         if not any(record.status is TrialStatus.CANCELLED for record in self.records.values()):
             return  # the keys of 100,000 points take seconds
         cancelled: dict[str, Parameters] = {}

@@ -207,7 +207,6 @@ def _find_database_problem(uri: str) -> str:
 
 
 def _describe_schema(revision: str, uri: str) -> str:
-    """Return why the installed MLflow cannot use a database with this revision of its tables; empty if it can."""
     found = importlib.util.find_spec("mlflow")  # which does not import it
     assert found is not None and found.origin
     migrations = list((Path(found.origin).parent / "store/db_migrations/versions").glob("*_*.py"))

@@ -84,7 +84,6 @@ def _has_content(path: Path) -> bool:
 
 
 def _open_kept_tables() -> sqlite3.Connection:
-    """Return a database with MLflow's tables: the kept one, which the first call makes, or one in memory."""
     try:
         cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
         kept = cache.absolute() / "gpu-sweeper" / f"mlflow-{__version__}.db"

@@ -111,7 +111,6 @@ class Store:
         self._leave_out_attempt(record)
 
     def _leave_out_attempt(self, record: TrialRecord) -> None:
-        """Mark the run of a retry's earlier attempt, or the retry's own run, as not counting."""
         if record.retry and record.superseded is not None and (run := self.children.find(record.superseded)):
             other = {record.number, record.retry.trial} - {record.superseded}
             self._client.set_tag(run.info.run_id, mlflow_store.RETRIED_AS, str(*other))
@@ -363,7 +362,6 @@ def legal_name(name: str) -> str:
 
 
 def _with_legal_names(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values by valid names; the second of two equal names is numbered."""
     legal: dict[str, Any] = {}
     for name, value in values.items():
         new = shortest = legal_name(name)

@@ -93,7 +93,6 @@ class Orphans:
 
 
 def _children() -> set[int]:
-    """Return the child processes of all threads of this process, also those that were not reaped."""
     pids = set[int]()
     for file in Path("/proc/self/task").glob("*/children"):
         with suppress(OSError):  # the thread has ended
@@ -108,7 +107,6 @@ def _command(pid: int) -> str:
 
 
 def _held_children() -> set[int]:
-    """Return the children that this process can still reach: of a `Popen` or a `multiprocessing.Process` in use."""
     gc.collect()
     dropped = {id(process) for process in getattr(subprocess, "_active", [])}  # their `Popen` is gone
     held = (o for o in gc.get_objects() if issubclass(type(o), subprocess.Popen) and id(o) not in dropped)

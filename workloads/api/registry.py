@@ -45,7 +45,6 @@ def find_entry_point(name: str) -> EntryPoint | None:
 
 @cache
 def _built_in() -> dict[str, type[Workload]]:
-    """Return the workload classes that the packages of `workloads/` define, by name."""
     classes: dict[str, type[Workload]] = {}
     for package in sorted(module.name for module in pkgutil.iter_modules(workloads.__path__) if module.ispkg):
         for value in vars(import_module(f"workloads.{package}")).values():

@@ -105,7 +105,6 @@ class _FirstSteps:
 
 
 def _empty_measurement(parameters: Mapping[str, Scalar], rank: Rank) -> Measurement:
-    """Return the measurement of a rank whose gang is measured by another rank."""
     return Measurement(executed=dict(parameters), step_times_s=(), of_gang=True, machine_info=_machine_info(rank))
 
 
@@ -169,7 +168,6 @@ def _read_output(invocation: Invocation, program: Program) -> ProgramOutput:
 
 
 def _check_work(work: DeclaredWork, log: ProgramLog, rank: Rank) -> None:
-    """Raise ParameterMismatch if the program prints another batch, model, layout or data type than is declared."""
     if differences := work.find_differences(log.config.values, log.config_of_steps.values):
         raise ParameterMismatch(f"rank {rank.rank} executed {'; '.join(differences)}, as its program prints")
     if len(batches := log.config_of_steps.values.get("global_batch", ())) > 1:

@@ -206,7 +206,6 @@ class Seconds:
 
 
 def _activation_elements(placed: PlacedJob, layer: int, *, backward: bool) -> float:
-    """Return how many values of a token the MLP's activation reads and writes."""
     model = placed.model
     width = model.intermediate_size if model.has_mlp(layer) else 0
     if model.has_experts(layer):
@@ -298,7 +297,6 @@ def block_seconds(placed: PlacedJob, layer: int) -> BlockSeconds:
 
 
 def _seconds(placed: PlacedJob, layer: int, products_s: float, *, backward: bool) -> Seconds:
-    """Return the seconds of a pass through a block, without what a backward pass computes again."""
     casts = sum(cast_s(placed, product, backward=backward) for product in block_products(placed, layer))
     other = pass_s(placed, layer, backward=backward) + casts
     return Seconds(products_s, attention_s(placed, layer, backward=backward), other)

@@ -48,7 +48,6 @@ def _compile(pattern: str) -> re.Pattern[str]:
 
 
 def _build_format(row: dict[str, Any], rows: Mapping[str, dict[str, Any]]) -> LogFormat:
-    """Return a row of the table: `log_formats.toml` says how it is written."""
     values = {**(rows[row["like"]] if "like" in row else {}), **row}
     values.pop("like", "")
     metrics = [*(rows[values.pop("metrics_like")]["metrics"] if "metrics_like" in values else ())]

@@ -164,7 +164,6 @@ class LogReader:
         return int(match[1])
 
     def _make_step(self, row: LogFormat, number: int, texts: Mapping[str, str], line: str) -> Step | None:
-        """Return the step, with its time from the lines' timestamps if it is not printed; None for a known step."""
         if number < self._second_last:  # ranks are at most one printed step apart: the program was restarted
             self._begin_start()
         elif number <= self._last:
@@ -231,7 +230,6 @@ class LogReader:
         self.memory = {}
 
     def _read_configuration(self, line: str) -> None:
-        """Store a configuration entry or the device, if the line reports one."""
         if match := _JSON_ENTRY.match(line):
             self._read_json_entry(len(match[1]), match[2], match[3])
         elif (match := ARGUMENT.search(line)) and ("[config.py:" not in line or match[1] in DEEPSPEED_OWN):
@@ -309,7 +307,6 @@ class LogReader:
 
 
 def _read_texts(row: LogFormat, *lines: str) -> dict[str, str]:
-    """Return the values of lines as they are printed, by name; of several the last one."""
     return {match["name"]: match["value"] for line in lines for pair in row.pairs for match in pair.finditer(line)}
 
 

@@ -199,7 +199,6 @@ def _read_algorithm(name: str, stages: int) -> str:
 
 
 def _read_sizes(settings: names.FileSettings) -> dict[str, Any]:
-    """Return the sizes of the model that the settings name, whether or not they name all."""
     fields = ("layers", "hidden_size", "heads", "kv_heads", "head_size", "intermediate_size")
     experts = ("experts", "experts_per_token", "expert_intermediate_size") if settings.find("num_experts") else ()
     sizes = {name.field: settings.find(name.key) for name in NAMES if name.field in (*fields, *experts)}

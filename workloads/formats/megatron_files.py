@@ -140,7 +140,6 @@ def _add(reading: names.FileReading, left: Iterable[str], notes: Iterable[str]) 
 
 
 def _find_command(text: str) -> tuple[list[str], list[str], list[str]]:
-    """Return the words of the launcher, those of the program that it starts, and notes about others."""
     script = Script(text)
     commands = script.read()
     notes = [
@@ -181,7 +180,6 @@ def _list_arguments(words: list[str]) -> tuple[dict[str, list[str]], list[str]]:
 
 
 def _read_switches(values: Mapping[str, list[Any]]) -> dict[str, Any]:
-    """Return Megatron-LM's settings by the names under which it logs them, from arguments and their values."""
     off = {flag: setting for setting, flag in SWITCHES_OFF.items()}
     renamed = off | {flag: setting for setting, flag in RENAMED.items()}
     settings = {}
@@ -214,7 +212,6 @@ def _read_yaml_arguments(text: str) -> tuple[dict[str, Any], list[str], list[str
 
 
 def _read_gpus(text: str, launch: re.Pattern[str] = _LAUNCH) -> int | None:
-    """Return the GPUs of a launcher: nodes times those of a node; None if it does not say both numbers."""
     numbers = {name.replace("_", "-"): int(number) for name, number in launch.findall(text)}
     return math.prod(numbers.values()) if len(numbers) == 2 else None
 
@@ -297,7 +294,6 @@ def read_recipe(text: str, gpus: int | None = None, model: Model | None = None) 
 
 
 def _read_recipe_words(words: Sequence[str]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the values of the recipe's flags, by their names in full, and its overrides."""
     flags, overrides = dict[str, Any](), dict[str, Any]()
     for word, following in pairwise([*words, "-"]):
         name, equals, value = word.lstrip("-").partition("=")
@@ -315,7 +311,6 @@ def _sizes_of(model: Model | None) -> dict[str, int]:
 
 
 def _read_mixed(mixed: object) -> dict[str, Any]:
-    """Return the settings of a precision that Megatron-Bridge registers. Raises UserInputError for another one."""
     ours = next((name for name, theirs in MIXED_PRECISION.items() if theirs == mixed), None)
     if ours is None:
         raise UserInputError(f"mixed_precision={mixed}: not known. Known: {', '.join(MIXED_PRECISION.values())}")
@@ -395,7 +390,6 @@ FRAMEWORKS: dict[str, Callable[[names.Settings, str, int | None, Model | None], 
 
 
 def _fill(value: Any) -> Any:
-    """Return a value with the defaults of its variables, such as ${NAME:8}."""
     if isinstance(value, Mapping):
         return {name: _fill(inner) for name, inner in value.items()}
     if isinstance(value, list):
@@ -412,7 +406,6 @@ def _fill(value: Any) -> Any:
 
 
 def _find_trainer(text: str) -> Mapping[str, Any] | None:
-    """Return the first module of an experiment that has a framework."""
     try:
         config = yaml.safe_load(text)
     except yaml.YAMLError:

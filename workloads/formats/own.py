@@ -69,7 +69,6 @@ def own_support() -> names.Support:
 
 
 def _defaults() -> dict[str, object]:
-    """Return the defaults of the fields of a layout, and of a job that says how it is trained."""
     of_job = {field.name: field.default for field in fields(Job) if field.name in JOB_FIELDS}
     of_layout = {field.name: field.default for field in fields(Layout) if field.name in LAYOUT_FIELDS}
     return {name: default for name, default in (of_job | of_layout).items() if default is not MISSING}

@@ -157,7 +157,6 @@ class Script:
         return (*(block.is_executed for block in self._blocks), self._guard)
 
     def _restore(self) -> None:
-        """Give variables their values back that were assigned for a command alone, such as `A=1 command`."""
         for name, values in self._hidden.items():
             if values is None:
                 self.variables.pop(name, None)
@@ -239,12 +238,10 @@ class Script:
             self.variables |= {str(number): [word] for number, word in enumerate(words, 1)}
 
     def _forget(self, name: str) -> None:
-        """Let a variable have no value that is known before a run."""
         if name in self.variables:
             self.variables[name] = [f"{UNSET}${name}{END}"]
 
     def _read_value(self) -> list[str]:
-        """Return the values of an assignment: those of an array, or one."""
         if not self._text_at("("):
             return ["".join(text for text, _ in self._read_word())]
         self._position += 1
@@ -260,7 +257,6 @@ class Script:
         return values
 
     def _read_word(self) -> Fields:
-        """Return the pieces of the word at the position, which ends behind it."""
         pieces: Fields = []
         while self._position < len(self.text) and self.text[self._position] not in " \t\r\n;&|()<>":
             character = self.text[self._position]
@@ -345,14 +341,12 @@ class Script:
         return unset if values is None else values
 
     def _read_all(self) -> Fields:
-        """Return the pieces of the whole text as one word."""
         self.text = self.text.strip("\"'")
         self.text += '"'
         self._position = -1
         return self._read_quoted()
 
     def _compute(self, expression: str) -> str:
-        """Return the value of whole numbers with + - * / %."""
         expanded = "".join(text for text, _ in Script(expression, [], self.variables)._read_all())
         expanded = re.sub(r"[A-Za-z_]\w*", lambda name: "".join(self._look_up(name[0], name[0])[:1]), expanded)
         try:
@@ -386,7 +380,6 @@ def show_unset(text: str) -> str:
 
 
 def _test(words: list[str]) -> bool | None:
-    """Return the result of a command such as `[ "$A" = b ]`; None where it has no value before a run."""
     if not words:
         return True  # an assignment
     if words[0] not in ("[", "[[", "test") or any(UNSET in word for word in words):
@@ -415,7 +408,6 @@ def _find_end(text: str, start: int, brackets: str) -> int:
 
 
 def _evaluate(node: ast.expr) -> int:
-    """Return the value of an expression of whole numbers. Raises ValueError for any other."""
     if isinstance(node, ast.Constant) and isinstance(node.value, int):
         return node.value
     if isinstance(node, ast.BinOp) and type(node.op) in _ARITHMETIC:

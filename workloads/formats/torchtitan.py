@@ -56,7 +56,6 @@ def find_flavor(model: Model) -> tuple[str, str]:
 
 
 def _find_assets(job: Job) -> str:
-    """Return the folder in which torchtitan's download script puts the tokenizer."""
     name, flavor = find_flavor(job.model)
     return ASSETS[flavor] if name == "llama3" else f"./assets/hf/{name.capitalize()}-{flavor}"
 

@@ -92,7 +92,6 @@ def _time_turn(steps: Sequence[Callable[[], float]], waits: ThreadWaits, threads
 
 
 def _undisturbed(turns: Sequence[Turn]) -> list[Turn]:
-    """Return the turns that describe the machine alone, given the fastest turn."""
     fastest_s = min(turn.wall_s for turn in turns)
     return [t for t in turns if t.waited_s <= MAX_WAITED * t.wall_s and t.wall_s <= MAX_OVER_FASTEST * fastest_s]
 

@@ -172,7 +172,6 @@ def sustained_times(
 
 
 def _windows(steps: Sequence[Step], device: torch.device, count: int) -> Iterator[float]:
-    """Yield the mean seconds a step of consecutive windows of `count` steps, without end."""
     turns = cycle(steps)
     if device.type == "cpu":
         while True:

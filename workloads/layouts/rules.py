@@ -207,7 +207,6 @@ def _check_borrowed_experts(job: Job, site: Site) -> Iterator[str]:
 
 
 def _check_own_experts(job: Job, site: Site) -> Iterator[str]:
-    """Check which ranks divide experts here: neighbors that share a copy's states."""
     ep, shards = job.layout.ep, job.layout.dp_shard * job.layout.cp
     if ep > 1 and shards % ep:
         yield f"ep {ep} has to be a divisor of dp_shard x cp = {shards}"
@@ -269,7 +268,6 @@ def _check_checkpointing(job: Job, site: Site) -> Iterator[str]:
 
 
 def _check_split_backward(job: Job, site: Site) -> Iterator[str]:
-    """Check what PyTorch needs to split a backward pass, first for inputs and then for weights."""
     layout, schedule = job.layout, job.layout.schedule
     if schedule not in SPLIT_SCHEDULES:
         return

@@ -128,7 +128,6 @@ def _run_by(library: str, function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _by_tokens(*tensors: Tensor) -> Any:
-    """Return views with heads and tokens exchanged."""
     return tuple(tensor.transpose(1, 2) for tensor in tensors)
 
 
@@ -151,7 +150,6 @@ def _flash4_bwd(d_out: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse
 
 
 def _rocm_arguments(q: Tensor, causal: bool) -> dict[str, Any]:
-    """Return the arguments that AITER and flash-attn have in common, forward and backward."""
     window = {"window_size_left": -1, "window_size_right": -1}
     return {"dropout_p": 0.0, "softmax_scale": q.shape[-1] ** -0.5, "causal": causal, "alibi_slopes": None} | window
 

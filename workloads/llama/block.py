@@ -160,7 +160,6 @@ class BlockMath:
         return self._split_heads(functional.linear(normed, weights["qkv.weight"], weights.get("qkv.bias")), rope)
 
     def _split_heads(self, qkv: Tensor, rope: Tensor) -> Tensor:
-        """Return the output of the first GEMM [tokens, features] as [sequences, length, heads, head_size]."""
         return qkv.view(-1, rope.shape[1], self.shape.heads + 2 * self.shape.kv_heads, self.shape.head_size)
 
     def backward(

@@ -148,7 +148,6 @@ def _allocate(rows: int, summed: int, device: torch.device, scale: Tensor | None
 
 
 def _allocate_weight(rows: int, summed: int, device: torch.device) -> Fp8Matrix:
-    """Return a matrix with scales of 128 x 128."""
     padded = triton.cdiv(summed // BLOCK, SCALE_MULTIPLE) * SCALE_MULTIPLE
     data = torch.empty(rows, summed, dtype=FP8, device=device)
     return Fp8Matrix(data, torch.ones(rows // BLOCK, padded, dtype=torch.float32, device=device))

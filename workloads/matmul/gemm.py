@@ -89,7 +89,6 @@ def _check_support(parameters: MatmulParameters, architecture: str) -> None:
 
 @cache
 def _warm_up(device: torch.device, seconds: float) -> None:
-    """Load the device for `seconds`, once per process and duration."""
     size = 1024 if device.type == "cpu" else 8192
     a = torch.randn(size, size, device=device, dtype=torch.float32 if device.type == "cpu" else torch.bfloat16)
     c = torch.empty_like(a)

@@ -54,7 +54,6 @@ def make_operands(
 
 
 def _build_inductor_gemm(a: torch.Tensor, b: torch.Tensor) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
-    """Return Inductor's Triton kernel for a product, tuned for this one by a first call."""
     torch.compiler.reset()  # otherwise the eighth shape in one process runs as torch.mm
     options: dict[str, Any] = {"max_autotune": True, "max_autotune_gemm_backends": "TRITON"}
     if supports_persistent_tma():
@@ -72,7 +71,6 @@ def _build_inductor_gemm(a: torch.Tensor, b: torch.Tensor) -> Callable[[torch.Te
 def _make_scaled(
     parameters: MatmulParameters, shape: GemmShape, device: torch.device, generator: torch.Generator, architecture: str
 ) -> Operands:
-    """Create the operands of a format with scales, of 8 or 4 bits, and scales of one."""
     from torch.nn.functional import ScalingType, scaled_mm
 
     recipe, m, n, k = parameters.dtype, shape.m, shape.n, shape.k

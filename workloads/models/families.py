@@ -151,7 +151,6 @@ ADAPTERS = {"falcon": _falcon, "mpt": _mpt, "latent": _latent, "delta_rule": _de
 
 
 def _build_family(row: dict[str, Any]) -> Family:
-    """Return a family of the table: `families.toml` says how a row is written."""
     names: Names = {size: keys for group in row.pop("groups", ()) for size, keys in GROUPS[group].items()}
     names |= {size: (key,) for size, key in row.pop("names", {}).items()}
     defaults = row.pop("defaults", {}) | dict.fromkeys(row.pop("optional", ()))

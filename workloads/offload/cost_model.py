@@ -144,7 +144,6 @@ class Placement(plan.Division):
         return (plan.CHUNKS_IN_FLIGHT + 1) * self.saved_bytes(saved)
 
     def _kv_bytes(self, tokens: int) -> int:
-        """Return the bytes of a layer's keys and values of `tokens` if sequences are in several segments, or 0."""
         if self.segments_per_sequence == 1:
             return 0
         return tokens * plan.count_kv_bytes_per_token(self.model.shape, self.model.element_bytes)
@@ -282,7 +281,6 @@ def predict_step_times(
 
 
 def _count_received_bytes(placement: Placement, is_backward: bool, updates: bool) -> float:
-    """Return the bytes that a GPU receives from the others during a pass over a layer."""
     model, whole_bytes = placement.model, placement.model.layer_parameters * placement.model.element_bytes
     if model.distribution == "ring":  # the hidden states of the round, or their gradients
         return placement.round_tokens * model.shape.hidden_size * model.element_bytes

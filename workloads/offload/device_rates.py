@@ -256,7 +256,6 @@ def _compare_segments(state: _BlockState, sequence_length: int, longer: int, sho
 
 
 def _measure_weight_passes(block_math: BlockMath, device: torch.device, precision: Precision) -> tuple[float, float]:
-    """Return the seconds of casting a block's weights for one of its passes, and of adding their gradients."""
     # Products take the weights as they are and add to the gradients themselves, but those in fp8 and those of experts.
     if not precision.recipe and not block_math.shape.experts:
         return 0.0, 0.0
@@ -341,7 +340,6 @@ def _measure_peak_bytes(step: Callable[[], object], device: torch.device) -> int
 
 
 def _measure_lm_head(shape: Model, device: torch.device, dtype: torch.dtype) -> float:
-    """Return seconds per token of the LM head and the loss, forward and backward."""
     tokens = LOGIT_TOKENS if device.type == "cuda" else TIMED_CHUNK_TOKENS["cpu"]
     weight = torch.randn(shape.vocabulary, shape.hidden_size, dtype=dtype, device=device)
     hidden = torch.randn(tokens, shape.hidden_size, dtype=dtype, device=device)
@@ -352,7 +350,6 @@ def _measure_lm_head(shape: Model, device: torch.device, dtype: torch.dtype) -> 
 
 
 def _measure_optimizer(device: torch.device, precision: Precision) -> float:
-    """Return seconds of AdamW per byte of weights."""
     numel = 1 << 25 if device.type == "cuda" else 1 << 16  # more than any cache holds, and within a budget of one GiB
     weights, gradients = (torch.zeros(numel, device=device, dtype=precision.dtype) for _ in range(2))
     states = [torch.zeros(size, device=device, dtype=dtype) for size, dtype in precision.list_state_vectors(numel)]
@@ -361,7 +358,6 @@ def _measure_optimizer(device: torch.device, precision: Precision) -> float:
 
 
 def _measure_copies(device: torch.device) -> float:
-    """Return seconds per byte of pinned copies to the device and to the host, while both run."""
     if device.type == "cpu":
         size = 1 << 22
         source, target = torch.zeros(2, size, dtype=torch.uint8)

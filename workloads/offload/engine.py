@@ -214,7 +214,6 @@ class Engine:
         return LayerSlots(stored, resident, shared, split, self.copy_streams)
 
     def _split(self, flat: Tensor) -> NamedTensors:
-        """Return views of a layer's vector by parameter name."""
         parts = flat[: self._layer_numel].split([size.numel() for size in self._shapes.values()])
         return {name: part.view(size) for (name, size), part in zip(self._shapes.items(), parts, strict=True)}
 
@@ -305,7 +304,6 @@ class Engine:
         return self._whole.gather(n, self._weights) if self._whole else self._weights.fetch(n)
 
     def _forward_chunk(self, n: int, weights: NamedTensors, c: int, x: Tensor) -> Tensor:
-        """Run block n on chunk c and save the activations that the plan selects."""
         plan, segment = self.plan, c % self.plan.segments_per_sequence
         start, end = segment * plan.chunk_length, (segment + 1) * plan.chunk_length
         if plan.segments_per_sequence > 1 and segment == 0:
@@ -374,7 +372,6 @@ class Engine:
         is_first: bool,
         is_last: bool,
     ) -> None:
-        """Store the gradients of layer n after its backward pass, or update its weights in the last round."""
         weights, gradients = self._weights.get(n), self._gradients.get(n)
         if self._whole:
             self._whole.take_reduced(n, gradients.buffer, is_first=is_first)
@@ -394,7 +391,6 @@ class Engine:
                 self.copy_streams.copy(target, source)
 
     def _backward_chunk(self, weights: NamedTensors, gradients: NamedTensors, c: int, d_out: Tensor) -> Tensor:
-        """Run backward through a block for chunk c, whose activations were saved last."""
         plan, segment = self.plan, c % self.plan.segments_per_sequence
         if plan.segments_per_sequence == 1:
             return self._math.backward(weights, gradients, self._saved.pop(), self._ropes[0], d_out)

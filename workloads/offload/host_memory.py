@@ -121,14 +121,12 @@ def read_nodes(block: torch.Tensor) -> set[int]:
 
 
 def _whole_pages(block: torch.Tensor) -> tuple[int, int]:
-    """Return the address and the size in bytes of the pages that lie within a block."""
     start = -(-block.data_ptr() // mmap.PAGESIZE) * mmap.PAGESIZE
     end = (block.data_ptr() + block.nbytes) // mmap.PAGESIZE * mmap.PAGESIZE
     return start, max(0, end - start)
 
 
 def _call(numbers: dict[str, int], *arguments: object) -> str:
-    """Call the kernel and return its error; empty if there is none."""
     number = numbers.get(platform.machine())
     if number is None:
         return f"not known on {platform.machine()}"

@@ -89,7 +89,6 @@ def explain_too_small(
 
 
 def _list_distributions(model: ModelSizes) -> list[ModelSizes]:
-    """Return the model in its distribution, or in each where none is chosen."""
     if model.gpus == 1 or model.distribution:
         return [model]
     return [model.distribute(distribution, model.gpus) for distribution in get_args(Distribution)]

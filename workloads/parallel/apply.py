@@ -237,7 +237,6 @@ def _start_experts(stage: Stage, spec: ModelSpec, layout: Layout, device: torch.
 
 
 def _apply_layout(stage: Stage, spec: ModelSpec, layout: Layout, groups: Groups, device: torch.device) -> Stage:
-    """Apply steps 2 to 6 of this module's order to a stage on the meta device."""
     rope, stage.rope = stage.rope, torch.empty(0)  # it is not part of what is sharded and moved
     if groups.cp_group is not None:
         part_length = spec.sequence_length // (2 * layout.cp)
@@ -301,7 +300,6 @@ def fp8_gathers(stage: Stage) -> dict[str, bool]:
 
 
 def _initialize_parameters(stage: Stage, shape: Model, tp: int, initialize: Initializer) -> None:
-    """Fill every parameter with this rank's part of the whole one."""
     divided_experts = stage.divided_experts
     with torch.no_grad():
         for name, parameter in named_llama_parameters(stage).items():

@@ -213,7 +213,6 @@ class _Part(NamedTuple):
 
 
 def _split(q: Tensor, keys_values: Tensor, group: dist.ProcessGroup) -> Iterator[_Part]:
-    """Yield this rank's two parts: of its queries and of the gathered keys and values."""
     ranks, rank = dist.get_world_size(group), dist.get_rank(group)
     k, v = keys_values.chunk(2, dim=1)
     for q_part, index in zip(q.chunk(2, dim=2), (rank, 2 * ranks - 1 - rank), strict=True):
@@ -232,7 +231,6 @@ def _all_gather_sequence(local: Tensor, group: dist.ProcessGroup) -> Tensor:
 
 
 def _reduce_scatter_sequence(full: Tensor, group: dist.ProcessGroup) -> Tensor:
-    """Return this rank's tokens of the sum over ranks."""
     ranks = dist.get_world_size(group)
     parts = full.chunk(2 * ranks, dim=2)
     local = full.new_empty((2, *parts[0].shape))

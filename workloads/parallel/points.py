@@ -62,7 +62,6 @@ class Listing:
             yield Candidate({}, Estimate(reason, WORLD_SIZE_RULE), total - listed)
 
     def _list_levels(self, chosen: dict[str, Scalar], levels: Sequence[Level]) -> Iterator[Candidate]:
-        """Yield the points that have the chosen values."""
         machine = self._machine
         if levels:
             (names, rules), *lower = levels
@@ -92,13 +91,11 @@ class Listing:
                 yield Candidate(variant, estimate)
 
     def _choose(self, chosen: dict[str, Scalar], is_chosen: Callable[[str], bool]) -> Iterator[dict[str, Scalar]]:
-        """Yield the chosen values with every combination of those dimensions that are chosen next."""
         names = [name for name in self._dimensions if name not in chosen and is_chosen(name)]
         for values in product(*(self._dimensions[name] for name in names)):
             yield chosen | dict(zip(names, values, strict=True))
 
     def _exclude(self, point: dict[str, Scalar], estimate: Estimate) -> Candidate:
-        """Return all points that have these values as one candidate."""
         count = math.prod(len(values) for name, values in self._dimensions.items() if name not in point)
         return Candidate(point, estimate, count)
 

@@ -273,14 +273,12 @@ def _report_step(
 
 
 def _peak_gib(local_bytes: int, device: torch.device) -> float:
-    """Return a peak of memory in GiB, of the rank that needs the most."""
     peak = torch.tensor(local_bytes / GIB, device=device)
     dist.all_reduce(peak, dist.ReduceOp.MAX)
     return float(peak)
 
 
 def _executed_parameters(parameters: ParallelParameters, groups: apply.Groups, trainer: Trainer) -> dict[str, Scalar]:
-    """Return the parameters, as far as possible read back from the model that ran."""
     stages, block = trainer.stages, trainer.stages[0].first_block
     mesh, cp = groups.mesh, dist.get_world_size(groups.cp_group) if groups.cp_group is not None else 1
     recipe = block.block_math.recipe if isinstance(block, ManualBackwardBlock) else read_recipe(block.qkv)

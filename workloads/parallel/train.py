@@ -351,7 +351,6 @@ class Trainer:
         return torch.stack(losses).mean().detach() if is_last else None
 
     def _build_loss(self, stage: Stage) -> Callable[[Tensor, Tensor], Tensor]:
-        """Return a function from the last stage's output and the targets to the loss."""
         mesh = self.groups.tp_mesh
 
         def loss_function(hidden: Tensor, targets: Tensor) -> Tensor:

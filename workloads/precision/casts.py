@@ -62,7 +62,6 @@ def measure(parameters: CastParameters, rank: Rank) -> Measurement:
 
 
 def _eager_cast(format_name: str, direction: str, architecture: str) -> Cast:
-    """Return torchao's cast by plain PyTorch operations, with scales along rows or columns."""
     if format_name.startswith("fp8"):
         return _eager_float8_cast(format_name, direction, getattr(torch, fp8_dtype(architecture)))
     # One scale for each 16 (nvfp4) or 32 values.
@@ -108,7 +107,6 @@ def _eager_float8_cast(format_name: str, direction: str, fp8: torch.dtype) -> Ca
 
 
 def _kernel_cast(format_name: str, direction: str, architecture: str) -> Cast:
-    """Return torchao's own kernel for the cast, with scales along rows or columns."""
     if not architecture.startswith(("sm", "gfx")):
         raise Infeasible("implementation=kernel needs a GPU. Set implementation=eager")
     if format_name in ("fp8_tensorwise", "mxfp4"):

@@ -209,7 +209,6 @@ def _training_step(module: Callable[..., torch.Tensor], x: torch.Tensor, d_out: 
 
 
 def _errors_db(exact: nn.Module, converted: nn.Module, x: torch.Tensor, d_out: torch.Tensor) -> dict[str, float]:
-    """Return the SQNR in dB of the output, the input's gradient and the first layer's weight gradient."""
     results = []
     for module, dtype in ((exact, torch.float32), (converted, torch.bfloat16)):
         leaf = x.detach().to(dtype).requires_grad_()

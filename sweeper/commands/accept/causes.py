@@ -73,7 +73,6 @@ def is_explained(judgement: Judgement) -> bool:
 
 
 def _settings(evidence: Evidence) -> Iterator[str]:
-    """Limits, errors, links and other processes, as the doctor finds them."""
     found = [one for gpu in evidence.gpus for one in check_gpu(f"GPU {gpu['number']}", gpu)]
     found += [one for state in evidence.states.items() for one in check_node(*state) if "GPU " not in one.location]
     yield from (f"{finding.location}: {finding.problem} ({finding.remedy})" for finding in found)

@@ -98,7 +98,6 @@ def build_html(record: Record) -> str:
 
 
 def _build_map(results: Sequence[Mapping[str, Any]]) -> Iterator[Chart]:
-    """Yield a map of nodes and GPUs: the margin of each one's worst test to its limit, as share of the limit."""
     from plotly import graph_objects
 
     margins: dict[str, dict[int, float]] = defaultdict(dict)

@@ -176,7 +176,6 @@ def _find_impossible_claims(result: ImportedResult) -> Iterator[str]:
 
 
 def _suggest_sequence_length(result: ImportedResult, name: str, ratio: float) -> str:
-    """Return the sequence length that would explain a claimed rate which is off by about a power of two."""
     length = result.params.get("sequence_length")
     is_rate = name.startswith("tokens_per_s") and 1 / MAX_LENGTH_FACTOR < ratio < MAX_LENGTH_FACTOR
     if not is_rate or not isinstance(length, (int, float)):

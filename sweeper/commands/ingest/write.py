@@ -68,7 +68,6 @@ def write_run(
 
 
 def _open(uri: str, experiment: str) -> tuple[MlflowClient, str]:
-    """Return a client of the store and the id of the experiment, both of which are made if they are missing."""
     new_store.create_if_missing(uri)
     client = MlflowClient(tracking_uri=uri)
     existing = client.get_experiment_by_name(experiment)

@@ -139,7 +139,6 @@ def search(problem: Problem, keep: int = KEPT) -> SearchResult:
 
 
 def _correct(candidate: Candidate, problem: Problem) -> Candidate:
-    """Return the layout with the step time that sweeps on such a cluster suggest."""
     if problem.correction is None:
         return candidate
     estimate = candidate.estimate

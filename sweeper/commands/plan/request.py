@@ -244,7 +244,6 @@ def build_problem(request: PlanRequest) -> Problem:
 
 
 def _build_job(request: PlanRequest, model: Model, trainer: str, reading: FileReading | None) -> Job:
-    """Return the job of a request without its layout; the file has the values that the request leaves out."""
     of_file = reading or FileReading(trainer, Layout(), SEQUENCE_LENGTH, compiled=find_trainer(trainer).compiles)
     return Job(
         model=model,
@@ -303,7 +302,6 @@ def _check_degrees(given: Mapping[str, Any], gpus: int) -> None:
 
 
 def _find_correction(trainer: str, cluster: Cluster, calibration: CalibrationFile | None) -> Correction | None:
-    """Return what sweeps measured on such a cluster, from the file here if there is one."""
     workload, measured = (OWN_WORKLOAD, OWN_WORKLOAD) if trainer == OWN else (COMMAND_WORKLOAD, trainer)
     per_node = min(cluster.gpus, cluster.topology.gpus_per_domain)
     version, calibrated = load(workload).benchmark_version, calibration.rates.date if calibration else ""

@@ -163,7 +163,6 @@ def compare_with_baseline(request: BaselineRequest) -> int:
 
 
 def _print_comparison(request: ComparisonRequest, first: str, second: str | None) -> tuple[str, Verdict | None]:
-    """Print the comparison of a sweep with another one, by default the latest. Return that one and the verdict."""
     from sweeper.results.runs import Gate, Verdict
 
     gate = Gate(request.threshold, request.between_runs)

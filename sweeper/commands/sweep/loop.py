@@ -96,7 +96,6 @@ class Sweep:
             self._opened.lock.close()
 
     def _run_on_cluster(self) -> str:
-        """Search until the budget is used up. Returns the error that ended the search earlier, or an empty string."""
         # Ray prints events of its workers to standard output, which is for results.
         with (self._plan.folder / "ray.log").open("a") as log, redirect_stdout(log):
             try:
@@ -125,7 +124,6 @@ class Sweep:
         return ""
 
     def _run_trials(self, gangs: int, has_more: Callable[[], bool], ask: Callable[[], Trial | None]) -> None:
-        """Run the trials that `ask` returns on that many gangs, while `has_more` is true."""
         plan = self._plan
         spec = GangSpec(
             workload=self._config.workload.name,
@@ -221,7 +219,6 @@ class Sweep:
         return time.monotonic() + grace_s
 
     def _has_trials(self) -> bool:
-        """Return whether another trial starts. Unfinished trials and retries run whatever the budget."""
         if self._stop.requested or self._progress.stop_reason:
             return False
         return bool(self._study.unfinished) or self._study.has_retries or self._has_budget()
