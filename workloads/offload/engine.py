@@ -8,6 +8,7 @@ gradients are complete; its optimizer states are copied during its backward pass
 
 import math
 from collections.abc import Callable
+from copy import copy
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal
@@ -244,9 +245,10 @@ class Engine:
 
         Kernels are compiled then, and this process has needed nearly all of its memory.
         """
+        counting, self._math = self._math, copy(self._math)  # the copy counts tokens that missing weights route
         self.copy_streams.skips_exchanges = True
         self._run_round(groups.to(self.device), 1, is_first=True, is_last=False)
-        self.copy_streams.skips_exchanges = False
+        self.copy_streams.skips_exchanges, self._math = False, counting
         for gradient in self._embedding_and_head.gradients:
             gradient.zero_()
         if self._whole:

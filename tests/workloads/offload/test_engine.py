@@ -131,7 +131,9 @@ def check_training(plan: Plan, device_type: str = "cpu", shape: Model = SHAPE, r
         engine = Engine(shape, plan, arena, device, kernel, precision=FP32, optimizer=OPTIMIZER, routing=routing)
         engine.load(before.__getitem__)
         engine_losses = [float(engine.step(batch)) for batch in draw_tokens(plan.accumulation_rounds)]
-        weights = engine.copy_weights()
+        weights, imbalance = engine.copy_weights(), engine.imbalance
+        engine.rehearse(draw_tokens(1)[0][0])
+        assert engine.imbalance == imbalance
     assert engine_losses == pytest.approx(losses, abs=1e-5)
     assert weights.keys() == after.keys()
     for name, weight in after.items():
