@@ -22,6 +22,10 @@ BLOCK_BYTES = 2 << 20  # smaller allocations can share a block, and a handle ope
 LAZY_PEER_ACCESS = 1  # CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS, the only flag there is
 
 
+class GangOutOfMemory(torch.OutOfMemoryError):
+    """A rank ran out of memory before it exchanged anything. All ranks raise it."""
+
+
 class _Handle(ctypes.Structure):
     _fields_ = (("reserved", ctypes.c_ubyte * 64),)  # CU_IPC_HANDLE_SIZE
 
@@ -29,7 +33,7 @@ class _Handle(ctypes.Structure):
 class CudaDriver:
     """CUDA's driver on the current device and stream. Every call raises RuntimeError if the driver refuses it.
 
-    Addresses are integers. Copies and counters follow the stream.
+    That is torch.OutOfMemoryError where memory is short. Addresses are integers. Copies and counters follow the stream.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -38,7 +42,8 @@ class CudaDriver:
 
     def _call(self, name: str, *arguments: Any) -> None:
         if error := getattr(self._library, name)(*arguments):
-            raise RuntimeError(f"{name} failed with error {error}")
+            kind = torch.OutOfMemoryError if error == 2 else RuntimeError  # 2: CUDA_ERROR_OUT_OF_MEMORY
+            raise kind(f"{name} failed with error {error}")
 
     def allocate(self, size_bytes: int) -> int:
         """Return the address of zeros."""
@@ -94,26 +99,29 @@ class PeerMemory:
     def __init__(self, driver: CudaDriver, dtype: torch.dtype, sizes: Sequence[int]) -> None:
         """Allocate a tensor of zeros for each size, and map those of the others.
 
-        Raises RuntimeError in all processes if the driver refuses it to one.
+        Raises RuntimeError in all processes if the driver refuses it to one, GangOutOfMemory for lack of memory.
         """
         self._driver, self._rank, ranks = driver, dist.get_rank(), dist.get_world_size()
         padded = [-(-numel * dtype.itemsize // ALIGNMENT_BYTES) * ALIGNMENT_BYTES for numel in sizes]
         starts = list(accumulate(padded, initial=ALIGNMENT_BYTES))  # a counter of each process comes first
         self.size_bytes = -(-starts[-1] // BLOCK_BYTES) * BLOCK_BYTES
-        self._own: int = _agree(lambda: driver.allocate(self.size_bytes))[self._rank]
-        others = [n for n in range(ranks) if n != self._rank]
+        self._own, self._met, self._others = 0, 0, dict[int, int]()
+        others, failure = [n for n in range(ranks) if n != self._rank], "memory that GPUs share: "
         try:
-            handles = _agree(lambda: driver.export(self._own))
-            self._others: dict[int, int] = _agree(lambda: {n: driver.open(handles[n]) for n in others})[self._rank]
+            handles = agree(self._export, failure)
+            agree(lambda: self._others.update((n, driver.open(handles[n])) for n in others), failure)
         except RuntimeError:
-            driver.free(self._own)
+            self.close()
             raise
-        self._met = 0
         memory = driver.view(self._own, self.size_bytes)
         self.tensors = [
             memory[start : start + numel * dtype.itemsize].view(dtype)
             for start, numel in zip(starts, sizes, strict=False)
         ]
+
+    def _export(self) -> bytes:
+        self._own = self._driver.allocate(self.size_bytes)
+        return self._driver.export(self._own)
 
     def push(self, copies: Sequence[tuple[int, Tensor, Tensor]]) -> None:
         """Queue copies to other processes on the current stream: (process, target, source).
@@ -141,7 +149,8 @@ class PeerMemory:
         for address in self._others.values():
             self._driver.close(address)
         dist.barrier()
-        self._driver.free(self._own)
+        if self._own:
+            self._driver.free(self._own)
 
 
 def open_peer_memory(device: torch.device, dtype: torch.dtype, sizes: Sequence[int]) -> PeerMemory | None:
@@ -154,8 +163,8 @@ def open_peer_memory(device: torch.device, dtype: torch.dtype, sizes: Sequence[i
         return None
 
 
-def _agree(call: Callable[[], Any]) -> list[Any]:
-    """Return what a call returns in each process. Raises RuntimeError in all of them if it does in one."""
+def agree(call: Callable[[], Any], failure: str = "") -> list[Any]:
+    """Return what a call returns in each process. All raise RuntimeError or GangOutOfMemory if it fails in one."""
     result: Any
     try:
         result = call()
@@ -163,6 +172,7 @@ def _agree(call: Callable[[], Any]) -> list[Any]:
         result = error
     results: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(results, result)
-    if errors := [str(result) for result in results if isinstance(result, RuntimeError)]:
-        raise RuntimeError(f"the GPUs do not share memory: {errors[0]}")
+    if errors := [result for result in results if isinstance(result, RuntimeError)]:
+        kind = GangOutOfMemory if isinstance(errors[0], torch.OutOfMemoryError) else RuntimeError
+        raise kind(f"{failure}{errors[0]}") from (result if isinstance(result, RuntimeError) else None)
     return results

@@ -37,7 +37,7 @@ from workloads.offload.engine import Engine
 from workloads.offload.gang import Gang
 from workloads.offload.host_memory import ALIGNMENT_BYTES, Arena
 from workloads.offload.optimizer import AdamW, Precision
-from workloads.offload.peer_copies import CudaDriver
+from workloads.offload.peer_copies import CudaDriver, GangOutOfMemory, agree
 from workloads.offload.plan import GIB, SavedActivations, count_training_state_bytes, recomputed_under
 from workloads.offload.plan_search import Prediction, find_fastest_plan
 
@@ -53,10 +53,6 @@ SAVED_ACTIVATIONS_TEXT: dict[SavedActivations, str] = {
 PROCESS_GIB = 6.0
 SMALLER_PLAN = 0.95  # of the device's budget, for the plan that follows one that ran out of memory
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32} | dict.fromkeys(FP8_RECIPES, torch.bfloat16)
-
-
-class GangOutOfMemory(torch.OutOfMemoryError):
-    """A rank ran out of memory before it exchanged anything. All ranks raise it."""
 
 
 def measure(parameters: OffloadParameters, rank: Rank) -> Measurement:
@@ -133,6 +129,7 @@ def _plan_and_train(
     alignment_bytes = (8 * chunks_on_host + 32 * (model.shape.layers + 1)) * ALIGNMENT_BYTES
     arena_bytes = math.ceil(prediction.host_bytes) + alignment_bytes
     if rank.world_size > 1:
+        dist.barrier()  # no rank has the memory of an earlier plan any more
         check_host_memory(arena_bytes, rank.world_size, device.type, available_memory_bytes())
         dist.barrier()  # no rank takes its part before all have looked
     with Arena(arena_bytes, device) as arena:
@@ -281,15 +278,11 @@ def _train(
 
 def _rehearse(engine: Engine, groups: torch.Tensor) -> None:
     """Run a round without the other ranks. Raises GangOutOfMemory in all of them if it takes too much memory in one."""
-    reason, reasons = "", [""] * engine.gang.ranks
     try:
-        engine.rehearse(groups)
-    except torch.OutOfMemoryError as error:
-        reason = first_line(error)
-    dist.all_gather_object(reasons, reason)
-    if reason := next(filter(None, reasons), ""):
+        agree(lambda: engine.rehearse(groups))
+    except GangOutOfMemory:
         engine.close()
-        raise GangOutOfMemory(reason)
+        raise
 
 
 def _executed_parameters(
@@ -299,7 +292,7 @@ def _executed_parameters(
     types, dtype = engine.describe_types(), engine.matrix_dtype
     *sequences, length = batches[-1].shape
     distribution = engine.gang.distribution if parameters.distribution else None
-    warmup_rounds = len(batches[0]) if parameters.warmup and parameters.warmup_rounds else None
+    warmup_rounds = len(batches[0]) if parameters.warmup and parameters.warmup_rounds else parameters.warmup_rounds
     if warmup_rounds == len(batches[-1]):  # all of a step's, which may be fewer than requested
         warmup_rounds = max(warmup_rounds, parameters.warmup_rounds or 0)
     return {
@@ -346,6 +339,7 @@ def _run_steps(
         if rank.world_size > 1:  # all ranks end after the same step
             dist.broadcast_object_list(endings, src=0)
         if endings[0]:
+            engine.close()  # in all ranks, whose processes run the next trial
             raise endings[0]
     if not all(math.isfinite(loss) for loss in losses):
         raise ArithmeticError(f"the loss is {losses[-1]} after {len(losses)} steps")

@@ -11,6 +11,7 @@ import traceback
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -29,7 +30,7 @@ from tests.workloads.offload.test_engine import (
     train_with_pytorch,
 )
 from tests.workloads.offload.test_planner import ON_DEVICE, TINY
-from workloads.api.contract import Rank
+from workloads.api.contract import Pruned, Rank
 from workloads.api.trial import run_trial
 from workloads.instruments.device import device_of
 from workloads.instruments.distributed import process_group
@@ -49,6 +50,7 @@ GANGS: list[tuple[Distribution, int, bool]] = [  # distribution, ranks, whether 
     ("ring", 2, False),
     ("ring", 3, False),
 ]
+COPIES = {"link_s_per_byte": 1e-9, "peer_copy_s_per_byte": 1e-9}
 LAYERS = {
     "device": [place()] * SHAPE.layers,
     "host": [place("host", "host", "host", "input", "host")] * SHAPE.layers,
@@ -136,8 +138,8 @@ def train(gang: Gang, rank: Rank, layers: str, rounds: int, dying_rank: int | No
 
 
 def run_out_of_memory(gang: Gang, rank: Rank) -> tuple[object, object]:
-    """Run a trial in which the second rank runs out of memory once, and return what it records of that."""
-    rehearse, failures = run.Engine.rehearse, [gang.rank == 1]
+    """Run a trial in which the second rank runs out of memory once, and one that is pruned. Return what is recorded."""
+    rehearse, failures, driver = run.Engine.rehearse, [gang.rank == 1], HostDriver()
 
     def fail_once(engine: Engine, groups: torch.Tensor) -> None:
         if failures and failures.pop():
@@ -146,22 +148,24 @@ def run_out_of_memory(gang: Gang, rank: Rank) -> tuple[object, object]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(run.Engine, "rehearse", fail_once)
+        patch.setattr(run, "measure_together", lambda one, _: replace(one, rates=replace(one.rates, **COPIES)))
+        patch.setattr(run, "CudaDriver", lambda device: driver)
         parameters = {**TINY, **ON_DEVICE, "distribution": gang.distribution}
         measurement = run_trial("offload", parameters, replace(rank, sequence_number=1))
+        with pytest.raises(Pruned):
+            run_trial("offload", parameters, replace(rank, sequence_number=2, reporter=Mock(report=Mock())))
+    assert measurement.machine_info["exchange"] == "copies" and not driver._maps
     return measurement.metrics["replanned_device_gib"], measurement.machine_info["out_of_memory"]
 
 
-def share_with_one_that_refuses(gang: Gang, rank: Rank) -> str:
-    """Return the error of a rank where the second one cannot map the memory of the first."""
-
-    def refuse(handle: bytes) -> int:
-        raise RuntimeError("cuIpcOpenMemHandle_v2 failed with error 217")
-
+def share_with_one_that_refuses(gang: Gang, rank: Rank, name: str, failure: RuntimeError) -> str:
+    """Return the error of a rank where the driver of the second one fails."""
     driver = HostDriver()
     if gang.rank == 1:
-        driver.open = refuse  # type: ignore[method-assign]
-    with pytest.raises(RuntimeError) as error:
+        setattr(driver, name, Mock(side_effect=failure))
+    with pytest.raises(type(failure)) as error:
         PeerMemory(driver, torch.float32, [8])
+    assert not driver._maps
     return str(error.value)
 
 
@@ -205,9 +209,7 @@ def gang(request: pytest.FixtureRequest, device: str) -> Iterator[Any]:
     def call(*call: object, answering: int = ranks) -> list[Any]:
         for queue in calls:
             queue.put(call)
-        return [
-            result for _, result in sorted((answers.get(timeout=240) for _ in range(answering)), key=lambda a: a[0])
-        ]
+        return [result for _, result in sorted(answers.get(timeout=240) for _ in range(answering))]
 
     yield call
     for process in processes:
@@ -238,7 +240,7 @@ def test_a_rank_whose_peer_dies_fails_within_seconds(gang: Any, device: str, req
 @pytest.mark.parametrize("gang", [("sharded", 2, False)], indirect=True, ids=str)
 @pytest.mark.parametrize("device", ["cpu"])
 def test_all_ranks_learn_what_one_lacks_and_follow_too_large_a_plan_by_a_smaller_one(gang: Any, device: str) -> None:
-    assert gang(share_with_one_that_refuses) == 2 * [
-        "the GPUs do not share memory: cuIpcOpenMemHandle_v2 failed with error 217"
-    ]
+    for name, kind in (("open", RuntimeError), ("allocate", torch.OutOfMemoryError)):
+        errors = gang(share_with_one_that_refuses, name, kind(f"{name} failed"))
+        assert errors == 2 * [f"memory that GPUs share: {name} failed"]
     assert gang(run_out_of_memory) == 2 * [(0.95, "CUDA out of memory. Tried to allocate 2.00 GiB")]

@@ -319,6 +319,7 @@ def test_a_warm_up_step_of_one_round_trains_on_that_round_alone(monkeypatch: pyt
     measurement = run_trial("offload", {**TINY, **ON_DEVICE, "warmup_rounds": 1}, Rank())
     assert rounds == [1, 2, 2, 2] and measurement.executed["warmup_rounds"] == 1
     assert len(measurement.step_times_s) == 3 and measurement.tokens_per_step == 4 * 32
+    run_trial("offload", {**TINY, **ON_DEVICE, "warmup": 0, "warmup_rounds": 1}, Rank())  # is as requested
 
 
 def test_the_processes_of_a_gang_keep_host_memory_beside_what_they_pin() -> None:
