@@ -123,7 +123,11 @@ UNKNOWN_RATES = AttentionRates(0.45, 0.4, 900)
 def attention_s(placed: PlacedJob, layer: int, *, backward: bool) -> float:
     job, model = placed.job, placed.model
     if model.mixer(layer) != "attention":
-        return _linear_mixer_s(placed, backward=backward) if model.mixer(layer) == "linear" else 0.0
+        if model.mixer(layer) != "linear":
+            return 0.0
+        elements = LINEAR_PASSES * (model.linear_in + model.linear_out) + 2 * 2 * model.linear_state / LINEAR_CHUNK
+        numel = placed.tokens * elements / placed.layout.tp
+        return placed.pass_s(placed.element_bytes * numel) * (2 if backward else 1)
     if placed.attention_kernel == "unfused":
         scores = placed.tokens * job.sequence_length * model.heads / placed.layout.tp
         traffic = scores * (SCORE_BACKWARD_BYTES if backward else SCORE_FORWARD_BYTES)
@@ -157,12 +161,6 @@ def _context_parts(placed: PlacedJob) -> int:
 # its convolution, gate, norm and chunks read and write for each that its projections give and take, and the tokens of a
 # chunk, after which its state is written and read in fp32.
 LINEAR_PASSES, LINEAR_CHUNK = 6, 128
-
-
-def _linear_mixer_s(placed: PlacedJob, *, backward: bool) -> float:
-    model = placed.model
-    elements = LINEAR_PASSES * (model.linear_in + model.linear_out) + 2 * 2 * model.linear_state / LINEAR_CHUNK
-    return placed.pass_s(placed.element_bytes * placed.tokens * elements / placed.layout.tp) * (2 if backward else 1)
 
 
 @cache

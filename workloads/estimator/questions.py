@@ -69,14 +69,11 @@ class Reliability:
         failures = self.failures_per_gpu_day * gpus
         return SECONDS_PER_DAY / failures if failures else math.inf
 
-    def checkpoint_interval_s(self, gpus: int) -> float:
-        """Return the interval that loses the least time (Young 1974: the root of 2 x cost x time between failures)."""
-        return math.sqrt(2 * self.checkpoint_s * self.failure_interval_s(gpus))
-
     def lost_share(self, gpus: int) -> float:
-        interval_s, failures_s = self.checkpoint_interval_s(gpus), self.failure_interval_s(gpus)
+        failures_s = self.failure_interval_s(gpus)
         if math.isinf(failures_s):
             return 0.0
+        interval_s = math.sqrt(2 * self.checkpoint_s * failures_s)  # which loses the least time (Young 1974)
         overhead = self.checkpoint_s / interval_s + (interval_s / 2 + self.restart_s) / failures_s
         return overhead / (1 + overhead)
 

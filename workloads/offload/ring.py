@@ -34,7 +34,9 @@ def list_turns(layers: int, chunks: int, ranks: int, rank: int) -> list[Turn]:
         if stage == layers:  # chunks take longer at the head than at a layer, so no turn has both
             free = [max(free)] * ranks
         for chunk in range(chunks) if stage <= layers else reversed(range(chunks)):
-            source, target = (_find_home(number, layers, chunk, ranks) for number in (stage, stage + 1))
+            # The ranks of a layer forward, the head, a layer backward, or the embedding.
+            homes = (chunk if n == layers else max(0, min(n, 2 * layers - n)) for n in (stage, stage + 1))
+            source, target = (home % ranks for home in homes)
             number = max(free[source], ready[chunk])
             free[source] = ready[chunk] = number + 1
             if source == rank:
@@ -42,11 +44,6 @@ def list_turns(layers: int, chunks: int, ranks: int, rank: int) -> list[Turn]:
             elif target == rank:
                 turns[number] = turns[number]._replace(received=(*turns[number].received, (chunk, source)))
     return [turns[number] for number in sorted(turns)]
-
-
-def _find_home(stage: int, layers: int, chunk: int, ranks: int) -> int:
-    """Return the rank of a chunk at a stage: a layer forward, the head, a layer backward, or the embedding."""
-    return (chunk if stage == layers else max(0, min(stage, 2 * layers - stage))) % ranks
 
 
 class PassedChunks(dict[int, Tensor]):

@@ -170,11 +170,6 @@ class Groups:
     def tp_mesh(self) -> DeviceMesh | None:  # None without tensor parallel
         return self.mesh["tp"] if self.mesh["tp"].size() > 1 else None
 
-    @property
-    def fsdp_mesh(self) -> DeviceMesh:  # gradients are averaged over it; it may be of one rank
-        copies = self.mesh["dp_replicate"].size()
-        return self.mesh["dp_replicate", "dp_shard_cp"] if copies > 1 else self.mesh["dp_shard_cp"]
-
 
 def build_groups(layout: Layout, device_type: str) -> Groups:
     """Create the process groups. A collective operation: all ranks have to call it."""
@@ -209,31 +204,26 @@ def build_stages(
     def build_block(layer: int) -> Block:
         return ManualBackwardBlock(block_math, layout.checkpointing_of(layer)) if block_math else Block(shape, layer)
 
+    tokens = layout.micro_batch * spec.sequence_length // layout.cp
+    # A pipeline of PyTorch divides gradients by its micro-batches (scale_grads of its schedules).
+    loss_share = 1 / layout.microbatches if layout.pp == 1 else 1.0
     stages = []
     layers_of_stages = stage_layers(shape.layers, layout.stages)
     for layers in (layers_of_stages[index] for index in layout.list_stages(pp_rank)):
         with torch.device("meta"):
             stage = Stage(shape, layers, rope, build_block).to(spec.state_dtype)
         if spec.recipe and block_math is None:
-            tokens = layout.micro_batch * spec.sequence_length // layout.cp
             casts_first = spec.recipe == "fp8_tensorwise" and layout.is_sharded
             apply_recipe(stage.blocks, spec.recipe, architecture(device), tokens, gathers_fp8=casts_first)
         stages.append(_apply_layout(stage, spec, layout, groups, device))
     for stage in stages:
         stage.to_empty(device=device)
         fill_buffers(stage, seed=0)
-        _start_experts(stage, spec, layout, device)
+        for layer, experts in stage.experts.items():
+            experts.bias.zero_()  # `to_empty` leaves it without values
+            experts.start(replace(spec.routing, seed=spec.routing.seed + layer), tokens, device, loss_share=loss_share)
         _initialize_parameters(stage, shape, layout.tp, initialize)
     return stages
-
-
-def _start_experts(stage: Stage, spec: ModelSpec, layout: Layout, device: torch.device) -> None:
-    tokens = layout.micro_batch * spec.sequence_length // layout.cp
-    # A pipeline of PyTorch divides gradients by its micro-batches (scale_grads of its schedules).
-    share = 1 / layout.microbatches if layout.pp == 1 else 1.0
-    for layer, experts in stage.experts.items():
-        experts.bias.zero_()  # `to_empty` leaves it without values
-        experts.start(replace(spec.routing, seed=spec.routing.seed + layer), tokens, device, loss_share=share)
 
 
 def _apply_layout(stage: Stage, spec: ModelSpec, layout: Layout, groups: Groups, device: torch.device) -> Stage:
@@ -268,7 +258,9 @@ def _apply_layout(stage: Stage, spec: ModelSpec, layout: Layout, groups: Groups,
             compiled: Any = block.block if is_inside else block
             compiled.compile(dynamic=False, fullgraph=True, options=options)
     if layout.uses_fsdp(spec.state):
-        shard_stage(stage, groups.fsdp_mesh, spec.dtype, reshard_after_forward=layout.reshard_after_forward)
+        # Gradients are averaged over the mesh, which may be of one rank.
+        mesh = groups.mesh["dp_replicate", "dp_shard_cp"] if layout.dp_replicate > 1 else groups.mesh["dp_shard_cp"]
+        shard_stage(stage, mesh, spec.dtype, reshard_after_forward=layout.reshard_after_forward)
     stage.rope = rope
     return stage
 

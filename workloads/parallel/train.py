@@ -181,23 +181,19 @@ class GraphedPasses:
 
     def __init__(self, passes: Passes, parameters: Sequence[nn.Parameter]) -> None:
         self._passes, self._parameters = passes, parameters
-        self._graph: torch.cuda.CUDAGraph | None = None
+        self.graph: torch.cuda.CUDAGraph | None = None
         self._inputs: tuple[Tensor | None, ...] = ()
         self._gradients: list[Tensor | None] = []
         self._loss = torch.empty(0)
 
-    @property
-    def is_recorded(self) -> bool:
-        return self._graph is not None
-
     def __call__(self, *inputs: Tensor | None) -> Tensor:
         """Return the loss and set the gradients, which the next call overwrites."""
-        if self._graph is None:
-            self._graph = self._record(inputs)
+        if self.graph is None:
+            self.graph = self._record(inputs)
         for recorded, tensor in zip(self._inputs, inputs, strict=True):
             if recorded is not None and tensor is not None:
                 recorded.copy_(tensor)
-        self._graph.replay()
+        self.graph.replay()
         for parameter, gradient in zip(self._parameters, self._gradients, strict=True):
             parameter.grad = gradient
         return self._loss
@@ -262,7 +258,7 @@ class Trainer:
 
     @property
     def executed_cuda_graph(self) -> bool:
-        return isinstance(self._run_passes, GraphedPasses) and self._run_passes.is_recorded
+        return isinstance(self._run_passes, GraphedPasses) and self._run_passes.graph is not None
 
     @property
     def executed_schedule(self) -> str:
@@ -279,17 +275,13 @@ class Trainer:
             self.gradient_norm = clip_gradients(self._parameters, self._divided, self.groups)
         self._optimizer.step()
         self._optimizer.zero_grad()
-        self._balance_experts()
-        for stage in self.stages:
-            precompute_fp8_scales(stage)
-
-    def _balance_experts(self) -> None:
-        """Move the biases of routers by the loads of all ranks that share these stages."""
         for experts in (experts for stage in self.stages for experts in stage.experts.values()):
-            if experts.routing.bias_rate:
+            if experts.routing.bias_rate:  # moved by the loads of all ranks that share these stages
                 for name in ("dp_replicate", "dp_shard_cp"):
                     dist.all_reduce(experts.load, group=self.groups.mesh[name].get_group())
                 experts.balance()
+        for stage in self.stages:
+            precompute_fp8_scales(stage)
 
     def state_dtypes(self) -> set[torch.dtype]:
         """Return the data types of the parameters and of both optimizer states of each, after a step."""
@@ -305,21 +297,17 @@ class Trainer:
             positions = positions.to(self._device)
             inputs, targets = inputs[:, positions], targets[:, positions]
         loss = self._run_passes(inputs.contiguous(), targets.contiguous(), batch.document_lengths)
-        self._average_experts()
+        for weight in self._divided:  # averaged over all ranks with other sequences, as FSDP does the others
+            assert weight.grad is not None
+            if self.layout.dp * self.layout.cp > self.layout.ep:
+                dist.all_reduce(weight.grad, group=self.groups.expert_group)
+            weight.grad /= self.layout.dp * self.layout.cp
         if loss is None:  # only the last pipeline ranks have one
             sum_and_count = torch.tensor([0.0, 0.0], device=self._device)
         else:
             sum_and_count = torch.stack([loss, loss.new_ones(())])
         dist.all_reduce(sum_and_count)
         return sum_and_count[0] / sum_and_count[1]
-
-    def _average_experts(self) -> None:
-        """Average the gradients of divided experts over all ranks with other sequences, as FSDP does the others."""
-        for weight in self._divided:
-            assert weight.grad is not None
-            if self.layout.dp * self.layout.cp > self.layout.ep:
-                dist.all_reduce(weight.grad, group=self.groups.expert_group)
-            weight.grad /= self.layout.dp * self.layout.cp
 
     def _run_microbatches(self, inputs: Tensor, targets: Tensor, document_lengths: Tensor | None) -> Tensor:
         """Run the micro-batches one after the other, without a pipeline. Returns their mean loss."""
