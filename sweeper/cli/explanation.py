@@ -20,7 +20,6 @@ from workloads.suggestions import hint, suggest
 MESSAGES: dict[str, Any] = tomllib.loads(Path(__file__).with_name("messages.toml").read_text())
 SEVERAL_VALUES = re.compile(r"(?:Ambiguous value for argument|Sweep parameters?) '([^']+)'")
 UNKNOWN_KEY = re.compile(r"Could not (?:override|delete from config\.) '([^']+)'(?:\.| does not exist)")
-BRACKETS = {"(": ")", "[": "]", "{": "}"}
 
 
 class UnknownKey(UserInputError):
@@ -131,7 +130,7 @@ def _explain_syntax(override: str, arguments: Arguments) -> str:
     for quote in ("'", '"'):
         if value.count(quote) % 2:
             return f"{override}: cannot be parsed: a quote {quote} is not closed"
-    for opening, closing in BRACKETS.items():
+    for opening, closing in ("()", "[]", "{}"):
         if value.count(opening) != value.count(closing):
             missing = "closed" if value.count(opening) > value.count(closing) else "opened"
             return f"{override}: cannot be parsed: a bracket {opening}{closing} is not {missing}"

@@ -50,7 +50,6 @@ from workloads.api.errors import first_line
 from workloads.api.secrets import mask
 
 LONGEST_S = {"quick": 280.0, "standard": 1800.0, "burn_in": 7200.0}  # of all experiments
-CODES = {Verdict.PASS: COMPLETE, Verdict.FAIL: SOME_FAILED, Verdict.INCONCLUSIVE: NO_VERDICT}
 FOLDER = "acceptance"
 PAGES = {"accept.html": build_html, "accept.md": build_markdown, "accept.xml": build_junit}
 
@@ -149,7 +148,7 @@ def accept(request: AcceptRequest) -> int:
     if interrupted:
         return INTERRUPTED
     journal.path.unlink(missing_ok=True)
-    return CODES[verdict]
+    return {Verdict.PASS: COMPLETE, Verdict.FAIL: SOME_FAILED, Verdict.INCONCLUSIVE: NO_VERDICT}[verdict]
 
 
 def find_problems(target: Target, nodes: Sequence[Node], states: Sequence[Mapping[str, Any]]) -> list[Finding]:

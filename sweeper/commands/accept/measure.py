@@ -124,7 +124,9 @@ def plan_phases(target: Target, names: Sequence[str], experiments: Sequence[Expe
 
     def build(nodes: Sequence[int], scopes: set[Scope]) -> Job | None:
         of_nodes = replace(target, nodes=tuple(target.nodes[number] for number in nodes))
-        ranks = count_ranks(of_nodes, scopes)
+        # The GPUs of the nodes; of a CPU one rank for all cores, or two where ranks talk.
+        on_cpu = 1 if "device" in scopes else max(min(CPU_RANKS, of_nodes.devices), len(of_nodes.nodes))
+        ranks = of_nodes.devices if target.is_gpu else on_cpu
         fitting = [e for e in experiments if e.scope in scopes and _fits(e, ranks)]
         own = deque(e for e in fitting if choose_parameters(of_nodes, e, ranks))
         return Job(of_nodes, tuple(names[number] for number in nodes), ranks, own) if own else None
@@ -136,13 +138,6 @@ def plan_phases(target: Target, names: Sequence[str], experiments: Sequence[Expe
     plans += [([list(range(count))], {"whole"})] if count > 1 else []
     phases = [[job for nodes in groups if (job := build(nodes, scopes))] for groups, scopes in plans]
     return [phase for phase in phases if phase]
-
-
-def count_ranks(target: Target, scopes: set[Scope]) -> int:
-    """Return the ranks of a gang: the GPUs of its nodes; of a CPU one for all cores, or two where ranks talk."""
-    if target.is_gpu:
-        return target.devices
-    return 1 if "device" in scopes else max(min(CPU_RANKS, target.devices), len(target.nodes))
 
 
 def _fits(experiment: Experiment, ranks: int) -> bool:
@@ -215,8 +210,7 @@ def skip_measured(phases: Sequence[Sequence[Job]], readings: Iterable[Reading]) 
     """Take the experiments out of the jobs of which an earlier start has readings."""
     measured = {(reading.place, reading.test) for reading in readings}
     for job in chain(*phases):
-        left = [e for e in job.experiments if any((job.place, test) not in measured for test in e.tests)]
-        job.experiments = deque(left)
+        job.experiments = deque(e for e in job.experiments if any((job.place, t) not in measured for t in e.tests))
 
 
 def read_result(job: Job, experiment: Experiment, result: TrialResult) -> Iterator[Reading]:

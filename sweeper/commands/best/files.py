@@ -151,7 +151,6 @@ REPLACED = (
 )
 LISTS = "(,["  # a text with one of them is a list, a choice or a range, unless it is in quotes
 PLAIN_TEXT = re.compile(r"[A-Za-z_./][\w./:-]*")
-KEYWORDS = ("true", "false", "null", "nan", "inf")
 
 
 def trial_parameters(description: SweepDescription, record: TrialRecord) -> Parameters:
@@ -232,7 +231,7 @@ def override_value(name: str, value: Value) -> str:
         return str(value).lower()
     if isinstance(value, (int, float)):
         return repr(value)
-    if PLAIN_TEXT.fullmatch(value) and value.lower() not in KEYWORDS:
+    if PLAIN_TEXT.fullmatch(value) and value.lower() not in ("true", "false", "null", "nan", "inf"):
         return value
     if is_variable(name) and "," in value:  # `cli.composition` adds the outer quotes
         return str(_entry(value))

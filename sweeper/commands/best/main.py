@@ -28,8 +28,6 @@ from sweeper.pages.trial_tables import front_rows
 from sweeper.results.stored import StoredSweep, find_sweep, front_value, measured_value
 from workloads.api.errors import UserInputError
 
-VERSIONS = ("torch", "cuda", "hip", "driver", "program")  # of what a measured process reports
-
 
 @dataclass(frozen=True, kw_only=True)
 class BestRequest:
@@ -62,7 +60,8 @@ def run(request: BestRequest) -> int:
         return 0
     files = write_trial(sweep, request.trial)
     process = files.result["process"]
-    software = files.result["software"] | {name: process[name] for name in VERSIONS if process.get(name)}
+    measured = {name: process.get(name) for name in ("torch", "cuda", "hip", "driver", "program")}
+    software = files.result["software"] | {name: version for name, version in measured.items() if version}
     print(f"# {files.title}\n{files.line}\n")
     print(f"software {', '.join(f'{name} {version}' for name, version in software.items())}")
     for name in sorted(files.files, key=lambda name: (name not in (LINE, OVERRIDES, RESULT), name)):

@@ -11,7 +11,6 @@ from sweeper.config.hardware import Target
 from sweeper.results.stored import StoredSweep
 
 WORDS: dict[str, dict[str, str]] = tomllib.loads(Path(__file__).with_name("sweeps.toml").read_text())
-COMMON_WORDS = ("search=grid", "finals.top=0", "budget.same_failures=null")
 
 
 @dataclass(frozen=True)
@@ -54,8 +53,8 @@ def plan_sweeps(target: Target, run: str, directory: Path, further: Sequence[str
             groups = [str(size) for size in sizes if not size or target.devices % size == 0]
             words += ["gpus=all", f"space.ranks={','.join(groups)}"]
         sweep_name = f"{run}-{name}"
-        words += [*COMMON_WORDS, f"name={sweep_name}", f"dir={directory}", *further]
-        sweep = CalibrationSweep(tuple(words), directory / "sweeps" / sweep_name)
+        words += ["search=grid", "finals.top=0", "budget.same_failures=null", f"name={sweep_name}", f"dir={directory}"]
+        sweep = CalibrationSweep((*words, *further), directory / "sweeps" / sweep_name)
         if statuses := sweep.without_result:
             sweep = replace(sweep, words=(*sweep.words, f"retry={narrowest_retry(statuses)}"))
         sweeps[name] = sweep

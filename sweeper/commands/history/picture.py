@@ -15,9 +15,7 @@ from sweeper.pages.chart_style import COLORS, GRAY, build_error_bars
 from sweeper.pages.html_page import Chart, Table
 from sweeper.pages.image import write_image
 
-MOST_TICKS = 6
 PANEL_IN = (8.0, 3.6)  # of a series
-NOTE_COLUMNS = 110  # characters of a line below a series
 NOTE = "Points are runs with their own 95% intervals, dashed lines the levels that later runs are compared with."
 
 
@@ -70,7 +68,7 @@ def build_chart(title: str, series: Series) -> Chart:
             figure.add_vline(x=place + 0.5, line={"color": GRAY, "dash": "dot", "width": 1})
             label = {"text": str(len(notes)), "hovertext": text, "showarrow": False, "font": {"size": 12}}
             figure.add_annotation(x=place + 0.5, y=1.0, yref="paper", yanchor="bottom", **label)
-    shown = min(len(runs), MOST_TICKS)
+    shown = min(len(runs), 6)
     ticks = sorted({1 + round(n * (len(runs) - 1) / max(1, shown - 1)) for n in range(shown)})
     dates = [runs[place - 1].date[:10] for place in ticks]
     figure.update_xaxes(range=[0.5, len(runs) + 0.5], tickvals=ticks, ticktext=dates)
@@ -82,7 +80,7 @@ def write_picture(history: History, path: Path) -> None:
     """Write an image of all series, one below the other, in the format of the path's ending."""
     figures = []
     for chart in build_charts(history):
-        note = {"text": textwrap.fill(chart.note, NOTE_COLUMNS), "font": {"size": 7}}
+        note = {"text": textwrap.fill(chart.note, width=110), "font": {"size": 7}}
         figures.append(chart.figures[0].update_layout(title=chart.title, xaxis_title=note))
     with writing("out", path):
         write_image(path, figures, 1, PANEL_IN)

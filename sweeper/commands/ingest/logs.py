@@ -45,11 +45,6 @@ class Run:
         return tuple(step.metrics["step_time_s"] for step in self.timed_steps)
 
     @property
-    def is_warmup(self) -> bool:
-        """Whether nothing is left but the first step of the program, which compiles and allocates."""
-        return len(self.timed_steps) == 1 and self.timed_steps[0].number <= 1
-
-    @property
     def steady_steps(self) -> list[Step]:
         """The timed steps after the warm-up."""
         return self.timed_steps[-len(imported.drop_warmup(self.times_s)) :]
@@ -114,7 +109,8 @@ def read_log(path: Path) -> Iterator[ImportedResult]:
     """
     reader = LogReader()
     runs = [run for run in _read_runs(path, reader) if run.timed_steps]
-    usable = [run for run in runs if not run.is_warmup]
+    # A run of the program's first step alone compiles and allocates.
+    usable = [run for run in runs if len(run.timed_steps) > 1 or run.timed_steps[0].number > 1]
     times = count(reader.unnumbered_steps, "step time")
     if not usable:
         reason = f"is a log of {reader.kind}, but no line has the time of a step"
@@ -237,17 +233,11 @@ def _find_contradictions(run: Run, claims: Mapping[str, float]) -> Iterator[str]
             for step in steady_steps
             if step.metrics.get(name, 0) >= MIN_PRECISE_CLAIM
         ]
-        if all(step.is_by_clock for step in steady_steps):
-            work = _leave_out_pauses(work)
+        # Rates leave out pauses: a checkpoint or a validation only makes the time between two lines longer. The
+        # shortest steps must agree and be the majority.
+        agreeing = [amount for amount in work if amount <= (1 + imported.CLAIM_TOLERANCE) * min(work)]
+        if all(step.is_by_clock for step in steady_steps) and len(agreeing) >= max(MIN_AGREEING_STEPS, len(work) / 2):
+            work = agreeing
         if work and max(work) > (1 + imported.CLAIM_TOLERANCE) * min(work):  # equal steps are equal work
             amounts = f"{format_number(min(work))} to {format_number(max(work))} {unit} a step and GPU"
             yield f"the claimed {name} times the step time is {amounts}, though all steps are of the same size"
-
-
-def _leave_out_pauses(work: list[float]) -> list[float]:
-    """Return the work of steps, rate x time between two lines, without those of pauses: the rates leave them out.
-
-    A checkpoint or a validation only makes the time longer. The shortest steps must agree and be the majority.
-    """
-    agreeing = [amount for amount in work if amount <= (1 + imported.CLAIM_TOLERANCE) * min(work)]
-    return agreeing if len(agreeing) >= max(MIN_AGREEING_STEPS, len(work) / 2) else work

@@ -43,7 +43,6 @@ if TYPE_CHECKING:
     from sweeper.results.mlflow_results import Stored
     from sweeper.results.runs import Verdict
 
-SEVERAL_RUNS = "`python -m sweeper history` compares several runs"
 MIN_LEADERBOARD_COLUMNS = 3  # GPU, type and rate are shown in any terminal
 
 
@@ -173,7 +172,7 @@ def _print_comparison(request: ComparisonRequest, first: str, second: str | None
     second = second or compare.find_latest_sweep(stored, first)
     note, works = compare.compare_sweeps(stored, first, second, gate)
     text, verdict = comparison.describe_comparison(works, gate)
-    hint = f"; {SEVERAL_RUNS}" if verdict is Verdict.INCONCLUSIVE else ""
+    hint = "; `python -m sweeper history` compares several runs" if verdict is Verdict.INCONCLUSIVE else ""
     of_sweep = (stored.trials[stored.trials["tag.sweep"] == name] for name in (first, second))
     points = comparison.describe_pairs(comparison.find_pairs(*of_sweep))
     print("\n".join(filter(None, [note, *points, f"{text}{hint}"])))

@@ -46,12 +46,6 @@ def list_names(results: Sequence[BestResult]) -> list[str]:
     return [VENDORS.sub("", result.platform) for result in results]
 
 
-def list_colors(results: Sequence[BestResult]) -> list[str]:
-    """Return a color for each result: one for each device, for any number of them."""
-    devices = list(dict.fromkeys(result.device for result in results))
-    return [COLORS[devices.index(result.device) % len(COLORS)] for result in results]
-
-
 def build_panels(results: Sequence[BestResult]) -> list[Panel]:
     """Return the nine panels of results that are judged by tokens/s; of other work one panel with its speed."""
     speeds = [result.speed for result in results]
@@ -90,8 +84,9 @@ def build_panels(results: Sequence[BestResult]) -> list[Panel]:
 
 
 def build_chart(work: str, results: Sequence[BestResult]) -> Chart:
-    names, colors = list_names(results), list_colors(results)
-    figures = [_build_figure(panel, names, colors) for panel in build_panels(results)]
+    devices = list(dict.fromkeys(result.device for result in results))
+    colors = [COLORS[devices.index(result.device) % len(COLORS)] for result in results]
+    figures = [_build_figure(panel, list_names(results), colors) for panel in build_panels(results)]
     if len(figures) > 1:
         return Chart(f"Nine views of {work}", figures, NOTES["platforms"])
     return Chart(f"Best of each device: {work}", figures)

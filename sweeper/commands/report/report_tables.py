@@ -31,11 +31,7 @@ FAILURES = "Trials without a result"
 OUTCOMES_OF_FAILURES = [str(status) for status in (*WITHOUT_RESULT, TrialStatus.INFEASIBLE)]
 IMPORTED = "Imported results"
 CONTRADICTIONS = "Contradictions in imported results"
-EFFICIENCY_UNITS = {"joules_per_token": "J/token", "tflop_per_joule": "TFLOP/J"}
-SHARES = {"mfu": "MFU %", "hfu": "HFU %", "mamf_utilization": "of matmul ceiling %"}
 EXPORTED_RATES_AND_SHARES = ("tflops", "mfu", "hfu", "mamf_utilization", "bandwidth_utilization")
-# Published results with their source. They were not measured here, and are never ranked or divided.
-PUBLISHED_RESULTS = Path(__file__).with_name("published.csv")
 PUBLISHED_COLUMNS = {  # by their headings
     **{"model": "model", "sequence length": "sequence_length", "type": "type", "device": "gpu", "devices": "gpus"},
     **{"claimed tokens/s per device": "tokens_per_s_per_gpu", "stated MFU %": "stated_mfu"},
@@ -133,9 +129,12 @@ def _build_best_results_table(results: Sequence[BestResult], trials: pd.DataFram
             "95%": format_interval(speed.low, speed.high) or (f"— ({few})" if few else ""),
             "per device": format_number(speed.value / result.devices) if result.devices > 1 else "",
             "TFLOP/s": format_number(tflops),
-            **{label: format_percent(result.get_metric(name)) for name, label in SHARES.items()},
+            "MFU %": format_percent(result.get_metric("mfu")),
+            "HFU %": format_percent(result.get_metric("hfu")),
+            "of matmul ceiling %": format_percent(result.get_metric("mamf_utilization")),
             "GiB": format_number(result.get_first_metric(MEMORY_METRICS)),
-            **{unit: format_number(result.get_metric(name)) for name, unit in EFFICIENCY_UNITS.items()},
+            "J/token": format_number(result.get_metric("joules_per_token")),
+            "TFLOP/J": format_number(result.get_metric("tflop_per_joule")),
             "repeats": f"{result.rounds} rounds" if result.rounds else format_number(result.get_metric("steps")),
             "of trials": str(len(result.trials)),
             "10^9 tokens a day": format_number(tokens_per_day / 1e9),
@@ -158,7 +157,8 @@ def _build_parameters_table(results: Sequence[BestResult]) -> Table:
 
 
 def _list_published(models: Collection[str]) -> list[dict[str, str]]:
-    with PUBLISHED_RESULTS.open() as file:
+    # They have their source. They were not measured here, and are never ranked or divided.
+    with Path(__file__).with_name("published.csv").open() as file:
         rows = [row for row in csv.DictReader(file) if row["model"] in models]
     for row in rows:
         row["tokens_per_s_per_gpu"] = format_number(float(row["tokens_per_s_per_gpu"]))
