@@ -129,7 +129,7 @@ def compare_backends(directory: Path) -> None:
     """Print the rates of all backends over four shapes."""
     print("\n## Backends: does another one beat torch.mm? (bf16)\n\n```")
     shapes = ["space.m=4096,8192", "space.n=8192", "space.k=4096,8192"]
-    backends = "torch,cublas,cublaslt,ck,tunable,triton,tinygrad"  # those of another vendor are left out
+    backends = "torch,cublas,cublaslt,ck,tunable,triton"  # those of another vendor are left out
     overrides = [*shapes, "search=grid", "budget.trials=1000", *NO_FINALS]
     print(run_sweep(directory, "backends", *overrides, f"space.backend={backends}").output.strip(), "\n```", flush=True)
 

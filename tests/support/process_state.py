@@ -13,14 +13,13 @@ from typing import Any
 
 import pytest
 
-# Set once in a process, to the same values by whatever test comes first: by pytest, Ray, MLflow, Hydra, tinygrad, the
+# Set once in a process, to the same values by whatever test comes first: by pytest, Ray, MLflow, Hydra, the
 # directories of compiled kernels, torch's compiler, and on a GPU FlashAttention 4's and Triton's imports.
 PROCESS_VARIABLES = {
     "PYTEST_CURRENT_TEST",
     "RAY_CLIENT_MODE",
     "_MLFLOW_TELEMETRY_SESSION_ID",
     "HYDRA_FULL_ERROR",
-    "BEAM_LOCAL_MAX",
     "TORCHINDUCTOR_CACHE_DIR",
     "TRITON_CACHE_DIR",
     "FLASH_ATTENTION_CUTE_DSL_CACHE_DIR",

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -32,8 +31,7 @@ class Operands:
 
     a: Tensor
     b: Tensor
-    multiply: Callable[[], Any]  # computes C into the same memory at each call and returns it
-    fetch: Callable[[Any], Tensor] = lambda c: c  # to a PyTorch tensor where the backend has its own type
+    multiply: Callable[[], Tensor]  # computes C into the same memory at each call and returns it
 
     @property
     def layout(self) -> str:

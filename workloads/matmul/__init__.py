@@ -34,9 +34,8 @@ class MatmulParameters:
             the fast accumulators of fp8). `auto` is reduced where the device and the backend have it, else fp32.
         backend: `torch` is torch.mm with its default library, `cublas` and `cublaslt` select the vendor's library (on
             ROCm hipBLAS and hipBLASLt), `ck` is AMD's Composable Kernel, `tunable` is PyTorch's search over the kernels
-            of hipBLASLt and rocBLAS, done before the first call, `triton` is Inductor's kernel tuned for the shape,
-            `tinygrad` is tinygrad's kernel tuned for the shape and timed with its launch. On ROCm, `torch` takes
-            hipBLAS for an fp32 result of 16-bit operands.
+            of hipBLASLt and rocBLAS, done before the first call, `triton` is Inductor's kernel tuned for the shape.
+            On ROCm, `torch` takes hipBLAS for an fp32 result of 16-bit operands.
         statistic: statistic of the repeats, each with the last-level cache flushed before it (cold) or not (warm).
         warmup: calls that are not timed.
         warmup_s: seconds of load before a worker's first trial.
@@ -60,7 +59,7 @@ class MatmulParameters:
     accumulation: Literal["auto", "reduced", "fp32"] = field(
         default="auto", metadata={"unsupported_reason": rules.unsupported_accumulation_reason}
     )
-    backend: Literal["torch", "cublas", "cublaslt", "ck", "tunable", "triton", "tinygrad"] = field(
+    backend: Literal["torch", "cublas", "cublaslt", "ck", "tunable", "triton"] = field(
         default="torch", metadata={"unsupported_reason": rules.unsupported_backend_reason}
     )
     statistic: Literal["median_cold", "median_warm", "mean_cold", "fastest_warm"] = "median_cold"

@@ -10,7 +10,7 @@ from workloads.api.contract import Infeasible
 from workloads.api.recipes import RECIPES, fp8_dtype
 from workloads.instruments.products import TORCH_DTYPES, Operands
 from workloads.instruments.torch_internals import supports_persistent_tma
-from workloads.matmul import MatmulParameters, tinygrad_backend
+from workloads.matmul import MatmulParameters
 from workloads.matmul.rules import executed_accumulation
 from workloads.models.model import GemmShape
 from workloads.precision.formats import scale_layout
@@ -37,9 +37,6 @@ def make_operands(
 
     a = matrix(shape.m, shape.k, shape.layout[0] == "t")
     b = matrix(shape.k, shape.n, shape.layout[1] == "t")
-    if parameters.backend == "tinygrad":
-        multiply, fetch = tinygrad_backend.build_gemm(a, b, tinygrad_backend.device_name(device))
-        return Operands(a, b, multiply, fetch)
     if parameters.backend == "triton":
         gemm = _build_inductor_gemm(a, b)
         return Operands(a, b, lambda: gemm(a, b))

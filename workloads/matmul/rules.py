@@ -80,9 +80,7 @@ def unsupported_reason(parameters: MatmulParameters, architecture: str) -> str:
             return f"dtype={dtype} supports layout=nt only, not layout={shape.layout}"
         if reason := unsupported_shape_reason(dtype, shape.m, shape.n, shape.k, architecture):
             return reason
-    if backend == "tinygrad" and dtype == "tf32":
-        return "backend=tinygrad does not support dtype=tf32"
-    if backend in ("triton", "tinygrad") and parameters.output_dtype not in ("auto", dtype):
+    if backend == "triton" and parameters.output_dtype not in ("auto", dtype):
         return f"backend={backend} computes {dtype}, not output_dtype={parameters.output_dtype}"
     if parameters.accumulation == "reduced" and (reason := _unreducible_reason(parameters)):
         return reason

@@ -45,7 +45,7 @@ WRONG = {
     "space.dtype=mxfp8 hardware=cpu": ["space.dtype=mxfp8", "emulated", "cpu lacks"],
     "search.initial_points=[{m:100}]": ["search.initial_points", "m=100", "space.m is range(128"],
     "workload=llama_tiny space.data=/no/such": ["space.data=/no/such", "no such file"],
-    "space.backend=tinygrad hardware=cpu": ["space.backend=tinygrad", "for GPUs"],
+    "space.backend=triton hardware=cpu": ["space.backend=triton", "for GPUs"],
     "model=llama3_9b": ["model=llama3_9b", "Did you mean llama3_8b?"],
     "workload=matmul_layers space.m=64": ["space: m and model"],
     "space.n=null": ["space: m, n and k have to be given"],

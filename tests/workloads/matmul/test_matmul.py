@@ -7,14 +7,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.support.matrix import covering
 from workloads.api.contract import Infeasible, Measurement, ParameterMismatch, Rank
 from workloads.api.recipes import RECIPES, unsupported_rate_reason
 from workloads.api.trial import describe_mismatches, run_trial
 from workloads.instruments import device as devices
 from workloads.instruments import timing
-from workloads.instruments.products import E2M1, TOLERANCE, TORCH_DTYPES, relative_error, take_rows, tolerance
-from workloads.matmul import Matmul, MatmulParameters, tinygrad_backend
+from workloads.instruments.products import E2M1, TOLERANCE, relative_error, take_rows, tolerance
+from workloads.matmul import Matmul, MatmulParameters
 from workloads.matmul.operands import make_operands
 from workloads.models.model import TRAINED_MODELS, GemmShape, gemm_shape
 
@@ -100,18 +99,6 @@ def test_every_layout_gives_the_product_and_is_the_layout_in_memory(layout: str,
     assert Matmul().run(parameters, Rank(device=device)).machine_info["layout"] == layout
 
 
-@pytest.mark.parametrize(("layout", "name"), covering(["nn", "nt", "tn"], ["fp32", "fp16", "bf16"], strength=1))
-def test_tinygrad_gives_the_product_of_the_same_operands(layout: str, name: str) -> None:
-    """On tinygrad's interpreter, which needs no GPU: the copies, layouts and conversions are the same as on one."""
-    dtype = TORCH_DTYPES[name]
-    a = torch.randn(12, 8, dtype=dtype) if layout[0] == "n" else torch.randn(8, 12, dtype=dtype).t()
-    b = torch.randn(8, 4, dtype=dtype) if layout[1] == "n" else torch.randn(4, 8, dtype=dtype).t()
-    multiply, fetch = tinygrad_backend.build_gemm(a, b, "PYTHON", beam=0)
-    c = fetch(multiply())
-    assert (c.shape, c.dtype) == ((12, 4), dtype)
-    assert relative_error((a, b, c), rows=12) < TOLERANCE[name]
-
-
 @given(
     st.sampled_from(list(TRAINED_MODELS)),
     st.sampled_from(["qkv", "output", "gate_up", "down", "lm_head"]),
@@ -185,27 +172,17 @@ def test_every_native_format_gives_a_correct_product(recipe: str) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("backend", ["torch", "cublas", "cublaslt", "triton", "tinygrad"])
+@pytest.mark.parametrize("backend", ["torch", "cublas", "cublaslt", "triton"])
 @pytest.mark.parametrize("output_dtype", ["auto", "fp32"])
 def test_every_backend_gives_the_product(backend: str, output_dtype: str) -> None:
-    if backend == "tinygrad":
-        pytest.importorskip("tinygrad")
     shape = {"m": 512, "n": 1024, "k": 256}
     parameters = {**shape, "backend": backend, "output_dtype": output_dtype, "accumulation": "fp32"}
-    if backend in ("triton", "tinygrad") and output_dtype == "fp32":
+    if backend == "triton" and output_dtype == "fp32":
         with pytest.raises(Infeasible, match=f"backend={backend}"):
             run_trial("matmul", parameters, Rank(device="cuda"))
         return
     measurement = run_trial("matmul", parameters, Rank(device="cuda"))
     assert measurement.machine_info["output_dtype"] == ("float32" if output_dtype == "fp32" else "bfloat16")
-
-
-@pytest.mark.gpu
-def test_tinygrads_kernel_for_a_large_product_is_correct() -> None:
-    """Its search ranks kernels by speed alone, and had chosen a wrong one (tinygrad 0.14)."""
-    pytest.importorskip("tinygrad")
-    parameters = {"m": 4096, "n": 4096, "k": 4096, "backend": "tinygrad"}
-    assert run_trial("matmul", parameters, Rank(device="cuda")).metrics["relative_error"] < TOLERANCE["bf16"]
 
 
 MI300X, H200 = "gfx942:sramecc+:xnack-", "sm90"

@@ -37,7 +37,6 @@ MI300X, MI355X = "gfx942:sramecc+:xnack-", "gfx950:sramecc+:xnack-"
         (MI355X, {"dtype": "mxfp8", "m": 16}, "mxfp8 needs m in multiples of 32, not 16"),
         (MI355X, {"dtype": "mxfp4", "k": 96}, "mxfp4 needs k in multiples of 64, not 96"),
         ("sm90", {"dtype": "fp8_rowwise", "layout": "nn"}, "dtype=fp8_rowwise supports layout=nt only"),
-        ("sm90", {"backend": "tinygrad", "dtype": "tf32"}, "backend=tinygrad does not support dtype=tf32"),
         ("sm90", {"backend": "triton", "output_dtype": "fp32"}, "backend=triton computes bf16, not output_dtype=fp32"),
     ],
 )
