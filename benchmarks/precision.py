@@ -1,6 +1,6 @@
-"""Measure the speed and error of low-precision formats on one GPU, in four tables.
+"""Measure the speed and error of low-precision formats on one GPU, in three tables.
 
-    python benchmarks/precision.py [--tables precision,precision_casts,precision_linear,precision_training] [--into DIR]
+    python benchmarks/precision.py [--tables precision,precision_casts,precision_linear] [--into DIR]
 
 Each table is a sweep of `python -m sweeper workload=…` over every point of its space. The recipes are columns, and the
 reasons of empty cells are listed below each table.
@@ -22,7 +22,6 @@ LAYOUTS = {
         "recipe",
         ["tflops", "speedup", "predicted_speedup", "sqnr_db", "sqnr_input_gradient_db", "sqnr_weight_gradient_db"],
     ),
-    "precision_training": (["scope"], "recipe", ["tokens_per_s", "step_time_ms", "loss", "peak_memory_gib"]),
 }
 
 
@@ -37,7 +36,7 @@ def show(table: str, trials: pd.DataFrame) -> None:
     for metric in [name for name in metrics if name in trials and trials[name].notna().any()]:
         pivot = trials.pivot_table(index=keys, columns=f"param.{columns}", values=metric, sort=False)
         pivot.index.names, pivot.columns.name = rows, metric
-        print(pivot.round(3 if metric != "tokens_per_s" else 0).sort_index().to_string(na_rep="-"), "\n")
+        print(pivot.round(3).sort_index().to_string(na_rep="-"), "\n")
     for reason, group in trials[trials.reason.notna()].groupby("reason"):
         points = sorted(
             {" ".join(str(trial[key]) for key in (*keys, f"param.{columns}")) for _, trial in group.iterrows()}

@@ -99,16 +99,16 @@ def apply_rotary_emb(x: Tensor, rope: Tensor) -> Tensor:
 
 
 class Llama(nn.Module):
-    """The decoder with its loss, from tokens to the mean next-token loss; `layers` are by default those of the shape.
+    """The decoder with its loss, from tokens to the mean next-token loss.
 
     The logits of at most `chunk_tokens` tokens exist at a time. `initialize` sets the weights.
     """
 
-    def __init__(self, shape: Model, *, layers: int | None = None, chunk_tokens: int = 4096) -> None:
+    def __init__(self, shape: Model, *, chunk_tokens: int = 4096) -> None:
         super().__init__()
         self.shape, self.chunk_tokens = shape, chunk_tokens
         self.embedding = nn.Embedding(shape.vocabulary, shape.hidden_size)
-        self.blocks = nn.ModuleList([Block(shape, layer) for layer in range(layers or shape.layers)])
+        self.blocks = nn.ModuleList([Block(shape, layer) for layer in range(shape.layers)])
         self.norm = nn.RMSNorm(shape.hidden_size, eps=shape.norm_eps)
         self.lm_head = nn.Linear(*shape.linear("lm_head"), bias=False)
         if shape.tied:

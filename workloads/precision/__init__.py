@@ -1,11 +1,11 @@
-"""Low-precision arithmetic: four workloads that measure speed and error of torchao's formats and training recipes.
+"""Low-precision arithmetic: three workloads that measure speed and error of torchao's formats and training recipes.
 
     precision            GEMMs: rate, speed-up over bf16, and error
     precision_casts      casts from bf16 to each format, with scales along rows, columns or both
     precision_linear     linear layers forward and backward, casts included, against a roofline from measured rates
-    precision_training   training steps of a Llama block or a whole model: tokens/s and the loss
 
-A format that the device's matrix units do not support is emulated: its error is measured, its speed is not.
+`workload=parallel` trains models in these recipes. A format that the device's matrix units do not support is emulated:
+its error is measured, its speed is not.
 """
 
 from dataclasses import dataclass, field
@@ -104,35 +104,6 @@ class LinearParameters:
     seed: int = 0
 
 
-@dataclass(frozen=True)
-class TrainingParameters:
-    """Training steps: one block forward and backward, or the whole model with AdamW on synthetic tokens.
-
-    Attributes:
-        recipe: torchao's training recipe of the blocks. In fp8_rowwise_gw_hp the weight gradients are in bf16.
-        scope: one block, or the whole model.
-        model: the model that is trained.
-        layers: number of blocks; None for all of the model. Fewer fit a device with less memory.
-        sequence_length: tokens of each sequence.
-        batch: sequences of each step.
-        warmup: steps that are not timed but train the model too.
-        steps: timed steps.
-        learning_rate: AdamW's learning rate.
-        seed: seed of the random weights and tokens.
-    """
-
-    recipe: TrainingRecipe
-    scope: Literal["block", "model"] = "block"
-    model: ModelName = "llama3_8b"
-    layers: int | None = field(default=None, metadata={"min": 1})
-    sequence_length: int = field(default=8192, metadata={"min": 1})
-    batch: int = field(default=1, metadata={"min": 1})
-    warmup: int = field(default=3, metadata={"min": 0})
-    steps: int = field(default=20, metadata={"min": 1})
-    learning_rate: float = field(default=1e-4, metadata={"min": 0})
-    seed: int = 0
-
-
 def gemm_format(recipe: str) -> str:
     """Return the number format of a training recipe's products in low precision."""
     return recipe.removesuffix("_gw_hp")  # weight gradients in bf16
@@ -154,11 +125,11 @@ def unsupported_layer_rate_reason(recipe: str, architecture: str) -> str:
 
 
 class PrecisionWorkload(Workload):
-    """One of the four: its plan describes the support of `recipes` and ends with `note`."""
+    """One of the three: its plan describes the support of `recipes` and ends with `note`."""
 
     recipes: ClassVar[Any]
     note: ClassVar[str]
-    finalists = 0  # each point is a result; trials of training take minutes
+    finalists = 0  # each point is a result
 
     def preview(self, parameters: Any, machine: Machine) -> str:
         """Return a line for each recipe: native, emulated or unsupported on this device, and why."""
@@ -210,15 +181,3 @@ class Linear(PrecisionWorkload):
     ways = ("warmup", "repeats", "seed")
     benchmark_version = "linear/2"
     recipes, note, module = TrainingRecipe, OF_LAYERS, "layers"
-
-
-class Training(PrecisionWorkload):
-    """Time training steps in a recipe and report the loss (`workload=precision_training`)."""
-
-    name = "precision_training"
-    Parameters = TrainingParameters
-    work = ("recipe", "scope", "model", "layers", "sequence_length", "batch")
-    ways = ("warmup", "steps", "seed")
-    benchmark_version = "training/2"
-    finals_rounds = 3
-    recipes, note, module = TrainingRecipe, OF_LAYERS, "training"
