@@ -1,6 +1,5 @@
 """`workload=llama8b` and others: train a Llama on the GPUs of a host within budgets of device and host memory."""
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
@@ -33,8 +32,8 @@ def infeasible_reason(dtype: str, sequence_length: int, architecture: str, shape
     """Return why a device does not train in this data type or with these sequences; empty if it does."""
     if reason := unsupported_block_rate_reason(dtype, architecture):
         return f"dtype={dtype} is {reason}"
-    if shape.experts and RECIPES[dtype].is_scaled and not re.match(r"sm(90|10\d)", architecture):
-        return f"dtype={dtype}: PyTorch groups products with scales on sm90 and sm100 alone; set dtype=bf16"
+    if shape.experts and RECIPES[dtype].is_scaled and not architecture.startswith("sm90"):
+        return f"dtype={dtype}: PyTorch groups products with scales of rows on sm90 alone; set dtype=bf16"
     multiple = RECIPES[dtype].multiples[2]  # products sum over tokens for gradients of weights
     if sequence_length % multiple:
         return f"sequence_length={sequence_length}: dtype={dtype} needs a multiple of {multiple}"

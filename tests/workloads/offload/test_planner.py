@@ -350,8 +350,8 @@ def test_fp8_is_infeasible_where_no_product_or_kernel_takes_it() -> None:
         run.select_precision(in_blocks, "sm90")
     with pytest.raises(Infeasible, match="dtype=fp8_blockwise is emulated on this device: sm100 lacks 1x128"):
         run.select_precision(in_blocks, "sm100")
-    with pytest.raises(Infeasible, match="PyTorch groups products with scales on sm90 and sm100 alone; set dtype=bf16"):
-        run.select_precision(replace(parameters, model="olmoe_1b_7b", sequence_length=48), "sm89")
+    with pytest.raises(Infeasible, match="PyTorch groups products with scales of rows on sm90 alone; set dtype=bf16"):
+        run.select_precision(replace(parameters, model="olmoe_1b_7b", sequence_length=48), "sm100")
     assert run.select_precision(replace(in_blocks, sequence_length=256), "sm90").recipe == "fp8_blockwise"
 
 
