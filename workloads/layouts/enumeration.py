@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
+from itertools import product
 from typing import Any
 
 from workloads.hardware.cluster import Cluster
@@ -48,24 +49,17 @@ def list_families(
     `reshard_after_forward`; `fixed` are fields of the layout that have one value.
     """
     space, site = _Space(job, cluster, options, fixed), Site.of(cluster)
-    rules = [
-        [rule for rule in rules_of(job.trainer) if rule.is_tradable == is_tradable] for is_tradable in (False, True)
-    ]
+    other_rules = [rule for rule in rules_of(job.trainer) if not rule.is_tradable]
+    tradable_rules = [rule for rule in rules_of(job.trainer) if rule.is_tradable]
     checkpointings = space.values("checkpointing")
     for template, shards, reshardings in space.list_templates():
-        if find_violation(replace(job, layout=template), site, rules[0]):
+        if find_violation(replace(job, layout=template), site, other_rules):
             continue
-        pairs = [
-            (checkpointing, reshard)
-            for checkpointing in checkpointings
-            for reshard in reshardings
-            if not rules[1]
-            or not find_violation(
-                replace(job, layout=replace(template, checkpointing=checkpointing, reshard_after_forward=reshard)),
-                site,
-                rules[1],
-            )
-        ]
+        pairs = list(product(checkpointings, reshardings))
+        if tradable_rules:
+            layouts = [replace(template, checkpointing=c, reshard_after_forward=reshard) for c, reshard in pairs]
+            broken = [find_violation(replace(job, layout=layout), site, tradable_rules) for layout in layouts]
+            pairs = [pair for pair, violation in zip(pairs, broken, strict=True) if not violation]
         if pairs:
             kept, reshards = (tuple(dict.fromkeys(values)) for values in zip(*pairs, strict=True))
             if pairs[0] != (template.checkpointing, template.reshard_after_forward):

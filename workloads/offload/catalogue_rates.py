@@ -72,10 +72,8 @@ def _estimate_budgets(
             step_s, rounds = prediction.times.step_s, prediction.plan.accumulation_rounds
             warmup = training.warmup * min(1.0, (training.warmup_rounds or rounds) / rounds)
             metrics = {"tokens_per_s": length * sequences / step_s, "memory_gib": prediction.device_bytes / GIB}
-            metrics |= {
-                "peak_host_gib": prediction.host_bytes * model.gpus / GIB,
-                "trial_s": (warmup + training.steps) * step_s,
-            }
+            metrics["peak_host_gib"] = prediction.host_bytes * model.gpus / GIB
+            metrics["trial_s"] = (warmup + training.steps) * step_s
             if prediction.model.distribution:
                 point += f" {prediction.model.distribution}"
             yield Estimate(metrics=metrics, description=point)
@@ -106,9 +104,8 @@ def estimate_rates(model: Model, sequence_length: int, precision: str, cluster: 
     job = Job(model, layout, sequence_length, precision=precision, state="bf16", manual_backward=True)
     placed = PlacedJob(job, cluster)
     block, tokens = block_seconds(placed, 0), placed.tokens
-    by_name = {
-        product.name: product_s(placed, product, placed.precision.dtype) for product in block_products(placed, 0)
-    }
+    dtype = placed.precision.dtype
+    by_name = {product.name: product_s(placed, product, dtype) for product in block_products(placed, 0)}
     operation_s = {
         "qkv": by_name["qkv"],
         "output": by_name["output"],

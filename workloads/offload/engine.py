@@ -187,12 +187,10 @@ class Engine:
             self._whole = WholeLayers(self.gang, numel, dtype, device, self._split, self.copy_streams)
         self._turns = list_turns(shape.layers, plan.chunks_per_round, self.gang.ranks, self.gang.rank)
         self._unfinished: Callable[[], None] | None = None  # what is left of the last layer's backward pass
-        self._math = build_block_math(
-            shape, kernel, self.precision.recipe, compiled=device.type != "cpu", routing=routing
-        )
-        states_on, allocate = plan.embedding_and_head_states, self._allocate_states
+        recipe, states_on = self.precision.recipe, plan.embedding_and_head_states
+        self._math = build_block_math(shape, kernel, recipe, compiled=device.type != "cpu", routing=routing)
         self._embedding_and_head = EmbeddingAndHead(
-            self._math, device, self.precision, self.copy_streams, states_on, allocate
+            self._math, device, self.precision, self.copy_streams, states_on, self._allocate_states
         )
         self._saved, self._saved_keys_values = (ActivationStack(arena, device, self.copy_streams) for _ in range(2))
         self._keys_values = self._d_keys_values = torch.empty(0)
@@ -265,9 +263,8 @@ class Engine:
         x = {c: self._embedding_and_head.embed(chunk) for c, chunk in enumerate(inputs) if is_first_home}
         if self.gang.is_ring:
             size, dtype = (plan.chunk_tokens, self.shape.hidden_size), self.precision.dtype
-            x = PassedChunks(
-                self._turns, x, partial(torch.empty, size, dtype=dtype, device=self.device), self.copy_streams
-            )
+            allocate = partial(torch.empty, size, dtype=dtype, device=self.device)
+            x = PassedChunks(self._turns, x, allocate, self.copy_streams)
         for n in range(len(plan.layers)):
             self._forward_layer(n, x)
         self._saved_keys_values.start_backward()

@@ -108,9 +108,7 @@ def find_fastest_plans(
     """Return the same as `find_fastest_plan` for each of many budgets, or None where no plan fits, in less time."""
     distributed = _list_distributions(model)
     if len(distributed) > 1:
-        found = [
-            find_fastest_plans(model, sequence_length, sequences_per_step, budgets, rates) for model in distributed
-        ]
+        found = [find_fastest_plans(one, sequence_length, sequences_per_step, budgets, rates) for one in distributed]
         fitting = [[plan for plan in plans if plan] for plans in zip(*found, strict=True)]
         return [min(plans, key=lambda plan: plan.times.step_s) if plans else None for plans in fitting]
     budgets = [_share_budget(model, budget) for budget in budgets]

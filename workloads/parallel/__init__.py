@@ -258,12 +258,10 @@ class Parallel(Workload):
         """Check whether the layout is valid and fits into memory, and estimate its speed."""
         description = str(parameters.layout)
         if machine.architecture and (reason := parameters.unsupported_dtype_reason(machine.architecture)):
-            return Estimate(
-                f"dtype={parameters.dtype} is {reason}", "the device has the data type", description=description
-            )
-        if violation := parameters.find_violation(
-            machine.world_size, machine.ranks_per_node, on_gpu=machine.kind == "gpu"
-        ):
+            reason = f"dtype={parameters.dtype} is {reason}"
+            return Estimate(reason, "the device has the data type", description=description)
+        ranks, per_node, on_gpu = machine.world_size, machine.ranks_per_node, machine.kind == "gpu"
+        if violation := parameters.find_violation(ranks, per_node, on_gpu=on_gpu):
             return Estimate(violation.reason, violation.rule, description=description)
         memory_gib = peak_memory(parameters.job, machine.cluster).needed_gib
         if machine.memory_gib is not None and memory_gib > machine.memory_gib:
@@ -283,9 +281,8 @@ class Parallel(Workload):
 
     def scale(self, parameters: ParallelParameters, factor: int) -> ParallelParameters:
         """Return the layout on `factor` times the devices, with as many more copies and as much larger a batch."""
-        return replace(
-            parameters, dp_replicate=parameters.dp_replicate * factor, global_batch=parameters.global_batch * factor
-        )
+        copies, batch = parameters.dp_replicate * factor, parameters.global_batch * factor
+        return replace(parameters, dp_replicate=copies, global_batch=batch)
 
     def run(self, parameters: ParallelParameters, rank: Rank) -> Measurement:
         from workloads.parallel.run import measure

@@ -169,9 +169,8 @@ ATTEND_OVER_RANKS = torch.ops.gpu_sweeper.attend_over_ranks.default
 
 def _gathered_forward(kernel: Kernel, group: dist.ProcessGroup, q: Tensor, k: Tensor, v: Tensor) -> Attended:
     keys_values = _all_gather_sequence(torch.cat([k, v], dim=1), group)
-    outs, lses = zip(
-        *(attend(kernel, part.q, part.k, part.v, part.earlier) for part in _split(q, keys_values, group)), strict=True
-    )
+    parts = _split(q, keys_values, group)
+    outs, lses = zip(*(attend(kernel, part.q, part.k, part.v, part.earlier) for part in parts), strict=True)
     return torch.cat(outs, dim=2), torch.cat(lses, dim=2), keys_values
 
 
@@ -234,7 +233,6 @@ def _reduce_scatter_sequence(full: Tensor, group: dist.ProcessGroup) -> Tensor:
     ranks = dist.get_world_size(group)
     parts = full.chunk(2 * ranks, dim=2)
     local = full.new_empty((2, *parts[0].shape))
-    dist.reduce_scatter_tensor(
-        local, torch.stack([parts[part] for rank in range(ranks) for part in (rank, -1 - rank)]), group=group
-    )
+    by_rank = [parts[part] for rank in range(ranks) for part in (rank, -1 - rank)]
+    dist.reduce_scatter_tensor(local, torch.stack(by_rank), group=group)
     return torch.cat(list(local), dim=2)

@@ -116,9 +116,8 @@ def _build_map(results: Sequence[Mapping[str, Any]]) -> Iterator[Chart]:
     ]
     names = [f"GPU {column}" for column in columns]
     heat = graph_objects.Heatmap(z=grid, x=names, y=list(margins), text=text, texttemplate="%{text}", showscale=False)
-    figure = graph_objects.Figure(
-        heat.update(colorscale=COLORS, zmin=-0.1, zmax=0.1, hovertemplate="%{y} %{x}: %{z:+.1%}")
-    )
+    heat.update(colorscale=COLORS, zmin=-0.1, zmax=0.1, hovertemplate="%{y} %{x}: %{z:+.1%}")
+    figure = graph_objects.Figure(heat)
     figure.update_layout(height=75 + 22 * len(margins), margin={"t": 60, "l": 60, "r": 15, "b": 15})
     figure.update_xaxes(side="top")
     figure.update_yaxes(autorange="reversed", type="category")
@@ -143,11 +142,8 @@ def _build_distributions(results: Sequence[Mapping[str, Any]]) -> Iterator[Chart
             figure.update_layout(title_font_size=13, margin={"l": 15, "r": 15, "b": 15})
             figures.append(figure)
     if figures:
-        yield Chart(
-            "Distributions",
-            figures,
-            "Parts by rate. The dashed line is the strictest limit, the band the expected rates.",
-        )
+        note = "Parts by rate. The dashed line is the strictest limit, the band the expected rates."
+        yield Chart("Distributions", figures, note)
 
 
 def build_markdown(record: Record) -> str:
@@ -166,7 +162,5 @@ def build_junit(record: Record) -> str:
     rows = sort_results(record)
     cases += [(row["test"], row["part"], row["verdict"], f"{row['reason']} {row['cause']}".strip()) for row in rows]
     outcomes = {"pass": junit.PASSED, "fail": junit.FAILED}
-    named = [
-        (group, name, outcomes.get(verdict, junit.SKIPPED), one_line(text)) for group, name, verdict, text in cases
-    ]
+    named = [(group, name, outcomes.get(end, junit.SKIPPED), one_line(text)) for group, name, end, text in cases]
     return junit.build_junit("sweeper accept", named)

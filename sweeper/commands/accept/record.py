@@ -190,11 +190,8 @@ def compare_records(before: Mapping[str, Any], after: Mapping[str, Any]) -> list
         if before[name] != after[name]:
             raise UserInputError(f"the runs have the {name} {before[name]} and {after[name]}: only equal ones compare")
     earlier = {(row["test"], row["part"]): row for row in before["results"] if row["value"]}
-    pairs = [
-        (earlier[key], row)
-        for row in after["results"]
-        if row["value"] and (key := (row["test"], row["part"])) in earlier
-    ]
+    new_rows = {(row["test"], row["part"]): row for row in after["results"] if row["value"]}
+    pairs = [(earlier[key], row) for key, row in new_rows.items() if key in earlier]
     changes = []
     for old, new in pairs:
         spread = spread_of(before["kind"], new["test"])

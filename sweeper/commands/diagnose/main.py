@@ -170,10 +170,8 @@ def describe_sources(sources: Sequence[Source]) -> Iterator[str]:
     """Yield a line for each rank or host that is slower than the others."""
     series: Mapping[str, dict[int, float]] = {source.name: source.times_s for source in sources}
     for name, finding in find_slow_sources(series).items():
-        bounds = f"(95% {finding.low:.1%} to {finding.high:.1%})"
-        text = (
-            f"slow source: {name or 'lines without a rank'} takes {finding.share:.1%} longer than the others {bounds}"
-        )
+        longer = f"{finding.share:.1%} longer than the others (95% {finding.low:.1%} to {finding.high:.1%})"
+        text = f"slow source: {name or 'lines without a rank'} takes {longer}"
         yield f"{text}. Likely: its GPU, its host or its links; sweeper accept measures each alone"
 
 

@@ -37,9 +37,8 @@ def exercise(target: Target, states: Mapping[str, Mapping[str, Any]], console: C
         cluster.start(target, has_variables=False)
     first = {e.workload: e for e in reversed(read_experiments(target.hardware.kind, "quick")) if e.scope in ALONE}
     readings = list[Reading]()
-    for job, experiment, result in run_phases(
-        plan_phases(target, list(states), [first[name] for name in EXERCISED]), math.inf
-    ):
+    phases = plan_phases(target, list(states), [first[name] for name in EXERCISED])
+    for job, experiment, result in run_phases(phases, math.inf):
         new = list(read_result(job, experiment, result))
         readings += new
         for line in summarize(job.place, new):

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from sweeper.commands.history.reference_file import History, Identity, RecordedRun, round_value
@@ -139,8 +140,6 @@ def _group(runs: Sequence[NewRun]) -> list[tuple[Identity, tuple[RecordedRun, ..
 
 
 def _compare(identity: Identity, earlier: Sequence[RecordedRun], new: Sequence[RecordedRun], gate: Gate) -> Comparison:
-    less = identity.direction == "minimize"
-    before, after = (
-        [run_of_interval(*run.interval.bounds, less_is_better=less) for run in side] for side in (earlier, new)
-    )
+    read = partial(run_of_interval, less_is_better=identity.direction == "minimize")
+    before, after = ([read(*run.interval.bounds) for run in side] for side in (earlier, new))
     return compare_runs(before, after, gate)

@@ -92,7 +92,6 @@ def build_runs_table(series: Series, title: str) -> Table:
     for run, changed in zip(series.runs, series.changes, strict=True):
         interval = format_interval(*run.interval.bounds[1:])
         point = " ".join(f"{name}={value}" for name, value in run.point.items())
-        rows.append(
-            [run.sweep, run.date[:10], format_number(run.value), interval, point, ", ".join(changed), run.commit]
-        )
+        cells = [run.sweep, run.date[:10], format_number(run.value), interval, point, ", ".join(changed), run.commit]
+        rows.append(cells)
     return Table(title, heading, rows[::-1])

@@ -22,9 +22,8 @@ NOTE = "Points are runs with their own 95% intervals, dashed lines the levels th
 def build_charts(history: History) -> list[Chart]:
     """Return a chart of each series."""
     labels = label_series([series.identity for series in history.series])
-    return [
-        build_chart(f"{label} on {s.identity.hardware}", s) for label, s in zip(labels, history.series, strict=True)
-    ]
+    named = zip(labels, history.series, strict=True)
+    return [build_chart(f"{label} on {series.identity.hardware}", series) for label, series in named]
 
 
 def build_page(history: History, name: str) -> str:

@@ -82,10 +82,8 @@ class Run:
         )
         if tokens and batch and round(tokens / batch / LENGTH_STEP):
             tokens = batch * LENGTH_STEP * round(tokens / batch / LENGTH_STEP)
-        return (
-            tokens,
-            "the tokens of a step are not printed: they are the printed tokens/s x its time" if tokens else "",
-        )
+        origin = "the tokens of a step are not printed: they are the printed tokens/s x its time"
+        return tokens, origin if tokens else ""
 
 
 def is_log(path: Path) -> bool:
@@ -175,11 +173,8 @@ def _build_result(name: str, run: Run, program: str, notes: Sequence[str]) -> Im
     log, steps, steady_steps, (tokens, origin) = run.log, run.timed_steps, run.steady_steps, run.count_tokens()
     notes = [*notes, origin] if origin else list(notes)
     length = length or (tokens // batch if origin and batch else None)
-    params = {
-        name: value
-        for name, value in {**log.reported_config, **log.mesh}.items()
-        if name not in ("gpus", "batch_tokens")
-    }
+    printed = {**log.reported_config, **log.mesh}
+    params = {name: value for name, value in printed.items() if name not in ("gpus", "batch_tokens")}
     params |= {"sequence_length": length, "global_batch": batch}
     params |= {"model": log.model, "dtype": log.dtype or (log.format.dtype if log.format else "")}
     metrics = {}

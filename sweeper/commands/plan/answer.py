@@ -88,9 +88,8 @@ def plan_training(request: PlanRequest, estimate: JobEstimate) -> TrainingRun:
     if request.max_cost is None:
         return training
     if price is None or training.cost is None:
-        raise UserInputError(
-            f"max_cost={request.max_cost:g}: needs price_per_hour=, {request.hardware} has no known price"
-        )
+        unknown = f"{request.hardware} has no known price"
+        raise UserInputError(f"max_cost={request.max_cost:g}: needs price_per_hour=, {unknown}")
     if training.cost > request.max_cost:
         raise UserInputError(
             f"max_cost={request.max_cost:g}: {tokens:g} tokens on {estimate.gpus:,} GPUs cost {training.cost:,.0f}, at "

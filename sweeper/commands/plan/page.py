@@ -112,9 +112,7 @@ def draw_pipeline(answer: Answer) -> Chart:
             marker={"color": color, "opacity": shades, "line": {"width": 0.3, "color": "#fff"}},
             name=name,
             visible=bool(own),
-            hovertext=[
-                f"micro-batch {item.action.microbatch}, stage {item.action.chunk} of the rank, {name}" for item in own
-            ],
+            hovertext=[f"micro-batch {i.action.microbatch}, stage {i.action.chunk} of the rank, {name}" for i in own],
         )
     figure.update_layout(barmode="overlay", bargap=0.1, height=bar_chart_height_px(layout.pp))
     figure.update_yaxes(title="rank", autorange="reversed").update_xaxes(title="s")

@@ -35,9 +35,8 @@ def compare_hardware(request: PlanRequest, names: list[str]) -> tuple[list[list[
     lines = [f"price     {name}: {price}" for name, price in prices.items() if price]
     if total := sum(warnings.values()):
         counts = ", ".join(f"{name} {warnings[name]}" for name in prices if warnings[name])
-        lines.append(
-            f"unsure    {count(total, 'warning')}: {counts}. A plan of one GPU lists its own: hardware={names[0]}"
-        )
+        where = f"A plan of one GPU lists its own: hardware={names[0]}"
+        lines.append(f"unsure    {count(total, 'warning')}: {counts}. {where}")
     return ordered, lines
 
 
@@ -52,9 +51,8 @@ def _row(request: PlanRequest, warnings: dict[str, int]) -> tuple[TrainingRun | 
     band = find_band(job, cluster)
     share, power_w = band.error_share, cluster.device.power_w
     left_gib = usable_gib(cluster) - bound_gib(estimate.memory, job, cluster)
-    warnings[request.hardware] = len(band.known.missing(job, cluster)) + len(
-        list_warnings(problem, best, request.model)
-    )
+    listed = list_warnings(problem, best, request.model)
+    warnings[request.hardware] = len(band.known.missing(job, cluster)) + len(listed)
     return training, [
         request.hardware,
         f"{estimate.gpus:,}",

@@ -3,6 +3,7 @@
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import compress
 from pathlib import Path
 
 import pandas as pd
@@ -129,9 +130,8 @@ def _build_scaling(title: str, results: Sequence[ranking.BestResult], sweeps: pd
     ranks = "processes" if results[0].is_cpu else "GPUs"
     figure.update_xaxes(title=ranks, type="log", range=count_range, tickvals=sorted(set(counts)))
     figure.update_yaxes(title="tokens/s", type="log", range=(low, high), tickvals=ticks)
-    yield Chart(
-        title, [figure], NOTES["scaling"] + (NOTES["projection"] + "; ".join(assumptions) if assumptions else "")
-    )
+    projection = NOTES["projection"] + "; ".join(assumptions) if assumptions else ""
+    yield Chart(title, [figure], NOTES["scaling"] + projection)
 
 
 def _read_projection(result: ranking.BestResult, sweeps: pd.DataFrame) -> tuple[dict[int, float], str]:
@@ -205,10 +205,7 @@ def _build_marked_heatmap(grid: pd.DataFrame, metric: str, label: str, x: str, y
     figure = build_heatmap(x_axis, y_axis, find_best_in_cells(x_axis, y_axis, values.tolist()), label)
     worked = ranking.select_complete(grid).set_index(["x", "y"]).index
     is_marked = (grid["tag.outcome"] == "infeasible") & ~grid.set_index(["x", "y"]).index.isin(worked)
-    marks = [
-        [axis.labels[cell] for cell, marked in zip(axis.cells, is_marked, strict=True) if marked]
-        for axis in (x_axis, y_axis)
-    ]
+    marks = [[axis.labels[cell] for cell in compress(axis.cells, is_marked)] for axis in (x_axis, y_axis)]
     style = {"mode": "markers", "marker": {"symbol": "x", "size": 12, "color": GRAY}, "name": "infeasible"}
     return figure.add_scatter(x=marks[0], y=marks[1], text=grid[is_marked].get("tag.reason"), **style)
 
@@ -274,9 +271,8 @@ def build_imported_charts(runs: pd.DataFrame) -> Iterator[Chart]:
     figures = [_build_imported_bars(work, of_work) for work, of_work in works.items()]
     if figures:
         left_out = f" {len(figures) - MAX_FIGURES} more are not drawn." if len(figures) > MAX_FIGURES else ""
-        yield Chart(
-            "Imported results: tokens/s of one device", figures[:MAX_FIGURES], NOTES["imported_charts"] + left_out
-        )
+        note = NOTES["imported_charts"] + left_out
+        yield Chart("Imported results: tokens/s of one device", figures[:MAX_FIGURES], note)
     is_drawn = {result.run["run_id"] for result in results}
     # Infeasible points are drawn too, such as a budget at which nothing fits.
     yield from _build_imported_heatmaps(runs[runs["run_id"].isin(is_drawn) | (runs["tag.outcome"] == "infeasible")])

@@ -73,9 +73,8 @@ def _build_sweeps_table(stored: Stored) -> Table:
         counts += [f"{tainted} tainted"] if tainted else []
         limits = trials.get("tag.power_limit_w", pd.Series(dtype=str)).dropna().unique()
         versions = {name: _join_lines(sweep.get(f"tag.version.{name}")) for name in ("torch", "ray")}
-        began, ended = (
-            "" if pd.isna(time := sweep[when]) else f"{time:%Y-%m-%d %H:%M} UTC" for when in ("start", "end")
-        )
+        times = (sweep["start"], sweep["end"])
+        began, ended = ("" if pd.isna(time) else f"{time:%Y-%m-%d %H:%M} UTC" for time in times)
         cells = {
             "sweep": sweep["run"],
             "workload": _join_lines(sweep.get("tag.workload")),
