@@ -79,7 +79,13 @@ class Orphans:
             if not (new := _children() - self._kept):
                 return set()
             time.sleep(BEING_STARTED_S)
-            held = _held_children()
+            gc.collect()
+            dropped = {id(process) for process in getattr(subprocess, "_active", [])}  # their `Popen` is gone
+            held = {process.pid or 0 for process in multiprocessing.active_children()} | {
+                getattr(item, "pid", None) or 0
+                for item in gc.get_objects()
+                if issubclass(type(item), subprocess.Popen) and id(item) not in dropped
+            }
             self._kept |= {pid for pid in new if pid in held or any(part in _command(pid) for part in SERVING)}
             for pid in new - self._kept:
                 with suppress(ChildProcessError):
@@ -104,15 +110,6 @@ def _command(pid: int) -> str:
     with suppress(OSError):
         return Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").replace("\0", " ").strip()
     return ""
-
-
-def _held_children() -> set[int]:
-    gc.collect()
-    dropped = {id(process) for process in getattr(subprocess, "_active", [])}  # their `Popen` is gone
-    held = (o for o in gc.get_objects() if issubclass(type(o), subprocess.Popen) and id(o) not in dropped)
-    return {getattr(process, "pid", None) or 0 for process in held} | {
-        process.pid or 0 for process in multiprocessing.active_children()
-    }
 
 
 if __name__ == "__main__":

@@ -213,19 +213,15 @@ def _read_sizes(settings: names.FileSettings) -> dict[str, Any]:
         if isinstance(size, str):
             raise UserInputError(f"{name}={size}: not a whole number")
     whole = {name: size for name, size in sizes.items() if isinstance(size, int) and size > 0}
-    return whole | _read_linear_layers(settings)
-
-
-def _read_linear_layers(settings: names.FileSettings) -> dict[str, Any]:
-    """Return the layers without scores, of a pattern such as M-M*- or of every layer but each Nth."""
+    # Layers without scores are those of a pattern such as M-M*-, or every layer but each Nth.
     pattern = settings.find("hybrid_override_pattern") or settings.find("hybrid_layer_pattern")
     frequency, layers = settings.find("linear_attention_freq"), settings.find("num_layers")
     if pattern:
         letters = str(pattern).split("/")[0].replace("|", "")
-        return {"linear_layers": tuple(layer for layer, letter in enumerate(letters) if letter == "M")}
+        return whole | {"linear_layers": tuple(layer for layer, letter in enumerate(letters) if letter == "M")}
     if isinstance(frequency, int) and frequency and layers:
-        return {"linear_layers": tuple(layer for layer in range(layers) if (layer + 1) % frequency)}
-    return {}
+        return whole | {"linear_layers": tuple(layer for layer in range(layers) if (layer + 1) % frequency)}
+    return whole
 
 
 def _read_sharding(settings: names.Settings) -> str:

@@ -3,7 +3,7 @@
 import math
 import re
 import shlex
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
@@ -262,7 +262,15 @@ def read_recipe(text: str, gpus: int | None = None, model: Model | None = None) 
     commands = map(_split_nested, Script(text).read())
     *_, command = [[], *(words for words in commands if any("run_recipe.py" in word for word in words))]
     start = next((number for number, word in enumerate(command, 1) if "run_recipe.py" in word), 0)
-    flags, overrides = _read_recipe_words(command[start:])
+    flags, overrides = dict[str, Any](), dict[str, Any]()
+    for word, following in pairwise([*command[start:], "-"]):
+        name, equals, value = word.lstrip("-").partition("=")
+        if word.startswith("-"):
+            name = name.replace("-", "_")
+            value = value if equals else "True" if following.startswith("-") or "=" in following else following
+            flags[_BRIDGE["flags"].get(name, name)] = parse_value(value)
+        elif equals:
+            overrides[name.lstrip("+")] = parse_value(value)
     if not flags | overrides:
         raise UserInputError(
             "run_recipe.py: a loop or a condition gives its words. Write the command that you run alone"
@@ -291,19 +299,6 @@ def read_recipe(text: str, gpus: int | None = None, model: Model | None = None) 
     notes = () if is_whole else (OPEN_RECIPE,) if named else (OPEN_RECIPE, unknown)
     left = [unset for word in command[start:] if word.startswith(UNSET) and (unset := find_unset(word))]
     return _add(replace(reading, taken=taken, sizes={**_sizes_of(named), **reading.sizes}), left, notes)
-
-
-def _read_recipe_words(words: Sequence[str]) -> tuple[dict[str, Any], dict[str, Any]]:
-    flags, overrides = dict[str, Any](), dict[str, Any]()
-    for word, following in pairwise([*words, "-"]):
-        name, equals, value = word.lstrip("-").partition("=")
-        if word.startswith("-"):
-            name = name.replace("-", "_")
-            value = value if equals else "True" if following.startswith("-") or "=" in following else following
-            flags[_BRIDGE["flags"].get(name, name)] = parse_value(value)
-        elif equals:
-            overrides[name.lstrip("+")] = parse_value(value)
-    return flags, overrides
 
 
 def _sizes_of(model: Model | None) -> dict[str, int]:
@@ -362,13 +357,6 @@ def read_experiment(text: str, gpus: int | None = None, model: Model | None = No
     return replace(reading, sizes={**_sizes_of(named), **reading.sizes}, taken={**reading.taken, **taken})
 
 
-def _read_primus_torchtitan(
-    overrides: names.Settings, file: str, gpus: int | None, model: Model | None
-) -> names.FileReading:
-    defaults = {**TITAN_DEFAULTS, **({"model.converters": [FP8]} if "fp8" in file else {})}
-    return read_config(overrides, gpus, model, defaults)
-
-
 def _read_primus_bridge(
     overrides: names.Settings, file: str, gpus: int | None, model: Model | None
 ) -> names.FileReading:
@@ -384,7 +372,9 @@ def _read_primus_bridge(
 
 FRAMEWORKS: dict[str, Callable[[names.Settings, str, int | None, Model | None], names.FileReading]] = {
     "megatron": lambda overrides, _, gpus, model: read_settings(overrides, "primus", gpus, model, DEFAULTS),
-    "torchtitan": _read_primus_torchtitan,
+    "torchtitan": lambda overrides, file, gpus, model: read_config(
+        overrides, gpus, model, {**TITAN_DEFAULTS, **({"model.converters": [FP8]} if "fp8" in file else {})}
+    ),
     "megatron_bridge": _read_primus_bridge,
 }
 

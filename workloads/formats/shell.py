@@ -135,8 +135,10 @@ class Script:
         for name in words[:1] if self._names_variable else words[1:] if words[:1] and words[0] in _CHANGING else ():
             self._forget(name.partition("=")[0].rstrip("+-*/%"))
         self._names_variable = False
-        if words[:2] == ["set", "--"] or words[:1] == ["shift"]:
-            self._set_arguments(words[2:] if words[0] == "set" else [])
+        if words[:2] == ["set", "--"] or words[:1] == ["shift"]:  # `$1` and those that follow
+            self.variables = {name: values for name, values in self.variables.items() if not name.isdigit()}
+            if words[0] == "set" and all(self._conditions):
+                self.variables |= {str(number): [word] for number, word in enumerate(words[2:], 1)}
         if words and words[0] not in _PRINTING and False not in self._conditions:
             self.commands.append(words)
         if self._guard is not False and is_command:  # a list has the result of its last command executed
@@ -230,12 +232,6 @@ class Script:
             self.variables[name] = values
         else:
             self.variables[name] = old + values if is_array else [old[0] + "".join(values), *old[1:]]
-
-    def _set_arguments(self, words: list[str]) -> None:
-        """Set `$1` and those that follow, where it is known that a command does."""
-        self.variables = {name: values for name, values in self.variables.items() if not name.isdigit()}
-        if all(self._conditions):
-            self.variables |= {str(number): [word] for number, word in enumerate(words, 1)}
 
     def _forget(self, name: str) -> None:
         if name in self.variables:

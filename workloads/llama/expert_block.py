@@ -104,7 +104,11 @@ class ExpertBlockMath(BlockMath):
         d_normed = sum_rows(d_rows, order.rows, order.tokens)
         del d_rows
         with annotate("router"):
-            d_logits = self._choice_backward(logits, choice, d_row_weights.flatten()[order.rows])
+
+            def weigh(logits: Tensor) -> Tensor:  # the experts stay those of `choice`
+                return choose_experts(logits, logits.new_zeros(()), self.shape, choice.experts).weights
+
+            d_logits: Tensor = torch.func.vjp(weigh, logits)[1](d_row_weights.flatten()[order.rows])[0]
             accumulate(gradients, ROUTER, torch.mm(d_logits.t(), normed))
             d_normed.addmm_(d_logits, weights[ROUTER])
         _, d_residual, d_norm = self.norm_backward(residual, weights["mlp_norm.weight"], d_normed, d_out)
@@ -130,15 +134,6 @@ class ExpertBlockMath(BlockMath):
         accumulate(gradients, GATE_UP, multiply_groups(d_gate_up.t(), rows, order.ends))
         del rows
         return multiply_groups(d_gate_up, weights[GATE_UP], order.ends), d_row_weights
-
-    def _choice_backward(self, logits: Tensor, choice: Choice, d_weights: Tensor) -> Tensor:
-        """Return the gradient of logits by that of the weights of a token's experts, which stay those of `choice`."""
-
-        def weigh(logits: Tensor) -> Tensor:
-            return choose_experts(logits, logits.new_zeros(()), self.shape, choice.experts).weights
-
-        d_logits: Tensor = torch.func.vjp(weigh, logits)[1](d_weights)[0]
-        return d_logits
 
 
 def halve_product(product: Tensor) -> Activations:

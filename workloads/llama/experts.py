@@ -28,20 +28,19 @@ def choose_experts(logits: Tensor, bias: Tensor, shape: Model, forced: Tensor | 
     """
     logits = logits.float()
     scores = logits.sigmoid() if shape.router_scores == "sigmoid" else logits.softmax(dim=-1)
-    experts = _best(scores.detach() + bias, shape) if forced is None else forced
+    experts = forced
+    if experts is None:
+        ranked = scores.detach() + bias
+        if shape.expert_groups > 1:
+            grouped = ranked.unflatten(1, (shape.expert_groups, -1))
+            best = grouped.topk(2, dim=-1).values.sum(dim=-1).topk(shape.groups_per_token, dim=-1).indices
+            is_excluded = torch.ones_like(grouped[:, :, 0]).scatter(1, best, 0.0).bool()
+            ranked = grouped.masked_fill(is_excluded[:, :, None], float("-inf")).flatten(1)
+        experts = ranked.topk(shape.experts_per_token, dim=-1).indices
     weights = scores.gather(1, experts)
     if shape.renormalized:
         weights = weights / (weights.sum(dim=-1, keepdim=True) + 1e-20)
     return Choice(experts, weights * shape.router_scale, scores)
-
-
-def _best(ranked: Tensor, shape: Model) -> Tensor:
-    if shape.expert_groups > 1:
-        grouped = ranked.unflatten(1, (shape.expert_groups, -1))
-        best = grouped.topk(2, dim=-1).values.sum(dim=-1).topk(shape.groups_per_token, dim=-1).indices
-        is_excluded = torch.ones_like(grouped[:, :, 0]).scatter(1, best, 0.0).bool()
-        ranked = grouped.masked_fill(is_excluded[:, :, None], float("-inf")).flatten(1)
-    return ranked.topk(shape.experts_per_token, dim=-1).indices
 
 
 class Order(NamedTuple):
