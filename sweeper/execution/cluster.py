@@ -132,10 +132,7 @@ def _request_description(entry: dict[str, Any], variables: Collection[str] = ())
 
 
 def _send_code(address: str, missing: Mapping[str, set[str]]) -> None:
-    """Connect again, with the missing parts of the sweep's code for all nodes: Ray takes folders only then.
-
-    Raises UserInputError if Ray cannot send them.
-    """
+    """Connect again, with the missing code for all nodes: Ray takes folders only then. Raises UserInputError."""
     global _code
     parts = set().union(*missing.values())
     names = " and ".join(name for part, name in PARTS.items() if part in parts)
@@ -152,10 +149,7 @@ def _send_code(address: str, missing: Mapping[str, set[str]]) -> None:
 
 
 def _check_authentication(address: str, named: str) -> None:
-    """Check that the cluster requires a token and accepts ours.
-
-    Raises UserInputError if it accepts connections without a token, or refuses our token.
-    """
+    """Check that the cluster requires a token and accepts ours. Raises UserInputError if it does not."""
     if address.startswith("ray://"):
         raise UserInputError(
             f"{named}: authentication cannot be checked through ray://;"

@@ -250,9 +250,7 @@ def _name_left(*results: RankResult) -> dict[str, Scalar]:
 
 
 def _merge_failures(failures: Sequence[TrialResult]) -> TrialResult:
-    """Return the failure of the rank that has the cause, else the first failure, with the last lines and files of all
-    ranks. Most ranks only report that another one died.
-    """
+    """Return the failure of the rank that has the cause, else the first, with the last lines and files of all ranks."""
     order = {status: place for place, status in enumerate(ROOT_CAUSES)}
     cause = min(failures, key=lambda failure: order.get(failure.status, len(order)))
     detail = "\n\n".join(dict.fromkeys(failure.detail for failure in failures if failure.detail))

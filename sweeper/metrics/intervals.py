@@ -204,10 +204,7 @@ def _median_bounds(times: np.ndarray, correlation: Correlation) -> tuple[float, 
 
 @cache
 def _rank_of_bound(count: int) -> float:
-    """Return the rank, from 1, whose order statistic bounds the median of independent steps from below.
-
-    A fraction lies between two order statistics (Hettmansperger and Sheather 1986).
-    """
+    """Return the fractional rank, from 1, that bounds the median from below (Hettmansperger and Sheather 1986)."""
     if count > EXACT_UP_TO:
         return count / 2 + 0.5 - Z * math.sqrt(count) / 2
     below, covered, rank = 0.0, 1.0, 0

@@ -103,11 +103,7 @@ def _list_candidates(workload: Workload, space: Space, machine: Machine) -> Iter
 
 
 def _explain_none_valid(excluded: Sequence[Candidate]) -> str:
-    """Return why no point is valid: what the closest one lacks, else the rules that exclude points.
-
-    The example is of the rule that excludes the fewest points, since most points break the first rules, such as that
-    the degrees multiply to the number of ranks.
-    """
+    """Return why no point is valid: what the closest one lacks, else the rule that excludes the fewest points."""
     estimates = [candidate.estimate for candidate in excluded]
     points = sum(candidate.count for candidate in excluded)
     if points == 1 and estimates[0].description:

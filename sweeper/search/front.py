@@ -179,10 +179,7 @@ def certify(finalists: Sequence[TrialRecord], records: Iterable[TrialRecord], cr
 
 
 def _to_losses(values: np.ndarray, criteria: Criteria) -> tuple[np.ndarray, np.ndarray]:
-    """Return the losses and the resolution of each objective.
-
-    The losses of a positive metric are logarithms, so that their mean is the geometric one.
-    """
+    """Return the losses and the resolution of each objective. Losses of a positive metric are logarithms."""
     losses, resolutions = np.empty_like(values), np.empty(len(criteria.objectives))
     for place, objective in enumerate(criteria.objectives):
         of_metric = values[:, place]

@@ -280,10 +280,7 @@ class Study:
         return record.status in self._retried_statuses and not is_comparison
 
     def _queue_retries(self, run_state: dict[str, Any]) -> None:
-        """Queue the trials that this run tries again, each with what has changed since the run that created it.
-
-        Those whose retry an earlier run created and did not finish are `unfinished`.
-        """
+        """Queue the trials to try again, with what has changed since. `unfinished` are retries of an earlier run."""
         study = self._journal.study
         runs: list[dict[str, Any]] = list(study.user_attrs.get(RUNS, []))
         if not runs or runs[-1]["state"] != run_state:

@@ -176,10 +176,7 @@ def _charts(charts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _build_charts(view: SweepView) -> Iterator[dict[str, Any]]:
-    """Yield the charts of a sweep: the objective over the trials, its pairs, and against each parameter that varies.
-
-    They draw the metrics of trials alone, which the parent run lacks: it has no value of a parameter.
-    """
+    """Yield the charts of a sweep. They draw metrics that the parent run lacks, as it has no value of a parameter."""
     pairs = [(view.objective, view.memory)] if view.memory else []
     if view.other_objectives:
         pairs = list(combinations((view.objective, *view.other_objectives), 2))

@@ -311,10 +311,7 @@ def _read_texts(row: LogFormat, *lines: str) -> dict[str, str]:
 
 
 def _rename_metrics(known: Metrics, texts: Mapping[str, str]) -> tuple[dict[str, float], dict[str, float]]:
-    """Return the known metrics under this project's names, in its units, and what each was rounded to.
-
-    Only a loss may be no finite number.
-    """
+    """Return the known metrics by our names and units, and what each was rounded to. Only a loss may not be finite."""
     metrics, resolutions = {}, {}
     for name, text in texts.items():
         if name in known:

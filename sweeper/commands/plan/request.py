@@ -259,10 +259,7 @@ def _build_job(request: PlanRequest, model: Model, trainer: str, reading: FileRe
 
 
 def _read_layout(request: PlanRequest, model: Model) -> FileReading:
-    """Return the content of the file `layout`.
-
-    Raises UserInputError if it cannot be read, or if it is of another model.
-    """
+    """Return the content of the file `layout`. Raises UserInputError if it cannot be read or is of another model."""
     path = str(request.layout)
     try:
         text = Path(path).read_text()
