@@ -64,8 +64,8 @@ def test_workloads_are_listed_with_the_presets_that_run_them(
     assert listed["offload"][0] == "llama1b," and listed["allreduce"] == ["allreduce"]
     assert sum(map(len, listed.values())) == len(list((REPOSITORY / "conf/workload").glob("*.yaml")))
     (tmp_path / "tuner.yaml").write_text("# @package _global_\nworkload: {name: command, objective: mfu}\n")
-    assert "\n  command             tuner\n" in describe_workloads(tmp_path)
-    assert "\n  matmul              none in sweeper/conf\n" in describe_workloads(tmp_path / "absent")
+    assert ["command", "tuner"] in [line.split() for line in describe_workloads(tmp_path).splitlines()]
+    assert "\n  matmul            none in sweeper/conf\n" in describe_workloads(tmp_path / "absent")
 
 
 def test_parameters_that_cannot_work_are_refused_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
