@@ -41,10 +41,8 @@ def __dir__() -> list[str]:
 
 
 def _pin_workloads() -> None:
-    """Import our `workloads` from next to this package, ahead of a user's folder of that name.
-
-    `python -m sweeper`, and Ray's workers with it, search the working directory first.
-    """
+    """Import our `workloads` from next to this package, ahead of a user's folder of that name. `python -m sweeper`, and
+    Ray's workers with it, search the working directory first."""
     folder = Path(__file__).resolve().parent.parent / "workloads"
     if not folder.is_dir():
         return  # Ray has sent it, to its own folder that comes before the working directory

@@ -104,11 +104,8 @@ def compose_sweeps(arguments: Arguments) -> list[ComposedSweep]:
 
 
 def _check_override(override: str) -> None:
-    """Check that an override chooses one of a group, and Hydra's own launcher and sweeper.
-
-    Hydra composes all choices of a list, each over the one before, and the configurations that its plugins compose
-    would never run.
-    """
+    """Check that an override chooses one of a group, and Hydra's own launcher and sweeper. Hydra composes all choices
+    of a list, each over the one before, and the configurations that its plugins compose would never run."""
     if re.match(rf"[+~]*({'|'.join(GROUPS)})=\[", override):
         raise UserInputError(f"{override}: must be one name; with -m a,b runs one sweep for each")
     if plugin := re.match(r"[+~]*hydra[/.](launcher|sweeper)\b(?!=basic$)", override):

@@ -175,10 +175,8 @@ def check_program(resolved: ResolvedConfig) -> None:
 
 
 def _split_objectives(entries: dict[str, Any]) -> dict[str, Any]:
-    """Return the configuration with the leading objective in `workload`, and several also in `objective`.
-
-    The key `objective` is short for `workload.objective`. Both take one metric or a list.
-    """
+    """Return the configuration with the leading objective in `workload`, and several also in `objective`. The key
+    `objective` is short for `workload.objective`. Both take one metric or a list."""
     section = entries.get("workload")
     if not isinstance(section, Mapping):
         return entries

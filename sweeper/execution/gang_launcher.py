@@ -93,11 +93,9 @@ class GangLauncher:
         return gang
 
     def _reserve(self, options: dict[str, Any], share: int) -> PlacementGroup:
-        """Reserve the resources of all ranks at once, and take the selector of nodes out of the options of a rank.
-
-        On GPUs a bundle is a node, so a gang is never placed otherwise than planned. PACK would split one
-        that fits a node if no node has enough free GPUs.
-        """
+        """Reserve the resources of all ranks at once, and take the selector of nodes out of the options of a rank. On
+        GPUs a bundle is a node, so a gang is never placed otherwise than planned. PACK would split one that fits a node
+        if no node has enough free GPUs."""
         ranks, selector = self._resources.ranks, options.pop("label_selector")
         amounts = {"CPU": options["num_cpus"], "GPU": options["num_gpus"], "memory": self._resources.host_bytes}
         ranks_of_bundle = share if self.target.is_gpu else 1

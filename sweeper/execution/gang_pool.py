@@ -390,10 +390,8 @@ class GangPool:
         self._replace(gang)
 
     def _replace(self, gang: Gang) -> None:
-        """Kill a gang and launch another in its place, unless it was draining or waiting trials decide which one.
-
-        The trials that it has not started return to the front of the backlog.
-        """
+        """Kill a gang and launch another in its place, unless it was draining or waiting trials decide which one. The
+        trials that it has not started return to the front of the backlog."""
         self._backlog.extendleft(reversed([running.trial for running in gang.trials]))
         gang.trials.clear()
         self._running = None

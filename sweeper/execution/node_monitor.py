@@ -168,11 +168,9 @@ class NodeMonitor:
         return lines
 
     def _update_target(self, can_grow: bool = False) -> bool:
-        """Remove lost and drained nodes from the target, and fill their places. Returns whether a trial fits.
-
-        If none fits, the target stays as it is. With `can_grow` it takes all nodes that are known, otherwise no more
-        than it had.
-        """
+        """Remove lost and drained nodes from the target, and fill their places. Returns whether a trial fits. If none
+        fits, the target stays as it is. With `can_grow` it takes all nodes that are known, otherwise no more than it
+        had."""
         remaining = self._known_target.without_nodes(self._lost_ids | self.drained.keys())
         if not can_grow:
             remaining = replace(remaining, nodes=remaining.nodes[: self._places])

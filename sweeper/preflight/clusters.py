@@ -205,10 +205,8 @@ def on_nodes(machine: Machine, devices: int, gpus_per_node: int) -> Machine:
 
 def _among_ranks(topology: Topology, target: Target, world_size: int) -> Topology:
     """Return the topology among the ranks of a trial, whose domains have its ranks of a node, or of several nodes.
-
     Pairwise links count only between these ranks: a group of two MI300X has one of its seven links, a group of eight
-    all.
-    """
+    all."""
     spans_nodes = topology.gpus_per_domain > max(node.gpus for node in target.nodes)
     ranks = min(topology.gpus_per_domain, world_size) if spans_nodes else target.ranks_per_node(world_size)
     if topology.wiring != "pairs":

@@ -226,11 +226,9 @@ def _plan_resources(resolved: ResolvedConfig, space: Space, target: Target, gpus
 
 
 def _check_measurable(resolved: ResolvedConfig, target: Target, gpus: int, has_ceiling: bool) -> None:
-    """Check the metrics of the objectives and limits against the devices.
-
-    A workload of another distribution may measure what this project's own do not, so only what follows from the
-    hardware's description, the number of ranks and the prices is refused there.
-    """
+    """Check the metrics of the objectives and limits against the devices. A workload of another distribution may
+    measure what this project's own do not, so only what follows from the hardware's description, the number of ranks
+    and the prices is refused there."""
     criteria = resolved.criteria
     keys = dict.fromkeys(criteria.metrics, "objective")
     keys |= {limit.metric: f"limits.{limit.metric}" for limit in criteria.limits if limit.metric not in keys}

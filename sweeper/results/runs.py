@@ -162,10 +162,8 @@ def find_worst(comparisons: Sequence[Comparison]) -> Comparison | None:
 def _estimate_spread(
     counts: tuple[int, int], errors: Sequence[float], known_errors: Sequence[float], squares: float, assumed: float
 ) -> Spread:
-    """Return the spread between runs: measured from enough runs or from some that contradict the assumed one.
-
-    `squares` is the sum of the squared distances of the logarithms from the means of their groups.
-    """
+    """Return the spread between runs: measured from enough runs or from some that contradict the assumed one. `squares`
+    is the sum of the squared distances of the logarithms from the means of their groups."""
     freedom = sum(counts) - 2
     total = assumed**2 + max(known_errors)
     if freedom < MEASURED_FROM and (not freedom or squares <= total * _chi_squared_limit(freedom)):
@@ -175,11 +173,9 @@ def _estimate_spread(
 
 
 def _count_more_runs(counts: tuple[int, int], spread: Spread, gate: Gate) -> tuple[int, int]:
-    """Return how many more earlier and new runs to make before the next look.
-
-    They are as many as a verdict needs by the present spread. While that is assumed they are at most as many as it
-    takes to measure it. New runs alone are preferred, since the earlier versions are seldom still installed.
-    """
+    """Return how many more earlier and new runs to make before the next look. They are as many as a verdict needs by
+    the present spread. While that is assumed they are at most as many as it takes to measure it. New runs alone are
+    preferred, since the earlier versions are seldom still installed."""
     earlier, new = counts
     alone = ((0, more) for more in range(1, MOST_NEW_RUNS + 1))
     of_both = ((max(count - earlier, 0), max(count - new, 0)) for count in range(min(counts) + 1, MOST_RUNS))

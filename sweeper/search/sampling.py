@@ -152,10 +152,8 @@ class SamplingStudy:
     # ── what the sampler is given ──
 
     def _for_sampler(self, ending: Ending) -> Ending:
-        """Return the ending as the sampler understands it.
-
-        The Gaussian process reads complete trials only, so an infeasible one is complete there, with the worst values.
-        """
+        """Return the ending as the sampler understands it. The Gaussian process reads complete trials only, so an
+        infeasible one is complete there, with the worst values."""
         if ending.state is TrialState.COMPLETE and ending.values is not None:
             worst = zip(self._criteria.objectives, self._worst or ending.values, ending.values, strict=True)
             self._worst = tuple(max(values, key=objective.loss) for objective, *values in worst)

@@ -157,10 +157,8 @@ class RecordingProcess:
 
     def _log_report(self, digest: str) -> None:
         """Run the program that logs the sweep's report and its errors. The results of this digest are then complete.
-
         The driver has been told that everything is written: it does not wait for the report, and a failed report loses
-        nothing. It runs in this process, because another one would import MLflow again, which takes 2 s.
-        """
+        nothing. It runs in this process, because another one would import MLflow again, which takes 2 s."""
         if self._lock_fd is not None:
             os.close(self._lock_fd)  # a report on thousands of trials takes a while, and the sweep may be resumed
             self._lock_fd = None

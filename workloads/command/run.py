@@ -230,10 +230,8 @@ def _build_measurement(
 
 
 def _time_steps(samples: Mapping[str, list[float]], tokens: int, batch: int) -> tuple[list[float], int, bool]:
-    """Return the times of steps, the tokens of a step, and whether only a rate is known, not the steps.
-
-    `tokens` and `batch` are those of a step as far as they are known, else 0. A printed rate then replaces them.
-    """
+    """Return the times of steps, the tokens of a step, and whether only a rate is known, not the steps. `tokens` and
+    `batch` are those of a step as far as they are known, else 0. A printed rate then replaces them."""
     times_s, rates, samples_per_s = (
         [value for value in samples.get(name, ()) if value > 0] for name in ("step_time_s", "tokens_per_s", SAMPLES)
     )

@@ -135,11 +135,9 @@ def _score_bytes(placed: PlacedJob) -> float:
 
 
 def _logit_bytes(placed: PlacedJob) -> float:
-    """Return the bytes held at once for a logit.
-
-    A compiled loss has the logits and their gradient in bf16. PyTorch's loss over tensor parallel ranks makes one more
-    fp32 copy than that of one rank (torch/distributed/tensor/parallel/loss.py).
-    """
+    """Return the bytes held at once for a logit. A compiled loss has the logits and their gradient in bf16. PyTorch's
+    loss over tensor parallel ranks makes one more fp32 copy than that of one rank
+    (torch/distributed/tensor/parallel/loss.py)."""
     trainer, job = placed.trainer, placed.job
     if job.compiled and job.compiled_loss and trainer.compiles_loss:
         return 2 * placed.element_bytes
@@ -187,12 +185,10 @@ def _mixer_elements(placed: PlacedJob, layer: int) -> tuple[float, float, float]
 
 
 def _own_memory(placed: PlacedJob, rank: int, layers: int) -> StageMemory:
-    """Return the memory of a pipeline rank of this project's trainer at its peak, counted tensor by tensor.
-
-    With fp32 states a parameter takes 16 bytes for the weight, its gradient and AdamW's two states, sharded, and 2 more
-    for gathered weights. The peak is at the start of the last backward pass, when all activations are saved, or at its
-    end, when all gradients exist, FSDP has gathered the embedding again and reduces its gradient.
-    """
+    """Return the memory of a pipeline rank of this project's trainer at its peak, counted tensor by tensor. With fp32
+    states a parameter takes 16 bytes for the weight, its gradient and AdamW's two states, sharded, and 2 more for
+    gathered weights. The peak is at the start of the last backward pass, when all activations are saved, or at its end,
+    when all gradients exist, FSDP has gathered the embedding again and reduces its gradient."""
     layout, element_bytes = placed.layout, placed.element_bytes
     state_bytes = 4 if placed.job.state == "fp32" else element_bytes  # of a weight, its gradient and each moment
     uses_fsdp = layout.uses_fsdp(placed.job.state)

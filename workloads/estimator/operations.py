@@ -146,13 +146,11 @@ def attention_s(placed: PlacedJob, layer: int, *, backward: bool) -> float:
 
 
 def _context_parts(placed: PlacedJob) -> int:
-    """Return how many times as long the starts and ends of attention's kernels take over context parallel ranks.
-
-    A kernel's pairs take 1 + half_tokens / length times as long as at its highest rate, where a call without the causal
+    """Return how many times as long the starts and ends of attention's kernels take over context parallel ranks. A
+    kernel's pairs take 1 + half_tokens / length times as long as at its highest rate, where a call without the causal
     mask counts as one of twice its keys. Summed over the calls of the slowest rank, that is 2 half_tokens / length with
     gathered keys, whose two parts of the sequence have a causal call and one for all tokens before them, and cp
-    half_tokens / length in a ring of cp calls.
-    """
+    half_tokens / length in a ring of cp calls."""
     cp = placed.layout.cp
     return cp if placed.layout.cp_method == "ring" else min(cp, 2)
 
@@ -217,10 +215,8 @@ def _activation_elements(placed: PlacedJob, layer: int, *, backward: bool) -> fl
 
 def _attention_over_ranks_elements(placed: PlacedJob, *, backward: bool) -> float:
     """Return how many values of a token this project's attention over ranks reads and writes around its kernels.
-
     Counted in `workloads.parallel.context` for gathered keys and values: those of all ranks are put in order, each of
-    two parts of the queries merges two results, and sums of gradients are in fp32.
-    """
+    two parts of the queries merges two results, and sums of gradients are in fp32."""
     model, layout = placed.model, placed.layout
     if layout.cp == 1 or not is_own(placed.job) or layout.cp_method != "allgather":
         return 0.0

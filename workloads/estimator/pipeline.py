@@ -139,10 +139,8 @@ def list_actions(schedule: Schedule, rank: int, pp: int, chunks: int, microbatch
 
 
 def _list_looped(rank: int, pp: int, chunks: int, microbatches: int, *, hops: int, is_split: bool) -> Iterator[str]:
-    """Yield the passes where each rank has every `pp`-th stage: after a warm-up alternating forward and backward.
-
-    A warm-up has `hops` passes more for each later rank. Split off, weights' gradients wait one for each earlier rank.
-    """
+    """Yield the passes where each rank has every `pp`-th stage: after a warm-up alternating forward and backward. A
+    warm-up has `hops` passes more for each later rank. Split off, weights' gradients wait one for each earlier rank."""
     in_round = microbatches // max(1, microbatches // pp)
     total = microbatches * chunks
     warm_up = min((chunks - 1) * in_round + hops * (pp - 1 - rank), total)

@@ -96,10 +96,8 @@ class _Search:
         self._order = count()
 
     def run(self, families: Iterable[Family]) -> None:
-        """Consider layouts by the bound of their step, so that the first ones exclude most of the others.
-
-        A family is considered once for each of its ways of checkpointing, since each slower way has a later bound.
-        """
+        """Consider layouts by the bound of their step, so that the first ones exclude most of the others. A family is
+        considered once for each of its ways of checkpointing, since each slower way has a later bound."""
         waiting = [self._next(family, 0) for family in families]
         heapq.heapify(waiting)
         while waiting:

@@ -135,10 +135,8 @@ class LogReader:
         return step
 
     def _select(self, row: LogFormat) -> bool:
-        """Return whether a step's line is the log's trainer's. The first one is, and those of its family.
-
-        A trainer that runs on DeepSpeed takes the place of DeepSpeed, whose steps do not count then.
-        """
+        """Return whether a step's line is the log's trainer's. The first one is, and those of its family. A trainer
+        that runs on DeepSpeed takes the place of DeepSpeed, whose steps do not count then."""
         known = self.format
         if known and known.log_family != row.log_family:
             if not known.is_library or row.is_library:
@@ -292,10 +290,8 @@ class LogReader:
             self.reported_config, self.mesh, self.dtype = {}, {}, ""
 
     def _store_mesh(self, degrees: Mapping[str, int]) -> None:
-        """Store the degrees, the number of GPUs, and the batch where the program chooses it.
-
-        Expert parallelism takes its ranks from the others. torchtitan of 2024 calls the one data parallel degree `dp`.
-        """
+        """Store the degrees, the number of GPUs, and the batch where the program chooses it. Expert parallelism takes
+        its ranks from the others. torchtitan of 2024 calls the one data parallel degree `dp`."""
         mesh = {name: degrees.get(name, 1) for name in ("pp", "dp_replicate", "dp_shard", "cp", "tp")}
         mesh["dp_shard"] *= degrees.get("dp", 1)
         self._store("gpus", math.prod(mesh.values()))

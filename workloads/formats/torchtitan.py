@@ -68,10 +68,8 @@ def find_interval(job: Job) -> int | None:
 
 def _find_stage_sizes(job: Job) -> tuple[int | None, int | None]:
     """Return the layers of a stage and what embedding and head count; None if no numbers give the number of stages.
-
     torchtitan divides the layers, with the embedding and the head counted as `less_layers`, by `layers_per_stage` and
-    rounds up (`pipeline_llm`).
-    """
+    rounds up (`pipeline_llm`)."""
     stages = job.layout.pp * job.layout.stages_per_rank
     for less in (1, 0):
         per_stage = math.ceil((job.model.layers + 2 * less) / stages)

@@ -156,10 +156,8 @@ def _allocate_weight(rows: int, summed: int, device: torch.device) -> Fp8Matrix:
 def _cast(
     x: Tensor, rows: bool, columns: bool, scale: Tensor | None = None, factors: tuple[Tensor, Tensor] | None = None
 ) -> list[Fp8Matrix]:
-    """Return x with this scale or with those of its blocks; each matrix of a stack with the one scale.
-
-    With factors it is x times that of its row times that of its column.
-    """
+    """Return x with this scale or with those of its blocks; each matrix of a stack with the one scale. With factors it
+    is x times that of its row times that of its column."""
     *stack, group, features = x.shape
     tokens = x.numel() // features
     by_rows = _allocate(tokens, features, x.device, scale) if rows else None

@@ -30,11 +30,9 @@ def causal_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 def _repeat_kv_heads(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-    """Return keys and values with as many heads as the fused kernel for their type needs.
-
-    On a GPU fp32 has the memory-efficient kernel alone, which takes no grouped heads on ROCm, nor in older versions on
-    CUDA (can_use_mem_efficient_attention in sdp_utils.cpp).
-    """
+    """Return keys and values with as many heads as the fused kernel for their type needs. On a GPU fp32 has the
+    memory-efficient kernel alone, which takes no grouped heads on ROCm, nor in older versions on CUDA
+    (can_use_mem_efficient_attention in sdp_utils.cpp)."""
     if q.device.type == "cpu" or q.dtype != torch.float32:
         return k, v
     group_size = q.shape[1] // k.shape[1]

@@ -221,10 +221,8 @@ def _measure_medians_s(steps: list[Callable[[], object]], device: torch.device) 
 
 
 def _measure_split(state: _BlockState, sequence_length: int, segment: int) -> tuple[float, float]:
-    """Return the seconds per token that a further segment of a sequence adds to both passes of a block.
-
-    Segments of the given length are compared with ones twice as long or, where memory is too small, half as long.
-    """
+    """Return the seconds per token that a further segment of a sequence adds to both passes of a block. Segments of the
+    given length are compared with ones twice as long or, where memory is too small, half as long."""
     try:
         return _compare_segments(state, sequence_length, min(2 * segment, sequence_length), segment)
     except torch.OutOfMemoryError:
@@ -235,10 +233,8 @@ def _measure_split(state: _BlockState, sequence_length: int, segment: int) -> tu
 
 def _compare_segments(state: _BlockState, sequence_length: int, longer: int, shorter: int) -> tuple[float, float]:
     """Return what the shorter ones of two segments, both in the middle of a sequence, take longer for each further one.
-
     Under a power cap, passes that take turns share their clocks, and the one that needs more power seems faster than it
-    is. So the passes over each segment run without the others' until the clocks have settled.
-    """
+    is. So the passes over each segment run without the others' until the clocks have settled."""
     lengths = (longer, shorter)
     passes = [_build_passes(state, size, size, (sequence_length - size) // 2 or None)[0][:2] for size in lengths]
     readings: list[list[list[float]]] = [[], []]
@@ -296,10 +292,8 @@ def _build_passes(
     state: _BlockState, tokens: int, length: int, tokens_before: int | None
 ) -> tuple[list[Callable[[], object]], int]:
     """Return a block's forward pass, then a backward pass for each of SAVED_ACTIVATIONS, and the activations' bytes.
-
     They run over `tokens` tokens: whole sequences of `length`, or segments of `length` with `tokens_before` tokens of
-    their sequence before each.
-    """
+    their sequence before each."""
     block_math, operands, gradients = state
     shape, device, dtype = block_math.shape, state.device, gradients["output.weight"].dtype
 

@@ -321,9 +321,7 @@ class Engine:
 
     def _backward_layer(self, n: int, d: dict[int, Tensor], *, is_first: bool, is_last: bool) -> None:
         """Run backward through block n for all chunks, the last first; then finish it, or the one before if sharded.
-
-        `d` has the chunks' gradients with respect to the block's outputs, and then to its inputs.
-        """
+        `d` has the chunks' gradients with respect to the block's outputs, and then to its inputs."""
         weights, kept_gradients = self._fetch_weights(n), self._gradients.get(n)
         if is_first:
             kept_gradients.layer = n

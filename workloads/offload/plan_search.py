@@ -133,12 +133,10 @@ def find_fastest_plans(
 def _list_placements(
     model: ModelSizes, sequence_length: int, sequences_per_step: int, rates: DeviceRates
 ) -> list[tuple[float, Placement]]:
-    """Return all placements with the seconds that a step takes at least, the fastest first.
-
-    They are every division of a GPU's sequences into rounds and chunks with every number of resident layers, in steps
-    of a sixteenth of the layers. A chunk has a multiple of `token_multiple` tokens, at least `min_chunk_tokens` or
-    those of the whole step, and at most MAX_CHUNK_TOKENS. If every shape has more, the smallest ones remain.
-    """
+    """Return all placements with the seconds that a step takes at least, the fastest first. They are every division of
+    a GPU's sequences into rounds and chunks with every number of resident layers, in steps of a sixteenth of the
+    layers. A chunk has a multiple of `token_multiple` tokens, at least `min_chunk_tokens` or those of the whole step,
+    and at most MAX_CHUNK_TOKENS. If every shape has more, the smallest ones remain."""
     if model.distribution != "ring":
         if sequences_per_step % model.gpus:
             return []
@@ -186,12 +184,10 @@ def _list_divisors(number: int) -> list[int]:
 def _choose_saved_activations(
     placement: Placement, memories: Mapping[int, ActivationMemory], rates: DeviceRates
 ) -> dict[int, _Candidate]:
-    """Return the placement with the fastest choice of saved activations for each memory that any choice fits into.
-
-    The activations of as many chunks as fit are saved on the device, those of the others on the host. The ways to
-    divide the chunks of all layers among the choices are rows of a table [ways, choices], so that all of them are
-    judged at once, for all memories.
-    """
+    """Return the placement with the fastest choice of saved activations for each memory that any choice fits into. The
+    activations of as many chunks as fit are saved on the device, those of the others on the host. The ways to divide
+    the chunks of all layers among the choices are rows of a table [ways, choices], so that all of them are judged at
+    once, for all memories."""
     if not memories:
         return {}
     counts = _list_divisions(placement.model.shape.layers * placement.chunks_per_round)
@@ -230,11 +226,9 @@ def _choose_saved_activations(
 
 @cache
 def _list_divisions(chunks: int) -> NDArray[np.int64]:
-    """Return the ways to divide the chunks of all layers among the choices of saved activations, [ways, choices].
-
-    Each way has one or two choices. The time that is recomputed is a function of the bytes that are saved; two choices
-    reach every point of its convex hull.
-    """
+    """Return the ways to divide the chunks of all layers among the choices of saved activations, [ways, choices]. Each
+    way has one or two choices. The time that is recomputed is a function of the bytes that are saved; two choices reach
+    every point of its convex hull."""
     step = -(-chunks // MAX_DIVISIONS)
     rows = {
         tuple(first if n == i else chunks - first if n == j else 0 for n in range(len(SAVED_ACTIVATIONS)))

@@ -315,10 +315,8 @@ def _executed_parameters(
 def _run_steps(
     engine: Engine, batches: list[torch.Tensor], warmup: int, readings: GpuReadings, rank: Rank
 ) -> tuple[list[float], list[float], Mapping[str, float]]:
-    """Train one step on each batch. Raises ArithmeticError if a loss is not finite, Pruned or TrialTimeout.
-
-    Returns the times and losses of all steps, and the time of each kind of work in the last one.
-    """
+    """Train one step on each batch. Raises ArithmeticError if a loss is not finite, Pruned or TrialTimeout. Returns the
+    times and losses of all steps, and the time of each kind of work in the last one."""
     times_s, losses, reports = [], [], StepReports(rank)
     span_times_s: Mapping[str, float] = {}
     flops = model_flops_per_token(engine.shape, engine.plan.sequence_length)

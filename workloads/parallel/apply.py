@@ -267,12 +267,10 @@ def _apply_layout(stage: Stage, spec: ModelSpec, layout: Layout, groups: Groups,
 
 def _block_plan(recipe: str) -> dict[str, ParallelStyle]:
     """Return the plan of a block, whose inputs and outputs are sharded along the sequence, its inside along heads and
-    intermediate size. With a scale per tensor, inputs are cast to fp8 before they are gathered.
-
-    With scales per row they are gathered in bf16, as in torchtitan 0.2.2 (parallelize_llama in
+    intermediate size. With a scale per tensor, inputs are cast to fp8 before they are gathered. With scales per row
+    they are gathered in bf16, as in torchtitan 0.2.2 (parallelize_llama in
     torchtitan/models/llama3/infra/parallelize.py). There PrepareFloat8ModuleInput casts once for the products of q, k
-    and v, and for those of gate and up; here each of these is one product, which casts its own input.
-    """
+    and v, and for those of gate and up; here each of these is one product, which casts its own input."""
     columns, rows = ColwiseParallel, RowwiseParallel
     if recipe == "fp8_tensorwise":
         from torchao.float8.float8_tensor_parallel import Float8ColwiseParallel, Float8RowwiseParallel

@@ -210,12 +210,9 @@ def _run_steps(
     device: torch.device,
     rank: Rank,
 ) -> tuple[list[float], list[float], dict[str, float], dict[str, Scalar]]:
-    """Train on new tokens in each step, and profile the last warm-up step.
-
-    Tokens are drawn between steps, as a data loader's processes prepare them; their copy to the device is timed.
-
-    Returns the times and losses of all steps, the communication metrics, and the parameters as executed.
-    """
+    """Train on new tokens in each step, and profile the last warm-up step. Tokens are drawn between steps, as a data
+    loader's processes prepare them; their copy to the device is timed. Returns the times and losses of all steps, the
+    communication metrics, and the parameters as executed."""
     times_s, losses = list[float](), list[float]()
     reports = StepReports(rank)
     communication: dict[str, float] = {}

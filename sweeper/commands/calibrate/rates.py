@@ -78,11 +78,9 @@ def attention_rates(rows: Sequence[Row], tflops: float) -> dict[str, Attention]:
 
 
 def _fit_attention(rows: Sequence[Row], tflops: float) -> Attention | None:
-    """Return the rates of one kernel; None unless both passes were measured at two lengths.
-
-    The planner's rate over L tokens is share · L / (L + half): its inverse is linear in 1 / L. Both passes have one
-    half, the mean of theirs, and the share is that of the longest sequences.
-    """
+    """Return the rates of one kernel; None unless both passes were measured at two lengths. The planner's rate over L
+    tokens is share · L / (L + half): its inverse is linear in 1 / L. Both passes have one half, the mean of theirs, and
+    the share is that of the longest sequences."""
     halves, longest = [], {}
     for mode, own in _group(rows, "param.mode").items():
         points = sorted((float(row["param.sequence_length"]), float(row["tflops_sustained"])) for row in own)

@@ -213,10 +213,8 @@ def follow(sweep: StoredSweep) -> int:
 
 
 def _is_driven(sweep: StoredSweep, host: str) -> bool:
-    """Return whether the driver is there: the recording process may hold the lock for a minute longer.
-
-    For a driver on another machine only the lock is known.
-    """
+    """Return whether the driver is there: the recording process may hold the lock for a minute longer. For a driver on
+    another machine only the lock is known."""
     driver = sweep.driver
     if not driver.isdigit() or host != platform.node():
         return driver != ""

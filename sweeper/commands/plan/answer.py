@@ -146,14 +146,11 @@ def _correct(candidate: Candidate, problem: Problem) -> Candidate:
 
 def _find_gpus(problem: Problem, request: PlanRequest) -> dict[int, float]:
     """Return the tokens of a day by number of GPUs, up to the smallest number found that reaches the request's rate.
-
     Numbers are whole domains: first in steps of a half at most, then halving the interval between the last number that
     does not reach the rate and the first that does, to a domain or 1/31, where five halvings of a power of two end.
     Numbers that would not reach it at their peak come last. A number that does not divide a given batch, or that is too
-    small for the model, is left out. Failures count in `days`.
-
-    Raises UserInputError if no number of GPUs up to `MAX_GPUS` reaches it.
-    """
+    small for the model, is left out. Failures count in `days`. Raises UserInputError if no number of GPUs up to
+    `MAX_GPUS` reaches it."""
     tokens_per_day, at_least = request.daily_tokens or 0.0, request.gpus or 1
     reliability = Reliability(0.0) if request.days is None else request.reliability
     key = f"tokens_per_day={tokens_per_day:g}" if request.days is None else f"days={request.days:g}"

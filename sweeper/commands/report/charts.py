@@ -104,10 +104,8 @@ def group_by_scaling(results: Sequence[ranking.BestResult]) -> Iterator[tuple[st
 
 
 def _build_scaling(title: str, results: Sequence[ranking.BestResult], sweeps: pd.DataFrame) -> Iterator[Chart]:
-    """Build the speed over the number of GPUs, next to ideal scaling and the cost model's projection.
-
-    Work without tokens/s has no such chart, nor work of which no device has several counts or a projection.
-    """
+    """Build the speed over the number of GPUs, next to ideal scaling and the cost model's projection. Work without
+    tokens/s has no such chart, nor work of which no device has several counts or a projection."""
     if results[0].speed_metric != "tokens_per_s":
         return
     figure = go.Figure()

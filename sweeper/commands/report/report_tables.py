@@ -185,9 +185,7 @@ def build_text(stored: Stored, tables: Sequence[Table], text_format: str) -> str
 
 def _export_result(result: BestResult) -> dict[str, Any]:
     """Return the work of a best result, its speed with the 95% interval, and its parameters. Shares are fractions.
-
-    `rounds` are those of the finals that the values are the mean of, 0 if of a single trial.
-    """
+    `rounds` are those of the finals that the values are the mean of, 0 if of a single trial."""
     row = {
         **{name: result.work.get(name) for name in MAIN_WORK_NAMES},
         **{f"work.{name}": value for name, value in result.work.items() if name not in MAIN_WORK_NAMES},

@@ -121,11 +121,9 @@ class FinishedRun:
         replace(self.opened.description, end=end).write(self.plan.folder)
 
     def _write(self, display: Progress, results: Results, summary: Summary) -> bool:
-        """Write the result files and end the parent run. Returns whether everything is written.
-
-        A finished sweep that is run again has all of that, and plots and a report of 100,000 trials take minutes: the
-        digest shows whether anything would differ.
-        """
+        """Write the result files and end the parent run. Returns whether everything is written. A finished sweep that
+        is run again has all of that, and plots and a report of 100,000 trials take minutes: the digest shows whether
+        anything would differ."""
         study, tracking = self.opened.study, self.opened.tracking
         message: dict[str, Any] = {  # of `Store.close`, without the files, which follow from the trials
             "status": "KILLED" if self.is_interrupted else "FAILED" if self.error else "FINISHED",

@@ -144,11 +144,9 @@ class AmdGpu:
         )
 
     def _energy_j(self) -> float | None:
-        """Return the device's energy counter; None where it is of a whole package that has several devices.
-
-        A count times the resolution is microjoules (py-interface/README.md, amdsmi_get_energy_count). Before ROCm 6.4
-        the field is called `power`. Guests have none.
-        """
+        """Return the device's energy counter; None where it is of a whole package that has several devices. A count
+        times the resolution is microjoules (py-interface/README.md, amdsmi_get_energy_count). Before ROCm 6.4 the field
+        is called `power`. Guests have none."""
         if self.identity.compute_partition not in WHOLE or DIVIDED_PACKAGE.search(self.identity.name):
             return None
         fields = self._fields("amdsmi_get_energy_count")
