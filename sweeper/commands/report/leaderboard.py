@@ -1,19 +1,14 @@
 """The matmul rates measured here next to published ones, each with its statistic."""
 
 import csv
-import json
 import math
-import urllib.error
-import urllib.request
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 
 from sweeper.common.format import format_number
 from sweeper.config.catalogue import catalogue, find_hardware
 from sweeper.config.schema import Hardware
 from sweeper.preflight.ceilings import MatmulCeiling
-from workloads.api.errors import UserInputError
 
 # From ml-engineering (mean of 100 repeats with a cold cache) and gpu_benchmark (fastest of 100, warm cache).
 PUBLISHED_RATES = Path(__file__).with_name("published_rates.csv")
@@ -44,23 +39,3 @@ def build_rows(rates: Sequence[MatmulCeiling]) -> list[list[str]]:
 def _format_share(tflops: float, dtype: str, hardware: Hardware | None) -> str:
     peak_tflops = hardware.dense_peak_tflops.get(dtype) if hardware else None
     return f"{100 * tflops / peak_tflops:.1f}" if peak_tflops else ""
-
-
-def build_payload(rates: Sequence[MatmulCeiling]) -> str:
-    """Return the JSON that `send_rates` posts: the rates, and nothing about the user or the host."""
-    return json.dumps({"rates": [asdict(rate) for rate in rates]}, indent=1)
-
-
-def send_rates(rates: Sequence[MatmulCeiling], url: str) -> str:
-    """Post the payload. Returns the status and the first line of the response.
-
-    Raises UserInputError if the address does not respond or refuses the payload.
-    """
-    headers = {"Content-Type": "application/json"}
-    try:
-        request = urllib.request.Request(url, data=build_payload(rates).encode(), headers=headers, method="POST")
-        with urllib.request.urlopen(request, timeout=30) as response:
-            text = response.read(1000).decode(errors="replace").strip()
-            return f"{response.status} {text.splitlines()[0] if text else ''}".strip()
-    except (urllib.error.URLError, ValueError, OSError) as error:
-        raise UserInputError(f"send={url}: {getattr(error, 'reason', error)}") from error

@@ -26,8 +26,8 @@ DIR/sweeps/matmul_ceilings.json) next to published ones; rates with different st
 
 from __future__ import annotations
 
-import sys
-from dataclasses import dataclass, field
+import json
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -125,14 +125,12 @@ class LeaderboardRequest:
     Attributes:
         dir: results directory.
         type: only rates of this data type, such as bf16.
-        json: print what send= would send, and nothing else.
-        send: post exactly that to a collection address; without it nothing is sent.
+        json: print the rates measured here for programs, with nothing about the user or the host.
     """
 
     dir: str = "."
     type: str | None = None
     json: bool = command.switch()
-    send: str | None = None
 
 
 def read_store(request: ResultsRequest, sweep: str | None = None) -> Stored:
@@ -243,21 +241,16 @@ def write_report(request: ReportRequest) -> int:
 
 
 def show_leaderboard(request: LeaderboardRequest) -> int:
-    """Print the leaderboard, or the payload, or send it.
-
-    Raises UserInputError if there is nothing to show or to send.
-    """
+    """Print the leaderboard, or its own rates for programs. Raises UserInputError if there is nothing to show."""
     folder = Path(request.dir)
     if not folder.is_dir():
         raise UserInputError(f"dir={folder}: no such directory")
     rates = ceilings.read(folder)
     no_rates = f"there is no measured rate in {folder.resolve()}: run `python -m sweeper` to measure one"
-    if request.json or request.send:
+    if request.json:
         if not rates:
             raise UserInputError(no_rates)
-        print(leaderboard.build_payload(rates))
-        if request.send:
-            print(f"sent to {request.send}: {leaderboard.send_rates(rates, request.send)}", file=sys.stderr)
+        print(json.dumps({"rates": [asdict(rate) for rate in rates]}, indent=1))
         return 0
     all_rows = leaderboard.build_rows(rates)
     chosen = request.type or ""
