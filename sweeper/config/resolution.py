@@ -92,7 +92,6 @@ def resolve(composed: DictConfig, workload: Workload | None = None) -> ResolvedC
 
 
 def _add_finals(entries: dict[str, Any]) -> dict[str, Any]:
-    """Return the configuration with the workload's finals where they are null; a front has some by default."""
     finals, section = entries.get("finals"), entries.get("workload")
     if not isinstance(finals, Mapping) or not isinstance(section, Mapping):
         return entries

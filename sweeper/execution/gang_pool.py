@@ -234,7 +234,6 @@ class GangPool:
         return tuple(sorted((name, value) for name, value in values.items() if value is not None))
 
     def _start_trial(self, gang: Gang, trial: Trial) -> None:
-        """Call `run` on every worker of the gang. An actor runs its calls one after the other."""
         spec = self._spec
         parameters = {**spec.constants, **trial.params}
         variables = process_values(parameters)

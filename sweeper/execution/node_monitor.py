@@ -113,7 +113,6 @@ class NodeMonitor:
         remeasurement: Remeasurement | None,
         value: float | None = None,
     ) -> None:
-        """Add the end of an attempt to the node whose worker died, else to each node of the gang."""
         nodes = tuple(str(source.where.get(LOST_NODE) or source.where.get("node_ids") or "").split())
         if not nodes:
             return

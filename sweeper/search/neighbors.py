@@ -92,7 +92,6 @@ def _logarithm(value: Any) -> float:
 
 
 def _is_same_speed(*records: TrialRecord) -> bool:
-    """Return whether the median steps of these trials' first ranks are about equal; false if one has none."""
     steps = [record.measurements[0]["step_times_s"] if record.measurements else () for record in records]
     medians = [statistics.median(times_s) for times_s in steps if times_s]
     return len(medians) == len(steps) and max(medians) <= SAME_SPEED * min(medians)

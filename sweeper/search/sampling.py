@@ -218,7 +218,6 @@ class SamplingStudy:
             self._restart(number, params)
 
     def _select(self, finished: Sequence[tuple[int, T, Ending]]) -> Sequence[tuple[int, T, Ending]]:
-        """Return the finished trials that are kept: the best half and a random sample of the others, in their order."""
         limit = self._max_finished
         if limit is None or len(finished) <= limit:
             return finished

@@ -178,7 +178,6 @@ class Study:
         return next((trial for point in self._remaining_points if (trial := self._ask_sampler(sampler, point))), None)
 
     def _ask_sampler(self, sampler: BaseSampler, point: Parameters | None = None) -> optuna.trial.Trial | None:
-        """Ask for this point, or for one of the sampler's. Return None if it was tried before or is not allowed."""
         if point is not None and point_key(point) in self._known_keys:
             return None
         proposal = self._sampling.ask(sampler, point)

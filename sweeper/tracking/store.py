@@ -324,7 +324,6 @@ class Store:
                 return
 
     def _child_id(self, number: int, name: str, started_at_s: float) -> str:
-        """Return the id of a trial's run, after creating it if needed. With the first one, the sweep is running."""
         if not self._is_marked_running:
             self._client.update_run(self.parent_id, status="RUNNING")
             self._is_marked_running = True

@@ -107,7 +107,6 @@ class Program:
         return processes.find_marked(self._mark, self._process.pid)
 
     def _read(self) -> bool:
-        """Return whether the program is to be stopped; False where it has ended by itself."""
         assert self._process.stdout is not None
         last_output_s, last_poll_s, has_ended, unfinished_line = time.monotonic(), 0.0, False, b""
         with selectors.DefaultSelector() as selector:
@@ -140,7 +139,6 @@ class Program:
         return bool(unfinished_line) and self._take_line(unfinished_line)
 
     def _take_line(self, line: bytes) -> bool:
-        """Return whether the line is a reason to stop."""
         text = line.decode(errors="replace")
         if text.strip():
             self.last_lines.append(text[:1000])

@@ -128,7 +128,6 @@ def saved_bytes(placed: PlacedJob, layer: int) -> float:
 
 
 def _score_bytes(placed: PlacedJob) -> float:
-    """Return the bytes of a block's attention scores, their softmax and its mask; 0 where a fused kernel has none."""
     if placed.attention_kernel != "unfused":
         return 0.0
     return placed.tokens * placed.job.sequence_length * placed.model.heads / placed.layout.tp * 5

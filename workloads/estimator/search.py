@@ -111,7 +111,6 @@ class _Search:
                 heapq.heappush(waiting, self._next(family, way + 1))
 
     def _next(self, family: Family, way: int) -> tuple[float, int, Family, int]:
-        """Return the entry of a family with one way of checkpointing in the heap of what is to be considered."""
         layout = replace(family.template, checkpointing=family.checkpointings[way])
         bound_s = self._estimator.bound_s(replace(self._job, layout=layout), self._cluster)
         return bound_s, next(self._order), family, way

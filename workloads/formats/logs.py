@@ -189,7 +189,6 @@ class LogReader:
         return Step(number, self.memory | metrics, self._start, resolution_s, is_by_clock)
 
     def _derive(self, number: int, metrics: dict[str, float], resolutions: dict[str, float]) -> None:
-        """Replace rates by what follows from them: the time and the tokens of a step, and tokens per second."""
         rates = {name: metrics.pop(name) for name in RATES if name in metrics}
         if total := rates.get("total_tokens"):
             if self._total_tokens and number > self._total_tokens[0]:
@@ -257,7 +256,6 @@ class LogReader:
             self._section = ""
 
     def _read_json_entry(self, indent: int, name: str, text: str) -> None:
-        """Store an entry of torchtitan's configuration: two levels of JSON, indented by two spaces each."""
         if text == "{":
             if not self._section or indent <= self._section_indent:
                 self._section, self._section_indent = name, indent

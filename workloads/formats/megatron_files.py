@@ -159,7 +159,6 @@ def _find_command(text: str) -> tuple[list[str], list[str], list[str]]:
 
 
 def _split_nested(words: Iterable[str]) -> list[str]:
-    """Return the words of a command and of a shell within it, which has them in one, as `srun bash -c "..."`."""
     nested = [Script(word).read() if " --" in word else [[word]] for word in words]
     return [word for commands in nested for command in commands for word in command]
 
@@ -190,7 +189,6 @@ def _read_switches(values: Mapping[str, list[Any]]) -> dict[str, Any]:
 
 
 def _read_yaml_arguments(text: str) -> tuple[dict[str, Any], list[str], list[str]]:
-    """Return the settings of YAML with arguments as keys, other keys, and notes. Raises UserInputError for no YAML."""
     try:
         config = yaml.safe_load(text)
     except yaml.YAMLError as error:

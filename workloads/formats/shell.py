@@ -128,7 +128,6 @@ class Script:
         return self.commands
 
     def _end_command(self, words: list[str], end: str) -> None:
-        """Keep a command that is executed, as far as is known, and note on what the next one depends."""
         is_command = bool(words or self._hidden or self._is_declaring)
         if end == "\n" and not is_command and not self._is_closed:
             return  # a list goes on
@@ -188,7 +187,6 @@ class Script:
         self._guard, self._is_closed = block.guard, True
 
     def _enter(self, word: str) -> None:
-        """Note which part of a condition or a loop follows a word of the shell."""
         if word in _OPENING:
             is_known = word == "{" and not self._is_function
             self._open(self._guard if is_known else None, is_done=False if word == "if" else None)
@@ -298,7 +296,6 @@ class Script:
         return pieces
 
     def _expand(self) -> Iterator[str]:
-        """Yield the values of the expansion at the position, with spaces between those of an array."""
         text, start = self.text, self._position
         if text.startswith("$((", start):
             end = _find_end(text, start + 1, "()")
@@ -351,7 +348,6 @@ class Script:
             return f"{UNSET}$(({expression})){END}"
 
     def _split(self, pieces: Fields) -> list[str]:
-        """Return the words of pieces: those that are not quoted are split at spaces."""
         words, is_open = list[str](), False
         for text, is_quoted in pieces:
             parts = [text] if is_quoted else _SPACES.split(text)
@@ -394,7 +390,6 @@ def _test(words: list[str]) -> bool | None:
 
 
 def _find_end(text: str, start: int, brackets: str) -> int:
-    """Return the position behind the bracket that closes the one at `start`."""
     depth = 0
     for position in range(start, len(text)):
         depth += (text[position] == brackets[0]) - (text[position] == brackets[1])

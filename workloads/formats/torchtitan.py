@@ -83,7 +83,6 @@ def _is_pipeline(job: Job) -> bool:
 
 
 def _option(job: Job) -> str | None:
-    """Return what selective checkpointing keeps: `op`, or the interval of the layers that are checkpointed."""
     if job.layout.checkpointing == "per_op":
         return "op"
     return None if job.layout.checkpointed_layers is None else str(find_interval(job))

@@ -100,7 +100,6 @@ class _Space:
                         yield gpus // pp // tp // cp, tp, cp, pp
 
     def _list_shards(self, dp: int, cp: int) -> Iterator[tuple[tuple[int, ...], bool]]:
-        """Yield values of `dp_shard`, with whether anything is sharded: context parallel ranks share states too."""
         counts = [
             shards
             for shards in self._degree("dp_shard", divisors(dp)[::-1])
