@@ -378,6 +378,8 @@ def _check_own_model(job: Job, site: Site) -> Iterator[str]:
         yield f"tp {job.layout.tp} does not divide {part} here: tp has to be 1"
     if job.manual_backward:
         yield f"block manual has no {part}: block has to be pytorch"
+    if model.gpt_oss and job.layout.cp > 1:
+        yield f"cp {job.layout.cp} does not divide attention with sinks and windows here: cp has to be 1"
     if not model.experts:
         return
     if job.precision not in PLAIN_PRECISIONS:

@@ -33,6 +33,16 @@ HF_BLOCK_NAMES = {
     "gate_up.weight": ["mlp.gate_proj.weight", "mlp.up_proj.weight"],
     "down.weight": ["mlp.down_proj.weight"],
 }
+GPT_OSS_NAMES = {
+    "sinks": ["self_attn.sinks"],
+    "output.bias": ["self_attn.o_proj.bias"],
+    **{f"experts.router.{part}": [f"mlp.router.{part}"] for part in ("weight", "bias")},
+    **{
+        f"experts.{part}{bias}": [f"mlp.experts.{part}_proj{bias}"]
+        for part in ("gate_up", "down")
+        for bias in ("", "_bias")
+    },
+}
 HF_EMBEDDING_AND_HEAD_NAMES = {
     "embedding.weight": ["model.embed_tokens.weight"],
     "norm.weight": ["model.norm.weight"],
@@ -45,7 +55,7 @@ def find_family(shape: Model) -> str:
     if shape.experts:
         families = {"": "mixtral", "all": "olmoe", "head": "qwen3_moe"}
         family = "qwen2_moe" if shape.shared_expert_gate else families[shape.qk_norm]
-        family = "glm4_moe" if shape.router_scores == "sigmoid" else family
+        family = "glm4_moe" if shape.router_scores == "sigmoid" else "gpt_oss" if shape.gpt_oss else family
     else:
         family = "qwen3" if shape.qk_norm else "qwen2" if shape.qkv_bias else "llama"
     if differing := _differing_fields(read_trained(_build_config(shape, family)), shape):
@@ -74,6 +84,8 @@ def _block_names(family: str, count: int) -> dict[str, list[str]]:
         mlp, gate, up, down = "block_sparse_moe", "w1", "w3", "w2"
     experts, shared = [f"{mlp}.experts.{expert}" for expert in range(count)], f"{mlp}.shared_expert"
     shared += "s" if family == "glm4_moe" else ""
+    if family == "gpt_oss":
+        return HF_BLOCK_NAMES | GPT_OSS_NAMES
     return HF_BLOCK_NAMES | {
         "experts.router.weight": [f"{mlp}.gate.weight"],
         "experts.bias": [f"{mlp}.gate.e_score_correction_bias"],
@@ -116,6 +128,9 @@ def open_reader(folder: Path, shape: Model) -> Callable[[str], Tensor]:
         if missing := [part for part in parts if part not in file_of]:
             raise ValueError(f"checkpoint={folder} has no tensor {missing[0]}")
         whole = torch.cat([safe_open(file_of[part], "pt").get_tensor(part) for part in parts])
+        if shape.gpt_oss and ".experts." in name and ".router." not in name:
+            whole = whole.mT if name.endswith(STACKED) else whole
+            return whole.unflatten(1, (-1, 2)).transpose(1, 2).flatten(1, 2) if "gate_up" in name else whole
         return whole.unflatten(0, (shape.experts, -1)) if name.endswith(STACKED) else whole
 
     return read
@@ -135,7 +150,12 @@ def save(folder: Path, shape: Model, weights: Mapping[str, Tensor]) -> None:
     shards: list[dict[str, Tensor]] = [{}]
     shard_bytes = total_bytes = 0
     for name, weight in weights.items():
-        names, rows = hf_names(name, shape), weight.flatten(0, -2) if weight.dim() > 1 else weight
+        if shape.gpt_oss and ".experts." in name and ".router." not in name:  # gate and up alternate, inputs come first
+            weight = weight.unflatten(1, (2, -1)).transpose(1, 2).flatten(1, 2) if "gate_up" in name else weight
+            rows = weight.mT if name.endswith(STACKED) else weight
+        else:
+            rows = weight.flatten(0, -2) if weight.dim() > 1 else weight
+        names = hf_names(name, shape)
         parts = rows.split(qkv_rows) if ".qkv." in name else rows.chunk(len(names))
         for hf_name, part in zip(names, parts, strict=True):
             if shard_bytes + part.nbytes > SHARD_BYTES and shards[-1]:
@@ -193,7 +213,7 @@ def _build_config(shape: Model, family: str) -> dict[str, Any]:
     if not shape.experts:
         return config
     sizes = {name: keys[0] for name, keys in FAMILIES[family].size_names.items() if "expert" in name}
-    sizes |= {"experts": "num_local_experts"} if family == "mixtral" else {}
+    sizes |= {"experts": "num_local_experts"} if family in ("mixtral", "gpt_oss") else {}
     sizes |= {"experts": "n_routed_experts"} if family == "glm4_moe" else {}
     config |= {key: getattr(shape, name) for name, key in sizes.items()}
     if isinstance(FAMILIES[family].renormalized, str):
@@ -206,4 +226,7 @@ def _build_config(shape: Model, family: str) -> dict[str, Any]:
         config |= {"attention_bias": shape.qkv_bias, "use_qk_norm": bool(shape.qk_norm)}
         config |= {"first_k_dense_replace": len(shape.dense_layers)}
         config["n_shared_experts"] = shape.shared_expert_intermediate_size // shape.expert_intermediate_size
+    if family == "gpt_oss":
+        kinds = [f"{'full' if shape.attends_to_all(layer) else 'sliding'}_attention" for layer in range(shape.layers)]
+        config |= {"attention_bias": shape.qkv_bias, "sliding_window": shape.window, "layer_types": kinds}
     return config | ({"qkv_bias": shape.qkv_bias} if family == "qwen2_moe" else {})

@@ -43,6 +43,12 @@ def choose_experts(logits: Tensor, bias: Tensor, shape: Model, forced: Tensor | 
     return Choice(experts, weights * shape.router_scale, scores)
 
 
+def clamped_swiglu(gate: Tensor, up: Tensor) -> Tensor:
+    """Return gate * sigmoid(1.702 gate) * (up + 1) of clamped gate and up (gpt-oss, arXiv 2508.10925)."""
+    gate, up = gate.clamp(max=7.0), up.clamp(-7.0, 7.0)
+    return gate * torch.sigmoid(1.702 * gate) * (up + 1)
+
+
 class Order(NamedTuple):
     """The rows of tokens, one for each of a token's experts, sorted by expert; those after the last one's are empty.
 
@@ -128,9 +134,12 @@ class Experts(nn.Module):
         super().__init__()
         self.shape = shape
         experts, size, shared = shape.experts, shape.expert_intermediate_size, shape.shared_expert_intermediate_size
-        self.router = nn.Linear(shape.hidden_size, experts, bias=False)
+        self.router = nn.Linear(shape.hidden_size, experts, bias=shape.gpt_oss)
         self.gate_up = nn.Parameter(torch.empty(experts, 2 * size, shape.hidden_size))
         self.down = nn.Parameter(torch.empty(experts, shape.hidden_size, size))
+        if shape.gpt_oss:
+            self.gate_up_bias = nn.Parameter(torch.empty(experts, 2 * size))
+            self.down_bias = nn.Parameter(torch.empty(experts, shape.hidden_size))
         if shared:
             self.shared_gate_up = nn.Linear(shape.hidden_size, 2 * shared, bias=False)
             self.shared_down = nn.Linear(shared, shape.hidden_size, bias=False)
@@ -163,12 +172,17 @@ class Experts(nn.Module):
         """Keep this rank's share of the experts. Their gradients are sums over the group's tokens."""
         self.group_name, self.ranks, self.rank = group.group_name, group.size(), group.rank()
         share = len(self.down) // self.ranks
-        self.gate_up, self.down = (nn.Parameter(whole[:share].clone()) for whole in (self.gate_up, self.down))
+        for name in self._stacked:
+            setattr(self, name, nn.Parameter(getattr(self, name)[:share].clone()))
+
+    @property
+    def _stacked(self) -> tuple[str, ...]:
+        return ("gate_up", "down", "gate_up_bias", "down_bias") if self.shape.gpt_oss else ("gate_up", "down")
 
     @property
     def divided(self) -> tuple[nn.Parameter, ...]:
         """The weights of which other ranks have other parts."""
-        return (self.gate_up, self.down) if self.ranks > 1 else ()
+        return tuple(getattr(self, name) for name in self._stacked) if self.ranks > 1 else ()
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the output for x[batch, length, hidden_size]."""
@@ -203,10 +217,21 @@ class Experts(nn.Module):
     def _run(self, tokens: Tensor, weights: Tensor, order: Order) -> Tensor:
         """Return the sum of the weighted outputs of this rank's experts for tokens[tokens, hidden_size]."""
         rows = sum_rows(tokens, order.tokens, order.rows)
-        gate, up = multiply_groups(rows, self.gate_up.to(rows.dtype).mT, order.ends).chunk(2, dim=-1)
+        product = multiply_groups(rows, self.gate_up.to(rows.dtype).mT, order.ends)
         row_weights = sum_rows(weights.reshape(-1, 1), order.places, order.rows.view(-1, 1))
-        hidden = (functional.silu(gate) * up * row_weights).to(rows.dtype)
-        return sum_rows(multiply_groups(hidden, self.down.to(rows.dtype).mT, order.ends), order.rows, order.tokens)
+        if not self.shape.gpt_oss:
+            gate, up = product.chunk(2, dim=-1)
+            hidden = (functional.silu(gate) * up * row_weights).to(rows.dtype)
+            return sum_rows(multiply_groups(hidden, self.down.to(rows.dtype).mT, order.ends), order.rows, order.tokens)
+        # A product with rows of zeros and a one adds the bias of a row's expert: its gradient has no atomic additions.
+        at = torch.arange(len(rows), device=rows.device, dtype=order.ends.dtype)
+        experts = torch.searchsorted(order.ends, at, right=True)[:, None]
+        is_expert = (experts == torch.arange(len(order.ends), device=rows.device)).to(rows.dtype)
+        gate, up = torch.addmm(product, is_expert, self.gate_up_bias.to(rows.dtype)).chunk(2, dim=-1)
+        hidden = (clamped_swiglu(gate, up) * row_weights).to(rows.dtype)
+        out = multiply_groups(hidden, self.down.to(rows.dtype).mT, order.ends)
+        out = torch.addmm(out, (is_expert * row_weights).to(rows.dtype), self.down_bias.to(rows.dtype))
+        return sum_rows(out, order.rows, order.tokens)
 
     @property
     def _has_shared(self) -> bool:

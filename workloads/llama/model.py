@@ -10,6 +10,7 @@ from torch.nn import functional
 from workloads.instruments.device import compiled_on_gpu
 from workloads.llama.experts import Experts
 from workloads.llama.pytorch_attention import causal_attention
+from workloads.llama.sink_attention import attend_with_sinks
 from workloads.models.model import Model
 
 Attention = Callable[..., Tensor]
@@ -20,7 +21,7 @@ class Block(nn.Module):
 
     Layers that read the same input are one matrix, as in `Model.linear`. Under tensor parallelism the block has a part
     of the heads and of the intermediate size, and `output` and `down` give partial sums. `layer` is its number, on
-    which depends whether it has experts.
+    which depend its experts and its window.
 
     `attention` maps (q, k, v) to the output [batch, heads, length, head_size]. With `document_offsets`
     (`workloads.llama.pytorch_attention`) these are its fourth argument.
@@ -29,11 +30,14 @@ class Block(nn.Module):
     def __init__(self, shape: Model, layer: int = 0) -> None:
         super().__init__()
         self.shape, self.has_experts = shape, shape.has_experts(layer)
+        self.window = 0 if shape.attends_to_all(layer) else shape.window
         self.attention_norm = nn.RMSNorm(shape.hidden_size, eps=shape.norm_eps)
         self.qkv = nn.Linear(*shape.linear("qkv"), bias=shape.qkv_bias)
         if shape.qk_norm:
             self.q_norm, self.k_norm = (nn.RMSNorm(size, eps=shape.norm_eps) for size in shape.qk_norm_sizes)
-        self.output = nn.Linear(*shape.linear("output"), bias=False)
+        if shape.gpt_oss:
+            self.sinks = nn.Parameter(torch.empty(shape.heads))
+        self.output = nn.Linear(*shape.linear("output"), bias=shape.gpt_oss)
         self.mlp_norm = nn.RMSNorm(shape.hidden_size, eps=shape.norm_eps)
         if self.has_experts:
             self.experts = Experts(shape)
@@ -60,7 +64,11 @@ class Block(nn.Module):
             q = self.q_norm(q.reshape(batch, length, -1, normed_sizes[0])).view(q.shape)
             k = self.k_norm(k.reshape(batch, length, -1, normed_sizes[1])).view(k.shape)
         q, k, v = (x.transpose(1, 2) for x in (q, k, v))
-        attn_out = self.attention(apply_rotary_emb(q, rope), apply_rotary_emb(k, rope), v, *document_offsets)
+        q, k = apply_rotary_emb(q, rope), apply_rotary_emb(k, rope)
+        if shape.gpt_oss:
+            attn_out, _ = attend_with_sinks(q, k, v, self.sinks, self.window)
+        else:
+            attn_out = self.attention(q, k, v, *document_offsets)
         return attn_out.transpose(1, 2).reshape(batch, length, -1)
 
 
@@ -73,16 +81,21 @@ def rope_table(shape: Model, length: int, device: torch.device) -> Tensor:
     """Return the rotary embedding's cos and sin, [2, length, rotated features / 2] in fp32 (Su et al. 2021)."""
     rotated = int(shape.head_size * shape.rotary_share)
     exponents = torch.arange(0, rotated, 2, device=device, dtype=torch.float32) / rotated
-    frequencies = shape.rope_theta**-exponents
+    frequencies, amplitude = shape.rope_theta**-exponents, 1.0
     if scaling := shape.rope_scaling:
-        # Llama 3.1: a frequency with less than `low` rotations in the original context is divided by the factor, one
-        # with more than `high` is unchanged, and between them it is interpolated.
+        # A frequency with less than `low` rotations in the original context is divided by the factor, one with more
+        # than `high` is unchanged, and between them it is interpolated: over rotations in Llama 3.1, over their
+        # logarithms in YaRN (arXiv 2309.00071), which also scales the scores.
         rotations = scaling["original_max_position_embeddings"] * frequencies / (2 * math.pi)
-        low, high = scaling["low_freq_factor"], scaling["high_freq_factor"]
+        if shape.gpt_oss:
+            rotations, amplitude = rotations.log(), 1 + 0.1 * math.log(scaling["factor"])
+            low, high = math.log(scaling["beta_slow"]), math.log(scaling["beta_fast"])
+        else:
+            low, high = scaling["low_freq_factor"], scaling["high_freq_factor"]
         unscaled = ((rotations - low) / (high - low)).clamp(0, 1)
         frequencies = frequencies * (unscaled + (1 - unscaled) / scaling["factor"])
     angles = torch.outer(torch.arange(length, device=device, dtype=torch.float32), frequencies)
-    return torch.stack([angles.cos(), angles.sin()])
+    return torch.stack([angles.cos(), angles.sin()]) * amplitude
 
 
 def apply_rotary_emb(x: Tensor, rope: Tensor) -> Tensor:

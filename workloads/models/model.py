@@ -12,7 +12,10 @@ from typing import Any, Literal, NamedTuple, get_args
 # The models of the table that this project's workloads train: dense ones, which all of them do, and those with experts,
 # which `workload=parallel` does, and offloading where every block has routed experts alone.
 ModelName = Literal["llama_tiny", "llama3_1b", "llama3_8b", "llama3_70b", "qwen2_5_7b", "qwen2_5_14b", "qwen2_5_32b"]
-EXPERT_MODELS = ("experts_tiny", "olmoe_1b_7b", "qwen1_5_moe_a2_7b", "qwen3_30b_a3b", "mixtral_8x7b", "qwen3_moe_tiny")
+EXPERT_MODELS = (
+    *("experts_tiny", "olmoe_1b_7b", "qwen1_5_moe_a2_7b", "qwen3_30b_a3b", "mixtral_8x7b", "qwen3_moe_tiny"),
+    *("gpt_oss_20b", "gpt_oss_120b"),
+)
 Activation = Literal["swiglu", "gelu", "gelu_gated", "squared_relu"]
 Positions = Literal["rope", "learned", "alibi", "none"]
 QkNorm = Literal["", "head", "all"]
@@ -114,12 +117,18 @@ class Model:
     rope_theta: float = field(default=500_000.0, compare=False)
     rotary_share: float = field(default=1.0, compare=False)
     norm_eps: float = field(default=1e-5, compare=False)
+    # a block of gpt-oss (arXiv 2508.10925): attention sinks, biases of the attention's output, of routers and of
+    # experts, a clamped SwiGLU, and rotary embeddings by YaRN
+    gpt_oss: bool = field(default=False, compare=False)
     # the factor by which Llama 3.1 scales low rotary frequencies; None without scaling
     rope_factor: float | None = field(default=None, compare=False)
 
     @property
     def rope_scaling(self) -> dict[str, Any] | None:
-        """`rope_scaling` of Hugging Face's config: low frequencies are scaled for longer sequences (Llama 3.1)."""
+        """`rope_scaling` of Hugging Face's config: low frequencies are scaled for longer sequences."""
+        if self.gpt_oss:
+            rotations = {"beta_fast": 32.0, "beta_slow": 1.0, "truncate": False}
+            return {"rope_type": "yarn", "factor": 32.0, **rotations, "original_max_position_embeddings": 4096}
         if self.rope_factor is None:
             return None
         return {

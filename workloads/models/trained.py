@@ -14,12 +14,13 @@ from workloads.suggestions import hint
 
 TRAINED_FAMILIES = (
     *("llama", "mistral", "qwen2", "qwen3"),
-    *("mixtral", "olmoe", "qwen2_moe", "qwen3_moe", "glm4_moe"),
+    *("mixtral", "olmoe", "qwen2_moe", "qwen3_moe", "glm4_moe", "gpt_oss"),
 )
 # The values of keys with which a block is one that is computed here. A file may lack them.
 COMPUTED: dict[str, object] = {
     "hidden_act": "silu",
     "clip_qkv": None,
+    **{"swiglu_limit": 7.0, "swiglu_alpha": 1.702},
     **dict.fromkeys(("attention_dropout", "router_jitter_noise", "num_nextn_predict_layers"), 0),
 }
 
@@ -63,6 +64,8 @@ def read_trained(config: Config) -> Model:
         router_scale=_number({"routed_scaling_factor": 1.0, **config}, "routed_scaling_factor"),
         expert_groups=int(_number({"n_group": 1, **config}, "n_group")),
         groups_per_token=int(_number({"topk_group": 1, **config}, "topk_group")),
+        gpt_oss=family == "gpt_oss",
+        remark="" if family == "gpt_oss" else model.remark,  # the trainer scales rotary embeddings
     )
     scaling = {key: rope[key] for key in model.rope_scaling or {} if key in rope}
     if model.rope_scaling and scaling != model.rope_scaling:
@@ -84,12 +87,15 @@ def _obstacles(model: Model, config: Config) -> Iterator[str]:
         for key, value in COMPUTED.items()
         if config.get(key, value) not in (value, None)
     )
-    if model.window:
+    is_gpt_oss = config["model_type"] == "gpt_oss"
+    if model.window and not is_gpt_oss:
         yield f"layers with a window of {model.window} tokens"
-    if model.mlp_bias or model.other_vectors:
+    if is_gpt_oss and not model.qkv_bias:
+        yield "gpt-oss without biases of attention: attention_bias has to be true"
+    if model.mlp_bias or (model.other_vectors and not is_gpt_oss):
         yield "biases of the attention's output or of the MLP: attention_bias and mlp_bias have to be false"
-    if (kind := read_rope(config)["rope_type"]) not in ("default", "llama3"):
-        yield f"rope_type={kind}: it has to be default or llama3"
+    if (kind := read_rope(config)["rope_type"]) not in (allowed := ("yarn",) if is_gpt_oss else ("default", "llama3")):
+        yield f"rope_type={kind}: it has to be {' or '.join(allowed)}"
 
 
 def _number(config: Config, key: str) -> float:

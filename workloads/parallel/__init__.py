@@ -139,6 +139,10 @@ class ParallelParameters:
             raise ValueError(f"{value}: {self.model} has no experts{where}; set {given[0]}=null")
         if self.imbalance is not None:
             check_imbalance(self.imbalance, shape)
+        if shape.gpt_oss and self.document_tokens:
+            raise ValueError(
+                f"document_tokens={self.document_tokens}: attention with sinks has no documents; set it to 0"
+            )
         if self.data is not None and self.document_tokens:
             raise ValueError(f"document_tokens={self.document_tokens}: sequences of data are one document; set it to 0")
 

@@ -22,6 +22,7 @@ from workloads.instruments.telemetry import GpuReadings, monitor_gpu
 from workloads.llama.attention import AttentionShape
 from workloads.llama.data import load_sequences
 from workloads.llama.pytorch_attention import DocumentAttention, fastest_attention
+from workloads.llama.sink_attention import find_sink_kernel
 from workloads.models.flops import RecomputedLayer, hardware_flops_per_token, model_flops_per_token
 from workloads.models.routing import executed_imbalance
 from workloads.parallel import ParallelParameters, apply
@@ -107,7 +108,9 @@ def measure(parameters: ParallelParameters, rank: Rank) -> Measurement:
     torch.compiler.reset()
     try:
         kernel: AbstractContextManager[str] = nullcontext("")  # other blocks have a kernel of their own
-        if layout.cp == 1 and not spec.document_tokens and spec.block == "pytorch":
+        if spec.shape.gpt_oss:
+            kernel = nullcontext(find_sink_kernel(device))
+        elif layout.cp == 1 and not spec.document_tokens and spec.block == "pytorch":
             shape = AttentionShape.of_model(spec.shape, spec.sequence_length, spec.dtype, layout.tp)
             kernel = fastest_attention(shape, device)
         with kernel as name, process_group(rank, device):
@@ -313,4 +316,6 @@ def _attention_kernel(stage: Stage, sdpa_kernel: str) -> str:
         return block.block_math.kernel.name
     if isinstance(block.attention, DocumentAttention | ContextAttention):
         return block.attention.name
+    if stage.shape.gpt_oss:
+        return f"sinks ({sdpa_kernel})"
     return f"scaled_dot_product_attention ({sdpa_kernel})" if sdpa_kernel else "scaled_dot_product_attention"

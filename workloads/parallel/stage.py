@@ -16,6 +16,7 @@ from workloads.llama.experts import Experts
 from workloads.llama.fp8_block import SCALE
 from workloads.llama.model import Block
 from workloads.llama.pytorch_attention import document_offsets, find_varlen_ops
+from workloads.llama.sink_attention import ATTEND_WITH_SINKS
 from workloads.models.model import Model
 from workloads.parallel.context import ATTEND_OVER_RANKS
 
@@ -27,6 +28,7 @@ SAVED_OPS = {
     torch.ops.aten._scaled_dot_product_efficient_attention.default,
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default,
     ATTEND_OVER_RANKS,
+    ATTEND_WITH_SINKS,
     torch.ops._c10d_functional.reduce_scatter_tensor.default,  # of tensor parallelism: not communicated again
 }
 # The index of the weight among a matrix product's arguments.

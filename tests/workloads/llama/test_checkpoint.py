@@ -39,6 +39,19 @@ SHAPES = {
         rotary_share=0.5,
         head_size=32,
     ),
+    "gpt_oss": replace(
+        EXPERTS,
+        qk_norm="",
+        qkv_bias=True,
+        gpt_oss=True,
+        dense_layers=(),
+        intermediate_size=0,
+        window=48,
+        full_layers=(1,),
+        other_vectors=EXPERTS.hidden_size
+        + EXPERTS.heads
+        + EXPERTS.experts * (2 * EXPERTS.expert_intermediate_size + EXPERTS.hidden_size + 1),
+    ),
     "qwen2_moe": replace(
         EXPERTS,
         qk_norm="",

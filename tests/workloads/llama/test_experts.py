@@ -29,6 +29,7 @@ SHAPES: dict[str, Model] = {
         experts_per_token=3,
         shared_expert_gate=False,
     ),
+    "gpt-oss, with biases": replace(TINY, gpt_oss=True, shared_expert_intermediate_size=0, shared_expert_gate=False),
 }
 ROUTINGS = {"natural": Routing(), "forced": Routing(imbalance=2.0), "losses": Routing(auxiliary_loss=0.1, z_loss=0.01)}
 
@@ -38,7 +39,7 @@ def build(shape: Model, routing: Routing, tokens: int, device: torch.device, dty
     torch.manual_seed(0)
     experts = Experts(shape)
     for parameter in experts.parameters():
-        torch.nn.init.normal_(parameter, std=0.2)
+        torch.nn.init.normal_(parameter, std=0.8 if shape.gpt_oss else 0.2)  # so that some values are clamped
     experts.to(device, dtype).start(routing, tokens, device)
     experts.bias.copy_(torch.linspace(-0.05, 0.05, shape.experts))
     return experts
@@ -47,15 +48,21 @@ def build(shape: Model, routing: Routing, tokens: int, device: torch.device, dty
 def loop(experts: Experts, x: Tensor) -> tuple[Tensor, Tensor]:
     """Return the output one expert after the other, and the router's loss, as the papers write them."""
     shape, routing, tokens = experts.shape, experts.routing, x.flatten(0, 1)
-    logits = tokens @ experts.router.weight.t()
+    logits = experts.router(tokens)
     chosen, weights, scores = choose_experts(logits, experts.bias, shape, experts.forced)
     out = torch.zeros_like(tokens, dtype=torch.promote_types(x.dtype, torch.float32))
     shares = []
     for expert in range(shape.experts):
         token, slot = torch.where(chosen == expert)
         shares.append(len(token) / chosen.numel())
-        gate, up = (tokens[token] @ experts.gate_up[expert].t()).chunk(2, dim=-1)
-        y = (functional.silu(gate) * up) @ experts.down[expert].t()
+        if shape.gpt_oss:
+            product = functional.linear(tokens[token], experts.gate_up[expert], experts.gate_up_bias[expert])
+            gate, up = product.clamp(max=7).chunk(2, dim=-1)
+            hidden = gate * functional.sigmoid(1.702 * gate) * (1 + up.clamp(min=-7))
+            y = functional.linear(hidden, experts.down[expert], experts.down_bias[expert])
+        else:
+            gate, up = (tokens[token] @ experts.gate_up[expert].t()).chunk(2, dim=-1)
+            y = (functional.silu(gate) * up) @ experts.down[expert].t()
         out = out.index_add(0, token, (y * weights[token, slot, None]).to(out.dtype))
     if shape.shared_expert_intermediate_size:
         gate, up = experts.shared_gate_up(tokens).chunk(2, dim=-1)

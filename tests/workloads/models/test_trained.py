@@ -44,12 +44,38 @@ GLM = QWEN3_30B_A3B | {
     "partial_rotary_factor": 0.5,
 }
 del GLM["num_experts"], GLM["norm_topk_prob"]
+YARN = {"rope_type": "yarn", "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False}
+GPT_OSS_20B = {
+    "attention_bias": True,
+    "experts_per_token": 4,
+    "head_dim": 64,
+    "hidden_act": "silu",
+    "hidden_size": 2880,
+    "initial_context_length": 4096,
+    "intermediate_size": 2880,
+    "layer_types": ["sliding_attention", "full_attention"] * 12,
+    "max_position_embeddings": 131072,
+    "model_type": "gpt_oss",
+    "num_attention_heads": 64,
+    "num_experts_per_tok": 4,
+    "num_hidden_layers": 24,
+    "num_key_value_heads": 8,
+    "num_local_experts": 32,
+    "quantization_config": {"quant_method": "mxfp4"},
+    "rms_norm_eps": 1e-05,
+    "rope_scaling": YARN | {"original_max_position_embeddings": 4096},
+    "rope_theta": 150000,
+    "sliding_window": 128,
+    "swiglu_limit": 7.0,
+    "vocab_size": 201088,
+}
 
 
-def test_a_file_describes_all_that_the_trainer_computes(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("name", "config"), [("qwen3_30b_a3b", QWEN3_30B_A3B), ("gpt_oss_20b", GPT_OSS_20B)])
+def test_a_file_describes_all_that_the_trainer_computes(name: str, config: dict[str, Any], tmp_path: Path) -> None:
     path = tmp_path / "config.json"
-    path.write_text(json.dumps(QWEN3_30B_A3B))
-    read, named = load_trained_model(str(path)), MODELS["qwen3_30b_a3b"]
+    path.write_text(json.dumps(config))
+    read, named = load_trained_model(str(path)), MODELS[name]
     assert {item.name: getattr(read, item.name) for item in fields(read)} == {
         item.name: getattr(named, item.name) for item in fields(named)
     }
@@ -73,7 +99,6 @@ def test_routers_with_groups_are_read() -> None:
     ("changes", "message"),
     [
         ({"model_type": "olmo2"}, "does not compute blocks of model_type olmo2. Available: llama, mistral"),
-        ({"model_type": "gpt_oss", "num_local_experts": 32}, "blocks of model_type gpt_oss"),
         ({"hidden_act": "gelu"}, "hidden_act=gelu: it has to be silu"),
         ({"use_sliding_window": True, "sliding_window": 4096}, "layers with a window of 4096 tokens"),
         ({"attention_bias": True}, "biases of the attention's output"),
@@ -87,6 +112,20 @@ def test_routers_with_groups_are_read() -> None:
 def test_what_is_not_computed_is_refused_by_name(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(UnsupportedModel, match=message):
         read_trained(QWEN3_30B_A3B | changes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"attention_bias": False}, "gpt-oss without biases of attention: attention_bias has to be true"),
+        ({"swiglu_limit": 5.0}, "swiglu_limit=5.0: it has to be 7.0"),
+        ({"rope_scaling": None}, "rope_type=default: it has to be yarn"),
+        ({"rope_scaling": YARN | {"factor": 8.0}}, "this rope_scaling"),
+    ],
+)
+def test_other_blocks_of_gpt_oss_are_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(UnsupportedModel, match=message):
+        read_trained(GPT_OSS_20B | changes)
 
 
 def test_an_unknown_name_has_a_suggestion() -> None:

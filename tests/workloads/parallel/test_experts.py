@@ -62,6 +62,18 @@ def test_a_compiled_block_is_one_graph_and_computes_the_same(ranks: Ranks) -> No
     assert compiled[0].graphs == 2  # of the dense first block, and of the blocks with experts
 
 
+@pytest.mark.long(10)
+@pytest.mark.xdist_group("ranks")
+def test_divided_and_compiled_blocks_of_gpt_oss_train_like_one_process(ranks: Ranks) -> None:
+    no_shared_expert = {"shared_expert_intermediate_size": 0, "shared_expert_gate": False}
+    shape = replace(SHAPE, gpt_oss=True, qk_norm="", qkv_bias=True, window=16, full_layers=(1, 3), **no_shared_expert)
+    shape = replace(shape, dense_layers=(), intermediate_size=0)
+    layout = Layout(dp_shard=2, ep=2, checkpointing="selective", micro_batch=2, global_batch=BATCH)
+    trained = ranks.train(layout, shape=shape, compiled=True, backend="aot_eager")
+    assert_same_training(trained, train_in_one_process(draw_batch(), shape))
+    assert trained[0].graphs == 2  # with a window and without
+
+
 @pytest.mark.parametrize("imbalance", [None, 1.0, 3.5])
 def test_a_trial_trains_and_records_the_imbalance_as_executed(imbalance: float | None) -> None:
     measured = train(imbalance=imbalance)
@@ -93,7 +105,8 @@ def test_natural_routing_on_text_is_that_of_the_file(tmp_path: Path) -> None:
         ({"imbalance": 5.0}, "imbalance=5: no expert has a token twice, so it is at most 4"),
         ({"layers": 1, "imbalance": 2.0}, "imbalance=2.0: experts_tiny has no experts in its first 1 layers"),
         ({"layers": 3}, "layers=3: experts_tiny has 2"),
-        ({"model": "gpt_oss_20b"}, "model=gpt_oss_20b: 'gpt_oss_20b' is not trained here. Available: llama_tiny"),
+        ({"model": "deepseek_v3"}, "model=deepseek_v3: 'deepseek_v3' is not trained here. Available: llama_tiny"),
+        ({"model": "gpt_oss_20b", "document_tokens": 8}, "document_tokens=8: attention with sinks has no documents"),
         ({"data": "text.txt", "document_tokens": 8}, "document_tokens=8: sequences of data are one document"),
     ],
 )
@@ -106,6 +119,7 @@ def test_what_cannot_be_is_refused_before_anything_runs(changes: dict[str, Any],
     ("changes", "message"),
     [
         ({"tp": 2}, "tp 2 does not divide experts here"),
+        ({"model": "gpt_oss_20b", "cp": 2}, "cp 2 does not divide attention with sinks and windows here"),
         ({"ep": 2}, "ep 2 does not divide the 1 GPUs of a pipeline rank"),
         ({"dp_replicate": 2, "ep": 2, "global_batch": 2}, "ep 2 has to be a divisor of dp_shard x cp = 1"),
         ({"block": "manual"}, "block manual has no experts"),
