@@ -6,8 +6,8 @@
    parallel: keep this rank's experts.
 4. Checkpointing: wrap blocks, so that sharded computation is what is recomputed. Blocks with a manual backward pass do
    their own checkpointing.
-5. Compilation: compile whole blocks, with selective checkpointing inside; full checkpointing stays outside of what is
-   compiled. In blocks with a manual backward pass only what is between the matrix products is compiled.
+5. Compilation: compile whole blocks with their checkpointing inside, so that no product is repeated whose result the
+   backward pass does not read. In blocks with a manual backward pass only what is between the products is compiled.
 6. FSDP: wrap last, since it takes parameters as they are, sharded or not, and gathers them just before a block runs.
 7. Allocate each rank's memory and fill it with weights that do not depend on the layout.
 """
@@ -253,9 +253,10 @@ def _apply_layout(stage: Stage, spec: ModelSpec, layout: Layout, groups: Groups,
         options = None
         if layout.tp_overlap == "async" and groups.tp_mesh is not None:
             options = enable_async_tp(groups.tp_mesh.get_group())
+        # The compiler cannot store a DTensor's mesh for a recomputation of everything (torch 2.13).
+        is_outside = layout.checkpointing == "full" and groups.tp_mesh is not None
         for block in stage.blocks.values():
-            is_inside = isinstance(block, CheckpointedBlock) and block.checkpointing == "full"
-            compiled: Any = block.block if is_inside else block
+            compiled: Any = getattr(block, "block", block) if is_outside else block
             compiled.compile(dynamic=False, fullgraph=True, options=options)
     if layout.uses_fsdp(spec.state):
         # Gradients are averaged over the mesh, which may be of one rank.

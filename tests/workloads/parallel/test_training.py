@@ -7,6 +7,9 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._dynamo.backends.common import aot_autograd
+from torch._functorch.aot_autograd import make_boxed_func
+from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch.fx import GraphModule
 
 from tests.support.parallel_layouts import LAYOUTS, LONG_LAYOUTS, MANUAL_LAYOUTS
@@ -27,7 +30,7 @@ from workloads.instruments.distributed import process_group
 from workloads.layouts.layout import Layout
 from workloads.llama.pytorch_attention import causal_attention
 from workloads.parallel.apply import ModelSpec, build_groups, build_stages
-from workloads.parallel.stage import build_initializer
+from workloads.parallel.stage import Stage, build_initializer
 
 
 @pytest.mark.long(40)
@@ -153,14 +156,36 @@ def test_a_block_compiles_as_one_graph_or_not_at_all(monkeypatch: pytest.MonkeyP
         graphs.append(graph)
         return graph.forward
 
-    compile_module = nn.Module.compile
-    monkeypatch.setattr(nn.Module, "compile", partialmethod(compile_module, backend=run_eagerly))
-    layout = Layout(schedule="zero_bubble", micro_batch=BATCH, global_batch=BATCH)  # its blocks are compiled whole
+    stage = build_compiled(monkeypatch, run_eagerly, schedule="zero_bubble")  # its blocks are compiled whole
+    stage(tokens()[:, :-1])
+    assert len(graphs) == 1
+    stage.blocks["0"].attention = torch.compiler.disable(causal_attention)
+    with pytest.raises(RuntimeError, match=r"torch\.compiler\.disable"):
+        stage(tokens()[:, :-1])
+
+
+@pytest.mark.parametrize(("checkpointing", "repeated"), [("none", 0), ("selective", 1), ("full", 3)])
+def test_no_product_is_repeated_that_the_backward_pass_does_not_read(
+    checkpointing: Any, repeated: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A block has four, of which the last one gives its output."""
+    products: list[int] = []
+
+    def count(graph: GraphModule, _: list[Tensor]) -> Any:
+        products.append(sum(node.target is torch.ops.aten.mm.default for node in graph.graph.nodes))
+        return make_boxed_func(graph.forward)
+
+    backend = aot_autograd(fw_compiler=count, partition_fn=min_cut_rematerialization_partition)
+    stage = build_compiled(monkeypatch, backend, checkpointing=checkpointing)
+    stage(tokens()[:, :-1]).sum().backward()
+    assert products == [4, 8 + repeated]
+
+
+def build_compiled(monkeypatch: pytest.MonkeyPatch, backend: Any, **fields: Any) -> Stage:
+    torch.compiler.reset()
+    monkeypatch.setattr(nn.Module, "compile", partialmethod(nn.Module.compile, backend=backend))
+    layout = Layout(micro_batch=BATCH, global_batch=BATCH, **fields)
     with process_group(Rank(), CPU):
         spec, groups = ModelSpec(SHAPE, LENGTH, torch.float32, compiled=True), build_groups(layout, "cpu")
         (stage,) = build_stages(spec, layout, groups, CPU, build_initializer(0, CPU))
-        stage(tokens()[:, :-1])
-        assert len(graphs) == 1
-        stage.blocks["0"].attention = torch.compiler.disable(causal_attention)
-        with pytest.raises(RuntimeError, match=r"torch\.compiler\.disable"):
-            stage(tokens()[:, :-1])
+    return stage
