@@ -38,8 +38,10 @@ def build(shape: Model, routing: Routing, tokens: int, device: torch.device, dty
     """Return experts with random weights and a bias that changes choices."""
     torch.manual_seed(0)
     experts = Experts(shape)
+    # In fp32 some values are clamped; in bf16 rounding puts those at the limit on either side of it.
+    std = 0.8 if shape.gpt_oss and dtype == torch.float32 else 0.2
     for parameter in experts.parameters():
-        torch.nn.init.normal_(parameter, std=0.8 if shape.gpt_oss else 0.2)  # so that some values are clamped
+        torch.nn.init.normal_(parameter, std=std)
     experts.to(device, dtype).start(routing, tokens, device)
     experts.bias.copy_(torch.linspace(-0.05, 0.05, shape.experts))
     return experts
