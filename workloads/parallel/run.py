@@ -4,6 +4,7 @@ import gc
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from functools import partial
 from typing import Self
 
@@ -78,11 +79,13 @@ DTYPE_NAMES = {torch.bfloat16: "bf16", torch.float32: "fp32"}
 
 
 def measure(parameters: ParallelParameters, rank: Rank) -> Measurement:
-    """Train in this layout, together with the other ranks.
+    """Train in this layout, together with the other ranks; each rank alone where the layout is one of one GPU.
 
     Raises Infeasible if the layout is invalid, the device lacks the data type or the attention, or torchao is missing.
     """
     device = devices.device_of(rank)
+    if parameters.layout.gpus == 1:
+        rank = replace(rank, rank=0, world_size=1, ranks_per_node=1)
     process_setup.keep_compiled_kernels()
     # As torchtitan's run_train.sh sets it; before CUDA is initialized, which reading the architecture does.
     process_setup.enable_expandable_segments(device)

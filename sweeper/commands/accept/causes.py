@@ -16,7 +16,8 @@ from workloads.api.gpus import TAINTING_SLOWDOWNS
 UNKNOWN = "unknown: nothing that was read explains it"
 LOWER_CLOCK = 0.97  # of the median of the others, from which a clock explains a loss
 AT_LIMIT = 0.97  # of the power limit: the power holds the clock down
-BUSY_LOAD = 1.5  # load average over the cores before the test, from which other processes hold them
+# The load average over the cores before the test, from which other processes hold them; and on a node without GPUs
+BUSY_LOAD, BUSY_LOAD_OF_CPU = 1.5, 0.4
 SAVING_GOVERNORS = {"powersave", "conservative"}
 DRIFTS = (("sm_clock", "mhz"), ("temperature", "c"), ("power", "w"))
 ALL_LINKS = 2 / 3  # of a node's links that fail, from which the node is at fault
@@ -113,7 +114,8 @@ def _number(beside: Mapping[str, Any], name: str) -> float:
 
 def _host(evidence: Evidence) -> Iterator[str]:
     for name, state in evidence.states.items():
-        if (load := state.get("load", 0.0)) > BUSY_LOAD * state["cpus"]:
+        busy_load = BUSY_LOAD if state["gpus"] else BUSY_LOAD_OF_CPU
+        if (load := state.get("load", 0.0)) > busy_load * state["cpus"]:
             yield f"{name}: other processes hold its cores, load {load:.1f} on {state['cpus']} (find them with top)"
         if (governor := state.get("governor")) in SAVING_GOVERNORS:
             yield f"{name}: the frequency governor is {governor} (cpupower frequency-set -g performance, as root)"

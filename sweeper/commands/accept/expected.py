@@ -65,6 +65,7 @@ def _training(target: Target, experiment: Experiment, ranks: int) -> float | Non
 
 def _find_layout(target: Target, experiment: Experiment, ranks: int) -> tuple[float, dict[str, Scalar]]:
     """Return the tokens/s and the parameters of the fastest layout of a training; 0 tokens/s if none fits."""
+    ranks = 1 if experiment.scope == "device" else ranks
     workload, given = registry.load(experiment.workload), experiment.parameters_for(ranks)
     machine = build_machine(target, ranks, default_topology(target.hardware), {})
     layouts = [given | {"dp_replicate": ranks // n, "dp_shard": n} for n in range(1, ranks + 1) if ranks % n == 0]

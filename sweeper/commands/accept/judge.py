@@ -148,15 +148,21 @@ def describe(verdict: Verdict, judgements: Sequence[Judgement], findings: Iterab
     """Return the verdict on the whole in one sentence, which begins with it."""
     tests, parts = len({j.reading.test for j in judgements}), len({j.reading.part for j in judgements})
     slow, undecided = (list_parts(judgements, kind) for kind in (Verdict.FAIL, Verdict.INCONCLUSIVE))
-    undecided = undecided or (list_parts(judgements, Verdict.MEASURED) if verdict is Verdict.INCONCLUSIVE else [])
+    is_first = verdict is Verdict.INCONCLUSIVE and not undecided
+    measured = list_parts(judgements, Verdict.MEASURED) if is_first else []
     problems = [finding.location for finding in findings if finding.affects_results]
     reasons = [
         f"{name_some(names)} {state}"
-        for names, state in ((slow, "too slow"), (problems, "with problems"), (undecided, "without a verdict"))
+        for names, state in (
+            (slow, "too slow"),
+            (problems, "with problems"),
+            (undecided, "without a verdict"),
+            (measured, "measured, and nothing to compare with: set baseline= to this accept.json in the next run"),
+        )
         if names
     ]
-    measured = f"{count(tests, 'test')} of {count(parts, 'part')}"
-    return f"{verdict.value.upper()}: {'; '.join(reasons) or 'nothing is too slow'}, in {measured}"
+    none = "nothing is too slow" if tests else "nothing was measured"
+    return f"{verdict.value.upper()}: {'; '.join(reasons) or none}, in {count(tests, 'test')} of {count(parts, 'part')}"
 
 
 def list_problems(judgements: Sequence[Judgement], findings: Sequence[Finding]) -> Iterator[str]:

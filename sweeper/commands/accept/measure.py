@@ -143,7 +143,7 @@ def plan_phases(target: Target, names: Sequence[str], experiments: Sequence[Expe
 def _fits(experiment: Experiment, ranks: int) -> bool:
     if experiment.scope == "pair":
         return ranks > 2 and ranks % 2 == 0
-    return experiment.scope == "device" or experiment.workload == "parallel" or ranks > 1
+    return experiment.scope == "device" or ranks > 1
 
 
 def pair_rounds(count: int) -> list[list[list[int]]]:

@@ -147,9 +147,10 @@ def _build_distributions(results: Sequence[Mapping[str, Any]]) -> Iterator[Chart
 
 
 def build_markdown(record: Record) -> str:
-    """Return the verdict, what failed or is open, the doctor's findings and the nodes that differ."""
+    """Return the verdict, what failed or is open, the doctor's findings, the nodes that differ and the tests."""
     devices = f"{record['devices']} x {record['model']}, {record['date']}"
     tables = [markdown_of(table.heading, table.rows) for table in list_problem_tables(record)]
+    tables += [markdown_of(TESTS, rows)] if (rows := list(summarize_tests(record))) else []
     return "\n\n".join([f"**{record['sentence']}**", devices, *tables, ""])
 
 

@@ -157,6 +157,9 @@ def read_baseline(path: Path, target: Target, profile: str, parts: Collection[st
     record = read_record(path.expanduser(), "baseline")
     if record["verdict"] == "fail":
         raise UserInputError(f"baseline={path}: that run failed; a baseline must be an accepted run")
+    if parts_open := list(dict.fromkeys(row["part"] for row in record["results"] if row["verdict"] == "inconclusive")):
+        reason = f"that run has no verdict on {name_some(parts_open)}; a baseline must be an accepted run"
+        raise UserInputError(f"baseline={path}: {reason}")
     if record["model"] != target.model:
         raise UserInputError(f"baseline={path}: was measured on {record['model']}, not on {target.model}")
     if record["profile"] != profile:

@@ -93,6 +93,11 @@ def test_trials_of_different_layouts_follow_each_other_in_the_same_two_processes
     assert sorted(trials[0].tokens_per_step for trials in by_rank) == [0, 8 * 64]  # rank 0 reports those of all
 
 
+def test_a_rank_trains_alone_in_a_layout_of_one_gpu() -> None:
+    measured = run_trial("parallel", FIXED, Rank(1, 2, ranks_per_node=2, rendezvous="127.0.0.1:1"))
+    assert measured.tokens_per_step == 8 * 64 and measured.metrics["loss"] < measured.metrics["first_loss"]
+
+
 @pytest.mark.soak  # `make test` runs such trials in test_run.py, and a sweep with estimates in test_command.py
 def test_a_sweep_over_layouts_reports_how_well_they_were_predicted(workspace: Workspace) -> None:
     """The same two workers run all trials, each in a new process group."""

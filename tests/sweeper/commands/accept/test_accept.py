@@ -75,8 +75,8 @@ def test_one_gpu_has_no_collectives_two_have_no_pairs_and_a_model_that_does_not_
         ((job,),) = measure.plan_phases(gpus(count, 1, hardware), ["a"], read_experiments("gpu", "quick"))
         return {f"{experiment.scope} {experiment.workload}" for experiment in job.experiments}
 
-    alone = {"device matmul", "device memory"}
-    assert [workloads(1, hardware) - alone for hardware in ("rtx4090", "h100")] == [set(), {"node parallel"}]
+    alone = {"device matmul", "device memory", "device parallel"}
+    assert [alone - workloads(1, hardware) for hardware in ("rtx4090", "h100")] == [{"device parallel"}, set()]
     assert workloads(2) - alone == {"node collectives", "node parallel"}
     assert workloads(8) - workloads(2) == {"pair collectives"}
 
@@ -169,6 +169,11 @@ def test_the_sentence_names_what_failed_and_what_is_open() -> None:
     verdict = overall_verdict(judgements, [])
     assert verdict is Verdict.FAIL
     assert describe(verdict, judgements, []) == ("FAIL: n GPU 0 too slow; m without a verdict, in 1 test of 3 parts")
+    first = "n GPU 0 measured, and nothing to compare with: set baseline= to this accept.json in the next run"
+    assert describe(Verdict.INCONCLUSIVE, judge(readings(700), "cpu", {}, {}), []).startswith(
+        f"INCONCLUSIVE: {first}, "
+    )
+    assert describe(Verdict.INCONCLUSIVE, [], []) == "INCONCLUSIVE: nothing was measured, in 0 tests of 0 parts"
 
 
 def test_a_problem_of_a_gpu_fails_the_whole_and_one_of_a_node_leaves_it_open() -> None:
@@ -255,7 +260,7 @@ def record() -> dict[str, Any]:
 def test_the_pages_begin_with_what_failed_and_name_the_nodes_that_differ(record: dict[str, Any]) -> None:
     markdown = build_markdown(record).splitlines()
     assert markdown[0] == "**FAIL: x**" and markdown[6].startswith(f"| fail | n GPU 1 | {TEST} | 600 TFLOP/s |")
-    assert "| GPU driver | 580 | o 570 |" in markdown
+    assert "| GPU driver | 580 | o 570 |" in markdown and f"| {TEST} | 2 | TFLOP/s | 650 |" in "\n".join(markdown)
     page = build_html(record)
     titles = ("Failed and open", "Nodes that differ", "Nodes and GPUs", "Tests", "Environment")
     order = ["<h1>FAIL: x", *(f"<h2>{title}" for title in titles)]
@@ -362,7 +367,10 @@ def seal(path: Path, record: dict[str, Any]) -> str:
 
 
 def test_a_baseline_of_another_profile_or_of_other_parts_is_refused(record: dict[str, Any], tmp_path: Path) -> None:
-    path = Path(seal(tmp_path / "b.json", record | {"verdict": "pass"}))
+    path = Path(seal(tmp_path / "b.json", record | {"verdict": "inconclusive"}))
+    with pytest.raises(UserInputError, match="that run has no verdict on m; a baseline must be an accepted run"):
+        records.read_baseline(path, gpus(2, 1), "quick", ["n GPU 0"])
+    path = Path(seal(tmp_path / "b.json", record | {"verdict": "pass", "results": record["results"][:2]}))
     assert records.read_baseline(path, gpus(2, 1), "quick", ["n GPU 0"])[TEST, "n GPU 0"] == 700.0
     with pytest.raises(UserInputError, match="has profile=quick, and this run profile=burn_in"):
         records.read_baseline(path, gpus(2, 1), "burn_in", ["n GPU 0"])
@@ -453,6 +461,13 @@ def test_a_failure_has_the_cause_that_was_read_beside_it(
     of_node = state("n", **gpu) | {name: gpu[name] for name in ("load", "governor") if name in gpu}
     passed, failed, *_ = add_causes(judge([fast, slow], "gpu", {}, {}), {"n": of_node})
     assert failed.verdict is Verdict.FAIL and cause in failed.cause and not passed.cause
+
+
+@pytest.mark.parametrize(("load", "cause"), [(4.0, "n: other processes hold its cores, load 4.0 on 8"), (1.0, UNKNOWN)])
+def test_a_slow_cpu_has_the_load_before_the_test_as_its_cause(load: float, cause: str) -> None:
+    (slow,) = judge(readings(500), "cpu", {}, {(TEST, "n GPU 0"): 900.0})
+    (failed,) = add_causes([slow], {"n": state("n") | {"gpus": [], "load": load}})
+    assert failed.verdict is Verdict.FAIL and failed.cause.startswith(cause)
 
 
 @pytest.mark.parametrize(
