@@ -228,8 +228,8 @@ def wait_for_server(url: str) -> None:
 
 
 def photograph_acceptance(tab: browser.Page, folder: Path) -> None:
-    """Save the page of two H200s, and the failures and the map of 512 simulated GPUs with faults."""
-    for name in ("h200",):
+    """Save the pages of two H200s and of two H100s, and the failures and the map of 512 simulated GPUs with faults."""
+    for name in ("h200", "h100"):
         record = read_record(REPOSITORY / f"benchmarks/results/accept_{name}.json")
         (folder / f"{name}.html").write_text(build_html(record))
         photograph(tab, f"file://{folder}/{name}.html", f"accept-{name}.png", "Environment")
