@@ -14,7 +14,7 @@ from workloads.api.errors import UserInputError
 
 # docs/reference/exit-codes.md has these meanings.
 COMPLETE = 0  # complete; of a command that judges: it passes
-SOME_FAILED = 1  # trials failed, or the sweep could not end as it should; of a command that judges: it fails
+SOME_FAILED = 1  # trials failed, none keeps the limits, or the sweep was cut short; of a command that judges: it fails
 INVALID_INPUT = 2  # the input is invalid, a file cannot be read or written, or there is nothing to compare
 NO_VERDICT = 3  # a command that judges finds the evidence inconclusive
 INTERRUPTED = 130  # Ctrl-C or SIGTERM ended the command; the same command resumes a sweep

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from sweeper.common.format import format_number
 from sweeper.common.trials import TrialRecord, TrialStatus
 from workloads.api.metrics import ROWS, get_metric
 
@@ -117,6 +119,18 @@ class Criteria:
         if values is None or any(limit.excess(record.metrics) > 0 for limit in self.limits):
             return None
         return self.losses(values)
+
+    def describe_unmet(self, records: Iterable[TrialRecord]) -> str:
+        """Return the limits that the trial nearest to all of them is beyond; empty unless every complete one is."""
+        complete = [record for record in records if self.values(record) is not None]
+        if not complete or any(self.ranked_losses(record) is not None for record in complete):
+            return ""
+        nearest = min(complete, key=lambda record: max(self.excess(record).values()))
+        metrics = nearest.metrics
+        beyond = [limit for limit in self.limits if limit.excess(metrics) > 0]
+        has = [f"{limit.metric} {format_number(metrics.get(limit.metric, math.nan)) or 'unknown'}" for limit in beyond]
+        kept = " and ".join(f"limits.{limit}" for limit in beyond)
+        return f"no trial keeps {kept}; the nearest, trial {nearest.number}, has {' and '.join(has)}"
 
     def rank(self, records: Iterable[TrialRecord]) -> list[TrialRecord]:
         """Return the trials that have a rank, the best first: by layers of dominance, then by the leading objective."""

@@ -89,9 +89,14 @@ class SweepResult:
         assert self._stored.description is not None
         return self._stored.description.objective
 
+    def describe_unmet(self) -> str:
+        """Return which limits no trial keeps, and by how much the nearest one is beyond them; empty if one does."""
+        assert self._stored.description is not None
+        return self._stored.description.criteria.describe_unmet(self._stored.records.values())
+
     @cached_property
     def best(self) -> BestTrial | None:
-        """The winner of the finals, or the best trial without finals; None if no trial is complete."""
+        """The winner of the finals, or the best trial without finals; None if none is complete within the limits."""
         winner = self._stored.winner
         if winner is None:
             return None

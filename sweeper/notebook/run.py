@@ -137,8 +137,8 @@ def _read_result(outcome: Outcome) -> SweepResult:
     summary = "".join(outcome.output)
     result = read_result(Path(outcome.end["folder"]), exit_code=outcome.code, stopped=stopped, summary=summary)
     if result.best is None:
-        reason = "no trial is complete"
-        if len(result.trials):
+        reason = result.describe_unmet() or "no trial is complete"
+        if reason.endswith("complete") and len(result.trials):
             first = result.trials.iloc[0]
             reason += f"; trial {result.trials.index[0]} {first['outcome']}: {first['reason']}"
         raise SweepError(stopped or reason, result)

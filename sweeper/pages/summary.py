@@ -210,6 +210,8 @@ class Summary:
         if results.gpus:
             lines.append(f"GPUs     {per_gpu.describe(results.gpus)}")
         lines += [f"drained  {node}" for node in self.drained]
+        if unmet := results.plan.criteria.describe_unmet(results.records):
+            lines.append(f"limits   {unmet}")
         lines += _describe_kinds("not ranked by speed", self._unranked)
         lines += _describe_kinds("infeasible", [r for r in results.records if r.status is TrialStatus.INFEASIBLE])
         if results.is_inconclusive:

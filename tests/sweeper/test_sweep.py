@@ -182,6 +182,11 @@ def test_a_multirun_runs_one_sweep_for_each_value(workspace: Workspace) -> None:
     assert {path.name for path in workspace.path.iterdir()} <= {"sweeps", "mlflow.db", "mlruns"}
 
 
+def test_a_sweep_in_which_no_trial_keeps_the_limits_says_so_and_fails(workspace: Workspace) -> None:
+    result = workspace.run(*PROBE, "search=random", "budget.trials=2", "limits.step_time_ms=1e-9")
+    assert result.code == 1 and "limits   no trial keeps limits.step_time_ms ≤ 1e-09; the nearest, trial" in result.out
+
+
 @pytest.mark.soak
 def test_devices_measured_side_by_side_are_compared(workspace: Workspace) -> None:
     """The ranks are two processes on a CPU. On a cluster gpus=all is every GPU."""

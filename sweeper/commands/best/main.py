@@ -82,7 +82,8 @@ def write_trial(sweep: StoredSweep, number: int | None) -> TrialFiles:
     winner, value = sweep.winner, None
     if number is None:
         if winner is None:
-            raise UserInputError(f"{sweep.name}: no trial is complete; choose one with trial=N")
+            reason = description.criteria.describe_unmet(sweep.records.values()) or "no trial is complete"
+            raise UserInputError(f"{sweep.name}: {reason}; choose one with trial=N")
         record, value, folder = sweep.read_trial(winner.trial), winner, sweep.folder / FOLDER
     else:
         record, criteria = sweep.read_trial(number), description.criteria

@@ -80,6 +80,7 @@ class FinishedRun:
         recording = Recording(uri, runs_page, pending, error, is_complete=is_written, refused=tracking.refused)
         summary.print(recording, is_over=self.is_over, is_exhausted=study.exhausted)
         has_complete = bool(results.counts.get(TrialStatus.COMPLETE))
+        has_complete &= not self.plan.criteria.describe_unmet(results.records)
         is_complete = has_complete and is_written and not (results.has_failures or self.error or tracking.refused)
         code = INTERRUPTED if self.stop.requested else COMPLETE if is_complete else SOME_FAILED
         self.stop.leave_at_once = True  # the table is there

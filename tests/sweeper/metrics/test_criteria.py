@@ -37,6 +37,21 @@ def test_a_trial_beyond_a_limit_or_without_an_objective_has_no_rank() -> None:
     assert numbers(SPEED_AND_MEMORY.front([trial_record(4, metrics={"tokens_per_s": 9.0})])) == []
 
 
+def test_limits_that_no_trial_keeps_are_named_with_the_nearest_trial() -> None:
+    limited = Criteria.of({"tokens_per_s": "maximize"}, {"peak_device_gib": 4.0, "tokens_per_s": 2.0})
+    far, near, without = measured(0, 1, 9), measured(1, 3, 4.5), trial_record(2, metrics={"tokens_per_s": 9.0})
+    unmet = "no trial keeps limits.peak_device_gib ≤ 4; the nearest, trial 1, has peak_device_gib 4.5"
+    assert limited.describe_unmet([far, near, without]) == unmet
+    assert limited.describe_unmet([without]).endswith("trial 2, has peak_device_gib unknown")
+    kept = measured(3, 3, 4)
+    assert (
+        limited.describe_unmet([far, kept])
+        == SPEED_AND_MEMORY.describe_unmet([far])
+        == limited.describe_unmet([])
+        == ""
+    )
+
+
 def test_a_limit_is_an_upper_bound_where_less_is_better_and_else_a_lower_one() -> None:
     memory, speed = Limit("peak_device_gib", 10.0, "minimize"), Limit("tokens_per_s", 10.0, "maximize")
     assert memory.excess({"peak_device_gib": 12.0}) == 0.2 == speed.excess({"tokens_per_s": 8.0})
