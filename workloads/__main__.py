@@ -5,6 +5,7 @@ python -m workloads matmul m=1024 n=1024 k=1024 dtype=fp32
 
 import argparse
 import json
+import math
 import re
 import sys
 from collections.abc import Sequence
@@ -19,6 +20,7 @@ from workloads.api.trial import run_trial
 from workloads.suggestions import suggest
 
 USAGE_ERROR = 2  # as argparse exits
+TYPES: dict[Any, str] = {int: "a whole number", float: "a number", bool: "true or false", type(None): "null"}
 # The presets of `python -m sweeper workload=…`, which stand beside this package, in a repository and where installed.
 PRESETS = Path(__file__).resolve().parents[1] / "sweeper" / "conf" / "workload"
 
@@ -82,7 +84,12 @@ def _parse_parameters(workload: str, pairs: Sequence[str]) -> dict[str, Scalar]:
     required = {item.name for item in fields(parameters_class) if item.default is item.default_factory is MISSING}
     if missing := required - texts.keys():
         raise ValueError(f"{workload} needs a value for {', '.join(sorted(missing))}")
-    parameters = {key: _parse_value(text, annotations[key]) for key, text in texts.items()}
+    parameters = {key: _parse_value(key, text, annotations[key]) for key, text in texts.items()}
+    for item in fields(parameters_class):
+        least, most = item.metadata.get("min", -math.inf), item.metadata.get("max", math.inf)
+        if isinstance(value := parameters.get(item.name), int | float) and not least <= value <= most:
+            allowed = f"at least {least}" if value < least else f"at most {most}"
+            raise ValueError(f"{workload}: {item.name}={value}: must be {allowed}")
     try:
         parameters_class(**parameters)
     except ValueError as error:
@@ -90,14 +97,23 @@ def _parse_parameters(workload: str, pairs: Sequence[str]) -> dict[str, Scalar]:
     return parameters
 
 
-def _parse_value(text: str, annotation: Any) -> Scalar:
-    options = get_args(annotation) or (annotation,)
-    if bool in options and text in ("true", "false"):
-        return text == "true"
+def _parse_value(key: str, text: str, annotation: Any) -> Scalar:
+    options = _list_options(annotation)
+    named = {"null": None, "true": True, "false": False}
+    if text in named and type(named[text]) in options:
+        return named[text]
     for option in (kind for kind in (int, float) if kind in options):
         with suppress(ValueError):
             return option(text)
-    return text
+    if str in options or text in options:
+        return text
+    raise ValueError(f"{key}={text}: must be {' or '.join(TYPES.get(option, str(option)) for option in options)}")
+
+
+def _list_options(annotation: Any) -> list[Any]:
+    """Return the types and the values that an annotation allows."""
+    parts = get_args(annotation)
+    return [option for part in parts for option in _list_options(part)] if parts else [annotation]
 
 
 if __name__ == "__main__":

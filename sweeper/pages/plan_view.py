@@ -90,6 +90,10 @@ def describe_start(plan: SweepPlan, counts: Mapping[TrialStatus, int], interrupt
 
 def _describe_limits(plan: SweepPlan) -> list[str]:
     lines = [f"excluded {line}" for line in plan.excluded] + [f"busy     {line}" for line in [plan.busy] if line]
+    trained = [name for name in plan.criteria.metrics if name in ("loss", *plan.config.metrics)]
+    if (settings := plan.resolved.settings) and trained:
+        steps = f"the first {settings['warmup'] + settings['steps']} printed steps, after which a program is ended"
+        lines.append(f"note     {', '.join(trained)}: of {steps}; for a whole run raise command.steps")
     return lines + [f"warning  {line}" for line in (*plan.gpu_problems, *plan.target.describe_foreign_use())]
 
 

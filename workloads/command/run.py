@@ -116,13 +116,15 @@ def _measure_program(
         (output / name).write_text(text)
     work = read_declared_work(settings, parameters, placeholder_values(settings, parameters, rank, str(output)))
     log = ProgramLog(RegexLogReader(settings.log) if settings.log else CommonLogReader(), settings.warmup)
-    meter, reporter = EnergyMeter(rank), rank.reporter
+    meter, reporter, number = EnergyMeter(rank), rank.reporter, 0
 
     def stop_on_line(line: str) -> bool:
+        nonlocal number
         if step := log.feed(line):
+            number = max(step.number, number + 1)  # a program that was started again counts from 0
             meter.mark_step(len(log.steps) - settings.warmup)
             _check_work(work, log, rank)
-            if reporter and reporter.report(len(log.steps), work.with_rate(step, log.reported_config)):
+            if reporter and reporter.report(number, work.with_rate(step, log.reported_config)):
                 raise Pruned
         if len(log.steps) < settings.warmup + settings.steps:
             return False
@@ -272,7 +274,8 @@ class RegexLogReader:
                     self._resolution_s = resolution * STEP_TIME_UNITS_S[name]
         if len(self._pending) < len(self.expressions):
             return None
-        metrics, self._pending, self._count = self._pending, {}, self._count + 1
+        printed = _STEP_NUMBER.search(line)
+        metrics, self._pending, self._count = self._pending, {}, int(printed[1]) if printed else self._count + 1
         return Step(self._count, metrics, resolution_s=self._resolution_s)
 
 

@@ -246,10 +246,11 @@ def test_a_rate_without_a_pattern_is_enough(
 def test_a_plan_runs_a_program_until_its_first_steps_and_fails_with_it(
     run_cli: Callable[..., CommandResult], tmp_path: Path, steps: int, code: int
 ) -> None:
-    lines = "".join(f"print('step {n} 500 tok/s', flush=True)\n" for n in range(steps))
+    lines = "".join(f"print('step {10 * n} 500 tok/s', flush=True)\n" for n in range(1, steps + 1))
     wait = "raise SystemExit('no data')" if code else "import time; time.sleep(60)"
     (tmp_path / "p.py").write_text(lines + wait)
-    shown = run_cli("workload=command", "command.run=['{python}',p.py]", "plan=run")
+    shown = run_cli("workload=command", "command.run=['{python}',p.py]", "objective=loss", "plan=run")
     heading = "failed   " if code else "read     "
-    assert shown.code == code and f"{heading}step 1: tokens_per_s=500\n" in shown.out, shown
+    assert shown.code == code and f"{heading}step 10: tokens_per_s=500\n" in shown.out, shown
     assert ("no data" in shown.out) == bool(code)
+    assert "note     loss: of the first 13 printed steps, after which a program is ended; for a whole run" in shown.out
