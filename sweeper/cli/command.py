@@ -11,6 +11,7 @@ A word is required (`str`), optional (`str | None`) or repeated (`list[str]`). E
 """
 
 import re
+import shlex
 import shutil
 import textwrap
 import tomllib
@@ -201,7 +202,7 @@ class _Reader:
                 section, _, inner = name.rpartition(".")
                 (values.setdefault(section, {}) if section else values)[inner] = read_value(self.settings[name], text)
             elif sign and not (self.words and (not KEY.fullmatch(name) or Path(argument).exists())):
-                raise UserInputError(self._explain_key(name, argument))
+                raise UserInputError(self._explain_key(name, argument, arguments))
             else:
                 plain.append(argument)
         usage = f"Usage: {self.command.usage(self.verb)}; see --help"
@@ -246,7 +247,7 @@ class _Reader:
     def _explain_owner(self, argument: str, owner: str) -> str:
         return f"{argument}: `{self.command.usage(self.verb)}` does not take it; `{owner}` does"
 
-    def _explain_key(self, name: str, argument: str) -> str:
+    def _explain_key(self, name: str, argument: str, arguments: Sequence[str]) -> str:
         if not name:
             return f"{argument}: not of the form key=value. Available: {', '.join(self.settings)}."
         if (flag := f"--{name.replace('_', '-')}") in self.switches:
@@ -258,7 +259,8 @@ class _Reader:
         last = name.rpartition(".")[2]
         if name.partition(".")[0] in {key.name.partition(".")[0] for key in keys_of(Config)}:
             close = hint(last, [f"{key}=" for key in self.settings])
-            return f"{argument}: a key of a sweep (`sweeper {argument}`), not of `sweeper {self.command.name}`.{close}"
+            sweep = f"sweeper {shlex.join(arguments)}"
+            return f"{argument}: a key of a sweep (`{sweep}`), not of `sweeper {self.command.name}`.{close}"
         return f"{name}: unknown key. {suggest(last, self.settings)}"
 
 

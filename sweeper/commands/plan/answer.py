@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 from sweeper.commands.plan.request import PlanRequest, Problem, build_problem
 from sweeper.common.clock import SECONDS_PER_DAY
+from sweeper.common.format import round_to_band
 from workloads.api.errors import UserInputError
 from workloads.estimator.estimate import JobEstimate, find_band
 from workloads.estimator.memory import peak_memory
@@ -60,7 +61,7 @@ def answer(request: PlanRequest) -> Answer:
     problem, rates = find_problem(request)
     result = search(problem)
     estimate, faster, comparison = result.best[0].estimate, None, None
-    training = plan_training(request, estimate)
+    training = plan_training(request, estimate, find_band(problem.job, problem.cluster).error_share)
     if problem.given:  # is another layout faster, which the given fields exclude?
         fixed = find_trainer(problem.job.trainer).fixed_degrees()
         free = search(replace(problem, fixed=fixed, given={}), keep=1).best[0]
@@ -78,10 +79,10 @@ def answer(request: PlanRequest) -> Answer:
     return Answer(request.model, problem, result, faster, comparison, doubled, training, request.price[1], rates)
 
 
-def plan_training(request: PlanRequest, estimate: JobEstimate) -> TrainingRun:
+def plan_training(request: PlanRequest, estimate: JobEstimate, error_share: float) -> TrainingRun:
     """Return what a training on `train_tokens`, else on a trillion tokens, takes.
 
-    Raises UserInputError if it costs more than `max_cost`.
+    Raises UserInputError if it costs more than `max_cost`; the message has the digits that the band supports.
     """
     tokens, (price, _) = request.train_tokens or TRAIN_TOKENS, request.price
     training = training_run(estimate, tokens, request.reliability, price)
@@ -91,8 +92,9 @@ def plan_training(request: PlanRequest, estimate: JobEstimate) -> TrainingRun:
         unknown = f"{request.hardware} has no known price"
         raise UserInputError(f"max_cost={request.max_cost:g}: needs price_per_hour=, {unknown}")
     if training.cost > request.max_cost:
+        cost = round_to_band(training.gpu_hours, error_share, price)
         raise UserInputError(
-            f"max_cost={request.max_cost:g}: {tokens:g} tokens on {estimate.gpus:,} GPUs cost {training.cost:,.0f}, at "
+            f"max_cost={request.max_cost:g}: {tokens:g} tokens on {estimate.gpus:,} GPUs cost {cost}, at "
             f"price_per_hour={price:g}. Fewer GPUs, or others (hardware=a,b), may cost less"
         )
     return training

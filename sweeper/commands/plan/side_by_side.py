@@ -1,7 +1,8 @@
 """Several GPUs for one model, side by side: what each takes to train it."""
 
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from itertools import pairwise
 
 from sweeper.commands.plan.answer import find_problem, plan_training, search
 from sweeper.commands.plan.request import PlanRequest
@@ -16,8 +17,18 @@ from workloads.estimator.words import describe
 HEADING = ["hardware", "GPUs", "tokens/s per GPU", "days", "GPU-hours", "cost", "MWh", "GiB left", "trained", "layout"]
 
 
+@dataclass(frozen=True)
+class Planned:
+    """A GPU's training, with half the width of its band and whether it is far from any measured run."""
+
+    name: str
+    training: TrainingRun
+    share: float
+    is_far: bool
+
+
 def compare_hardware(request: PlanRequest, names: list[str]) -> tuple[list[list[str]], list[str]]:
-    """Return a row for each GPU, the lines of their prices, and one that counts the warnings of their plans.
+    """Return a row for each GPU, the lines of their prices, what is open, and a count of the warnings of their plans.
 
     The order is that of costs, or of GPU-hours if a price is not known. Energy is that of GPUs at their power caps,
     without the rest of a machine. A GPU that the request does not fit has the reason in its row. Raises UserInputError
@@ -25,14 +36,18 @@ def compare_hardware(request: PlanRequest, names: list[str]) -> tuple[list[list[
     """
     warnings: dict[str, int] = {}
     rows = [_row(replace(request, hardware=name), warnings) for name in names]
-    planned = [training for training, _ in rows if training]
+    planned = [one for one, _ in rows if one]
     if not planned:
         raise UserInputError("\n".join(dict.fromkeys(row[-1] for _, row in rows)))
-    has_costs = all(training.cost is not None for training in planned)
-    orders = [(has_costs and run.cost) or run.gpu_hours if run else math.inf for run, _ in rows]
-    ordered = [row for _, (_, row) in sorted(zip(orders, rows, strict=True), key=lambda pair: pair[0])]
+    has_costs = all(one.training.cost is not None for one in planned)
+
+    def order(planned: Planned | None) -> float:
+        return math.inf if planned is None else (has_costs and planned.training.cost) or planned.training.gpu_hours
+
+    ordered = [row for _, row in sorted(rows, key=lambda row: order(row[0]))]
     prices = {name: replace(request, hardware=name).price[1] for name, *_ in ordered if name in warnings}
     lines = [f"price     {name}: {price}" for name, price in prices.items() if price]
+    lines += _list_open(request, [(order(one), one) for one in sorted(planned, key=order)])
     if total := sum(warnings.values()):
         counts = ", ".join(f"{name} {warnings[name]}" for name in prices if warnings[name])
         where = f"A plan of one GPU lists its own: hardware={names[0]}"
@@ -40,20 +55,36 @@ def compare_hardware(request: PlanRequest, names: list[str]) -> tuple[list[list[
     return ordered, lines
 
 
-def _row(request: PlanRequest, warnings: dict[str, int]) -> tuple[TrainingRun | None, list[str]]:
+def _list_open(request: PlanRequest, ordered: list[tuple[float, Planned]]) -> list[str]:
+    """Return what the bands leave open of plans in their order, each with the value that decides it."""
+    lines, planned, pairs = [], [one for _, one in ordered], pairwise(ordered)
+    alike = [f"{a.name} and {b.name}" for (x, a), (y, b) in pairs if x * (1 + a.share) > y * (1 - b.share)]
+    if alike:
+        lines.append(f"order     open between {', '.join(alike)}: their bands overlap")
+    if late := [one for one in planned if one.training.days * (1 + one.share) > (request.days or math.inf)]:
+        slow = ", ".join(f"{one.name} {round_to_band(one.training.days * (1 + one.share), one.share)}" for one in late)
+        lines.append(f"days      {request.days:g} is met by the middle of the band; at its slow end it takes {slow}")
+    if far := [one.name for one in planned if one.is_far]:
+        lines.append(f"far       {', '.join(far)}: far from any measured run")
+    if not (request.trainer or request.file or request.layout):
+        lines.append("trainer   this project's own; another one (trainer=megatron) can change rates and order")
+    return lines
+
+
+def _row(request: PlanRequest, warnings: dict[str, int]) -> tuple[Planned | None, list[str]]:
     try:
         problem, _ = find_problem(request)
         best = search(problem, keep=1).best[0]
-        training = plan_training(request, best.estimate)
+        band = find_band(problem.job, problem.cluster)
+        training = plan_training(request, best.estimate, band.error_share)
     except UserInputError as error:
         return None, [request.hardware, *[MISSING] * (len(HEADING) - 2), str(error)]
     job, cluster, estimate = problem.job, problem.cluster, best.estimate
-    band = find_band(job, cluster)
     share, power_w = band.error_share, cluster.device.power_w
     left_gib = usable_gib(cluster) - bound_gib(estimate.memory, job, cluster)
-    listed = list_warnings(problem, best, request.model)
-    warnings[request.hardware] = len(band.known.missing(job, cluster)) + len(listed)
-    return training, [
+    listed, missing = list_warnings(problem, best, request.model), band.known.missing(job, cluster)
+    warnings[request.hardware] = len(missing) + len(listed)
+    return Planned(request.hardware, training, share, bool(missing)), [
         request.hardware,
         f"{estimate.gpus:,}",
         f"{round_to_band(estimate.tokens_per_s_per_gpu, share)} ±{share:.0%}",

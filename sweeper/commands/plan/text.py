@@ -151,7 +151,9 @@ def head_lines(answer: Answer) -> list[str]:
         rates = {gpus: round_to_band(rate / 1e9, error_share) for gpus, rate in answer.rates.items()}
         *fewer, last = rates
         too_few = f"; too few are {fewer[-1]:,} GPUs" if fewer else ""
-        lines.append(f"reached   by {last:,} GPUs {rates[last]}B tokens a day{too_few}")
+        slow = round_to_band(answer.rates[last] / (1 + error_share) / 1e9, error_share)
+        by_band = f"by the middle of the band, {slow}B at its slow end"
+        lines.append(f"reached   by {last:,} GPUs {rates[last]}B tokens a day {by_band}{too_few}")
     estimate = answer.best.estimate
     step_s, memory = estimate.step.total_s, estimate.memory
     mfu = MISSING if estimate.mfu is None else f"{100 * estimate.mfu:.0f}%"

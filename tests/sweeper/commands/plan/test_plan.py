@@ -402,6 +402,21 @@ def test_a_price_of_the_request_replaces_those_of_the_gpus() -> None:
         answer(read_request([*words, "hardware=mi355x", "max_cost=9"]))
 
 
+def test_a_comparison_says_what_its_bands_leave_open() -> None:
+    words = ["model=llama3_8b", "hardware=h100,h200,b200", "gpus=8", "tp=1", "pp=1", "cp=1", "micro_batch=1"]
+    request = read_request([*words, "train_tokens=1e12"])
+    rows, lines = compare_hardware(replace(request, days=150.0), names := ["h100", "h200", "b200"])
+    days = {row[0]: tuple(map(int, re.findall(r"\d+", row[3]))) for row in rows}
+    assert days["h100"][0] < 150 < days["h100"][2]  # by the middle of the band, not by its end
+    text = "\n".join(lines)
+    late = ", ".join(f"{row[0]} {days[row[0]][2]}" for row in rows if days[row[0]][2] > 150)
+    assert f"days      150 is met by the middle of the band; at its slow end it takes {late}" in text
+    assert "order     open between " in text and "far       b200: far from any measured run" in text
+    assert "trainer   this project's own; another one" in text
+    text = "\n".join(compare_hardware(replace(request, trainer="megatron", days=900.0), names)[1])
+    assert "trainer   " not in text and "days      " not in text
+
+
 def test_a_request_that_is_wrong_for_all_gpus_is_refused_once() -> None:
     with pytest.raises(UserInputError, match=r"^model=nonsense: unknown model") as refusal:
         compare_hardware(read_request(["model=nonsense", "hardware=h100,b200", "gpus=8"]), ["h100", "b200"])
@@ -417,7 +432,7 @@ def test_more_gpus_than_a_rate_tries_are_refused_by_their_key() -> None:
 def test_a_number_of_days_finds_the_number_of_gpus() -> None:
     words = ["model=llama3_8b", "hardware=h100", "tp=1", "pp=1", "cp=1", "micro_batch=1"]
     given = read_request([*words, "train_tokens=1e12", "gpus=16"])
-    training = plan_training(given, search(build_problem(given), keep=1).best[0].estimate)
+    training = plan_training(given, search(build_problem(given), keep=1).best[0].estimate, 0.1)
     for lost_share, gpus in ((0.0, 16), (training.lost_share / 2, 24)):  # failures included
         days = 1.00001 * training.days * (1 - lost_share)
         found = find_problem(read_request([*words, "train_tokens=1e12", f"days={days}"]))[0]
