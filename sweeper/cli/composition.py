@@ -64,10 +64,7 @@ class ComposedSweep:
 
 
 def compose_sweeps(arguments: Arguments) -> list[ComposedSweep]:
-    """Return the sweeps of a command; none with a flag such as --cfg, whose output Hydra prints.
-
-    Raises UserInputError if the configuration cannot be composed.
-    """
+    """Return the sweeps of a command; none with a flag such as --cfg. Raises UserInputError for an invalid one."""
     if sys.flags.optimize:
         raise UserInputError("PYTHONOPTIMIZE (or python -O): Hydra does not parse values without assertions; unset it")
     sweeps: list[ComposedSweep] = []

@@ -31,10 +31,7 @@ class UnknownKey(UserInputError):
 
 
 def explain(error: Exception, arguments: Arguments) -> str:
-    """Return the error of a composition in one or two lines that name the key or the file and line.
-
-    Raises UnknownKey if the error is that one.
-    """
+    """Return a composition's error in one or two lines that name the key or the place. May raise UnknownKey."""
     if isinstance(error, yaml.YAMLError):
         return _explain_yaml(error)
     if isinstance(error, UnicodeDecodeError):

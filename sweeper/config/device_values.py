@@ -34,10 +34,7 @@ FROM_NODES = "the nodes' environment"
 
 
 def fill_space(resolved: ResolvedConfig, target: Target, gpus: int) -> ResolvedConfig:
-    """Return the configuration with the values that this number of GPUs gives, and the layout of its strategy.
-
-    Raises UserInputError if the strategy has no layout for this vendor, model and number of GPUs.
-    """
+    """Return the configuration for this number of GPUs. Raises UserInputError if the strategy has no layout for it."""
     resolved = resolved.with_space(_apply_count(resolved.config.space, gpus))
     strategy = resolved.config.workload.strategy
     if strategy is None:
@@ -98,10 +95,7 @@ class DefaultVariable:
 
 
 def read_defaults(hardware: Hardware) -> dict[str, DefaultVariable]:
-    """Return the device's variables by name; null in the place of one removes it.
-
-    Raises UserInputError for one without value, reason or source, or that a trial may not set.
-    """
+    """Return the device's variables by name, null to remove one. Raises UserInputError for an incomplete entry."""
     defaults = {}
     for name, entry in hardware.environment.items():
         key = f"hardware.environment.{name}"

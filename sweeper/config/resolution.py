@@ -59,10 +59,7 @@ class ResolvedConfig:
 
 
 def resolve(composed: DictConfig, workload: Workload | None = None) -> ResolvedConfig:
-    """Check a composed configuration and load its workload, unless it is given: a function has no name.
-
-    Raises UserInputError for everything that is wrong whatever the device.
-    """
+    """Check a composed configuration and load its workload. Raises UserInputError for what is wrong on any device."""
     try:
         if OmegaConf.select(composed, "workload.name") is None:
             raise UserInputError(f"workload.name: required. Available: {', '.join(registry.names())}")

@@ -63,10 +63,7 @@ def build(cls: type[T], values: Mapping[str, Any], prefix: str = "") -> T:
 
 
 def convert(annotation: Any, value: Any, key: str) -> Any:
-    """Return `value` as the annotation's type. Only whole floats become ints, and ints floats.
-
-    Raises UserInputError if the value is of another type.
-    """
+    """Return `value` as the annotation's type: whole floats as ints, ints as floats. Raises UserInputError."""
     if annotation is Any:
         return value
     if get_origin(annotation) in (Union, types.UnionType):

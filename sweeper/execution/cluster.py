@@ -87,10 +87,7 @@ def discover_nodes(
 
 
 def find_target(hardware: str, address: str | None, insecure: bool) -> tuple[Target, list[Node]]:
-    """Return the devices that `hardware=` selects, and all nodes. The connection to a cluster stays open.
-
-    Raises UserInputError for an unknown kind of device, or one that the cluster does not have.
-    """
+    """Return the devices that `hardware=` selects, and all nodes. Raises UserInputError for absent devices."""
     kinds = {"auto": Hardware("auto"), "cpu": Hardware("cpu", kind="cpu"), **catalogue()}
     if hardware not in kinds:
         raise UserInputError(f"hardware={hardware}: unknown hardware. {suggest(hardware, kinds)}")
@@ -266,10 +263,7 @@ _orphans: Orphans | None = None  # of a local cluster, whose nodes end with this
 
 
 def end_orphans() -> list[str]:
-    """End the processes left behind on this machine by trials whose workers were killed, and by a raylet that died.
-
-    Returns the command lines of the trials' processes.
-    """
+    """End what killed workers and a dead raylet left here. Returns the command lines of trials' processes."""
     return [command for command in _orphans.end() if not command.startswith("ray::")] if _orphans else []
 
 

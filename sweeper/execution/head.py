@@ -20,10 +20,7 @@ LEAD_S = 5.0
 
 
 def read_timeout_s() -> float:
-    """Return for how long a sweep waits for a head that does not respond: a little less than Ray does.
-
-    Raises UserInputError if Ray's variable is not a number.
-    """
+    """Return how long a sweep waits for its head, a little less than Ray. Raises UserInputError."""
     text = os.environ.get(LIMIT_VARIABLE, "")
     try:
         limit_s = float(text or LIMIT_S)

@@ -89,10 +89,7 @@ class SweepCode:
 
 
 def build_runtime_env(code: SweepCode, parts: Iterable[str], scratch: Path) -> dict[str, Any]:
-    """Return Ray's `runtime_env` that brings these parts of the code to every node. `scratch` must last as long.
-
-    Raises UserInputError if the folder of the command is too large.
-    """
+    """Return Ray's `runtime_env` with these parts of the code; `scratch` must last as long. Raises UserInputError."""
     modules: list[Path] = []
     if "sweeper" in parts:
         package = Path(sweeper.__file__).parent
@@ -119,10 +116,7 @@ def build_runtime_env(code: SweepCode, parts: Iterable[str], scratch: Path) -> d
 
 
 def check_size(directory: Path, name: str) -> None:
-    """Check that Ray can send a folder; `name` describes it.
-
-    Raises UserInputError if it is larger than Ray's limit; the message names the largest folders in it.
-    """
+    """Check that Ray can send a folder. Raises UserInputError with its largest folders if it is too large."""
     # The files that Ray would send: within a git repository without those that it ignores.
     command = ["git", "-C", str(directory), "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     try:

@@ -49,10 +49,7 @@ class Job:
 
 @dataclass(frozen=True)
 class RankResult:
-    """The result of one rank: a measurement, or the reason why there is none.
-
-    Times are by the monotonic clock of the node, whose wall clock may be wrong.
-    """
+    """The result of one rank: a measurement, or why there is none. Times are of the node's monotonic clock."""
 
     rank: int
     started_s: float = 0.0
@@ -91,10 +88,7 @@ class Worker:
         }
 
     def run(self, job: Job) -> RankResult:
-        """Run one trial and end what it leaves behind.
-
-        Exceptions are returned in the result: the driver decides on their consequences.
-        """
+        """Run one trial and end what it leaves behind. Exceptions are in the result, for the driver to judge."""
         result = self._measure(job)
         return replace(result, left=self._orphans.end())
 
@@ -123,10 +117,7 @@ def localize(settings: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
 
 
 def check_variables(requested: Mapping[str, str | None]) -> dict[str, str | None]:
-    """Return these variables as this process has them, as parameters.
-
-    Raises ParameterMismatch if one differs from what was requested.
-    """
+    """Return these variables as this process has them. Raises ParameterMismatch if one differs from the request."""
     actual = {name: os.environ.get(name) for name in requested}
     differences = []
     for name, value in requested.items():

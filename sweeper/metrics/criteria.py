@@ -59,20 +59,14 @@ class Limit:
 
 @dataclass(frozen=True)
 class Criteria:
-    """The objectives of a sweep, the leading one first, and its limits.
-
-    A complete trial beyond a limit is kept with its metrics and has no rank.
-    """
+    """The objectives of a sweep, the leading one first, and its limits: trials beyond one are kept without a rank."""
 
     objectives: tuple[Objective, ...]
     limits: tuple[Limit, ...] = ()
 
     @staticmethod
     def of(objectives: Mapping[str, str], limits: Mapping[str, Any] | None = None) -> Criteria:
-        """Return criteria from directions by metric and bounds by metric, or pairs of a bound and a direction.
-
-        Raises KeyError if a limit's metric has no direction.
-        """
+        """Return criteria from directions and bounds by metric. Raises KeyError if a limit has no direction."""
         pairs = {name: bound if isinstance(bound, list) else [bound, ""] for name, bound in (limits or {}).items()}
         return Criteria(
             tuple(Objective(metric, direction) for metric, direction in objectives.items()),

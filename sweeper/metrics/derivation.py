@@ -190,10 +190,7 @@ def missing_energy(measurements: Sequence[Measurement]) -> str:
 
 
 def hidden_metrics(trials: Sequence[Mapping[str, float]], objective: str) -> set[str]:
-    """Return the metrics of energy and money that a table of these trials leaves out.
-
-    The objective is shown, and one metric of `EFFICIENCY` in which the trials differ.
-    """
+    """Return the metrics of energy and money that a table leaves out: all but the objective and one that differs."""
     first = next((name for name in EFFICIENCY if any(name in metrics for metrics in trials)), "")
     efficiency = objective if objective in EFFICIENCY else first
     constant = {name for name in (efficiency, COST) if len({metrics.get(name) for metrics in trials}) < 2}

@@ -133,10 +133,7 @@ def student_quantile(probability: float, degrees_of_freedom: float) -> float:
 
 
 def ratio_interval(above: Interval, below: Interval) -> Interval:
-    """Return the ratio of two values with the interval that follows from both of theirs.
-
-    The squares of the bounds' distances are added on a logarithmic scale (Zou and Donner 2008).
-    """
+    """Return the ratio of two values with its interval (Zou and Donner 2008, on a logarithmic scale)."""
     value = math.log(above.value / below.value)
     low = math.hypot(math.log(above.value / above.low), math.log(below.high / below.value))
     high = math.hypot(math.log(above.high / above.value), math.log(below.value / below.low))

@@ -87,10 +87,7 @@ def limits_among(rates: Sequence[float], nodes: Sequence[str], spread: Spread, c
 
 
 def fleet_deviation(logs: np.ndarray, nodes: Sequence[str], spread: Spread) -> float:
-    """Return the standard deviation of a part's logarithm less the median of the others'.
-
-    A spread that is larger here than in the table is used as measured.
-    """
+    """Return the standard deviation of a part's logarithm less the median's; a larger one that is measured counts."""
     count, groups = len(logs), len(set(nodes))
     variance = spread.own**2 * (1 + MEDIAN_VARIANCE / (count - 1))
     if groups > 1:

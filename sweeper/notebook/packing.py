@@ -28,10 +28,7 @@ NO_TEXTS = ("null", "true", "false", "nan", "inf")  # of Hydra's grammar
 
 
 def write_function(function: Callable[..., Any], space: Mapping[str, Any], directory: Path) -> Path:
-    """Pack a function into a file of the results directory and return its path.
-
-    Raises UserInputError if it cannot be packed, or the file cannot be written.
-    """
+    """Pack a function into a file of the results directory and return its path. Raises UserInputError."""
     name = re.sub(r"\W", "", getattr(function, "__name__", type(function).__name__)) or "function"
     parameters = inspect.signature(function).parameters.values()
     named = [item for item in parameters if item.kind in (item.POSITIONAL_OR_KEYWORD, item.KEYWORD_ONLY)]

@@ -106,10 +106,7 @@ class SweepResult:
 
     @cached_property
     def trials(self) -> pd.DataFrame:
-        """Every trial by number: its outcome, all parameters as `param.…`, and its metrics.
-
-        `trials.attrs["units"]` has the unit of each column that has one; fractions have none.
-        """
+        """Every trial by number: its outcome, its parameters as `param.…`, its metrics; units in `attrs["units"]`."""
         import pandas as pd
 
         rows = []

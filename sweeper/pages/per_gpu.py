@@ -21,10 +21,7 @@ class GpuResult:
 
 
 def per_gpu_results(records: Iterable[TrialRecord]) -> list[GpuResult]:
-    """Return every GPU of the trials whose ranks measured a device each, the slowest first.
-
-    Empty if several gangs shared the GPUs: only GPUs that are measured side by side are compared.
-    """
+    """Return all GPUs that ranks measured side by side, the slowest first; empty if gangs shared them."""
     rates_of = defaultdict[tuple[str, str], list[tuple[float, float]]](list)  # relative and absolute, by GPU
     largest_gang = 0
     for record in records:

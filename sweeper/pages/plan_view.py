@@ -74,10 +74,7 @@ def describe_environment(plan: SweepPlan) -> str:
 
 
 def describe_start(plan: SweepPlan, counts: Mapping[TrialStatus, int], interrupted: int) -> list[str]:
-    """Return the lines that open a sweep, before anything expensive.
-
-    `counts` are the outcomes of earlier runs' trials; `interrupted` trials run again.
-    """
+    """Return the lines that open a sweep. `counts` are earlier outcomes; `interrupted` trials run again."""
     lines = [f"sweep    {plan.name}", f"device   {describe_devices(plan)}", f"search   {_describe_search(plan)}"]
     lines += _describe_criteria(plan)
     lines += [f"env      {line}" for line in [describe_environment(plan)] if line]
@@ -98,10 +95,7 @@ def _describe_limits(plan: SweepPlan) -> list[str]:
 
 
 def show_plan(plan: SweepPlan) -> bool:
-    """Print what the sweep would try, and write every estimated point to plan.csv.
-
-    Returns False if plan=run ran a program that ended before its first steps.
-    """
+    """Print what the sweep would try, and write plan.csv. Returns False if the program of plan=run failed."""
     console = open_console(soft_wrap=False)
     console.print(f"device   {describe_devices(plan)}\nsearch   {_describe_search(plan)}")
     for line in (*_describe_criteria(plan), *_describe_limits(plan)):
@@ -238,10 +232,7 @@ class DurationNote:
         self._is_due = True
 
     def next_line(self, progress: SweepProgress, trials: int | None, gangs: int) -> str:
-        """Return the estimate when enough trials have ended; empty before, after, and for a short sweep.
-
-        `trials` is the budget, None without a limit; `gangs` of them run at once.
-        """
+        """Return the estimate once enough trials have ended, else an empty line. `gangs` of `trials` run at once."""
         remaining_s = progress.estimated_remaining_s(trials)
         has_enough = progress.finished_in_this_run >= max(MIN_TRIALS, gangs) and progress.counts[TrialStatus.COMPLETE]
         if not self._is_due or remaining_s is None or not has_enough:

@@ -49,10 +49,7 @@ def wrap_line(line: str, width: int, file: IO[str] | None = None) -> str:
 
 
 def draw(heading: Sequence[str], cells: Sequence[Sequence[str]], minimum: int, width: int) -> Table:
-    """Return a table with its first `minimum` columns and as many more as fit into `width`.
-
-    The caption names the columns that do not fit. Words are wrapped, numbers never.
-    """
+    """Return a table with its first `minimum` columns and those that fit; the caption names the others."""
     cells = [[_LONG_WORD.sub(lambda word: shorten(word[0], MAX_WORD), cell) for cell in row] for row in cells]
     columns = [list(column) for column in zip(heading, *cells, strict=True)]
     words = [[len(word) for text in column for word in text.split() or [""]] for column in columns]

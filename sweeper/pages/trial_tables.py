@@ -158,10 +158,7 @@ def trials_csv(records: Iterable[TrialRecord], columns: Mapping[int, Mapping[str
 
 
 def csv_of(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Return the rows with a column for every name, empty if a row lacks it or has NaN.
-
-    As pandas writes it, which takes a third of a second to import. A spreadsheet reads no cell as a formula.
-    """
+    """Return the rows as CSV, a column for every name. A spreadsheet reads no cell as a formula."""
     text = io.StringIO()
     names = list(dict.fromkeys(name for row in rows for name in row))
     writer = csv.DictWriter(text, names, lineterminator="\n")

@@ -95,10 +95,7 @@ def _topology_of(values: dict[str, Any]) -> Topology:
 def choose_topology(
     section: TopologySection, hardware: Hardware, gpus_per_node: int, calibration: CalibrationFile | None
 ) -> Topology:
-    """Return the topology of a sweep's configuration; keys that are set replace those of a file or of `auto`.
-
-    With `auto` and without a measured topology, the nodes of the cluster are the domains.
-    """
+    """Return the topology of a sweep: set keys replace those of a file, or with `auto` of the cluster's nodes."""
     given = {name: value for name, value in asdict(section).items() if value is not None and name in TOPOLOGY_KEYS}
     if section.file is None and section.name != AUTO:
         return _topology_of({"name": section.name, **given})
@@ -162,10 +159,7 @@ def _assumed_tflops(hardware: Hardware) -> dict[str, float]:
 
 
 def build_machine(target: Target, world_size: int, topology: Topology, achieved_tflops: Mapping[str, float]) -> Machine:
-    """Return what is known about the devices of a trial of `world_size` ranks on a cluster with this topology.
-
-    `achieved_tflops`: measured rates of one rank's matrix products by data type.
-    """
+    """Return what is known about the devices of a trial. `achieved_tflops`: measured rates of a rank by data type."""
     hardware, architecture = target.hardware, target.architecture or ""
     ranks_per_node = target.ranks_per_node(world_size)
     if target.is_gpu:

@@ -86,10 +86,7 @@ def describe_problems(nodes: Sequence[Node]) -> list[str]:
 
 
 def select_target(hardware: Hardware, nodes: Sequence[Node], gpus: int) -> Target:
-    """Return the nodes that a sweep for this hardware runs on.
-
-    Raises UserInputError if the cluster has none of it, several kinds for `auto`, or fewer devices than `gpus`.
-    """
+    """Return the nodes of a sweep for this hardware. Raises UserInputError if they are missing or ambiguous."""
     if hardware.kind == "cpu" or (hardware.name == "auto" and not any(node.gpus for node in nodes)):
         # Different processors do not belong into one study: take the most frequent model.
         cpu_name = Counter(node.cpu_name for node in nodes).most_common(1)[0][0]

@@ -137,10 +137,7 @@ def plan_sweep(
     strict_initial_points: bool = False,
     warm_start: WarmStart | None = None,
 ) -> SweepPlan:
-    """Check the configuration against the cluster's nodes and return the plan.
-
-    Raises UserInputError if it cannot run there; if strict, also for an initial point outside of the space.
-    """
+    """Check the configuration against the cluster's nodes and return the plan. Raises UserInputError."""
     target, gpus = select_devices(resolved, nodes)
     resolved = fill_space(resolved, target, gpus)
     space, excluded, variable_sources = space_checks.check_space(resolved, target)

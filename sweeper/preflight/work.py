@@ -31,10 +31,7 @@ class WorkIdentifier:
         return {name: value for name, value in self._recorded(point).items() if name not in point}
 
     def identify(self, point: Parameters, measurements: Iterable[Measurement] = ()) -> dict[str, str]:
-        """Return the identity of a trial's work, value by name, as `Workload.work` and `Workload.ways` declare.
-
-        Environment variables change how the work is done, not the work itself.
-        """
+        """Return the identity of a trial's work by `Workload.work` and `Workload.ways`, without variables."""
         identity = {"workload": self.workload.name, "benchmark_version": self.workload.benchmark_version}
         for name, value in self._recorded(point).items():
             if name in self.workload.ways or value is None or is_variable(name):

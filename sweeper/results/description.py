@@ -128,10 +128,7 @@ def describe_sweep(
 
 
 def read_description(folder: Path) -> SweepDescription | None:
-    """Return the description of the sweep in a folder; None for a sweep without one, as earlier versions left it.
-
-    Raises UserInputError if the file is damaged, by a full disk or a crash of the machine.
-    """
+    """Return a sweep's description, None without one. Raises UserInputError if the file is damaged."""
     try:
         fields = json.loads((folder / FILE).read_text())
         end = fields.pop("end")

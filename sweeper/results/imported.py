@@ -74,10 +74,7 @@ def list_results(runs: pd.DataFrame) -> list[Imported]:
 
 
 def select_fastest(results: list[Imported]) -> list[Imported]:
-    """Return the fastest result of each kind of work of a file, and every one without tokens/s.
-
-    A result that contradicts itself is returned only if there is no other of its kind.
-    """
+    """Return the fastest result of each kind of work of a file; one that contradicts itself only if alone."""
     fastest: dict[tuple[str, ...], tuple[tuple[bool, float], Imported]] = {}
     for result in results:
         rate = result.get_metric("tokens_per_s")

@@ -46,10 +46,7 @@ def _explained_errors(uri: str) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class ClientReader:
-    """Reads experiments and runs through an `mlflow.MlflowClient` of the store at `uri`.
-
-    Every method raises `UserInputError` if MLflow cannot read the store.
-    """
+    """Reads an MLflow store at `uri` through its client. Methods raise `UserInputError` if MLflow cannot."""
 
     client: Any
     uri: str = ""
@@ -104,10 +101,7 @@ class SqliteReader:
 
 
 def open_reader(uri: str) -> ClientReader | SqliteReader:
-    """Return a reader of the store at this address.
-
-    Raises UserInputError if the file is not a database, or MLflow cannot open the store.
-    """
+    """Return a reader of the store. Raises UserInputError if it is no store that MLflow can open."""
     if path := mlflow_store.sqlite_path(uri):
         reader = SqliteReader(path)
         try:
@@ -166,10 +160,7 @@ class Stored:
 
 
 def read(uri: str, experiment: str | None = None, sweep: str | None = None) -> Stored:
-    """Read the whole store, one experiment of it, or one sweep.
-
-    Raises UserInputError if the store, experiment or sweep does not exist, or the store has no results yet.
-    """
+    """Read the whole store, one experiment or one sweep. Raises UserInputError if it does not exist."""
     if (path := mlflow_store.sqlite_path(uri)) and not path.is_file():
         remedy = "Run `python -m sweeper` to create one, or set tracking.uri="
         raise UserInputError(f"{uri}: the store does not exist. {remedy}")

@@ -127,10 +127,7 @@ def read_value(row: Any, metric: str) -> Interval:
 
 
 def find_best_results(trials: pd.DataFrame) -> list[BestResult]:
-    """Return the best result for each device, number of devices and kind of work, the fastest of each work first.
-
-    Trials beyond a limit of their sweep have no rank.
-    """
+    """Return the best result of each device, number of devices and kind of work, the fastest of each first."""
     complete = select_complete(trials)
     if "is_beyond_limit" in complete:
         complete = complete[~complete["is_beyond_limit"].astype(bool)]

@@ -46,10 +46,7 @@ class JournalTail:
         self.created = 0  # trials so far
 
     def read(self) -> list[TrialRecord]:
-        """Return the records of the trials that have ended since the last call. An incomplete last line is left.
-
-        Raises UserInputError if a line is damaged.
-        """
+        """Return the trials that have ended since the last call. Raises UserInputError for a damaged line."""
         if not self._path.exists():
             return []
         with self._path.open("rb") as file:
@@ -208,10 +205,7 @@ def find_sweeps(directory: Path) -> list[StoredSweep]:
 
 
 def find_sweep(directory: Path, name: str | None = None, *, option: str = "") -> StoredSweep:
-    """Return the sweep of this name, or the last one. `option` stands before the name in messages.
-
-    Raises UserInputError if there is no such sweep.
-    """
+    """Return the sweep of this name, or the last one. Raises UserInputError, whose message begins with `option`."""
     sweeps = find_sweeps(directory)
     if not sweeps:
         raise UserInputError(f"dir={directory}: there is no sweep; `python -m sweeper` runs one")

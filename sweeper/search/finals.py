@@ -145,10 +145,7 @@ def objective_by_round(
 
 
 def mean_of_rounds(rounds: np.ndarray) -> Interval:
-    """Return the geometric mean with its interval, or the arithmetic mean of values that are not all positive.
-
-    Fewer than `MIN_ROUNDS` have no interval.
-    """
+    """Return the geometric mean of rounds, or the arithmetic one; with an interval from `MIN_ROUNDS` on."""
     is_positive = bool((rounds > 0).all())
     interval = student_interval(np.log(rounds) if is_positive else rounds)
     bounds = interval.bounds if len(rounds) >= MIN_ROUNDS else (interval.value,)

@@ -192,10 +192,7 @@ class SweepProgress:
         return {**self._used(running_s), "time_s": self.elapsed_s + self.mean_trial_s}
 
     def binding_limit(self, trials: int | None) -> tuple[float, str]:
-        """Return the share of the limit that is used most, and that limit as text; empty if it is the number of trials.
-
-        Patience, which each new best starts again, is left out. The share is 0 without a limit.
-        """
+        """Return the share of the limit that is used most, without patience, and it as text unless of trials."""
         limits, used = {"trials": trials, **self._limits(), "patience": None}, self._used(0.0)
         shares = {name: used[name] / limit for name, limit in limits.items() if limit}
         name = max(shares, key=shares.__getitem__, default="trials")

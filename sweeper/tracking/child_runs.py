@@ -11,10 +11,7 @@ PAGE_SIZE = 1000  # each page must arrive within MLFLOW_HTTP_REQUEST_TIMEOUT
 
 
 class ChildRuns:
-    """The runs of the trials of one sweep, by number.
-
-    A listing takes 1.2 ms a run. Therefore a sweep whose trials are all written is not listed.
-    """
+    """The runs of a sweep's trials by number. A complete sweep is not listed, which takes 1.2 ms a run."""
 
     def __init__(self, client: MlflowClient, experiment_id: str, study_id: str, parent_id: str) -> None:
         self._client = client

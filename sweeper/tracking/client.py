@@ -96,10 +96,7 @@ class TrackingClient:
             self._start()
 
     def has_results(self, digest: str) -> bool:
-        """Return whether the store has all records and the results with this digest, once it is open.
-
-        Without a response they are written again, which takes longer and changes nothing.
-        """
+        """Return whether the store has all records and these results; False without a response."""
         deadline_s = time.monotonic() + START_PATIENCE_S
         while not (self.is_open or self.last_error) and time.monotonic() < deadline_s:
             time.sleep(0.05)

@@ -153,10 +153,7 @@ def check_uri(uri: str, option: str = "tracking.uri=") -> None:
 
 
 def check_default_store(folder: Path) -> None:
-    """Check the SQLite file in a directory of results, if it is there, and the folder of its artifacts.
-
-    Raises UserInputError if it is none, is of another MLflow, or cannot be written.
-    """
+    """Check the SQLite file of a directory and its artifacts. Raises UserInputError if MLflow cannot use it."""
     default_uri(folder)  # refuses a folder whose name is not text
     file = folder / "mlflow.db"
     if reason := find_damage(file):

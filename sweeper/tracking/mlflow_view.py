@@ -51,10 +51,7 @@ MAX_LINES = 100  # runs in a chart; MLflow loads as many at first
 
 @dataclass(frozen=True)
 class RankedTrial:
-    """One of the best trials of a sweep.
-
-    Its metrics are its result in the finals, empty if it was not in them.
-    """
+    """One of the best trials of a sweep. Its metrics are those of the finals, empty if it was not in them."""
 
     number: int
     metrics: dict[str, float]

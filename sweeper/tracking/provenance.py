@@ -30,10 +30,7 @@ PACKAGE = Path(__file__).resolve().parent.parent
 
 
 def gather(target: Target, arguments: Sequence[str]) -> dict[str, Any]:
-    """Return the provenance as plain values.
-
-    Secrets on the command line and in URLs are masked, and the nodes' environment variables are left out.
-    """
+    """Return the provenance as plain values. Secrets are masked; variables of nodes are left out."""
     return {
         "command": masked_arguments(arguments),
         "versions": {"python": platform.python_version(), **{name: host.version_of(name) for name in PACKAGES}},
@@ -110,10 +107,7 @@ def git_state(folder: Path) -> dict[str, Any]:
 
 
 def gpu_states() -> list[dict[str, Any]]:
-    """Return what the driver reports of each GPU of this machine and its present clocks and temperature.
-
-    A value that the driver does not report is omitted.
-    """
+    """Return what the driver reports of each GPU, with present clocks and temperature; other values are omitted."""
     states = []
     with open_gpus() as gpus:
         for gpu in gpus:

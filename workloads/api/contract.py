@@ -25,10 +25,7 @@ MIN_STEP_TIME_S = 1e-7
 
 
 class Infeasible(Exception):
-    """These parameters cannot work on this device: too little memory, an invalid layout, an unsupported data type.
-
-    The sampler learns from it, and the same parameters are not tried again.
-    """
+    """These parameters cannot work on this device. The sampler learns from it, and they are not tried again."""
 
 
 class OutOfMemory(Infeasible):
@@ -168,10 +165,7 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Measurement:
-    """The raw measurement of one rank, from which every metric is derived.
-
-    Raises ValueError for values that no metric can be computed from, on the rank that measured them.
-    """
+    """The raw measurement of one rank. Raises ValueError for values from which no metric can be computed."""
 
     executed: Mapping[str, Scalar]  # the parameters, read back from what ran; must equal the requested ones
     step_times_s: tuple[float, ...]  # of each timed step, warm-up excluded
@@ -282,10 +276,7 @@ class Workload:
     finals_rounds: ClassVar[int] = 5
 
     def run(self, parameters: Any, rank: Rank) -> Measurement:
-        """Run one trial by `measure` of `module`.
-
-        Raises Infeasible for parameters that cannot work here; other exceptions fail the trial.
-        """
+        """Run one trial by `measure` of `module`. Raises Infeasible; other exceptions fail the trial."""
         measurement: Measurement = import_module(f"{type(self).__module__}.{self.module}").measure(parameters, rank)
         return measurement
 
@@ -317,10 +308,7 @@ class Workload:
             yield Candidate(point, self.estimate(self.Parameters(**constants, **point), machine))
 
     def try_out(self, parameters: Any) -> str:
-        """Run a program on this machine until its first steps, and return what is read of them, in lines.
-
-        Raises ProgramFailed if it ends before.
-        """
+        """Run a program until its first steps and return what is read of them. Raises ProgramFailed."""
         raise NotImplementedError
 
     def preview(self, parameters: Any, machine: Machine) -> str:
@@ -328,10 +316,7 @@ class Workload:
         return ""
 
     def program_files(self, parameters: Any, rank: Rank, folder: str) -> Mapping[str, str]:
-        """Return the files that run these parameters without this project, by name; empty for what needs it.
-
-        `rank` is the trial's first rank, and `folder` where the files will lie.
-        """
+        """Return files that run these parameters without this project, by name. `folder` is where they will lie."""
         return {}
 
     def scale(self, parameters: Any, factor: int) -> Any:

@@ -51,10 +51,7 @@ def masked_arguments(arguments: Sequence[str]) -> list[str]:
 
 
 def secret_values(arguments: Sequence[str], environment: Mapping[str, str]) -> set[str]:
-    """Return the values of names that look like a secret's, of a command line and its variables.
-
-    Short values are left out, since they occur in other words too.
-    """
+    """Return the values of names that look like a secret's. Short values, which other words have, are left out."""
     values = {value for name, value in environment.items() if _VARIABLE.fullmatch(name)}
     for option, following in zip_longest(arguments, arguments[1:], fillvalue=""):
         name, equals, value = option.partition("=")

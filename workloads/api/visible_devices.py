@@ -36,10 +36,7 @@ def settle(environment: MutableMapping[str, str], variable: str) -> None:
 
 
 def select(available: str, chosen: str) -> str:
-    """Return the GPUs of the list `available` that `chosen` names by their index in it, or by their UUID.
-
-    Equal lists name the same GPUs: sites export one list under two names.
-    """
+    """Return the GPUs of `available` that `chosen` names by index or UUID; equal lists name the same ones."""
     devices, selected = available.split(","), []
     if sorted(devices) == sorted(chosen.split(",")):
         return available

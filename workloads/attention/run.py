@@ -173,10 +173,7 @@ def selected(kernel: str) -> Iterator[None]:
 
 
 def build_calls(parameters: AttentionParameters, inputs: Inputs) -> AttentionCalls:
-    """Return the calls of a kernel within its `selected` block, after one forward pass.
-
-    Raises Infeasible with PyTorch's reasons if the kernel does not support the inputs.
-    """
+    """Return the calls of a kernel within its `selected` block. Raises Infeasible with PyTorch's reasons."""
     causal = parameters.causal
     if not rules.KERNELS[parameters.kernel].backend:  # a package's own functions, which need no autograd graph
         kernel = KERNELS[parameters.kernel]

@@ -45,10 +45,7 @@ def fill(template: str, values: Values, *, shell: bool = False) -> str:
 
 
 def fill_all(template: Any, values: Values) -> Any:
-    """Fill all templates in mappings and lists.
-
-    A text that is one {name} and nothing else becomes the value itself: a number stays a number.
-    """
+    """Fill all templates in mappings and lists. A text that is one {name} becomes the value itself."""
     if isinstance(template, str):
         single = re.fullmatch(r"\{(\w+)\}", template)
         return values[single[1]] if single else fill(template, values)

@@ -64,10 +64,7 @@ class StepReport:
         self._function, self._steps = function, StepReports(rank)
 
     def __call__(self, metrics: float | Mapping[str, Any]) -> None:
-        """Report that a step has ended, with the objective `value` after it or with metrics by name.
-
-        Raises TypeError if it is neither, Pruned or TrialTimeout to end the trial.
-        """
+        """Report a step's end, with the objective `value` or metrics by name. Raises Pruned or TrialTimeout."""
         values = metrics if isinstance(metrics, Mapping) else {VALUE: metrics}
         numbers = {str(name): _number(self._function, "reported", name, value) for name, value in values.items()}
         if ending := self._steps.report(numbers):

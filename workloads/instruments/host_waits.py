@@ -97,10 +97,7 @@ def _undisturbed(turns: Sequence[Turn]) -> list[Turn]:
 
 
 def select_turns(turns: Sequence[Turn], repeats: int, threads: int) -> list[Turn]:
-    """Return the first undisturbed turns, or the least disturbed ones where there are too few.
-
-    Raises HostBusy if these do not describe the machine.
-    """
+    """Return the first undisturbed turns, else the least disturbed. Raises HostBusy if these are too poor."""
     if len(undisturbed := _undisturbed(turns)) >= repeats:
         return undisturbed[:repeats]
     selected = sorted(turns, key=lambda turn: turn.waited_s / turn.wall_s)[:repeats]

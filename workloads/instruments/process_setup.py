@@ -85,10 +85,7 @@ def describe_segments(device: torch.device) -> dict[str, Scalar]:
 
 @contextmanager
 def device_memory_limit(device: torch.device, device_gib: float) -> Iterator[None]:
-    """Limit the allocator of a GPU to `device_gib`.
-
-    Raises Infeasible if it has less that the allocator can take: CUDA's context and other processes have some.
-    """
+    """Limit the allocator of a GPU to `device_gib`. Raises Infeasible if less is free."""
     if device.type == "cpu":
         yield
         return

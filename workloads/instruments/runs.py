@@ -109,10 +109,7 @@ def run_sustained(
 
 
 def measure_energy(step: Step, device: torch.device, step_time_s: float) -> Energy | None:
-    """Run a call back to back for as long as the device's counter needs, which changes every 20 to 100 ms.
-
-    On a CPU, and where no driver reads the GPU, nothing runs.
-    """
+    """Run a call for as long as the counter needs, which changes every 20 to 100 ms; not without a driver."""
     gpu = find_gpu(device)
     if gpu is None:
         return None

@@ -130,10 +130,7 @@ def run_for(seconds: float, steps: Sequence[Step], device: torch.device) -> None
 
 
 def calls_in_reading(step: Step, device: torch.device) -> int:
-    """Return how many calls of a step with a warm cache one reading spans: 1 for long ones, and on a CPU.
-
-    The ranks of a gang would disagree, so that this is for steps without communication.
-    """
+    """Return how many calls of a step with a warm cache one reading spans: 1 for long ones, and on a CPU."""
     if device.type == "cpu":
         return 1
     step_time_s = min(time_steps(step, device, warmup=1, repeats=3, cold_cache=False))

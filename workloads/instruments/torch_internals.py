@@ -50,10 +50,7 @@ def forget_process_groups() -> None:
 
 
 def input_style(module: nn.Module) -> str:
-    """Return the class of the parallel style that prepares a module's inputs; empty without tensor parallelism.
-
-    A style leaves nothing on a module but a hook around its own function.
-    """
+    """Return the class of the parallel style that prepares a module's inputs, by its hook; empty without one."""
     for hook in module._forward_pre_hooks.values():
         for cell in getattr(hook, "__closure__", None) or ():
             if isinstance(cell.cell_contents, partial):

@@ -115,10 +115,7 @@ class BlockMath:
         return weights
 
     def forward(self, weights: NamedTensors, x: Tensor, rope: Tensor, past_kv: Past) -> tuple[Tensor, Activations]:
-        """Return the block's output [tokens, hidden_size] for one chunk, and all of its activations.
-
-        `rope` is `rope_table` at the chunk's positions.
-        """
+        """Return the block's output [tokens, hidden_size] for one chunk with its activations; `rope` is its table."""
         activations = {"x": x}
         self._compute_missing(weights, activations, rope, past_kv)
         hidden = self._swiglu(activations["gate"], activations["up"])

@@ -43,10 +43,7 @@ def build_block_math(
 
 
 class Fp8BlockMath(BlockMath):
-    """`BlockMath` with fp8 operands in every matrix product, which Triton's kernels cast if `compiled`.
-
-    Both passes take what `cast_weights` returns.
-    """
+    """`BlockMath` with fp8 operands in every product, cast by Triton's kernels if `compiled`."""
 
     def __init__(self, shape: Model, kernel: Kernel, *, compiled: bool, recipe: str) -> None:
         super().__init__(shape, kernel, compiled=compiled, recipe=recipe)

@@ -103,10 +103,7 @@ class Casts:
         self.granularity = granularity
 
     def norm_scale(self, weight: Tensor) -> Tensor | None:
-        """Return the scale of any RMS norm with this weight; None if each block has its own.
-
-        No feature's norm exceeds the square root of their number.
-        """
+        """Return the scale of any RMS norm with this weight, by its bound; None if each block has its own."""
         return scale_of(weight.float().abs().amax() * math.sqrt(len(weight))) if self.granularity == "tensor" else None
 
     def cast(

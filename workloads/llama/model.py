@@ -112,10 +112,7 @@ def apply_rotary_emb(x: Tensor, rope: Tensor) -> Tensor:
 
 
 class Llama(nn.Module):
-    """The decoder with its loss, from tokens to the mean next-token loss.
-
-    The logits of at most `chunk_tokens` tokens exist at a time. `initialize` sets the weights.
-    """
+    """The decoder with its loss; at most `chunk_tokens` tokens have logits at a time. Call `initialize` first."""
 
     def __init__(self, shape: Model, *, chunk_tokens: int = 4096) -> None:
         super().__init__()

@@ -89,10 +89,7 @@ def _draw_inputs(shape: AttentionShape, device: torch.device) -> tuple[Tensor, T
 
 
 def choose_backend(q: Tensor, k: Tensor, v: Tensor) -> SDPBackend:
-    """Return the kernel that scaled_dot_product_attention takes for these tensors, of those that are enabled.
-
-    Raises Infeasible with PyTorch's reasons if it would take none of them.
-    """
+    """Return the kernel that scaled_dot_product_attention takes. Raises Infeasible with PyTorch's reasons."""
     with warnings.catch_warnings(record=True) as reasons:
         warnings.simplefilter("always")
         try:
@@ -112,10 +109,7 @@ def can_replace_flash() -> bool:
 
 @contextmanager
 def flash4_as_flash() -> Iterator[None]:
-    """Let PyTorch's flash kernel be FlashAttention 4 until the block ends, by the public switch of torch 2.11.
-
-    Raises Infeasible if this PyTorch lacks the switch, or the package is not installed.
-    """
+    """Let PyTorch's flash kernel be FlashAttention 4 until the block ends. Raises Infeasible."""
     if not can_replace_flash():
         raise Infeasible(f"kernel=flash4 needs torch 2.11 or later for CUDA, this is {torch.__version__}")
     register = partial(torch_internals.register_flash4, "workloads.llama.flash4_functions")

@@ -105,10 +105,7 @@ def _tuned(parameters: MatmulParameters, operands: Operands) -> AbstractContextM
 
 @contextmanager
 def arithmetic(parameters: MatmulParameters, architecture: str) -> Iterator[None]:
-    """Set PyTorch's arithmetic switches for one trial and restore them: the next trial may need others.
-
-    Raises Infeasible if this build of PyTorch does not have the library.
-    """
+    """Set PyTorch's arithmetic for one trial and restore it. Raises Infeasible if the library is missing."""
     settings, backend = torch.backends.cuda.matmul, parameters.backend
     reduced = rules.executed_accumulation(parameters, architecture) == "reduced"
     # fp32 is never executed as tf32, which is another type with another peak.

@@ -26,10 +26,7 @@ COMPUTED: dict[str, object] = {
 
 
 def load_trained_model(name: str) -> Model:
-    """Return a model by its name or by the path of its `config.json`.
-
-    Raises UnsupportedModel with the first feature that this project's block does not support.
-    """
+    """Return a model by name or `config.json`. Raises UnsupportedModel for what the block does not support."""
     if name in TRAINED_MODELS:
         return TRAINED_MODELS[name]
     if not name.endswith(".json"):

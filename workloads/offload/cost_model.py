@@ -182,10 +182,7 @@ class Placement(plan.Division):
         return total + max(loss, self.chunk_tokens * rates.workspace_bytes_per_token)
 
     def fixed_host_bytes(self) -> float:
-        """Return the host memory that is needed in addition to the saved activations.
-
-        Gradients of streamed layers are stored on the host between accumulation rounds, so not if there is one round.
-        """
+        """Return the host memory beside saved activations; gradients only if there are several rounds."""
         model, layers, vectors = self.model, self.model.shape.layers, 2 if self.accumulation_rounds > 1 else 1
         total = model.layer_state_bytes * (layers - self.resident_state_layers) + layers * self.host_kv_bytes()
         if self.embedding_and_head_states == "host":

@@ -31,10 +31,7 @@ ALIGNMENT_BYTES = 512
 
 
 class Arena:
-    """The only host memory that a training run stores state in: one block, pinned where there is a GPU.
-
-    Nothing that is allocated from it is returned to it.
-    """
+    """The only host memory of a run's state: one block, pinned with a GPU, to which nothing is returned."""
 
     def __init__(self, size_bytes: int, device: torch.device) -> None:
         """Allocate the block on the GPU's NUMA node and pin it. Raises OutOfMemory if the host refuses."""

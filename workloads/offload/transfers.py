@@ -125,10 +125,7 @@ class Slot:
 
 
 class LayerSlots:
-    """The slots of all layers, for their weights or for their gradients.
-
-    A resident layer has its own slot; `streamed_layers`, by their indices, share a few.
-    """
+    """The slots of all layers' weights or gradients: a resident layer has its own, `streamed_layers` share."""
 
     def __init__(
         self,

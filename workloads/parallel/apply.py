@@ -307,10 +307,7 @@ def _initialize_parameters(stage: Stage, shape: Model, tp: int, initialize: Init
 
 
 def reorder_fused_rows(name: str, weight: Tensor, shape: Model, tp: int) -> Tensor:
-    """Reorder the rows of fused matrices (qkv, gate_up), so that each of `tp` equal parts has its share of every one.
-
-    Other weights are returned as they are.
-    """
+    """Reorder the rows of fused matrices (qkv, gate_up) so that each of `tp` parts has its share of each."""
     kv_rows = shape.kv_heads * shape.head_size
     fused_rows = {
         "qkv": [shape.heads * shape.head_size, kv_rows, kv_rows],

@@ -56,10 +56,7 @@ class TokenSource:
     document_tokens: int = 0
 
     def draw(self, step: int, sequences: Iterable[int]) -> Batch:
-        """Return some sequences of a step's global batch.
-
-        Each sequence has a generator of its own, so that a rank draws its own part alone.
-        """
+        """Return sequences of a step's global batch. Each has its own generator: a rank draws its part alone."""
         tokens, lengths = [], []
         for sequence in sequences:
             random = np.random.default_rng([self.seed, step, sequence])

@@ -39,10 +39,7 @@ class ScaleLayout(NamedTuple):
 
 
 def rocm_of_build() -> str:
-    """Return the version of ROCm that PyTorch was built with; empty for another build.
-
-    HIP's version, which older builds have alone, has the same numbers up to ROCm 7.
-    """
+    """Return the version of ROCm that PyTorch was built with, which is HIP's up to 7; empty for others."""
     return getattr(torch.version, "rocm", None) or torch.version.hip or ""
 
 

@@ -35,10 +35,7 @@ class Evidence:
 
 
 def add_causes(judgements: Sequence[Judgement], states: Mapping[str, Mapping[str, Any]]) -> list[Judgement]:
-    """Return the judgements with the likely causes and remedies of what failed, and of what is open and was run.
-
-    `states` are the nodes' by name.
-    """
+    """Return the judgements with the likely causes of what failed or is open. `states` are those of nodes by name."""
     slow_partners, partners = defaultdict[str, set[str]](set), defaultdict[str, set[str]](set)
     beside = defaultdict[str, list[Mapping[str, Any]]](list)
     for judgement in judgements:

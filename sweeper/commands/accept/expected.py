@@ -19,10 +19,7 @@ LEAST_KIB = 4096  # of a message; the time of smaller ones is launches, of which
 
 
 def expected_rates(target: Target, experiment: Experiment, ranks: int) -> Mapping[str, float]:
-    """Return the expected rate of each test of an experiment, and that a sustained run ends as it started.
-
-    Of devices that the catalogue does not have only the latter is known.
-    """
+    """Return the expected rate of each test; of unknown devices only that a sustained run ends as it started."""
     metrics = experiment.tests.items()
     ends = {f"{test}{END_OVER_START}": 1.0 for test, metric in metrics if metric == "tflops_sustained"}
     try:

@@ -90,10 +90,7 @@ def node_medians(readings: Iterable[Reading]) -> Iterator[Reading]:
 
 
 def at_equal_clock(readings: Iterable[Reading]) -> Iterator[Reading]:
-    """Yield each device's rate of products at the median clock of all, if the driver reports every clock.
-
-    Chips differ in the clock that their power limit allows, and hardly in what they do with a cycle.
-    """
+    """Yield each device's rate of products at the median clock, if every clock is known: chips differ in clocks."""
     by_test = defaultdict[str, list[Reading]](list)
     for reading in readings:
         # A burst is over before its clock has been read more than a few times.

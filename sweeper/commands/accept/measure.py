@@ -117,10 +117,7 @@ def _failure(status: TrialStatus, reason: str) -> TrialResult:
 
 
 def plan_phases(target: Target, names: Sequence[str], experiments: Sequence[Experiment]) -> list[list[Job]]:
-    """Return the jobs in phases, one after another; the jobs of a phase run at once on different nodes.
-
-    Each node alone comes first, then the pairs of nodes in rounds, then all nodes.
-    """
+    """Return the jobs in phases: each node alone, pairs of nodes in rounds, all nodes. Jobs of a phase run at once."""
 
     def build(nodes: Sequence[int], scopes: set[Scope]) -> Job | None:
         of_nodes = replace(target, nodes=tuple(target.nodes[number] for number in nodes))

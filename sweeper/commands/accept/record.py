@@ -127,10 +127,7 @@ def write_record(path: Path, record: Mapping[str, Any]) -> None:
 
 
 def read_record(path: Path, key: str = "", *, may_be_changed: bool = False) -> dict[str, Any]:
-    """Return the values of an accept.json, or of the one in a folder. Raises UserInputError if it is none, or changed.
-
-    `key` is the setting that named it, for the message.
-    """
+    """Return the values of an accept.json that the setting `key` names. Raises UserInputError if it was changed."""
     named = f"{key}={path}" if key else str(path)
     try:
         record = json.loads((path / "accept.json" if path.is_dir() else path).read_text())
@@ -150,10 +147,7 @@ def is_unchanged(record: Mapping[str, Any]) -> bool:
 
 
 def read_baseline(path: Path, target: Target, profile: str, parts: Collection[str]) -> dict[tuple[str, str], float]:
-    """Return the rates of an accepted run by test and part.
-
-    Raises UserInputError if the file was changed, did not pass, or is of other devices, another profile or other parts.
-    """
+    """Return the rates of an accepted run by test and part. Raises UserInputError unless it can be the baseline."""
     record = read_record(path.expanduser(), "baseline")
     if record["verdict"] == "fail":
         raise UserInputError(f"baseline={path}: that run failed; a baseline must be an accepted run")
@@ -185,10 +179,7 @@ class Change:
 
 
 def compare_records(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[Change]:
-    """Return the change of each result that both runs have, the largest loss first.
-
-    Raises UserInputError if they are of different devices or profiles.
-    """
+    """Return the changes of common results, the largest loss first. Raises UserInputError for unlike runs."""
     for name in ("model", "profile"):
         if before[name] != after[name]:
             raise UserInputError(f"the runs have the {name} {before[name]} and {after[name]}: only equal ones compare")

@@ -72,10 +72,7 @@ def run(request: BestRequest) -> int:
 
 
 def write_trial(sweep: StoredSweep, number: int | None) -> TrialFiles:
-    """Write the files of a trial, or of the winner, and return them.
-
-    Raises UserInputError if there is no such trial, or no trial is complete.
-    """
+    """Write the files of a trial or of the winner. Raises UserInputError if there is no such trial."""
     description = sweep.description
     if description is None:
         raise UserInputError(f"{sweep.name}: an earlier version ran it and kept no sweep.json; run its command again")

@@ -65,10 +65,7 @@ def figure_of(row: Row, metric: str) -> Figure:
 
 
 def attention_rates(rows: Sequence[Row], tflops: float) -> dict[str, Attention]:
-    """Return the rates of each attention kernel as shares of that of products, by the planner's names.
-
-    The fastest of several kernels with one name counts.
-    """
+    """Return the rates of attention kernels as shares of products' by the planner's names; the fastest counts."""
     rates: dict[str, Attention] = {}
     for kernel, own in _group(rows, "param.kernel").items():
         fitted, name = _fit_attention(own, tflops), PLANNER_KERNELS[kernel]

@@ -117,10 +117,7 @@ def diagnose(request: DiagnoseRequest) -> int:
 
 
 def read_sources(paths: Sequence[Path]) -> list[Source]:
-    """Return the ranks or hosts that the logs name, or a source for each log.
-
-    Raises UserInputError if a file cannot be read, or is not a trainer's log with steps.
-    """
+    """Return the ranks or hosts of the logs, or a source for each log. Raises UserInputError for other files."""
     sources: dict[str, Source] = {}
     for path in paths:
         try:

@@ -29,10 +29,7 @@ UPDATE_TIMEOUT_S = 10.0  # for all nodes to answer, and for the memory of ended 
 
 
 def exercise(target: Target, states: Mapping[str, Mapping[str, Any]], console: Console) -> Iterator[Finding]:
-    """Print the rates of products and, of several ranks, of an all-reduce; yield what is too slow or did not run.
-
-    `states` are those of the target's nodes, by name.
-    """
+    """Print rates of products and of an all-reduce; yield what is too slow or did not run. `states` are by name."""
     with Path(os.devnull).open("w") as nowhere, redirect_stdout(nowhere):  # what Ray prints about its workers
         cluster.start(target, has_variables=False)
     first = {e.workload: e for e in reversed(read_experiments(target.hardware.kind, "quick")) if e.scope in ALONE}

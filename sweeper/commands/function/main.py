@@ -37,10 +37,7 @@ def _run(words: Sequence[str]) -> int:
 
 
 def read_function(path: Path) -> Workload:
-    """Return the workload of a packed function. The function itself is not loaded.
-
-    Raises UserInputError if it is not such a file.
-    """
+    """Return the workload of a packed function without loading it. Raises UserInputError for another file."""
     workload = registry.load("function")
     assert workload.Settings is not None
     try:

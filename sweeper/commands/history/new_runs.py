@@ -36,10 +36,7 @@ class Compared:
 
 
 def read_runs(stored: Stored, names: Sequence[str]) -> list[NewRun]:
-    """Return the runs of these sweeps, of the last one without a name.
-
-    Raises UserInputError if a sweep is unknown, has not ended or has no complete trial.
-    """
+    """Return the runs of these sweeps, or of the last one. Raises UserInputError unless each has a complete trial."""
     sweeps = stored.sweeps.sort_values("start")
     if not len(sweeps):
         raise UserInputError("the store has no sweep")

@@ -62,10 +62,7 @@ class IngestRequest(StoreRequest):
 
 
 def import_paths(request: IngestRequest) -> int:
-    """Import each file and print its summary, or why it cannot be imported.
-
-    The exit code is 2 if a file that the command names, or every file, cannot be imported.
-    """
+    """Import each file and print its summary. Returns 2 if a named file, or every file, cannot be imported."""
     uri = None if request.check else request.open_uri()
     if request.device and imported.get_hardware(request.device) is None:
         raise UserInputError(f"device={request.device}: unknown device. {suggest(request.device, catalogue())}")

@@ -43,10 +43,7 @@ class Format(NamedTuple):
 
 
 def detect_format(path: Path, formats: Sequence[Format] | None = None) -> Format:
-    """Return the format of a file, by default one of all.
-
-    Raises UserInputError if the file cannot be opened, is empty, is not text or has no supported format.
-    """
+    """Return a file's format, by default one of all. Raises UserInputError if it is no text of a supported format."""
     try:
         with path.open("rb") as file:
             head = file.read(HEAD_BYTES)
@@ -149,10 +146,7 @@ def is_ml_dataflow(path: Path, head: str) -> bool:
 
 
 def read_ml_dataflow(path: Path) -> Iterator[ImportedResult]:
-    """Yield a result for each line: Llama training at one memory budget and sequence length.
-
-    A line of zeros is an infeasible budget.
-    """
+    """Yield a result for each line: Llama training at one memory budget. A line of zeros is an infeasible budget."""
     with path.open(newline="", errors="replace") as file:
         for line_number, cells in enumerate(csv.reader(_read_bounded_lines(file, path)), start=1):
             columns, place = COLUMNS_BY_COUNT.get(len(cells)), f"{path}:{line_number}"

@@ -26,10 +26,7 @@ logging.getLogger("mlflow.store.db.utils").setLevel(logging.WARNING)  # at INFO 
 
 
 def write(uri: str, experiment: str, path: Path, settings: Mapping[str, str], results: Sequence[ImportedResult]) -> str:
-    """Write all results of a file, unless they are complete in the store by the same content and settings.
-
-    Returns what was done.
-    """
+    """Write all results of a file unless the store has them of the same content and settings. Returns what was done."""
     client, experiment_id = _open(uri, experiment)
     with path.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()[:32]

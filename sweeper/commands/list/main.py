@@ -92,10 +92,7 @@ def show_sweeps(request: ListRequest) -> int:
 
 
 def delete_sweep(request: DeleteRequest) -> int:
-    """Delete a sweep after asking. Returns the exit code.
-
-    Raises UserInputError if the sweep runs, or there is no terminal to ask on.
-    """
+    """Delete a sweep after asking. Returns the exit code. Raises UserInputError if it runs or no one can be asked."""
     sweep = find_sweep(Path(request.dir), request.name)
     if sweep.is_running:
         raise UserInputError(f"{sweep.name}: process {sweep.driver} is running it; stop that first")
@@ -184,10 +181,7 @@ class Follower:
 
 
 def follow(sweep: StoredSweep) -> int:
-    """Show the progress until the sweep ends or Ctrl-C detaches. Returns the exit code.
-
-    Raises UserInputError if the sweep does not run.
-    """
+    """Show the progress until the sweep or Ctrl-C ends it. Raises UserInputError if the sweep does not run."""
     description = sweep.description
     if description is None or not sweep.is_running:
         raise UserInputError(f"{sweep.name}: it does not run now ({sweep.state})")

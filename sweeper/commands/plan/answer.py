@@ -101,10 +101,7 @@ def plan_training(request: PlanRequest, estimate: JobEstimate, error_share: floa
 
 
 def find_problem(request: PlanRequest) -> tuple[Problem, dict[int, float]]:
-    """Return the problem of a request, on the fewest GPUs that reach its rate, and the rates of those tried.
-
-    Raises UserInputError for an invalid request, or a rate that no number of GPUs reaches.
-    """
+    """Return the problem on the fewest GPUs that reach its rate, and the rates tried. Raises UserInputError."""
     problem = build_problem(request)
     if request.daily_tokens is None:
         return problem, {}

@@ -48,10 +48,7 @@ def build_page(answer: Answer, scaling: Mapping[int, Candidate]) -> str:
 
 
 def list_steps(answer: Answer) -> Bars:
-    """Return the step of the fastest layout of each of the fastest divisions of the GPUs.
-
-    If fields were given, the fastest of all comes first.
-    """
+    """Return the step of the fastest layout of each of the fastest divisions; a given layout's fastest comes first."""
     by_division: dict[tuple[object, ...], Candidate] = {}
     for candidate in [*filter(None, [answer.faster]), *answer.result.best]:
         layout = candidate.layout

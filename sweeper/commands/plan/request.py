@@ -199,10 +199,7 @@ class Problem:
 
 
 def build_problem(request: PlanRequest) -> Problem:
-    """Return what is searched for a request.
-
-    Raises UserInputError for a model or a topology that is not known, or a degree that the trainer does not have.
-    """
+    """Return what is searched for a request. Raises UserInputError for what the planner or the trainer lacks."""
     try:
         model = load_model(request.model)
     except UnsupportedModel as error:

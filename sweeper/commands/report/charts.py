@@ -164,10 +164,7 @@ def _add_device(
 
 
 def build_heatmaps(title: str, trials: pd.DataFrame) -> Iterator[Chart]:
-    """Build the heatmaps over the first two numeric parameters that vary, with infeasible cells marked.
-
-    A grid of mostly untried cells becomes a scatter chart.
-    """
+    """Build the heatmaps over the first two numeric parameters that vary; mostly untried grids are scatter charts."""
     complete = ranking.select_complete(trials)
     numeric = [name for name in ranking.list_varying_parameters(trials) if is_numeric(trials[f"param.{name}"])]
     speed_metric = ranking.find_speed_metric(complete)

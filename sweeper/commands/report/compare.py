@@ -11,10 +11,7 @@ from workloads.suggestions import suggest
 
 
 def find_latest_sweep(stored: Stored, baseline: str) -> str:
-    """Return the sweep that started last, of the same workload as `baseline` and other than it.
-
-    Raises UserInputError if there is none.
-    """
+    """Return the last sweep of the workload of `baseline` but itself. Raises UserInputError if there is none."""
     is_baseline = stored.sweeps["run"] == baseline
     workloads = set(stored.sweeps.loc[is_baseline, "tag.workload"]) if is_baseline.any() else set[str]()
     others = stored.sweeps[~is_baseline & stored.sweeps["tag.workload"].isin(workloads)] if workloads else stored.sweeps

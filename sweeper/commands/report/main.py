@@ -147,10 +147,7 @@ def compare_sweeps(request: CompareRequest) -> int:
 
 
 def compare_with_baseline(request: BaselineRequest) -> int:
-    """Print the comparison with an earlier sweep. Returns the exit code of the verdict.
-
-    Raises UserInputError if the sweep has no result that is comparable with the baseline's.
-    """
+    """Print the comparison with an earlier sweep; return its exit code. Raises UserInputError if nothing compares."""
     from sweeper.results.runs import EXIT_CODES
 
     second, verdict = _print_comparison(request, request.baseline, request.sweep)
@@ -178,10 +175,7 @@ def _print_comparison(request: ComparisonRequest, first: str, second: str | None
 
 
 def budget_gpu_hours(request: ReportRequest) -> float | None:
-    """Return the GPU-hours that each sweep is cut to; None for no limit.
-
-    Raises UserInputError if a limit is not above 0, both are given, or the price of a GPU is unknown.
-    """
+    """Return the GPU-hours that each sweep is cut to, None for no limit. Raises UserInputError for a bad limit."""
     hours, cost = request.within_gpu_hours, request.within_cost
     if hours is not None and cost is not None:
         raise UserInputError("within_gpu_hours and within_cost: give one of them")
@@ -196,10 +190,7 @@ def budget_gpu_hours(request: ReportRequest) -> float | None:
 
 
 def write_report(request: ReportRequest) -> int:
-    """Write the report in its format. Returns the exit code.
-
-    Raises UserInputError if the store has nothing to report.
-    """
+    """Write the report in its format. Returns the exit code. Raises UserInputError without anything to report."""
     if request.out:
         command.check_output_file("out", Path(request.out))
     given = (request.price_per_hour, request.price_per_kwh)

@@ -166,10 +166,7 @@ def _list_published(models: Collection[str]) -> list[dict[str, str]]:
 
 
 def build_text(stored: Stored, tables: Sequence[Table], text_format: str) -> str:
-    """Return the tables as "markdown" or "json", or the best results alone as "csv": one file is one table.
-
-    Raises UserInputError if there is no complete trial for a CSV.
-    """
+    """Return tables as "markdown" or "json", or best results as "csv". Raises UserInputError if a CSV has no trial."""
     if text_format == "markdown":
         parts = [[f"## {table.title}", markdown_of(table.heading, table.rows), table.note] for table in tables]
         return "\n\n".join(text for part in parts for text in part if text)
