@@ -121,7 +121,7 @@ class ParallelParameters:
     tokenizer: str | None = field(default=None, metadata={"file": True})
     warmup: int = field(default=2, metadata={"min": 2})
     steps: int = field(default=5, metadata={"min": 1})
-    learning_rate: float = field(default=1e-4, metadata={"min": 0})
+    learning_rate: float = field(default=1e-5, metadata={"min": 0})
     gc_freq: int = field(default=50, metadata={"min": 0})
     seed: int = 0
 
