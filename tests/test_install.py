@@ -17,8 +17,9 @@ pytestmark = [pytest.mark.long(14), pytest.mark.xdist_group("installed")]
 def installed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """An environment in which the package is installed, and the repository is not to be seen."""
     source, site = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("site")
-    for name in ("pyproject.toml", "README.md"):
-        shutil.copy(REPOSITORY / name, source)
+    (source / "launch").mkdir()
+    for name in ("pyproject.toml", "README.md", "launch/packaging.py"):
+        shutil.copy(REPOSITORY / name, source / name)
     for name in ("sweeper", "workloads", "conf"):
         shutil.copytree(REPOSITORY / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
     pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(site), str(source)]

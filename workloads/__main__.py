@@ -21,8 +21,9 @@ from workloads.suggestions import suggest
 
 USAGE_ERROR = 2  # as argparse exits
 TYPES: dict[Any, str] = {int: "a whole number", float: "a number", bool: "true or false", type(None): "null"}
-# The presets of `python -m sweeper workload=…`, which stand beside this package, in a repository and where installed.
-PRESETS = Path(__file__).resolve().parents[1] / "sweeper" / "conf" / "workload"
+# The presets of `python -m sweeper workload=…`: in conf/ beside this package, or where that is installed.
+BESIDE = Path(__file__).resolve().parents[1]
+PRESETS = next((path for path in (BESIDE / "sweeper/conf", BESIDE / "conf") if path.is_dir()), BESIDE) / "workload"
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -52,7 +53,7 @@ def describe_workloads(presets: Path = PRESETS) -> str:
     """Return the names of the workloads, each with the presets that run it in a sweep, a line each."""
     running = find_presets(presets)
     width = max(map(len, running))
-    lines = [f"  {name:{width}}  {', '.join(presets) or 'none in sweeper/conf'}" for name, presets in running.items()]
+    lines = [f"  {name:{width}}  {', '.join(presets) or 'none in conf'}" for name, presets in running.items()]
     return "\n".join(["workloads, with their presets for python -m sweeper workload=PRESET:", *lines])
 
 

@@ -28,7 +28,9 @@ from workloads.api.recipes import is_architecture
 from workloads.suggestions import hint
 
 RUN_SCRIPT = re.compile(r"(?:\{python\}|(?:\S*/)?(?:python[\d.]*|sh|bash)) ([\w./-]+\.(?:py|sh))(?= |$)")
-CONF = Path(__file__).resolve().parent.parent / "conf"
+# Of an installed package it is inside, and in a repository beside the package.
+PACKAGE = Path(__file__).resolve().parent.parent
+CONF = next((path for path in (PACKAGE / "conf", PACKAGE.parent / "conf") if path.is_dir()), PACKAGE / "conf")
 
 
 @dataclass(frozen=True)

@@ -72,7 +72,7 @@ def test_workloads_are_listed_with_the_presets_that_run_them(
     assert sum(map(len, listed.values())) == len(list((REPOSITORY / "conf/workload").glob("*.yaml")))
     (tmp_path / "tuner.yaml").write_text("# @package _global_\nworkload: {name: command, objective: mfu}\n")
     assert ["command", "tuner"] in [line.split() for line in describe_workloads(tmp_path).splitlines()]
-    assert "\n  matmul            none in sweeper/conf\n" in describe_workloads(tmp_path / "absent")
+    assert "\n  matmul            none in conf\n" in describe_workloads(tmp_path / "absent")
 
 
 def test_parameters_that_cannot_work_are_refused_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
