@@ -32,13 +32,12 @@ from rich.console import Console
 from rich.text import Text
 
 from benchmarks import acceptance_page
+from docs.picture_sources import DIGESTS, PICTURES, REPOSITORY, digest_sources
 from sweeper.commands.accept.page import build_html
 from sweeper.commands.accept.record import read_record
 from sweeper.tracking.mlflow_view import AS_CHARTS
 from tests.support import browser
 
-REPOSITORY = Path(__file__).resolve().parents[1]
-PICTURES = REPOSITORY / "docs/pictures"
 MLFLOW_PORT = 5077
 TIMEOUT_S = 120
 SIZES = "choice(256,512,768,1024)"
@@ -297,6 +296,7 @@ def main() -> None:
         photograph(tab, f"file://{folder}/plan.html", "plan.png", "Scaling", box=TIME_TO_SCALING)
         photograph_mlflow(tab, Path(folder), review)
         photograph_acceptance(tab, Path(folder))
+    DIGESTS.write_text(json.dumps(digest_sources(), indent=1) + "\n")
 
 
 if __name__ == "__main__":

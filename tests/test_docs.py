@@ -1,6 +1,7 @@
 """The examples of the documentation run as they are, and its reference is that of the code."""
 
 import ast
+import json
 import re
 import shlex
 import subprocess
@@ -12,7 +13,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from docs import generate
+from docs import generate, picture_sources
 from sweeper.cli.command import SUBCOMMANDS
 from sweeper.config.resolution import CONF
 from sweeper.metrics.derivation import derive
@@ -254,3 +255,9 @@ def test_the_citation_has_the_version_of_the_package() -> None:
 
 def test_the_readme_is_short() -> None:
     assert len((REPOSITORY / "README.md").read_text().splitlines()) <= 120
+
+
+def test_no_picture_is_older_than_the_interface_that_it_shows() -> None:
+    drawn, now = json.loads(picture_sources.DIGESTS.read_text()), picture_sources.digest_sources()
+    changed = [kind for kind in now if drawn.get(kind) != now[kind]]
+    assert not changed, f"draw the pictures of {', '.join(changed)} again: make pictures"
