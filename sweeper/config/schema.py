@@ -44,7 +44,7 @@ class Hardware:
         partition: compute and memory mode in which an Instinct is divided, such as CPX/NPS4; null for the cluster's.
         dies: into how many devices the mode CPX divides it.
         compute_units: of the undivided device.
-        clock_headroom: by which factor the clock may exceed the one of the peaks. An MFU above it is impossible.
+        clock_headroom: the factor by which the clock may exceed the one of the peaks. An MFU above it is impossible.
         dense_peak_tflops: peaks by data type, without sparsity: {bf16: 989, fp8: 1979}.
         achieved_share: the share of these peaks that products achieve, where none was measured here. The default is
             that of an H200 at its power limit: its GEMMs sustain 0.67 to 0.69 of the peak, and 0.7 fits its training.

@@ -87,9 +87,9 @@ def finalist_results(
 ) -> list[FinalistResult]:
     """Return the finalists' results, the best first, from the rounds that all of them completed.
 
-    A finalist with fewer than two complete rounds is omitted. Empty with fewer than two common rounds. Those with
-    `exceeded` limits, by number, follow the others. `ranked` has the complete trials of the search, the best first;
-    `records` has all, among them those of the finals.
+    A finalist with fewer than two complete rounds is omitted. Empty if fewer than two rounds are common to all. Those
+    with `exceeded` limits, by number, follow the others. `ranked` has the complete trials of the search, the best
+    first; `records` has all, among them those of the finals.
     """
     finalists = {record.number: record for record in ranked[:top]}
     if not finalists:

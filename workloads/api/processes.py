@@ -72,7 +72,8 @@ class Orphans:
         self._kept = _children()
 
     def end(self) -> list[str]:
-        """Terminate what was left since the last call, and reap it. Returns the command lines, of running ones."""
+        """Terminate what was left since the last call, and reap it. Returns the command lines of those that were
+        running."""
         left: dict[int, str] = {}
 
         def find() -> set[int]:

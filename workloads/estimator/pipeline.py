@@ -59,7 +59,8 @@ def _rank_layers(
 
 
 def stage_layers(layers: int, stages: int) -> list[range]:
-    """Return each stage's layers. The first and the last, with embedding and head, are the first to get fewer."""
+    """Return each stage's layers. If they do not divide evenly, the first and the last stage, which have the embedding
+    and the head, get fewer."""
     base, remainder = divmod(layers, stages)
     longer_stages = sorted(range(stages), key=lambda stage: (stage in (0, stages - 1), stage))[:remainder]
     return _consecutive([base + (stage in longer_stages) for stage in range(stages)])

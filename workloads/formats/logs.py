@@ -135,8 +135,8 @@ class LogReader:
         return step
 
     def _select(self, row: LogFormat) -> bool:
-        """Return whether a step's line is the log's trainer's. The first one is, and those of its family. A trainer
-        that runs on DeepSpeed takes the place of DeepSpeed, whose steps do not count then."""
+        """Return whether a step's line is the log's trainer's. The first one is, and those of its family. If a trainer
+        runs on DeepSpeed, the steps that DeepSpeed prints itself do not count."""
         known = self.format
         if known and known.log_family != row.log_family:
             if not known.is_library or row.is_library:

@@ -162,7 +162,7 @@ def read_names(settings: Settings, names: Iterable[Name], fields: Sequence[str])
 
 
 def _convert(value: Any, default: Any) -> Any:
-    """Return the value in the default's type. Raises ValueError or TypeError if it has none."""
+    """Return the value as the type of its default. Raises ValueError or TypeError if it has none."""
     if isinstance(default, bool):
         return {"true": True, "false": False, "1": True, "0": False}[str(value).lower()]
     if isinstance(default, int) and (isinstance(value, bool) or float(value) != int(float(value))):

@@ -181,7 +181,7 @@ class Experts(nn.Module):
 
     @property
     def divided(self) -> tuple[nn.Parameter, ...]:
-        """The weights of which other ranks have other parts."""
+        """The weights that are divided over ranks."""
         return tuple(getattr(self, name) for name in self._stacked) if self.ranks > 1 else ()
 
     def forward(self, x: Tensor) -> Tensor:

@@ -51,7 +51,7 @@ multiply_groups.register_autograd(
 
 @torch.library.custom_op("gpu_sweeper::sum_rows", mutates_args=())
 def sum_rows(x: Tensor, rows: Tensor, uses: Tensor) -> Tensor:
-    """Return the sum of x[rows[i, j]] over j for every i, added in fp32 and rounded once; of one term a copy of rows.
+    """Return the sum of x[rows[i, j]] over j for every i, added in fp32 and rounded once. With one term it copies rows.
 
     Args:
         x: [rows, features].

@@ -49,7 +49,7 @@ RECOMPUTED_UNDER: dict[RecomputedLayer, tuple[SavedActivations, ...]] = {
 
 
 def recomputed_under(shape: Model) -> dict[RecomputedLayer, tuple[SavedActivations, ...]]:
-    """Return RECOMPUTED_UNDER of a model: norms of heads read a product that is never saved."""
+    """Return RECOMPUTED_UNDER for a model; norms of heads also recompute the product that they read."""
     return {**RECOMPUTED_UNDER, "qkv": SAVED_ACTIVATIONS} if shape.qk_norm else RECOMPUTED_UNDER
 
 

@@ -197,7 +197,8 @@ class ParallelParameters:
 
     @property
     def job(self) -> Job:
-        """What is estimated: documents count as documents of one length whose attention costs as much."""
+        """The job that is estimated. Documents are counted as documents of one length, whose attention costs as
+        much."""
         return Job(
             model=self.shape,
             layout=self.layout,

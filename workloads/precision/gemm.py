@@ -83,7 +83,7 @@ def measure(parameters: GemmParameters, rank: Rank) -> Measurement:
 def time_against_bf16(
     steps: Sequence[Callable[[], object]], device: torch.device, parameters: GemmParameters | LinearParameters
 ) -> Measurement:
-    """Measure a recipe's step, and bf16's unless it is the recipe, interleaved, and the energy of the first one."""
+    """Measure the step of a recipe, interleaved with that of bf16, and the energy of the recipe's step."""
     with monitor_gpu(device) as watch:
         times_s, *baseline = time_in_turns(steps, device, warmup=parameters.warmup, repeats=parameters.repeats)
     energy = measure_energy(steps[0], device, median(times_s))

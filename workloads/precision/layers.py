@@ -149,7 +149,7 @@ class SwiGLU(nn.Module):
 def measure(parameters: LinearParameters, rank: Rank) -> Measurement:
     """Time forward and backward of the layers in the recipe and in bf16, interleaved.
 
-    The errors of the output and of both gradients are against the same layers in fp32.
+    Errors of the output and of both gradients are relative to the same layers in fp32.
 
     Raises Infeasible if torchao is not installed, or has no such layers for this device or these sizes.
     """
