@@ -29,7 +29,10 @@ from workloads.api.contract import Workload
 from workloads.api.errors import UserInputError
 
 # Sections whose keys a YAML file need not list, since the schema has them.
-OPTIONAL_SECTIONS = ("space.", "command.", "workload.", "hardware.", "limits.", "metrics.", "topology.")
+OPTIONAL_SECTIONS = (
+    *("space.", "command.", "workload.", "hardware.", "topology."),
+    *("limits.", "limits=", "metrics.", "metrics="),  # also as mappings
+)
 # Keys whose value Hydra would otherwise expand into several runs.
 VALUE_KEYS = re.compile(r"(space(\.\w+)+|search\.initial_points|projection\.nodes)=")
 MAX_SWEEPS = 1000  # of one command with -m

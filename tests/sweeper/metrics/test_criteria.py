@@ -68,6 +68,8 @@ def resolve(*words: str) -> ResolvedConfig:
 def test_your_own_metrics_have_the_direction_that_the_configuration_declares() -> None:
     declared = ["metrics.val_loss=minimize", "metrics.top1=maximize"]
     resolved = resolve("objective=[step_time_ms,val_loss]", "limits.top1=0.7", *declared)
+    as_mappings = ["metrics={val_loss:minimize,top1:maximize}", "limits={top1:0.7}"]
+    assert resolve("objective=[step_time_ms,val_loss]", *as_mappings).criteria == resolved.criteria
     objectives = {"step_time_ms": "minimize", "val_loss": "minimize"}
     assert resolved.criteria == Criteria.of(objectives, {"top1": [0.7, "maximize"]})
     assert sweep_description([], config=json.loads(json.dumps(asdict(resolved.config)))).criteria == resolved.criteria
