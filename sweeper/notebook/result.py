@@ -106,11 +106,20 @@ class SweepResult:
 
     @cached_property
     def trials(self) -> pd.DataFrame:
-        """Every trial by number: its outcome, its parameters as `param.…`, its metrics; units in `attrs["units"]`."""
+        """The trials of the search by number: outcome, parameters as `param.…`, metrics; units in `attrs["units"]`."""
+        return self._tabulate(remeasured=False)
+
+    @cached_property
+    def remeasured(self) -> pd.DataFrame:
+        """The rounds of the finals, and of comparisons of nodes, as `trials`, each with its `remeasured_trial`."""
+        return self._tabulate(remeasured=True)
+
+    def _tabulate(self, *, remeasured: bool) -> pd.DataFrame:
         import pandas as pd
 
         rows = []
-        for number, record in sorted(self._stored.records.items()):
+        records = self._stored.records.items()
+        for number, record in sorted(item for item in records if bool(item[1].remeasurement) == remeasured):
             remeasurement = record.remeasurement
             row = {
                 "trial": number,

@@ -32,7 +32,7 @@ def describe_devices(plan: SweepPlan) -> str:
     devices = f"{target.devices} x {target.model}" if target.is_gpu else target.model
     planned = ", planned" if target.is_planned else ""
     per_trial = "" if gpus == 1 else f", each on {gpus} {'GPUs' if target.is_gpu else 'processes'}"
-    alone = ", no two on one node" if plan.resources.whole_nodes and target.is_gpu else ""
+    alone = ", none shares a node" if plan.resources.whole_nodes and target.is_gpu else ""
     return f"{devices}{planned}; {describe_gangs(plan)}{per_trial}{alone}"
 
 

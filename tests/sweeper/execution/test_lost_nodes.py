@@ -182,5 +182,5 @@ def test_a_faulty_node_is_drained_and_reported(
 def test_exclusive_trials_do_not_share_a_node(workspace: Workspace, cluster: Cluster) -> None:
     sweep = [f"cluster.address={cluster.address}", "budget.trials=12", "space.sleep_s=0.3", "gpus=1", "exclusive=node"]
     result = workspace.run(*SWEEP, *sweep, RAY_AUTH_MODE="disabled")
-    assert result.code == 0 and "2 trials at once, no two on one node" in result.err, result.err
+    assert result.code == 0 and "2 trials at once, none shares a node" in result.err, result.err
     assert len({run.data.tags["pid"] for run in workspace.runs("trial")}) == 2
