@@ -144,10 +144,7 @@ def _fits(experiment: Experiment, ranks: int) -> bool:
 
 
 def pair_rounds(count: int) -> list[list[list[int]]]:
-    """Return about log2(count) rounds of disjoint pairs of nodes, in which no pair comes twice.
-
-    They are the first rounds of a round-robin tournament by the circle method: of an odd count one node has no partner.
-    """
+    """Return about log2(count) rounds of disjoint pairs of nodes, none twice: of a round-robin tournament."""
     fixed = count - 1 + count % 2  # does not exist in an odd count
     rounds = []
     for turn in range(max(0, (count - 1).bit_length())):

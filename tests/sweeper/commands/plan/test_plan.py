@@ -423,6 +423,13 @@ def test_a_request_that_is_wrong_for_all_gpus_is_refused_once() -> None:
     assert str(refusal.value).count("unknown model") == 1
 
 
+def test_a_rate_beyond_the_peak_of_all_gpus_is_refused_without_a_search(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sweeper.commands.plan.answer.find_layouts", None)
+    words = ["model=llama3_405b", "hardware=h100", "train_tokens=15e12", "days=0.5"]
+    with pytest.raises(UserInputError, match=r"^days=0.5: takes 886,\d{3} GPUs at their peak, and at most 65,536 are"):
+        find_problem(read_request(words))
+
+
 def test_more_gpus_than_a_rate_tries_are_refused_by_their_key() -> None:
     words = ["model=llama3_8b", "hardware=h100", "gpus=100000", "tokens_per_day=1e9"]
     with pytest.raises(UserInputError, match=r"^gpus=100000: at most 65,536 with tokens_per_day="):
