@@ -116,6 +116,7 @@ def train_parallel(values: dict[str, Any], rank: Rank) -> Result:
 def train_torchtitan(parameters: ParallelParameters, rank: Rank) -> Result:
     import torch
     import torch.distributed as dist
+    from torch.distributed.fsdp import FSDPModule
 
     from workloads.instruments import process_setup
     from workloads.instruments.device import device_of
@@ -133,6 +134,11 @@ def train_torchtitan(parameters: ParallelParameters, rank: Rank) -> Result:
         initialize = build_initializer(parameters.seed, device)
         for model in trainer.model_parts:
             copy_weights(model, parameters, initialize)
+            # torchtitan scales what FSDP reduces by 1.0. PyTorch 2.11 hands NCCL this factor as the first two bytes of an
+            # fp32, which are zero: with bf16 all reduced gradients are then zero. A plain sum is the same reduction.
+            for part in model.modules():
+                if isinstance(part, FSDPModule):
+                    part.set_force_sum_reduction_for_comms(True)
         losses: list[float] = []
         trainer.metrics_processor.log = lambda step, loss, *_, **__: losses.append(loss)
         if parameters.state == "bf16":
