@@ -17,7 +17,10 @@ CONSTRAINTS = (REPOSITORY / "constraints.txt").read_text().splitlines()
 def shown_commands(folder: Path, *variables: str, **environment: str) -> list[str]:
     """Return the commands with which `make run` installs, on a machine whose device files are in `folder`/dev."""
     command = ["make", "--dry-run", "run", f"VENV={folder}/venv", f"DEV={folder}/dev", f"AMDSMI={folder}/amd_smi"]
-    env = {**{name: value for name, value in os.environ.items() if not name.startswith("MAKE")}, **environment}
+    env = {
+        **{name: value for name, value in os.environ.items() if not name.startswith("MAKE") and name != "TORCH_INDEX"},
+        **environment,
+    }
     run = subprocess.run([*command, *variables], cwd=REPOSITORY, env=env, capture_output=True, text=True, check=True)
     return [line for line in run.stdout.splitlines() if "pip install" in line or "constraints" in line]
 
