@@ -3,13 +3,15 @@
     python benchmarks/offload_cells.py rates llama3_8b:8192 …           # on a GPU: measure and store the device's rates
     python benchmarks/offload_cells.py measure llama3_8b:8192:70:40 …   # on a GPU: train within host and device GiB
     python benchmarks/offload_cells.py estimate [--processes 2] [--replay 20]
+    python benchmarks/offload_cells.py estimate --replay 0 --hardware h100
     python benchmarks/offload_cells.py draw
 
 The cells are in `results/offload_h200_cells.csv`: Llama 3 8B and 1B, 512 to 262,144 tokens, all budgets up to 112 GiB
 of host memory that ml_dataflow (C and CUDA) publishes for an H100, with its steps and rates. `estimate` plans each
 cell's own step by the rates in `results/offload_h200_rates.json`, interpolated in the sequence length, and lets the
 replay run the plans of the cells with the lowest ratios. `measure` trains one warm-up step and three timed steps of
-about `--tokens` tokens.
+about `--tokens` tokens. With `--hardware h100` the cells are those of 15B and 32B in `results/offload_h100_cells.csv`,
+planned by the catalogue's rates.
 """
 
 import argparse
@@ -28,8 +30,10 @@ from typing import Any
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
+from sweeper.preflight.clusters import build_cluster
 from tests.support import replay
 from workloads.models.model import MODELS
+from workloads.offload.catalogue_rates import estimate_rates
 from workloads.offload.cost_model import DeviceRates, MemoryBudget, ModelSizes
 from workloads.offload.plan import GIB
 from workloads.offload.plan_search import Prediction, find_fastest_plans
@@ -58,13 +62,13 @@ MEASURED = (
 Cell = dict[str, str]
 
 
-def read_cells() -> list[Cell]:
-    with CELLS.open(newline="") as file:
+def read_cells(path: Path = CELLS) -> list[Cell]:
+    with path.open(newline="") as file:
         return list(csv.DictReader(file))
 
 
-def write_cells(cells: list[Cell]) -> None:
-    with CELLS.open("w", newline="") as file:
+def write_cells(cells: list[Cell], path: Path = CELLS) -> None:
+    with path.open("w", newline="") as file:
         writer = csv.DictWriter(file, (*REFERENCE, *FORESEEN, *MEASURED), restval="", lineterminator="\n")
         writer.writeheader()
         writer.writerows(cells)
@@ -125,18 +129,27 @@ def store_rates(model: str, length: int) -> None:
 # ── estimated ──
 
 
-def estimate_cells(stored: list[dict[str, Any]], replays: bool, cells: list[Cell]) -> list[Cell]:
-    """Return the columns of cells of the same model, length and step: what their plans or the replays reach."""
+def estimate_cells(stored: list[dict[str, Any]] | str, replays: bool, cells: list[Cell]) -> list[Cell]:
+    """Return the columns of cells of the same model, length and step: what their plans or the replays reach.
+
+    The rates are those stored, or the catalogue's of the hardware of this name. A cell that does not fit has none.
+    """
     first = cells[0]
     length, sequences = int(first["sequence_length"]), int(first["sequences_per_step"])
-    rates = interpolate_rates(stored, first["model"], length)
+    if isinstance(stored, str):
+        rates = estimate_rates(MODELS[first["model"]], length, "bf16", build_cluster(stored, None, 1))
+    else:
+        rates = interpolate_rates(stored, first["model"], length)
     model = ModelSizes(MODELS[first["model"]], element_bytes=2, state_bytes_per_parameter=4)
     budgets = [MemoryBudget(float(cell["device_gib"]), float(cell["host_gib"])) for cell in cells]
     predictions = find_fastest_plans(model, length, sequences, budgets, rates)
     return [
-        _replay(prediction, first["model"], rates) if replays else _describe(prediction, cell, rates)
+        {}
+        if not prediction
+        else _replay(prediction, first["model"], rates)
+        if replays
+        else _describe(prediction, cell, rates)
         for prediction, cell in zip(predictions, cells, strict=True)
-        if prediction
     ]
 
 
@@ -164,9 +177,10 @@ def _replay(prediction: Prediction, model: str, rates: DeviceRates) -> Cell:
     return {"replayed_tokens_per_s": f"{prediction.plan.tokens_per_step / (two_s - one_s):.0f}"}
 
 
-def estimate(processes: int, replayed: int) -> None:
+def estimate(processes: int, replayed: int, hardware: str | None) -> None:
     """Fill in the estimated columns of all cells, and what the replay says of those with the lowest ratios."""
-    cells, stored = read_cells(), json.loads(RATES.read_text())
+    path = RESULTS / f"offload_{hardware}_cells.csv" if hardware else CELLS
+    cells, stored = read_cells(path), hardware or json.loads(RATES.read_text())
     groups: dict[tuple[str, ...], list[Cell]] = defaultdict(list)
     for cell in cells:
         groups[cell["model"], cell["sequence_length"], cell["sequences_per_step"]].append(cell)
@@ -176,16 +190,19 @@ def estimate(processes: int, replayed: int) -> None:
         ):
             for cell, columns in zip(group, rows, strict=True):
                 cell |= {"replayed_tokens_per_s": ""} | columns
-            write_cells(cells)
-        worst = sorted(cells, key=lambda cell: float(cell["estimated_ratio"]))[:replayed]
+            write_cells(cells, path)
+        fitting = [cell for cell in cells if cell["estimated_ratio"]]
+        worst = sorted(fitting, key=lambda cell: float(cell["estimated_ratio"]))[:replayed]
         for cell, rows in zip(
             worst, pool.map(partial(estimate_cells, stored, True), [[cell] for cell in worst]), strict=True
         ):
             cell |= rows[0]
-            write_cells(cells)
-    ratios = sorted(float(cell["estimated_ratio"]) for cell in cells)
-    below = sum(ratio < 1 for ratio in ratios)
-    print(f"{len(cells)} cells: {below} below 1, lowest {ratios[0]}, median {statistics.median(ratios)}")
+            write_cells(cells, path)
+    for model in dict.fromkeys(cell["model"] for cell in cells):
+        ratios = sorted(float(cell["estimated_ratio"]) for cell in fitting if cell["model"] == model)
+        counts = f"{len(ratios)} of {sum(cell['model'] == model for cell in cells)} cells fit"
+        below = sum(ratio < 1 for ratio in ratios)
+        print(f"{model}: {counts}, {below} below 1, lowest {ratios[0]}, median {statistics.median(ratios)}")
     for cell in worst:
         print(name_cell(cell), *(f"{key} {cell[key]}" for key in FORESEEN), sep=", ")
 
@@ -280,6 +297,7 @@ def main() -> None:
     parser.add_argument("names", nargs="*", help="model:sequence_length[:host_gib:device_gib]")
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--replay", type=int, default=20)
+    parser.add_argument("--hardware", help="estimate by the catalogue's rates of it")
     parser.add_argument("--tokens", type=int, default=131072)
     parser.add_argument("--steps", type=int, default=3)
     args = parser.parse_intermixed_args()
@@ -289,7 +307,7 @@ def main() -> None:
     elif args.what == "measure":
         measure(args.names, args.tokens, args.steps)
     elif args.what == "estimate":
-        estimate(args.processes, args.replay)
+        estimate(args.processes, args.replay, args.hardware)
     else:
         draw()
 

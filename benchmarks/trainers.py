@@ -134,8 +134,8 @@ def train_torchtitan(parameters: ParallelParameters, rank: Rank) -> Result:
         initialize = build_initializer(parameters.seed, device)
         for model in trainer.model_parts:
             copy_weights(model, parameters, initialize)
-            # torchtitan scales what FSDP reduces by 1.0. PyTorch 2.11 hands NCCL this factor as the first two bytes of an
-            # fp32, which are zero: with bf16 all reduced gradients are then zero. A plain sum is the same reduction.
+            # torchtitan scales what FSDP reduces by 1.0. PyTorch 2.11 gives NCCL this factor as an fp32, of which NCCL
+            # reads two bytes for bf16: they are zero, and so are all reduced gradients. A plain sum is the same.
             for part in model.modules():
                 if isinstance(part, FSDPModule):
                     part.set_force_sum_reduction_for_comms(True)

@@ -67,7 +67,7 @@ def test_every_figure_that_the_readme_measured_is_in_a_claim_of_a_card_it_links(
 
 @pytest.mark.parametrize("page", GPU_PAGES)
 def test_every_result_on_h100s_has_a_card(page: str) -> None:
-    assert any(card["page"].endswith(page) and "H100" in card["machine"]["gpu"] for card in CARDS.values())
+    assert any(card["page"].endswith(page) and "H100" in card["machine"].get("gpu", "") for card in CARDS.values())
 
 
 def run_verify(*names: str) -> subprocess.CompletedProcess[str]:

@@ -371,8 +371,7 @@ def _with_legal_names(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def legal_text(text: str) -> str:
-    """Return a text that every database takes: PostgreSQL refuses NUL, and no database encodes half of a surrogate
-    pair."""
+    """Return a text that every database takes: without NUL, which PostgreSQL refuses, and halves of surrogate pairs."""
     return text.replace("\0", "\ufffd").encode(errors="replace").decode()
 
 

@@ -10,7 +10,9 @@ from workloads.models.model import MODELS, Model, ModelName
 from workloads.models.routing import Routing, check_imbalance
 from workloads.offload.plan import Distribution, count_training_state_bytes
 
-OffloadModelName = Literal[ModelName, "qwen3_moe_tiny", "olmoe_1b_7b", "qwen3_30b_a3b", "mixtral_8x7b"]
+OffloadModelName = Literal[
+    ModelName, "ml_dataflow_15b", "qwen3_moe_tiny", "olmoe_1b_7b", "qwen3_30b_a3b", "mixtral_8x7b"
+]
 
 
 def _count_min_cpu_gib(model: str) -> float:

@@ -2,12 +2,19 @@
 
 import json
 from itertools import permutations
+from pathlib import Path
+from typing import Any
 
-from benchmarks.offload_cells import RATES, estimate_cells, read_cells
+import pytest
+
+from benchmarks.offload_cells import CELLS, RATES, RESULTS, estimate_cells, read_cells
+
+OF_H100 = RESULTS / "offload_h100_cells.csv"
 
 
-def test_more_memory_is_never_slower_in_the_table() -> None:
-    cells = read_cells()
+@pytest.mark.parametrize("table", [CELLS, OF_H100], ids=["h200", "h100"])
+def test_more_memory_is_never_slower_in_the_table(table: Path) -> None:
+    cells = read_cells(table)
     compared = 0
     for smaller, larger in permutations(cells, 2):
         if any(smaller[key] != larger[key] for key in ("model", "sequence_length")):
@@ -19,7 +26,12 @@ def test_more_memory_is_never_slower_in_the_table() -> None:
     assert compared > 1000
 
 
-def test_a_cell_of_the_table_is_what_the_planner_says() -> None:
-    cell = next(cell for cell in read_cells() if cell["model"] == "llama3_1b" and cell["sequence_length"] == "131072")
-    columns = estimate_cells(json.loads(RATES.read_text()), False, [cell])[0]
-    assert {key: cell[key] for key in columns} == columns
+@pytest.mark.parametrize(
+    ("table", "model", "rates"),
+    [(CELLS, "llama3_1b", json.loads(RATES.read_text())), (OF_H100, "qwen2_5_32b", "h100")],
+    ids=["h200", "h100"],
+)
+def test_a_cell_of_the_table_is_what_the_planner_says(table: Path, model: str, rates: list[Any] | str) -> None:
+    cell = next(cell for cell in read_cells(table) if (cell["model"], cell["sequence_length"]) == (model, "131072"))
+    columns = estimate_cells(rates, False, [cell])[0]
+    assert columns and {key: cell[key] for key in columns} == columns
