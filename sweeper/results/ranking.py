@@ -233,11 +233,6 @@ def read_space(sweep: Mapping[str, Any], work: Mapping[str, str]) -> dict[str, s
     return {name: next((text for text in both if isinstance(text, str)), SEARCHED) for name, both in texts.items()}
 
 
-def describe_closest(work: Mapping[str, str], others: Sequence[Mapping[str, str]]) -> str:
-    closest = min((describe_differences(work, other) for other in others), key=len)
-    return "; ".join(closest)
-
-
 def list_varying_parameters(trials: pd.DataFrame) -> list[str]:
     """Return the names of the parameters that are not the same for all trials."""
     names = [name for name in map(str, trials.columns) if name.startswith("param.")]

@@ -100,8 +100,9 @@ def compare(history: History, runs: Sequence[NewRun], gate: Gate) -> list[Compar
         if series:
             reason = "the history has no other run of this work at its present level"
         elif history.series:
-            closest = ranking.describe_closest(identity.details, [known.identity.details for known in history.series])
-            reason = f"not in the history: {closest}"
+            known = [ranking.describe_differences(identity.details, one.identity.details) for one in history.series]
+            closest = min(known, key=len)
+            reason = f"not in the history: {'; '.join(closest)}"
         compared.append(Compared(identity, new, (), reason=reason))
     return sorted(compared, key=lambda item: item.result is None)
 

@@ -61,9 +61,12 @@ def _list_open(request: PlanRequest, ordered: list[tuple[float, Planned]]) -> li
     alike = [f"{a.name} and {b.name}" for (x, a), (y, b) in pairs if x * (1 + a.share) > y * (1 - b.share)]
     if alike:
         lines.append(f"order     open between {', '.join(alike)}: their bands overlap")
-    if late := [one for one in planned if one.training.days * (1 + one.share) > (request.days or math.inf)]:
-        slow = ", ".join(f"{one.name} {round_to_band(one.training.days * (1 + one.share), one.share)}" for one in late)
-        lines.append(f"days      {request.days:g} is met by the middle of the band; at its slow end it takes {slow}")
+    runs = [(one.name, one.training, one.share) for one in planned]
+    days = [(f"{name} {show_range(run.days, share)}", run.days * (1 + share)) for name, run, share in runs]
+    costs = [(f"{name} {show_cost(run, share)}", (run.cost or 0.0) * (1 + share)) for name, run, share in runs]
+    for key, limit, ends in (("days", request.days, days), ("max_cost", request.max_cost, costs)):
+        if over := ", ".join(text for text, end in ends if end > (limit or math.inf)):
+            lines.append(f"{key:10}{limit:g} is met by the middle of the band, not by its slow end: {over}")
     if far := [one.name for one in planned if one.is_far]:
         lines.append(f"far       {', '.join(far)}: far from any measured run")
     if not (request.trainer or request.file or request.layout):

@@ -409,8 +409,11 @@ def test_a_comparison_says_what_its_bands_leave_open() -> None:
     days = {row[0]: tuple(map(int, re.findall(r"\d+", row[3]))) for row in rows}
     assert days["h100"][0] < 150 < days["h100"][2]  # by the middle of the band, not by its end
     text = "\n".join(lines)
-    late = ", ".join(f"{row[0]} {days[row[0]][2]}" for row in rows if days[row[0]][2] > 150)
-    assert f"days      150 is met by the middle of the band; at its slow end it takes {late}" in text
+    late = ", ".join(f"{row[0]} {row[3]}" for row in rows if days[row[0]][2] > 150)
+    assert f"days      150 is met by the middle of the band, not by its slow end: {late}" in text
+    priced = replace(request, max_cost=60000.0, price_per_hour=2.0)
+    rows, lines = compare_hardware(priced, names[:1])
+    assert f"max_cost  60000 is met by the middle of the band, not by its slow end: h100 {rows[0][5]}" in lines
     assert "order     open between " in text and "far       b200: far from any measured run" in text
     assert "trainer   this project's own; another one" in text
     text = "\n".join(compare_hardware(replace(request, trainer="megatron", days=900.0), names)[1])
