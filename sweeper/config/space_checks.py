@@ -200,8 +200,8 @@ class WarmStart:
 
 
 def _nearest(point: Parameters, space: Space) -> Parameters | None:
-    """Return the point if it is legal, else the allowed one that agrees in the most of its parameters. The most
-    promising of those that agree in as many. One that agrees in less than half is another point."""
+    """Return the point if it is legal, else the allowed one that agrees in the most of its parameters, of several such
+    points the most promising. One that agrees in less than half is another point."""
     if space.only is None:
         return point if point in space else None
     if not space.only or not point:

@@ -174,7 +174,7 @@ def _estimate_spread(
 
 def _count_more_runs(counts: tuple[int, int], spread: Spread, gate: Gate) -> tuple[int, int]:
     """Return how many more earlier and new runs to make before the next look. They are as many as a verdict needs by
-    the present spread. While that is assumed they are at most as many as it takes to measure it. New runs alone are
+    the present spread, but no more than it takes to measure the spread while it is assumed. New runs alone are
     preferred, since the earlier versions are seldom still installed."""
     earlier, new = counts
     alone = ((0, more) for more in range(1, MOST_NEW_RUNS + 1))

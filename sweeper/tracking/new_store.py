@@ -53,9 +53,9 @@ def _write_if_missing(path: Path, open_tables: Callable[[], sqlite3.Connection])
 def keep_artifacts_beside(uri: str) -> None:
     """Let the experiments of a SQLite store have their artifacts in `mlruns` next to the file.
 
-    MLflow stores absolute paths below the working directory of whoever creates an experiment, not encoded although it
-    decodes them, and goes on at the old place in a project that was moved or copied. Other locations stay: those whose
-    runs have artifacts there and not here.
+    MLflow stores absolute paths, below the working directory of whoever creates an experiment. It decodes them but does
+    not encode them, and keeps to the old place when a project is moved or copied. A location whose runs have artifacts
+    there and not here stays.
     """
     path = sqlite_path(uri)
     if path is None:

@@ -134,7 +134,7 @@ def read_node_state(folder: str) -> dict[str, Any]:
 
 
 class NodeWatch:
-    """Reads this node's state, with the XID errors of its GPUs from the creation on."""
+    """Reads this node's state, with the XID errors of its GPUs since this object was made."""
 
     def __init__(self) -> None:
         self._xid_watch = nvidia.XidWatch()

@@ -36,7 +36,7 @@ def settle(environment: MutableMapping[str, str], variable: str) -> None:
 
 
 def select(available: str, chosen: str) -> str:
-    """Return the GPUs of `available` that `chosen` names by index or UUID; equal lists name the same ones."""
+    """Return the GPUs of `available` whose index or UUID is in `chosen`; all of them if both lists are the same."""
     devices, selected = available.split(","), []
     if sorted(devices) == sorted(chosen.split(",")):
         return available

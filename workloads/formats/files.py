@@ -34,7 +34,7 @@ FORMATS = {
 
 
 def render(job: Job, gpus: int, trainer: str | None = None) -> RenderedFile:
-    """Return a trainer's file of a job, of the job's own by default; `own` gives this project's command for that one.
+    """Return the file with which a trainer runs a job, by default the job's own; for `own` this project's command.
 
     Raises UserInputError if the format is unknown, or a rule of the trainer or its file does not allow the layout.
     """

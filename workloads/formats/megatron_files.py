@@ -164,7 +164,7 @@ def _split_nested(words: Iterable[str]) -> list[str]:
 
 
 def _list_arguments(words: list[str]) -> tuple[dict[str, list[str]], list[str]]:
-    """Return the texts of each argument, and the expansions that stand for arguments which are not known."""
+    """Return the texts of each argument, and the expansions whose arguments are not known."""
     values: dict[str, list[str]] = {}
     name, left = "", list[str]()
     for word in words:

@@ -157,7 +157,7 @@ def cast_kernel(
 ):
     """Cast x, or with NORM its norm: x times the factor of its row times that of its column.
 
-    With SCALED all of it has the one `scale`, and columns are those of matrices with `group` tokens each; else each
+    With SCALED there is one `scale` for all, and columns belong to matrices of `group` tokens each; otherwise each
     block gets its own.
     """
     tiles = tl.cdiv(features, BLOCK_FEATURES)
@@ -236,7 +236,7 @@ def norm_kernel(
 ):
     """Write the norm of one token, and with ADD what it is of. SIZE: a power of two of at least `features`.
 
-    With SCALED all of it has the one `scale`; else each block gets its own.
+    With SCALED there is one `scale` for all; otherwise each block gets its own.
     """
     t = tl.program_id(0).to(tl.int64)
     n = tl.arange(0, SIZE)

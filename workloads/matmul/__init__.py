@@ -105,7 +105,7 @@ class Matmul(Workload):
     module = "gemm"
 
     def recorded_parameters(self, parameters: MatmulParameters) -> Mapping[str, Scalar]:
-        """Return the parameters without those of the other way to give a shape: m, n and k, or a model's layer."""
+        """Return the parameters without m, n and k, or without the model's layer: whichever does not give the shape."""
         unused = ("model", "layer", "product", "tokens") if parameters.model is None else ("m", "n", "k")
         values = super().recorded_parameters(parameters)
         return {name: value for name, value in values.items() if name not in unused}

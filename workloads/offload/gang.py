@@ -56,7 +56,7 @@ class Gang:
             dist.all_reduce(tensor)
 
     def gather(self, n: int, kept: Tensor) -> Tensor:
-        """Return layer n's whole vector. `kept` is what this process has of it; of a ring, its home alone."""
+        """Return layer n's whole vector. `kept` is this process's share; in a ring the layer's home has it all."""
         if self.is_ring:
             dist.broadcast(kept, n % self.ranks)
         if not self.is_sharded:

@@ -56,7 +56,7 @@ class TokenSource:
     document_tokens: int = 0
 
     def draw(self, step: int, sequences: Iterable[int]) -> Batch:
-        """Return sequences of a step's global batch. Each has its own generator: a rank draws its part alone."""
+        """Return sequences of a step's global batch. Each has its own generator, so a rank draws only its own."""
         tokens, lengths = [], []
         for sequence in sequences:
             random = np.random.default_rng([self.seed, step, sequence])

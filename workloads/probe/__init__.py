@@ -40,7 +40,7 @@ class ProbeParameters:
 
 
 class Probe(Workload):
-    """A trial with the score exp(-(x-3)² - (y+1)²) that ends as `behaviour` selects."""
+    """Ends as `behaviour` says. The score is exp(-(x-3)² - (y+1)²)."""
 
     name = "probe"
     Parameters = ProbeParameters

@@ -164,7 +164,7 @@ def _replace(name: str, before: float, source: str, measured: Figure) -> Cells:
 
 
 def device_replacements(calibration: Calibration, before: Device | None, rows: Sequence[Row]) -> Iterator[Cells]:
-    """Yield the figures of a device. `before` is None for one that could not be planned; `rows` are of attention."""
+    """Yield the figures of a device. `before` is None if it could not be planned before; `rows` are attention's."""
     for dtype, figure in calibration.sustained_tflops.items():
         rate, source = math.nan, ""
         if before and (before.sustained_tflops or before.peak_tflops):

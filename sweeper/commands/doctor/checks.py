@@ -99,7 +99,7 @@ def has_new_use(before: Mapping[str, Any], after: Mapping[str, Any]) -> bool:
 
 
 def add_changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a node's state with the GPUs' worst use and errors of two readings, and with the rises of counters."""
+    """Return a node's state from two readings: the worse use and errors of each GPU, and how far counters rose."""
     gpus = []
     for old, new in _pair_gpus(before, after):
         gpu = old | {name: new[name] for name in WORSENING if new.get(name, 0) > old.get(name, 0)}

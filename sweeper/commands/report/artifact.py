@@ -1,4 +1,4 @@
-"""The report as a page; the one on a sweep as an artifact of its parent run, named in the run's description.
+"""The report as a page. After a sweep it is an artifact of the parent run, and the run's description names it.
 
     MLFLOW_TRACKING_URI=URI python -m sweeper.commands.report.artifact PARENT_RUN_ID
 

@@ -343,8 +343,8 @@ class Sweep:
             self._take(trial, result)
 
     def _leave_without_head(self, address: str) -> None:
-        """End the process from a thread, since Ray blocks the main one. A sweep that is stopping, as when a SIGTERM
-        reached its own Ray too (`timeout`, a batch system), shuts down gracefully."""
+        """End the process from a thread, since Ray blocks the main one. If the sweep is stopping already, it shuts down
+        gracefully: `timeout` and batch systems send their SIGTERM to the sweep's own Ray too."""
         if self._stop.requested and self._pool:
             self._cancel_in_flight()
             with redirect_stdout(sys.__stdout__):
