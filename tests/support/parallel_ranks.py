@@ -132,7 +132,7 @@ def train(call: Call, rank: Rank) -> Trained:
 def serve(number: int, device: str, port: int, calls: Any, answers: Any) -> None:
     torch.set_num_threads(1)
     while (call := calls.get()) is not None:
-        faulthandler.dump_traceback_later(90)
+        faulthandler.dump_traceback_later(150)
         world_size = call.layout.gpus
         rank = Rank(
             number,
@@ -189,7 +189,7 @@ class Ranks:
             calls.put(Call(self._sequence_number, layout, spec, exact_fp8_sums, backend, keeps_weights))
         results: dict[int, Trained] = {}
         for _ in range(layout.gpus):
-            number, answer = self._answers.get(timeout=100)
+            number, answer = self._answers.get(timeout=160)
             if isinstance(answer, str):  # the other ranks may wait for this one forever
                 self.close()
                 self.__init__(len(self._processes), self._device)  # type: ignore[misc]
