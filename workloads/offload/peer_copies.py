@@ -80,10 +80,11 @@ class CudaDriver:
         self._call("cuMemcpyDtoDAsync_v2", *addresses, ctypes.c_size_t(size_bytes), self._stream())
 
     def write(self, address: int, value: int) -> None:
+        """Write a number after a memory fence, which is the default of CUDA's driver."""
         self._queue_counter("cuStreamWriteValue32_v2", address, value)
 
     def wait(self, address: int, value: int) -> None:
-        """Let the stream wait until a number of 32 bits is at least `value`, modulo 2^32."""
+        """Let the stream wait until 32 bits are at least `value`, modulo 2^32. A flush is for writes by NICs alone."""
         self._queue_counter("cuStreamWaitValue32_v2", address, value)
 
     def _queue_counter(self, name: str, address: int, value: int) -> None:
