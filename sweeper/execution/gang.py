@@ -44,6 +44,7 @@ class RunningTrial:
     sequence_number: int = 0
     timeout_s: float = math.inf  # trial.timeout_s
     kill_after_s: float = math.inf  # how long the trial may run before the driver ends it
+    waits_for_all: bool = False  # a rank that fails leaves the results of the others
 
     @property
     def deadline_s(self) -> float:
@@ -196,10 +197,11 @@ class Gang:
                 running.results.append(result)
         if running.failures:
             # A rank may fail because another one died: the rank that knows the cause reports soon after.
-            running.failure_deadline_s = min(running.failure_deadline_s, now + ROOT_CAUSE_GRACE_S)
+            grace_s = running.kill_after_s if running.waits_for_all else ROOT_CAUSE_GRACE_S
+            running.failure_deadline_s = min(running.failure_deadline_s, now + grace_s)
             known = any(failure.status is TrialStatus.INFEASIBLE for failure in running.failures)
-            complete = known or not running.pending or now >= running.failure_deadline_s
-            return _merge_failures(running.failures) if complete else None
+            complete = (known and not running.waits_for_all) or not running.pending or now >= running.failure_deadline_s
+            return _merge_failures(running.failures, running.results) if complete else None
         if not running.pending:
             return self._build_measured(running.results)
         if now - running.started_s > running.kill_after_s:
@@ -240,6 +242,7 @@ class Gang:
             where=where,
             # With several ranks, the others may still wait for this one in a collective operation.
             reusable=result.reusable and len(self.workers) == 1 and not result.left,
+            of_ranks={result.rank: f"{result.status}: {result.reason}"},
             files={rank_file_name(result.rank, name): content for name, content in result.files.items()},
         )
 
@@ -249,13 +252,15 @@ def _name_left(*results: RankResult) -> dict[str, Scalar]:
     return {LEFT: mask("; ".join(left))[:MAX_LEFT]} if left else {}
 
 
-def _merge_failures(failures: Sequence[TrialResult]) -> TrialResult:
+def _merge_failures(failures: Sequence[TrialResult], results: Sequence[RankResult]) -> TrialResult:
     """Return the failure of the rank that has the cause, else the first, with the last lines and files of all ranks."""
     order = {status: place for place, status in enumerate(ROOT_CAUSES)}
     cause = min(failures, key=lambda failure: order.get(failure.status, len(order)))
     detail = "\n\n".join(dict.fromkeys(failure.detail for failure in failures if failure.detail))
     files = {name: content for failure in failures for name, content in failure.files.items()}
-    return replace(cause, detail=detail, files=files)
+    of_ranks = {rank: one for failure in failures for rank, one in failure.of_ranks.items()}
+    of_ranks |= {result.rank: result.measurement for result in results if result.measurement}
+    return replace(cause, detail=detail, files=files, of_ranks=of_ranks)
 
 
 def _read_log_tail(log: Scalar, lines: int = 30) -> str:

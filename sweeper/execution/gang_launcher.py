@@ -41,6 +41,7 @@ class GangSpec:
     settings: Mapping[str, Any] | None  # the workload's own section of the configuration
     resources: GangResources
     timeout_s: float  # trial.timeout_s
+    waits_for_all: bool = False  # each rank measures its own device; one that fails leaves the results of the others
     reports_steps: bool = False  # the workload does so while it runs, and ends itself at the timeout
     cpu_shares: int | None = None  # how many gangs share the cores of a CPU; None: as many as the pool has
     searches_environment: bool = False  # trials differ in their variables, so each gang starts for a certain trial

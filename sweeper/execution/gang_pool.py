@@ -191,10 +191,10 @@ class GangPool:
 
     # ── trials ──
 
-    def use_workload(self, name: str) -> None:
+    def use_workload(self, name: str, *, waits_for_all: bool) -> None:
         """Run trials of another workload on the same workers from now on. No trial may be in flight."""
         assert not self._in_flight
-        self._spec = replace(self._spec, workload=name)
+        self._spec = replace(self._spec, workload=name, waits_for_all=waits_for_all)
 
     def submit(self, trial: Trial, node_id: str | None = None) -> None:
         """Hand a trial to the least loaded gang; to one of this node alone, if there is one with capacity."""
@@ -256,6 +256,7 @@ class GangPool:
             sequence_number=self._sequence_number,
             timeout_s=spec.timeout_s,
             kill_after_s=self._kill_after_s,
+            waits_for_all=spec.waits_for_all,
         )
         gang.trials.append(running)
         if self._running and len(gang.trials) == 1:

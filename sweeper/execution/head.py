@@ -68,7 +68,7 @@ _current: HeadWatch | None = None
 
 
 def watch(address: str | None) -> None:
-    """Call the latest `on_head_lost` callback when this head stops responding, and end any other watch.."""
+    """Call the latest `on_head_lost` callback when this head stops responding, and end any other watch."""
     global _current
     if _current:
         _current.stopped.set()

@@ -51,8 +51,7 @@ def find_failing_nodes(
     common_nodes: dict[str, set[str]] = {}  # of all failures of a point; none where the point itself is at fault
     for observation in judged:
         if observation.status in BAD:
-            nodes_of_point = common_nodes.setdefault(observation.point, {*observation.nodes})
-            nodes_of_point &= {*observation.nodes}
+            common_nodes.setdefault(observation.point, {*observation.nodes}).intersection_update(observation.nodes)
     judged = [observation for observation in judged if observation.status not in BAD or common_nodes[observation.point]]
     failing = []
     for node in candidates & {*suspects}:

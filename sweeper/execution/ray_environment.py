@@ -104,5 +104,5 @@ def shell_commands() -> str:
 
 
 def _unify_devices(variables: MutableMapping[str, str]) -> None:
-    if not gpu_setup.has_nvidia_gpus():
+    if gpu_setup.NVIDIA not in gpu_setup.present_vendors():
         visible_devices.unify(variables)

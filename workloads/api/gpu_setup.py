@@ -51,13 +51,9 @@ AMD = Vendor("AMD", "kfd", HIP, "ROCm", REINSTALL_ROCM, "amd-smi list", "--devic
 VENDORS = (NVIDIA, AMD)
 
 
-def has_nvidia_gpus() -> bool:
-    return NVIDIA in _present_vendors()
-
-
 def find_problems(gpus: int, environment: Mapping[str, str]) -> list[GpuProblem]:
     """Return what keeps GPUs from being used; Ray sees `gpus` of them. `environment` is Ray's; empty if unknown."""
-    vendors = _present_vendors()
+    vendors = present_vendors()
     devices = [_check_devices(vendor, gpus, environment) for vendor in vendors]
     problems = [problem for problem in devices if problem]
     build = read_torch_build()
@@ -95,7 +91,7 @@ def _install_amdsmi() -> str:
     return f"pip install {AMDSMI_SOURCE}"
 
 
-def _present_vendors() -> list[Vendor]:
+def present_vendors() -> list[Vendor]:
     return [vendor for vendor in VENDORS if any(DEVICES.glob(vendor.device_files))]
 
 

@@ -148,7 +148,7 @@ def next_token_loss(hidden: Tensor, weight: Tensor, targets: Tensor, chunk_token
 
     The correct tokens `targets` are [tokens] int64. The logits of at most `chunk_tokens` tokens exist at a time.
     """
-    return _ChunkedLoss.apply(hidden, weight, targets, chunk_tokens)
+    return ChunkedLoss.apply(hidden, weight, targets, chunk_tokens)
 
 
 def loss_and_gradients(
@@ -171,7 +171,7 @@ def loss_and_gradients(
     return loss, d_hidden
 
 
-class _ChunkedLoss(torch.autograd.Function):
+class ChunkedLoss(torch.autograd.Function):
     """Computes the gradients in the forward pass."""
 
     @staticmethod

@@ -16,7 +16,7 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
 from workloads.estimator.memory import LOSS_CHUNK_TOKENS
 from workloads.layouts.layout import Layout, Schedule
-from workloads.llama.model import next_token_loss
+from workloads.llama.model import ChunkedLoss, next_token_loss
 from workloads.models.flops import document_lengths
 from workloads.parallel.apply import Groups, precompute_fp8_scales, set_gradient_sync
 from workloads.parallel.context import local_positions
@@ -113,7 +113,7 @@ def clip_gradients(parameters: Sequence[nn.Parameter], divided: Sequence[nn.Para
     return norm
 
 
-class VocabParallelLoss(torch.autograd.Function):
+class VocabParallelLoss(ChunkedLoss):
     """The mean next-token loss, the same on all ranks, in chunks, so that the full logits never exist.
 
     hidden: [tokens, hidden_size], the same on all ranks; its gradient is this rank's part of a sum
@@ -123,7 +123,7 @@ class VocabParallelLoss(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx, hidden: Tensor, weight: Tensor, targets: Tensor, group: dist.ProcessGroup) -> Tensor:  # type: ignore[no-untyped-def]
+    def forward(ctx, hidden: Tensor, weight: Tensor, targets: Tensor, group: dist.ProcessGroup) -> Tensor:  # type: ignore[no-untyped-def, override]
         ranks, first_row = dist.get_world_size(group), dist.get_rank(group) * len(weight)
         loss = torch.zeros((), device=hidden.device, dtype=torch.float32)
         d_hidden, d_weight = torch.empty_like(hidden), torch.zeros_like(weight)
@@ -145,11 +145,6 @@ class VocabParallelLoss(torch.autograd.Function):
             d_weight.addmm_(d_logits.t(), h)
         ctx.save_for_backward(d_hidden, d_weight)
         return loss
-
-    @staticmethod
-    def backward(ctx, d_loss: Tensor):  # type: ignore[no-untyped-def]
-        d_hidden, d_weight = ctx.saved_tensors
-        return d_hidden * d_loss, d_weight * d_loss, None, None
 
 
 SCHEDULES: dict[Schedule, Any] = {

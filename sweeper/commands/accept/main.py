@@ -102,7 +102,7 @@ def accept(request: AcceptRequest) -> int:
     names = list(watches.states)
     phases = measure.plan_phases(target, names, read_experiments(target.hardware.kind, request.profile))
     planned = [(job, experiment) for job in chain(*phases) for experiment in job.experiments]
-    parts = {part for job, e in planned for part in measure.parts_of(job, e, ())}
+    parts = {part for job, e in planned for part in measure.parts_of(job, e)}
     baseline = records.read_baseline(Path(request.baseline), target, request.profile, parts) if request.baseline else {}
     rates = {(job.place, t): rate for job, e in planned for t, rate in expected_rates(job.target, e, job.ranks).items()}
     folder = Path(request.dir).expanduser() / FOLDER

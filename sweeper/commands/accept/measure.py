@@ -84,7 +84,7 @@ class Job:
 
     def _submit(self, further_s: float = 0.0) -> None:
         assert self.pool
-        self.pool.use_workload(self.experiments[0].workload)
+        self.pool.use_workload(self.experiments[0].workload, waits_for_all=self.experiments[0].scope == "device")
         self.pool.submit(Trial(0, choose_parameters(self.target, self.experiments[0], self.ranks)))
         self.deadline_s = time.monotonic() + timeout_s(self.experiments[0]) + further_s
 
@@ -210,11 +210,12 @@ def skip_measured(phases: Sequence[Sequence[Job]], readings: Iterable[Reading]) 
 def read_result(job: Job, experiment: Experiment, result: TrialResult) -> Iterator[Reading]:
     """Yield a reading for each test and part of an experiment, with its problem where there is no rate above 0."""
     hardware = job.target.hardware
-    groups = parts_of(job, experiment, result.measurements)
+    of_ranks = {**dict(enumerate(result.measurements)), **result.of_ranks}
     for test, metric in experiment.tests.items():
-        for part, measurements in groups.items():
-            if not measurements:
-                problem = f"{result.status.value}: {result.reason}"
+        for part, ranks in parts_of(job, experiment).items():
+            own = [of_ranks.get(rank, f"{result.status.value}: {result.reason}") for rank in ranks]
+            measurements = [one for one in own if isinstance(one, Measurement)]
+            if problem := next((one for one in own if isinstance(one, str)), ""):
                 yield Reading(test, experiment.scope, part, job.names, UNITS[metric], problem=problem)
                 continue
             metrics = derive(measurements, hardware.dense_peak_tflops, None, hardware.bandwidth_tb_s)
@@ -236,13 +237,13 @@ def leave_out_unsupported(readings: Sequence[Reading]) -> list[Reading]:
     return [reading for reading in readings if reading.test in measured or not unsupported.match(reading.problem)]
 
 
-def parts_of(job: Job, experiment: Experiment, ranks: Sequence[Measurement]) -> dict[str, Sequence[Measurement]]:
-    """Return the measurements of each part of the experiment, by its name. Ranks are in the order of GPUs' numbers."""
+def parts_of(job: Job, experiment: Experiment) -> dict[str, Sequence[int]]:
+    """Return the ranks of each part of the experiment, by its name. Ranks are in the order of GPUs' numbers."""
     if experiment.scope == "device" and job.target.is_gpu:
-        return {f"{job.place} GPU {n}": ranks[n : n + 1] for n in range(job.ranks)}
+        return {f"{job.place} GPU {n}": [n] for n in range(job.ranks)}
     if experiment.scope == "pair":
-        return {f"{job.place} GPU {n} + {n + 1}": ranks[n : n + 2] for n in range(0, job.ranks, 2)}
-    return {f"the whole, {len(job.names)} nodes" if experiment.scope == "whole" else job.place: ranks}
+        return {f"{job.place} GPU {n} + {n + 1}": [n, n + 1] for n in range(0, job.ranks, 2)}
+    return {f"the whole, {len(job.names)} nodes" if experiment.scope == "whole" else job.place: range(job.ranks)}
 
 
 def _interval(metric: str, metrics: Mapping[str, float], ranks: Sequence[Measurement]) -> tuple[float, float, float]:

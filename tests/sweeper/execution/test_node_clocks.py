@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sweeper.common.trials import TrialStatus
 from sweeper.execution import gang as gang_module
 from sweeper.execution.gang import MAX_DRIFT, Gang, NodeClocks, RunningTrial
 from sweeper.execution.worker import RankResult
@@ -50,3 +51,18 @@ def test_a_gang_over_nodes_has_the_times_of_the_driver(monkeypatch: pytest.Monke
     result = gang.collect_result({0, 1})
     assert result is not None and result.ended_at_s - result.started_at_s == pytest.approx(2, abs=0.2)
     assert result.ended_at_s == pytest.approx(at_s, abs=0.5)
+
+
+def test_ranks_that_measure_alone_keep_their_results_where_one_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    measured, full = Measurement({}, (1.0,)), "out of memory: 71 GiB are held"
+    results = [RankResult(0, status="infeasible", reason=full), RankResult(1, 0.0, 1.0, measured)]
+    monkeypatch.setattr(gang_module.ray, "get", lambda ref: results[ref])
+    place = {"gpus": "0", "port": 1, "node_id": "n", "address": "n", "node": "n"}
+    for waits, arrived in ((False, {0}), (True, {1})):
+        gang = Gang("worker", ["first", "second"], None, [], [], locations=[place, place])
+        gang.trials.append(RunningTrial(None, {0: 0, 1: 1}, waits_for_all=waits))
+        result = gang.collect_result({0})
+        assert (result is None) == waits
+        result = result or gang.collect_result(arrived)
+        assert result is not None and (result.status, result.reason) == (TrialStatus.INFEASIBLE, full)
+        assert result.of_ranks == {0: f"infeasible: {full}"} | ({1: measured} if waits else {})

@@ -96,11 +96,13 @@ def test_every_node_meets_others_in_about_log2_rounds_of_disjoint_pairs(count: i
         assert len(set(chain(*pairs))) == 2 * len(pairs) and len(pairs) == count // 2
 
 
-def read(ranks: list[Measurement], status: TrialStatus, reason: str = "", metric: str = "tflops") -> list[Reading]:
+def read(
+    ranks: list[Measurement], status: TrialStatus, reason: str = "", metric: str = "tflops", **of_result: Any
+) -> list[Reading]:
     """Return the readings of a result of the first experiment that has such a metric, on a node of two GPUs."""
     ((job,),) = measure.plan_phases(gpus(2, 1), ["n"], read_experiments("gpu", "quick"))
     experiment = next(e for e in job.experiments if metric in e.tests.values())
-    result = TrialResult(status, 0.0, 1.0, reason, measurements=tuple(ranks))
+    result = TrialResult(status, 0.0, 1.0, reason, measurements=tuple(ranks), **of_result)
     return list(measure.read_result(job, experiment, result))
 
 
@@ -114,6 +116,13 @@ def test_a_test_is_left_out_only_where_no_part_supports_it_and_not_for_lack_of_m
     assert overall_verdict(judge(left, "gpu", {}, {}), []) is Verdict.INCONCLUSIVE
 
 
+def test_one_gpu_out_of_memory_leaves_the_results_of_the_others() -> None:
+    full, works = "infeasible: out of memory: x", Measurement({}, (1.0, 1.0), flops_per_step=6e14)
+    readings = read([], TrialStatus.INFEASIBLE, "out of memory: x", of_ranks={0: full, 1: works})
+    burst = [(reading.part, reading.problem, reading.value) for reading in readings if reading.test.endswith("burst")]
+    assert burst[0][:2] == ("n GPU 0", full) and burst[1] == ("n GPU 1", "", pytest.approx(600.0))
+
+
 @pytest.mark.parametrize("metrics", [{"bus_gb_s": 0.0}, {"bus_gb_s": math.nan}, {"bus_gb_s": math.inf}, {}])
 def test_a_result_without_a_rate_above_zero_has_no_verdict(metrics: dict[str, float]) -> None:
     ranks = [Measurement({}, (0.1,) * 5, metrics=metrics)] * 2
@@ -125,7 +134,7 @@ def test_a_result_without_a_rate_above_zero_has_no_verdict(metrics: dict[str, fl
 
 def test_the_whole_of_fewer_nodes_is_another_part() -> None:
     *_, (whole,) = measure.plan_phases(gpus(8, 3), ["a", "b", "c"], read_experiments("gpu", "quick"))
-    parts = [[*measure.parts_of(job, whole.experiments[0], ())] for job in (whole, whole.without({"b"}))]
+    parts = [[*measure.parts_of(job, whole.experiments[0])] for job in (whole, whole.without({"b"}))]
     assert parts == [["the whole, 3 nodes"], ["the whole, 2 nodes"]]
 
 
