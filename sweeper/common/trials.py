@@ -59,9 +59,7 @@ class TrialResult:
     files: Mapping[str, bytes] = field(default_factory=dict)  # further results by name, of a trial without measurements
     where: Mapping[str, Scalar] = field(default_factory=dict)  # node, process and log of rank 0; Ray's ids of all nodes
     reusable: bool = False  # the workers may run another trial: they succeeded, or refused before they tried
-    of_ranks: Mapping[int, Measurement | str] = field(
-        default_factory=dict
-    )  # of a failure: results of ranks, or reasons
+    of_ranks: Mapping[int, Measurement | str] = field(default_factory=dict)  # of a failure: results, or reasons
 
 
 @dataclass(frozen=True)
