@@ -50,7 +50,8 @@ def find_unusual(numbers: Sequence[int], times_s: Sequence[float]) -> list[Findi
         return []
     steps, logs = np.asarray(numbers), np.log(np.asarray(times_s, dtype=float))
     usual = rolling_median(logs)
-    slow = find_slow(logs - usual)
+    residuals = logs - usual  # far above 0 where a step is slower than its neighbors
+    slow = residuals > max(PAUSE_SPREADS * robust_deviation(residuals), math.log1p(PAUSE))
     findings = [pauses] if (pauses := _find_pauses(steps, np.exp(logs), np.exp(usual), slow)) else []
     trend = _find_trend(steps, np.where(slow, usual, logs))
     return [*findings, trend] if trend else findings
@@ -60,11 +61,6 @@ def rolling_median(values: np.ndarray) -> np.ndarray:
     half = WINDOW // 2
     padded = np.pad(values, half, mode="reflect")
     return np.asarray(np.median(np.lib.stride_tricks.sliding_window_view(padded, WINDOW), axis=1))
-
-
-def find_slow(residuals: np.ndarray) -> np.ndarray:
-    """Return which steps are far slower than their neighbors."""
-    return residuals > max(PAUSE_SPREADS * robust_deviation(residuals), math.log1p(PAUSE))
 
 
 def _find_pauses(steps: np.ndarray, times_s: np.ndarray, usual_s: np.ndarray, slow: np.ndarray) -> Finding | None:

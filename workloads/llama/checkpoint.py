@@ -1,7 +1,7 @@
 """Read and write Hugging Face checkpoints of the families that are trained: safetensors files and a config.json."""
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import fields
 from functools import cache
 from pathlib import Path
@@ -19,6 +19,7 @@ from workloads.models.trained import read_trained
 
 SHARD_BYTES = 4 * 10**9
 STACKED = (".experts.gate_up", ".experts.down")  # one matrix for each expert
+Weights = Iterable[tuple[str, Tensor]]  # by their names in `workloads.llama.model.Llama`
 
 # Hugging Face's names of the parameters of `workloads.llama.model.Llama`. Where there are several, the parameter here
 # is their concatenation along the first dimension.
@@ -136,20 +137,23 @@ def open_reader(folder: Path, shape: Model) -> Callable[[str], Tensor]:
     return read
 
 
-def save(folder: Path, shape: Model, weights: Mapping[str, Tensor]) -> None:
-    """Write a checkpoint that `transformers` reads, in shards of about 4 GB.
+def save(folder: Path, shape: Model, weights: Weights) -> None:
+    """Write a checkpoint that `transformers` reads, in files of about 4 GB, each as soon as it is full.
 
-    `weights` have their names in `workloads.llama.model.Llama`. The first one's data type goes into config.json. Raises
-    ValueError if no family computes the model, or has its router's biases.
+    `weights` are in any order. The first one's data type goes into config.json. Raises ValueError if no family computes
+    the model, or has its router's biases.
     """
     config = build_config(shape)
-    weights = _with_router_biases(weights, shape, config["model_type"])
     folder.mkdir(parents=True, exist_ok=True)
-    kv_size = shape.kv_heads * shape.head_size
-    qkv_rows = [shape.heads * shape.head_size, kv_size, kv_size]
-    shards: list[dict[str, Tensor]] = [{}]
-    shard_bytes = total_bytes = 0
-    for name, weight in weights.items():
+    qkv_rows = [heads * shape.head_size for heads in (shape.heads, shape.kv_heads, shape.kv_heads)]
+    shard, names_of_files, total_bytes, dtype = dict[str, Tensor](), list[list[str]](), 0, ""
+
+    def write() -> None:
+        save_file(shard, folder / f"{len(names_of_files)}.part", metadata={"format": "pt"})
+        names_of_files.append([*shard])
+        shard.clear()
+
+    for name, weight in _with_router_biases(weights, shape, config["model_type"]):
         if shape.gpt_oss and ".experts." in name and ".router." not in name:  # gate and up alternate, inputs come first
             weight = weight.unflatten(1, (2, -1)).transpose(1, 2).flatten(1, 2) if "gate_up" in name else weight
             rows = weight.mT if name.endswith(STACKED) else weight
@@ -158,33 +162,34 @@ def save(folder: Path, shape: Model, weights: Mapping[str, Tensor]) -> None:
         names = hf_names(name, shape)
         parts = rows.split(qkv_rows) if ".qkv." in name else rows.chunk(len(names))
         for hf_name, part in zip(names, parts, strict=True):
-            if shard_bytes + part.nbytes > SHARD_BYTES and shards[-1]:
-                shards.append({})
-                shard_bytes = 0
-            shards[-1][hf_name] = part.contiguous()
-            shard_bytes += part.nbytes
+            if shard and sum(tensor.nbytes for tensor in shard.values()) + part.nbytes > SHARD_BYTES:
+                write()
+            shard[hf_name] = part.contiguous()
             total_bytes += part.nbytes
+        dtype = dtype or str(weight.dtype).removeprefix("torch.")
+    write()
     weight_map: dict[str, str] = {}
-    for number, shard in enumerate(shards, 1):
-        file = f"model-{number:05d}-of-{len(shards):05d}.safetensors"
-        save_file(shard, folder / file, metadata={"format": "pt"})
-        weight_map |= dict.fromkeys(shard, file)
+    for number, names in enumerate(names_of_files):
+        file = f"model-{number + 1:05d}-of-{len(names_of_files):05d}.safetensors"
+        (folder / f"{number}.part").rename(folder / file)
+        weight_map |= dict.fromkeys(names, file)
     index = {"metadata": {"total_size": total_bytes}, "weight_map": weight_map}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=1))
-    dtype = str(next(iter(weights.values())).dtype).removeprefix("torch.")
     (folder / "config.json").write_text(json.dumps(config | {"torch_dtype": dtype}, indent=1))
 
 
-def _with_router_biases(weights: Mapping[str, Tensor], shape: Model, family: str) -> dict[str, Tensor]:
-    """Return the weights with `experts.bias` where the family has it, without where it has not and they are zeros."""
-    names = [f"blocks.{layer}.experts.bias" for layer in range(shape.layers) if shape.has_experts(layer)]
-    if family == "glm4_moe":
-        if missing := [name for name in names if name not in weights]:
-            raise ValueError(f"no {missing[0]}: a checkpoint of {family} has the biases of its routers")
-        return dict(weights)
-    if lost := [name for name in names if name in weights and weights[name].any()]:
-        raise ValueError(f"{lost[0]} is not 0, and a checkpoint of {family} has no biases of routers")
-    return {name: weight for name, weight in weights.items() if name not in names}
+def _with_router_biases(weights: Weights, shape: Model, family: str) -> Iterator[tuple[str, Tensor]]:
+    """Yield the weights with `experts.bias` where the family has it, without where it has not and they are zeros."""
+    missing = [f"blocks.{layer}.experts.bias" for layer in range(shape.layers) if shape.has_experts(layer)]
+    for name, weight in weights:
+        if name in missing:
+            missing.remove(name)
+            if family != "glm4_moe" and weight.any():
+                raise ValueError(f"{name} is not 0, and a checkpoint of {family} has no biases of routers")
+        if not name.endswith(".experts.bias") or family == "glm4_moe":
+            yield name, weight
+    if missing and family == "glm4_moe":
+        raise ValueError(f"no {missing[0]}: a checkpoint of {family} has the biases of its routers")
 
 
 def build_config(shape: Model) -> dict[str, Any]:

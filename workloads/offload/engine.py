@@ -7,7 +7,7 @@ gradients are complete; its optimizer states are copied during its backward pass
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from copy import copy
 from dataclasses import dataclass, replace
 from functools import partial
@@ -434,18 +434,17 @@ class Engine:
 
         self.load(draw)
 
-    def copy_weights(self) -> dict[str, Tensor]:
-        """Return copies of all weights on the host, by their names in `workloads.llama.model.Llama`."""
+    def copy_weights(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield copies of all weights on the host, by their names in `Llama`. All processes have to take all."""
         self.synchronize()
-        weights = self._embedding_and_head.copy_weights()
+        yield from self._embedding_and_head.copy_weights().items()
         for n in range(self.shape.layers):
             if n in self._own_layers:
                 kept = self._layers[self._own_layers.index(n)].weights.tensor.to(self.device)
             else:
                 kept = torch.empty(self._kept_numel, dtype=self.precision.dtype, device=self.device)
             parts = self._split(self.gang.gather(n, kept).cpu())
-            weights |= {f"blocks.{n}.{name}": part.clone() for name, part in parts.items()}
-        return weights
+            yield from ((f"blocks.{n}.{name}", part.clone()) for name, part in parts.items())
 
     # ── what ran ──
 

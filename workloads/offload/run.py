@@ -3,7 +3,7 @@
 import math
 import statistics
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import replace
@@ -219,6 +219,7 @@ def _train(
         weights = engine.copy_weights()
         if rank.rank == 0:
             checkpoint.save(Path(parameters.save_to), shape, weights)
+        deque(weights, maxlen=0)
     files, part_shares = dict[str, bytes](), dict[str, float]()
     if parameters.profile:
         files["trace.json.gz"], part_shares = record_trace(lambda: engine.step(batches[-1]))

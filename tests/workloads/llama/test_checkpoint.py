@@ -1,6 +1,8 @@
 """Checkpoints are exchanged with transformers in both directions, with equal logits."""
 
 import json
+import weakref
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -104,7 +106,7 @@ def test_transformers_reads_a_saved_checkpoint(kind: str, tmp_path: Path, monkey
     weights = {name: parameter.detach() for name, parameter in model.named_parameters()}
     if shape.router_scores == "sigmoid":  # of its family the bias is a tensor of the checkpoint
         weights |= {name: 0.1 * torch.randn(8) for name, _ in model.named_buffers() if name.endswith(".bias")}
-    checkpoint.save(tmp_path, shape, weights)
+    checkpoint.save(tmp_path, shape, weights.items())
     with pytest.raises(ValueError, match="rope_"):
         checkpoint.open_reader(tmp_path, replace(shape, rope_factor=2.0))
     assert len(list(tmp_path.glob("*.safetensors"))) > 1
@@ -116,8 +118,35 @@ def test_transformers_reads_a_saved_checkpoint(kind: str, tmp_path: Path, monkey
     torch.testing.assert_close(logits(shape, tmp_path, tokens), expected, rtol=1e-4, atol=1e-4)
 
 
+def test_no_more_than_a_file_of_weights_is_held_while_a_checkpoint_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shape = replace(TINY, layers=40)
+    monkeypatch.setattr(checkpoint, "SHARD_BYTES", 4 * 10**6)
+    alive, drawn, most = set[int](), 0, 0
+
+    def draw() -> Iterator[tuple[str, torch.Tensor]]:
+        nonlocal drawn, most
+        with torch.device("meta"):
+            sizes = {name: parameter.shape for name, parameter in Llama(shape).named_parameters()}
+        for drawn, (name, size) in enumerate(sizes.items(), 1):
+            weight = torch.zeros(size)
+            alive.add(drawn)
+            weakref.finalize(weight.untyped_storage(), alive.discard, drawn)
+            most = max(most, len(alive))
+            yield name, weight
+            del weight
+
+    checkpoint.save(tmp_path, shape, draw())
+    files = sorted(path.name for path in tmp_path.glob("*"))
+    assert len(files) > 8 and not any(name.endswith(".part") for name in files)
+    assert most < 2 * drawn / (len(files) - 2)
+    read = checkpoint.open_reader(tmp_path, shape)
+    assert not read("blocks.39.qkv.weight").any()
+
+
 def test_a_missing_checkpoint_and_one_of_another_shape_are_refused(tmp_path: Path) -> None:
-    checkpoint.save(tmp_path, TINY, {"norm.weight": torch.ones(TINY.hidden_size)})
+    checkpoint.save(tmp_path, TINY, [("norm.weight", torch.ones(TINY.hidden_size))])
     with pytest.raises(ValueError, match=r"has no \*.safetensors files with a config.json"):
         checkpoint.open_reader(tmp_path / "nowhere", TINY)
     with pytest.raises(ValueError, match="layers is 2, the model's is 5; vocabulary is 512, the model's is 9"):
@@ -125,7 +154,7 @@ def test_a_missing_checkpoint_and_one_of_another_shape_are_refused(tmp_path: Pat
 
 
 def test_a_checkpoint_of_another_family_that_computes_the_same_is_read(tmp_path: Path) -> None:
-    checkpoint.save(tmp_path, TINY, {"norm.weight": torch.ones(TINY.hidden_size)})
+    checkpoint.save(tmp_path, TINY, [("norm.weight", torch.ones(TINY.hidden_size))])
     config = json.loads((tmp_path / "config.json").read_text())
     config |= {
         "model_type": "mistral",
@@ -144,9 +173,9 @@ def test_no_bias_of_a_router_is_lost(tmp_path: Path) -> None:
     layer = SHAPES["mixtral"].layers - 1
     bias = {f"blocks.{layer}.experts.bias": torch.ones(8)}
     with pytest.raises(ValueError, match=f"blocks.{layer}.experts.bias is not 0, and a checkpoint of mixtral has no"):
-        checkpoint.save(tmp_path, SHAPES["mixtral"], bias)
+        checkpoint.save(tmp_path, SHAPES["mixtral"], bias.items())
     with pytest.raises(ValueError, match=r"no blocks\.1\.experts\.bias: a checkpoint of glm4_moe has"):
-        checkpoint.save(tmp_path, SHAPES["glm4_moe"], {})
+        checkpoint.save(tmp_path, SHAPES["glm4_moe"], [])
     experts = Experts(SHAPES["glm4_moe"])
     experts.load_state_dict(experts.state_dict() | {"bias": torch.ones(8)})
     experts.start(NATURAL, 4, torch.device("cpu"))
@@ -155,7 +184,7 @@ def test_no_bias_of_a_router_is_lost(tmp_path: Path) -> None:
 
 def test_a_model_that_no_family_has_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="no checkpoint of mixtral has this model's renormalized=False"):
-        checkpoint.save(tmp_path, replace(SHAPES["mixtral"], renormalized=False), {})
+        checkpoint.save(tmp_path, replace(SHAPES["mixtral"], renormalized=False), [])
 
 
 def test_training_resumes_from_a_saved_checkpoint(tmp_path: Path) -> None:

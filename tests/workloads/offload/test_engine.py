@@ -131,7 +131,7 @@ def check_training(plan: Plan, device_type: str = "cpu", shape: Model = SHAPE, r
         engine = Engine(shape, plan, arena, device, kernel, precision=FP32, optimizer=OPTIMIZER, routing=routing)
         engine.load(before.__getitem__)
         engine_losses = [float(engine.step(batch)) for batch in draw_tokens(plan.accumulation_rounds)]
-        weights, imbalance = engine.copy_weights(), engine.imbalance
+        weights, imbalance = dict(engine.copy_weights()), engine.imbalance
         engine.rehearse(draw_tokens(1)[0][0])
         assert engine.imbalance == imbalance
     assert engine_losses == pytest.approx(losses, abs=1e-5)
@@ -207,7 +207,7 @@ def train_in_fp8(
         engine.initialize(0)
         losses = [float(engine.step(batch)) for batch in draw_tokens(ROUNDS, FP8_LENGTH)]
         assert engine.matrix_dtype == engine.describe_types()["type_of_block_products"] == recipe
-        return losses, engine.copy_weights()
+        return losses, dict(engine.copy_weights())
 
 
 @cache
@@ -261,7 +261,7 @@ def initial_weights(precision: Precision, shape: Model = SHAPE) -> dict[str, tor
         plan = build_plan([place()] * shape.layers, "device", 1)
         engine = Engine(shape, plan, arena, CPU, KERNELS["cpu"], precision=precision)
         engine.initialize(0)
-        return engine.copy_weights()
+        return dict(engine.copy_weights())
 
 
 @pytest.mark.parametrize("location", LOCATIONS)
@@ -272,7 +272,7 @@ def test_drawn_master_weights_are_those_that_the_first_gradients_belong_to(locat
         engine.initialize(0)
         for layer in engine._layers:
             assert torch.equal(layer.optimizer_states[2].tensor.bfloat16(), layer.weights.tensor)
-        weights = engine.copy_weights()
+        weights = dict(engine.copy_weights())
     # The weights do not depend on whether there are master weights.
     for name, weight in initial_weights(Precision(torch.bfloat16)).items():
         assert torch.equal(weights[name], weight), name
@@ -383,7 +383,7 @@ def train_slowly(precision: Precision, location: Location) -> torch.Tensor:
         engine.load(train_with_pytorch(shape, 1)[0].__getitem__)
         for n in range(20):
             engine.step(draw_tokens(1)[n % STEPS])
-        return engine.copy_weights()["blocks.0.gate_up.weight"].float()
+        return dict(engine.copy_weights())["blocks.0.gate_up.weight"].float()
 
 
 @pytest.mark.parametrize("location", LOCATIONS)

@@ -131,7 +131,7 @@ def train(gang: Gang, rank: Rank, layers: str, rounds: int, dying_rank: int | No
             losses.append(float(engine.step(select_tokens(gang, batch))))
             if gang.rank == dying_rank:
                 os._exit(1)
-        weights = {name: weight.numpy() for name, weight in engine.copy_weights().items()}
+        weights = {name: weight.numpy() for name, weight in engine.copy_weights()}
         assert (engine.peer_bytes > 0) == (gang.driver is not None)
         engine.close()
         return losses, weights

@@ -57,7 +57,7 @@ def train(precision: Precision, location: Location) -> tuple[list[float], dict[s
         )
         engine.initialize(0)
         losses = [float(engine.step(tokens)) for tokens in draw_tokens()]
-        return losses, engine.copy_weights(), engine
+        return losses, dict(engine.copy_weights()), engine
 
 
 def train_with_torchao(states: StateFormat) -> tuple[list[float], dict[str, torch.Tensor]]:
@@ -70,7 +70,7 @@ def train_with_torchao(states: StateFormat) -> tuple[list[float], dict[str, torc
         plan = build_plan((LayerPlan(),) * SHAPE.layers, "device")
         engine = Engine(SHAPE, plan, arena, CPU, KERNELS["cpu"], precision=Precision(torch.float32))
         engine.initialize(0)
-        model.load_state_dict(engine.copy_weights(), strict=False)
+        model.load_state_dict(dict(engine.copy_weights()), strict=False)
     parameters = dict(model.named_parameters())
     moments = {
         name: [
