@@ -142,7 +142,7 @@ def _group_overrides(arguments: Arguments) -> list[str]:
 
 
 def locate(message: str, arguments: Arguments, *, shipped: bool) -> str:
-    """Return the message with the file and line of the key that it begins with before it, unless the key was typed.
+    """Return the message after the file and line of the key that it begins with, unless that key was typed.
 
     `shipped`: also in our own files. They are valid as they are, so they are named only for what no device decides.
     """

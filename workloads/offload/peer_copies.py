@@ -84,7 +84,7 @@ class CudaDriver:
         self._queue_counter("cuStreamWriteValue32_v2", address, value)
 
     def wait(self, address: int, value: int) -> None:
-        """Let the stream wait until 32 bits are at least `value`, modulo 2^32. A flush is for writes by NICs alone."""
+        """Let the stream wait until 32 bits are at least `value`, modulo 2^32. Only writes by NICs need a flush."""
         self._queue_counter("cuStreamWaitValue32_v2", address, value)
 
     def _queue_counter(self, name: str, address: int, value: int) -> None:

@@ -236,8 +236,8 @@ def build_initializer(seed: int, device: torch.device, *, is_tied: bool = False)
 def initial_deviation(name: str, size: tuple[int, ...], is_tied: bool) -> float:
     """Return the standard deviation of a matrix's initial values, as torchtitan's llama3 has it.
 
-    A block's last products have less the later the block is, so that the sum of all blocks stays bounded and training
-    is stable without a warm-up of the learning rate. An embedding that is also the head has the head's.
+    It shrinks with the block's number for a block's last products, so that the sum of all blocks stays bounded and
+    training is stable without a warm-up of the learning rate. An embedding that is also the head has the head's.
     `size` is [outputs, inputs] of a matrix, [vocabulary, hidden size] of the embedding.
     """
     if name in ("embedding.weight", "lm_head.weight"):
