@@ -21,6 +21,7 @@ import statistics
 import sys
 import time
 from collections import defaultdict
+from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict
 from functools import partial
@@ -81,6 +82,10 @@ def name_cell(cell: Cell) -> str:
 # ── rates ──
 
 
+def read_rates() -> list[dict[str, Any]]:
+    return list(json.loads(RATES.read_text())) if RATES.exists() else []
+
+
 def interpolate_rates(stored: list[dict[str, Any]], model: str, sequence_length: int) -> DeviceRates:
     """Return the rates of a model at a sequence length, linear between the nearest two that were measured.
 
@@ -118,8 +123,7 @@ def store_rates(model: str, length: int) -> None:
     started, device, precision = time.perf_counter(), torch.device("cuda", 0), Precision()
     rates = asdict(measure_device_rates(model, length, device, precision))
     kernel = select_attention_kernel(MODELS[model], length, device, precision.dtype).name
-    stored = json.loads(RATES.read_text()) if RATES.exists() else []
-    stored = [row for row in stored if (row["model"], row["sequence_length"]) != (model, length)]
+    stored = [row for row in read_rates() if (row["model"], row["sequence_length"]) != (model, length)]
     machine = {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__, "attention": kernel}
     stored.append({"model": model, "sequence_length": length, **machine, "rates": rates})
     RATES.write_text(json.dumps(stored, indent=1) + "\n")
@@ -129,26 +133,23 @@ def store_rates(model: str, length: int) -> None:
 # ── estimated ──
 
 
-def estimate_cells(stored: list[dict[str, Any]] | str, replays: bool, cells: list[Cell]) -> list[Cell]:
+def catalogue_rates(hardware: str, model: str, sequence_length: int) -> DeviceRates:
+    return estimate_rates(MODELS[model], sequence_length, "bf16", build_cluster(hardware, None, 1))
+
+
+def estimate_cells(find_rates: Callable[[str, int], DeviceRates], replays: bool, cells: list[Cell]) -> list[Cell]:
     """Return the columns of cells of the same model, length and step: what their plans or the replays reach.
 
-    The rates are those stored, or the catalogue's of the hardware of this name. A cell that does not fit has none.
+    `find_rates` returns the rates of a model at a sequence length. A cell that does not fit has no columns.
     """
-    first = cells[0]
+    first, describe = cells[0], _replay if replays else _describe
     length, sequences = int(first["sequence_length"]), int(first["sequences_per_step"])
-    if isinstance(stored, str):
-        rates = estimate_rates(MODELS[first["model"]], length, "bf16", build_cluster(stored, None, 1))
-    else:
-        rates = interpolate_rates(stored, first["model"], length)
+    rates = find_rates(first["model"], length)
     model = ModelSizes(MODELS[first["model"]], element_bytes=2, state_bytes_per_parameter=4)
     budgets = [MemoryBudget(float(cell["device_gib"]), float(cell["host_gib"])) for cell in cells]
     predictions = find_fastest_plans(model, length, sequences, budgets, rates)
     return [
-        {}
-        if not prediction
-        else _replay(prediction, first["model"], rates)
-        if replays
-        else _describe(prediction, cell, rates)
+        describe(prediction, cell, rates) if prediction else {}
         for prediction, cell in zip(predictions, cells, strict=True)
     ]
 
@@ -168,11 +169,11 @@ def _describe(prediction: Prediction, cell: Cell, rates: DeviceRates) -> Cell:
     }
 
 
-def _replay(prediction: Prediction, model: str, rates: DeviceRates) -> Cell:
+def _replay(prediction: Prediction, cell: Cell, rates: DeviceRates) -> Cell:
     """Return the rate of the second of two simulated steps."""
     with pytest.MonkeyPatch.context() as patch:
         one_s, two_s = (
-            replay.simulate_steps_s(MODELS[model], prediction.plan, rates, patch, steps) for steps in (1, 2)
+            replay.simulate_steps_s(MODELS[cell["model"]], prediction.plan, rates, patch, steps) for steps in (1, 2)
         )
     return {"replayed_tokens_per_s": f"{prediction.plan.tokens_per_step / (two_s - one_s):.0f}"}
 
@@ -180,21 +181,22 @@ def _replay(prediction: Prediction, model: str, rates: DeviceRates) -> Cell:
 def estimate(processes: int, replayed: int, hardware: str | None) -> None:
     """Fill in the estimated columns of all cells, and what the replay says of those with the lowest ratios."""
     path = RESULTS / f"offload_{hardware}_cells.csv" if hardware else CELLS
-    cells, stored = read_cells(path), hardware or json.loads(RATES.read_text())
+    cells = read_cells(path)
+    find_rates = partial(catalogue_rates, hardware) if hardware else partial(interpolate_rates, read_rates())
     groups: dict[tuple[str, ...], list[Cell]] = defaultdict(list)
     for cell in cells:
         groups[cell["model"], cell["sequence_length"], cell["sequences_per_step"]].append(cell)
     with ProcessPoolExecutor(processes) as pool:
         for group, rows in zip(
-            groups.values(), pool.map(partial(estimate_cells, stored, False), groups.values()), strict=True
+            groups.values(), pool.map(partial(estimate_cells, find_rates, False), groups.values()), strict=True
         ):
             for cell, columns in zip(group, rows, strict=True):
-                cell |= {"replayed_tokens_per_s": ""} | columns
+                cell |= dict.fromkeys(FORESEEN, "") | columns
             write_cells(cells, path)
         fitting = [cell for cell in cells if cell["estimated_ratio"]]
         worst = sorted(fitting, key=lambda cell: float(cell["estimated_ratio"]))[:replayed]
         for cell, rows in zip(
-            worst, pool.map(partial(estimate_cells, stored, True), [[cell] for cell in worst]), strict=True
+            worst, pool.map(partial(estimate_cells, find_rates, True), [[cell] for cell in worst]), strict=True
         ):
             cell |= rows[0]
             write_cells(cells, path)

@@ -197,10 +197,10 @@ class Gang:
                 running.results.append(result)
         if running.failures:
             # A rank may fail because another one died: the rank that knows the cause reports soon after.
-            grace_s = running.kill_after_s if running.waits_for_all else ROOT_CAUSE_GRACE_S
-            running.failure_deadline_s = min(running.failure_deadline_s, now + grace_s)
-            known = any(failure.status is TrialStatus.INFEASIBLE for failure in running.failures)
-            complete = (known and not running.waits_for_all) or not running.pending or now >= running.failure_deadline_s
+            until_s = running.started_s + running.kill_after_s if running.waits_for_all else now + ROOT_CAUSE_GRACE_S
+            running.failure_deadline_s = min(running.failure_deadline_s, until_s)
+            known = not running.waits_for_all and TrialStatus.INFEASIBLE in {one.status for one in running.failures}
+            complete = known or not running.pending or now >= running.failure_deadline_s
             return _merge_failures(running.failures, running.results) if complete else None
         if not running.pending:
             return self._build_measured(running.results)

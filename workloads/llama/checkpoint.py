@@ -146,11 +146,12 @@ def save(folder: Path, shape: Model, weights: Weights) -> None:
     config = build_config(shape)
     folder.mkdir(parents=True, exist_ok=True)
     qkv_rows = [heads * shape.head_size for heads in (shape.heads, shape.kv_heads, shape.kv_heads)]
-    shard, names_of_files, total_bytes, dtype = dict[str, Tensor](), list[list[str]](), 0, ""
+    shard, written, dtype = dict[str, Tensor](), list[list[str]](), ""  # `written` has the names of each file
+    written_bytes = total_bytes = 0
 
     def write() -> None:
-        save_file(shard, folder / f"{len(names_of_files)}.part", metadata={"format": "pt"})
-        names_of_files.append([*shard])
+        save_file(shard, folder / f"{len(written)}.part", metadata={"format": "pt"})
+        written.append([*shard])
         shard.clear()
 
     for name, weight in _with_router_biases(weights, shape, config["model_type"]):
@@ -162,17 +163,17 @@ def save(folder: Path, shape: Model, weights: Weights) -> None:
         names = hf_names(name, shape)
         parts = rows.split(qkv_rows) if ".qkv." in name else rows.chunk(len(names))
         for hf_name, part in zip(names, parts, strict=True):
-            if shard and sum(tensor.nbytes for tensor in shard.values()) + part.nbytes > SHARD_BYTES:
+            if shard and total_bytes - written_bytes + part.nbytes > SHARD_BYTES:
                 write()
+                written_bytes = total_bytes
             shard[hf_name] = part.contiguous()
             total_bytes += part.nbytes
         dtype = dtype or str(weight.dtype).removeprefix("torch.")
     write()
-    weight_map: dict[str, str] = {}
-    for number, names in enumerate(names_of_files):
-        file = f"model-{number + 1:05d}-of-{len(names_of_files):05d}.safetensors"
+    files = {f"model-{n:05d}-of-{len(written):05d}.safetensors": names for n, names in enumerate(written, 1)}
+    for number, file in enumerate(files):
         (folder / f"{number}.part").rename(folder / file)
-        weight_map |= dict.fromkeys(names, file)
+    weight_map = {name: file for file, names in files.items() for name in names}
     index = {"metadata": {"total_size": total_bytes}, "weight_map": weight_map}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=1))
     (folder / "config.json").write_text(json.dumps(config | {"torch_dtype": dtype}, indent=1))
@@ -180,15 +181,15 @@ def save(folder: Path, shape: Model, weights: Weights) -> None:
 
 def _with_router_biases(weights: Weights, shape: Model, family: str) -> Iterator[tuple[str, Tensor]]:
     """Yield the weights with `experts.bias` where the family has it, without where it has not and they are zeros."""
-    missing = [f"blocks.{layer}.experts.bias" for layer in range(shape.layers) if shape.has_experts(layer)]
+    biases = [f"blocks.{layer}.experts.bias" for layer in range(shape.layers) if shape.has_experts(layer)]
+    given = set[str]()
     for name, weight in weights:
-        if name in missing:
-            missing.remove(name)
-            if family != "glm4_moe" and weight.any():
-                raise ValueError(f"{name} is not 0, and a checkpoint of {family} has no biases of routers")
-        if not name.endswith(".experts.bias") or family == "glm4_moe":
+        given.add(name)
+        if family == "glm4_moe" or name not in biases:
             yield name, weight
-    if missing and family == "glm4_moe":
+        elif weight.any():
+            raise ValueError(f"{name} is not 0, and a checkpoint of {family} has no biases of routers")
+    if family == "glm4_moe" and (missing := [name for name in biases if name not in given]):
         raise ValueError(f"no {missing[0]}: a checkpoint of {family} has the biases of its routers")
 
 

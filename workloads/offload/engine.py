@@ -127,8 +127,8 @@ class EmbeddingAndHead:
     def dtype(self) -> torch.dtype:  # of weights and products
         return self._weights[self._lm_head].dtype
 
-    def copy_weights(self) -> dict[str, Tensor]:  # to the host
-        return {name: weight.cpu().clone() for name, weight in self._weights.items()}
+    def copy_weights(self) -> Iterator[tuple[str, Tensor]]:  # to the host
+        return ((name, weight.cpu().clone()) for name, weight in self._weights.items())
 
 
 class Engine:
@@ -437,7 +437,7 @@ class Engine:
     def copy_weights(self) -> Iterator[tuple[str, Tensor]]:
         """Yield copies of all weights on the host, by their names in `Llama`. All processes have to take all."""
         self.synchronize()
-        yield from self._embedding_and_head.copy_weights().items()
+        yield from self._embedding_and_head.copy_weights()
         for n in range(self.shape.layers):
             if n in self._own_layers:
                 kept = self._layers[self._own_layers.index(n)].weights.tensor.to(self.device)

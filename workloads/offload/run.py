@@ -219,7 +219,7 @@ def _train(
         weights = engine.copy_weights()
         if rank.rank == 0:
             checkpoint.save(Path(parameters.save_to), shape, weights)
-        deque(weights, maxlen=0)
+        deque(weights, maxlen=0)  # every rank takes part in gathering them
     files, part_shares = dict[str, bytes](), dict[str, float]()
     if parameters.profile:
         files["trace.json.gz"], part_shares = record_trace(lambda: engine.step(batches[-1]))
