@@ -227,7 +227,9 @@ class Experts(nn.Module):
         at = torch.arange(len(rows), device=rows.device, dtype=order.ends.dtype)
         experts = torch.searchsorted(order.ends, at, right=True)[:, None]
         is_expert = (experts == torch.arange(len(order.ends), device=rows.device)).to(rows.dtype)
-        gate, up = torch.addmm(product, is_expert, self.gate_up_bias.to(rows.dtype)).chunk(2, dim=-1)
+        product = torch.addmm(product, is_expert, self.gate_up_bias.to(rows.dtype))
+        # Gradients of empty rows may be NaN, which the zeros of `is_expert` would not keep from the bias.
+        gate, up = product.where(experts < len(order.ends), 0).chunk(2, dim=-1)
         hidden = (clamped_swiglu(gate, up) * row_weights).to(rows.dtype)
         out = multiply_groups(hidden, self.down.to(rows.dtype).mT, order.ends)
         out = torch.addmm(out, (is_expert * row_weights).to(rows.dtype), self.down_bias.to(rows.dtype))
