@@ -82,6 +82,15 @@ def initialize(name: str, size: tuple[int, ...]) -> Tensor:
     return values / 50 if name == "embedding.weight" else values
 
 
+def build_llama(shape: Model) -> Llama:
+    """Return the model with these initial values."""
+    model = Llama(shape)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.copy_(initialize(name, tuple(parameter.shape)))
+    return model
+
+
 def gather_gradients(stages: list[Stage], shape: Model, tp: int) -> dict[str, Tensor]:
     """Return the whole gradients of this rank's stages by name, as one process has them. All ranks have to call it."""
     gradients = {}
@@ -210,10 +219,7 @@ def train_in_one_process(batch: Batch, shape: Model = SHAPE) -> Trained:
         for row, row_lengths in zip(batch.tokens, lengths, strict=True)
         for stop, length in zip(itertools.accumulate(row_lengths), row_lengths, strict=True)
     ]
-    model = Llama(shape)
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            parameter.copy_(initialize(name, tuple(parameter.shape)))
+    model = build_llama(shape)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, betas=(0.9, 0.95), weight_decay=0.1)
     rope = rope_table(shape, LENGTH, CPU)
     losses: list[float] = []

@@ -112,7 +112,7 @@ def apply_rotary_emb(x: Tensor, rope: Tensor) -> Tensor:
 
 
 class Llama(nn.Module):
-    """The decoder with its loss; at most `chunk_tokens` tokens have logits at a time. Call `initialize` first."""
+    """The decoder with its loss; at most `chunk_tokens` tokens have logits at a time."""
 
     def __init__(self, shape: Model, *, chunk_tokens: int = 4096) -> None:
         super().__init__()
@@ -123,17 +123,6 @@ class Llama(nn.Module):
         self.lm_head = nn.Linear(*shape.linear("lm_head"), bias=False)
         if shape.tied:
             self.lm_head.weight = self.embedding.weight
-
-    def initialize(self, generator: torch.Generator) -> None:
-        """Set random weights: normal with a standard deviation of 0.02; biases are zeros, norms are ones."""
-        for parameter in self.parameters():
-            if parameter.dim() > 1:
-                nn.init.normal_(parameter, std=0.02, generator=generator)
-            else:
-                nn.init.zeros_(parameter)
-        for module in self.modules():
-            if isinstance(module, nn.RMSNorm):
-                nn.init.ones_(module.weight)
 
     def forward(self, tokens: Tensor, targets: Tensor, rope: Tensor) -> Tensor:
         """Return the mean loss of `targets` after `tokens`, both [batch, length] int64."""

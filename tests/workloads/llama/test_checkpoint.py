@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.support.parallel_ranks import build_llama
 from workloads.api.contract import Rank
 from workloads.api.trial import run_trial
 from workloads.llama import checkpoint
@@ -98,8 +99,7 @@ def test_a_checkpoint_of_transformers_gives_the_same_logits(kind: str, tmp_path:
 def test_transformers_reads_a_saved_checkpoint(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shape = SHAPES[kind]
     monkeypatch.setattr(checkpoint, "SHARD_BYTES", 300_000)
-    model = Llama(shape)
-    model.initialize(torch.Generator().manual_seed(0))
+    model = build_llama(shape)
     with torch.no_grad():  # nonzero biases and norms other than 1, so that a lost one changes the logits
         for parameter in model.parameters():
             parameter.add_(0.01 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1)))

@@ -9,6 +9,7 @@ import torch
 from torch.nn import functional
 
 from tests.conftest import REPOSITORY
+from tests.support.parallel_ranks import build_llama
 from workloads.llama.model import Llama, apply_rotary_emb, next_token_loss, rope_table
 from workloads.models.flops import model_flops_per_token
 from workloads.models.model import MODELS
@@ -70,8 +71,7 @@ def test_rotary_embedding_keeps_norms_and_scores_depend_only_on_distance() -> No
 
 def test_attention_is_causal() -> None:
     torch.manual_seed(0)
-    model = Llama(MODELS["llama_tiny"])
-    model.initialize(torch.Generator().manual_seed(0))
+    model = build_llama(MODELS["llama_tiny"])
     rope = rope_table(model.shape, 16, torch.device("cpu"))
     tokens = torch.randint(0, 512, (1, 16))
     changed = tokens.clone()
@@ -87,8 +87,7 @@ def test_attention_is_causal() -> None:
 
 
 def test_training_overfits_a_single_batch() -> None:
-    model = Llama(MODELS["llama_tiny"])
-    model.initialize(torch.Generator().manual_seed(0))
+    model = build_llama(MODELS["llama_tiny"])
     tokens = torch.randint(0, 512, (2, 65), generator=torch.Generator().manual_seed(1))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     rope = rope_table(model.shape, 64, torch.device("cpu"))
@@ -99,5 +98,5 @@ def test_training_overfits_a_single_batch() -> None:
         optimizer.step()
         optimizer.zero_grad()
         losses.append(float(loss.detach()))
-    assert losses[0] == pytest.approx(6.24, abs=0.1)  # ln 512
+    assert losses[0] == pytest.approx(6.74, abs=0.1)  # ln 512 + 1/2: logits have a variance of 1
     assert losses[-1] < 0.6 * losses[0]

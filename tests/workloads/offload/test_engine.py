@@ -12,13 +12,14 @@ from hypothesis import strategies as st
 
 from tests.conftest import examples
 from tests.support.matrix import covering
+from tests.support.parallel_ranks import build_llama
 from workloads.api.contract import Infeasible, OutOfMemory, Rank
 from workloads.api.trial import run_trial
 from workloads.llama.attention_kernels import KERNELS
 from workloads.llama.block import BlockMath
 from workloads.llama.experts import Experts
 from workloads.llama.fp8_block import FP8_RECIPES
-from workloads.llama.model import Block, Llama, rope_table
+from workloads.llama.model import Block, rope_table
 from workloads.models.flops import hardware_flops_per_token
 from workloads.models.model import MODELS, Model
 from workloads.models.routing import NATURAL, Routing
@@ -97,8 +98,7 @@ def train_with_pytorch(
     shape: Model, rounds: int, routing: Routing = NATURAL
 ) -> tuple[dict[str, torch.Tensor], list[float], dict[str, torch.Tensor]]:
     """Train with PyTorch's autograd and AdamW. Return the weights before, the losses and the weights after."""
-    model = Llama(shape)
-    model.initialize(torch.Generator().manual_seed(0))
+    model = build_llama(shape)
     for experts in model.modules():
         if isinstance(experts, Experts):
             experts.start(routing, SEQUENCES * LENGTH, CPU)
