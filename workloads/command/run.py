@@ -47,7 +47,7 @@ _BAD_LOSS = re.compile(
 FIRST_STEPS = 3  # that a plan shows
 RATE_UNIT = 1000  # tokens or samples that stand for a step where the log has nothing but their rate
 SAMPLES = "samples_per_s"
-_STEP_NUMBER = re.compile(r"\b(?:global_step|step|iteration|iter)['\"]?[\s:=]{1,12}(\d+)", re.IGNORECASE)
+_STEP_NUMBER = re.compile(r"(?<!/)(?<!per )\b(?:global_step|step|iteration|iter)['\"]?[\s:=]{1,12}(\d+)", re.IGNORECASE)
 
 
 def measure(settings: CommandSettings, parameters: Mapping[str, Scalar], rank: Rank) -> Measurement:
@@ -261,6 +261,7 @@ class RegexLogReader:
     _resolution_s: float = 0.0  # of the last step's time
 
     def feed(self, line: str) -> Step | None:
+        read = set[int]()  # where metrics begin, which are not the step's number
         for name, expression in self.expressions.items():
             try:
                 match = re.search(expression, line)
@@ -270,12 +271,13 @@ class RegexLogReader:
             if match and (math.isfinite(value) or name == "loss"):
                 metric = "step_time_s" if name in STEP_TIME_UNITS_S else name
                 self._pending[metric] = value * STEP_TIME_UNITS_S.get(name, 1.0)
+                read.add(match.start(1))
                 if metric == "step_time_s":
                     self._resolution_s = resolution * STEP_TIME_UNITS_S[name]
         if len(self._pending) < len(self.expressions):
             return None
-        printed = _STEP_NUMBER.search(line)
-        metrics, self._pending, self._count = self._pending, {}, int(printed[1]) if printed else self._count + 1
+        printed = (int(match[1]) for match in _STEP_NUMBER.finditer(line) if match.start(1) not in read)
+        metrics, self._pending, self._count = self._pending, {}, next(printed, self._count + 1)
         return Step(self._count, metrics, resolution_s=self._resolution_s)
 
 

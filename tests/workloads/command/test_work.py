@@ -118,3 +118,17 @@ def test_a_log_of_its_own_is_held_to_the_declared_work() -> None:
 def test_the_resolution_of_a_printed_time_is_that_of_its_last_digit(name: str, text: str, resolution_s: float) -> None:
     step = RegexLogReader({name: "took (.*)"}).feed(f"took {text}")
     assert step is not None and step.resolution_s == pytest.approx(resolution_s)
+
+
+@pytest.mark.parametrize(
+    ("line", "numbers"),
+    [
+        ("step 10: 412 ms/step: 0.5 s", [10, 10]),
+        ("ms per step: 412.5 s", [1, 2]),
+        ("tokens per step: 4096, 3 s", [1, 2]),
+        ("step: 3 s", [1, 2]),
+    ],
+)
+def test_a_step_has_the_number_that_is_printed_as_its_own(line: str, numbers: list[int]) -> None:
+    reader = RegexLogReader({"step_time_s": r"([\d.]+) s"})
+    assert [step.number for step in map(reader.feed, [line, line]) if step] == numbers
