@@ -60,7 +60,8 @@ def hardware_flops_per_token(model: Model, sequence_length: float, recompute: Ma
     scores. A fused attention kernel always computes the scores again in its backward pass: one of the two causal matrix
     products (Dao 2023). `recompute` says of each kind of layer in how many blocks it is computed again.
     """
-    attention = sequence_length * model.heads * model.head_size  # of one of the two matrix products, causal
+    attended = sum(model.attended_tokens(layer, sequence_length) for layer in range(model.layers)) / model.layers
+    attention = 2 * attended * model.heads * model.head_size  # of one of the two products, mean of blocks
     # Of the experts that a token goes through, at the mean over blocks.
     mlps = sum(model.active_mlp_weights(n) - model.has_experts(n) * model.router_weights for n in range(model.layers))
     gate_or_up = mlps / model.mlp_matrices / model.layers

@@ -11,7 +11,7 @@ from torch.nn import functional
 from tests.conftest import REPOSITORY
 from tests.support.parallel_ranks import build_llama
 from workloads.llama.model import Llama, apply_rotary_emb, next_token_loss, rope_table
-from workloads.models.flops import model_flops_per_token
+from workloads.models.flops import hardware_flops_per_token, model_flops_per_token
 from workloads.models.model import MODELS
 
 GOLDEN = Path(REPOSITORY).parent / "shared" / "reference" / "flops_golden.csv"
@@ -35,6 +35,13 @@ def test_flops_of_blocks_and_output_layer_sum_to_those_of_the_model() -> None:
     block = model_flops_per_token(replace(shape, layers=1, vocabulary=0), 1024)
     head = model_flops_per_token(replace(shape, layers=0), 1024)
     assert shape.layers * block + head == pytest.approx(model_flops_per_token(shape, 1024))
+
+
+def test_scores_are_computed_again_of_attended_tokens_alone() -> None:
+    model = MODELS["gpt_oss_20b"]  # every other block has a window
+    needed = model_flops_per_token(model, 8192)
+    attention = needed - 6 * model.active_parameters  # two products, three times each
+    assert hardware_flops_per_token(model, 8192, {}) - needed == pytest.approx(attention / 6)
 
 
 def test_the_module_has_the_parameter_count_of_its_shape() -> None:
