@@ -64,7 +64,8 @@ def read_trained(config: Config) -> Model:
         gpt_oss=family == "gpt_oss",
         remark="" if family == "gpt_oss" else model.remark,  # the trainer scales rotary embeddings
     )
-    scaling = {key: rope[key] for key in model.rope_scaling or {} if key in rope}
+    keys = (*(model.rope_scaling or {}), "attention_factor", "mscale", "mscale_all_dim")
+    scaling = {key: rope[key] for key in keys if rope.get(key) is not None}
     if model.rope_scaling and scaling != model.rope_scaling:
         raise UnsupportedModel(f"workload=parallel does not compute this rope_scaling: {scaling}")
     return model

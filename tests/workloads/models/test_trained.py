@@ -121,6 +121,7 @@ def test_what_is_not_computed_is_refused_by_name(changes: dict[str, Any], messag
         ({"swiglu_limit": 5.0}, "swiglu_limit=5.0: it has to be 7.0"),
         ({"rope_scaling": None}, "rope_type=default: it has to be yarn"),
         ({"rope_scaling": YARN | {"factor": 8.0}}, "this rope_scaling"),
+        ({"rope_scaling": GPT_OSS_20B["rope_scaling"] | {"attention_factor": 1.0}}, "this rope_scaling"),
     ],
 )
 def test_other_blocks_of_gpt_oss_are_refused(changes: dict[str, Any], message: str) -> None:
