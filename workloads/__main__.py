@@ -89,7 +89,7 @@ def _parse_parameters(workload: str, pairs: Sequence[str]) -> dict[str, Scalar]:
     for item in fields(parameters_class):
         least, most = item.metadata.get("min", -math.inf), item.metadata.get("max", math.inf)
         if isinstance(value := parameters.get(item.name), int | float) and not least <= value <= most:
-            allowed = f"at least {least}" if value < least else f"at most {most}"
+            allowed = f"at least {least}" if not value >= least else f"at most {most}"
             raise ValueError(f"{workload}: {item.name}={value}: must be {allowed}")
     try:
         parameters_class(**parameters)

@@ -44,6 +44,7 @@ def test_a_trial_prints_its_measurement() -> None:
         (["precision", "tokens=16"], ["precision needs a value for recipe"]),
         (["matmul", "m=4"], ["matmul: m, n and k have to be given"]),
         (["matmul", "m=0"], ["matmul: m=0: must be at least 1"]),
+        (["parallel", "learning_rate=nan"], ["parallel: learning_rate=nan: must be at least 0"]),
         (["matmul", "m=abc"], ["m=abc: must be a whole number or null"]),
         (["matmul", "dtype=fp33"], ["dtype=fp33: must be fp32 or tf32 or fp16 or bf16 or"]),
         (["command", "run=x"], ["command needs settings", "python -m sweeper workload=command"]),
