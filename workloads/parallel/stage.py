@@ -21,7 +21,7 @@ from workloads.models.model import Model
 from workloads.parallel.context import ATTEND_OVER_RANKS
 
 # Selective checkpointing saves the results of attention, and of every matrix product but the widest, which is computed
-# again.
+# again. It saves none of experts: neither grouped products nor their sums with biases, which are matrices.
 SAVED_OPS = {
     torch.ops.aten._scaled_dot_product_cudnn_attention.default,
     torch.ops.aten._scaled_dot_product_flash_attention.default,
@@ -40,10 +40,9 @@ def _save_all_but(widest: tuple[tuple[int, ...], ...]) -> Any:
     saved_ops = SAVED_OPS | find_varlen_ops()
 
     def policy(_: object, function: Any, *args: Any, **__: object) -> CheckpointPolicy:
-        is_saved_product = (
-            function in WEIGHT_ARGUMENTS and tuple(sorted(args[WEIGHT_ARGUMENTS[function]].shape)) not in widest
-        )
-        is_saved = is_saved_product or function in saved_ops
+        is_saved = function in saved_ops
+        if at := WEIGHT_ARGUMENTS.get(function):
+            is_saved = tuple(sorted(args[at].shape)) not in widest and (at == 1 or args[0].dim() == 1)
         return CheckpointPolicy.MUST_SAVE if is_saved else CheckpointPolicy.PREFER_RECOMPUTE
 
     return create_selective_checkpoint_contexts(policy)
@@ -55,14 +54,14 @@ class CheckpointedBlock(nn.Module):
     def __init__(self, block: Block, checkpointing: Checkpointing) -> None:
         super().__init__()
         self.block, self.checkpointing = block, checkpointing
-        # Of experts it is the shared one's. Grouped products are none of those that are saved.
+        # Of experts it is the shared one's.
         weights: list[Tensor] = [w for name, w in block.named_parameters() if name.endswith("gate_up.weight")]
         weights += [weight.to_local() for weight in weights if isinstance(weight, DTensor)]
         widest = tuple(sorted({tuple(sorted(weight.shape)) for weight in weights}))
         # PyTorch's cache of compiled graphs pickles the function, and takes the hash for what it does. Without either,
         # every trial compiles the block again.
         self._contexts = partial(_save_all_but, widest)
-        self._contexts.cache_hash = f"{sorted(map(str, SAVED_OPS))} {widest}"  # type: ignore[attr-defined]
+        self._contexts.cache_hash = f"{sorted(map(str, SAVED_OPS))} {widest} biases"  # type: ignore[attr-defined]
 
     def forward(self, *inputs: Tensor) -> Tensor:
         if self.checkpointing == "full":

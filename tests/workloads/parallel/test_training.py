@@ -16,6 +16,7 @@ from tests.support.parallel_layouts import LAYOUTS, LONG_LAYOUTS, MANUAL_LAYOUTS
 from tests.support.parallel_ranks import (
     BATCH,
     CPU,
+    GPT_OSS,
     LENGTH,
     SHAPE,
     Ranks,
@@ -29,6 +30,7 @@ from workloads.api.contract import Rank
 from workloads.instruments.distributed import process_group
 from workloads.layouts.layout import Layout
 from workloads.llama.pytorch_attention import causal_attention
+from workloads.models.model import Model
 from workloads.parallel.apply import ModelSpec, build_groups, build_stages
 from workloads.parallel.stage import Stage, build_initializer
 
@@ -164,28 +166,32 @@ def test_a_block_compiles_as_one_graph_or_not_at_all(monkeypatch: pytest.MonkeyP
         stage(tokens()[:, :-1])
 
 
-@pytest.mark.parametrize(("checkpointing", "repeated"), [("none", 0), ("selective", 1), ("full", 3)])
+@pytest.mark.parametrize(
+    ("shape", "number", "checkpointing", "repeated"),
+    [(SHAPE, 4, "none", 0), (SHAPE, 4, "selective", 1), (SHAPE, 4, "full", 3), (GPT_OSS, 2, "selective", 1)],
+)
 def test_no_product_is_repeated_that_the_backward_pass_does_not_read(
-    checkpointing: Any, repeated: int, monkeypatch: pytest.MonkeyPatch
+    shape: Model, number: int, checkpointing: Any, repeated: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A block has four, of which the last one gives its output."""
+    """A block has four, or two of experts, of which the last one gives its output."""
     products: list[int] = []
+    product = (torch.ops.gpu_sweeper.multiply_groups if shape.experts else torch.ops.aten.mm).default
 
     def count(graph: GraphModule, _: list[Tensor]) -> Any:
-        products.append(sum(node.target is torch.ops.aten.mm.default for node in graph.graph.nodes))
+        products.append(sum(node.target is product for node in graph.graph.nodes))
         return make_boxed_func(graph.forward)
 
     backend = aot_autograd(fw_compiler=count, partition_fn=min_cut_rematerialization_partition)
-    stage = build_compiled(monkeypatch, backend, checkpointing=checkpointing)
+    stage = build_compiled(monkeypatch, backend, shape, checkpointing=checkpointing)
     stage(tokens()[:, :-1]).sum().backward()
-    assert products == [4, 8 + repeated]
+    assert set(products) == {number, 2 * number + repeated}  # of forward and of backward passes
 
 
-def build_compiled(monkeypatch: pytest.MonkeyPatch, backend: Any, **fields: Any) -> Stage:
+def build_compiled(monkeypatch: pytest.MonkeyPatch, backend: Any, shape: Model = SHAPE, **fields: Any) -> Stage:
     torch.compiler.reset()
     monkeypatch.setattr(nn.Module, "compile", partialmethod(nn.Module.compile, backend=backend))
     layout = Layout(micro_batch=BATCH, global_batch=BATCH, **fields)
     with process_group(Rank(), CPU):
-        spec, groups = ModelSpec(SHAPE, LENGTH, torch.float32, compiled=True), build_groups(layout, "cpu")
+        spec, groups = ModelSpec(shape, LENGTH, torch.float32, compiled=True), build_groups(layout, "cpu")
         (stage,) = build_stages(spec, layout, groups, CPU, build_initializer(0, CPU))
     return stage
