@@ -218,13 +218,13 @@ Initializer = Callable[[str, tuple[int, ...]], Tensor]
 def build_initializer(seed: int, device: torch.device, *, is_tied: bool = False) -> Initializer:
     """Return a function from a parameter's name and size to its initial value, the same in every layout.
 
-    Matrices are normal with the standard deviation of `initial_deviation`, norms are ones, biases are zeros.
+    Matrices are normal with the standard deviation of `initial_deviation`, norms are ones, biases and sinks are zeros.
     """
     generator = torch.Generator(device)
 
     def initialize(name: str, size: tuple[int, ...]) -> Tensor:
-        if len(size) == 1:
-            return torch.full(size, 0.0 if name.endswith("bias") else 1.0, device=device)
+        if len(size) == 1 or name.endswith("bias"):  # those of experts are a matrix
+            return torch.full(size, 0.0 if name.endswith(("bias", "sinks")) else 1.0, device=device)
         name_hash = sum(ord(letter) * 131**n for n, letter in enumerate(name)) % 2**32
         generator.manual_seed(name_hash ^ seed)
         return torch.empty(size, device=device).normal_(std=initial_deviation(name, size, is_tied), generator=generator)

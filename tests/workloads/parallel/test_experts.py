@@ -9,13 +9,23 @@ from typing import Any
 import pytest
 import torch
 
-from tests.support.parallel_ranks import BATCH, LENGTH, Ranks, assert_same_training, draw_batch, train_in_one_process
+from tests.support.parallel_ranks import (
+    BATCH,
+    GPT_OSS,
+    LENGTH,
+    Ranks,
+    assert_same_training,
+    draw_batch,
+    train_in_one_process,
+)
 from workloads.api.contract import Infeasible, Measurement, Rank
 from workloads.api.trial import run_trial
 from workloads.layouts.layout import Layout
+from workloads.llama.model import Block
 from workloads.models.model import MODELS
 from workloads.models.routing import Routing
 from workloads.parallel import Parallel, ParallelParameters, run
+from workloads.parallel.stage import build_initializer
 
 SHAPE = replace(MODELS["experts_tiny"], layers=4)
 TRIAL = {"model": "experts_tiny", "sequence_length": 64, "global_batch": 8, "learning_rate": 3e-3, "steps": 6}
@@ -34,6 +44,14 @@ LAYOUTS = [
         )
     ),
 ]
+
+
+def test_biases_and_sinks_are_zeros_at_the_start() -> None:
+    initialize = build_initializer(0, torch.device("cpu"))
+    with torch.device("meta"):
+        sizes = {name: tuple(parameter.shape) for name, parameter in Block(GPT_OSS).named_parameters()}
+    zeros = {name for name, size in sizes.items() if not initialize(f"blocks.0.{name}", size).any()}
+    assert zeros == {name for name in sizes if "bias" in name or name == "sinks"} and len(zeros) == 6
 
 
 def train(device: str = "cpu", **changes: Any) -> Measurement:
@@ -65,12 +83,9 @@ def test_a_compiled_block_is_one_graph_and_computes_the_same(ranks: Ranks) -> No
 @pytest.mark.long(10)
 @pytest.mark.xdist_group("ranks")
 def test_divided_and_compiled_blocks_of_gpt_oss_train_like_one_process(ranks: Ranks) -> None:
-    no_shared_expert = {"shared_expert_intermediate_size": 0, "shared_expert_gate": False}
-    shape = replace(SHAPE, gpt_oss=True, qk_norm="", qkv_bias=True, window=16, full_layers=(1, 3), **no_shared_expert)
-    shape = replace(shape, dense_layers=(), intermediate_size=0)
     layout = Layout(dp_shard=2, ep=2, checkpointing="selective", micro_batch=2, global_batch=BATCH)
-    trained = ranks.train(layout, shape=shape, compiled=True, backend="aot_eager")
-    assert_same_training(trained, train_in_one_process(draw_batch(), shape))
+    trained = ranks.train(layout, shape=GPT_OSS, compiled=True, backend="aot_eager")
+    assert_same_training(trained, train_in_one_process(draw_batch(), GPT_OSS))
     assert trained[0].graphs == 2  # with a window and without
 
 
