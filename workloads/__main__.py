@@ -5,7 +5,6 @@ python -m workloads matmul m=1024 n=1024 k=1024 dtype=fp32
 
 import argparse
 import json
-import math
 import re
 import sys
 from collections.abc import Sequence
@@ -87,7 +86,7 @@ def _parse_parameters(workload: str, pairs: Sequence[str]) -> dict[str, Scalar]:
         raise ValueError(f"{workload} needs a value for {', '.join(sorted(missing))}")
     parameters = {key: _parse_value(key, text, annotations[key]) for key, text in texts.items()}
     for item in fields(parameters_class):
-        least, most = item.metadata.get("min", -math.inf), item.metadata.get("max", math.inf)
+        least, most = item.metadata.get("min", -sys.float_info.max), item.metadata.get("max", sys.float_info.max)
         if isinstance(value := parameters.get(item.name), int | float) and not least <= value <= most:
             allowed = f"at least {least}" if not value >= least else f"at most {most}"
             raise ValueError(f"{workload}: {item.name}={value}: must be {allowed}")

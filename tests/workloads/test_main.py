@@ -45,6 +45,7 @@ def test_a_trial_prints_its_measurement() -> None:
         (["matmul", "m=4"], ["matmul: m, n and k have to be given"]),
         (["matmul", "m=0"], ["matmul: m=0: must be at least 1"]),
         (["parallel", "learning_rate=nan"], ["parallel: learning_rate=nan: must be at least 0"]),
+        (["parallel", "learning_rate=inf"], ["parallel: learning_rate=inf: must be at most 1.79"]),
         (["matmul", "m=abc"], ["m=abc: must be a whole number or null"]),
         (["matmul", "dtype=fp33"], ["dtype=fp33: must be fp32 or tf32 or fp16 or bf16 or"]),
         (["command", "run=x"], ["command needs settings", "python -m sweeper workload=command"]),
