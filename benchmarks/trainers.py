@@ -10,7 +10,8 @@ where nothing is sharded (tensor or pipeline parallelism alone) torchtitan has n
 
 Equal are also: the first weights, copied into torchtitan's model from the same generator; AdamW, its constant learning
 rate and clipping, which bf16 states have none of; attention by the kernel that is the fastest here; and the experts of
-each token. Not equal: what `selective` saves (torchtitan: every second product, here: all but the widest), the loss
+each token. Not equal: what `selective` saves (torchtitan: every second product of each
+block, here: all but the widest, or in every second block), the loss
 (torchtitan stores the logits of a micro-batch), and when FSDP gathers and reduces between micro-batches.
 
 It prints tokens/s of the median step, memory and losses of both, and then what has to hold. A trainer that fails has no
@@ -61,6 +62,7 @@ ROWS: dict[str, dict[str, Any]] = {
     "dp_shard 2, selective": DENSE | SHARDED | SELECTIVE,
     "dp_shard 2, full": DENSE | SHARDED | FULL,
     "cp 2, selective": DENSE | {"cp": 2} | SELECTIVE,
+    "cp 2, selective in every second block": DENSE | {"cp": 2} | SELECTIVE | {"checkpointing_freq": 2},
     "cp 2, full": DENSE | {"cp": 2} | FULL,
     "ep 2": SPARSE | SHARDED | {"ep": 2, "reshard_after_forward": False} | BF16,
 }
