@@ -148,6 +148,7 @@ def estimate_rates(model: Model, sequence_length: int, precision: str, cluster: 
         min_chunk_tokens=CHUNK_TOKENS,
         gradient_sum_s=gradient_sum_s,
         weight_cast_s=cast_s,
+        sum_s_per_byte=placed.copy_s(3),
         link_s_per_byte=link_s,
         links_are_the_hosts=over_host,
         peer_copy_s_per_byte=link_s if architecture.startswith("sm") and not over_host else 0.0,

@@ -43,6 +43,7 @@ class DeviceRates:
     link_s_per_byte: float = 0.0  # of bytes that a GPU receives from the others of its host
     links_are_the_hosts: bool = False  # GPUs reach each other over their links to the host
     peer_copy_s_per_byte: float = 0.0  # of shares by copy engines (`peer_copies`); 0: they come by collectives
+    sum_s_per_byte: float = 0.0  # of adding a vector to another, for each byte of it
 
     def pass_s_per_token(self, sequence_length: int, segments: int) -> tuple[float, float]:
         """Return the seconds per token of a block's forward and backward pass over sequences in `segments` segments."""
@@ -251,6 +252,8 @@ def predict_step_times(
         once_s = (rates.weight_cast_s + update_s) * (model.gpus if is_ring else 1)
         compute_s = (backward_s if is_backward else forward_s) + once_s
         received_bytes = _count_received_bytes(placement, is_backward, updates)
+        if model.distribution == "sharded" and is_backward:
+            compute_s = compute_s + _count_summed_bytes(model, rates) * rates.sum_s_per_byte
         if model.distribution == "sharded" and rates.peer_copy_s_per_byte:
             link_s = received_bytes * rates.peer_copy_s_per_byte
         else:
@@ -275,6 +278,13 @@ def predict_step_times(
     state_bytes = parameters * model.state_bytes_per_parameter if states_on_host else 0
     wait_s = state_bytes * (rates.h2d_s_per_byte + rates.d2h_s_per_byte)
     return StepTimes(times.step_s + (head_s + wait_s), times.copy_wait_s + wait_s, times.copied_bytes + 2 * state_bytes)
+
+
+def _count_summed_bytes(model: ModelSizes, rates: DeviceRates) -> float:
+    """Return the bytes that are added to others after a layer's backward pass, if it is sharded: what the other GPUs
+    have sent by copies, and the reduced share to the kept one. The whole gradients are zeroed, a third of a sum."""
+    received = model.reduced_share if rates.peer_copy_s_per_byte else 0.0
+    return (received + 1 / model.gpus + 1 / 3) * model.layer_parameters * model.element_bytes
 
 
 def _count_received_bytes(placement: Placement, is_backward: bool, updates: bool) -> float:

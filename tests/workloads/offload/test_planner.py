@@ -243,6 +243,20 @@ def test_the_fastest_distribution_depends_on_gpus_links_and_memory(
     assert min(step_s, key=step_s.__getitem__) == fastest
 
 
+@pytest.mark.parametrize(("peer_copy_s_per_byte", "sums"), [(0.0, 1 / 2 + 1 / 3), (1 / 350e9, 1 + 1 / 3)])
+def test_shares_of_gradients_are_zeroed_and_added_in_each_round(peer_copy_s_per_byte: float, sums: float) -> None:
+    sum_s_per_byte, budget = 7e-13, [MemoryBudget(130, 24)]  # where nothing waits for copies
+    rates = replace(NVLINK, peer_copy_s_per_byte=peer_copy_s_per_byte)
+    without, found = (
+        find_fastest_plans(MODEL.distribute("sharded", 2), 8192, 8, budget, each)[0]
+        for each in (rates, replace(rates, sum_s_per_byte=sum_s_per_byte))
+    )
+    assert without is not None and found is not None and found.plan == without.plan
+    layers = found.plan.accumulation_rounds * MODEL.shape.layers
+    expected_s = layers * sums * MODEL.layer_weight_bytes * sum_s_per_byte
+    assert found.times.step_s - without.times.step_s == pytest.approx(expected_s)
+
+
 @pytest.mark.parametrize("distribution", get_args(Distribution))
 def test_gangs_take_as_long_as_predicted(distribution: Distribution, monkeypatch: pytest.MonkeyPatch) -> None:
     (found,) = find_fastest_plans(MODEL.distribute(distribution, 2), 8192, 8, [MemoryBudget(16, 24)], NVLINK)
