@@ -146,8 +146,8 @@ def _correct(candidate: Candidate, problem: Problem) -> Candidate:
 def _find_gpus(problem: Problem, request: PlanRequest) -> dict[int, float]:
     """Return the tokens of a day by number of GPUs, up to the smallest number found that reaches the request's rate.
     Numbers are whole domains: first in steps of a half at most, then halving the interval to a domain or 1/31. Those
-    that do not reach it at their peak, or do not divide the batch, are left out. Failures count in `days`. Raises
-    UserInputError if no number up to `MAX_GPUS` reaches it."""
+    that do not divide the batch are left out, and those that do not reach it at their peak, which come last with a given
+    batch. Failures count in `days`. Raises UserInputError if no number up to `MAX_GPUS` reaches it."""
     tokens_per_day, at_least = request.daily_tokens or 0.0, request.gpus or 1
     reliability = Reliability(0.0) if request.days is None else request.reliability
     key = f"tokens_per_day={tokens_per_day:g}" if request.days is None else f"days={request.days:g}"
@@ -171,10 +171,11 @@ def _find_gpus(problem: Problem, request: PlanRequest) -> dict[int, float]:
     if not sizes:
         raise UserInputError(f"gpus={at_least}: at most {MAX_GPUS:,} with tokens_per_day= or days=")
     if sizes[-1] < too_few:
-        raise UserInputError(f"{key}: takes {too_few:,.0f} GPUs at their peak, and at most {MAX_GPUS:,} are planned")
+        raise UserInputError(f"{key}: takes {too_few:,.0f} GPUs at their peak, and at most {sizes[-1]:,} are planned")
     enough = sorted((n for n in sizes if n >= too_few or problem.batch), key=lambda n: (n < too_few, n))
-    if 3 * too_few > sizes[-1] and not problem.batch:  # a likely refusal need not try all
-        enough = enough if reaches(enough[-1]) else []
+    if 3 * too_few > sizes[-1] and not problem.batch:  # a likely refusal: the most GPUs that can be planned decide
+        most = next((size for size in reversed(enough) if reaches(size) or size in rates), 0)
+        enough = [size for size in enough if size <= most] if rates.get(most, 0.0) >= tokens_per_day else []
     if high := next(filter(reaches, enough), 0):
         low = max([0, *(size for size in sizes if size < high)])
         while low and high - low > max(domain, low // 31):

@@ -433,6 +433,13 @@ def test_a_rate_beyond_the_peak_of_all_gpus_is_refused_without_a_search(monkeypa
         find_problem(read_request(words))
 
 
+def test_a_rate_near_the_peak_is_reached_by_fewer_gpus_where_a_given_degree_excludes_the_most() -> None:
+    words = ["model=llama3_8b", "hardware=h100", "dp_shard=96", "tp=1", "pp=1", "cp=1", "micro_batch=1"]
+    assert find_problem(read_request([*words, "tokens_per_day=4e13"]))[0].cluster.gpus == 49_152
+    with pytest.raises(UserInputError, match=r"takes 57,\d{3} GPUs at their peak, and at most 55,296 are planned"):
+        find_problem(read_request(["model=llama3_8b", "hardware=gb200", "tokens_per_day=2.4e14"]))
+
+
 def test_more_gpus_than_a_rate_tries_are_refused_by_their_key() -> None:
     words = ["model=llama3_8b", "hardware=h100", "gpus=100000", "tokens_per_day=1e9"]
     with pytest.raises(UserInputError, match=r"^gpus=100000: at most 65,536 with tokens_per_day="):
