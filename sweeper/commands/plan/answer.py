@@ -82,7 +82,8 @@ def answer(request: PlanRequest) -> Answer:
 def plan_training(request: PlanRequest, estimate: JobEstimate, error_share: float) -> TrainingRun:
     """Return what a training on `train_tokens`, else on a trillion tokens, takes.
 
-    Raises UserInputError if it costs more than `max_cost`; the message has the digits that the band supports.
+    Raises UserInputError if it costs more than `max_cost`; the message has the digits that the band supports, or as
+    many more as show it.
     """
     tokens, (price, _) = request.train_tokens or TRAIN_TOKENS, request.price
     training = training_run(estimate, tokens, request.reliability, price)
@@ -92,7 +93,7 @@ def plan_training(request: PlanRequest, estimate: JobEstimate, error_share: floa
         unknown = f"{request.hardware} has no known price"
         raise UserInputError(f"max_cost={request.max_cost:g}: needs price_per_hour=, {unknown}")
     if training.cost > request.max_cost:
-        cost = round_to_band(training.gpu_hours, error_share, price)
+        cost = round_to_band(training.gpu_hours, error_share, price, apart_from=request.max_cost / price)
         raise UserInputError(
             f"max_cost={request.max_cost:g}: {tokens:g} tokens on {estimate.gpus:,} GPUs cost {cost}, at "
             f"price_per_hour={price:g}. Fewer GPUs, or others (hardware=a,b), may cost less"
@@ -146,8 +147,8 @@ def _correct(candidate: Candidate, problem: Problem) -> Candidate:
 def _find_gpus(problem: Problem, request: PlanRequest) -> dict[int, float]:
     """Return the tokens of a day by number of GPUs, up to the smallest number found that reaches the request's rate.
     Numbers are whole domains: first in steps of a half at most, then halving the interval to a domain or 1/31. Those
-    that do not divide the batch are left out, and those that do not reach it at their peak, which come last with a given
-    batch. Failures count in `days`. Raises UserInputError if no number up to `MAX_GPUS` reaches it."""
+    that do not divide the batch are left out, and those that do not reach it at their peak: with a given batch they
+    come last. Failures count in `days`. Raises UserInputError if no number up to `MAX_GPUS` reaches it."""
     tokens_per_day, at_least = request.daily_tokens or 0.0, request.gpus or 1
     reliability = Reliability(0.0) if request.days is None else request.reliability
     key = f"tokens_per_day={tokens_per_day:g}" if request.days is None else f"days={request.days:g}"

@@ -467,6 +467,17 @@ def test_a_number_of_days_finds_the_number_of_gpus() -> None:
     assert hurried.problem.cluster.gpus > 512 and any("learns as well" in line for line in tail_lines(hurried))
 
 
+@pytest.mark.parametrize("tokens", [1.05e12, 1.5e12])
+def test_a_cost_that_is_refused_is_shown_above_its_limit(tokens: float) -> None:
+    words = ["model=llama3_8b", "hardware=h100", "gpus=8", "tp=1", "pp=1", "cp=1", "micro_batch=1", "price_per_hour=2"]
+    words.append(f"train_tokens={tokens:g}")
+    limit = (answer(read_request(words)).training.cost or 0.0) - 1
+    with pytest.raises(UserInputError) as refusal:
+        answer(read_request([*words, f"max_cost={limit}"]))
+    cost = re.search(r"GPUs cost ([\d,.]+), at", str(refusal.value))
+    assert cost and float(cost[1].replace(",", "")) > limit
+
+
 def test_a_file_for_a_trainer_is_planned_as_that_trainer_runs_it() -> None:
     assert build_problem(read_request([*SMALL, "file=megatron"])).job.trainer == "megatron"
     assert build_problem(read_request([*SMALL, "file=megatron", "trainer=nemo"])).job.trainer == "nemo"
