@@ -40,8 +40,12 @@ def test_a_trial_beyond_a_limit_or_without_an_objective_has_no_rank() -> None:
 def test_limits_that_no_trial_keeps_are_named_with_the_nearest_trial() -> None:
     limited = Criteria.of({"tokens_per_s": "maximize"}, {"peak_device_gib": 4.0, "tokens_per_s": 2.0})
     far, near, without = measured(0, 1, 9), measured(1, 3, 4.5), trial_record(2, metrics={"tokens_per_s": 9.0})
+    both = "no trial keeps limits.peak_device_gib ≤ 4 and limits.tokens_per_s ≥ 2; the nearest, trial 1, has "
+    small = measured(4, 0.5, 3)  # keeps the first limit, so it is not that one alone that no trial keeps
+    assert limited.describe_unmet([far, near, small, without]) == f"{both}peak_device_gib 4.5 and tokens_per_s 3"
     unmet = "no trial keeps limits.peak_device_gib ≤ 4; the nearest, trial 1, has peak_device_gib 4.5"
-    assert limited.describe_unmet([far, near, without]) == unmet
+    assert limited.describe_unmet([near, without]) == unmet
+    assert "nearest, trial 3," in limited.describe_unmet([without, measured(3, 3, 12)])  # which is known
     assert limited.describe_unmet([without]).endswith("trial 2, has peak_device_gib unknown")
     kept = measured(3, 3, 4)
     assert (
