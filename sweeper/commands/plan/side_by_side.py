@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import combinations
 
 from sweeper.commands.plan.answer import find_problem, plan_training, search
 from sweeper.commands.plan.request import PlanRequest
@@ -47,7 +47,7 @@ def compare_hardware(request: PlanRequest, names: list[str]) -> tuple[list[list[
     ordered = [row for _, row in sorted(rows, key=lambda row: order(row[0]))]
     prices = {name: replace(request, hardware=name).price[1] for name, *_ in ordered if name in warnings}
     lines = [f"price     {name}: {price}" for name, price in prices.items() if price]
-    lines += _list_open(request, [(order(one), one) for one in sorted(planned, key=order)])
+    lines += list_open(request, [(order(one), one) for one in sorted(planned, key=order)])
     if total := sum(warnings.values()):
         counts = ", ".join(f"{name} {warnings[name]}" for name in prices if warnings[name])
         where = f"A plan of one GPU lists its own: hardware={names[0]}"
@@ -55,9 +55,9 @@ def compare_hardware(request: PlanRequest, names: list[str]) -> tuple[list[list[
     return ordered, lines
 
 
-def _list_open(request: PlanRequest, ordered: list[tuple[float, Planned]]) -> list[str]:
+def list_open(request: PlanRequest, ordered: list[tuple[float, Planned]]) -> list[str]:
     """Return what the bands leave open of plans in their order, each with the value that decides it."""
-    lines, planned, pairs = [], [one for _, one in ordered], pairwise(ordered)
+    lines, planned, pairs = [], [one for _, one in ordered], combinations(ordered, 2)
     alike = [f"{a.name} and {b.name}" for (x, a), (y, b) in pairs if x * (1 + a.share) > y * (1 - b.share)]
     if alike:
         lines.append(f"order     open between {', '.join(alike)}: their bands overlap")

@@ -11,7 +11,7 @@ import pytest
 from sweeper.commands.plan.answer import ESTIMATOR, answer, find_problem, plan_training, search, tokens_of_a_day
 from sweeper.commands.plan.main import COMMAND, main
 from sweeper.commands.plan.request import TOKENS_PER_STEP, build_problem, default_batch, read_request
-from sweeper.commands.plan.side_by_side import compare_hardware
+from sweeper.commands.plan.side_by_side import Planned, compare_hardware, list_open
 from sweeper.commands.plan.text import layouts_table, list_sections, tail_lines
 from sweeper.common.format import round_to_band
 from sweeper.preflight.clusters import build_cluster
@@ -20,6 +20,7 @@ from tests.conftest import run_in_process
 from tests.support.planner import flatten
 from workloads.api.errors import UserInputError
 from workloads.api.registry import load
+from workloads.estimator.questions import TrainingRun
 from workloads.estimator.search import bound_gib, find_layouts, usable_gib
 from workloads.estimator.step import estimate_job
 from workloads.layouts.enumeration import list_families
@@ -418,6 +419,16 @@ def test_a_comparison_says_what_its_bands_leave_open() -> None:
     assert "trainer   this project's own; another one" in text
     text = "\n".join(compare_hardware(replace(request, trainer="megatron", days=900.0), names)[1])
     assert "trainer   " not in text and "days      " not in text
+
+
+def test_the_order_is_open_too_where_a_wide_band_overlaps_one_beyond_its_neighbor() -> None:
+    request = read_request(["model=llama3_8b", "hardware=h100,h200,b200", "gpus=8", "trainer=own"])
+    plans = [
+        (cost, Planned(name, TrainingRun(1.0, cost / 24, cost, cost, 0.0, 0.0), share, is_far=False))
+        for name, cost, share in (("h100", 100.0, 0.1), ("h200", 125.0, 0.1), ("b200", 200.0, 0.57))
+    ]
+    (line,) = list_open(request, plans)
+    assert line == "order     open between h100 and b200, h200 and b200: their bands overlap"
 
 
 def test_a_request_that_is_wrong_for_all_gpus_is_refused_once() -> None:
