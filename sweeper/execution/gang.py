@@ -195,6 +195,14 @@ class Gang:
                 running.failures.append(self._build_failure(running, result))
             else:
                 running.results.append(result)
+        is_late = bool(running.pending) and now - running.started_s > running.kill_after_s
+        if is_late and (running.waits_for_all or not running.failures):
+            reason = f"took longer than trial.timeout_s={running.timeout_s:g}"
+            late = list(running.pending.values())[: None if running.waits_for_all else 1]
+            running.failures += [
+                self._build_failure(running, RankResult(rank, status="timed_out", reason=reason)) for rank in late
+            ]
+            return _merge_failures(running.failures, running.results)
         if running.failures:
             # A rank may fail because another one died: the rank that knows the cause reports soon after.
             until_s = running.started_s + running.kill_after_s if running.waits_for_all else now + ROOT_CAUSE_GRACE_S
@@ -204,10 +212,6 @@ class Gang:
             return _merge_failures(running.failures, running.results) if complete else None
         if not running.pending:
             return self._build_measured(running.results)
-        if now - running.started_s > running.kill_after_s:
-            reason = f"took longer than trial.timeout_s={running.timeout_s:g}"
-            rank = next(iter(running.pending.values()))
-            return self._build_failure(running, RankResult(rank, status="timed_out", reason=reason))
         return None
 
     def _build_measured(self, results: list[RankResult]) -> TrialResult:

@@ -1,6 +1,7 @@
 """Times of trials by the driver's clock, from nodes whose clocks show something else."""
 
 import time
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -66,3 +67,20 @@ def test_ranks_that_measure_alone_keep_their_results_where_one_fails(monkeypatch
         result = result or gang.collect_result(arrived)
         assert result is not None and (result.status, result.reason) == (TrialStatus.INFEASIBLE, full)
         assert result.of_ranks == {0: f"infeasible: {full}"} | ({1: measured} if waits else {})
+
+
+@pytest.mark.parametrize("measured", [True, False])
+def test_of_ranks_that_measure_alone_the_one_that_hangs_is_named(
+    measured: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    value, full = Measurement({}, (1.0,)), RankResult(0, status="infeasible", reason="out of memory")
+    monkeypatch.setattr(gang_module.ray, "get", lambda ref: RankResult(0, 0.0, 1.0, value) if measured else full)
+    place = {"gpus": "0", "port": 1, "node_id": "n", "address": "n", "node": "n"}
+    gang = Gang("worker", ["first", "second"], None, [], [], locations=[place, place])
+    running = RunningTrial(None, {0: 0, 1: 1}, kill_after_s=9.0, timeout_s=9.0, waits_for_all=True)
+    gang.trials.append(replace(running, started_s=time.monotonic()))
+    assert gang.collect_result({0}) is None
+    gang.trials[0].started_s -= 10
+    result = gang.collect_result(set())
+    late = "timed_out: took longer than trial.timeout_s=9"
+    assert result is not None and result.of_ranks == {0: value if measured else "infeasible: out of memory", 1: late}
