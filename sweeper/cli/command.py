@@ -257,9 +257,10 @@ class _Reader:
         if (key := SETTING_NAMES.get(name)) in self.settings:
             return f"{name}: unknown key. It is written {key}{argument[len(name) :]}"
         last = name.rpartition(".")[2]
-        if name.partition(".")[0] in {key.name.partition(".")[0] for key in keys_of(Config)}:
+        roots = {key.name.partition(".")[0] for key in keys_of(Config)}
+        if name.partition(".")[0] in roots:
             close = hint(last, [f"{key}=" for key in self.settings])
-            sweep = f"sweeper {shlex.join(arguments)}"
+            sweep = f"sweeper {shlex.join(item for item in arguments if re.split('[.=]', item)[0] in roots)}"
             return f"{argument}: a key of a sweep (`{sweep}`), not of `sweeper {self.command.name}`.{close}"
         return f"{name}: unknown key. {suggest(last, self.settings)}"
 

@@ -26,18 +26,16 @@ def round_to_interval(value: float, half_width: float) -> float:
     return round(value, 1 - math.floor(math.log10(half_width)))
 
 
-def round_to_band(value: float, error_share: float, factor: float = 1.0, apart_from: float = math.nan) -> str:
+def round_to_band(value: float, error_share: float, apart_from: float = math.nan) -> str:
     """Return the value rounded to the first digit of its error: 1,152 within 8% is 1,150, and 57.5 is 58.
 
-    At least two digits are kept, so that related values, such as days and GPU-hours, still multiply. `factor`
-    multiplies the rounded value, so that a price times the hours that are shown is the cost that is shown. The value
-    gets more digits until it differs from `apart_from`.
+    At least two digits are kept, and as many more as it takes to differ from `apart_from`.
     """
     if not value or not math.isfinite(value):
         return format_number(value)
     place = math.floor(math.log10(abs(value) * min(max(error_share, 1e-4), 0.1)) + 1e-9)
     decimals = decimals_apart(value, apart_from, -place)
-    rounded = factor * round(value, decimals) + 0.0
+    rounded = round(value, decimals) + 0.0
     return f"{rounded:,.{max(0, decimals)}f}"
 
 

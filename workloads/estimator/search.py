@@ -33,6 +33,11 @@ def fills_memory(memory: StageMemory, cluster: Cluster) -> bool:
     return memory.total_gib > usable_gib(cluster)
 
 
+def within_usable(memory: StageMemory, cluster: Cluster) -> StageMemory:
+    """Return memory whose allocator holds no more than there is room for: it returns the rest, see `fills_memory`."""
+    return replace(memory, reserved=min(memory.reserved, max(0.0, usable_gib(cluster) - memory.needed_gib)))
+
+
 @dataclass(frozen=True)
 class Estimator:
     """The functions that estimate a job on a cluster."""

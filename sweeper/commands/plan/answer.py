@@ -93,7 +93,7 @@ def plan_training(request: PlanRequest, estimate: JobEstimate, error_share: floa
         unknown = f"{request.hardware} has no known price"
         raise UserInputError(f"max_cost={request.max_cost:g}: needs price_per_hour=, {unknown}")
     if training.cost > request.max_cost:
-        cost = round_to_band(training.gpu_hours, error_share, price, apart_from=request.max_cost / price)
+        cost = round_to_band(training.cost, error_share, apart_from=request.max_cost)
         raise UserInputError(
             f"max_cost={request.max_cost:g}: {tokens:g} tokens on {estimate.gpus:,} GPUs cost {cost}, at "
             f"price_per_hour={price:g}. Fewer GPUs, or others (hardware=a,b), may cost less"

@@ -15,7 +15,7 @@ from sweeper.pages.chart_style import COLORS, GRAY, add_band, bar_chart_height_p
 from sweeper.pages.html_page import Chart, Table
 from workloads.estimator.estimate import find_band
 from workloads.estimator.pipeline import build_timeline
-from workloads.estimator.search import Candidate, bound_gib, usable_gib
+from workloads.estimator.search import Candidate, bound_gib, usable_gib, within_usable
 from workloads.estimator.step import rank_seconds
 from workloads.estimator.words import describe
 
@@ -68,7 +68,7 @@ def _draw_memory(answer: Answer) -> Chart:
     for rank, name in ({stages.index(answer.best.estimate.memory): "fullest"} | ranks).items():
         needed_gib = bound_gib(stages[rank], problem.job, problem.cluster)
         text = f"{name} pipeline rank ({rank}): up to {needed_gib:.0f} of {most_gib:.0f} GiB usable"
-        bars[text] = vars(stages[rank])
+        bars[text] = vars(within_usable(stages[rank], problem.cluster))
     error_share = find_band(problem.job, problem.cluster, "memory").error_share
     chart = draw_bars("Where the memory goes", bars, COLORS_OF["memory"], "GiB", error_share)
     chart.figures[0].add_vline(x=most_gib, line={"color": GRAY, "width": 2})
@@ -136,7 +136,7 @@ def _tabulate_scaling(scaling: Mapping[int, Candidate], error_share: float) -> T
 def draw_scaling(rates: Mapping[int, float], error_share: float) -> go.Figure:
     """Return tokens/s per GPU as a line over the number of GPUs, on a logarithmic axis, with its band."""
     figure, counts, speeds = go.Figure(), list(rates), list(rates.values())
-    add_band(figure, counts, speeds, (1 - error_share, 1 + error_share), COLORS[0])
+    add_band(figure, counts, speeds, (1 / (1 + error_share), 1 / (1 - error_share)), COLORS[0])  # of the step's time
     figure.add_scatter(x=counts, y=speeds, mode="lines+markers", line_color=COLORS[0], showlegend=False)
     figure.update_xaxes(title="GPUs", type="log", tickvals=counts[::-2])
     return figure.update_yaxes(title="tokens/s per GPU", rangemode="tozero")

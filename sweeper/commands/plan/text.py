@@ -15,7 +15,7 @@ from sweeper.pages.terminal import draw, open_console
 from workloads.api.errors import UserInputError
 from workloads.estimator.estimate import find_band
 from workloads.estimator.questions import TrainingRun
-from workloads.estimator.search import Candidate, bound_gib, fills_memory, usable_gib
+from workloads.estimator.search import Candidate, bound_gib, fills_memory, usable_gib, within_usable
 from workloads.estimator.words import describe, layout_words, write_words
 from workloads.formats.names import FileReading
 from workloads.layouts.layout import Layout
@@ -81,28 +81,33 @@ def headline(answer: Answer) -> str:
     estimate, training, share = answer.best.estimate, answer.training, answer.error_share
     cluster, job = answer.problem.cluster, answer.problem.job
     far = "Far from any measured run: " * bool(find_band(job, cluster).known.missing(job, cluster))
-    rate = round_to_band(estimate.tokens_per_s_per_gpu * estimate.gpus, share)
+    rate = show_rate(estimate.tokens_per_s_per_gpu * estimate.gpus, share)
+    most_gib, usable = bound_gib(estimate.memory, job, cluster), usable_gib(cluster)
+    unfit = f" if it fits, which its bound of {most_gib:.0f} GiB of {usable:.0f} leaves open" * (most_gib > usable)
     cost = ", no price is known"
     if training.cost is not None:
         cost = f" and cost {show_cost(training, share)} at {answer.price.partition(':')[0]}"
     return (
-        f"{far}{answer.model} on {estimate.gpus:,} {cluster.device.name} trains at {rate} tokens/s (±{share:.0%}); "
+        f"{far}{answer.model} on {estimate.gpus:,} {cluster.device.name} trains at {rate} tokens/s{unfit}; "
         f"{training.tokens / 1e12:g} trillion tokens take {show_range(training.days, share)} days or "
         f"{show_range(training.gpu_hours, share)} GPU-hours{cost}"
     )
 
 
-def show_range(value: float, share: float, factor: float = 1.0) -> str:
-    """Return a value and the range of its band, times a factor, as in `6.4 (2.6 to 10)`."""
-    expected, low, high = (round_to_band(value * part, share, factor) for part in (1, 1 - share, 1 + share))
+def show_range(value: float, share: float) -> str:
+    """Return a value and the range of its band, as in `6.4 (2.6 to 10)`."""
+    expected, low, high = (round_to_band(value * part, share) for part in (1, 1 - share, 1 + share))
+    return f"{expected} ({low} to {high})"
+
+
+def show_rate(value: float, share: float) -> str:
+    """Return a rate and its range, where the band is that of a step's time, as in `93,000 (58,000 to 230,000)`."""
+    expected, low, high = (round_to_band(value / time, share) for time in (1, 1 + share, 1 - share))
     return f"{expected} ({low} to {high})"
 
 
 def show_cost(training: TrainingRun, share: float) -> str:
-    """Return the price of the GPU-hours that are shown; a dash without a price."""
-    if training.cost is None:
-        return MISSING
-    return show_range(training.gpu_hours, share, training.cost / training.gpu_hours)
+    return MISSING if training.cost is None else show_range(training.cost, share)
 
 
 def head_lines(answer: Answer) -> list[str]:
@@ -155,7 +160,7 @@ def head_lines(answer: Answer) -> list[str]:
         by_band = f"by the middle of the band, {slow}B at its slow end"
         lines.append(f"reached   by {last:,} GPUs {rates[last]}B tokens a day {by_band}{too_few}")
     estimate = answer.best.estimate
-    step_s, memory = estimate.step.total_s, estimate.memory
+    step_s, memory = estimate.step.total_s, within_usable(estimate.memory, cluster)
     mfu = MISSING if estimate.mfu is None else f"{100 * estimate.mfu:.0f}%"
     return [
         *lines,
@@ -197,7 +202,8 @@ def file_lines(problem: Problem, reading: FileReading) -> list[str]:
 
 def parts_table(answer: Answer) -> Rows:
     """Return the table of where the time and the memory of the best layout go, side by side."""
-    step, memory = answer.best.estimate.step, answer.best.estimate.memory
+    step = answer.best.estimate.step
+    memory = within_usable(answer.best.estimate.memory, answer.problem.cluster)
     times, sizes = (
         sorted(((name, value) for name, value in vars(parts).items() if value > 0), key=lambda pair: -pair[1])
         for parts in (step, memory)

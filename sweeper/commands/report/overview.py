@@ -41,7 +41,9 @@ def describe(stored: Stored, fronts: Sequence[SweepFront] = ()) -> str:
     sweeps = stored.sweeps.sort_values("start").to_dict("records") if len(stored.sweeps) else []
     studies = [sweep["tag.sweeper.study"] for sweep in sweeps]
     workloads = {sweep["tag.sweeper.study"]: sweep.get("tag.workload") for sweep in sweeps}
-    found: dict[str, BestResult | SweepFront] = {r.trial["tag.sweeper.study"]: r for r in stored.best_results}
+    # Of several kinds of work, such as data types, the one of the sweep's winner, else the fastest.
+    best_results = sorted(stored.best_results, key=lambda result: (result.rounds > 0, result.speed.value))
+    found: dict[str, BestResult | SweepFront] = {r.trial["tag.sweeper.study"]: r for r in best_results}
     found |= {front.study: front for front in fronts}
     latest: dict[Any, str] = {}
     for study in sorted(found, key=studies.index):
@@ -60,9 +62,12 @@ def _describe_winner(result: BestResult, stored: Stored) -> str:
     speed = result.speed
     method = f"mean of {result.rounds} rounds of the finals" if result.rounds else "a single trial"
     interval = f"95% {format_interval(speed.low, speed.high)}, " if speed.has_interval else ""
+    sweeps = (stored.sweeps["tag.workload"] == result.work.get("workload")).sum()
+    where = f"In the latest sweep, {result.trial['tag.sweeper.study']}, on" if sweeps > 1 else "On"
     return (
-        f"On {result.platform} the fastest is {_format_point(result.trial, names)} with {format_number(speed.value)} "
-        f"{SPEED_UNITS[result.speed_metric]} ({interval}{method}){_describe_lead(result, names, stored)}."
+        f"{where} {result.platform} the fastest is {_format_point(result.trial, names)} with "
+        f"{format_number(speed.value)} {SPEED_UNITS[result.speed_metric]} ({interval}{method})"
+        f"{_describe_lead(result, names, stored)}."
     )
 
 

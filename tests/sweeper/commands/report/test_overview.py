@@ -48,6 +48,18 @@ def test_each_workload_has_a_sentence_of_its_own_and_none_is_the_fastest_of_all(
     ]
 
 
+def test_the_fastest_of_several_data_types_is_that_of_the_latest_sweep() -> None:
+    stored = build_stored(complete_trials({"H200": [2000.0, 1000.0]}, dtype=["bf16", "fp32"]))
+    stored.trials["tag.work"] = [f'{{"workload": "parallel", "type": "{dtype}"}}' for dtype in ("bf16", "fp32")]
+    assert " On H200 the fastest is dtype=bf16 with 2,000 tokens/s" in overview.describe(stored)
+    later = stored.sweeps.assign(**{"tag.sweeper.study": "t", "start": pd.Timestamp(1, unit="s", tz="UTC")})
+    trials = stored.trials.assign(**{"tag.sweeper.study": ["s", "t"]})
+    both = Stored(pd.concat([stored.sweeps, later], ignore_index=True), trials)
+    assert " In the latest sweep, t, on H200 the fastest is the only configuration with 1,000" in overview.describe(
+        both
+    )
+
+
 def test_the_lead_of_a_winner_of_the_finals_is_that_of_the_finals() -> None:
     finals = {"final.speed": "tokens_per_s", "final.trial": "0", "final.value": 990.0, "final.rounds": 5.0}
     trials = complete_trials({"H200": [1000.0, 1100.0, 900.0]}, tp=[1, 2, 4])
