@@ -50,7 +50,8 @@ class TrialJudge:
                 status = TrialStatus.FAILED
                 no_energy = missing_energy(result.measurements) if "energy" in find_source(missing[0]) else ""
                 why = f", since the device's energy is not known: {no_energy}" if no_energy else ""
-                reason = f"{missing[0]} was not measured{why}. Set workload.objective to one of: {', '.join(derived)}"
+                goal = "Set workload.objective to" if missing[0] in self.criteria.metrics else "A limit can be on"
+                reason = f"{missing[0]} was not measured{why}. {goal} one of: {', '.join(derived)}"
         return TrialRecord(
             number=trial.number,
             params=trial.params,

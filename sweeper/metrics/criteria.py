@@ -114,6 +114,11 @@ class Criteria:
             return None
         return self.losses(values)
 
+    def exceeded(self, record: TrialRecord) -> list[str]:
+        """Return the limits that a complete trial is beyond, for which it has no rank, as text."""
+        is_complete = self.values(record) is not None
+        return [f"{limit}" for limit in self.limits if is_complete and limit.excess(record.metrics) > 0]
+
     def describe_unmet(self, records: Iterable[TrialRecord]) -> str:
         """Return the limits that no trial keeps together, and what the nearest one has; empty unless that is so."""
         complete = [record for record in records if self.values(record) is not None]

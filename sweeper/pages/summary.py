@@ -212,6 +212,10 @@ class Summary:
         lines += [f"drained  {node}" for node in self.drained]
         if unmet := results.plan.criteria.describe_unmet(results.records):
             lines.append(f"limits   {unmet}")
+        elif exceeded := results.exceeded:
+            limits = " or ".join(dict.fromkeys(f"limits.{limit}" for each in exceeded.values() for limit in each))
+            numbers = ", ".join(map(str, list(exceeded)[:SHOWN_ROWS])) + ", …" * (len(exceeded) > SHOWN_ROWS)
+            lines.append(f"limits   {count(len(exceeded), 'trial')} without a rank, beyond {limits}: {numbers}")
         lines += _describe_kinds("not ranked by speed", self._unranked)
         lines += _describe_kinds("infeasible", [r for r in results.records if r.status is TrialStatus.INFEASIBLE])
         if results.is_inconclusive:

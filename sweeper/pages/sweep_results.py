@@ -106,11 +106,20 @@ class Results:
         return self.finalists[0] if self.finalists and not self.finalists[0].exceeded else None
 
     def text_files(self) -> dict[str, str]:
-        columns: dict[int, dict[str, object]] = {number: {"front": "yes"} for number in self.front_numbers}
+        columns: dict[int, dict[str, object]] = {
+            number: {"beyond_limits": "; ".join(limits)} for number, limits in self.exceeded.items()
+        }
+        columns |= {number: {"front": "yes"} for number in self.front_numbers}
         for point in self._certified:
             columns.setdefault(point.trial.number, {})["front_share"] = point.share
         files = {"trials.csv": trial_tables.trials_csv([*self.every, *self.earlier_attempts], columns)}
         return files | ({"gpus.csv": trial_tables.csv_of([vars(gpu) for gpu in self.gpus])} if self.gpus else {})
+
+    @cached_property
+    def exceeded(self) -> dict[int, list[str]]:
+        """The limits of each trial of the search that is beyond some, by its number."""
+        exceeded = {record.number: self.plan.criteria.exceeded(record) for record in self.records}
+        return {number: limits for number, limits in exceeded.items() if limits}
 
     @property
     def _certified(self) -> Sequence[FrontPoint]:

@@ -185,6 +185,9 @@ def test_a_multirun_runs_one_sweep_for_each_value(workspace: Workspace) -> None:
 def test_a_sweep_in_which_no_trial_keeps_the_limits_says_so_and_fails(workspace: Workspace) -> None:
     result = workspace.run(*PROBE, "search=random", "budget.trials=2", "limits.step_time_ms=1e-9")
     assert result.code == 1 and "limits   no trial keeps limits.step_time_ms ≤ 1e-09; the nearest, trial" in result.out
+    (trials,) = workspace.path.glob("sweeps/*/trials.csv")
+    rows = csv.DictReader(trials.read_text().splitlines())
+    assert [row["beyond_limits"] for row in rows] == 2 * ["step_time_ms ≤ 1e-09"]
 
 
 @pytest.mark.soak
