@@ -5,9 +5,9 @@ from collections.abc import Iterable
 
 
 def suggest(word: str, allowed: Iterable[str], prefix: str = "") -> str:
-    """Return the sentences that follow an unknown word: the available ones, and the nearest behind `prefix`."""
+    """Return the sentences that follow an unknown word: the nearest one behind `prefix`, and those available."""
     names = sorted(allowed)
-    return f"Available: {', '.join(names) or 'none'}.{hint(word, names, prefix)}"
+    return f"{hint(word, names, prefix)} Available: {', '.join(names) or 'none'}.".strip()
 
 
 def hint(word: str, allowed: Iterable[str], prefix: str = "") -> str:

@@ -75,7 +75,7 @@ def parse_arguments(arguments: Sequence[str]) -> Arguments:
         meant = COMMAND_NAMES.get(word) or nearest(word, [*SUBCOMMANDS, *KEYS])
         if meant in {*SUBCOMMANDS, *COMMAND_NAMES.values()} and re.fullmatch("[a-z]+", word):
             available = ", ".join(SUBCOMMANDS)
-            raise UserInputError(f"{word}: unknown subcommand. Available: {available}. Did you mean sweeper {meant}?")
+            raise UserInputError(f"{word}: unknown subcommand. Did you mean sweeper {meant}? Available: {available}.")
     given = [f"--{name.replace('_', '-')}" for name in MODES if getattr(values, name)]
     if given[:1] == ["--multirun"] and given[1:] in (["--cfg"], ["--info"]):
         raise UserInputError(f"{given[1]}: shows one configuration; leave -m out and give each key one value")

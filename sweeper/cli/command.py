@@ -242,7 +242,7 @@ class _Reader:
         forms = {key.name: _name_of(key) for key in [*self.settings.values(), *self.switches.values()]}
         close = nearest(key, forms)
         meant = f" Did you mean {forms[close]}?" if close else ""
-        return f"{flag}: unknown flag. Available: {', '.join([*self.switches, '--help'])}.{meant}"
+        return f"{flag}: unknown flag.{meant} Available: {', '.join([*self.switches, '--help'])}."
 
     def _explain_owner(self, argument: str, owner: str) -> str:
         return f"{argument}: `{self.command.usage(self.verb)}` does not take it; `{owner}` does"

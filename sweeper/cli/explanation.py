@@ -101,7 +101,7 @@ def _explain_missing(error: MissingConfigException, arguments: Arguments) -> str
         what = f"{choice} is a workload that these presets run: {', '.join(presets)}"
         return f"{group}={choice}: {what}. Choose one of them"
     meant = next((name for name, others in SYNONYMS.get(group, {}).items() if choice.lower() in others), "")
-    close = f"Available: {', '.join(options)}. Did you mean {meant}?" if meant in options else suggest(choice, options)
+    close = f"Did you mean {meant}? Available: {', '.join(options)}." if meant in options else suggest(choice, options)
     unknown = f"unknown {group} '{choice}'. {close}"
     parent = re.match(r"In '([^']+)'", str(error))
     path = sources.find_file(arguments, parent[1]) if parent and parent[1] != "config" else None
@@ -154,9 +154,11 @@ def _suggest_key(key: str, arguments: Arguments) -> str:
     node: Any = values
     for part in section.split(".") if section else []:
         node = node.get(part) if isinstance(node, dict) else None
+    if inner := [full for full in _flatten(values) if full.endswith(f".{key}")]:  # a key without its section
+        return f"Did you mean {inner[0]}? Available: {', '.join(map(str, values))}."
     if isinstance(node, dict):
         return suggest(name, map(str, node), f"{section}." if section else "")
-    return f"Available: {', '.join(map(str, values))}.{hint(key, _flatten(values))}"
+    return f"{hint(key, _flatten(values))} Available: {', '.join(map(str, values))}.".strip()
 
 
 def _flatten(node: Any, prefix: str = "") -> list[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import re
 import shutil
@@ -227,9 +226,7 @@ def _read_criteria(config: Config) -> Criteria:
         direction = _direction_of(f"limits.{name}", str(name), own)
         if bound is None:
             continue
-        if isinstance(bound, bool) or not isinstance(bound, (int, float)) or not math.isfinite(bound):
-            raise UserInputError(f"limits.{name}={bound}: must be a number or null")
-        limits[str(name)] = [float(bound), direction]
+        limits[str(name)] = [convert(float, bound, f"limits.{name}"), direction]
     criteria = Criteria.of(objectives, limits)
     names = f"objective=[{','.join(criteria.metrics)}]"
     if criteria.has_front and search.pruner != "none":

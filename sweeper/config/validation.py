@@ -14,6 +14,7 @@ from workloads.suggestions import nearest, suggest
 
 T = TypeVar("T")
 MAX_INTEGER = 2**63  # of Optuna's, NumPy's and SQLite's whole numbers
+SECONDS = {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}  # of a unit of time, as people write them
 SI_PREFIXES = {"k": 3, "K": 3, "M": 6, "G": 9, "B": 9, "T": 12}  # B as in 8B: billions
 # PyTorch's names of data types.
 TORCH_NAMES = {"float32": "fp32", "float16": "fp16", "half": "fp16", "bfloat16": "bf16"}
@@ -103,12 +104,16 @@ def convert(annotation: Any, value: Any, key: str) -> Any:
         and (annotation in (float, str) or (annotation is int and value == int(value)))
     ):
         return annotation(value)  # name=2026 is a name
-    hint = ""
-    if number := re.fullmatch(r"(\d+(?:\.\d+)?) ?([kKMGBT])", str(value)):  # such as 1T or 300B
-        plain, unit = f"{number[1]}e{SI_PREFIXES[number[2]]}", find_unit(key)
-        if annotation is float and not unit:
+    hint, unit = "", find_unit(key)
+    number = re.fullmatch(r"(\d+(?:\.\d+)?) ?([A-Za-z]+)", str(value)) if annotation in (int, float) else None
+    if number and number[2] in SI_PREFIXES and not unit:  # such as 1T or 300B
+        plain = f"{number[1]}e{SI_PREFIXES[number[2]]}"
+        if annotation is float:
             return float(plain)
-        hint = f" of {unit}" if unit else f". Write {plain}"  # K of a whole number may mean 1,024
+        hint = f". Write {plain}" + f" or {1024 * float(number[1]):.0f}" * (number[2] in "kK")
+    elif number:
+        factor = 1000 if number[2] in "kK" else SECONDS.get(number[2].lower(), 1) if unit == "seconds" else 1
+        hint = (f" of {unit}" if unit else "") + f". Write {factor * float(number[1]):g}"
     if is_dataclass(annotation):
         names = [item.name for item in fields(annotation)]
         meant = f". Did you mean {key}.{names[0]}={value}?" if isinstance(value, int | float) else ""

@@ -61,8 +61,8 @@ def load_model(name: str) -> Model:
     for family, reason in UNSUPPORTED_FAMILIES.items():
         if name.startswith(family):
             raise UnsupportedModel(f"{name} is not modelled: {reason}")
-    available = f"Available: {', '.join(MODELS)}, or a path to a config.json."
-    raise UnsupportedModel(f"unknown model '{name}'. {available}{hint(name, MODELS)}")
+    known = f"unknown model '{name}'.{hint(name, MODELS)} Available: a path to a config.json"
+    raise UnsupportedModel(f"{known}, or {', '.join(MODELS)}.")
 
 
 def read_config(path: str) -> Config:
@@ -86,7 +86,7 @@ def read_hugging_face(config: Config) -> Model:
     if name not in FAMILIES:
         known = [*FAMILIES, *TEXT_PARTS]
         what = f"model_type '{name}' is not modelled" if name else "no model_type"
-        raise UnsupportedModel(f"{what}. Available: {', '.join(known)}.{hint(name, known)}")
+        raise UnsupportedModel(f"{what}.{hint(name, known)} Available: {', '.join(known)}.")
     family = FAMILIES[name]
     _check_keys(name, given)
     _check_values(family, given)

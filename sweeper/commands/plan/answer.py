@@ -22,7 +22,6 @@ from workloads.models.flops import model_flops_per_token
 KEPT = 20  # layouts of a search
 SHOWN = 8  # of them in the table
 MAX_GPUS = 65_536
-TRAIN_TOKENS = 1e12  # of a whole training where none are given
 SCALES = tuple(2**power for power in range(13))  # numbers of GPUs in the picture of scaling
 ESTIMATOR = Estimator(
     estimate=estimate_job,
@@ -80,12 +79,12 @@ def answer(request: PlanRequest) -> Answer:
 
 
 def plan_training(request: PlanRequest, estimate: JobEstimate, error_share: float) -> TrainingRun:
-    """Return what a training on `train_tokens`, else on a trillion tokens, takes.
+    """Return what a training on `train_tokens` takes.
 
     Raises UserInputError if it costs more than `max_cost`; the message has the digits that the band supports, or as
     many more as show it.
     """
-    tokens, (price, _) = request.train_tokens or TRAIN_TOKENS, request.price
+    tokens, (price, _) = request.train_tokens, request.price
     training = training_run(estimate, tokens, request.reliability, price)
     if request.max_cost is None:
         return training

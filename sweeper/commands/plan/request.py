@@ -86,7 +86,7 @@ class PlanRequest:
         checkpointing: what the backward pass computes again.
         layout: a trainer's file or log: all that it says is given, where no key of the command says otherwise.
         file: the trainer for which the fastest layout is written as a file.
-        train_tokens: tokens of a whole training, for its duration and cost; by default 1e12.
+        train_tokens: tokens of a whole training, for its duration and cost.
         tokens_per_day: find the number of GPUs that trains on this many tokens.
         days: find the number of GPUs that trains on train_tokens in this many days, failures included.
         price_per_hour: of one GPU; by default a provider's list price in USD, where conf/hardware has one.
@@ -124,7 +124,7 @@ class PlanRequest:
     checkpointing: Checkpointing | None = None
     layout: str | None = None
     file: str | None = None
-    train_tokens: float | None = field(default=None, metadata={"min": 1})
+    train_tokens: float = field(default=1e12, metadata={"min": 1})
     tokens_per_day: float | None = field(default=None, metadata={"min": 1})
     days: float | None = field(default=None, metadata={"min": 0.001})
     price_per_hour: float | None = field(default=None, metadata={"min": 0})
@@ -135,10 +135,8 @@ class PlanRequest:
     config_dir: str | None = None
 
     def __post_init__(self) -> None:
-        if self.days is not None and (self.train_tokens is None or self.tokens_per_day is not None):
-            raise UserInputError(f"days={self.days:g}: needs train_tokens=, and takes the place of tokens_per_day=")
-        if self.max_cost is not None and self.train_tokens is None:
-            raise UserInputError(f"max_cost={self.max_cost:g}: needs train_tokens=")
+        if self.days is not None and self.tokens_per_day is not None:
+            raise UserInputError(f"days={self.days:g}: takes the place of tokens_per_day=")
         if self.gpus is None and (self.daily_tokens is None or self.layout is not None):
             raise UserInputError("gpus: required. Give the number of GPUs, or tokens_per_day= or days= to find it")
         use_config_dir(self.config_dir)
@@ -156,9 +154,7 @@ class PlanRequest:
     @property
     def daily_tokens(self) -> float | None:
         """The tokens of a day for which the number of GPUs is found; None if it is given."""
-        if self.days is not None and self.train_tokens is not None:
-            return self.train_tokens / self.days
-        return self.tokens_per_day
+        return self.tokens_per_day if self.days is None else self.train_tokens / self.days
 
     @property
     def price(self) -> tuple[float | None, str]:

@@ -145,7 +145,7 @@ def test_windows_of_hugging_face_files() -> None:
         ({"model_type": "bamba"}, "Mamba-2"),
         ({"model_type": "deepseek_v4"}, "is to compressed tokens"),
         ({"model_type": "other"}, "Available: llama"),
-        ({"model_type": "lama"}, "model_type 'lama' is not modelled. .* Did you mean llama?"),
+        ({"model_type": "lama"}, "model_type 'lama' is not modelled. Did you mean llama. Available: llama"),
         ({"model_type": None}, "no model_type. Available: llama"),
         ({"layer_types": ["linear_attention", "full_attention"]}, "linear_attention"),
         ({"num_attention_heads": None}, "no num_attention_heads. Required: num_hidden_layers, hidden_size"),

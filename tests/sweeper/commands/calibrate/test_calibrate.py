@@ -38,7 +38,7 @@ def target(gpus: int = 1, nodes: int = 1, hardware: str = "h200") -> Target:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["hardwre=h200"], r"hardwre: unknown key. Available: .*Did you mean hardware\?"),
+        (["hardwre=h200"], r"hardwre: unknown key. Did you mean hardware\? Available: "),
         (["h200"], r"h200: not of the form key=value. Did you mean hardware=h200\?"),
         (["dir="], "dir=: has no value"),
     ],
@@ -49,7 +49,7 @@ def test_an_unknown_word_is_named(words: list[str], message: str) -> None:
 
 
 def test_an_unknown_device_is_named() -> None:
-    with pytest.raises(UserInputError, match=r"hardware=h2000: unknown hardware. Available: .*Did you mean h200?"):
+    with pytest.raises(UserInputError, match=r"hardware=h2000: unknown hardware. Did you mean h200\? Available: "):
         find_target(CalibrateRequest(hardware="h2000"))
 
 

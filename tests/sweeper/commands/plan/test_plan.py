@@ -39,7 +39,7 @@ SMALL = ["model=llama3_8b", "hardware=h100", "gpus=8", "micro_batch=1", "cp=1"]
         (["hardware=h10"], "hardware=h10: must be one of .*h100"),
         (
             ["topology=dgxh100"],
-            "unknown topology 'dgxh100': must be a name or a YAML file. Available: a100.* Did you mean dgx_h100?",
+            "unknown topology 'dgxh100': must be a name or a YAML file. Did you mean dgx_h100. Available: a100",
         ),
         (["trainer=torchtian"], "trainer=torchtian: .* Did you mean trainer=torchtitan?"),
         (["precision=fp8"], "precision=fp8: must be one of .*fp8_tensorwise"),
@@ -47,7 +47,7 @@ SMALL = ["model=llama3_8b", "hardware=h100", "gpus=8", "micro_batch=1", "cp=1"]
         (["gpus=0"], "gpus=0: must be at least 1"),
         (["tp8"], "tp8: not of the form key=value"),
         (["llama3_8b"], "llama3_8b: not of the form key=value. Did you mean model=llama3_8b?"),
-        (["tpp=8"], "tpp: unknown key. .* Did you mean tp?"),
+        (["tpp=8"], "tpp: unknown key. Did you mean tp. Available: "),
         (["gpus=1e9"], "gpus=1000000000: must be at most 1048576"),
         (["gpus=8", "tp=2", "tp=4"], "tp: given twice, as tp=2 and tp=4"),
         (["=8"], "=8: not of the form key=value"),
@@ -57,7 +57,7 @@ SMALL = ["model=llama3_8b", "hardware=h100", "gpus=8", "micro_batch=1", "cp=1"]
         (["sharding=zero1"], "sharding=zero1: own does not run it. Allowed with this trainer: none, fsdp2"),
         (["trainer=megatron", "checkpointing=selective"], "checkpointing=selective: megatron does not run it"),
         (["trainer=megatron", "pp=2", "sharding=fsdp2"], "pp=2: megatron does not run it with sharding=fsdp2"),
-        (["gpus=8K"], "gpus=8K: must be an integer. Write 8e3"),
+        (["gpus=8K"], "gpus=8K: must be an integer. Write 8e3 or 8192"),
         (["trainer=primus", "pp=2", "schedule=dualpipev"], "schedule=dualpipev: primus does not run it"),
         (["model=llama3_405b"], "gpus=8: no layout fits; the smallest needs up to [0-9]+ GiB of each GPU, [0-9]+ GiB"),
         (["trainer=deepspeed", "pp=2"], "pp=2: deepspeed is planned without it; it has to be 1"),
@@ -466,8 +466,8 @@ def test_a_number_of_days_finds_the_number_of_gpus() -> None:
         UserInputError, match=r"max_cost=1000: 1e\+12 tokens on 8 GPUs cost [\d,]+, at price_per_hour=2"
     ):
         answer(read_request([*priced, "max_cost=1000"]))
-    with pytest.raises(UserInputError, match="days=3: needs train_tokens="):
-        read_request([*words, "days=3"])
+    with pytest.raises(UserInputError, match="days=3: takes the place of tokens_per_day="):
+        read_request([*words, "days=3", "tokens_per_day=1e9"])
     with pytest.raises(UserInputError, match=r"fits=true: needs gpus=; days= and tokens_per_day= search"):
         COMMAND.run([*words, "days=3", "fits=true"])
     hurried = answer(read_request([*words, "train_tokens=1e12", "days=0.5"]))
