@@ -1,6 +1,7 @@
 """Jobs and clusters for tests of the planner."""
 
 from collections.abc import Iterable
+from itertools import product
 from typing import Any
 
 from sweeper.config.hardware import Target
@@ -33,7 +34,8 @@ def trained_job(layout: Layout, model: Model = LLAMA_8B, *, block: str = "pytorc
 
 def flatten(families: Iterable[Family]) -> list[Layout]:
     """Return the layouts of families."""
-    return [layout for family in families for way in family.checkpointings for layout in family.list_layouts(way)]
+    ways = ((family, way) for family in families for way in product(family.checkpointings, family.reshardings))
+    return [layout for family, way in ways for layout in family.list_layouts(*way)]
 
 
 def machine_of(target: Target, ranks: int) -> Machine:

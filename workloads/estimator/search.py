@@ -8,6 +8,8 @@ from itertools import count
 from typing import Any
 
 from workloads.estimator.estimate import JobEstimate, StageMemory, find_band
+from workloads.estimator.memory import peak_memory
+from workloads.estimator.step import estimate_job, estimate_step, step_bound_s
 from workloads.hardware.cluster import Cluster
 from workloads.layouts.enumeration import Family, list_families
 from workloads.layouts.layout import Job, Layout
@@ -42,12 +44,14 @@ def within_usable(memory: StageMemory, cluster: Cluster) -> StageMemory:
 class Estimator:
     """The functions that estimate a job on a cluster."""
 
-    estimate: Callable[[Job, Cluster], JobEstimate]  # time and memory
-    step_s: Callable[[Job, Cluster], float]  # seconds of a step, the same as in `estimate`
+    estimate: Callable[[Job, Cluster], JobEstimate] = estimate_job  # time and memory
+    # seconds of a step, the same as in `estimate`
+    step_s: Callable[[Job, Cluster], float] = lambda job, cluster: estimate_step(job, cluster).total_s
     # seconds that a step takes at least, whatever `dp_shard` of the data parallel ranks share the states, and however
     # these are resharded. Not less for a later one of the ways of checkpointing.
-    bound_s: Callable[[Job, Cluster], float]
-    memory: Callable[[Job, Cluster], StageMemory]  # of the pipeline rank that takes the most, the same as in `estimate`
+    bound_s: Callable[[Job, Cluster], float] = step_bound_s
+    # of the pipeline rank that takes the most, the same as in `estimate`
+    memory: Callable[[Job, Cluster], StageMemory] = peak_memory
 
 
 @dataclass(frozen=True)
@@ -110,8 +114,11 @@ class _Search:
             if bound_s >= self._slowest_s:
                 self.slower += len(family) // len(family.checkpointings) * (len(family.checkpointings) - way)
                 continue
-            for layout in family.list_layouts(family.checkpointings[way]):
-                self._consider(layout)
+            for reshard in family.reshardings:
+                for place, layout in enumerate(family.list_layouts(family.checkpointings[way], reshard)):
+                    if not self._consider(layout):  # nor do those with fewer shards fit: they are not built
+                        self.too_large += len(family.shards) - place
+                        break
             if way + 1 < len(family.checkpointings):
                 heapq.heappush(waiting, self._next(family, way + 1))
 
@@ -120,27 +127,27 @@ class _Search:
         bound_s = self._estimator.bound_s(replace(self._job, layout=layout), self._cluster)
         return bound_s, next(self._order), family, way
 
-    def _consider(self, layout: Layout) -> None:
+    def _consider(self, layout: Layout) -> bool:
+        """Rank a layout, and return whether it fits."""
         degrees = (layout.dp, layout.tp, layout.cp, layout.pp, layout.ep, layout.stages_per_rank)
         others = (layout.schedule, layout.sharding, layout.checkpointing, layout.reshard_after_forward)
         failed = self._without_room.setdefault((*degrees, *others), [])
         if any(layout.micro_batch >= micro_batch and layout.dp_shard <= shards for micro_batch, shards in failed):
-            self.too_large += 1
-            return
+            return False
         job = replace(self._job, layout=layout)
         memory = self._estimator.memory(job, self._cluster)
         if memory.needed_gib < self.smallest_gib:
             self.smallest, self.smallest_gib = layout, memory.needed_gib
         if memory.needed_gib > self._room_gib:
             failed.append((layout.micro_batch, layout.dp_shard))
-            self.too_large += 1
-            return
+            return False
         if (step_s := self._estimator.step_s(job, self._cluster)) >= self._slowest_s:
             self.slower += 1
-            return
+            return True
         self.estimated += 1
         push = heapq.heappush if len(self.best) < self._keep else heapq.heapreplace
         push(self.best, (-step_s, -next(self._order), layout))
+        return True
 
     @property
     def _slowest_s(self) -> float:

@@ -27,17 +27,16 @@ class Family:
     def __len__(self) -> int:
         return len(self.shards) * len(self.checkpointings) * len(self.reshardings)
 
-    def list_layouts(self, checkpointing: Checkpointing) -> Iterator[Layout]:
-        """Yield the layouts with one value of `checkpointing`, of each resharding those with more shards first."""
-        for reshard in self.reshardings:
-            for shards in self.shards:
-                yield replace(
-                    self.template,
-                    dp_shard=shards,
-                    dp_replicate=self.template.dp // shards,
-                    checkpointing=checkpointing,
-                    reshard_after_forward=reshard,
-                )
+    def list_layouts(self, checkpointing: Checkpointing, reshard: bool) -> Iterator[Layout]:
+        """Yield the layouts with one way of checkpointing and of resharding, those with more shards first."""
+        for shards in self.shards:
+            yield replace(
+                self.template,
+                dp_shard=shards,
+                dp_replicate=self.template.dp // shards,
+                checkpointing=checkpointing,
+                reshard_after_forward=reshard,
+            )
 
 
 def list_families(

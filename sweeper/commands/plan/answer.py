@@ -9,10 +9,9 @@ from sweeper.common.clock import SECONDS_PER_DAY
 from sweeper.common.format import round_to_band
 from workloads.api.errors import UserInputError
 from workloads.estimator.estimate import JobEstimate, find_band
-from workloads.estimator.memory import peak_memory
 from workloads.estimator.questions import Comparison, Reliability, TrainingRun, alternatives, compare, training_run
 from workloads.estimator.search import Candidate, Estimator, SearchResult, bound_gib, find_layouts, usable_gib
-from workloads.estimator.step import estimate_job, estimate_step, step_bound_s
+from workloads.estimator.step import estimate_job
 from workloads.estimator.words import describe, write_words
 from workloads.hardware.precisions import PRECISIONS
 from workloads.layouts.rules import COMMON_RULES, find_violation
@@ -23,12 +22,6 @@ KEPT = 20  # layouts of a search
 SHOWN = 8  # of them in the table
 MAX_GPUS = 65_536
 SCALES = tuple(2**power for power in range(13))  # numbers of GPUs in the picture of scaling
-ESTIMATOR = Estimator(
-    estimate=estimate_job,
-    step_s=lambda job, cluster: estimate_step(job, cluster).total_s,
-    bound_s=step_bound_s,
-    memory=peak_memory,
-)
 
 
 @dataclass(frozen=True)
@@ -116,7 +109,7 @@ class NothingFits(UserInputError):
 def search(problem: Problem, keep: int = KEPT) -> SearchResult:
     """Return the fastest layouts that fit. Raises UserInputError if none is valid, NothingFits if none of them fits."""
     tried = find_trainer(problem.job.trainer).search
-    result = find_layouts(problem.job, problem.cluster, ESTIMATOR, tried, problem.fixed, keep)
+    result = find_layouts(problem.job, problem.cluster, Estimator(), tried, problem.fixed, keep)
     if result.best:
         return replace(result, best=tuple(_correct(candidate, problem) for candidate in result.best))
     if result.smallest is None:

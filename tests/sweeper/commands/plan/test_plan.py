@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from sweeper.commands.plan.answer import ESTIMATOR, answer, find_problem, plan_training, search, tokens_of_a_day
+from sweeper.commands.plan.answer import answer, find_problem, plan_training, search, tokens_of_a_day
 from sweeper.commands.plan.main import COMMAND, main
 from sweeper.commands.plan.request import TOKENS_PER_STEP, build_problem, default_batch, read_request
 from sweeper.commands.plan.side_by_side import Planned, compare_hardware, list_open
@@ -21,7 +21,7 @@ from tests.support.planner import flatten
 from workloads.api.errors import UserInputError
 from workloads.api.registry import load
 from workloads.estimator.questions import TrainingRun
-from workloads.estimator.search import bound_gib, find_layouts, usable_gib
+from workloads.estimator.search import Estimator, bound_gib, find_layouts, usable_gib
 from workloads.estimator.step import estimate_job
 from workloads.layouts.enumeration import list_families
 from workloads.layouts.layout import Job, Layout
@@ -325,7 +325,7 @@ def test_pruning_keeps_the_layouts_that_an_estimate_of_each_one_puts_first(
     fitting = sorted(e.step.total_s for e, size in zip(estimates, sizes, strict=True) if size <= usable_gib(target))
     assert 0 < len(fitting) < len(estimates)
     for kept in (1, 20):
-        result = find_layouts(template, target, ESTIMATOR, options, fixed, kept)
+        result = find_layouts(template, target, Estimator(), options, fixed, kept)
         assert [found.estimate.step.total_s for found in result.best] == pytest.approx(fitting[:kept])
         assert result.estimated + result.too_large + result.slower == len(estimates)
         assert result.estimated < len(fitting) or len(fitting) <= kept
