@@ -10,7 +10,7 @@ from workloads.api.contract import Estimate, Machine
 from workloads.command.template import fill, fill_all
 from workloads.estimator.estimate import bands
 from workloads.estimator.memory import peak_memory
-from workloads.estimator.step import estimate_step
+from workloads.estimator.step import step_seconds
 from workloads.estimator.words import describe
 from workloads.formats.logs import DTYPES
 from workloads.hardware.precisions import PRECISIONS
@@ -51,7 +51,7 @@ def estimate_layout(settings: CommandSettings, values: Mapping[str, Any], machin
         if machine.memory_gib is not None and least_gib > machine.memory_gib:
             reason = f"needs {least_gib:.1f} GiB of device memory at least, the device has {machine.memory_gib:.1f}"
             return Estimate(reason, "the layout fits into memory", memory, description)
-    tokens_per_s = job.layout.global_batch * job.sequence_length / estimate_step(job, cluster).total_s
+    tokens_per_s = job.layout.global_batch * job.sequence_length / step_seconds(job, cluster)
     return Estimate(metrics={"tokens_per_s": tokens_per_s, **memory}, description=description)
 
 

@@ -72,12 +72,6 @@ class Weights:
     def total(self) -> float:
         return self.shared + self.experts
 
-    def __add__(self, rest: Weights) -> Weights:
-        return Weights(self.shared + rest.shared, self.experts + rest.experts)
-
-    def __mul__(self, count: float) -> Weights:
-        return Weights(self.shared * count, self.experts * count)
-
 
 def block_gpu_weights(placed: PlacedJob, layer: int) -> Weights:
     model, layout = placed.model, placed.layout
@@ -97,10 +91,9 @@ def end_weights(placed: PlacedJob, rank: int) -> Weights:
 
 def rank_weights(placed: PlacedJob, rank: int, layers: tuple[RankLayers, ...]) -> Weights:
     """Return the weights of a pipeline rank on one GPU, with the embedding and the head where it has them."""
-    total = end_weights(placed, rank)
-    for some in layers:
-        total += block_gpu_weights(placed, some.layer) * some.count
-    return total
+    blocks = [(block_gpu_weights(placed, some.layer), some.count) for some in layers]
+    shared = end_weights(placed, rank).shared + sum(block.shared * count for block, count in blocks)
+    return Weights(shared, sum(block.experts * count for block, count in blocks))
 
 
 def divided_weights(placed: PlacedJob, weights: Weights) -> float:

@@ -9,7 +9,7 @@ from typing import Any
 
 from workloads.estimator.estimate import JobEstimate, StageMemory, find_band
 from workloads.estimator.memory import peak_memory
-from workloads.estimator.step import estimate_job, estimate_step, step_bound_s
+from workloads.estimator.step import estimate_job, step_bound_s, step_seconds
 from workloads.hardware.cluster import Cluster
 from workloads.layouts.enumeration import Family, list_families
 from workloads.layouts.layout import Job, Layout
@@ -45,8 +45,7 @@ class Estimator:
     """The functions that estimate a job on a cluster."""
 
     estimate: Callable[[Job, Cluster], JobEstimate] = estimate_job  # time and memory
-    # seconds of a step, the same as in `estimate`
-    step_s: Callable[[Job, Cluster], float] = lambda job, cluster: estimate_step(job, cluster).total_s
+    step_s: Callable[[Job, Cluster], float] = step_seconds  # of a step, the same as in `estimate`
     # seconds that a step takes at least, whatever `dp_shard` of the data parallel ranks share the states, and however
     # these are resharded. Not less for a later one of the ways of checkpointing.
     bound_s: Callable[[Job, Cluster], float] = step_bound_s

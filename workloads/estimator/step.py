@@ -63,8 +63,8 @@ def estimate_job(job: Job, cluster: Cluster, efficiency: float | None = None) ->
     )
 
 
-def estimate_step(job: Job, cluster: Cluster) -> StepTime:
-    return _estimate_step(PlacedJob(job, cluster))
+def step_seconds(job: Job, cluster: Cluster) -> float:
+    return _estimate_step(PlacedJob(job, cluster)).total_s
 
 
 def step_bound_s(job: Job, cluster: Cluster) -> float:

@@ -9,7 +9,7 @@ from workloads.api.contract import Candidate, Estimate, Machine, Measurement, Ra
 from workloads.api.recipes import unsupported_block_rate_reason
 from workloads.estimator.estimate import find_band
 from workloads.estimator.memory import peak_memory
-from workloads.estimator.step import estimate_step
+from workloads.estimator.step import step_seconds
 from workloads.hardware.precisions import peak_tflops
 from workloads.layouts.layout import DEGREES, ContextMethod, Job, Layout, Schedule
 from workloads.layouts.rules import Rule, Site, Violation, find_violation
@@ -225,7 +225,7 @@ class ParallelParameters:
     def estimate_speed(self, machine: Machine) -> dict[str, float]:
         """Estimate the metrics of the layout's speed; the MFU where the device's peak is known."""
         job, cluster = self.job, machine.cluster
-        step_s = estimate_step(job, cluster).total_s
+        step_s = step_seconds(job, cluster)
         tokens_per_s = job.layout.global_batch * job.sequence_length / step_s
         metrics = {"tokens_per_s": tokens_per_s, "step_time_ms": 1e3 * step_s}
         if peak := peak_tflops(cluster.device, job.precision):

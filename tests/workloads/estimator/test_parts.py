@@ -111,10 +111,10 @@ def test_tensor_parallelism_divides_products() -> None:
     assert sizes[0] == 4 * sizes[1]
 
 
-def test_a_window_saves_attention() -> None:
-    model = load_model("gpt_oss_20b")
-    work = setting(Job(model, Layout(), 8192))
-    assert attention_s(work, 0, backward=False) < attention_s(work, 1, backward=False) / 10
+def test_a_window_saves_as_much_attention_as_measured() -> None:  # by FlashAttention 2 on an H200: 0.474 of 3.636 ms
+    work = setting(Job(load_model("gpt_oss_20b"), Layout(), 8192, attention_kernel="flash2"))
+    saved = attention_s(work, 0, backward=False) / attention_s(work, 1, backward=False)
+    assert saved == pytest.approx(0.474 / 3.636, rel=0.2)
 
 
 def test_unfused_attention_is_slower() -> None:

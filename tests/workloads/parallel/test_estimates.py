@@ -14,7 +14,7 @@ from workloads.api.contract import Machine
 from workloads.estimator.memory import peak_memory
 from workloads.estimator.own_trainer import keeps_weights
 from workloads.estimator.placed_job import PlacedJob
-from workloads.estimator.step import estimate_job, estimate_step
+from workloads.estimator.step import estimate_job, step_seconds
 from workloads.models.flops import model_flops_per_token
 from workloads.models.model import MODELS
 from workloads.parallel import Parallel, ParallelParameters
@@ -75,7 +75,7 @@ def test_fp32_state_takes_twice_the_memory_of_a_parameter_and_more_time() -> Non
 
 
 def step_s(machine: Machine, **fields: Any) -> float:
-    return estimate_step(training(**fields).job, machine.cluster).total_s
+    return step_seconds(training(**fields).job, machine.cluster)
 
 
 def test_a_machine_has_the_memory_bandwidth_of_its_hardware() -> None:
