@@ -235,6 +235,11 @@ def _attention_over_ranks_elements(placed: PlacedJob, *, backward: bool) -> floa
 ROUTING_S = 1.2e-3
 
 
+# Megatron adds the biases of experts' outputs, times the routing's weights, in single kernels and joins the results
+# (core/transformer/moe/experts.py at d98e8a64, `_apply_bias`): values read and written for each, forward and backward.
+EXPERT_BIAS_PASSES = (6, 8)
+
+
 def pass_s(placed: PlacedJob, layer: int, *, backward: bool) -> float:
     """Return the seconds of norms, rotary embeddings, activations, residual sums, and of sorting tokens by expert.
 
@@ -259,6 +264,8 @@ def pass_s(placed: PlacedJob, layer: int, *, backward: bool) -> float:
         copies = 2 * ranks * (1 - (1 - 1 / ranks) ** count) + 2 * count
     elif ranks > 1 and placed.job.dispatcher == "allgather":
         copies = 2 * ranks + 2 * count
+    if model.gpt_oss and placed.trainer.core == "megatron" and not placed.layout.cuda_graph:
+        copies += EXPERT_BIAS_PASSES[backward] * count
     sorting_s = placed.pass_s(placed.tokens / tp * copies * (model.expert_hidden_size or model.hidden_size) * 2)
     waits = not placed.layout.cuda_graph and not is_own(placed.job)  # here the numbers stay on the device
     return seconds + sorting_s + (ROUTING_S if waits else 0.0)
