@@ -204,25 +204,24 @@ def _step_data_parallel_s(placed: PlacedJob, weights: Weights, micro_batch_s: fl
     layout = placed.layout
     reduce = communication.sharded_s(placed, weights, placed.gradient_bytes) + communication.average_s(placed, weights)
     gather = communication.sharded_s(placed, weights, placed.gathered_bytes)
-    if placed.is_sharded:
-        if layout.reshard_after_forward:
-            # Nothing runs beside the gather of the first unit's weights and the reduction of its gradients: the
-            # embedding's in each micro-batch where FSDP2 wraps units, else a block's.
+    # Nothing runs beside the gather of the first weights and the reduction of their gradients: the embedding's, which
+    # FSDP2 wraps, and which are in Megatron's last bucket (core/distributed/param_and_grad_buffer.py at d98e8a64).
+    embedding = Weights(placed.model.embedding_weights / layout.tp)
+    first_s = communication.sharded_s(placed, embedding, ELEMENT + placed.gradient_bytes)
+    if placed.is_sharded and layout.reshard_after_forward:
+        first_s *= layout.microbatches
+        if layout.sharding != "fsdp2":  # a block's
             first_s = (reduce + gather) / max(1, placed.model.layers / layout.pp)
-            if layout.sharding == "fsdp2":
-                embedding = Weights(placed.model.embedding_weights / layout.tp)
-                both_bytes = ELEMENT + placed.gradient_bytes
-                first_s = communication.sharded_s(placed, embedding, both_bytes) * layout.microbatches
-            if not placed.trainer.averages_copies_once:
-                return first_s
-            return first_s + exposed(communication.average_s(placed, weights), micro_batch_s * 2 / 3)
-        return exposed(gather, micro_batch_s / 3) + exposed(reduce, micro_batch_s * 2 / 3)
+        if not placed.trainer.averages_copies_once:
+            return first_s
+        return first_s + exposed(communication.average_s(placed, weights), micro_batch_s * 2 / 3)
     if layout.sharding == "none":
         group, total_bytes = Group(layout.dp * layout.cp, layout.tp), weights.total * placed.gradient_bytes
         reduce, gather = communication.all_reduce_s(placed.cluster, group, total_bytes), 0.0
+        first_s = reduce * embedding.total / weights.total
     if not placed.trainer.overlaps_data_parallel:
         return reduce + gather
-    return exposed(reduce, micro_batch_s * 2 / 3) + exposed(gather, micro_batch_s / 3)
+    return first_s + exposed(reduce, micro_batch_s * 2 / 3) + exposed(gather, micro_batch_s / 3)
 
 
 def _not_modelled(placed: PlacedJob) -> Iterator[str]:
