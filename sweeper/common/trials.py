@@ -142,12 +142,8 @@ class TrialRecord:
         """The reason without its numbers: reasons that differ only in numbers are of one kind."""
         return re.sub(r"[\d.,]+", "#", self.reason)
 
-    def to_fields(self) -> dict[str, Any]:
-        """Return plain values, except for NumPy numbers that a workload may leave in its metrics."""
-        return asdict(self)
-
     def to_json(self) -> str:
-        return json.dumps(self.to_fields(), default=float)
+        return json.dumps(asdict(self), default=float)  # NumPy numbers that a workload leaves in its metrics
 
     @staticmethod
     def from_json(text: str) -> TrialRecord:

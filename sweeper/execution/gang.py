@@ -198,15 +198,14 @@ class Gang:
         is_late = bool(running.pending) and now - running.started_s > running.kill_after_s
         if is_late and (running.waits_for_all or not running.failures):
             reason = f"took longer than trial.timeout_s={running.timeout_s:g}"
-            late = list(running.pending.values())[: None if running.waits_for_all else 1]
-            running.failures += [
-                self._build_failure(running, RankResult(rank, status="timed_out", reason=reason)) for rank in late
-            ]
+            for rank in running.pending.values():
+                late = RankResult(rank, status="timed_out", reason=reason)
+                running.failures.append(self._build_failure(running, late))
             return _merge_failures(running.failures, running.results)
         if running.failures:
             # A rank may fail because another one died: the rank that knows the cause reports soon after.
-            until_s = running.started_s + running.kill_after_s if running.waits_for_all else now + ROOT_CAUSE_GRACE_S
-            running.failure_deadline_s = min(running.failure_deadline_s, until_s)
+            if not running.waits_for_all:
+                running.failure_deadline_s = min(running.failure_deadline_s, now + ROOT_CAUSE_GRACE_S)
             known = not running.waits_for_all and TrialStatus.INFEASIBLE in {one.status for one in running.failures}
             complete = known or not running.pending or now >= running.failure_deadline_s
             return _merge_failures(running.failures, running.results) if complete else None

@@ -84,11 +84,7 @@ class NodeMonitor:
         self._comparing.pop(record.number, None)
         is_complete = record.status is TrialStatus.COMPLETE
         value = record.metrics.get(self._config.workload.objective) if is_complete else None
-        self._observe(record, record.params, record.remeasurement, value)
-
-    def add_attempt(self, trial: Trial, result: TrialResult) -> None:
-        """Record an attempt that was lost and is repeated."""
-        self._observe(result, trial.params, trial.remeasurement)
+        self.observe(record, record.params, record.remeasurement, value)
 
     def poll_changes(self, *, may_join: bool) -> list[str]:
         """Update `target`, with nodes that `may_join` now. Return a line for each change since the last call.
@@ -106,13 +102,14 @@ class NodeMonitor:
             lines += self._drain_nodes()
         return lines
 
-    def _observe(
+    def observe(
         self,
         source: TrialRecord | TrialResult,
         params: Mapping[str, Value],
         remeasurement: Remeasurement | None,
         value: float | None = None,
     ) -> None:
+        """Count a record, or an attempt that was lost and is repeated, for the nodes that it ran on."""
         nodes = tuple(str(source.where.get(LOST_NODE) or source.where.get("node_ids") or "").split())
         if not nodes:
             return

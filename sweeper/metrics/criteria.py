@@ -116,24 +116,21 @@ class Criteria:
 
     def exceeded(self, record: TrialRecord) -> list[str]:
         """Return the limits that a complete trial is beyond, for which it has no rank, as text."""
-        is_complete = self.values(record) is not None
-        return [f"{limit}" for limit in self.limits if is_complete and limit.excess(record.metrics) > 0]
+        return [f"{limit}" for limit in self.limits if self.values(record) and limit.excess(record.metrics) > 0]
 
     def describe_unmet(self, records: Iterable[TrialRecord]) -> str:
         """Return the limits that no trial keeps together, and what the nearest one has; empty unless that is so."""
         complete = [record for record in records if self.values(record) is not None]
         if not complete or any(self.ranked_losses(record) is not None for record in complete):
             return ""
-        nearest = min(complete, key=self._distance)
+        metrics = [limit.metric for limit in self.limits]
+        # One that lacks a limit's metric is further than any other.
+        nearest = min(complete, key=lambda r: (not {*metrics} <= r.metrics.keys(), max(self.excess(r).values())))
         beyond = [limit for limit in self.limits if any(limit.excess(record.metrics) > 0 for record in complete)]
         values = {limit.metric: nearest.metrics.get(limit.metric, math.nan) for limit in beyond}
         has = [f"{metric} {format_number(value) or 'unknown'}" for metric, value in values.items()]
         kept = " and ".join(f"limits.{limit}" for limit in beyond)
         return f"no trial keeps {kept}; the nearest, trial {nearest.number}, has {' and '.join(has)}"
-
-    def _distance(self, record: TrialRecord) -> tuple[bool, float]:
-        """Return how far a trial is beyond the limits; one that lacks a limit's metric is further than any other."""
-        return any(limit.metric not in record.metrics for limit in self.limits), max(self.excess(record).values())
 
     def rank(self, records: Iterable[TrialRecord]) -> list[TrialRecord]:
         """Return the trials that have a rank, the best first: by layers of dominance, then by the leading objective."""

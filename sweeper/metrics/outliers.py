@@ -63,14 +63,10 @@ class Limit:
 
 
 @cache
-def quantile_of(comparisons: int) -> float:
-    """Return how many standard deviations a healthy part, one of `comparisons`, may be below its expected value."""
-    return NormalDist().inv_cdf(1 - FALSE_ALARMS / max(1, comparisons))
-
-
 def allowed_loss(deviation: float, worth: float, comparisons: int) -> float:
     """Return by how much the logarithm of a passing rate may be below that of the expected rate."""
-    return max(quantile_of(comparisons) * deviation, -math.log1p(-worth))
+    quantile = NormalDist().inv_cdf(1 - FALSE_ALARMS / max(1, comparisons))
+    return max(quantile * deviation, -math.log1p(-worth))
 
 
 def set_limit(basis: str, expected: float, deviation: float, worth: float, comparisons: int) -> Limit:

@@ -49,18 +49,13 @@ def find_unusual(numbers: Sequence[int], times_s: Sequence[float]) -> list[Findi
     if len(times_s) < FEWEST:
         return []
     steps, logs = np.asarray(numbers), np.log(np.asarray(times_s, dtype=float))
-    usual = rolling_median(logs)
+    padded = np.pad(logs, WINDOW // 2, mode="reflect")
+    usual = np.median(np.lib.stride_tricks.sliding_window_view(padded, WINDOW), axis=1)
     residuals = logs - usual  # far above 0 where a step is slower than its neighbors
     slow = residuals > max(PAUSE_SPREADS * robust_deviation(residuals), math.log1p(PAUSE))
     findings = [pauses] if (pauses := _find_pauses(steps, np.exp(logs), np.exp(usual), slow)) else []
     trend = _find_trend(steps, np.where(slow, usual, logs))
     return [*findings, trend] if trend else findings
-
-
-def rolling_median(values: np.ndarray) -> np.ndarray:
-    half = WINDOW // 2
-    padded = np.pad(values, half, mode="reflect")
-    return np.asarray(np.median(np.lib.stride_tricks.sliding_window_view(padded, WINDOW), axis=1))
 
 
 def _find_pauses(steps: np.ndarray, times_s: np.ndarray, usual_s: np.ndarray, slow: np.ndarray) -> Finding | None:

@@ -134,13 +134,13 @@ def _show_estimates(plan: SweepPlan, estimates: CostEstimates, console: Console)
         console.print("note     estimates for a CPU give the order of points, not their speed")
     else:
         console.print(f"band     {error_share:.0%} of a step's time: {meaning}", soft_wrap=True)
-    if plan.workload.estimates_plans:
+    if plan.resolved.workload.estimates_plans:
         console.print("rates    of the catalogue, with PCIe to the host; a trial plans with its GPU's measured rates")
     if plan.calibration:
         console.print(f"rates    {plan.calibration.describe()}", soft_wrap=True)
     if estimates.correction:
         console.print(f"measured {estimates.correction.describe()}", soft_wrap=True)
-    _show_candidates(estimates, plan.workload.work, error_share, console)
+    _show_candidates(estimates, plan.resolved.workload.work, error_share, console)
     if nodes := plan.resolved.projection_nodes:
         best, project = estimates.valid[0].point, cost_model.project
         if projection := project(plan.resolved, plan.space, estimates, best, nodes, plan.devices_per_node):

@@ -204,7 +204,7 @@ class Results:
     def keep_ceilings(self) -> None:
         """Store the rates of a search for the highest matmul rate, for training on such devices later."""
         is_for_rate = (self.objective, self.direction) == ("tflops", "maximize")
-        if is_for_rate and self.best and self.plan.workload.is_matmul_ceiling:
+        if is_for_rate and self.best and self.plan.resolved.workload.is_matmul_ceiling:
             rates = ceilings.from_sweep(self.plan.target.model, self.best, self.finalists)
             ceilings.keep(self.plan.directory, rates)
 

@@ -22,7 +22,7 @@ from sweeper.preflight.clusters import build_machine, choose_topology
 from sweeper.preflight.cost_model import CostEstimates
 from sweeper.preflight.devices import describe_problems, select_devices
 from workloads.api import registry
-from workloads.api.contract import Machine, Workload
+from workloads.api.contract import Machine
 from workloads.api.errors import UserInputError
 from workloads.api.metrics import COST, Need, find_source, get_metric
 from workloads.api.secrets import masked
@@ -70,10 +70,6 @@ class SweepPlan:
         return self.resolved.criteria
 
     @property
-    def workload(self) -> Workload:
-        return self.resolved.workload
-
-    @property
     def target(self) -> Target:
         return self.resources.target
 
@@ -105,7 +101,7 @@ class SweepPlan:
     def preview(self) -> str:
         """Return what the workload shows of the first point; empty if it shows nothing, or its values contradict."""
         parameters = self._first_parameters()
-        return "" if parameters is None else self.workload.preview(parameters, self.machine)
+        return "" if parameters is None else self.resolved.workload.preview(parameters, self.machine)
 
     def try_out(self) -> str:
         """Run the program of the first point on this machine until its first steps, and return what was read.
@@ -117,15 +113,16 @@ class SweepPlan:
             raise UserInputError("plan=run: only a trial on one device of this machine is run; use plan=true")
         if (parameters := self._first_parameters()) is None:
             raise UserInputError("plan=run: the values of the first point contradict each other")
-        return self.workload.try_out(parameters)
+        return self.resolved.workload.try_out(parameters)
 
     def find_band(self) -> tuple[float, str]:
         """Return half the width of the band of the first point's estimate as a share, and what it rests on."""
-        return self.workload.find_band(self._first_parameters(), self.machine)
+        return self.resolved.workload.find_band(self._first_parameters(), self.machine)
 
     def _first_parameters(self) -> Any:
+        values = without_variables({**self.space.constants, **self.first_point()})
         try:
-            return self.workload.Parameters(**without_variables({**self.space.constants, **self.first_point()}))
+            return self.resolved.workload.Parameters(**values)
         except ValueError:  # the trial fails for it, and others may not
             return None
 
@@ -298,7 +295,8 @@ def estimate_steps_s(plan: SweepPlan) -> float | None:
         return None
     valid, seconds = plan.estimates.valid, list[float]()
     for candidate in valid[:: 1 + len(valid) // SAMPLED_POINTS]:
-        parameters = plan.workload.Parameters(**without_variables({**plan.space.constants, **candidate.point}))
+        values = without_variables({**plan.space.constants, **candidate.point})
+        parameters = plan.resolved.workload.Parameters(**values)
         rate = candidate.estimate.metrics.get("tokens_per_s")
         if trial_s := candidate.estimate.metrics.get("trial_s"):
             seconds.append(trial_s)

@@ -198,7 +198,7 @@ class Study:
         if steps := self._sampling.steps(record.number):  # one line, where Optuna would write one for each step
             self._journal.set_attr(record.number, "steps", steps)
         # The record before the state: a driver that is killed between the two finds the record.
-        self._journal.set_attr(record.number, RECORD, record.to_fields())
+        self._journal.set_attr(record.number, RECORD, asdict(record))
         self._finish(record)
 
     def sync(self) -> None:

@@ -2,7 +2,7 @@
 
 import heapq
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
 from typing import Any
@@ -41,19 +41,6 @@ def within_usable(memory: StageMemory, cluster: Cluster) -> StageMemory:
 
 
 @dataclass(frozen=True)
-class Estimator:
-    """The functions that estimate a job on a cluster."""
-
-    estimate: Callable[[Job, Cluster], JobEstimate] = estimate_job  # time and memory
-    step_s: Callable[[Job, Cluster], float] = step_seconds  # of a step, the same as in `estimate`
-    # seconds that a step takes at least, whatever `dp_shard` of the data parallel ranks share the states, and however
-    # these are resharded. Not less for a later one of the ways of checkpointing.
-    bound_s: Callable[[Job, Cluster], float] = step_bound_s
-    # of the pipeline rank that takes the most, the same as in `estimate`
-    memory: Callable[[Job, Cluster], StageMemory] = peak_memory
-
-
-@dataclass(frozen=True)
 class Candidate:
     layout: Layout
     estimate: JobEstimate
@@ -74,14 +61,13 @@ class SearchResult:
 def find_layouts(
     job: Job,
     cluster: Cluster,
-    estimator: Estimator,
     options: Mapping[str, Sequence[Any]],
     fixed: Mapping[str, Any],
     keep: int = 20,
 ) -> SearchResult:
     """Return the `keep` fastest layouts that fit; `options` and `fixed` are those of `list_families`."""
     for share in (1 + find_band(job, cluster, "memory").error_share, 1.0):
-        search = _Search(job, cluster, estimator, keep, usable_gib(cluster) / share)
+        search = _Search(job, cluster, keep, usable_gib(cluster) / share)
         search.run(list_families(job, cluster, options, fixed))
         if search.best or search.smallest is None or search.smallest_gib > usable_gib(cluster):
             break
@@ -93,12 +79,12 @@ def find_layouts(
 class _Search:
     """The state of a search: the best layouts so far, as a heap with the slowest of them first."""
 
-    def __init__(self, job: Job, cluster: Cluster, estimator: Estimator, keep: int, room_gib: float) -> None:
+    def __init__(self, job: Job, cluster: Cluster, keep: int, room_gib: float) -> None:
         self.best: list[tuple[float, int, Layout]] = []
         self.smallest: Layout | None = None
         self.estimated = self.too_large = self.slower = 0
         self.smallest_gib = math.inf
-        self._job, self._cluster, self._estimator, self._keep, self._room_gib = job, cluster, estimator, keep, room_gib
+        self._job, self._cluster, self._keep, self._room_gib = job, cluster, keep, room_gib
         # By what else a layout is, the micro-batches and shards that do not fit.
         self._without_room = dict[tuple[object, ...], list[tuple[int, int]]]()
         self._order = count()
@@ -123,7 +109,7 @@ class _Search:
 
     def _next(self, family: Family, way: int) -> tuple[float, int, Family, int]:
         layout = replace(family.template, checkpointing=family.checkpointings[way])
-        bound_s = self._estimator.bound_s(replace(self._job, layout=layout), self._cluster)
+        bound_s = step_bound_s(replace(self._job, layout=layout), self._cluster)
         return bound_s, next(self._order), family, way
 
     def _consider(self, layout: Layout) -> bool:
@@ -134,13 +120,13 @@ class _Search:
         if any(layout.micro_batch >= micro_batch and layout.dp_shard <= shards for micro_batch, shards in failed):
             return False
         job = replace(self._job, layout=layout)
-        memory = self._estimator.memory(job, self._cluster)
+        memory = peak_memory(job, self._cluster)
         if memory.needed_gib < self.smallest_gib:
             self.smallest, self.smallest_gib = layout, memory.needed_gib
         if memory.needed_gib > self._room_gib:
             failed.append((layout.micro_batch, layout.dp_shard))
             return False
-        if (step_s := self._estimator.step_s(job, self._cluster)) >= self._slowest_s:
+        if (step_s := step_seconds(job, self._cluster)) >= self._slowest_s:
             self.slower += 1
             return True
         self.estimated += 1
@@ -153,4 +139,4 @@ class _Search:
         return -self.best[0][0] if len(self.best) == self._keep else math.inf
 
     def candidate(self, layout: Layout) -> Candidate:
-        return Candidate(layout, self._estimator.estimate(replace(self._job, layout=layout), self._cluster))
+        return Candidate(layout, estimate_job(replace(self._job, layout=layout), self._cluster))

@@ -68,7 +68,8 @@ def step_seconds(job: Job, cluster: Cluster) -> float:
 
 
 def step_bound_s(job: Job, cluster: Cluster) -> float:
-    """Return seconds that the job's step takes at least, however its data parallel ranks divide into replicas.
+    """Return seconds that the job's step takes at least, however its data parallel ranks divide into replicas; not less
+    for a later way of checkpointing.
 
     It is the step without what data parallelism, the optimizer and copies take. Each part of a step only adds to it:
     while a GPU waits, the power cap leaves higher clocks for the rest, which gain less than the waiting costs.

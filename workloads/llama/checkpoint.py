@@ -59,7 +59,7 @@ def find_family(shape: Model) -> str:
         family = "glm4_moe" if shape.router_scores == "sigmoid" else "gpt_oss" if shape.gpt_oss else family
     else:
         family = "qwen3" if shape.qk_norm else "qwen2" if shape.qkv_bias else "llama"
-    if differing := _differing_fields(read_trained(_build_config(shape, family)), shape):
+    if differing := _differing_fields(read_trained(build_config(shape, family)), shape):
         raise ValueError(f"no checkpoint of {family} has this model's {differing[0]}={getattr(shape, differing[0])}")
     return family
 
@@ -143,7 +143,7 @@ def save(folder: Path, shape: Model, weights: Weights) -> None:
     `weights` are in any order. The first one's data type goes into config.json. Raises ValueError if no family computes
     the model, or has its router's biases.
     """
-    config = build_config(shape)
+    config = build_config(shape, find_family(shape))
     folder.mkdir(parents=True, exist_ok=True)
     qkv_rows = [heads * shape.head_size for heads in (shape.heads, shape.kv_heads, shape.kv_heads)]
     shard, written, dtype = dict[str, Tensor](), list[list[str]](), ""  # `written` has the names of each file
@@ -193,12 +193,8 @@ def _with_router_biases(weights: Weights, shape: Model, family: str) -> Iterator
         raise ValueError(f"no {missing[0]}: a checkpoint of {family} has the biases of its routers")
 
 
-def build_config(shape: Model) -> dict[str, Any]:
+def build_config(shape: Model, family: str) -> dict[str, Any]:
     """Return the keys of Hugging Face's config.json that decide what the model computes."""
-    return _build_config(shape, find_family(shape))
-
-
-def _build_config(shape: Model, family: str) -> dict[str, Any]:
     config: dict[str, Any] = {
         "model_type": family,
         "architectures": [family.title().replace("_", "") + "ForCausalLM"],

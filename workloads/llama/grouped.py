@@ -4,7 +4,6 @@ The rows of tokens are sorted by expert, and the offsets between experts stay on
 and each expert multiplies its own rows alone, without padding. PyTorch traces its own grouped product in bf16 only.
 """
 
-import math
 from itertools import pairwise
 from typing import Any
 
@@ -30,7 +29,7 @@ def multiply_groups(a: Tensor, b: Tensor, ends: Tensor) -> Tensor:
         if b.dim() == 2:
             return torch.stack([a[:, part] @ b[part] for part in parts])
         products = [a[part] @ matrix for part, matrix in zip(parts, b, strict=True)]
-        return torch.cat([*products, a.new_full((len(a) - parts[-1].stop, b.shape[2]), -math.inf)])
+        return torch.cat([*products, a.new_full((len(a) - parts[-1].stop, b.shape[2]), float("-inf"))])
 
 
 @multiply_groups.register_fake

@@ -129,21 +129,13 @@ class Llama(nn.Module):
         x = self.embedding(tokens)
         for block in self.blocks:
             x = block(x, rope)
-        return next_token_loss(self.norm(x).flatten(0, 1), self.lm_head.weight, targets.flatten(), self.chunk_tokens)
-
-
-def next_token_loss(hidden: Tensor, weight: Tensor, targets: Tensor, chunk_tokens: int) -> Tensor:
-    """Return the mean cross entropy of the logits hidden[tokens, hidden_size] @ weight[vocabulary, hidden_size]ᵀ.
-
-    The correct tokens `targets` are [tokens] int64. The logits of at most `chunk_tokens` tokens exist at a time.
-    """
-    return ChunkedLoss.apply(hidden, weight, targets, chunk_tokens)
+        return ChunkedLoss.apply(self.norm(x).flatten(0, 1), self.lm_head.weight, targets.flatten(), self.chunk_tokens)
 
 
 def loss_and_gradients(
     hidden: Tensor, weight: Tensor, targets: Tensor, chunk_tokens: int, d_weight: Tensor, share: float = 1.0
 ) -> tuple[Tensor, Tensor]:
-    """Return `next_token_loss` times `share` in fp32, and its gradient with respect to `hidden`.
+    """Return the mean loss of `ChunkedLoss` times `share` in fp32, and its gradient with respect to `hidden`.
 
     The gradient with respect to `weight` is added to `d_weight`. Both are computed chunk by chunk: no logits are saved.
     """
@@ -161,7 +153,11 @@ def loss_and_gradients(
 
 
 class ChunkedLoss(torch.autograd.Function):
-    """Computes the gradients in the forward pass."""
+    """The mean cross entropy of the logits hidden[tokens, hidden_size] @ weight[vocabulary, hidden_size]ᵀ.
+
+    The correct tokens `targets` are [tokens] int64. The logits of at most `chunk_tokens` tokens exist at a time. The
+    gradients are computed in the forward pass.
+    """
 
     @staticmethod
     def forward(ctx, hidden: Tensor, weight: Tensor, targets: Tensor, chunk_tokens: int) -> Tensor:  # type: ignore[no-untyped-def]

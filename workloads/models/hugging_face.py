@@ -16,7 +16,7 @@ from workloads.models.families import (
     Family,
 )
 from workloads.models.model import MODELS, Model
-from workloads.suggestions import hint
+from workloads.suggestions import hint, suggest
 
 REQUIRED = ("layers", "hidden_size", "heads", "vocabulary")
 MAX_LAYERS, MAX_SIZE = 10_000, 2**31 - 1
@@ -61,8 +61,7 @@ def load_model(name: str) -> Model:
     for family, reason in UNSUPPORTED_FAMILIES.items():
         if name.startswith(family):
             raise UnsupportedModel(f"{name} is not modelled: {reason}")
-    known = f"unknown model '{name}'.{hint(name, MODELS)} Available: a path to a config.json"
-    raise UnsupportedModel(f"{known}, or {', '.join(MODELS)}.")
+    raise UnsupportedModel(f"unknown model '{name}'. {suggest(name, [*MODELS, 'a path to a config.json'])}")
 
 
 def read_config(path: str) -> Config:
@@ -84,9 +83,8 @@ def read_hugging_face(config: Config) -> Model:
     if name in UNSUPPORTED_FAMILIES:
         raise UnsupportedModel(f"{name} is not modelled: {UNSUPPORTED_FAMILIES[name]}")
     if name not in FAMILIES:
-        known = [*FAMILIES, *TEXT_PARTS]
         what = f"model_type '{name}' is not modelled" if name else "no model_type"
-        raise UnsupportedModel(f"{what}.{hint(name, known)} Available: {', '.join(known)}.")
+        raise UnsupportedModel(f"{what}. {suggest(name, [*FAMILIES, *TEXT_PARTS])}")
     family = FAMILIES[name]
     _check_keys(name, given)
     _check_values(family, given)

@@ -16,7 +16,7 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
 from workloads.estimator.memory import LOSS_CHUNK_TOKENS
 from workloads.layouts.layout import Layout, Schedule
-from workloads.llama.model import ChunkedLoss, next_token_loss
+from workloads.llama.model import ChunkedLoss
 from workloads.models.flops import document_lengths
 from workloads.parallel.apply import Groups, precompute_fp8_scales, set_gradient_sync
 from workloads.parallel.context import local_positions
@@ -336,7 +336,7 @@ class Trainer:
         def loss_function(hidden: Tensor, targets: Tensor) -> Tensor:
             weight = stage.lm_head_weight
             if mesh is None:
-                return next_token_loss(hidden.flatten(0, 1), weight, targets.flatten(), LOSS_CHUNK_TOKENS)
+                return ChunkedLoss.apply(hidden.flatten(0, 1), weight, targets.flatten(), LOSS_CHUNK_TOKENS)
             assert isinstance(weight, DTensor)
             full = DTensor.from_local(hidden, mesh, [Shard(1)], run_check=False).redistribute(mesh, [Replicate()])
             hidden = full.to_local(grad_placements=[Partial()])

@@ -10,7 +10,7 @@ from sweeper.common.format import round_to_band
 from workloads.api.errors import UserInputError
 from workloads.estimator.estimate import JobEstimate, find_band
 from workloads.estimator.questions import Comparison, Reliability, TrainingRun, alternatives, compare, training_run
-from workloads.estimator.search import Candidate, Estimator, SearchResult, bound_gib, find_layouts, usable_gib
+from workloads.estimator.search import Candidate, SearchResult, bound_gib, find_layouts, usable_gib
 from workloads.estimator.step import estimate_job
 from workloads.estimator.words import describe, write_words
 from workloads.hardware.precisions import PRECISIONS
@@ -72,11 +72,7 @@ def answer(request: PlanRequest) -> Answer:
 
 
 def plan_training(request: PlanRequest, estimate: JobEstimate, error_share: float) -> TrainingRun:
-    """Return what a training on `train_tokens` takes.
-
-    Raises UserInputError if it costs more than `max_cost`; the message has the digits that the band supports, or as
-    many more as show it.
-    """
+    """Return what a training on `train_tokens` takes. Raises UserInputError if it costs more than `max_cost`."""
     tokens, (price, _) = request.train_tokens, request.price
     training = training_run(estimate, tokens, request.reliability, price)
     if request.max_cost is None:
@@ -109,7 +105,7 @@ class NothingFits(UserInputError):
 def search(problem: Problem, keep: int = KEPT) -> SearchResult:
     """Return the fastest layouts that fit. Raises UserInputError if none is valid, NothingFits if none of them fits."""
     tried = find_trainer(problem.job.trainer).search
-    result = find_layouts(problem.job, problem.cluster, Estimator(), tried, problem.fixed, keep)
+    result = find_layouts(problem.job, problem.cluster, tried, problem.fixed, keep)
     if result.best:
         return replace(result, best=tuple(_correct(candidate, problem) for candidate in result.best))
     if result.smallest is None:

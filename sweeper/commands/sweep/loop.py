@@ -56,7 +56,7 @@ class Sweep:
             hardware=plan.target.hardware,
             achieved_tflops=plan.achieved_tflops,
             predict=lambda params: self._factors.predict(params, plan.estimates.objective) if plan.estimates else {},
-            work=WorkIdentifier(plan.workload, plan.space),
+            work=WorkIdentifier(plan.resolved.workload, plan.space),
             files=plan.folder / "files",
             prices=Prices(plan.config.price_per_hour, plan.config.price_per_kwh),
         )
@@ -131,7 +131,7 @@ class Sweep:
             settings=plan.resolved.worker_settings,
             resources=self._gang_resources,
             timeout_s=self._config.trial.timeout_s,
-            reports_steps=plan.workload.reports_steps,
+            reports_steps=plan.resolved.workload.reports_steps,
             cpu_shares=plan.resources.gangs,  # a single finalist computes on as many cores as in the search
             searches_environment=any(map(is_variable, plan.space.dimensions)),
         )
@@ -305,7 +305,7 @@ class Sweep:
             result = replace(result, status=TrialStatus.CANCELLED)  # the next run retries it
         if result.status is TrialStatus.LOST and attempt <= retries:
             self._display.note(f"trial {trial.number} lost, retrying ({attempt}/{retries}): {result.reason}")
-            self._nodes.add_attempt(trial, result)
+            self._nodes.observe(result, trial.params, trial.remeasurement)
             self._pool.submit(trial)
             return
         self._note_left(f"trial {trial.number}", str(result.where.get(LEFT, "")))

@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 
 from tests.conftest import examples
 from tests.support.planner import LLAMA_8B, cluster, flatten, job
+from workloads.estimator import search
 from workloads.estimator.estimate import JobEstimate, StageMemory, StepTime
-from workloads.estimator.search import Estimator, find_layouts, usable_gib
+from workloads.estimator.search import SearchResult, usable_gib
 from workloads.hardware.cluster import Cluster
 from workloads.layouts.enumeration import divisors, list_families
 from workloads.layouts.layout import Job, Layout
@@ -38,17 +39,19 @@ def toy_estimate(seed: int, job: Job, cluster: Cluster) -> JobEstimate:
     return JobEstimate(step, (memory,), 1, 1.0, 989, cluster.gpus)
 
 
-def estimator(estimate: Callable[[Job, Cluster], JobEstimate]) -> Estimator:
+def find_by(estimate: Callable[[Job, Cluster], JobEstimate], template: Job, target: Cluster, keep: int) -> SearchResult:
+    """Return the layouts that a search by this estimate finds."""
+
     def bound_s(job: Job, cluster: Cluster) -> float:
         step = estimate(replace(job, layout=replace(job.layout, reshard_after_forward=False)), cluster).step
         return step.total_s - step.data_parallel
 
-    return Estimator(
-        estimate=estimate,
-        step_s=lambda job, cluster: estimate(job, cluster).step.total_s,
-        bound_s=bound_s,
-        memory=lambda job, cluster: estimate(job, cluster).memory,
-    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(search, "estimate_job", estimate)
+        patch.setattr(search, "step_seconds", lambda job, cluster: estimate(job, cluster).step.total_s)
+        patch.setattr(search, "step_bound_s", bound_s)
+        patch.setattr(search, "peak_memory", lambda job, cluster: estimate(job, cluster).memory)
+        return search.find_layouts(template, target, OPTIONS, {}, keep)
 
 
 def all_layouts(gpus: int, batch: int, fixed: Mapping[str, Any]) -> list[Layout]:
@@ -89,9 +92,8 @@ def test_fixed_fields_have_one_value(fixed: Mapping[str, Any]) -> None:
 @given(st.sampled_from([2, 3, 4]), st.integers(0, 100), st.integers(1, 30))
 def test_the_bound_leaves_out_no_layout_that_is_among_the_best(gpus: int, seed: int, keep: int) -> None:
     template, target = job(Layout(global_batch=2 * gpus)), cluster(gpus)
-
     estimate = partial(toy_estimate, seed)
-    result = find_layouts(template, target, estimator(estimate), OPTIONS, {}, keep)
+    result = find_by(estimate, template, target, keep)
     estimates = [estimate(replace(template, layout=layout), target) for layout in all_layouts(gpus, 2 * gpus, {})]
     fitting = [e.step.total_s for e in estimates if e.memory.needed_gib <= usable_gib(target)]
     assert [candidate.estimate.step.total_s for candidate in result.best] == sorted(fitting)[:keep]
@@ -102,7 +104,7 @@ def test_what_fits_nowhere_gives_the_smallest_layout() -> None:
     def estimate(job: Job, cluster: Cluster) -> JobEstimate:
         return replace(toy_estimate(0, job, cluster), stages=(StageMemory(100.0 + job.layout.micro_batch, *[0.0] * 6),))
 
-    result = find_layouts(job(Layout(global_batch=8)), cluster(4), estimator(estimate), OPTIONS, {}, 5)
+    result = find_by(estimate, job(Layout(global_batch=8)), cluster(4), 5)
     assert result.best == () and result.estimated == 0 and result.too_large == len(all_layouts(4, 8, {}))
     assert result.smallest is not None and result.smallest.layout.micro_batch == 1
 

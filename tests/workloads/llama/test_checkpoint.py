@@ -88,7 +88,8 @@ def load_with_transformers(folder: Path) -> torch.nn.Module:
 def test_a_checkpoint_of_transformers_gives_the_same_logits(kind: str, tmp_path: Path) -> None:
     shape = SHAPES[kind]
     torch.manual_seed(0)
-    config = transformers.AutoConfig.for_model(**checkpoint.build_config(shape), max_position_embeddings=131072)
+    given = checkpoint.build_config(shape, checkpoint.find_family(shape))
+    config = transformers.AutoConfig.for_model(**given, max_position_embeddings=131072)
     transformers.AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
     tokens = torch.randint(0, shape.vocabulary, (2, 200))
     expected = load_with_transformers(tmp_path)(tokens).logits.detach()

@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from tests.conftest import REPOSITORY
 from tests.support.parallel_ranks import build_llama
-from workloads.llama.model import Llama, apply_rotary_emb, next_token_loss, rope_table
+from workloads.llama.model import ChunkedLoss, Llama, apply_rotary_emb, rope_table
 from workloads.models.flops import hardware_flops_per_token, model_flops_per_token
 from workloads.models.model import MODELS
 
@@ -55,7 +55,7 @@ def test_chunked_loss_and_gradients_equal_plain_cross_entropy(chunk_tokens: int)
     targets = torch.randint(0, 50, (64,))
     results = []
     for loss_function in (
-        lambda h, w: next_token_loss(h, w, targets, chunk_tokens),
+        lambda h, w: ChunkedLoss.apply(h, w, targets, chunk_tokens),
         lambda h, w: functional.cross_entropy(h @ w.t(), targets),
     ):
         h, w = hidden.clone().requires_grad_(), weight.clone().requires_grad_()

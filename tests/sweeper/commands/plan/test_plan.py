@@ -21,7 +21,7 @@ from tests.support.planner import flatten
 from workloads.api.errors import UserInputError
 from workloads.api.registry import load
 from workloads.estimator.questions import TrainingRun
-from workloads.estimator.search import Estimator, bound_gib, find_layouts, usable_gib
+from workloads.estimator.search import bound_gib, find_layouts, usable_gib
 from workloads.estimator.step import estimate_job
 from workloads.layouts.enumeration import list_families
 from workloads.layouts.layout import Job, Layout
@@ -325,7 +325,7 @@ def test_pruning_keeps_the_layouts_that_an_estimate_of_each_one_puts_first(
     fitting = sorted(e.step.total_s for e, size in zip(estimates, sizes, strict=True) if size <= usable_gib(target))
     assert 0 < len(fitting) < len(estimates)
     for kept in (1, 20):
-        result = find_layouts(template, target, Estimator(), options, fixed, kept)
+        result = find_layouts(template, target, options, fixed, kept)
         assert [found.estimate.step.total_s for found in result.best] == pytest.approx(fitting[:kept])
         assert result.estimated + result.too_large + result.slower == len(estimates)
         assert result.estimated < len(fitting) or len(fitting) <= kept
