@@ -65,4 +65,4 @@ def read_layout(text: str, gpus: int | None = None, model: Model | None = None) 
                 raise UserInputError(f"a value of the file cannot be read: {error}") from error
     if printed.has_configuration(text):
         return printed.read_configuration(text, gpus, model)
-    raise UserInputError(f"neither a file nor a log of a known trainer. Known: {', '.join(FORMATS)}")
+    raise UserInputError(f"no layout found: neither a file of {', '.join(FORMATS)}, nor a log that prints its settings")

@@ -257,7 +257,7 @@ def test_the_number_of_gpus_has_to_be_known() -> None:
 
 
 def test_a_text_of_no_trainer_is_refused() -> None:
-    with pytest.raises(UserInputError, match="neither a file nor a log of a known trainer"):
+    with pytest.raises(UserInputError, match="no layout found: neither a file of own, torchtitan"):
         read_layout("learning_rate: 0.1\n")
 
 
