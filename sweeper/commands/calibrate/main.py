@@ -9,8 +9,8 @@ short runs are 10 to 20% above those of training.
 Writes DIR/calibration/HARDWARE.yaml and, with several GPUs, HARDWARE_topology.yaml. From then on python -m sweeper plan
 in DIR, and plans of sweeps with dir=DIR, use these rates for this hardware and name their file; calibration=none leaves
 them out. Prints the value that each rate replaces. Rerun the same command to resume after an interruption, and to
-measure again what failed, as where other processes held the processor; a rerun of a complete calibration measures anew.
-To begin anew before that, delete DIR/calibration/HARDWARE.unfinished.
+measure again what failed, for example because other processes held the processor; a rerun of a complete calibration
+measures anew. To begin anew before that, delete DIR/calibration/HARDWARE.unfinished.
 """
 
 from collections.abc import Mapping
