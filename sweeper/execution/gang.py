@@ -209,9 +209,7 @@ class Gang:
             known = not running.waits_for_all and TrialStatus.INFEASIBLE in {one.status for one in running.failures}
             complete = known or not running.pending or now >= running.failure_deadline_s
             return _merge_failures(running.failures, running.results) if complete else None
-        if not running.pending:
-            return self._build_measured(running.results)
-        return None
+        return None if running.pending else self._build_measured(running.results)
 
     def _build_measured(self, results: list[RankResult]) -> TrialResult:
         results.sort(key=lambda result: result.rank)

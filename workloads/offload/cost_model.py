@@ -19,6 +19,9 @@ Number = TypeVar("Number", float, Array)
 # Seconds that a second of a collective adds to the computation beside it: 0.9 in shards of 8B and 0.65 in those of 32B
 # on two H100s, whose clocks fell by 2 and 5% (benchmarks/results/offload_gang_h100.md).
 CONTENTION = 0.75
+# Seconds that a second of a ring's computation waits for other GPUs beyond what its chunks explain: 6.4% of a step of
+# 70B on two H200s, of which 3.3% were planned (benchmarks/results/offload_70b_h200.md).
+RING_WAIT = 0.03
 ALLOCATOR_SLACK = 1.03  # bytes that an allocator reserves, over the bytes that are allocated from it
 
 
@@ -235,7 +238,7 @@ def predict_step_times(
     times = StepTimes(*(np.zeros_like(activations) for _ in range(3)))
     if is_ring:  # every GPU waits for the first chunk of a pass, and for as many chunks as there are GPUs
         chunk_s = (forward_s + backward_s) / placement.chunks_per_round
-        times.step_s[:] += rounds * (model.gpus - 1) * chunk_s
+        times.step_s[:] += rounds * ((model.gpus - 1) * chunk_s + RING_WAIT * layers * (forward_s + backward_s))
         times.copy_wait_s[:] += times.step_s
         waits = max(1.0, model.gpus / placement.chunks_per_round)
         forward_s, backward_s = forward_s * waits, backward_s * waits

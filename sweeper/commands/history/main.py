@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING
 
 from sweeper.cli.command import StoreRequest, Subcommand, Verbs, output_path, switch, words, writing
 from workloads.api.errors import UserInputError
-from workloads.suggestions import suggest
+from workloads.suggestions import nearest, suggest
 
 if TYPE_CHECKING:
     from sweeper.commands.history.new_runs import NewRun
@@ -107,7 +107,7 @@ def read_runs(request: RunsRequest) -> list[NewRun]:
     try:
         return new_runs.read_runs(mlflow_results.read(request.open_uri()), request.sweeps)
     except UserInputError as error:
-        close = [name for name in request.sweeps if suggest(name, VERBS).endswith("?")]
+        close = [name for name in request.sweeps if nearest(name, VERBS)]
         raise UserInputError(f"{error} {suggest(close[0], VERBS)}" if close else str(error)) from error
 
 

@@ -38,7 +38,7 @@ def plan(
         config=SimpleNamespace(budget=Budget(trials=trials, time_s=time_s), finals=SimpleNamespace(top=3, rounds=5)),
         estimates=SimpleNamespace(valid=[candidate] * 50),
         space=SimpleNamespace(constants={}),
-        workload=SimpleNamespace(Parameters=parameters),
+        resolved=SimpleNamespace(workload=SimpleNamespace(Parameters=parameters)),
         resources=SimpleNamespace(gangs=gangs),
         criteria=SCORE,
     )

@@ -358,7 +358,7 @@ def test_json_and_csv_are_unrounded_and_a_regression_has_an_exit_code(folder: Pa
         (["compare", "first", "secund"], "Did you mean second?"),
         (["ledderboard"], "Did you mean leaderboard?"),
         (["tracking.uri=http://127.0.0.1:9"], "tracking.uri=http://127.0.0.1:9: nothing responds there"),
-        (["fromat=csv"], "fromat: unknown key. Available: dir, format, out, price_per_hour"),
+        (["fromat=csv"], "fromat: unknown key. Did you mean format? Available: dir, format, out, price_per_hour"),
         (["out=/nowhere/report.html"], "out=/nowhere/report.html: /nowhere: no such directory"),
         (["format=png", "out=/tmp"], "out=/tmp: is a directory. Give the name of a file in it"),
         (["format=csv", "out=/proc/report.csv"], "out=/proc/report.csv: cannot be written:"),
