@@ -112,8 +112,9 @@ def convert(annotation: Any, value: Any, key: str) -> Any:
             return float(plain)
         hint = f". Write {plain}" + f" or {1024 * float(number[1]):.0f}" * (number[2] in "kK")
     elif number:
-        factor = 1000 if number[2] in "kK" else SECONDS.get(number[2].lower(), 1) if unit == "seconds" else 1
-        hint = (f" of {unit}" if unit else "") + f". Write {factor * float(number[1]):g}"
+        factors = SECONDS if unit == "seconds" else {unit.lower(): 1, unit[:1].lower(): 1}
+        factor = factors.get(number[2].lower(), 0 if unit else 1)
+        hint = (f" of {unit}" if unit else "") + (f". Write {factor * float(number[1]):g}" if factor else "")
     if is_dataclass(annotation):
         names = [item.name for item in fields(annotation)]
         meant = f". Did you mean {key}.{names[0]}={value}?" if isinstance(value, int | float) else ""

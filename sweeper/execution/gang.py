@@ -197,10 +197,9 @@ class Gang:
                 running.results.append(result)
         is_late = bool(running.pending) and now - running.started_s > running.kill_after_s
         if is_late and (running.waits_for_all or not running.failures):
-            reason = f"took longer than trial.timeout_s={running.timeout_s:g}"
+            why = f"took longer than trial.timeout_s={running.timeout_s:g}"
             for rank in running.pending.values():
-                late = RankResult(rank, status="timed_out", reason=reason)
-                running.failures.append(self._build_failure(running, late))
+                running.failures.append(self._build_failure(running, RankResult(rank, status="timed_out", reason=why)))
             return _merge_failures(running.failures, running.results)
         if running.failures:
             # A rank may fail because another one died: the rank that knows the cause reports soon after.

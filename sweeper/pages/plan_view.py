@@ -133,7 +133,7 @@ def _show_estimates(plan: SweepPlan, estimates: CostEstimates, console: Console)
     if not plan.target.is_gpu:
         console.print("note     estimates for a CPU give the order of points, not their speed")
     else:
-        console.print(f"band     {error_share:.0%} of a step's time: {meaning}", soft_wrap=True)
+        console.print(f"band     {error_share:.0%} of the rate: {meaning}", soft_wrap=True)
     if plan.resolved.workload.estimates_plans:
         console.print("rates    of the catalogue, with PCIe to the host; a trial plans with its GPU's measured rates")
     if plan.calibration:
@@ -143,7 +143,8 @@ def _show_estimates(plan: SweepPlan, estimates: CostEstimates, console: Console)
     _show_candidates(estimates, plan.resolved.workload.work, error_share, console)
     if nodes := plan.resolved.projection_nodes:
         best, project = estimates.valid[0].point, cost_model.project
-        if projection := project(plan.resolved, plan.space, estimates, best, nodes, plan.devices_per_node):
+        per_node = plan.target.devices_per_node(plan.resources.gpus)
+        if projection := project(plan.resolved, plan.space, estimates, best, nodes, per_node):
             _show_projection(projection, plan.config, error_share, console)
     # Points that one rule excludes may share a row, which has their number.
     rows = [

@@ -178,7 +178,8 @@ class Results:
         plan = self.plan
         if not (plan.estimates and self.winner):
             return {}
-        point, per_node, objective = dict(self.winner.params), plan.devices_per_node, plan.estimates.objective
+        point, objective = dict(self.winner.params), plan.estimates.objective
+        per_node = plan.target.devices_per_node(plan.resources.gpus)
         step = cost_model.nodes_step(plan.resources.gpus, per_node)
         nodes = plan.resolved.projection_nodes or [step * count for count in PROJECTED_NODES]
         projection = cost_model.project(plan.resolved, plan.space, plan.estimates, point, nodes, per_node)

@@ -74,10 +74,6 @@ class SweepPlan:
         return self.resources.target
 
     @property
-    def devices_per_node(self) -> int:
-        return self.target.devices_per_node(self.resources.gpus)
-
-    @property
     def budget_trials(self) -> int | None:
         """The number of trials of the budget, at most those of the space; None without a limit."""
         budget = self.config.budget.trials

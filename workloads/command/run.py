@@ -271,7 +271,8 @@ class RegexLogReader:
             if match and (math.isfinite(value) or name == "loss"):
                 metric = "step_time_s" if name in STEP_TIME_UNITS_S else name
                 self._pending[metric] = value * STEP_TIME_UNITS_S.get(name, 1.0)
-                read.add(match.start(1))
+                if name not in ("step", "global_step", "iteration", "iter"):
+                    read.add(match.start(1))
                 if metric == "step_time_s":
                     self._resolution_s = resolution * STEP_TIME_UNITS_S[name]
         if len(self._pending) < len(self.expressions):

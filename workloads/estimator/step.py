@@ -222,7 +222,8 @@ def _step_data_parallel_s(placed: PlacedJob, weights: Weights, micro_batch_s: fl
         first_s = reduce * embedding.total / weights.total
     if not placed.trainer.overlaps_data_parallel:
         return reduce + gather
-    return first_s + exposed(reduce, micro_batch_s * 2 / 3) + exposed(gather, micro_batch_s / 3)
+    rest = 1 - min(1.0, first_s / (reduce + gather)) if reduce + gather else 0.0  # what runs beside blocks
+    return first_s + exposed(rest * reduce, micro_batch_s * 2 / 3) + exposed(rest * gather, micro_batch_s / 3)
 
 
 def _not_modelled(placed: PlacedJob) -> Iterator[str]:

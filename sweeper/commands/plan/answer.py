@@ -44,7 +44,7 @@ class Answer:
 
     @property
     def error_share(self) -> float:
-        """Half the width of the band of step times, as a share of them."""
+        """Half the width of the band of rates, as a share of them."""
         return find_band(self.problem.job, self.problem.cluster).error_share
 
 

@@ -136,7 +136,7 @@ def _tabulate_scaling(scaling: Mapping[int, Candidate], error_share: float) -> T
 def draw_scaling(rates: Mapping[int, float], error_share: float) -> go.Figure:
     """Return tokens/s per GPU as a line over the number of GPUs, on a logarithmic axis, with its band."""
     figure, counts, speeds = go.Figure(), list(rates), list(rates.values())
-    add_band(figure, counts, speeds, (1 / (1 + error_share), 1 / (1 - error_share)), COLORS[0])  # of the step's time
+    add_band(figure, counts, speeds, (1 - error_share, 1 + error_share), COLORS[0])
     figure.add_scatter(x=counts, y=speeds, mode="lines+markers", line_color=COLORS[0], showlegend=False)
     figure.update_xaxes(title="GPUs", type="log", tickvals=counts[::-2])
     return figure.update_yaxes(title="tokens/s per GPU", rangemode="tozero")

@@ -58,12 +58,12 @@ def compare_hardware(request: PlanRequest, names: list[str]) -> tuple[list[list[
 def list_open(request: PlanRequest, ordered: list[tuple[float, Planned]]) -> list[str]:
     """Return what the bands leave open of plans in their order, each with the value that decides it."""
     lines, planned, pairs = [], [one for _, one in ordered], combinations(ordered, 2)
-    alike = [f"{a.name} and {b.name}" for (x, a), (y, b) in pairs if x * (1 + a.share) > y * (1 - b.share)]
+    alike = [f"{a.name} and {b.name}" for (x, a), (y, b) in pairs if x / (1 - a.share) > y / (1 + b.share)]
     if alike:
         lines.append(f"order     open between {', '.join(alike)}: their bands overlap")
     runs = [(one.name, one.training, one.share) for one in planned]
-    days = [(f"{name} {show_range(run.days, share)}", run.days * (1 + share)) for name, run, share in runs]
-    costs = [(f"{name} {show_cost(run, share)}", (run.cost or 0.0) * (1 + share)) for name, run, share in runs]
+    days = [(f"{name} {show_range(run.days, share)}", run.days / (1 - share)) for name, run, share in runs]
+    costs = [(f"{name} {show_cost(run, share)}", (run.cost or 0.0) / (1 - share)) for name, run, share in runs]
     for key, limit, ends in (("days", request.days, days), ("max_cost", request.max_cost, costs)):
         if over := ", ".join(text for text, end in ends if end > (limit or math.inf)):
             lines.append(f"{key:10}{limit:g} is met by the middle of the band, not by its slow end: {over}")

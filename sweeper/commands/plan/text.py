@@ -95,14 +95,14 @@ def headline(answer: Answer) -> str:
 
 
 def show_range(value: float, share: float) -> str:
-    """Return a value and the range of its band, as in `6.4 (2.6 to 10)`."""
-    expected, low, high = (round_to_band(value * part, share) for part in (1, 1 - share, 1 + share))
+    """Return a time, or what grows with it, and its range, where the band is that of a rate: `6.4 (4 to 16)`."""
+    expected, low, high = (round_to_band(value / rate, share) for rate in (1, 1 + share, 1 - share))
     return f"{expected} ({low} to {high})"
 
 
 def show_rate(value: float, share: float) -> str:
-    """Return a rate and its range, where the band is that of a step's time, as in `93,000 (58,000 to 230,000)`."""
-    expected, low, high = (round_to_band(value / time, share) for time in (1, 1 + share, 1 - share))
+    """Return a rate and the range of its band, as in `93,000 (38,000 to 150,000)`."""
+    expected, low, high = (round_to_band(value * rate, share) for rate in (1, 1 - share, 1 + share))
     return f"{expected} ({low} to {high})"
 
 
@@ -156,7 +156,7 @@ def head_lines(answer: Answer) -> list[str]:
         rates = {gpus: round_to_band(rate / 1e9, error_share) for gpus, rate in answer.rates.items()}
         *fewer, last = rates
         too_few = f"; too few are {fewer[-1]:,} GPUs" if fewer else ""
-        slow = round_to_band(answer.rates[last] / (1 + error_share) / 1e9, error_share)
+        slow = round_to_band(answer.rates[last] * (1 - error_share) / 1e9, error_share)
         by_band = f"by the middle of the band, {slow}B at its slow end"
         lines.append(f"reached   by {last:,} GPUs {rates[last]}B tokens a day {by_band}{too_few}")
     estimate = answer.best.estimate

@@ -120,6 +120,11 @@ def test_the_resolution_of_a_printed_time_is_that_of_its_last_digit(name: str, t
     assert step is not None and step.resolution_s == pytest.approx(resolution_s)
 
 
+def test_a_metric_may_be_the_number_of_the_step() -> None:
+    reader = RegexLogReader({"step": r"step (\d+)", "loss": r"loss ([\d.]+)"})
+    assert [step.number for step in map(reader.feed, ["step 100 loss 2", "step 110 loss 1"]) if step] == [100, 110]
+
+
 @pytest.mark.parametrize(
     ("line", "numbers"),
     [

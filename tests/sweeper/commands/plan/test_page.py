@@ -36,7 +36,7 @@ def test_the_parts_of_a_bar_are_stacked_and_its_text_is_a_note() -> None:
 def test_scaling_is_drawn_over_a_logarithmic_axis_with_its_band() -> None:
     figure = draw_scaling(dict.fromkeys((1, 4, 16), 100.0), 0.1)
     low, high, line = figure.data
-    assert (low.y[2], high.y[2], *line.x) == pytest.approx((100 / 1.1, 100 / 0.9, 1, 4, 16))
+    assert (low.y[2], high.y[2], *line.x) == pytest.approx((90, 110, 1, 4, 16))
     assert figure.layout.xaxis.type == "log" and figure.layout.xaxis.tickvals == (16, 1)
 
 
