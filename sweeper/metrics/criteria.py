@@ -110,23 +110,21 @@ class Criteria:
     def ranked_losses(self, record: TrialRecord) -> tuple[float, ...] | None:
         """Return the losses of a trial; None if it has no rank: incomplete, or beyond a limit."""
         values = self.values(record)
-        if values is None or any(limit.excess(record.metrics) > 0 for limit in self.limits):
-            return None
-        return self.losses(values)
+        return None if values is None or self.exceeded(record) else self.losses(values)
 
-    def exceeded(self, record: TrialRecord) -> list[str]:
-        """Return the limits that a complete trial is beyond, for which it has no rank, as text."""
-        return [f"{limit}" for limit in self.limits if self.values(record) and limit.excess(record.metrics) > 0]
+    def exceeded(self, record: TrialRecord) -> list[Limit]:
+        """Return the limits that a complete trial is beyond, for which it has no rank."""
+        return [limit for limit in self.limits if limit.excess(record.metrics) > 0]
 
     def describe_unmet(self, records: Iterable[TrialRecord]) -> str:
         """Return the limits that no trial keeps together, and what the nearest one has; empty unless that is so."""
         complete = [record for record in records if self.values(record) is not None]
         if not complete or any(self.ranked_losses(record) is not None for record in complete):
             return ""
-        metrics = [limit.metric for limit in self.limits]
+        metrics = {limit.metric for limit in self.limits}
         # One that lacks a limit's metric is further than any other.
-        nearest = min(complete, key=lambda r: (not {*metrics} <= r.metrics.keys(), max(self.excess(r).values())))
-        beyond = [limit for limit in self.limits if any(limit.excess(record.metrics) > 0 for record in complete)]
+        nearest = min(complete, key=lambda r: (not metrics <= r.metrics.keys(), max(self.excess(r).values())))
+        beyond = [limit for limit in self.limits if any(limit in self.exceeded(record) for record in complete)]
         values = {limit.metric: nearest.metrics.get(limit.metric, math.nan) for limit in beyond}
         has = [f"{metric} {format_number(value) or 'unknown'}" for metric, value in values.items()]
         kept = " and ".join(f"limits.{limit}" for limit in beyond)

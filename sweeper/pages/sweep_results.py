@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from sweeper.common.trials import BAD, TrialRecord, TrialStatus
+from sweeper.metrics.criteria import Limit
 from sweeper.pages import per_gpu, trial_tables
 from sweeper.preflight import ceilings, corrections, cost_model
 from sweeper.preflight.corrections import Correction, MeasuredFactors, place_of
@@ -107,7 +108,7 @@ class Results:
 
     def text_files(self) -> dict[str, str]:
         columns: dict[int, dict[str, object]] = {
-            number: {"beyond_limits": "; ".join(limits)} for number, limits in self.exceeded.items()
+            number: {"beyond_limits": "; ".join(map(str, limits))} for number, limits in self.exceeded.items()
         }
         columns |= {number: {"front": "yes"} for number in self.front_numbers}
         for point in self._certified:
@@ -116,10 +117,10 @@ class Results:
         return files | ({"gpus.csv": trial_tables.csv_of([vars(gpu) for gpu in self.gpus])} if self.gpus else {})
 
     @cached_property
-    def exceeded(self) -> dict[int, list[str]]:
-        """The limits of each trial of the search that is beyond some, by its number."""
-        exceeded = {record.number: self.plan.criteria.exceeded(record) for record in self.records}
-        return {number: limits for number, limits in exceeded.items() if limits}
+    def exceeded(self) -> dict[int, list[Limit]]:
+        """The limits of each complete trial of the search that is beyond some, by its number."""
+        criteria, complete = self.plan.criteria, [r for r in self.records if self.plan.criteria.values(r) is not None]
+        return {record.number: limits for record in complete if (limits := criteria.exceeded(record))}
 
     @property
     def _certified(self) -> Sequence[FrontPoint]:

@@ -40,8 +40,16 @@ CPU = torch.device("cpu")
 SHAPE = replace(MODELS["llama_tiny"], layers=4)
 GPT_OSS = replace(
     MODELS["experts_tiny"],
-    **{"layers": 4, "gpt_oss": True, "qk_norm": "", "qkv_bias": True, "window": 16, "full_layers": (1, 3)},
-    **{"dense_layers": (), "intermediate_size": 0, "shared_expert_intermediate_size": 0, "shared_expert_gate": False},
+    layers=4,
+    gpt_oss=True,
+    qk_norm="",
+    qkv_bias=True,
+    window=16,
+    full_layers=(1, 3),
+    dense_layers=(),
+    intermediate_size=0,
+    shared_expert_intermediate_size=0,
+    shared_expert_gate=False,
 )
 LENGTH, BATCH, STEPS = 32, 8, 2
 

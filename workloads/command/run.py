@@ -47,7 +47,8 @@ _BAD_LOSS = re.compile(
 FIRST_STEPS = 3  # that a plan shows
 RATE_UNIT = 1000  # tokens or samples that stand for a step where the log has nothing but their rate
 SAMPLES = "samples_per_s"
-_STEP_NUMBER = re.compile(r"(?<!/)(?<!per )\b(?:global_step|step|iteration|iter)['\"]?[\s:=]{1,12}(\d+)", re.IGNORECASE)
+STEP_NAMES = ("global_step", "step", "iteration", "iter")
+_STEP_NUMBER = re.compile(rf"(?<!/)(?<!per )\b(?:{'|'.join(STEP_NAMES)})['\"]?[\s:=]{{1,12}}(\d+)", re.IGNORECASE)
 
 
 def measure(settings: CommandSettings, parameters: Mapping[str, Scalar], rank: Rank) -> Measurement:
@@ -271,7 +272,7 @@ class RegexLogReader:
             if match and (math.isfinite(value) or name == "loss"):
                 metric = "step_time_s" if name in STEP_TIME_UNITS_S else name
                 self._pending[metric] = value * STEP_TIME_UNITS_S.get(name, 1.0)
-                if name not in ("step", "global_step", "iteration", "iter"):
+                if name not in STEP_NAMES:
                     read.add(match.start(1))
                 if metric == "step_time_s":
                     self._resolution_s = resolution * STEP_TIME_UNITS_S[name]

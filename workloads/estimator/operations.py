@@ -134,7 +134,7 @@ def attention_s(placed: PlacedJob, layer: int, *, backward: bool) -> float:
         flops = 4 * scores * model.head_size * (2 if backward else 1)
         return flops / sustained_flops(placed.cluster.device, "bf16") + placed.pass_s(traffic)
     length = job.document_tokens or job.sequence_length
-    # Those of a causal sequence with as many keys for a token. In a window of 128 of 8,192 tokens FlashAttention 2 has
+    # As in a causal sequence with as many keys per token. In a window of 128 of 8,192 tokens FlashAttention 2 has
     # 0.24 of its causal rate on an H200 (64 heads of 64 features, forward; backward 0.26).
     keys = 2 * model.attended_tokens(layer, length)
     flops = placed.tokens * keys * model.heads * (model.head_size + model.value_features) / placed.layout.tp
@@ -233,8 +233,6 @@ def _attention_over_ranks_elements(placed: PlacedJob, *, backward: bool) -> floa
 # wait: with one Qwen3 235B takes 36.3 s and without 50.0 on 128 GB200s, 2.3 ms for each block and micro-batch
 # (Megatron-LM, PR 5728).
 ROUTING_S = 1.2e-3
-
-
 # Megatron adds the biases of experts' outputs, times the routing's weights, in single kernels and joins the results
 # (core/transformer/moe/experts.py at d98e8a64, `_apply_bias`): values read and written for each, forward and backward.
 EXPERT_BIAS_PASSES = (6, 8)

@@ -3,6 +3,7 @@
 import math
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import cache
 
 from sweeper.commands.plan.request import PlanRequest, Problem, build_problem
 from sweeper.common.clock import SECONDS_PER_DAY
@@ -145,6 +146,7 @@ def _find_gpus(problem: Problem, request: PlanRequest) -> dict[int, float]:
     too_few = flops_per_s / (1e12 * peaks.get(PRECISIONS[job.precision].dtype, math.inf))
     domain, rates, reason = problem.cluster.topology.gpus_per_domain, dict[int, float](), ""
 
+    @cache  # each is a search
     def reaches(gpus: int) -> bool:
         nonlocal reason
         try:

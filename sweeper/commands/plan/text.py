@@ -83,7 +83,7 @@ def headline(answer: Answer) -> str:
     far = "Far from any measured run: " * bool(find_band(job, cluster).known.missing(job, cluster))
     rate = show_rate(estimate.tokens_per_s_per_gpu * estimate.gpus, share)
     most_gib, usable = bound_gib(estimate.memory, job, cluster), usable_gib(cluster)
-    unfit = f" if it fits, which its bound of {most_gib:.0f} GiB of {usable:.0f} leaves open" * (most_gib > usable)
+    unfit = f" if it fits: it may need {most_gib:.0f} of {usable:.0f} GiB" * (most_gib > usable)
     cost = ", no price is known"
     if training.cost is not None:
         cost = f" and cost {show_cost(training, share)} at {answer.price.partition(':')[0]}"

@@ -55,9 +55,8 @@ def test_the_fastest_of_several_data_types_is_that_of_the_latest_sweep() -> None
     later = stored.sweeps.assign(**{"tag.sweeper.study": "t", "start": pd.Timestamp(1, unit="s", tz="UTC")})
     trials = stored.trials.assign(**{"tag.sweeper.study": ["s", "t"]})
     both = Stored(pd.concat([stored.sweeps, later], ignore_index=True), trials)
-    assert " In the latest sweep, t, on H200 the fastest is the only configuration with 1,000" in overview.describe(
-        both
-    )
+    latest = " In the latest sweep, t, on H200 the fastest is the only configuration with 1,000"
+    assert latest in overview.describe(both)
 
 
 def test_the_lead_of_a_winner_of_the_finals_is_that_of_the_finals() -> None:
