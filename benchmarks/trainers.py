@@ -10,9 +10,9 @@ where nothing is sharded (tensor or pipeline parallelism alone) torchtitan has n
 
 Equal are also: the first weights, copied into torchtitan's model from the same generator; AdamW, its constant learning
 rate and clipping, which bf16 states have none of; attention by the kernel that is the fastest here; and the experts of
-each token. Not equal: what `selective` saves (torchtitan: every second product of each
-block, here: all but the widest, or in every second block), the loss
-(torchtitan stores the logits of a micro-batch), and when FSDP gathers and reduces between micro-batches.
+each token. Not equal: what `selective` saves (torchtitan: every second product of each block, here: all but the widest,
+or in every second block), the loss (torchtitan stores the logits of a micro-batch), and when FSDP gathers and reduces
+between micro-batches.
 
 It prints tokens/s of the median step, memory and losses of both, and then what has to hold. A trainer that fails has no
 figures, and its error is in stderr. `--plan` prints the rows, and runs nothing.
