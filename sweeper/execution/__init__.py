@@ -1,1 +1,1 @@
-"""Running trials on Ray: the cluster, gangs of workers, node health and the sweep's lock."""
+"""Runs trials on Ray: the cluster, gangs of workers, node health and the sweep's lock."""

@@ -39,12 +39,12 @@ class ClusterError(Exception):
 def discover_nodes(
     address: str | None, insecure: bool = False, variables: Collection[str] = (), code: SweepCode | None = None
 ) -> list[Node]:
-    """Return the nodes of the cluster at `address` and connect to it, or return this machine without an address.
+    """Connect to the cluster at `address` and return its nodes, or return this machine if there is no address.
 
-    Starts nothing. Only `variables` of the nodes' environment are read. `code` is what the sweep needs there beside
-    our packages; Ray brings it to all nodes if one lacks any of it.
+    It does not start a cluster. It reads only `variables` from the nodes' environments. `code` is the code that the
+    sweep needs there in addition to our packages; Ray sends it to all nodes if any node lacks a part of it.
 
-    Raises UserInputError if no cluster responds, or, unless `insecure`, it accepts unauthenticated connections.
+    Raises UserInputError if no cluster responds or, unless `insecure`, if it accepts unauthenticated connections.
     """
     stop()  # an earlier sweep of this process may have left its connection open
     if not insecure and (mode := os.environ.get("RAY_AUTH_MODE", "token")).lower() != "token":
@@ -64,7 +64,7 @@ def discover_nodes(
             address = ray_internals.find_running_cluster()
             named = f"cluster.address={address}"
         if host_port := re.fullmatch(r"(?:ray://)?([^:/]+):(\d+)", address):
-            # Ray itself retries for minutes and prints each attempt.
+            # Check first, since Ray would retry for minutes and print each attempt.
             socket.create_connection((host_port[1], int(host_port[2])), timeout=5).close()
             head.watch(f"{host_port[1]}:{host_port[2]}")
         if not insecure:
@@ -87,7 +87,7 @@ def discover_nodes(
 
 
 def find_target(hardware: str, address: str | None, insecure: bool) -> tuple[Target, list[Node]]:
-    """Return the devices that `hardware=` selects, and all nodes. Raises UserInputError for absent devices."""
+    """Return the devices that `hardware=` selects, and all nodes. Raises UserInputError if it selects no device."""
     kinds = {"auto": Hardware("auto"), "cpu": Hardware("cpu", kind="cpu"), **catalogue()}
     if hardware not in kinds:
         raise UserInputError(f"hardware={hardware}: unknown hardware. {suggest(hardware, kinds)}")
@@ -107,7 +107,7 @@ def _query_nodes(variables: Collection[str]) -> tuple[list[Node], dict[str, set[
         address = entry["NodeManagerAddress"]
         try:
             found, description = ray.get(reply, timeout=NODE_REPLY_TIMEOUT_S)
-        except RayError as error:  # a node may be lost at this moment
+        except RayError as error:  # the node may just have been lost
             problems.append(f"cluster: node {address} does not run tasks ({summarize_ray_error(error)})")
             continue
         if problem := _code.find_version_problem(found):
@@ -120,8 +120,8 @@ def _query_nodes(variables: Collection[str]) -> tuple[list[Node], dict[str, set[
 
 
 def _request_description(entry: dict[str, Any], variables: Collection[str] = ()) -> Any:
-    """Start `code_probe.probe`, which runs without our code, on the node. Returns the reference to its result."""
-    # By the label ray.io/node-id, a task would wait forever for a node that is lost; this one fails.
+    """Start `code_probe.probe` on the node, which does not need our code, and return a reference to the result."""
+    # A task placed by the label ray.io/node-id would wait forever for a lost node; this one fails.
     on_node = NodeAffinitySchedulingStrategy(node_id=entry["NodeID"], soft=False)
     ray.cloudpickle.register_pickle_by_value(code_probe)
     task = ray.remote(code_probe.probe).options(num_cpus=0, scheduling_strategy=on_node)
@@ -129,7 +129,7 @@ def _request_description(entry: dict[str, Any], variables: Collection[str] = ())
 
 
 def _send_code(address: str, missing: Mapping[str, set[str]]) -> None:
-    """Connect again, with the missing code for all nodes: Ray takes folders only then. Raises UserInputError."""
+    """Reconnect with the missing code, since Ray accepts folders only on connecting. Raises UserInputError."""
     global _code
     parts = set().union(*missing.values())
     names = " and ".join(name for part, name in PARTS.items() if part in parts)
@@ -154,7 +154,7 @@ def _check_authentication(address: str, named: str) -> None:
         )
 
     def accepts(auth_mode: str) -> bool:
-        """Connect as a client with this RAY_AUTH_MODE, in another process, because Ray reads the mode on import."""
+        """Connect with this RAY_AUTH_MODE and return whether it worked, in a process since Ray reads it on import."""
         command = [sys.executable, "-c", ray_internals.PROBE, address]
         env = {**os.environ, "RAY_AUTH_MODE": auth_mode}
         try:
@@ -175,11 +175,11 @@ def _check_authentication(address: str, named: str) -> None:
 
 
 def list_nodes() -> list[dict[str, Any]]:
-    """Return Ray's state of each node; empty while the head does not respond, as during a restart.
+    """Return Ray's state of each node, or an empty list while the head does not respond, for example in a restart.
 
-    Raises ClusterError if the driver's node is dead: its raylet ended, or the head has removed it, as after its link
-    was down for longer than the head's health checks allow. Results of tasks and actors no longer reach this process,
-    and Ray reports no error, so the caller ends the sweep.
+    Raises ClusterError if the driver's node is dead: its raylet ended, or the head removed it, for example because its
+    link was down for longer than the head's health checks allow. Results of tasks and actors then no longer reach this
+    process. Ray does not report an error, so the caller ends the sweep.
     """
     if head.is_away():
         return []
@@ -200,12 +200,12 @@ class NodeDiscovery:
         self._descriptions: dict[str, Any] = {}  # references to pending descriptions, by Ray's node id
 
     def poll(self, known: set[str]) -> tuple[list[Node], set[str]]:
-        """Return the nodes that are up, not in `known` and described by now, and the ids of all nodes that are up.
+        """Return the new nodes, which are up, described and not in `known`, and the ids of all nodes that are up.
 
-        A node whose description is pending or failed is tried again on the next call. While the head does not respond
-        nothing changes, and trials run without it.
+        If a node's description is pending or has failed, the next call tries again. While the head does not respond,
+        the call returns no new nodes and `known`; trials run without the head.
 
-        Raises ClusterError as `list_nodes` does.
+        Raises ClusterError like `list_nodes`.
         """
         if not (entries := list_nodes()):
             return [], known
@@ -230,7 +230,7 @@ class NodeDiscovery:
 def start(target: Target, *, has_variables: bool) -> None:
     """Start a local cluster, unless `discover_nodes` has connected to one.
 
-    The cluster ends with this process, even if this process is killed. Without `has_variables` it cannot start workers
+    The cluster ends with this process, even if the process is killed. Without `has_variables` it cannot start workers
     with their own environment variables.
 
     Raises ClusterError if Ray does not start.
@@ -259,11 +259,11 @@ def start(target: Target, *, has_variables: bool) -> None:
     _orphans = Orphans()
 
 
-_orphans: Orphans | None = None  # of a local cluster, whose nodes end with this process
+_orphans: Orphans | None = None  # only for a local cluster, which ends with this process
 
 
 def end_orphans() -> list[str]:
-    """End what killed workers and a dead raylet left here. Returns the command lines of trials' processes."""
+    """End processes left by killed workers or a dead raylet. Returns the command lines of those of trials."""
     return [command for command in _orphans.end() if not command.startswith("ray::")] if _orphans else []
 
 
@@ -271,7 +271,7 @@ def init_ray(**options: Any) -> None:
     """Call `ray.init` with this project's defaults and start watching the head."""
     for name, value in {"RAY_USAGE_STATS_ENABLED": "0", **ray_internals.SETTINGS}.items():
         os.environ.setdefault(name, value)
-    umask = os.umask(0o077)  # Ray writes its access token with the umask
+    umask = os.umask(0o077)  # the umask applies when Ray writes its access token
     try:
         quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
         ray.init(include_dashboard=False, namespace="sweeper", **quiet, **options)
@@ -288,7 +288,7 @@ def stop() -> None:
 
 
 def summarize_ray_error(error: BaseException) -> str:
-    """Return the cause of an error in one line; Ray's messages have many lines."""
+    """Return the cause of an error in one line, since Ray's messages have many."""
     text = str(error)
     if ray_internals.CRASHED in text:
         return "its process ended unexpectedly: killed, or crashed"

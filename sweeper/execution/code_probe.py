@@ -1,7 +1,7 @@
-"""Read what a node has of a sweep's code.
+"""Find out which parts of a sweep's code a node has.
 
-Ray sends this module by value (`shipping.request_probe`), so a node needs none of our code to respond. It therefore
-imports the standard library only.
+Ray sends this module by value (`shipping.request_probe`), so a node can respond without our code. The module therefore
+imports only the standard library.
 """
 
 import hashlib
@@ -13,16 +13,16 @@ from importlib.metadata import PackageNotFoundError, distributions, version
 from pathlib import Path
 from typing import Any
 
-SHIPPED = "runtime_resources"  # Ray's folder of what it has unpacked (ray/_private/node.py)
+SHIPPED = "runtime_resources"  # Ray's folder for unpacked code (ray/_private/node.py)
 
 Question = tuple[tuple[str, str, str] | None, str, tuple[str, ...]]  # the arguments of read_code
 Code = dict[str, str]  # the result of read_code
 
 
 def probe(question: Question, expected: str | None, gpus: int, variables: Collection[str]) -> tuple[Code, Any]:
-    """Return this node's code and, where ours can be imported, the description of its hardware, else None.
+    """Return this node's code, and a description of its hardware if our code can be imported, otherwise None.
 
-    `expected` is the driver's digest of our packages; None if Ray has brought them here.
+    `expected` is the digest of our packages on the driver, or None if Ray has sent them to this node.
     """
     code = read_code(*question)
     if expected is not None and code["sweeper"] != expected:
@@ -33,11 +33,11 @@ def probe(question: Question, expected: str | None, gpus: int, variables: Collec
 
 
 def read_code(entry_point: tuple[str, str, str] | None, directory: str, files: Sequence[str]) -> Code:
-    """Return a digest for each part of a sweep's code on this machine, without the parts that Ray has brought.
+    """Return a digest of each part of a sweep's code on this machine, ignoring code that Ray has sent.
 
-    The parts are `sweeper`, our packages; `workload`, the top-level package of a workload that is not ours, by the
-    group, name and value of its `entry_point`; and `command`, these files in the directory where a command runs. The
-    result also has the `version` of gpu-sweeper. A part that is not there is empty.
+    The parts are `sweeper`: our packages; `workload`: the top-level package of a third-party workload, found by the
+    group, name and value of its `entry_point`; and `command`: `files` in the directory where a command runs. The
+    result also contains the `version` of gpu-sweeper. A part that is missing here is an empty string.
     """
     ours = find_package("sweeper")
     workload = ""
@@ -54,7 +54,7 @@ def read_code(entry_point: tuple[str, str, str] | None, directory: str, files: S
 
 
 def find_package(name: str) -> Path | None:
-    """Return the folder or file of a top-level package as an import would find it, without what Ray has brought."""
+    """Return the folder or file that an import of a top-level package would find, ignoring code that Ray has sent."""
     paths = _own_paths()
     for finder in sys.meta_path:
         is_path_finder = finder is importlib.machinery.PathFinder
@@ -69,7 +69,7 @@ def find_package(name: str) -> Path | None:
 
 
 def read_version(package: Path) -> str:
-    """Return the version of the package sweeper, else that of the installed distribution."""
+    """Return the version that the package `sweeper` states, or else the version of the installed distribution."""
     init = package / "__init__.py"
     stated = re.search(r'^__version__ = "(.+)"', init.read_text(), re.MULTILINE) if init.exists() else None
     if stated:
@@ -81,7 +81,7 @@ def read_version(package: Path) -> str:
 
 
 def digest(paths: Sequence[Path | None]) -> str:
-    """Return the start of a SHA-256 over files, and over the Python files of folders; empty if one is missing."""
+    """Return the start of a SHA-256 over files and the Python files in folders, or "" if a path is missing."""
     content = hashlib.sha256()
     for path in paths:
         if path is None or not path.exists():

@@ -1,4 +1,4 @@
-"""A gang: the workers that run one trial after another, and how they derive a trial's result from their ranks."""
+"""A gang: workers that run one trial after another, and how the results of its ranks become a trial's result."""
 
 import math
 import os
@@ -20,27 +20,27 @@ from sweeper.execution.worker import RankResult
 from workloads.api.contract import Rank, Scalar
 from workloads.api.secrets import mask
 
-# The variables with which the workers of a gang were started, sorted by name.
+# The environment variables that a gang's workers were started with, sorted by name.
 Environment = tuple[tuple[str, str], ...]
 
 TRIALS_PER_GANG = 2  # one running, one next
-ROOT_CAUSE_GRACE_S = 3.0  # after the first failure of a rank, for the rank that knows the cause to report
-MAX_LEFT = 300  # characters of command lines that are kept
-MAX_DRIFT = 1e-4  # between two machines' monotonic clocks; crystals are within 100 parts per million
+ROOT_CAUSE_GRACE_S = 3.0  # after a rank's first failure, the wait for the rank that knows the cause to report it
+MAX_LEFT = 300  # how many characters of command lines are kept
+MAX_DRIFT = 1e-4  # between two machines' monotonic clocks; crystals are accurate to 100 parts per million
 # Statuses that no rank reports merely because another rank died.
 ROOT_CAUSES = (TrialStatus.INFEASIBLE, TrialStatus.PRUNED, TrialStatus.INCONCLUSIVE, TrialStatus.TIMED_OUT)
 
 
 @dataclass
 class RunningTrial:
-    """A trial that a gang runs or holds as its next one. Times are of the monotonic clock."""
+    """A trial that a gang is running or will run next. Times use the driver's monotonic clock."""
 
     trial: Trial
-    pending: dict[Any, int]  # the ranks that have not reported, by the references to their results
-    results: list[RankResult] = field(default_factory=list)  # of the ranks that have measured
+    pending: dict[Any, int]  # the ranks that have not reported, by reference to the result
+    results: list[RankResult] = field(default_factory=list)  # of the ranks with a measurement
     failures: list[TrialResult] = field(default_factory=list)  # as each rank without a measurement reports it
     failure_deadline_s: float = math.inf  # when the trial fails without waiting for the remaining ranks
-    started_s: float = 0.0  # when the gang started to run it; until then, when the gang got it
+    started_s: float = 0.0  # when the gang started to run it; before that, when the gang received it
     sequence_number: int = 0
     timeout_s: float = math.inf  # trial.timeout_s
     kill_after_s: float = math.inf  # how long the trial may run before the driver ends it
@@ -53,17 +53,17 @@ class RunningTrial:
 
 
 class NodeClocks:
-    """How far the driver's monotonic clock is ahead of those of the nodes, by the results that arrive.
+    """Estimates how far the driver's monotonic clock is ahead of each node's clock, from the results that arrive.
 
-    Wall clocks of nodes may be wrong or disagree; monotonic clocks only have another zero. A result arrives after it
-    was made, so the least difference is the closest: times are late by the least delay of a result, never early.
+    The nodes' wall clocks may be wrong or disagree; monotonic clocks differ only in their zero. A result arrives after
+    it was made, so the smallest difference is the best estimate. Times are late by the smallest delay, never early.
     """
 
     def __init__(self) -> None:
         self._offsets: dict[str, tuple[float, float]] = {}  # by node id, with the time at which it was observed
 
     def observe(self, node_id: str, ended_s: float, now_s: float | None = None) -> None:
-        """Record that a result, made at `ended_s` by the node's monotonic clock, has arrived by now."""
+        """Record the arrival of a result that was made at `ended_s` on the node's monotonic clock."""
         now_s = time.monotonic() if now_s is None else now_s
         offset_s = now_s - ended_s
         if node_id in self._offsets:
@@ -72,7 +72,7 @@ class NodeClocks:
         self._offsets[node_id] = offset_s, now_s
 
     def to_driver(self, node_id: str, at_s: float) -> float:
-        """Return the driver's monotonic time of a node's monotonic time. A result of the node has been observed."""
+        """Convert a node's monotonic time to the driver's. A result from the node must have been observed before."""
         return at_s + self._offsets[node_id][0]
 
 
@@ -82,16 +82,16 @@ class Gang:
 
     name: str
     workers: list[Any]  # the actors, in the order of ranks once the gang is ready
-    group: PlacementGroup | None  # of several ranks
+    group: PlacementGroup | None  # None for one rank
     handshakes: list[Any]  # references to the results of `Worker.handshake`, in the order of creation
     pending_handshakes: list[Any]
     environment: Environment = ()
-    locations: list[dict[str, Any]] = field(default_factory=list)  # what the handshakes returned, by rank
+    locations: list[dict[str, Any]] = field(default_factory=list)  # the results of the handshakes, by rank
     trials: deque[RunningTrial] = field(default_factory=deque)  # the running one, then the next one
     planned_ranks_per_node: int | None = None  # None if it does not matter
     killed: bool = False
-    draining: bool = False  # its nodes are no longer used: it ends when the trials that it holds end
-    retiring: bool = False  # likewise: a waiting trial needs another environment, and a gang for that trial starts
+    draining: bool = False  # its nodes are no longer used: it ends after its trials
+    retiring: bool = False  # it ends after its trials, to make room for a gang with another environment
     clocks: NodeClocks = field(default_factory=NodeClocks)
 
     @property
@@ -108,12 +108,12 @@ class Gang:
 
     @property
     def node_ids(self) -> list[str]:
-        """Ray's node ids, in the order of ranks."""
+        """Ray's node ids, in rank order."""
         return list(dict.fromkeys(location["node_id"] for location in self.locations))
 
     @property
     def misplacement(self) -> str:
-        """How the ranks of a gang that has started differ from the plan; empty if they are placed as planned."""
+        """How the placement of a ready gang's ranks differs from the plan; empty if it does not."""
         counts = Counter(location["node_id"] for location in self.locations).values()
         if self.planned_ranks_per_node is None or {*counts} == {self.planned_ranks_per_node}:
             return ""
@@ -122,7 +122,7 @@ class Gang:
 
     @property
     def location(self) -> dict[str, Scalar]:
-        """The location of rank 0 as it is stored with a trial, without the rendezvous, and the ids of all nodes."""
+        """The location stored with a trial: that of rank 0 without the rendezvous, and the ids of all nodes."""
         hidden = ("address", "port", "node_id")
         stored = {name: value for name, value in self.locations[0].items() if name not in hidden}
         return stored | {"node_ids": " ".join(self.node_ids)}
@@ -136,7 +136,7 @@ class Gang:
             devices[address].append(location["gpus"])
         first_ranks = {address: addresses.index(address) for address in nodes}
         node_ranks = {address: number for number, address in enumerate(nodes)}
-        # So many consecutive ranks always share a node.
+        # Each group of this many consecutive ranks shares a node.
         ranks_per_node = math.gcd(*Counter(addresses).values())
         host = "127.0.0.1" if ranks_per_node == len(addresses) else addresses[0]
         return [
@@ -169,13 +169,13 @@ class Gang:
         self.workers = [worker for _, worker in ordered]
 
     def pending_refs(self) -> list[Any]:
-        """Return the references that the gang waits for: handshakes, then the results of the running trial."""
+        """Return the references that the gang waits for: first handshakes, later the running trial's results."""
         if not self.ready:
             return self.pending_handshakes
         return list(self.trials[0].pending) if self.trials else []
 
     def collect_result(self, arrived: set[Any]) -> TrialResult | None:
-        """Return the running trial's result, or None while it runs. A failure of one rank fails the trial."""
+        """Return the running trial's result, or None if it is still running. If one rank fails, the trial fails."""
         if not self.trials:
             return None
         running, now = self.trials[0], time.monotonic()
@@ -184,7 +184,7 @@ class Gang:
             try:
                 result: RankResult = ray.get(ref)
                 self.clocks.observe(self.locations[rank]["node_id"], result.ended_s)
-            except RayTaskError as error:  # an error of the worker's own code: a trial's exceptions are in its result
+            except RayTaskError as error:  # an error in the worker's code: a trial's own exceptions are in its result
                 result = RankResult(rank, reason=summarize_ray_error(error))
             except RayError as error:
                 result = RankResult(rank, status="lost", reason=f"the worker died: {summarize_ray_error(error)}")
@@ -202,7 +202,7 @@ class Gang:
                 running.failures.append(self._build_failure(running, RankResult(rank, status="timed_out", reason=why)))
             return _merge_failures(running.failures, running.results)
         if running.failures:
-            # A rank may fail because another one died: the rank that knows the cause reports soon after.
+            # A rank may fail because another one died, and the report with the cause may arrive a little later.
             if not running.waits_for_all:
                 running.failure_deadline_s = min(running.failure_deadline_s, now + ROOT_CAUSE_GRACE_S)
             known = not running.waits_for_all and TrialStatus.INFEASIBLE in {one.status for one in running.failures}
@@ -222,7 +222,7 @@ class Gang:
             ended_at_s,
             measurements=tuple(result.measurement for result in results if result.measurement),
             where=self.location | _name_left(*results),
-            reusable=not any(result.left for result in results),  # which may have served later trials
+            reusable=not any(result.left for result in results),  # a later trial may have relied on them
         )
 
     def _build_failure(self, running: RunningTrial, result: RankResult) -> TrialResult:
@@ -253,7 +253,7 @@ def _name_left(*results: RankResult) -> dict[str, Scalar]:
 
 
 def _merge_failures(failures: Sequence[TrialResult], results: Sequence[RankResult]) -> TrialResult:
-    """Return the failure of the rank that has the cause, else the first, with the last lines and files of all ranks."""
+    """Return the failure that shows the cause, or else the first, with the last lines and files of all ranks."""
     order = {status: place for place, status in enumerate(ROOT_CAUSES)}
     cause = min(failures, key=lambda failure: order.get(failure.status, len(order)))
     detail = "\n\n".join(dict.fromkeys(failure.detail for failure in failures if failure.detail))

@@ -1,4 +1,4 @@
-"""Start and end the gangs of a sweep: resources, placement groups and actors."""
+"""Start and end the gangs of a sweep: their resources, placement groups and actors."""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from sweeper.execution.worker import Worker
 from workloads.api.contract import Scalar
 
 NODE_ID, ACCELERATOR_TYPE = "ray.io/node-id", "ray.io/accelerator-type"
-# This many ids (912 characters) cost little, and no node that joins later matches them.
+# Up to this many ids (912 characters) cost little, and nodes that join later do not match them.
 MAX_IDS = 16
 
 
@@ -23,9 +23,9 @@ MAX_IDS = 16
 class GangResources:
     """The resources of one gang."""
 
-    ranks: int  # the workers, each with a GPU, or with cores of a CPU
+    ranks: int  # the number of workers, each with a GPU or with cores of a CPU
     whole_nodes: bool = False  # no other gang shares its nodes
-    host_gib: float = 0.0  # memory that Ray reserves on the node for each rank
+    host_gib: float = 0.0  # the memory that Ray reserves on the node for each rank
 
     @property
     def host_bytes(self) -> int:
@@ -41,10 +41,10 @@ class GangSpec:
     settings: Mapping[str, Any] | None  # the workload's own section of the configuration
     resources: GangResources
     timeout_s: float  # trial.timeout_s
-    waits_for_all: bool = False  # each rank measures its own device; one that fails leaves the results of the others
-    reports_steps: bool = False  # the workload does so while it runs, and ends itself at the timeout
-    cpu_shares: int | None = None  # how many gangs share the cores of a CPU; None: as many as the pool has
-    searches_environment: bool = False  # trials differ in their variables, so each gang starts for a certain trial
+    waits_for_all: bool = False  # each rank measures its own device; if one fails, the others' results remain
+    reports_steps: bool = False  # the workload reports steps while it runs, and ends itself at the timeout
+    cpu_shares: int | None = None  # how many gangs share the cores of a CPU; None: all gangs of the pool
+    searches_environment: bool = False  # trials differ in their variables, so each gang is started for a specific trial
 
 
 class GangLauncher:
@@ -58,21 +58,21 @@ class GangLauncher:
         self.set_target(target)
 
     def set_target(self, target: Target) -> None:
-        """Start gangs on these nodes from now on, and on no other node that the cluster has now."""
+        """Start gangs only on these nodes of the cluster from now on."""
         self.target = target
         self._ids = {node.id for node in target.nodes if node.id}
         self._selector = select_nodes(self._ids, ray.nodes()) if self._ids else {}
 
     def starts_on(self, node_ids: Collection[str]) -> bool:
-        """Return whether the target has these nodes."""
+        """Return whether all these nodes are in the target."""
         return not self._ids or self._ids >= {*node_ids}
 
     def launch(self, environment: Environment = ()) -> Gang:
-        """Start the workers of a gang with these variables, without waiting for them.
+        """Start the workers of a gang with these environment variables, without waiting for them.
 
-        Ray starts a process with variables half a second later than one without (1.5 s instead of 1.0 s on two cores),
-        since another process sets them and becomes the worker. Setting them in a running worker would take no time, but
-        the C library and Python read theirs at the start of a process.
+        Variables delay the start of a process by half a second (1.5 s instead of 1.0 s on two cores), since Ray uses
+        another process that sets them and becomes the worker. Setting them in a running worker would take no time, but
+        the C library and Python read their variables when a process starts.
         """
         self._launched += 1
         ranks = self._resources.ranks
@@ -83,7 +83,7 @@ class GangLauncher:
         group = self._reserve(options, share) if ranks > 1 else None
         workers = []
         for rank in range(ranks):
-            # On a CPU a bundle has one rank: the cores of one machine may be on several nodes of Ray.
+            # A CPU bundle has one rank, since the cores of one machine may belong to several Ray nodes.
             bundle = rank // share if self.target.is_gpu else rank
             strategy = {} if group is None else {"scheduling_strategy": PlacementGroupSchedulingStrategy(group, bundle)}
             workers.append(ray.remote(Worker).options(max_restarts=0, **options, **strategy).remote())
@@ -94,9 +94,9 @@ class GangLauncher:
         return gang
 
     def _reserve(self, options: dict[str, Any], share: int) -> PlacementGroup:
-        """Reserve the resources of all ranks at once, and take the selector of nodes out of the options of a rank. On
-        GPUs a bundle is a node, so a gang is never placed otherwise than planned. PACK would split one that fits a node
-        if no node has enough free GPUs."""
+        """Reserve the resources of all ranks at once, and move the node selector from `options` to the bundles. A GPU
+        bundle is a node's share of the gang, so a gang is always placed as planned. PACK would split a gang that fits
+        on one node if no node had enough free GPUs."""
         ranks, selector = self._resources.ranks, options.pop("label_selector")
         amounts = {"CPU": options["num_cpus"], "GPU": options["num_gpus"], "memory": self._resources.host_bytes}
         ranks_of_bundle = share if self.target.is_gpu else 1
@@ -127,11 +127,11 @@ def kill_gang(gang: Gang) -> None:
 
 
 def select_nodes(ids: Collection[str], entries: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-    """Return a label selector that matches these nodes and no others of the cluster, whose `ray.nodes()` are `entries`.
+    """Return a label selector that matches only these nodes of the cluster. `entries` is the result of `ray.nodes()`.
 
-    It has as few characters as possible, since Ray's head keeps it for each waiting worker. With many ids, it is the
-    type of their accelerators without the ids of other nodes that have it, where that is shorter. Ray's type does not
-    distinguish an H100 from an H100 PCIe, and drained nodes have it too. A node of this type that joins later matches.
+    The selector is short, since Ray's head keeps it for each waiting worker. For many ids, it selects the nodes'
+    accelerator type and excludes other nodes of that type by id, if that is shorter. Others exist because Ray's type
+    does not distinguish an H100 from an H100 PCIe, and because of drained nodes. A later node of the type matches too.
     """
     if not ids:
         return {}

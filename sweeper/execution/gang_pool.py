@@ -1,9 +1,9 @@
 """Schedule the trials of a sweep on gangs of Ray workers.
 
-A gang is one worker for each rank of a trial, placed together. It holds up to two trials, the running and the next one,
+A gang is one worker for each rank of a trial, placed together. It holds up to two trials, the running one and the next,
 so that its devices do not wait for the driver. It is kept as long as its trials succeed; after any failure its workers
-are killed and a new gang replaces it. Where trials differ in their environment variables, a gang starts for the first
-trial that waits, and one without trials for its environment makes room for it.
+are killed and a new gang replaces it. If trials differ in their environment variables, a gang is started for the first
+waiting trial, and a gang that has no trials for its environment makes room for it.
 """
 
 import heapq
@@ -29,15 +29,15 @@ from sweeper.execution.worker import Job, StepCollector
 
 MAX_FAILED_STARTS = 3  # in a row, while no gang is up
 LAST_REPORTS_TIMEOUT_S = 10.0
-PATIENCE_S = 0.25  # for the next step of any trial
-SELF_TERMINATION_S = 15.0  # for a program and its child processes to end after the timeout
+PATIENCE_S = 0.25  # the wait for the next step of any trial
+SELF_TERMINATION_S = 15.0  # allowed after the timeout for a program and its child processes to end
 
 
 class GangsByLoad:
     """Heaps of the gangs that can take a trial, one heap for each environment.
 
-    An entry has the gang's load when it was pushed. Entries whose load has changed are skipped: searching thousands of
-    gangs takes longer than all other work of the driver for a trial.
+    An entry holds the gang's load at the time of the push, and is skipped if the load has changed. Without heaps, the
+    search through thousands of gangs would take longer than the rest of the driver's work for a trial.
     """
 
     def __init__(self) -> None:
@@ -51,7 +51,7 @@ class GangsByLoad:
             heapq.heappush(self._heaps.setdefault(gang.environment, []), (len(gang.trials), self._pushes, gang))
 
     def pop(self, environment: Environment) -> Gang | None:
-        """Return the gang of this environment that reaches a new trial first, or None if all are full."""
+        """Return the gang with this environment that would start a new trial first, or None if all are full."""
         heap = self._heaps.get(environment, [])
         while heap:
             load, _, gang = heapq.heappop(heap)
@@ -63,7 +63,7 @@ class GangsByLoad:
 def find_unserved(waiting: Sequence[Environment], gangs: Sequence[Gang], trials_per_gang: int) -> list[Environment]:
     """Return the environment of each gang that must be started, in the order of the waiting trials.
 
-    `waiting` has the environment of each waiting trial. Those of `gangs` that are starting take waiting trials, too.
+    `waiting` lists the environment of each waiting trial. Gangs that are already starting also take waiting trials.
     """
     starting = [gang.environment for gang in gangs if not gang.ready and not gang.draining]
     places = Counter({environment: trials_per_gang * count for environment, count in Counter(starting).items()})
@@ -77,13 +77,13 @@ def find_unserved(waiting: Sequence[Environment], gangs: Sequence[Gang], trials_
 
 
 def choose_retiring(environment: Environment, gangs: Sequence[Gang]) -> Gang | None:
-    """Return the gang with the fewest trials that makes room for one with this environment; None if there is none."""
+    """Return the gang that makes room for one with this environment: the one with the fewest trials, if any."""
     others = [gang for gang in gangs if gang.accepts_trials and gang.environment != environment]
     return min(others, key=lambda gang: len(gang.trials), default=None)
 
 
 class StepReports:
-    """The driver's end of the step collector, an actor that a worker gets with its trial and reports to."""
+    """The driver's side of the step collector, the actor to which workers report the steps of their trials."""
 
     def __init__(self) -> None:
         self.collector = _start_collector()
@@ -93,7 +93,7 @@ class StepReports:
     def take(self, *, wait: bool = False) -> list[tuple[Trial, int, float, dict[str, float]]]:
         """Return the steps that were reported since the last call: trial, step, time and metrics.
 
-        `wait` up to 10 s for all reports; otherwise those that have not arrived come with a later call.
+        With `wait`, wait up to 10 s for all reports; otherwise a later call returns those that have not arrived yet.
         """
         reports = []
         try:
@@ -103,7 +103,7 @@ class StepReports:
                 self.pending = self.collector.take.remote(0.0 if wait else PATIENCE_S)
             if wait:
                 reports, self.pending = reports + ray.get(self.pending, timeout=LAST_REPORTS_TIMEOUT_S), None
-        except RayError:  # the actor died, with the reports that it held
+        except RayError:  # the actor died, and its reports are lost
             self.collector, self.pending = _start_collector(), None
         return [(self.trials[number], step, at_s, metrics) for number, step, at_s, metrics in reports]
 
@@ -114,7 +114,7 @@ def _start_collector() -> Any:
 
 
 class GangPool:
-    """At most `count` gangs of a sweep. `submit` trials while there is `capacity`, and `wait` for results."""
+    """A pool of at most `count` gangs. `submit` trials while there is `capacity`, and `wait` for results."""
 
     def __init__(self, target: Target, spec: GangSpec, count: int) -> None:
         self._target = target
@@ -125,10 +125,10 @@ class GangPool:
         self._start_error = ""
         self._sequence_number = 0
         self._reports = StepReports() if spec.reports_steps else None
-        self._backlog: deque[Trial] = deque()  # trials without a gang, such as those of a gang that failed
-        self._in_flight: dict[int, Trial] = {}  # by number: thousands, which are only counted for each trial
+        self._backlog: deque[Trial] = deque()  # trials without a gang, for example after their gang failed
+        self._in_flight: dict[int, Trial] = {}  # by number: there may be thousands, so each trial only counts them
         self._by_load = GangsByLoad()
-        self._running: tuple[int, float] | None = None  # the count of running trials, and the sum of their starts
+        self._running: tuple[int, float] | None = None  # the count of running trials, and the sum of their start times
         self._count = count
         self.gangs: list[Gang] = []
         self._fill()
@@ -136,16 +136,16 @@ class GangPool:
     # ── state ──
 
     def capacity(self) -> int:
-        """Return how many more trials can be submitted now. Gangs that have not started take none."""
+        """Return how many more trials can be submitted now. Gangs that are still starting take none."""
         free = sum(TRIALS_PER_GANG - len(gang.trials) for gang in self.gangs if gang.accepts_trials)
         return free + TRIALS_PER_GANG * self._vacancies() - len(self._backlog)
 
     def nodes_with_capacity(self) -> set[str]:
-        """Return the ids of the nodes on which a gang of one node can take a trial."""
+        """Return the ids of the nodes on which a single-node gang can take a trial."""
         return {gang.node_ids[0] for gang in self.gangs if gang.has_capacity and len(gang.node_ids) == 1}
 
     def gangs_on(self, node_id: str, params: Parameters) -> list[Gang]:
-        """Return the gangs on this node alone that can take a trial with these parameters."""
+        """Return the gangs that run only on this node and can take a trial with these parameters."""
         environment = self._environment_of(params)
         on_node = [gang for gang in self.gangs if gang.has_capacity and gang.node_ids == [node_id]]
         return [gang for gang in on_node if gang.environment == environment]
@@ -159,23 +159,23 @@ class GangPool:
         return len(self._in_flight)
 
     def count_running(self) -> int:
-        """Return how many trials run; the others in flight wait for them."""
+        """Return how many trials are running; the others in flight wait for them."""
         return self._sum_running()[0]
 
     def running_s(self) -> float:
-        """Return for how long the running trials have run, summed."""
+        """Return the sum of the times for which the running trials have run."""
         count, started_s = self._sum_running()
         return count * time.monotonic() - started_s
 
     def _sum_running(self) -> tuple[int, float]:
-        """Count the running trials once a round: both are needed for each trial, and there may be 8,000 gangs."""
+        """Count the running trials and sum their start times, only once per round: there may be 8,000 gangs."""
         if self._running is None:
             starts_s = [gang.trials[0].started_s for gang in self.gangs if gang.ready and gang.trials]
             self._running = len(starts_s), sum(starts_s)
         return self._running
 
     def describe_workers(self, limit: int, steps: Mapping[int, str]) -> list[str]:
-        """Return a text for each of the first `limit` gangs: its place and trial, and below them the trial's step."""
+        """Return a text for each of the first `limit` gangs: its place and trial, and the step on a second line."""
         now = time.monotonic()
         lines = []
         for gang in self.gangs[:limit]:
@@ -192,12 +192,12 @@ class GangPool:
     # ── trials ──
 
     def use_workload(self, name: str, *, waits_for_all: bool) -> None:
-        """Run trials of another workload on the same workers from now on. No trial may be in flight."""
+        """Switch the same workers to another workload. No trial may be in flight."""
         assert not self._in_flight
         self._spec = replace(self._spec, workload=name, waits_for_all=waits_for_all)
 
     def submit(self, trial: Trial, node_id: str | None = None) -> None:
-        """Hand a trial to the least loaded gang; to one of this node alone, if there is one with capacity."""
+        """Give a trial to the least loaded gang, preferring gangs that run only on `node_id` and have capacity."""
         self._in_flight[trial.number] = trial
         if candidates := self.gangs_on(node_id, trial.params) if node_id else []:
             self._start_trial(min(candidates, key=lambda gang: len(gang.trials)), trial)
@@ -219,7 +219,7 @@ class GangPool:
         if not self._spec.searches_environment:
             return
         needed = [self._environment_of(trial.params) for trial in self._backlog]
-        unserved = find_unserved(needed, self.gangs, trials_per_gang=1)  # no device stays idle
+        unserved = find_unserved(needed, self.gangs, trials_per_gang=1)  # one trial each, so no device stays idle
         self.gangs += [self._launcher.launch(environment) for environment in unserved[: self._vacancies()]]
         retiring = sum(gang.retiring for gang in self.gangs)
         for environment in find_unserved(needed, self.gangs, TRIALS_PER_GANG)[retiring:]:
@@ -264,7 +264,7 @@ class GangPool:
         self._by_load.push(gang)
 
     def wait(self, timeout_s: float) -> list[tuple[Trial, TrialResult]]:
-        """Return the trials that ended, after waiting up to `timeout_s` for the first of them, or for a step.
+        """Wait up to `timeout_s` for a trial to end or report a step, and return the trials that ended.
 
         Raises ClusterError if no worker starts.
         """
@@ -316,8 +316,8 @@ class GangPool:
     def set_target(self, target: Target, count: int) -> None:
         """Use only these nodes from now on, with `count` gangs.
 
-        A gang on other nodes ends after the trials that it holds. If nodes were removed, a gang that has not started is
-        replaced, because it may wait for a removed node.
+        A gang on other nodes ends after the trials that it holds. If nodes were removed, a gang that is still starting
+        is replaced, because it may be waiting for a removed node.
         """
         ids = {node.id for node in target.nodes}
         nodes_removed = not ids >= {node.id for node in self._target.nodes}
@@ -335,7 +335,7 @@ class GangPool:
         self._fill()
 
     def withdraw_backlog(self) -> list[Trial]:
-        """Return the trials that no gang holds, which are no longer in flight."""
+        """Remove the trials that no gang holds from those in flight, and return them."""
         trials = list(self._backlog)
         self._backlog.clear()
         for trial in trials:
@@ -343,7 +343,7 @@ class GangPool:
         return trials
 
     def cancel(self) -> list[tuple[Trial, TrialResult]]:
-        """Return each trial in flight as cancelled. The gangs still run them, until `close`."""
+        """Return each trial in flight as cancelled. The gangs keep running them until `close`."""
         now = time.time()
         trials = list(self._in_flight.values())
         self._backlog.clear()
@@ -351,10 +351,10 @@ class GangPool:
         return [(trial, TrialResult(TrialStatus.CANCELLED, now, now, "the sweep was stopped")) for trial in trials]
 
     def close(self, start_timeout_s: float = 0.0) -> None:
-        """Kill every gang, also one that runs a trial. Gangs that are starting may take `start_timeout_s`.
+        """Kill every gang, even if it is running a trial, after waiting up to `start_timeout_s` for those starting.
 
-        Ray may keep the resources of a worker that was killed while it started, and the next worker then waits for them
-        in vain.
+        Ray may keep the resources of a worker that was killed while it was starting, and the next worker then waits for
+        them in vain.
         """
         starting = [handshake for gang in self.gangs for handshake in gang.pending_handshakes]
         if starting and start_timeout_s:
@@ -375,10 +375,10 @@ class GangPool:
             gang.pending_handshakes.remove(handshake)
         if gang.ready:
             gang.assign_ranks()
-            if not self._launcher.starts_on(gang.node_ids):  # its selector matched a node that has joined
+            if not self._launcher.starts_on(gang.node_ids):  # its selector matched a node that joined later
                 self._launcher.set_target(self._target)
                 self._replace(gang)
-            elif reason := gang.misplacement:  # its trials would be measured under another layout's name
+            elif reason := gang.misplacement:  # its trials would be recorded with the wrong layout
                 self._restart(gang, reason)
             else:
                 self._failed_starts = 0
@@ -390,8 +390,8 @@ class GangPool:
         self._replace(gang)
 
     def _replace(self, gang: Gang) -> None:
-        """Kill a gang and launch another in its place, unless it was draining or waiting trials decide which one. The
-        trials that it has not started return to the front of the backlog."""
+        """Kill a gang and launch another in its place, unless it was draining or trials differ in their environments.
+        Its remaining trials return to the front of the backlog."""
         self._backlog.extendleft(reversed([running.trial for running in gang.trials]))
         gang.trials.clear()
         self._running = None
@@ -405,7 +405,7 @@ class GangPool:
         return max(0, self._count - sum(not gang.draining for gang in self.gangs))
 
     def _fill(self) -> None:
-        """Launch all gangs, unless they differ in their environments and start for the trials that wait."""
+        """Launch all gangs, unless their environments differ: those gangs are started for waiting trials."""
         if not self._spec.searches_environment:
             environment = self._environment_of({})
             self.gangs += [self._launcher.launch(environment) for _ in range(self._vacancies())]

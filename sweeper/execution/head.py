@@ -1,4 +1,4 @@
-"""Watch the head of a cluster: how long a sweep waits for one that does not respond, and what it does then."""
+"""Watch the head of a cluster: how long a sweep waits if it does not respond, and what happens then."""
 
 import contextlib
 import os
@@ -9,18 +9,18 @@ from collections.abc import Callable, Iterator
 
 from workloads.api.errors import UserInputError
 
-# How long every process of Ray waits for a head before it ends itself. KubeRay sets 600 s for the workers of a cluster
-# with GCS fault tolerance (ray-operator/controllers/ray/utils/constant.go).
+# How long each Ray process waits for the head before it exits. KubeRay sets 600 s for the workers of a cluster with
+# GCS fault tolerance (ray-operator/controllers/ray/utils/constant.go).
 LIMIT_VARIABLE = "RAY_gcs_rpc_server_reconnect_timeout_s"
 LIMIT_S = 60.0  # Ray's default (src/ray/common/ray_config_def.h)
 PROBE_INTERVAL_S = 2.0
 PROBE_TIMEOUT_S = 2.0
-# Ray ends this process without a message, so the sweep ends itself before: a probe and its pause take up to 4 s.
+# Ray would end this process without a message, so the sweep ends itself earlier: a probe and a pause take up to 4 s.
 LEAD_S = 5.0
 
 
 def read_timeout_s() -> float:
-    """Return how long a sweep waits for its head, a little less than Ray. Raises UserInputError."""
+    """Return how long a sweep waits for the head: a little less than Ray. Raises UserInputError for a bad limit."""
     text = os.environ.get(LIMIT_VARIABLE, "")
     try:
         limit_s = float(text or LIMIT_S)
@@ -30,7 +30,7 @@ def read_timeout_s() -> float:
 
 
 class HeadWatch(threading.Thread):
-    """Watches the head at one address, in a thread, since Ray's calls block without a head."""
+    """Watches the head at one address, in a thread because Ray's calls block without a head."""
 
     def __init__(self, address: str) -> None:
         super().__init__(daemon=True)
@@ -68,7 +68,7 @@ _current: HeadWatch | None = None
 
 
 def watch(address: str | None) -> None:
-    """Call the latest `on_head_lost` callback when this head stops responding, and end any other watch."""
+    """Call the latest `on_head_lost` callback when this head stops responding, and end any earlier watch."""
     global _current
     if _current:
         _current.stopped.set()
@@ -76,7 +76,7 @@ def watch(address: str | None) -> None:
 
 
 def is_away() -> bool:
-    """Return whether the watched head does not respond now: a Ray call that needs it would block."""
+    """Return whether the watched head does not respond now, so that Ray calls that need it would block."""
     return _current is not None and not _current.answers()
 
 

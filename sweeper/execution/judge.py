@@ -1,4 +1,4 @@
-"""From the result that a trial returned to the record that is stored: its metrics, or why it has none."""
+"""Turn a trial's result into the record that is stored: its metrics, or why it has none."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -21,16 +21,16 @@ from workloads.api.secrets import mask
 class TrialJudge:
     """Derives the metrics of trials and writes their files."""
 
-    criteria: Criteria  # the objectives and limits, whose metrics a complete trial must have
+    criteria: Criteria  # the objectives and limits; a complete trial must have their metrics
     hardware: Hardware
-    achieved_tflops: Mapping[str, float]  # matmul ceilings of the device by data type
+    achieved_tflops: Mapping[str, float]  # the device's matmul ceilings, by data type
     predict: Callable[[Parameters], Mapping[str, float]]  # the estimated metrics of a point
     work: WorkIdentifier
     files: Path  # the folder of the trials' files
     prices: Prices = field(default_factory=Prices)
 
     def build_record(self, trial: Trial, result: TrialResult, *, attempts: int, elapsed_s: float) -> TrialRecord:
-        """Return the record of a finished trial; its files are written."""
+        """Write the files of a finished trial and return its record."""
         status, reason, derived = result.status, result.reason, dict[str, float]()
         if status is TrialStatus.COMPLETE:
             derived = derivation.derive(
@@ -40,7 +40,7 @@ class TrialJudge:
             derived |= self.predict(trial.params)
             if reason := next((m.unranked for m in result.measurements if m.unranked), ""):  # it has no speed to rank
                 for name in self.criteria.metrics:
-                    if find_source(name) or not self.criteria.has_front:  # an emulated format has errors and no speed
+                    if find_source(name) or not self.criteria.has_front:  # an emulated format has errors but no speed
                         derived.pop(name, None)
             needed = dict.fromkeys([*self.criteria.metrics, *(limit.metric for limit in self.criteria.limits)])
             missing = [name for name in needed if not math.isfinite(derived.get(name, math.nan))]
@@ -73,7 +73,7 @@ class TrialJudge:
         )
 
     def derive_step(self, trial: Trial, metrics: Mapping[str, float], ranks: int) -> dict[str, float]:
-        """Return a running trial's metrics of a step, with its MFU where the rate and the peak are known."""
+        """Return a running trial's metrics at a step, with the MFU if the rate and the peak are known."""
         dtype = {**self.work.fixed_parameters(trial.params), **trial.params}.get("dtype")
         peak_tflops = self.hardware.dense_peak_tflops.get(str(dtype))
         return derivation.with_utilization(metrics, peak_tflops, ranks)
@@ -89,7 +89,7 @@ class TrialJudge:
         for name, content in {**files, **result.files}.items():
             path = folder / name
             path.parent.mkdir(parents=True, exist_ok=True)
-            is_text = path.suffix == ".txt"  # a program's log may hold a secret
+            is_text = path.suffix == ".txt"  # a program's log may contain a secret
             path.write_bytes(mask(content.decode(errors="replace")).encode() if is_text else content)
             paths.append(str(path.absolute()))
         if result.detail:

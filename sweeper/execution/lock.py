@@ -1,4 +1,4 @@
-"""The lock of a sweep's folder: one driver for each sweep."""
+"""The lock on a sweep's folder, which allows only one driver for each sweep."""
 
 import fcntl
 import os
@@ -10,17 +10,17 @@ from typing import IO
 from workloads.api.errors import UserInputError
 
 LOCK_TIMEOUT_S = 20.0
-QUIET_WAIT_S = 1.0  # before a message says that the lock is waited for
+QUIET_WAIT_S = 1.0  # before a message reports the wait for the lock
 
 
 def acquire(folder: Path) -> IO[str]:
-    """Create the sweep's folder and lock it. The lock is held until this process and its recording process end.
+    """Create the sweep's folder and lock it until both this process and its recording process end.
 
     Raises UserInputError if the folder cannot be written, or another process still runs the sweep after LOCK_TIMEOUT_S.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        folder.chmod(0o700)  # parameters and the output of programs are private to the user
+        folder.chmod(0o700)  # parameters and program output are private to the user
         lock = (folder / "lock").open("a+")
     except OSError as error:
         raise UserInputError(f"dir={folder.parent.parent}: cannot be written ({error.strerror})") from error

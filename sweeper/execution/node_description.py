@@ -1,4 +1,4 @@
-"""Describe a node: this machine, or one of a cluster from its entry and what a task there reports."""
+"""Describe a node: this machine, or a cluster's node from its Ray entry and the report of a task that runs there."""
 
 import os
 from collections.abc import Collection, Iterable
@@ -9,11 +9,11 @@ from sweeper.execution import ray_internals
 from workloads.api import gpu_setup, host
 from workloads.api.gpus import GpuIdentity
 
-GPU_DOMAIN = "ray.io/gpu-domain"  # Ray's label of an NVLink domain of several nodes
+GPU_DOMAIN = "ray.io/gpu-domain"  # Ray's label for an NVLink domain across nodes
 
 
 def describe_local_node(variables: Collection[str] = ()) -> Node:
-    """Describe this machine. Ray's own detection counts the GPUs, so that a local cluster has those of the plan."""
+    """Describe this machine. Ray's own code counts the GPUs, so that a local cluster gets the GPUs of the plan."""
     visible, gpus = ray_internals.visible_gpu_ids(), ray_internals.count_gpus()
     gpus = min(gpus, len(visible)) if visible is not None else gpus
     identities = host.gpu_identities()
@@ -22,7 +22,7 @@ def describe_local_node(variables: Collection[str] = ()) -> Node:
         identities = tuple(identities[int(gpu)] for gpu in visible)
         used_gib = tuple(used_gib[int(gpu)] for gpu in visible)
     elif visible is not None:
-        used_gib = ()  # UUIDs: the mapping to the driver's numbers is unknown here
+        used_gib = ()  # for UUIDs, the GPU driver's numbers are unknown here
     return Node(
         address="this machine",
         cpus=len(os.sched_getaffinity(0)),
@@ -38,9 +38,9 @@ def describe_local_node(variables: Collection[str] = ()) -> Node:
 
 
 def describe_hardware(gpus: int, variables: Collection[str]) -> dict[str, Any]:
-    """Return the fields of `Node` that this node reports about itself; Ray counts this many GPUs on it.
+    """Return the fields of `Node` that this node reports about itself; `gpus` is Ray's count of its GPUs.
 
-    Ray's variables hide all GPUs from a task that requests none: they do not describe the node.
+    The environment variables are not checked for GPUs, since Ray sets them to hide all GPUs from this task.
     """
     return {
         "cpu_name": host.cpu_name(),
@@ -64,9 +64,9 @@ def _responding(identities: Iterable[GpuIdentity]) -> tuple[GpuIdentity, ...]:
 
 
 def build_node(entry: dict[str, Any], description: dict[str, Any] | None, code_problem: str = "") -> Node:
-    """Build a node from its entry in `ray.nodes()` and what `describe_hardware` returned there.
+    """Build a node from its entry in `ray.nodes()` and the result of `describe_hardware` there.
 
-    A node with a `code_problem` has no description: a sweep does not use it.
+    A node with a `code_problem` has no description, and a sweep does not use it.
     """
     resources = entry["Resources"]
     if description is None:

@@ -1,8 +1,8 @@
-"""Compare nodes by the results of their trials: find those where more trials fail or equal work is slower.
+"""Compare nodes by their trials, to find nodes on which more trials fail or the same work is slower.
 
-The effect of parameters is not blamed on a node. Failures are counted by point, and a point that failed on nodes
-without a node in common is not counted. Speeds are compared only between trials of the same parameters and the same
-round, which the driver measures on every node for this purpose (a `Remeasurement` with an empty group).
+A node is not blamed for the effects of parameters. Failures are counted by point, and a point is not counted if its
+failures have no node in common. Speeds are compared only between trials with the same parameters in the same round,
+which the driver measures on every node for this purpose (a `Remeasurement` with an empty group).
 """
 
 import math
@@ -13,16 +13,16 @@ from dataclasses import dataclass
 from sweeper.common.trials import BAD, Remeasurement, TrialStatus
 
 JUDGED_STATUSES = (*BAD, TrialStatus.COMPLETE, TrialStatus.PRUNED)
-RECENT_TRIALS = 50  # of a node: the present state of a node shows in its last trials
+RECENT_TRIALS = 50  # how many of a node's last trials count, since they show its present state
 MIN_FAILURES = 3
-SIGNIFICANCE_LEVEL = 1 / 2_000  # of the test for failures: chance alone drains a node this rarely
+SIGNIFICANCE_LEVEL = 1 / 2_000  # for the test of failures: chance alone drains a node this rarely
 SLOW_MEASUREMENTS = 3  # this many consecutive slow measurements of the same parameters drain a node
 TRIALS_BETWEEN_ROUNDS = 20  # on each node, from one comparison round to the next
 
 
 @dataclass(frozen=True)
 class NodeObservation:
-    """The end of one attempt at a trial on these nodes, by Ray's ids."""
+    """The outcome of one attempt at a trial, and the nodes (by Ray's ids) on which it ran."""
 
     nodes: tuple[str, ...]
     point: str  # the key of the trial's parameters
@@ -38,8 +38,8 @@ def find_failing_nodes(
 ) -> dict[str, str]:
     """Return the suspects on which significantly more recent trials failed than on the other nodes, with the reason.
 
-    The most significant node comes first. A suspect is compared with the others of `nodes`, so none is returned if no
-    trial ended well elsewhere. Failures of one node that overlap in time count once, because one event may have caused
+    The most significant node comes first. A suspect is compared with the rest of `nodes`, so nothing is returned if no
+    trial succeeded elsewhere. Failures on one node that overlap in time count once, because one event may have caused
     them all.
     """
     candidates = {*nodes}
@@ -48,7 +48,7 @@ def find_failing_nodes(
         for observation in observations
         if observation.status in JUDGED_STATUSES and not candidates.isdisjoint(observation.nodes)
     ]
-    common_nodes: dict[str, set[str]] = {}  # of all failures of a point; none where the point itself is at fault
+    common_nodes: dict[str, set[str]] = {}  # nodes in all failures of a point; empty if the point itself fails
     for observation in judged:
         if observation.status in BAD:
             common_nodes.setdefault(observation.point, {*observation.nodes}).intersection_update(observation.nodes)
@@ -61,7 +61,7 @@ def find_failing_nodes(
         failed_elsewhere = len({observation.point for observation in elsewhere if observation.status in BAD})
         trials_here = failed_here + sum(observation.status not in BAD for observation in here)
         trials_elsewhere = failed_elsewhere + sum(observation.status not in BAD for observation in elsewhere)
-        # Fisher's exact test, one-sided: how likely at least these of all failures fall on this node by chance.
+        # One-sided Fisher's exact test: the probability that chance puts at least this many failures on this node.
         failed, trials = failed_here + failed_elsewhere, trials_here + trials_elsewhere
         counts = range(failed_here, min(trials_here, failed) + 1)
         ways = sum(math.comb(trials_here, n) * math.comb(trials_elsewhere, failed - n) for n in counts)
@@ -88,21 +88,21 @@ def _count_failures(observations: Iterable[NodeObservation]) -> int:
 
 @dataclass(frozen=True)
 class ComparisonRound:
-    """The parameters of the trial with this number, measured on every node at about the same time."""
+    """A round that measures the parameters of one trial on every node at about the same time."""
 
     trial: int
     number: int
-    values: dict[str, list[float | None]]  # the objective of each measurement, by node; None if it failed
+    values: dict[str, list[float | None]]  # the objective of each measurement, by node; None for a failure
 
     def select_nodes(self, nodes: Collection[str], threshold: float, direction: str) -> list[str]:
-        """Return the nodes to measure: those without a measurement, and again those that were slow in all of them."""
+        """Return the nodes to measure: those without a measurement, and those that were slow in each one so far."""
         ratios = self.compute_ratios(nodes, direction)
         slow = {node for node in nodes if max(ratios.get(node, [math.inf])) < threshold}
         measured = {node: len(self.values.get(node, [])) for node in nodes}
         return [n for n in nodes if not measured[n] or (n in slow and measured[n] < SLOW_MEASUREMENTS)]
 
     def find_slow_nodes(self, nodes: Collection[str], threshold: float, direction: str) -> dict[str, str]:
-        """Return the nodes that were slow in every measurement, the slowest first, with the reason."""
+        """Return the nodes that were slow in every measurement, slowest first, with the reason."""
         slow = {}
         for node, ratios in sorted(self.compute_ratios(nodes, direction).items(), key=lambda entry: max(entry[1])):
             if len(ratios) >= SLOW_MEASUREMENTS and max(ratios) < threshold:
@@ -113,9 +113,9 @@ class ComparisonRound:
         return slow
 
     def compute_ratios(self, nodes: Collection[str], direction: str) -> dict[str, list[float]]:
-        """Return each value of a node divided by the median of the other nodes' medians. 0.9 is worse by a tenth,
-        whatever the objective's direction. Empty if a value is not above zero, since such values have no ratio, and for
-        fewer than two nodes.
+        """Return each node's values, divided by the median of the other nodes' medians. 0.9 is worse by a tenth, for
+        either direction of the objective. The result is empty for fewer than two nodes or if a value is not above zero,
+        since such values have no ratio.
         """
         values_of = {node: [value for value in self.values.get(node, []) if value is not None] for node in nodes}
         values_of = {node: values for node, values in values_of.items() if values}
@@ -130,7 +130,7 @@ class ComparisonRound:
 
 
 def find_last_round(observations: Iterable[NodeObservation]) -> ComparisonRound | None:
-    """Return the comparison round that began last, or None if there was none."""
+    """Return the latest comparison round, or None if there was none."""
     rounds: dict[tuple[int, int], dict[str, list[float | None]]] = {}
     for observation in observations:
         remeasurement = observation.remeasurement

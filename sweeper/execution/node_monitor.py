@@ -1,4 +1,4 @@
-"""Monitor the GPU nodes of a cluster during a sweep: nodes that join, are lost or are drained."""
+"""Monitor the nodes of a cluster during a sweep: nodes that join, are lost or are drained."""
 
 import time
 from collections import Counter, deque
@@ -20,31 +20,31 @@ from sweeper.execution.node_health import (
 )
 
 POLL_INTERVAL_S = 10.0
-MAX_OBSERVATIONS = 5000  # attempts that node health is derived from; with more, a check takes longer than trials do
+MAX_OBSERVATIONS = 5000  # the attempts used for node health; with more, a check takes longer than trials
 NO_ROUND = ComparisonRound(0, 0, {})
 
 
 class NodeMonitor:
     """Decides which nodes a sweep uses.
 
-    A local cluster has one node, and the sweep ends with it. Nodes that join are used too where more trials can run at
-    once, so not on CPUs, in the finals, or with cluster.max_concurrent_trials: there they only take the places of lost
-    ones. CPU nodes are not drained, and a trial keeps the cores of the plan.
+    A local cluster has one node, and the sweep ends with it. Joining nodes are also used if more trials can run at
+    once. On CPUs, in the finals and with cluster.max_concurrent_trials, they only take the places of lost nodes. CPU
+    nodes are not drained, and each trial keeps the cores of the plan.
     """
 
     def __init__(
         self, target: Target, config: Config, resources: GangResources, records: Mapping[int, TrialRecord]
     ) -> None:
         """Start with the planned target and the records of earlier runs of the sweep."""
-        self.target = target  # the nodes in use, of all that have been in the cluster during the sweep
-        self.drained: dict[str, str] = {}  # why a node is, by Ray's node id
+        self.target = target  # the nodes in use
+        self.drained: dict[str, str] = {}  # why each drained node was drained, by Ray's node id
         self._config = config
         self._resources, self._records = resources, records
         self._known_target = target  # with every node that was ever up
         self._stays_in_domain = target.fits_gpu_domain(resources.ranks, resources.host_gib)
         self._is_cluster = all(node.id for node in target.nodes)
         self._compares = self._is_cluster and target.is_gpu
-        self._places = len(target.nodes)  # the most nodes that were in use at once
+        self._places = len(target.nodes)  # the largest number of nodes in use at once so far
         self._discovery = cluster.NodeDiscovery()
         self._next_poll_s = 0.0
         self._unsuitable_ids, self._lost_ids = set[str](), set[str]()
@@ -56,14 +56,14 @@ class NodeMonitor:
         self._comparing: dict[int, str] = {}  # the node of each comparison in flight, by trial number
         self._round = NO_ROUND
         self._nodes_to_measure: list[str] = []
-        self._round_state: tuple[int, list[str]] = (0, [])  # the comparisons and the nodes that it was computed for
+        self._round_state: tuple[int, list[str]] = (0, [])  # the comparisons and nodes at its last update
         for record in sorted(records.values(), key=lambda record: record.ended_at_s):
             self.add_record(record)
 
     def count_gangs(self, target: Target | None = None) -> int:
         """Return how many trials run at once on `target`, by default on the nodes in use.
 
-        Trials that were planned within an NVLink domain never run on a target that would spread them over several.
+        Trials that were planned to fit one NVLink domain never run on a target that would spread them over several.
         """
         target, limit = target or self.target, self._config.cluster.max_concurrent_trials
         ranks, host_gib, whole_nodes = self._resources.ranks, self._resources.host_gib, self._resources.whole_nodes
@@ -73,7 +73,7 @@ class NodeMonitor:
         return min(fitting, limit or fitting) if target.is_gpu else limit or fitting
 
     def describe_drained(self) -> list[str]:
-        """Return a line for each drained node, with the reason and the number of its trials."""
+        """Return a line for each drained node, with the reason and how many of its trials were measured."""
         return [
             f"{node.label}: {self.drained[node.id]}; its {self._measured_trials[node.id]} measured trials are kept"
             for node in self._known_target.nodes
@@ -87,9 +87,9 @@ class NodeMonitor:
         self.observe(record, record.params, record.remeasurement, value)
 
     def poll_changes(self, *, may_join: bool) -> list[str]:
-        """Update `target`, with nodes that `may_join` now. Return a line for each change since the last call.
+        """Update `target` and return a line for each change since the last call. New nodes are used if they `may_join`.
 
-        Raises ClusterError if the driver's node is lost.
+        Raises ClusterError if the driver's node is dead.
         """
         lines = []
         if time.monotonic() >= self._next_poll_s:
@@ -97,7 +97,7 @@ class NodeMonitor:
             if self._is_cluster:
                 lines = self._poll_nodes(may_join)
             else:
-                cluster.list_nodes()  # raises for the only one
+                cluster.list_nodes()  # raises if the only node is dead
         if self._compares and (self._suspects or self._has_new_comparison):
             lines += self._drain_nodes()
         return lines
@@ -109,7 +109,7 @@ class NodeMonitor:
         remeasurement: Remeasurement | None,
         value: float | None = None,
     ) -> None:
-        """Count a record, or an attempt that was lost and is repeated, for the nodes that it ran on."""
+        """Count a record, or a lost attempt that will be repeated, for the nodes on which it ran."""
         nodes = tuple(str(source.where.get(LOST_NODE) or source.where.get("node_ids") or "").split())
         if not nodes:
             return
@@ -164,9 +164,9 @@ class NodeMonitor:
         return lines
 
     def _update_target(self, can_grow: bool = False) -> bool:
-        """Remove lost and drained nodes from the target, and fill their places. Returns whether a trial fits. If none
-        fits, the target stays as it is. With `can_grow` it takes all nodes that are known, otherwise no more than it
-        had."""
+        """Remove lost and drained nodes from the target, fill their places, and return whether a trial fits. If none
+        fits, the target does not change. With `can_grow` it takes all known nodes, otherwise at most as many as
+        before."""
         remaining = self._known_target.without_nodes(self._lost_ids | self.drained.keys())
         if not can_grow:
             remaining = replace(remaining, nodes=remaining.nodes[: self._places])
@@ -179,10 +179,10 @@ class NodeMonitor:
     def plan_comparisons(
         self, best: TrialRecord | None, ended: int, nodes_with_capacity: Collection[str]
     ) -> list[tuple[TrialRecord, Remeasurement, str]]:
-        """Return which trials to measure again on which nodes with capacity, to find slow nodes.
+        """Return which trials to remeasure on which nodes with capacity, to find slow nodes.
 
-        Each time that TRIALS_BETWEEN_ROUNDS trials a node have `ended`, a new round measures the best trial so far on
-        each node.
+        After every TRIALS_BETWEEN_ROUNDS `ended` trials per node, a new round measures the best trial so far on each
+        node.
         """
         threshold = self._config.cluster.drain_below
         node_ids = [node.id for node in self.target.nodes if node.id]

@@ -1,4 +1,4 @@
-"""Prepare the settings that Ray reads on import, such as the visible GPUs, in this process."""
+"""Prepare this process's environment for Ray, which reads settings such as the visible GPUs on import."""
 
 import atexit
 import os
@@ -14,15 +14,15 @@ from workloads.api import gpu_setup, visible_devices
 from workloads.api.errors import UserInputError, describe_os_error
 
 SOCKET, MAX_SOCKET_PATH = "/ray/session_2026-11-25_13-16-02_926810_1234567/sockets/plasma_store.12", 107
-MIN_FREE_MIB = 8  # of a short sweep, Ray keeps 0.1 MiB of logs
+MIN_FREE_MIB = 8  # Ray keeps 0.1 MiB of logs for a short sweep
 
 
 def prepare(address: str | None = None, insecure: bool = False) -> None:
-    """Set this process's GPUs where Ray reads them, and let it use a token for the cluster at `address`.
+    """Set the variable from which Ray reads the visible GPUs, and enable token authentication for `address`.
 
-    For `auto` and on this machine Ray uses a token by itself, but not for an explicit address.
+    Ray uses a token by default for `auto` and on this machine, but not for an explicit address.
 
-    Raises UserInputError if an installed package breaks Ray's import, or RAY_TMPDIR or TMPDIR prevents its start.
+    Raises UserInputError if an installed package breaks Ray's import, or if RAY_TMPDIR or TMPDIR prevents its start.
     """
     _unify_devices(os.environ)
     _shorten_sockets(os.environ)
@@ -35,7 +35,7 @@ def prepare(address: str | None = None, insecure: bool = False) -> None:
 
 
 def provide_token(variables: MutableMapping[str, str]) -> None:
-    """Write the token of local clusters to ~/.ray, as Ray does, or to a file of this process if that fails."""
+    """Write the token for local clusters to ~/.ray, like Ray, or to a temporary file if that fails."""
     if variables.get("RAY_AUTH_TOKEN") or variables.get("RAY_AUTH_TOKEN_PATH"):
         return
     path, token = Path.home() / ".ray" / "auth_token", secrets.token_hex(32)
@@ -43,7 +43,7 @@ def provide_token(variables: MutableMapping[str, str]) -> None:
         if path.exists():
             if path.read_text():
                 return
-            path.unlink()  # a full disk has left it
+            path.unlink()  # an empty file, left by a full disk
         path.parent.mkdir(exist_ok=True)
         with tempfile.NamedTemporaryFile("w", dir=path.parent) as file:
             file.write(token)
@@ -61,18 +61,18 @@ def provide_token(variables: MutableMapping[str, str]) -> None:
 
 
 def find_address(address: str | None) -> str | None:
-    """Return the address of the cluster to join, by default that in RAY_ADDRESS; None: start one on this machine."""
+    """Return the address of the cluster to join (default: RAY_ADDRESS), or None to start one on this machine."""
     address = address or os.environ.get("RAY_ADDRESS")
     return None if address == "local" else address
 
 
 def name_address(address: str | None) -> str:
-    """Return the name of the setting or variable that has the address of the cluster to join, for messages."""
+    """Return the setting or variable that gives the address of the cluster to join, with its value, for messages."""
     return f"cluster.address={address}" if address else f"RAY_ADDRESS={os.environ.get('RAY_ADDRESS')}"
 
 
 def _shorten_sockets(variables: MutableMapping[str, str]) -> None:
-    """Let Ray create its sockets in /tmp where their paths below TMPDIR would be too long for the system."""
+    """Make Ray create its sockets in /tmp if their paths under TMPDIR would be too long for the system."""
     name = "RAY_TMPDIR" if variables.get("RAY_TMPDIR") else "TMPDIR"
     if len(os.fsencode(variables.get(name, ""))) + len(SOCKET) <= MAX_SOCKET_PATH:
         return
@@ -84,7 +84,7 @@ def _shorten_sockets(variables: MutableMapping[str, str]) -> None:
 
 
 def _check_folder(variables: Mapping[str, str]) -> None:
-    """Refuse a full or read-only folder for Ray's files: Ray waits 30 s for its processes and reports no cause."""
+    """Raise UserInputError if the folder for Ray's files is full or read-only: Ray waits 30 s and reports no cause."""
     name = next((name for name in ("RAY_TMPDIR", "TMPDIR") if variables.get(name)), "")
     folder = Path(variables[name] if name else "/tmp").absolute()
     existing = next(path for path in (folder, *folder.parents) if path.exists())  # Ray makes the rest
@@ -95,7 +95,7 @@ def _check_folder(variables: Mapping[str, str]) -> None:
 
 
 def shell_commands() -> str:
-    """Return the commands that do the same in a shell, which then starts Ray."""
+    """Return shell commands that set the same variables in a shell that then starts Ray."""
     variables = dict(os.environ)
     _unify_devices(variables)
     changed = {name: value for name, value in variables.items() if os.environ.get(name) != value}

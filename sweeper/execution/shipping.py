@@ -1,8 +1,8 @@
-"""The code of a sweep on nodes that do not have it: Ray sends it to them.
+"""Send a sweep's code to the nodes that lack it, through Ray.
 
-A node that has the same code needs nothing, and neither does a local sweep. Otherwise Ray's `runtime_env` brings what
-is missing: our packages and a workload of the user's own as `py_modules`, the folder of a command as `working_dir`. A
-node with another version of our packages is left out, since its libraries match that version.
+Nothing is sent for a local sweep, or if all nodes have the same code. Otherwise Ray's `runtime_env` sends the missing
+parts: our packages and the user's own workload as `py_modules`, a command's folder as `working_dir`. A node with
+another version of our packages is left out, since its libraries match that version.
 
 Ray itself checks that a node has the driver's versions of Ray and Python (ray/_private/node.py, check_version_info).
 """
@@ -27,9 +27,9 @@ from workloads.api import registry
 from workloads.api.errors import UserInputError
 
 PARTS = {"sweeper": "gpu-sweeper", "workload": "the workload's package", "command": "the command's files"}
-# The first four are Ray's (ray_constants.RAY_RUNTIME_ENV_DEFAULT_EXCLUDES), the others are results of sweeps.
+# Ray excludes the first four by default (ray_constants.RAY_RUNTIME_ENV_DEFAULT_EXCLUDES); the others hold results.
 EXCLUDED = (".git", ".venv", "venv", "__pycache__", "sweeps", "mlflow.db", "mlruns", "mlartifacts")
-# Ray's limit of a compressed package (ray/_private/runtime_env/packaging.py, GCS_STORAGE_MAX_SIZE).
+# Ray's limit for a compressed package (ray/_private/runtime_env/packaging.py, GCS_STORAGE_MAX_SIZE).
 LIMIT_BYTES = 512 * 2**20
 
 
@@ -37,9 +37,9 @@ LIMIT_BYTES = 512 * 2**20
 class SweepCode:
     """The code that a sweep needs on its nodes, and the parts of it that Ray sends to all of them."""
 
-    entry_point: EntryPoint | None = None  # of a workload that is not ours
+    entry_point: EntryPoint | None = None  # of a third-party workload
     directory: str = ""  # where a command runs
-    files: tuple[str, ...] = ()  # those below it that the command names
+    files: tuple[str, ...] = ()  # the files in `directory` that the command names
     sent: frozenset[str] = frozenset()
 
     @classmethod
@@ -50,7 +50,7 @@ class SweepCode:
         directory, run = Path(settings["directory"]), settings["run"]
         files = []
         for word in run.split() if isinstance(run, str) else run:
-            with suppress(OSError):  # a word may be a whole program, too long for a name
+            with suppress(OSError):  # a word may be a whole program, too long for a file name
                 if word and not Path(word).is_absolute() and (directory / word).is_file():
                     files.append(word)
         return cls(entry_point, str(directory), tuple(files))
@@ -77,11 +77,11 @@ class SweepCode:
         return f"has gpu-sweeper {code['version']}, this sweep runs {ours}; install {ours} there"
 
     def find_missing(self, code: Code) -> set[str]:
-        """Return the parts that a node lacks or has in another version, and that are not sent."""
+        """Return the parts that are not sent and that a node lacks or has in another version."""
         return {part for part in PARTS if self.local[part] and code[part] != self.local[part]} - self.sent
 
     def find_problem(self, code: Code) -> str:
-        """Return why a node that joins cannot take part; empty if it can."""
+        """Return why a joining node cannot take part; empty if it can."""
         missing = self.find_missing(code)
         names = " and ".join(name for part, name in PARTS.items() if part in missing)
         lacks = f"lacks {names}; the same command sends it when it starts again" if missing else ""
@@ -89,13 +89,13 @@ class SweepCode:
 
 
 def build_runtime_env(code: SweepCode, parts: Iterable[str], scratch: Path) -> dict[str, Any]:
-    """Return Ray's `runtime_env` with these parts of the code; `scratch` must last as long. Raises UserInputError."""
+    """Return Ray's `runtime_env` with these parts of the code. Raises UserInputError if a folder is too large."""
     modules: list[Path] = []
     if "sweeper" in parts:
         package = Path(sweeper.__file__).parent
         modules += [package, package.parent / "workloads"]
     if "workload" in parts and (entry_point := code.entry_point) is not None:
-        # Its top-level package, and a folder with the metadata that registers it.
+        # Send its top-level package, and a folder with the metadata that registers it.
         found, distribution = find_package(entry_point.module.partition(".")[0]), entry_point.dist
         assert found is not None and distribution is not None  # it was loaded from there
         if found.is_dir():
@@ -116,8 +116,8 @@ def build_runtime_env(code: SweepCode, parts: Iterable[str], scratch: Path) -> d
 
 
 def check_size(directory: Path, name: str) -> None:
-    """Check that Ray can send a folder. Raises UserInputError with its largest folders if it is too large."""
-    # The files that Ray would send: within a git repository without those that it ignores.
+    """Raise UserInputError, naming the largest subfolders, if a folder is too large for Ray to send."""
+    # List the files that Ray would send, which in a git repository exclude the ignored ones.
     command = ["git", "-C", str(directory), "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     try:
         listed = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout

@@ -1,7 +1,7 @@
-"""The Ray actors: a worker runs trials as one rank of a gang, and the step collector gathers the steps they report.
+"""The Ray actors: a worker runs trials as one rank of a gang, and the step collector gathers the reported steps.
 
-A worker is reused from trial to trial and never after a failure. This module imports nothing of the driver, so that a
-worker starts fast.
+A worker runs one trial after another but is never reused after a failure. This module imports no driver code, so that
+workers start quickly.
 """
 
 import asyncio
@@ -28,51 +28,51 @@ from workloads.api.trial import run_trial
 from workloads.api.visible_devices import settle
 
 TRACEBACK_LINES = 120
-BATCH_S = 0.02  # steps that arrive within it are handed over at once
-# Set where Ray has brought a command's folder (`sweeper.execution.shipping`): the driver's path of it.
+BATCH_S = 0.02  # steps that arrive within this time are returned together
+# Set if Ray has copied a command's folder to this node (`sweeper.execution.shipping`): its path on the driver.
 SHIPPED_DIRECTORY = "SWEEPER_SHIPPED_DIRECTORY"
-# Their message is complete: the program's last lines are kept without our traceback.
+# Errors with a complete message: the program's last lines are kept without our traceback.
 EXPLAINED = (contract.ParameterMismatch, contract.ProgramFailed)
 
 
 @dataclass(frozen=True)
 class Job:
-    """One trial for one rank."""
+    """A trial as one rank runs it."""
 
     workload: str
     parameters: Mapping[str, contract.Scalar]
-    variables: Mapping[str, str | None]  # of the environment, with which this process was started; None: not set
+    variables: Mapping[str, str | None]  # environment variables of this process; None: not set
     rank: contract.Rank
     settings: Mapping[str, Any] | None = None
-    collector: Any = None  # the `StepCollector` actor, of a workload that reports steps
+    collector: Any = None  # the `StepCollector` actor, if the workload reports steps
 
 
 @dataclass(frozen=True)
 class RankResult:
-    """The result of one rank: a measurement, or why there is none. Times are of the node's monotonic clock."""
+    """The result of one rank: a measurement, or why there is none. Times use the node's monotonic clock."""
 
     rank: int
     started_s: float = 0.0
     ended_s: float = 0.0
     measurement: contract.Measurement | None = None
-    status: str = "failed"  # the value of a `TrialStatus`, without a measurement
+    status: str = "failed"  # the value of a `TrialStatus`, if there is no measurement
     reusable: bool = False  # the process is unchanged and can run another trial
     reason: str = ""  # one line
-    detail: str = ""  # the last lines of a program's output, or of a traceback
-    files: Mapping[str, bytes] = field(default_factory=dict)  # of a program, as in `Measurement.files`
-    left: Sequence[str] = ()  # the command lines of processes that the trial left behind, which were ended
+    detail: str = ""  # the last lines of a program's output or a traceback
+    files: Mapping[str, bytes] = field(default_factory=dict)  # a program's files, as in `Measurement.files`
+    left: Sequence[str] = ()  # command lines of processes that the trial left behind and the worker ended
 
 
 class Worker:
-    """The actor of one rank. Its methods run one after the other, in the order in which they were called."""
+    """The actor of one rank. Its methods run one at a time, in the order of the calls."""
 
     def __init__(self) -> None:
         settle(os.environ, visible_gpus_variable())
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # a Ray with a subreaper ignores it: exit codes would be lost
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # Ray with a subreaper ignores it, which loses exit codes
         self._orphans = Orphans()
 
     def handshake(self) -> dict[str, contract.Scalar]:
-        """Return the location of this process: its node, a free port for a rendezvous, its GPUs and its log."""
+        """Return where this process runs: its node, a free port for a rendezvous, its GPUs and its log."""
         log = Path("/proc/self/fd/2")  # Ray redirects it to a file
         with socket.socket() as free:
             free.bind(("", 0))
@@ -88,7 +88,7 @@ class Worker:
         }
 
     def run(self, job: Job) -> RankResult:
-        """Run one trial and end what it leaves behind. Exceptions are in the result, for the driver to judge."""
+        """Run one trial and end the processes it leaves behind. The result contains any exception for the driver."""
         result = self._measure(job)
         return replace(result, left=self._orphans.end())
 
@@ -102,22 +102,22 @@ class Worker:
             measurement = run_trial(job.workload, job.parameters, rank, localize(job.settings))
             executed = {**measurement.executed, **check_variables(job.variables)}  # a workload may have changed one
             measurement = replace(measurement, executed=executed)
-        except BaseException as error:  # also what ends programs: else Ray takes this process for lost
-            if hasattr(error, "ray_terminate_msg"):  # SIGTERM, by which this process is lost
+        except BaseException as error:  # SystemExit too, else Ray considers this process lost
+            if hasattr(error, "ray_terminate_msg"):  # SIGTERM, which ends this process
                 raise
             return replace(_describe_error(error), rank=rank.rank, started_s=started_s, ended_s=time.monotonic())
         return RankResult(rank.rank, started_s, time.monotonic(), measurement)
 
 
 def localize(settings: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
-    """Return a command's settings with the folder that Ray has brought to this node instead of the driver's."""
+    """Return a command's settings, with the driver's folder replaced by Ray's copy on this node."""
     if settings is None or os.environ.get(SHIPPED_DIRECTORY) != settings.get("directory", ""):
         return settings
     return {**settings, "directory": str(Path.cwd())}
 
 
 def check_variables(requested: Mapping[str, str | None]) -> dict[str, str | None]:
-    """Return these variables as this process has them. Raises ParameterMismatch if one differs from the request."""
+    """Return the values of these variables in this process. Raises ParameterMismatch if one differs."""
     actual = {name: os.environ.get(name) for name in requested}
     differences = []
     for name, value in requested.items():
@@ -152,7 +152,7 @@ def _describe_error(error: BaseException) -> RankResult:
 
 
 class RayStepReporter:
-    """The `StepReporter` of one trial, which the step collector gets. A lost collector does not stop training."""
+    """The `StepReporter` of one trial, which forwards to the step collector. Training survives a lost collector."""
 
     def __init__(self, collector: Any, sequence_number: int) -> None:
         self._collector, self._sequence_number = collector, sequence_number
@@ -174,7 +174,7 @@ class RayStepReporter:
 
 
 class StepCollector:
-    """The actor that collects the steps of running trials, by their sequence numbers, and stops the ranks."""
+    """The actor that collects the steps of running trials, by sequence number, and tells ranks to stop."""
 
     def __init__(self) -> None:
         self._reported: list[tuple[int, int, float, dict[str, float]]] = []
@@ -184,7 +184,7 @@ class StepCollector:
         self._arrived = asyncio.Event()
 
     async def report(self, sequence_number: int, step: int, metrics: dict[str, float]) -> bool:
-        """Store a finished step; of several ranks the first report counts. Returns whether the trial is pruned."""
+        """Store a finished step, unless another rank has reported it. Returns whether the trial is pruned."""
         if step > self._last.get(sequence_number, 0):
             self._last[sequence_number] = step
             self._reported.append((sequence_number, step, time.time(), metrics))
@@ -194,8 +194,8 @@ class StepCollector:
     async def take(self, patience_s: float = 0.0) -> list[tuple[int, int, float, dict[str, float]]]:
         """Return the steps since the last call: sequence number, step, time and metrics.
 
-        It waits `patience_s` for the first step, and for others of about the same time: where a trial is pruned a
-        quarter of a second later, it runs several short steps more.
+        Wait up to `patience_s` for the first step, but only BATCH_S for others that arrive at about the same time. A
+        trial that is pruned a quarter of a second later runs several more short steps.
         """
         with suppress(TimeoutError):
             await asyncio.wait_for(self._arrived.wait(), patience_s)
