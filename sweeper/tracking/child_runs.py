@@ -1,4 +1,4 @@
-"""The MLflow runs of a sweep's trials: listed where some may be incomplete, else looked up one by one."""
+"""The MLflow runs of a sweep's trials: all are listed if some may be incomplete, otherwise looked up individually."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -11,7 +11,7 @@ PAGE_SIZE = 1000  # each page must arrive within MLFLOW_HTTP_REQUEST_TIMEOUT
 
 
 class ChildRuns:
-    """The runs of a sweep's trials by number. A complete sweep is not listed, which takes 1.2 ms a run."""
+    """The runs of a sweep's trials by number. Listing takes 1.2 ms per run, so a complete sweep is not listed."""
 
     def __init__(self, client: MlflowClient, experiment_id: str, study_id: str, parent_id: str) -> None:
         self._client = client
@@ -19,13 +19,13 @@ class ChildRuns:
         self._tags = {mlflow_store.STUDY: study_id, mlflow_store.KIND: mlflow_store.TRIAL_KIND}
         self._parent_id = parent_id
         self._runs: dict[int, Any] = {}
-        self._expected = 0  # the number of first trials that have a run, read or not
+        self._expected = 0  # how many of the first trials have a run, read or not
         self._doubted: set[int] = set()  # trials that may have a run that was not read
 
     def list_all(self, on_page: Callable[[int], None]) -> None:
         """Read all runs. `on_page` is called with the number of runs so far after each page.
 
-        The other of two runs of one trial is deleted; a complete one is kept.
+        If a trial has two runs, one of them is deleted; a complete one is kept.
         """
         self._runs, self._expected = {}, 0
         for count, run in enumerate(self._search(self._tags), start=1):
@@ -34,29 +34,29 @@ class ChildRuns:
                 on_page(count)
 
     def expect(self, trials: int) -> None:
-        """Look up the runs of this many first trials when they are needed. All that have ended are written."""
+        """Look up the runs of the first `trials` trials only when they are needed; all ended ones are written."""
         self._expected = trials
 
     def doubt(self, number: int) -> None:
-        """Look this run up again: a server that went down may have executed the failed call."""
+        """Look this run up again, since a server that went down may have executed the failed call."""
         self._runs.pop(number, None)
         self._doubted.add(number)
 
     @property
     def written_trials(self) -> list[int]:
-        """The numbers of the trials whose runs were read and are complete."""
+        """The numbers of trials with a run that was read and is complete."""
         return [number for number, run in self._runs.items() if run.info.status != "RUNNING"]
 
     def find(self, number: int) -> Any | None:
-        """Return the run of a trial; None if it has none."""
+        """Return the run of a trial, or None if it has none."""
         if number not in self._runs and (number < self._expected or number in self._doubted):
-            # The tag with the fewest runs comes first: SQLite joins in this order, 0.3 s of 100,000 runs and not 1.1 s.
+            # The tag with the fewest runs comes first: SQLite joins in this order (0.3 s, not 1.1 s, for 100,000 runs).
             for run in self._search({mlflow_store.TRIAL_NUMBER: str(number), **self._tags}):
                 self._add(run)
         return self._runs.get(number)
 
     def find_or_create(self, number: int, name: str, started_at_s: float) -> Any:
-        """Return the run of a trial, after creating it if needed."""
+        """Return the run of a trial, and create it if needed."""
         if not (run := self.find(number)):
             tags = {mlflow_store.PARENT_RUN: self._parent_id, **self._tags, mlflow_store.TRIAL_NUMBER: str(number)}
             start_ms = int(started_at_s * 1e3)

@@ -1,4 +1,4 @@
-"""The driver's side of the recording process: hands over records without waiting for MLflow."""
+"""The driver's side of the recording process: it hands over records without waiting for MLflow."""
 
 import contextlib
 import json
@@ -25,38 +25,38 @@ from workloads.api.secrets import masked
 
 PROCESS = "sweeper.tracking.process"
 MAX_RESTARTS = 3
-REFUSAL_PATIENCE_S = 20.0  # of a server that refuses this user
+REFUSAL_PATIENCE_S = 20.0  # if the server refuses this user
 START_PATIENCE_S = 60.0  # on a busy machine the process took 20 s to import MLflow and open its store
-MAX_WAITING_STEPS = 10_000  # of running trials, while the store is being opened
+MAX_WAITING_STEPS = 10_000  # of running trials, while the store is opening
 
 
 class TrackingClient:
-    """Sends trials and their steps to the recording process. The driver waits for it in `close` only.
+    """Sends trials and their steps to the recording process. The driver waits for it only in `close`.
 
-    Nothing is lost: what is not written when the driver ends is in the study, and the sweep's next run writes it.
+    Nothing is lost: the study keeps records that are unwritten when the driver ends, and the next run writes them.
     """
 
     def __init__(self, store_arguments: dict[str, Any], folder: Path, directory: Path, lock_fd: int) -> None:
-        """Start the process with the arguments of `sweeper.tracking.store.Store`; `lock_fd` holds the sweep's lock."""
+        """Start the process with the arguments for `sweeper.tracking.store.Store`; `lock_fd` holds the sweep's lock."""
         self._store_arguments = store_arguments
         self._log = folder / "tracking.log"
-        self._directory = directory  # which has MLflow's artifacts
+        self._directory = directory  # where MLflow puts artifacts
         self._lock_fd = lock_fd
         self._unwritten: dict[int, TrialRecord] = {}
-        self._unsent: deque[int] = deque()  # the numbers of those that this process has not been sent
+        self._unsent: deque[int] = deque()  # the numbers of records not yet sent to this process
         self._steps: deque[dict[str, Any]] = deque(maxlen=MAX_WAITING_STEPS)
-        self._latest: dict[str, dict[str, Any]] = {}  # messages of which the last one counts: the front, the results
-        self._sent: dict[str, dict[str, Any]] = {}  # those of them that this process has been sent
+        self._latest: dict[str, dict[str, Any]] = {}  # front and results: only the last message counts
+        self._sent: dict[str, dict[str, Any]] = {}  # the latest messages sent to this process
         self._closed = threading.Event()
         self._restarts = 0
-        self._progress_count = 0  # of the process's answers that are not errors
-        self._stored_digest = ""  # of the results that the store has
+        self._progress_count = 0  # the number of answers that are not errors
+        self._stored_digest = ""  # of the results in the store
         self._mutex = threading.RLock()
         self.experiment_id: str | None = None  # None until the process has opened the store
-        self.view_key = ""  # of the sweep's view in MLflow's pages, once its results are there
+        self.view_key = ""  # of the sweep's view in MLflow's pages, once the results are written
         self.last_error = ""  # of the process's last attempt
-        self.refused: dict[int, str] = {}  # why the store refuses trials permanently, by number
-        self._is_refused = False  # by the last error
+        self.refused: dict[int, str] = {}  # why the store permanently refuses trials, by number
+        self._is_refused = False  # whether the last error was a refusal of this user
         self._start()
 
     @property
@@ -65,30 +65,30 @@ class TrackingClient:
 
     @property
     def pending(self) -> int:
-        """The number of records that are handed over and not written."""
+        """The number of records that have been handed over but not written yet."""
         return len(self._unwritten)
 
     def log_trial(self, record: TrialRecord) -> None:
-        """Record a trial, unless it is written already."""
+        """Record a trial, unless it is already written."""
         with self._mutex:
             self._unwritten[record.number] = record
             self._unsent.append(record.number)
             self._send_waiting()
 
     def log_step(self, number: int, name: str, step: int, at_s: float, metrics: dict[str, float]) -> None:
-        """Record a step of a running trial. It may be lost if the process dies; the trial's record is not."""
+        """Record a step of a running trial. If the process dies, the step may be lost, but not the trial's record."""
         with self._mutex:
             self._steps.append({"number": number, "name": name, "step": step, "at_s": at_s, "metrics": metrics})
             self._send_waiting()
 
     def log_front(self, numbers: Sequence[int]) -> None:
-        """Mark these trials as the front of several objectives, and no others."""
+        """Mark only these trials as the front of several objectives."""
         with self._mutex:
             self._latest["front"] = {"front": list(numbers)}
             self._send_waiting()
 
     def restart_if_dead(self) -> None:
-        """Start the process again if it has died, at most `MAX_RESTARTS` times."""
+        """Restart the process if it has died, at most `MAX_RESTARTS` times in total."""
         code = self._process.poll()
         if code is not None and not self._closed.is_set() and self._restarts < MAX_RESTARTS:
             self._restarts += 1
@@ -96,7 +96,7 @@ class TrackingClient:
             self._start()
 
     def has_results(self, digest: str) -> bool:
-        """Return whether the store has all records and these results; False without a response."""
+        """Return whether the store has all records and these results, or False if it does not respond."""
         deadline_s = time.monotonic() + START_PATIENCE_S
         while not (self.is_open or self.last_error) and time.monotonic() < deadline_s:
             time.sleep(0.05)
@@ -106,11 +106,11 @@ class TrackingClient:
     def close(
         self, results: dict[str, Any], view: SweepView, patience_s: float, has_left: Callable[[], bool] = lambda: False
     ) -> bool:
-        """Write what is pending, end the parent run with `results`, the arguments of `Store.close`, and write the view.
+        """Write what is pending, end the parent run with `results` (arguments of `Store.close`), and write the view.
 
-        Return whether everything is written. It gives up once `has_left` is true, or after `patience_s` seconds without
-        progress, at most REFUSAL_PATIENCE_S if the server refuses. A process that is still starting has
-        START_PATIENCE_S.
+        Returns whether everything is written. The call gives up when `has_left` returns true, or after `patience_s`
+        seconds without progress (at most REFUSAL_PATIENCE_S if the server refuses this user). A process that is still
+        starting gets START_PATIENCE_S.
         """
         with self._mutex:
             self._latest["close"] = {"close": results, "view": asdict(view)}
@@ -132,24 +132,24 @@ class TrackingClient:
         return self._closed.is_set() and not self.pending
 
     def wait_for_report(self, patience_s: float) -> None:
-        """Wait this long for the process to write the report and end, if it has closed the store."""
+        """If the process has closed the store, wait up to `patience_s` for it to write the report and end."""
         self.detach()
         if self._closed.is_set():
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(timeout=patience_s)
 
     def detach(self) -> None:
-        """Let the process end on its own, after the current message or the report."""
+        """Let the process end by itself, after the current message or the report."""
         if self._process.stdin:
             with contextlib.suppress(BrokenPipeError):
                 self._process.stdin.close()
 
     def _start(self) -> None:
-        # The package may not be installed but found in the directory from which the driver was started. Modules of the
-        # results directory, such as a `queue.py` or `mlflow/`, are not for this process.
+        # The driver may have found the package in its working directory instead of an installation. This process must
+        # not import modules from the results directory, such as a `queue.py` or `mlflow/`.
         entries = os.environ.get("PYTHONPATH", "").split(os.pathsep)
         path = [str(Path(__file__).resolve().parent.parent.parent), *map(os.path.abspath, filter(None, entries))]
-        answers_fd, answering_fd = os.pipe()  # whatever is printed, by a sitecustomize too, goes to the log
+        answers_fd, answering_fd = os.pipe()  # all printed output, even of a sitecustomize, goes to the log
         log = self._log.open("a")
         with self._mutex:
             self.experiment_id = None
@@ -161,8 +161,8 @@ class TrackingClient:
                 stdout=log,
                 stderr=log,
                 text=True,
-                # It holds the sweep's lock too: no other process may write to these runs before it has written
-                # everything.
+                # The process also holds the sweep's lock, so that no other process writes to these runs before it has
+                # written everything.
                 pass_fds=[answering_fd, self._lock_fd],
                 start_new_session=True,  # Ctrl-C is for the driver
                 cwd=self._directory,  # MLflow keeps artifacts of a SQLite store in ./mlruns
@@ -206,7 +206,7 @@ class TrackingClient:
         while self._steps:
             self._send({"step": self._steps.popleft()})
         while self._unsent:
-            if record := self._unwritten.get(self._unsent.popleft()):  # the store may have had it
+            if record := self._unwritten.get(self._unsent.popleft()):  # None if the store already has it
                 self._send({"record": record.to_json()})
         for kind, message in self._latest.items():
             if self._sent.get(kind) != message:
@@ -215,7 +215,7 @@ class TrackingClient:
 
     def _send(self, message: dict[str, Any]) -> None:
         assert self._process.stdin is not None
-        # One that has died is followed by another, which is sent everything again.
+        # If the process has died, its successor is sent everything again.
         with contextlib.suppress(BrokenPipeError, ValueError):
             self._process.stdin.write(json.dumps(message) + "\n")
             self._process.stdin.flush()
@@ -224,9 +224,9 @@ class TrackingClient:
 def opening_message(
     plan: SweepPlan, *, study: str, trials: int, command: str, provenance: dict[str, Any], texts: Mapping[str, str]
 ) -> dict[str, Any]:
-    """Return the arguments of `sweeper.tracking.store.Store`: of the parent run its parameters, tags and artifacts.
+    """Return the arguments for `sweeper.tracking.store.Store`, with the parent run's parameters, tags and artifacts.
 
-    `trials` counts those in the study, `command` has its secrets masked, `texts` are tags, some of them empty.
+    `trials` is the number of trials in the study, `command` has its secrets masked, and `texts` may have empty tags.
     """
     config = plan.config
     resolved = OmegaConf.to_yaml(OmegaConf.create(masked(asdict(config))))

@@ -1,6 +1,6 @@
-"""Addresses, tags and paging of the MLflow store, shared by everything that writes to it or reads from it.
+"""Addresses, tags and paging of the MLflow store, shared by all code that writes to it or reads from it.
 
-This module does not import MLflow: the driver and the command lines use it, and that import takes seconds.
+This module does not import MLflow: the driver and the command lines use the module, and importing MLflow takes seconds.
 """
 
 import base64
@@ -28,61 +28,61 @@ from workloads.api.secrets import mask
 KIND = "sweeper.kind"
 STUDY = "sweeper.study"  # the id of the sweep's Optuna study, since names of sweeps are not unique
 TRIAL_NUMBER = "sweeper.trial"
-STARTED_AT = "sweeper.started_at"  # when the command that made the parent run started
-WRITTEN = "sweeper.written"  # of a parent run: the number of first trials that have ended and are written
-RESULTS = "sweeper.results"  # of a parent run, as JSON: which results were written last, and whether completely
+STARTED_AT = "sweeper.started_at"  # when the command that created the parent run started
+WRITTEN = "sweeper.written"  # of a parent run: how many of the first trials have ended and are written
+RESULTS = "sweeper.results"  # of a parent run, as JSON: which results were last written, and whether completely
 CONTENT = "sweeper.content"  # the digest of an imported file
 
 # Values of the tag KIND.
 SWEEP_KIND = "sweep"  # the parent run of a sweep
-TRIAL_KIND = "trial"  # a child run of it
+TRIAL_KIND = "trial"  # a child run of a sweep
 IMPORT_KIND = "import"  # the parent run of an imported file
-IMPORTED_KIND = "imported"  # a child run of it: one result
+IMPORTED_KIND = "imported"  # a child run of an imported file, with one result
 ACCEPTANCE_KIND = "acceptance"  # the run of an acceptance
 
-# Tags that a reader of the store sees as columns.
+# Tags that appear as columns in the store's pages.
 SWEEP_NAME = "sweep"
 OUTCOME = "outcome"
-FRONT = "front"  # yes for a trial that is on the front of several objectives; others lack it. As a metric it is 1 or 0
-FRONT_SHARE = "front_share"  # a metric: of a point of the front that was measured again
-FRONT_VERDICT = "front_verdict"  # of such a point: on the front, dominated, not sure, or the limit that it is beyond
-SAME_AS = "same_as"  # of such a point: the trials that do not differ from it significantly
-EXCEEDED = "exceeded"  # of a finalist: the limits that the median of its rounds is beyond
-OBJECTIVES = "objectives"  # of a sweep with several: their directions by metric, as JSON
+FRONT = "front"  # "yes" only for a trial on the front of several objectives; as a metric, 1 or 0
+FRONT_SHARE = "front_share"  # a metric of a remeasured point of the front
+FRONT_VERDICT = "front_verdict"  # of a remeasured point: on the front, dominated, not sure, or the limit it exceeds
+SAME_AS = "same_as"  # of a remeasured point: the trials that do not differ from it significantly
+EXCEEDED = "exceeded"  # of a finalist: the limits that the median of its rounds exceeds
+OBJECTIVES = "objectives"  # of a sweep with several objectives: their directions by metric, as JSON
 REFUSED = "not_written"  # of a trial: why MLflow refuses its values
-LIMITS = "limits"  # of a sweep, as JSON: bound and direction by metric, of earlier versions the bound alone
+LIMITS = "limits"  # of a sweep, as JSON: bound and direction by metric; only the bound in earlier versions
 WORK = "work"  # the identity of what a trial computes, as JSON
 REMEASURED_TRIAL = "remeasured_trial"  # of a trial of the finals: the number of the finalist
-RETRY_OF = "retry_of"  # of a trial that runs an earlier one again: the number of that
-RETRIED_AS = "retried_as"  # of the attempt that does not count: the number of the other, as a rule the retry
-# Tags of runs that are not trials themselves: reports and views leave them out.
+RETRY_OF = "retry_of"  # of a trial that runs an earlier one again: the number of the earlier one
+RETRIED_AS = "retried_as"  # of the attempt that does not count: the number of the other, usually the retry
+# Runs with these tags do not count as trials, and reports and views leave them out.
 LEFT_OUT = (REMEASURED_TRIAL, RETRIED_AS)
 
 # Tags that MLflow defines.
 PARENT_RUN = "mlflow.parentRunId"
 DESCRIPTION = "mlflow.note.content"
 
-# Variables with which MLflow's client authenticates.
+# Environment variables that MLflow's client uses for authentication.
 USERNAME, PASSWORD, TOKEN = "MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD", "MLFLOW_TRACKING_TOKEN"
 
 PAGE_SIZE = 5000
 ANSWER_TIMEOUT_S = 15.0  # a server with eight sweeps took more than 5 s on two busy cores
 DATABASE_PORTS = {"postgresql": 5432, "mysql": 3306, "mssql": 1433}
 SQLITE_PREFIX = "sqlite:///"
-ARTIFACTS = "mlruns"  # next to a SQLite file
-REVISION = "SELECT version_num FROM alembic_version"  # of MLflow's tables
-SQLITE_MAGIC = b"SQLite format 3\0"  # the first bytes of such a file
+ARTIFACTS = "mlruns"  # the folder next to a SQLite file
+REVISION = "SELECT version_num FROM alembic_version"  # selects the revision of MLflow's tables
+SQLITE_MAGIC = b"SQLite format 3\0"  # the first bytes of a SQLite file
 
 
 def default_uri(directory: Path) -> str:
-    """Return the address of the store in a results directory: a SQLite file."""
+    """Return the address of the store in a results directory, which is a SQLite file."""
     return sqlite_uri(directory.resolve() / "mlflow.db")
 
 
 def sqlite_uri(file: Path) -> str:
-    """Return the address of a SQLite file. SQLAlchemy decodes it and takes what follows a `?` as options.
+    """Return the address of a SQLite file, encoded since SQLAlchemy decodes it and reads options after a `?`.
 
-    MLflow makes the folder of a `sqlite:///` address without decoding it, so that an encoded one names its driver.
+    MLflow creates the folder in a `sqlite:///` address without decoding it, so an encoded address names its driver.
     """
     try:
         quoted = urllib.parse.quote(str(file))
@@ -93,14 +93,14 @@ def sqlite_uri(file: Path) -> str:
 
 
 def sqlite_path(uri: str) -> Path | None:
-    """Return the file of a SQLite address as SQLAlchemy reads it; None for other addresses."""
+    """Return the file that SQLAlchemy opens for a SQLite address; None for other addresses."""
     scheme, separator, path = uri.partition(":///")
     is_sqlite = separator and scheme.split("+")[0] == "sqlite"
     return Path(urllib.parse.unquote(path.partition("?")[0])) if is_sqlite else None
 
 
 def check_uri(uri: str, option: str = "tracking.uri=") -> None:
-    """Check that the address is valid and that the store behind it can be reached. `option` names it in messages.
+    """Check that an address is valid and that its store can be reached. `option` names the address in messages.
 
     Raises UserInputError if the address is invalid, nothing responds there, or the SQLite file cannot be written.
     """
@@ -130,9 +130,9 @@ def check_uri(uri: str, option: str = "tracking.uri=") -> None:
                 raise UserInputError(f"{shown}: {reason}")
         else:
             _request(parts, "/health").close()
-            _request(parts, "/version").close()  # unlike /health it asks for a password where the server has users
+            _request(parts, "/version").close()  # unlike /health, it requires a password if the server has users
     except urllib.error.HTTPError as error:
-        # A plugin, which only MLflow can use, may authenticate its client.
+        # MLflow's client may authenticate with a plugin, which this check cannot use.
         has_plugin = any(os.environ.get(name) for name in ("MLFLOW_TRACKING_AUTH", "MLFLOW_TRACKING_AWS_SIGV4"))
         has_plugin = has_plugin or bool(importlib.metadata.entry_points(group="mlflow.request_header_provider"))
         if error.code == 401 and not has_plugin:
@@ -153,8 +153,8 @@ def check_uri(uri: str, option: str = "tracking.uri=") -> None:
 
 
 def check_default_store(folder: Path) -> None:
-    """Check the SQLite file of a directory and its artifacts. Raises UserInputError if MLflow cannot use it."""
-    default_uri(folder)  # refuses a folder whose name is not text
+    """Raise UserInputError if MLflow cannot use the SQLite file of a directory or its artifacts."""
+    default_uri(folder)  # raises if the folder's name is not text
     file = folder / "mlflow.db"
     if reason := find_damage(file):
         raise UserInputError(f"dir={folder}: {file.name}: {reason}; move it away, or set tracking.uri")
@@ -164,7 +164,7 @@ def check_default_store(folder: Path) -> None:
 
 
 def find_damage(file: Path) -> str:
-    """Return why a path is not a SQLite file; empty if it is one, empty, or absent."""
+    """Return why MLflow cannot use a path as its SQLite file; empty if it can, or if the file is empty or absent."""
     if file.is_dir():
         return "is a directory, and no SQLite database"
     try:
@@ -188,13 +188,13 @@ def _find_other_schema(file: Path) -> str:
 
 
 def _find_database_problem(uri: str) -> str:
-    import sqlalchemy  # which takes as long as all else of a check
+    import sqlalchemy  # this import takes as long as the rest of a check
 
     connection_s = {"connect_timeout": int(ANSWER_TIMEOUT_S)} if uri.startswith(("postgresql", "mysql")) else {}
     try:
         with sqlalchemy.create_engine(uri, connect_args=connection_s).connect() as connection:
             if not sqlalchemy.inspect(connection).has_table("alembic_version"):
-                return ""  # MLflow makes its tables
+                return ""  # MLflow will create its tables
             revision = connection.execute(sqlalchemy.text(REVISION)).scalar()
             connection.execute(sqlalchemy.text("UPDATE experiments SET name = name WHERE 1 = 0"))
             connection.rollback()
@@ -204,7 +204,7 @@ def _find_database_problem(uri: str) -> str:
 
 
 def _describe_schema(revision: str, uri: str) -> str:
-    found = importlib.util.find_spec("mlflow")  # which does not import it
+    found = importlib.util.find_spec("mlflow")  # this does not import it
     assert found is not None and found.origin
     migrations = list((Path(found.origin).parent / "store/db_migrations/versions").glob("*_*.py"))
     version = importlib.metadata.version("mlflow")
@@ -217,7 +217,7 @@ def _describe_schema(revision: str, uri: str) -> str:
 
 
 def name_ignored_store(folder: Path) -> None:
-    """Print that the variable of MLflow's own client does not choose the store, if it is set."""
+    """Print a note if MLFLOW_TRACKING_URI is set, since it does not select the store."""
     if ignored := os.environ.get("MLFLOW_TRACKING_URI"):
         remedy = f"the store is {folder / 'mlflow.db'}; set tracking.uri= for another one"
         print(f"sweeper: MLFLOW_TRACKING_URI={mask(ignored)}: is not used: {remedy}", file=sys.stderr)
@@ -231,7 +231,7 @@ def _describe_proxy(parts: urllib.parse.SplitResult) -> str:
 
 
 def _serves_api(parts: urllib.parse.SplitResult) -> bool:
-    """Return whether MLflow's API responds, for a server that has neither /health nor /version."""
+    """Return whether MLflow's API responds, for servers without /health and /version."""
     try:
         _request(parts, "/api/2.0/mlflow/experiments/search?max_results=1").close()
     except urllib.error.HTTPError as error:
@@ -263,7 +263,7 @@ def _find_credentials(parts: urllib.parse.SplitResult) -> tuple[str, str]:
 
 
 def read_version(uri: str) -> str:
-    """Return the version of the MLflow that shows the store, a server's or the installed one; empty if not known."""
+    """Return the version of the MLflow server, or of the installed MLflow without a server; empty if unknown."""
     if not uri.startswith("http"):
         return importlib.metadata.version("mlflow")
     try:

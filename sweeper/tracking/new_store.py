@@ -1,8 +1,8 @@
 """Create the tables of a new SQLite store, and keep its artifacts next to it.
 
-MLflow makes its tables by about sixty migrations. Interrupted between two of them, by a kill or a full disk, they leave
-a file that MLflow neither completes nor opens. They run in memory instead, and the file appears whole under its name.
-The tables of each version of MLflow are kept in the user's cache folder, of which later stores are copies.
+MLflow creates its tables in about sixty migrations. If a kill or a full disk interrupts them, they leave a file that
+MLflow can neither complete nor open. Here they run in memory instead, and the complete file then appears at once. The
+tables of each MLflow version are kept in the user's cache folder, and later stores are copies of them.
 """
 
 import fcntl
@@ -20,10 +20,10 @@ from workloads.api.errors import UserInputError
 
 
 def create_if_missing(uri: str) -> None:
-    """Create the store at a SQLite address unless its file exists. Does nothing for other addresses.
+    """Create the store at a SQLite address unless its file exists. Do nothing for other addresses.
 
-    Raises UserInputError if its folder cannot be made or opened, and sqlite3.OperationalError if the file cannot be
-    written: nothing is left under its name.
+    Raises UserInputError if its folder cannot be created or opened, and sqlite3.OperationalError if the file cannot be
+    written, in which case no file is left under its name.
     """
     if path := sqlite_path(uri):
         _write_if_missing(path, _open_kept_tables)
@@ -38,9 +38,9 @@ def _write_if_missing(path: Path, open_tables: Callable[[], sqlite3.Connection])
     except OSError as error:
         raise UserInputError(f"{path.parent}: the folder of the store cannot be made: {error.strerror}") from error
     try:
-        with suppress(OSError):  # a folder that cannot be locked
+        with suppress(OSError):  # some folders cannot be locked
             fcntl.flock(folder, fcntl.LOCK_EX)
-            # No other process writes one now: killed processes have left these.
+            # No other process is writing such a file now, so these are left over from killed processes.
             for leftover in path.parent.glob(f".{path.name}.new-*"):
                 leftover.unlink(missing_ok=True)
         if not _has_content(path):
@@ -51,12 +51,11 @@ def _write_if_missing(path: Path, open_tables: Callable[[], sqlite3.Connection])
 
 
 def keep_artifacts_beside(uri: str) -> None:
-    """Let the experiments of a SQLite store have their artifacts in `mlruns` next to the file.
+    """Make the experiments of a SQLite store keep their artifacts in `mlruns` next to the file.
 
-    MLflow stores absolute paths, below the working directory of whoever creates an experiment. It decodes them but does
-    not encode them, and keeps to the old place when a project is moved or copied. A location whose runs have artifacts
-    there and not here stays.
-    """
+    MLflow stores absolute paths, below the working directory of the process that creates an experiment. It decodes
+    paths without encoding them, and uses the old place after a project is moved or copied. A location does not change
+    if its runs have artifacts there and not here."""
     path = sqlite_path(uri)
     if path is None:
         return
@@ -91,16 +90,16 @@ def _open_kept_tables() -> sqlite3.Connection:
         tables = sqlite3.connect(f"{kept.as_uri()}?mode=ro", uri=True)
         try:
             tables.execute(REVISION)
-        except sqlite3.DatabaseError:  # damaged: the next start makes it again
+        except sqlite3.DatabaseError:  # damaged: the next start creates it again
             kept.unlink()
             raise
         return tables
-    except (OSError, RuntimeError, UserInputError, sqlite3.Error):  # no home, not writable, full, or damaged
+    except (OSError, RuntimeError, UserInputError, sqlite3.Error):  # no home folder, not writable, full, or damaged
         return _make_tables()
 
 
 def _make_tables() -> sqlite3.Connection:
-    """Let MLflow make its tables in memory, which it opens by SQLite's name of a shared database there."""
+    """Let MLflow create its tables in memory, where it opens SQLite's shared in-memory database by name."""
     name = f"file:{os.urandom(8).hex()}?mode=memory&cache=shared"
     memory = sqlite3.connect(name, uri=True)
     MlflowClient(tracking_uri=f"{SQLITE_PREFIX}{name}&uri=true").search_experiments(max_results=1)
@@ -111,7 +110,7 @@ def _write(path: Path, tables: sqlite3.Connection) -> None:
     temporary = path.with_name(f".{path.name}.new-{os.getpid()}")
     try:
         with closing(sqlite3.connect(temporary)) as database:
-            database.execute("pragma synchronous = off")  # the whole file is synced once
+            database.execute("pragma synchronous = off")  # the whole file is synced once below
             tables.backup(database)
         with temporary.open("rb") as file:
             os.fsync(file.fileno())
@@ -119,7 +118,7 @@ def _write(path: Path, tables: sqlite3.Connection) -> None:
             if not path.exists():  # an empty file is replaced
                 os.link(temporary, path)
                 return
-        except FileExistsError:  # another process that could not be locked out was first
+        except FileExistsError:  # another process that could not be locked out was faster
             return
         except OSError:  # a file system without hard links
             pass

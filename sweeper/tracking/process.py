@@ -1,8 +1,8 @@
-"""The recording process: writes what the driver sends it to MLflow.
+"""The recording process: it writes the data that the driver sends to MLflow.
 
     python -m sweeper.tracking.process ANSWERS_FD [LOCK_FD]
 
-Reads messages from standard input and responds on `ANSWERS_FD`, one JSON object per line. `LOCK_FD` is a file
+It reads messages from standard input and responds on `ANSWERS_FD`, one JSON object per line. `LOCK_FD` is a file
 descriptor that holds the sweep's lock.
 
     message                         answer
@@ -15,12 +15,12 @@ descriptor that holds the sweep's lock.
     {"front": [numbers]}            {}
     {"close": {…}, "view": {…}}     {"ranked": place} from 0 on, then {"closed": {"view": key or ""}}
 
-A message that fails is answered with {"error": "…", "is_refused": whether the server refuses it} and repeated until it
-succeeds. A message that the store refuses for its content is set aside, so that others do not wait for it.
+If a message fails, the answer is {"error": "…", "is_refused": whether the server refuses this user}, and the message is
+repeated until it succeeds. If the store refuses a message for its content, the message is set aside, so that others do
+not wait for it.
 
-It is a separate process because MLflow takes seconds to import and milliseconds per write, for which the devices
-would wait, and because a server that hangs must not block the driver.
-"""
+This is a separate process because MLflow takes seconds to import and milliseconds per write, during which the devices
+would wait, and because a hanging server must not block the driver."""
 
 import io
 import json
@@ -42,12 +42,12 @@ from workloads.api.errors import first_line
 from workloads.api.secrets import mask
 
 RETRY_S = 1.0
-NO_ANSWER = re.compile(r"API request to (\w+://[^/\s]+)\S* failed with exception")  # of MLflow's client
+NO_ANSWER = re.compile(r"API request to (\w+://[^/\s]+)\S* failed with exception")  # a message from MLflow's client
 REPORT_MODULE = "sweeper.commands.report.artifact"
 
 
 class MaskedLog(io.TextIOWrapper):
-    """A stream that masks secrets: MLflow prints the address of its server, with the password that it may have."""
+    """A stream that masks secrets, since MLflow prints its server's address, which may contain a password."""
 
     def write(self, text: str) -> int:
         super().write(mask(text))
@@ -55,18 +55,18 @@ class MaskedLog(io.TextIOWrapper):
 
 
 class RecordingProcess:
-    """Handles the driver's messages in order, each until it succeeds, and ends when the driver has ended."""
+    """Handles the driver's messages in order, repeats each until it succeeds, and ends after the driver."""
 
     def __init__(self, answers: TextIO, lock_fd: int | None) -> None:
         self._answers = answers
-        self._lock_fd = lock_fd  # keeps other drivers from the sweep while it is open
-        os.dup2(2, 1)  # what libraries print goes to the log
+        self._lock_fd = lock_fd  # keeps other drivers away from the sweep while it is open
+        os.dup2(2, 1)  # output of libraries goes to the log
         self._messages: queue.Queue[dict[str, Any] | None] = queue.Queue()
         self._driver_gone = threading.Event()
         self._last_attempt_failed = False
         self._store: Store | None = None
         self._view_key = ""
-        self._has_left_out = False  # a trial, which the next start tries to write again
+        self._has_left_out = False  # whether a trial was left out, which the next run tries to write again
         threading.Thread(target=self._read_messages, daemon=True).start()
 
     def _read_messages(self) -> None:
@@ -78,13 +78,13 @@ class RecordingProcess:
 
     def run(self) -> None:
         """Handle messages until the driver has ended."""
-        # Messages that still wait when the driver has died are sent again by its successor.
+        # If the driver dies, its successor sends the waiting messages again.
         while (message := self._messages.get()) is not None and not self._driver_gone.is_set():
             while True:
                 try:
                     self._answer(self._handle(message))
                     break
-                except Exception as failed:  # of whatever kind: repeating a message loses nothing
+                except Exception as failed:  # of any kind, since repeating a message is harmless
                     error = failed
                     print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
                     if is_permanent(error) and not {"open", "close"} & message.keys():
@@ -93,7 +93,7 @@ class RecordingProcess:
                             break
                         except Exception as second:  # such as a server that is down
                             error = second
-                    # Repeating the message does not help a user that the server refuses.
+                    # Repeating the message does not help if the server refuses this user.
                     is_refused = isinstance(error, MlflowException) and error.get_http_status_code() in (401, 403)
                     self._answer({"error": describe_error(error), "is_refused": is_refused})
                     self._last_attempt_failed = True
@@ -130,12 +130,12 @@ class RecordingProcess:
         self._view_key = ""
         try:
             self._view_key = self._store.write_view(view, lambda place: self._answer({"ranked": place}))
-        except MlflowException as error:  # some servers do not allow tags of experiments; nothing is lost without them
+        except MlflowException as error:  # some servers do not allow experiment tags; no data is lost
             print(f"no view: {error}", file=sys.stderr, flush=True)
         return {"closed": {"view": self._view_key}}
 
     def _set_aside(self, message: dict[str, Any], reason: str) -> dict[str, Any]:
-        if "record" not in message:  # a step, or the mark of a front
+        if "record" not in message:  # a step, or the marks of the front
             return {}
         record = TrialRecord.from_json(message["record"])
         assert self._store is not None
@@ -156,9 +156,9 @@ class RecordingProcess:
             self._driver_gone.set()
 
     def _log_report(self, digest: str) -> None:
-        """Run the program that logs the sweep's report and its errors. The results of this digest are then complete.
-        The driver has been told that everything is written: it does not wait for the report, and a failed report loses
-        nothing. It runs in this process, because another one would import MLflow again, which takes 2 s."""
+        """Run the program that logs the sweep's report and its errors, then mark the results of this digest complete.
+        The driver knows that everything is written, so it does not wait for the report, and a failed report loses no
+        data. The program runs in this process, because a new one would need 2 s to import MLflow again."""
         if self._lock_fd is not None:
             os.close(self._lock_fd)  # a report on thousands of trials takes a while, and the sweep may be resumed
             self._lock_fd = None
@@ -169,18 +169,18 @@ class RecordingProcess:
             runpy.run_module(REPORT_MODULE, run_name="__main__")
             self._store.finish_results(digest, self._view_key)
         except SystemExit:
-            pass  # it has printed its error
+            pass  # the program has printed its error
         except Exception as error:
             print(f"report not finished: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
 
 
-# A database that is busy or down, which may respond the next time.
+# Errors of a database that is busy or down and may respond the next time.
 BUSY = (exc.DisconnectionError, exc.InterfaceError, exc.InternalError, exc.OperationalError, exc.TimeoutError)
 
 
 def is_permanent(error: Exception) -> bool:
-    """Return whether an error is one of the message's content, which no repetition changes."""
-    if isinstance(error.__cause__ or error.__context__, BUSY):  # MLflow calls them bad requests, too
+    """Return whether the message's content causes the error, so that repeating the message does not help."""
+    if isinstance(error.__cause__ or error.__context__, BUSY):  # MLflow reports these as bad requests too
         return False
     if isinstance(error, MlflowException) and error.get_http_status_code() in (400, 413, 422):
         return True
@@ -188,11 +188,11 @@ def is_permanent(error: Exception) -> bool:
 
 
 def describe_error(error: Exception) -> str:
-    """Return the line with the cause from a database's or a server's error."""
+    """Return the line of a database's or server's error that gives the cause."""
     original = getattr(error, "orig", None)
     text = mask(str(original or error).strip())
     if silent := NO_ANSWER.match(text):
-        cause: BaseException = error  # the system's reason, which libraries have wrapped, such as: Connection refused
+        cause: BaseException = error  # find the system's reason, such as "Connection refused", in the chain
         while inner := cause.__cause__ or cause.__context__:
             cause = inner
         return f"{silent[1]} does not respond: {mask(getattr(cause, 'strerror', None) or first_line(cause))}"
@@ -203,9 +203,9 @@ def describe_error(error: Exception) -> str:
 
 
 def main() -> None:
-    """Run the process."""
-    os.nice(10)  # below the driver, and below trials that are timed on a CPU
-    answers = os.fdopen(os.dup(int(sys.argv[1])), "w")  # also if it is 1, which goes to the log below
+    """Run the recording process."""
+    os.nice(10)  # a lower priority than the driver and than trials that are timed on a CPU
+    answers = os.fdopen(os.dup(int(sys.argv[1])), "w")  # a copy, since descriptor 1 goes to the log below
     sys.stdout = sys.stderr = MaskedLog(sys.stderr.buffer, errors="backslashreplace", line_buffering=True)
     RecordingProcess(answers, int(sys.argv[2]) if sys.argv[2:] else None).run()
 

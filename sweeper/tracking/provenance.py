@@ -30,7 +30,7 @@ PACKAGE = Path(__file__).resolve().parent.parent
 
 
 def gather(target: Target, arguments: Sequence[str]) -> dict[str, Any]:
-    """Return the provenance as plain values. Secrets are masked; variables of nodes are left out."""
+    """Return the provenance as plain values, with secrets masked and without the nodes' environment variables."""
     return {
         "command": masked_arguments(arguments),
         "versions": {"python": platform.python_version(), **{name: host.version_of(name) for name in PACKAGES}},
@@ -48,7 +48,7 @@ def gather(target: Target, arguments: Sequence[str]) -> dict[str, Any]:
 
 
 def comparable_state(provenance: Mapping[str, Any], resolved: ResolvedConfig) -> dict[str, Any]:
-    """Return what may differ between two runs of a sweep and change how its trials end, as flat plain values."""
+    """Return everything that may differ between two runs of a sweep and change its trials' outcomes, as a flat dict."""
     config, git = resolved.config, provenance["git"]
     return {
         **{f"version of {name}": version for name, version in provenance["versions"].items() if version},
@@ -62,14 +62,14 @@ def comparable_state(provenance: Mapping[str, Any], resolved: ResolvedConfig) ->
 
 
 def driver_versions(provenance: Mapping[str, Any]) -> str:
-    """Return the versions of the GPU driver on this machine; empty without one."""
+    """Return the versions of the GPU driver on this machine; empty if it has no GPU."""
     return ", ".join(sorted({str(gpu.get("driver", "")) for gpu in provenance["gpus"]}))
 
 
 def compute_digest(results: Mapping[str, Any]) -> str:
-    """Return the digest of plain values that stand for all results of a sweep, and of the code that presents them.
+    """Return a digest of plain values that represent all results of a sweep, and of the code that presents them.
 
-    The results of a finished sweep are not written again, unless a version's tables, plots or report differ.
+    The results of a finished sweep are written again only if they or the code (tables, plots, report) have changed.
     """
     text = json.dumps(results, sort_keys=True, default=str)
     return hashlib.sha256(f"{code_probe.digest([PACKAGE])} {text}".encode()).hexdigest()[:32]
@@ -83,14 +83,14 @@ def _program_digests(resolved: ResolvedConfig) -> dict[str, str]:
     digests = {}
     for word in run.split() if isinstance(run, str) else run:
         path = directory / word
-        with contextlib.suppress(OSError):  # a word may be a whole program, too long for a name
+        with contextlib.suppress(OSError):  # a word may be a whole program, too long for a file name
             if path.is_file() and path.stat().st_size <= MAX_PROGRAM_BYTES:
                 digests[word] = hashlib.sha256(path.read_bytes()).hexdigest()[:12]
     return digests
 
 
 def git_state(folder: Path) -> dict[str, Any]:
-    """Return the commit of the checkout that the code runs from, and whether it has changes. Empty without one."""
+    """Return the commit of the checkout that contains the code and whether it has changes; empty without a checkout."""
 
     def git(*arguments: str) -> str:
         command = ["git", "-C", str(folder), *arguments]
@@ -98,7 +98,7 @@ def git_state(folder: Path) -> dict[str, Any]:
         return completed.stdout.strip() if completed.returncode == 0 else ""
 
     try:
-        if not git("ls-files", Path(__file__).name):  # installed into an environment inside another project's checkout
+        if not git("ls-files", Path(__file__).name):  # installed in an environment inside another project's checkout
             return {}
         commit = git("rev-parse", "HEAD")
         return {"commit": commit, "changed": bool(git("status", "--porcelain"))} if commit else {}
@@ -107,7 +107,7 @@ def git_state(folder: Path) -> dict[str, Any]:
 
 
 def gpu_states() -> list[dict[str, Any]]:
-    """Return what the driver reports of each GPU, with present clocks and temperature; other values are omitted."""
+    """Return the driver's report on each GPU, with current clocks and temperature if the GPU provides them."""
     states = []
     with open_gpus() as gpus:
         for gpu in gpus:

@@ -1,8 +1,7 @@
 """The runs of one sweep in an MLflow store: a parent run for the sweep and a child run for each trial.
 
-The study on disk is the source of truth and the runs are its projection: everything here can be written again and
-appears once. The process that writes may be killed and the server may go away at any time; the next writer completes
-what is missing.
+The study on disk is the source of truth, and the runs mirror it: everything here can be written repeatedly and appears
+once. The writing process may be killed and the server may go down at any time; the next writer adds what is missing.
 """
 
 import hashlib
@@ -17,10 +16,10 @@ from importlib.util import find_spec
 from typing import Any
 
 os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
-# Few and short attempts within one call: the recording process retries for as long as it takes, and reports why.
+# A call makes few, short attempts: the recording process itself retries for as long as it takes, and reports why.
 os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
 os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "10")
-# A line with each trial's address, for which MLflow reads the run again: one of six requests for a trial.
+# MLflow would print each trial's address, and read the run again for it: one of six requests per trial.
 os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")
 
 from mlflow import MlflowClient
@@ -34,7 +33,7 @@ from sweeper.tracking.child_runs import PAGE_SIZE, ChildRuns
 from sweeper.tracking.mlflow_view import RankedTrial, SweepView
 from sweeper.tracking.shown_metrics import USUAL, shown_metrics
 
-# MLflow has three final states of a run. The tag `outcome` has the trial's own status; one not listed here is KILLED.
+# MLflow has three final states for a run. The tag `outcome` has the trial's own status; those not listed map to KILLED.
 RUN_STATUS = {
     TrialStatus.COMPLETE: "FINISHED",
     TrialStatus.PRUNED: "FINISHED",
@@ -42,10 +41,10 @@ RUN_STATUS = {
     TrialStatus.FAILED: "FAILED",
 }
 NOTHING: Mapping[str, Any] = {}
-MAX_METRICS, MAX_TEXTS, MAX_NAME_LENGTH = 800, 100, 250  # of a batch, which has 1,000 in all, and of a name
-MAX_EXPERIMENT_TAG_LENGTH = 5000  # a longer one would be refused
-SWEEPS_HEADING = "**Sweeps**:"  # what follows it in an experiment's description is written again with each sweep
-LISTED_SWEEPS = 12  # there, in one paragraph, of which the page shows the first line unasked
+MAX_METRICS, MAX_TEXTS, MAX_NAME_LENGTH = 800, 100, 250  # per batch (1,000 in total), and per name
+MAX_EXPERIMENT_TAG_LENGTH = 5000  # MLflow refuses a longer one
+SWEEPS_HEADING = "**Sweeps**:"  # the text after it in an experiment's description is rewritten with each sweep
+LISTED_SWEEPS = 12  # in that text, a paragraph whose first line the page shows even when collapsed
 
 
 class Store:
@@ -63,11 +62,11 @@ class Store:
         """Open or create the experiment and the parent run, and read which trials are written.
 
         Args:
-            study_id: the id of the sweep's study, by which its runs are found.
-            parent: of the parent run: its `tags`, its `params`, its text `artifacts` by name, `started_at`, the time at
-                which the command started, `trials`, the number of trials in the study then, `objectives`, the metrics
-                that rank them, and `has_gpus`, whether GPUs run them.
-            on_page: is called while runs are listed, with their number so far.
+            study_id: the id of the sweep's study, which identifies its runs.
+            parent: the parent run's `tags`, `params` and text `artifacts` by name; `started_at`, the time at which the
+                command started; `trials`, the number of trials in the study at that time; `objectives`, the metrics
+                that rank the trials; and `has_gpus`, whether the trials run on GPUs.
+            on_page: called while runs are listed, with the number of runs so far.
         """
         self.uri = uri
         self._study_id = study_id
@@ -75,14 +74,14 @@ class Store:
         self._parent_tags = parent["tags"]
         self._listed_first = [*parent.get("objectives", ()), *USUAL]
         self._has_gpus = bool(parent.get("has_gpus"))
-        self._monitor: Any = None  # MLflow's, where this machine has a GPU
+        self._monitor: Any = None  # MLflow's monitor, if this machine has a GPU
         new_store.create_if_missing(uri)
         self._client = MlflowClient(tracking_uri=uri)
         self.experiment_id = self._open_experiment(experiment)
         new_store.keep_artifacts_beside(uri)
         self._is_marked_running = True
-        self.written_before = 0  # the number of first trials that were written when the sweep was last closed
-        # The arguments of `finish_results` for what a finished sweep has; empty if it lacks something.
+        self.written_before = 0  # how many of the first trials were written when the sweep was last closed
+        # The arguments of `finish_results` for the complete results of a finished sweep; empty if something is missing.
         self.stored_results: dict[str, str] = {}
         self.parent_id = self._open_parent(parent)
         self.children = ChildRuns(self._client, self.experiment_id, study_id, self.parent_id)
@@ -94,7 +93,7 @@ class Store:
             self._watch_gpus()
 
     def write_trial(self, record: TrialRecord) -> None:
-        """Write one trial. Repeating it changes nothing, whether all or a part of it was written."""
+        """Write one trial. The call can be repeated, whether all or only a part was written before."""
         end_ms = int(record.ended_at_s * 1e3)
         name = run_name(record.number, record.params, record.remeasurement)
         run_id = self._child_id(record.number, name, record.started_at_s)
@@ -105,7 +104,7 @@ class Store:
         self._client.log_text(run_id, record.to_json(), "trial.json")
         if record.detail:
             self._client.log_text(run_id, legal_text(record.detail), "last_lines.txt")
-        for path in filter(os.path.exists, record.files):  # a user may have deleted them since
+        for path in filter(os.path.exists, record.files):  # the user may have deleted some
             self._client.log_artifact(run_id, path)
         self._client.set_terminated(run_id, RUN_STATUS.get(record.status, "KILLED"), end_ms)
         self._leave_out_attempt(record)
@@ -116,7 +115,7 @@ class Store:
             self._client.set_tag(run.info.run_id, mlflow_store.RETRIED_AS, str(*other))
 
     def set_aside(self, record: TrialRecord, reason: str) -> None:
-        """End the run of a trial whose values MLflow refuses: it has its outcome, the reason and its file."""
+        """End the run of a trial whose values MLflow refuses, with its outcome, the reason and its record as a file."""
         name = run_name(record.number, record.params, record.remeasurement)
         run_id = self._child_id(record.number, name, record.started_at_s)
         self._log(run_id, tags={mlflow_store.OUTCOME: record.status.value, mlflow_store.REFUSED: reason})
@@ -130,9 +129,9 @@ class Store:
         self._log(self._child_id(number, name, at_s), int(at_s * 1e3), points, step=step)
 
     def write_front(self, numbers: Sequence[int]) -> None:
-        """Mark the runs of these trials, and no others: those that are on the front of several objectives.
+        """Mark only the runs of these trials as the front of several objectives.
 
-        The metric that goes with the tag is a column by which MLflow's list can be sorted and filtered.
+        They get a tag, and a metric that MLflow's list can sort and filter by.
         """
         now_ms = int(time.time() * 1e3)
         tagged = self.children.find_with_tag(mlflow_store.FRONT, "yes")
@@ -159,10 +158,10 @@ class Store:
 
         Args:
             artifacts, plots: texts by file name, and paths of image files.
-            abandoned: numbers of trials that have no record and will not run again. Those that reported steps have a
+            abandoned: numbers of trials that have no record and will not run again. A trial that reported steps has a
                 run, which ends as cancelled.
-            written: the number of first trials that have ended and are written; None if one of them has not ended.
-            digest: of all results of the sweep.
+            written: how many of the first trials have ended and are written; None if one of them has not ended.
+            digest: the digest of all results of the sweep.
         """
         now_ms = int(time.time() * 1e3)
         if self._monitor:
@@ -181,10 +180,10 @@ class Store:
         self._client.set_terminated(self.parent_id, status, now_ms)
 
     def write_view(self, view: SweepView, on_place: Callable[[int], None] = lambda place: None) -> str:
-        """Rank the best trials and write the views of the sweep. Returns the key of the view of its trials.
+        """Rank the best trials and write the sweep's views. Returns the key of the view of its trials.
 
-        The key is empty if MLflow is of another version, whose pages may show the views differently or not at all.
-        `on_place` is called with each place that is written.
+        The key is empty for other versions of MLflow, which may show the views differently or not at all. `on_place` is
+        called with each place that is written.
         """
         self._write_ranking(view.ranking, on_place)
         is_known = mlflow_view.is_known(mlflow_store.read_version(self.uri))
@@ -212,7 +211,7 @@ class Store:
             key = mlflow_view.share_key(run.data.tags[mlflow_store.STUDY]) if is_known else ""
             links.append(self._describe_links(run.info.run_name, key))
         written = self._client.get_experiment(self.experiment_id).tags.get(mlflow_store.DESCRIPTION, "")
-        kept = written.partition(SWEEPS_HEADING)[0]  # what a person has written
+        kept = written.partition(SWEEPS_HEADING)[0]  # text written by a person
         text = f"{kept}{SWEEPS_HEADING} {', '.join(links)}"
         if len(text) <= MAX_EXPERIMENT_TAG_LENGTH:
             self._client.set_experiment_tag(self.experiment_id, mlflow_store.DESCRIPTION, text)
@@ -222,7 +221,7 @@ class Store:
         return f"[{sweep}]({page}) ([charts]({page}{mlflow_view.AS_CHARTS}))"
 
     def _watch_gpus(self) -> None:
-        if not self._has_gpus or find_spec("psutil") is None:  # which MLflow's monitors need
+        if not self._has_gpus or find_spec("psutil") is None:  # MLflow's monitors need it
             return
         from mlflow.system_metrics import system_metrics_monitor as system
 
@@ -232,7 +231,7 @@ class Store:
             self._monitor = monitor
 
     def finish_results(self, digest: str, view: str) -> None:
-        """Mark the results that `close` has begun to write as complete, unless another process has closed since."""
+        """Mark the results that `close` began to write as complete, unless another process has called it since."""
         begun = self._client.get_run(self.parent_id).data.tags[mlflow_store.RESULTS]
         if json.loads(begun) == {"begun": digest}:
             complete = json.dumps({"digest": digest, "view": view})
@@ -241,7 +240,7 @@ class Store:
     def _write_ranking(self, ranking: Sequence[RankedTrial], on_place: Callable[[int], None]) -> None:
         now_ms = int(time.time() * 1e3)
         ranked = {trial.number: trial for trial in ranking}
-        # Values of trials' runs that no longer hold, since the sweep was extended, are removed.
+        # Remove values from trials' runs that no longer hold because the sweep was extended.
         for number, run in self.children.find_with_metric(mlflow_view.PLACE).items():
             run_id, tags = run.info.run_id, ranked[number].tags if number in ranked else {}
             if number not in ranked:
@@ -252,7 +251,7 @@ class Store:
                 if tag in run.data.tags and tag not in tags:
                     self._client.delete_tag(run_id, tag)
         self._client.log_metric(self.parent_id, mlflow_view.PLACE, 0, now_ms)
-        if ranking and ranking[0].metrics:  # the parent run has the result of the finals too
+        if ranking and ranking[0].metrics:  # the parent run also has the result of the finals
             self._client.set_tag(self.parent_id, mlflow_view.INTERVAL, ranking[0].interval)
         for place, trial in enumerate(ranking, start=1):
             tags = ({mlflow_view.INTERVAL: trial.interval} if trial.interval else {}) | dict(trial.tags)
@@ -264,7 +263,7 @@ class Store:
         experiment = self._client.get_experiment_by_name(name)
         if experiment is None:
             try:
-                # This kind is shown with run tables and charts, others as a chat application.
+                # MLflow shows this kind with run tables and charts, and other kinds as a chat application.
                 kind = {"mlflow.experimentKind": "custom_model_development"}
                 return str(self._client.create_experiment(name, tags=kind))
             except MlflowException:  # another sweep created it first
@@ -277,7 +276,7 @@ class Store:
     def _open_parent(self, parent: Mapping[str, Any]) -> str:
         started_at = parent["started_at"]
         tags = {name: str(value) for name, value in parent["tags"].items()}
-        tags[mlflow_store.SWEEP_NAME] = self._sweep  # as its trials have, by which pages show them together
+        tags[mlflow_store.SWEEP_NAME] = self._sweep  # the same tag as its trials, so that pages show them together
         artifacts = dict(parent["artifacts"])
         identifying = {mlflow_store.STUDY: self._study_id, mlflow_store.KIND: mlflow_store.SWEEP_KIND}
         if runs := list(mlflow_store.search_runs(self._client, [self.experiment_id], identifying, PAGE_SIZE)):
@@ -287,7 +286,7 @@ class Store:
             results = json.loads(earlier_tags.get(mlflow_store.RESULTS, "{}"))
             if runs[0].info.status == "FINISHED" and "digest" in results:
                 self.stored_results = results
-            # The configuration that ran stays. Another command's differences are added and replace nothing.
+            # The earlier configuration stays. Differences of this command are added to it.
             for name, value in tags.items():
                 if value not in (lines := earlier_tags.get(name, "")).splitlines():
                     lines = f"{lines}\n{value}".strip()
@@ -341,7 +340,7 @@ class Store:
             "attempts": record.attempts,
             "reason": record.reason,
             mlflow_store.WORK: json.dumps(dict(record.work)) if record.work else "",
-            # These distinguish runs of different sweeps, as columns next to the metrics.
+            # These distinguish the runs of different sweeps in columns next to the metrics.
             mlflow_store.SWEEP_NAME: self._sweep,
             "hardware": self._parent_tags.get("hardware", ""),
             "device": self._parent_tags.get("device", ""),
@@ -351,7 +350,7 @@ class Store:
 
 
 def legal_name(name: str) -> str:
-    """Return a metric's or parameter's name as MLflow allows it: with few kinds of characters, a path without gaps."""
+    """Return a metric's or parameter's name with only the characters and path parts that MLflow allows."""
     parts = re.sub(r"[^\w\-. :/]", "_", name).split("/")
     legal = "/".join("_" if part in ("", ".", "..") else part for part in parts)
     if len(legal) <= MAX_NAME_LENGTH:
@@ -371,7 +370,7 @@ def _with_legal_names(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def legal_text(text: str) -> str:
-    """Return a text that every database takes: without NUL, which PostgreSQL refuses, and halves of surrogate pairs."""
+    """Return a text that every database accepts: without NUL, which PostgreSQL refuses, and without lone surrogates."""
     return text.replace("\0", "\ufffd").encode(errors="replace").decode()
 
 
