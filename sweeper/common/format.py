@@ -102,7 +102,17 @@ def count(number: int, noun: str) -> str:
 # characters, and its separators of lines). A terminal would obey them.
 _UNPRINTABLE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff]")
 _FORMULA = re.compile(r"[=+\-@\t\r]")
+_PLAIN_NUMBER = re.compile(r"-?(\d{1,3}(,\d{3})+|\d+)(\.\d+)?(e[-+]?\d+)?")
 _NUMBER = re.compile(r"[-+]?(\d[\d,]*\.?\d*|\.\d+)(e[-+]?\d+)?%?|[-+]?(nan|inf(inity)?)", re.IGNORECASE)
+
+
+def typed_value(text: str) -> Any:
+    """Return the number that a text stands for, `[low, high]` of an interval, true, false or null; else the text."""
+    bounds = text.split(" to ")
+    if len(bounds) > 2 or not all(map(_PLAIN_NUMBER.fullmatch, bounds)):
+        return {"True": True, "False": False, "None": None, "": None}.get(text, text)
+    numbers = [(float if re.search("[.e]", bound) else int)(bound.replace(",", "")) for bound in bounds]
+    return numbers if len(numbers) > 1 else numbers[0]
 
 
 def printable(text: str) -> str:

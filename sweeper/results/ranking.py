@@ -15,15 +15,6 @@ from workloads.api.metrics import ROWS
 
 # The part of a work's identity that has its own columns in tables.
 MAIN_WORK_NAMES = ("workload", "model", "sequence_length", "type")
-# The identity of a trial that recorded none, as 0.1 did: its columns in a table of trials.
-UNRECORDED_WORK_COLUMNS = {
-    "workload": "workload",
-    "model": "param.model",
-    "sequence_length": "param.sequence_length",
-    "type": "tag.dtype",
-    "statistic": "param.statistic",
-    "cache": "param.cache",
-}
 # Prefixes of the metrics that are proportional to a trial's speed: the rates, their intervals and their per-GPU values.
 RATES = tuple(row.name for row in ROWS if row.is_rate)
 # The metrics that measure speed, with their units. Work is judged by the first of these that its trials have.
@@ -114,10 +105,7 @@ def select_complete(trials: pd.DataFrame) -> pd.DataFrame:
 def read_work(row: Any) -> dict[str, str]:
     """Return the identity of a trial's work. Values that the trial does not record are left out."""
     recorded = row.get("tag.work")
-    if isinstance(recorded, str):
-        return {str(name): str(value) for name, value in json.loads(recorded).items()}
-    values = {name: row.get(column) for name, column in UNRECORDED_WORK_COLUMNS.items()}
-    return {name: value for name, value in values.items() if isinstance(value, str) and value}
+    return {str(name): str(value) for name, value in json.loads(recorded).items()} if isinstance(recorded, str) else {}
 
 
 def read_value(row: Any, metric: str) -> Interval:
@@ -135,7 +123,8 @@ def find_best_results(trials: pd.DataFrame) -> list[BestResult]:
         return []
     groups: dict[Hashable, list[int]] = {}  # the positions of the trials of each platform and kind of work
     for position, row in enumerate(complete.to_dict("records")):
-        groups.setdefault((tuple(sorted(read_work(row).items())), *_read_platform(row)), []).append(position)
+        if work := read_work(row):  # 0.1 recorded none
+            groups.setdefault((tuple(sorted(work.items())), *_read_platform(row)), []).append(position)
     results = []
     for rows in groups.values():
         group = complete.iloc[rows]

@@ -63,8 +63,7 @@ class JournalTail:
             except (ValueError, TypeError, AttributeError) as error:
                 raise UserInputError(f"{self._path}: is damaged: {line[:40]!r} is not a journal entry") from error
             if fields:
-                # Sweeps that an earlier version began have the record's JSON as a text.
-                records.append(TrialRecord.from_fields(json.loads(fields) if isinstance(fields, str) else fields))
+                records.append(TrialRecord.from_fields(fields))
         return records
 
 

@@ -5,7 +5,6 @@ every trial from its creation on and its whole record when it ends. The sampling
 sampler and the pruner see, so a new trial costs one line on disk instead of one per parameter.
 """
 
-import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -230,8 +229,7 @@ class Study:
         earlier: TrialRecord | None = None
         for trial in trials:
             if fields := trial.user_attrs.get(RECORD):
-                # Sweeps that an earlier version began have the record's JSON as a text.
-                earlier = TrialRecord.from_fields(json.loads(fields) if isinstance(fields, str) else fields, earlier)
+                earlier = TrialRecord.from_fields(fields, earlier)
             records.append(earlier if fields else None)
         self.replaced = {number for record in records if record and (number := record.superseded) is not None}
         finished: list[tuple[int, StoredTrial, sampling.Ending]] = []

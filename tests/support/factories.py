@@ -1,5 +1,6 @@
 """Factories of trial records and stored trials, and a helper that runs the report."""
 
+import json
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -46,7 +47,9 @@ def complete_trials(
     rows = []
     for device, values in speeds.items():
         for n, value in enumerate(values):
-            row = {"tag.outcome": "complete", "tag.device": device, "workload": "parallel", "tag.dtype": "bf16"}
+            work = {"workload": "parallel", "type": "bf16"}
+            work |= {name: str(params[name][n]) for name in ("model", "sequence_length", "statistic") if name in params}
+            row = {"tag.outcome": "complete", "tag.device": device, "tag.work": json.dumps(work)}
             row |= {"param.sweep.gpus": str(devices), "metric.tokens_per_s": value, "metric.tflops": value / 20}
             row |= {"metric.mfu": value / 2e4 / devices, "metric.tokens_per_s_ci_low": 0.9 * value}
             row |= {"metric.tokens_per_s_ci_high": 1.1 * value, "metric.step_time_ms": 1e6 / value}

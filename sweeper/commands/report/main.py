@@ -26,8 +26,7 @@ DIR/sweeps/matmul_ceilings.json) next to published ones; rates with different st
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -77,7 +76,6 @@ class ReportRequest(ResultsRequest):
         price_per_kwh: of electricity.
         within_gpu_hours: only the trials that had ended when their sweep had used this many GPU-hours: the results and
             the Pareto front of a smaller budget.
-        within_cost: the same for this much money at price_per_hour.
     """
 
     sweep: str | None = None
@@ -86,7 +84,6 @@ class ReportRequest(ResultsRequest):
     price_per_hour: float | None = field(default=None, metadata={"min": 0})
     price_per_kwh: float | None = field(default=None, metadata={"min": 0})
     within_gpu_hours: float | None = None
-    within_cost: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,12 +122,10 @@ class LeaderboardRequest:
     Attributes:
         dir: results directory.
         type: only rates of this data type, such as bf16.
-        json: print the rates measured here for programs, with nothing about the user or the host.
     """
 
     dir: str = "."
     type: str | None = None
-    json: bool = command.switch()
 
 
 def read_store(request: ResultsRequest, sweep: str | None = None) -> Stored:
@@ -174,31 +169,17 @@ def _print_comparison(request: ComparisonRequest, first: str, second: str | None
     return second, verdict
 
 
-def budget_gpu_hours(request: ReportRequest) -> float | None:
-    """Return the GPU-hours that each sweep is cut to, None for no limit. Raises UserInputError for a bad limit."""
-    hours, cost = request.within_gpu_hours, request.within_cost
-    if hours is not None and cost is not None:
-        raise UserInputError("within_gpu_hours and within_cost: give one of them")
-    for name, limit in (("within_gpu_hours", hours), ("within_cost", cost)):
-        if limit is not None and not limit > 0:
-            raise UserInputError(f"{name}={limit:g}: must be above 0")
-    if cost is None:
-        return hours
-    if not request.price_per_hour:
-        raise UserInputError(f"within_cost={cost:g}: the price of a GPU is unknown; add price_per_hour=")
-    return cost / request.price_per_hour
-
-
 def write_report(request: ReportRequest) -> int:
     """Write the report in its format. Returns the exit code. Raises UserInputError without anything to report."""
     if request.out:
         command.check_output_file("out", Path(request.out))
     given = (request.price_per_hour, request.price_per_kwh)
     prices = None if given == (None, None) else Prices(*given)
-    gpu_hours = budget_gpu_hours(request)
+    if (hours := request.within_gpu_hours) is not None and not hours > 0:
+        raise UserInputError(f"within_gpu_hours={hours:g}: must be above 0")
     stored = read_store(request, request.sweep)
-    if gpu_hours is not None:
-        stored = stored.cut_to_budget(gpu_hours)
+    if hours is not None:
+        stored = stored.cut_to_budget(hours)
     from sweeper.commands.report import fronts
 
     found = fronts.find_fronts(stored)
@@ -232,17 +213,11 @@ def write_report(request: ReportRequest) -> int:
 
 
 def show_leaderboard(request: LeaderboardRequest) -> int:
-    """Print the leaderboard, or its own rates for programs. Raises UserInputError if there is nothing to show."""
+    """Print the leaderboard. Raises UserInputError if there is nothing to show."""
     folder = Path(request.dir)
     if not folder.is_dir():
         raise UserInputError(f"dir={folder}: no such directory")
     rates = ceilings.read(folder)
-    no_rates = f"there is no measured rate in {folder.resolve()}: run `python -m sweeper` to measure one"
-    if request.json:
-        if not rates:
-            raise UserInputError(no_rates)
-        print(json.dumps({"rates": [asdict(rate) for rate in rates]}, indent=1))
-        return 0
     all_rows = leaderboard.build_rows(rates)
     chosen = request.type or ""
     rows = [cells for cells in all_rows if cells[1].startswith(chosen)]
@@ -251,7 +226,7 @@ def show_leaderboard(request: LeaderboardRequest) -> int:
     console = open_console()
     console.print(draw(leaderboard.HEADING, rows, MIN_LEADERBOARD_COLUMNS, console.width))
     if not rates:
-        console.print(no_rates)
+        console.print(f"there is no measured rate in {folder.resolve()}: run `python -m sweeper` to measure one")
     return 0
 
 

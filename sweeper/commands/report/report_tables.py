@@ -1,6 +1,7 @@
 """The tables of the report, as headings and cells, and as Markdown, CSV and JSON.
 
-CSV and JSON are for programs: units are in the names, and the best results are not rounded.
+CSV and JSON are for programs: units are in the names or a column, and the best results are not rounded. JSON has
+numbers as numbers, intervals as [low, high], and null for what is not known.
 """
 
 import csv
@@ -14,7 +15,14 @@ import pandas as pd
 
 from sweeper.commands.report.notes import NOTES
 from sweeper.common.clock import SECONDS_PER_DAY
-from sweeper.common.format import format_interval, format_number, format_percent, format_point, spreadsheet_cell
+from sweeper.common.format import (
+    format_interval,
+    format_number,
+    format_percent,
+    format_point,
+    spreadsheet_cell,
+    typed_value,
+)
 from sweeper.common.trials import WITHOUT_RESULT, TrialStatus
 from sweeper.metrics.derivation import MEMORY_METRICS, Prices, cost_metrics
 from sweeper.metrics.intervals import missing_reason
@@ -27,10 +35,12 @@ from workloads.api.errors import UserInputError
 from workloads.api.metrics import COST
 
 BEST_RESULTS = "Best results"
+PARAMETERS = "Parameters of the best results"
 FAILURES = "Trials without a result"
 OUTCOMES_OF_FAILURES = [str(status) for status in (*WITHOUT_RESULT, TrialStatus.INFEASIBLE)]
 IMPORTED = "Imported results"
 CONTRADICTIONS = "Contradictions in imported results"
+NAMES = ("sweep", "result", "example", "device", "gpu", "same as")  # columns of texts, also where they are digits
 EXPORTED_RATES_AND_SHARES = ("tflops", "mfu", "hfu", "mamf_utilization", "bandwidth_utilization")
 PUBLISHED_COLUMNS = {  # by their headings
     **{"model": "model", "sequence length": "sequence_length", "type": "type", "device": "gpu", "devices": "gpus"},
@@ -152,7 +162,7 @@ def _build_parameters_table(results: Sequence[BestResult]) -> Table:
         values = {name.removeprefix("param."): result.trial[name] for name in columns if ".sweep." not in name}
         point = {name: value for name, value in values.items() if isinstance(value, str) and value != "None"}
         rows.append([label, result.platform, format_point(point)])
-    return Table("Parameters of the best results", ["work", "device", "parameters"], rows)
+    return Table(PARAMETERS, ["work", "device", "parameters"], rows)
 
 
 def _list_published(models: Collection[str]) -> list[dict[str, str]]:
@@ -173,11 +183,24 @@ def build_text(stored: Stored, tables: Sequence[Table], text_format: str) -> str
     rows = [_export_result(result) for result in stored.best_results]
     if text_format == "json":
         content = {table.title: [dict(zip(table.heading, row, strict=True)) for row in table.rows] for table in tables}
-        return json.dumps(content | {BEST_RESULTS: rows}, indent=1, ensure_ascii=False)
+        content = content | {BEST_RESULTS: rows}
+        content.pop(PARAMETERS, None)  # the best results have them
+        typed = {title: [_type_cells(row) for row in rows] for title, rows in content.items()}
+        return json.dumps(typed, indent=1, ensure_ascii=False)
     if not rows:
         raise UserInputError("format=csv: there is no complete trial")
     exported = pd.DataFrame(rows).dropna(axis="columns", how="all").map(spreadsheet_cell)
     return exported.rename(columns=spreadsheet_cell).to_csv(index=False).rstrip()
+
+
+def _type_cells(row: Mapping[str, Any]) -> dict[str, Any]:
+    typed = {}
+    for name, value in row.items():
+        is_list = name.startswith("param.") and "," in str(value)  # a comma in a cell separates thousands
+        typed[name] = typed_value(value) if isinstance(value, str) and name not in NAMES and not is_list else value
+    if isinstance(counts := typed.get("trials"), str):  # of a sweep, by their outcomes
+        typed["trials"] = {name: int(number) for number, name in (part.split(" ", 1) for part in counts.split(", "))}
+    return typed
 
 
 def _export_result(result: BestResult) -> dict[str, Any]:
@@ -189,6 +212,7 @@ def _export_result(result: BestResult) -> dict[str, Any]:
         "device": result.device,
         "devices": result.devices,
         "metric": result.speed_metric,
+        "unit": ranking.SPEED_UNITS[result.speed_metric],
         "value": result.speed.value,
         "ci_low": result.speed.low,
         "ci_high": result.speed.high,

@@ -1,5 +1,6 @@
 """The study: asking, telling, resuming."""
 
+import json
 import subprocess
 import sys
 import uuid
@@ -193,7 +194,7 @@ def test_a_trial_with_a_record_and_no_state_is_finished_and_not_run_again(tmp_pa
     study = open_study(tmp_path)
     trial = ask_trial(study)
     # What tell() has done when the driver is killed before the state.
-    study._journal.set_attr(trial.number, "record", finished(trial, score=3.0).to_json())
+    study._journal.set_attr(trial.number, "record", json.loads(finished(trial, score=3.0).to_json()))
     resumed = open_study(tmp_path)
     assert resumed.unfinished == []
     assert resumed.records[0].metrics == {"score": 3.0}

@@ -53,8 +53,8 @@ def test_nine_panels_show_each_platform_by_the_same_metrics() -> None:
 def test_the_charts_of_a_sweep_never_mix_two_kinds_of_work() -> None:
     speeds = {"H200": [float(n) for n in range(1, 13)]}
     trials = complete_trials(speeds, host=[1, 1, 2, 2, 1, 2] * 2, device=[1, 2, 1, 2, 2, 1] * 2)
-    trials["tag.dtype"] = ["bf16"] * 6 + ["fp8"] * 6
-    infeasible = trials.head(1).assign(**{"tag.outcome": "infeasible", "tag.dtype": None, "param.device": "3"})
+    trials["tag.work"] = ['{"type": "bf16"}'] * 6 + ['{"type": "fp8"}'] * 6
+    infeasible = trials.head(1).assign(**{"tag.outcome": "infeasible", "tag.work": None, "param.device": "3"})
     trials = pd.concat([trials, infeasible], ignore_index=True)
     trials.loc[trials["tag.outcome"] == "infeasible", "metric.tokens_per_s"] = math.nan
     # The infeasible trial, whose type is unknown, is part of both.

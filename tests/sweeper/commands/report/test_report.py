@@ -41,6 +41,7 @@ def write_sweep(
     """Write a finished sweep over `budget` with these tokens/s by its value, None for an infeasible trial."""
     params = {"model": model, "sequence_length": "8192", "sweep.gpus": 1, "budget": "choice(…)"}
     tags = {**PARENT, "device": device}
+    work = {"workload": "offload", "model": model, "sequence_length": "8192", "type": "bf16"}
     written = Store(
         f"sqlite:///{folder}/mlflow.db",
         "offload",
@@ -64,6 +65,7 @@ def write_sweep(
             started_at_s=1.0e9 + number,
             ended_at_s=1.0e9 + number + 1,
             elapsed_s=float(number),
+            work=work,
             **result,
         )
         written.write_trial(record)
@@ -92,28 +94,17 @@ def test_a_report_is_cut_to_what_a_smaller_budget_would_have_found(folder: Path)
     """Each of the two trials takes a second of one GPU; the second one is better."""
     hour, one_trial = "price_per_hour=3.6", f"within_gpu_hours={1 / 3600}"
     assert best_of(folder, hour)["speed"] == "11,400 tokens/s"
-    for limit in ((one_trial,), (hour, "within_cost=0.0019")):
-        best = best_of(folder, *limit)
-        assert (best["speed"], best["of trials"], best["J/token"]) == ("9,450 tokens/s", "1", "0.07407")
+    best = best_of(folder, one_trial)
+    assert (best["speed"], best["of trials"], best["J/token"]) == ("9,450 tokens/s", "1", "0.07407")
     # 0.0741 J a token are 0.0206 kWh for a million
     both = best_of(folder, hour, "price_per_kwh=0.5", one_trial)
     assert float(both["cost of 10^6 tokens"]) == pytest.approx(0.1058 + 0.0206 * 0.5, rel=1e-2)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (("within_cost=3",), ["price_per_hour="]),
-        (("within_gpu_hours=0",), ["above 0"]),
-        (("within_gpu_hours=1", "within_cost=3"), ["one of them"]),
-        (("price_per_kwh=-1",), ["at least 0"]),
-    ],
-)
-def test_a_budget_of_a_report_that_means_nothing_is_refused(
-    tmp_path: Path, arguments: tuple[str, ...], words: list[str]
-) -> None:
-    result = run_report(tmp_path, *arguments)
-    assert result.code == 2 and all(word in result.err for word in words), result.err
+@pytest.mark.parametrize(("argument", "words"), [("within_gpu_hours=0", "above 0"), ("price_per_kwh=-1", "at least 0")])
+def test_a_budget_of_a_report_that_means_nothing_is_refused(tmp_path: Path, argument: str, words: str) -> None:
+    result = run_report(tmp_path, argument)
+    assert result.code == 2 and words in result.err, result.err
 
 
 OBJECTIVES = {"tokens_per_s": "maximize", "peak_device_gib": "minimize"}
@@ -127,7 +118,9 @@ def write_front(folder: Path, *, limits: Mapping[str, Any] | None = None, certif
     for number, (speed, gib) in enumerate([(100.0, 20.0), (90.0, 10.0), (95.0, 25.0), (120.0, 30.0)]):
         metrics = {"tokens_per_s": speed, "peak_device_gib": gib}
         times = {"started_at_s": 1.0e9 + number, "ended_at_s": 1.0e9 + number + 1}
-        written.write_trial(trial_record(number, {"budget": str(number)}, metrics=metrics, **times))
+        written.write_trial(
+            trial_record(number, {"budget": str(number)}, metrics=metrics, work={"workload": "offload"}, **times)
+        )
     written.write_front([1, 3] if certified else [0, 1, 3])
     tags = {"limits": json.dumps(dict(limits or {}))}
     written.close("FINISHED", {"front_rounds": 3.0} if certified else {}, tags, {}, [])
@@ -159,9 +152,8 @@ def test_the_front_of_several_objectives_is_cut_to_a_budget_too(fronts: list[Pat
     assert rows == ["3 measured once", "0 measured once", "1 measured once"]
     assert "3 of 4 ranked trials are on the front" in text and "Not certified" in text
     three = f"within_gpu_hours={3 / 3600}"
-    for limit in ((three,), ("price_per_hour=3.6", "within_cost=0.0031")):
-        rows, text = front_of(fronts[0], *limit)
-        assert rows == ["0 measured once", "1 measured once"] and "within the budget" in text
+    rows, text = front_of(fronts[0], three)
+    assert rows == ["0 measured once", "1 measured once"] and "within the budget" in text
     result = run_report(fronts[0], "format=png", three)
     assert result.code == 0 and (fronts[0] / "sweeps" / "report_front_trade.png").stat().st_size > 10_000
     page = Path(run_report(fronts[0], three, f"out={fronts[0] / 'r.html'}").out.strip()).read_text()
@@ -191,6 +183,8 @@ def test_what_the_finals_say_of_a_front_is_shown_unless_a_budget_cuts_them_off(f
     rows, text = front_of(fronts[1])
     assert rows == ["0 dominated", "3 measured once", "1 measured once"] and "measured again in 3 rounds" in text
     assert "| 0 | 0 | 25 | 25 | 2 | dominated | 1, 3 |" in text
+    row = json.loads(run_report(fronts[1], "format=json").out)["Pareto front of trade"][0]
+    assert [*row.values()] == [0, 0, 25, 25, 2, "dominated", "1, 3", None, None], row
     rows, _ = front_of(fronts[1], f"within_gpu_hours={3 / 3600}")
     assert rows == ["0 measured once", "1 measured once"]
 
@@ -329,10 +323,11 @@ def test_a_store_with_only_imported_results_has_a_report(tmp_path: Path, monkeyp
 def test_json_and_csv_are_unrounded_and_a_regression_has_an_exit_code(folder: Path) -> None:
     content = json.loads(run_report(folder, "format=json").out)
     first = next(row for row in content["Sweeps"] if row["sweep"] == "first")
-    assert first["trials"] == "2 complete, 1 infeasible, 1 tainted" and first["versions"] == "torch 2.11"
-    assert first["power limit W"] == "700" and first["ended"].endswith("UTC") and first["device"] == "NVIDIA H200"
+    assert first["trials"] == {"complete": 2, "infeasible": 1, "tainted": 1} and first["versions"] == "torch 2.11"
+    assert first["power limit W"] == 700 and first["ended"].endswith("UTC") and first["device"] == "NVIDIA H200"
     best = next(row for row in content["Best results"] if row["value"] == 11400.0)
-    assert best["tflops"] == 570.0 and best["param.budget"] == "40" and best["rounds"] == 0 and best["hfu"] is None
+    assert best["tflops"] == 570.0 and best["param.budget"] == 40 and best["rounds"] == 0 and best["hfu"] is None
+    assert (best["unit"], best["sequence_length"], best["trial"]) == ("tokens/s", 8192, 1)
     rows = pd.read_csv(io.StringIO(run_report(folder, "format=csv").out))
     assert {"value", "ci_low", "ci_high", "mfu"} <= set(rows.select_dtypes("number").columns)
     assert len(rows) == len(content["Best results"]) and "sequence_length" in rows and "hfu" not in rows
