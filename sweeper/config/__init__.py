@@ -1,1 +1,1 @@
-"""The configuration: its schema, how it is resolved, the search space and the hardware catalogue."""
+"""The configuration: its schema and resolution, the search space and the hardware catalog."""

@@ -1,8 +1,8 @@
-"""Values of a space that depend on the devices: their number, a fixed layout by name, and their environment.
+"""Values in a space that depend on the devices: their number, a fixed layout by name, and their environment.
 
-tp: divisors(gpus)               every degree that the number allows: 1, 2, 3 and 6 of 6 GPUs
-global_batch: multiple(gpus, 64) the smallest multiple of the GPUs from 64 on
-workload.strategy=NAME           a fixed layout: the table `conf/strategies.yaml`
+tp: divisors(gpus)               every degree that divides the number of GPUs: 1, 2, 3 and 6 for 6 GPUs
+global_batch: multiple(gpus, 64) the smallest multiple of the number of GPUs that is at least 64
+workload.strategy=NAME           a fixed layout from the table `conf/strategies.yaml`
 environment                      variables that a device's YAML in `conf/hardware/` sets by default
 """
 
@@ -27,7 +27,7 @@ from workloads.suggestions import suggest
 
 DIVISORS = "divisors(gpus)"
 MULTIPLE = re.compile(r"multiple\(gpus, *([1-9]\d*)\)")
-# Degrees that a row of the table of strategies leaves at one.
+# The values of parameters that a row in the table of strategies omits.
 DEFAULTS = {"dp_replicate": 1, "cp": 1, "stages_per_rank": 1, "schedule": "1f1b"}
 FROM_SPACE = "space.env"
 FROM_NODES = "the nodes' environment"
@@ -77,7 +77,7 @@ def read_strategies() -> dict[str, list[Strategy]]:
 
 
 def layout_on(gpus: int, name: str, row: Strategy) -> dict[str, Any]:
-    """Return a row's values on this number of GPUs, of which those that tp and pp leave are sharded data parallel."""
+    """Return a row's values for this number of GPUs, with `dp_shard` = GPUs / (tp x pp). Raises UserInputError."""
     divided = row.space["tp"] * row.space["pp"]
     if gpus % divided:
         degrees = f"tp={row.space['tp']} x pp={row.space['pp']} for {row.model} on {row.vendor}"
@@ -87,7 +87,7 @@ def layout_on(gpus: int, name: str, row: Strategy) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class DefaultVariable:
-    """A variable that a device's YAML sets, with the reason and the source."""
+    """A variable that a device's YAML sets, with its reason and source."""
 
     value: str
     reason: str
@@ -95,7 +95,7 @@ class DefaultVariable:
 
 
 def read_defaults(hardware: Hardware) -> dict[str, DefaultVariable]:
-    """Return the device's variables by name, null to remove one. Raises UserInputError for an incomplete entry."""
+    """Return the device's variables by name, without null entries. Raises UserInputError for an incomplete entry."""
     defaults = {}
     for name, entry in hardware.environment.items():
         key = f"hardware.environment.{name}"
@@ -114,9 +114,9 @@ def default_names(chosen: Hardware) -> set[str]:
 
 
 def apply_defaults(space: Space, target: Target) -> tuple[Space, dict[str, str]]:
-    """Return the space with the device's variables, and for each constant variable what has set it.
+    """Return the space with the device's variables, and where each constant variable was set.
 
-    The space comes first, then the nodes' own environment, then the default. Raises UserInputError if nodes differ.
+    The space takes precedence, then the nodes' environment, then the default. Raises UserInputError if nodes differ.
     """
     constants: dict[str, str] = {}
     sources = dict.fromkeys(only_variables(space.constants), FROM_SPACE)

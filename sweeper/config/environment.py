@@ -1,7 +1,7 @@
 """Environment variables as parameters: `space.env.NAME` in a space, `env.NAME` in points, records and reports.
 
-A variable is read before torch is imported, so every environment has its own workers. A value is a number or a text
-in the space and a text in the process; null: the sweep does not set the variable.
+Variables are read before torch is imported, so each environment gets its own workers. A value is a number or text in
+the space, and text in the process. With null, the sweep does not set the variable.
 """
 
 import re
@@ -18,7 +18,7 @@ _NAME = re.compile(r"[A-Z_][A-Z0-9_]*")
 _DEVICES = "decides which GPUs a worker sees, which Ray sets"
 _LOADING = "decides how programs and libraries are loaded; set it where the cluster is started"
 _RANKS = "is set for each rank"
-# Variables that a trial's environment does not set, with the reason.
+# Variables that a trial's environment must not set, with the reason.
 _RESERVED = (
     (r"(CUDA|HIP|ROCR|NVIDIA)_VISIBLE_DEVICES|GPU_DEVICE_ORDINAL|CUDA_DEVICE_ORDER", _DEVICES),
     (r"RAY_\w+", "configures Ray, which is running by then"),
@@ -29,7 +29,7 @@ _RESERVED = (
 
 
 def flatten(entries: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the entries of a space or a point, those of its section `env` as `env.NAME`."""
+    """Return the entries of a space or a point, with the entries of its section `env` named `env.NAME`."""
     flat = dict[str, Any]()
     for key, entry in entries.items():
         if key == SECTION and isinstance(entry, Mapping):
@@ -52,13 +52,13 @@ def only_variables(parameters: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def process_values(parameters: Mapping[str, Any]) -> dict[str, str | None]:
-    """Return the variables among the parameters as a process has them: texts by name, None for one that is not set."""
+    """Return the values that a process gets for the variables among the parameters: text by name, None if not set."""
     variables = only_variables(parameters)
     return {name.removeprefix(PREFIX): None if value is None else str(value) for name, value in variables.items()}
 
 
 def check_name(variable: str) -> None:
-    """Check that a trial's environment may set this variable. Raises UserInputError with the reason if it may not."""
+    """Raise UserInputError with the reason if a trial's environment must not set this variable."""
     key = f"space.{PREFIX}{variable}"
     if not _NAME.fullmatch(variable):
         upper = re.sub(r"\W", "_", variable).upper().strip("_")
@@ -72,10 +72,10 @@ def check_name(variable: str) -> None:
 
 
 def check_values(variable: str, values: Iterable[Any]) -> None:
-    """Check the values of a variable. Raises UserInputError for a value that a process would not get as written."""
+    """Raise UserInputError for a value of a variable that is a secret or that a process would not get as written."""
     key = f"space.{PREFIX}{variable}"
     for value in values:
-        if isinstance(value, bool):  # YAML reads true, True and yes alike, a program may not
+        if isinstance(value, bool):  # YAML reads true, True and yes alike, but a program may not
             raise UserInputError(f"{key}={str(value).lower()}: put true or false in quotes")
         text = str(value)
         if "$" in text or not text.isprintable():

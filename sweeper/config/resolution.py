@@ -1,4 +1,4 @@
-"""From a composed Hydra configuration to one immutable object: the only module that reads the configuration."""
+"""Turn a composed Hydra configuration into one immutable object: only this module reads the configuration."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from workloads.api.recipes import is_architecture
 from workloads.suggestions import hint
 
 RUN_SCRIPT = re.compile(r"(?:\{python\}|(?:\S*/)?(?:python[\d.]*|sh|bash)) ([\w./-]+\.(?:py|sh))(?= |$)")
-# Of an installed package it is inside, and in a repository beside the package.
+# `conf` is inside an installed package, and next to the package in a repository.
 PACKAGE = Path(__file__).resolve().parent.parent
 CONF = next((path for path in (PACKAGE / "conf", PACKAGE.parent / "conf") if path.is_dir()), PACKAGE / "conf")
 
@@ -37,30 +37,30 @@ class ResolvedConfig:
     config: Config
     workload: Workload  # with its settings
     criteria: Criteria  # what ranks the trials
-    projection_nodes: list[int]  # numbers of nodes that the best point is projected to; empty if none were requested
+    projection_nodes: list[int]  # the numbers of nodes that the best point is projected to; may be empty
 
     @cached_property
     def settings(self) -> dict[str, Any] | None:
-        """The settings of a command as plain values, None of another workload."""
+        """The settings of a command as plain values; None for other workloads."""
         return self.worker_settings if self.workload.runs_command else None
 
     @cached_property
     def worker_settings(self) -> dict[str, Any] | None:
-        """The settings with which a worker makes the workload, None if it has none."""
+        """The settings from which a worker builds the workload; None if it has none."""
         return None if self.workload.settings is None else asdict(self.workload.settings)
 
     @property
     def is_local(self) -> bool:
-        """Return whether trials run on this machine, not on a cluster whose nodes may have other files."""
+        """Whether trials run on this machine, rather than on a cluster whose nodes may have other files."""
         return (self.config.cluster.address or os.environ.get("RAY_ADDRESS") or "local") == "local"
 
     def with_space(self, entries: Mapping[str, Any]) -> ResolvedConfig:
-        """Return the configuration with these entries of the space instead of its own."""
+        """Return the configuration with these entries added to its space, or replacing its own."""
         return replace(self, config=replace(self.config, space={**self.config.space, **entries}))
 
 
 def resolve(composed: DictConfig, workload: Workload | None = None) -> ResolvedConfig:
-    """Check a composed configuration and load its workload. Raises UserInputError for what is wrong on any device."""
+    """Check a composed configuration and load its workload. Raises UserInputError for errors that no device can fix."""
     try:
         if OmegaConf.select(composed, "workload.name") is None:
             raise UserInputError(f"workload.name: required. Available: {', '.join(registry.names())}")
@@ -94,7 +94,7 @@ def _add_finals(entries: dict[str, Any]) -> dict[str, Any]:
     if not isinstance(finals, Mapping) or not isinstance(section, Mapping):
         return entries
     name = section.get("name")
-    workload = registry.load(name) if name in registry.names() else Workload  # an unknown name is refused later
+    workload = registry.load(name) if name in registry.names() else Workload  # an unknown name is rejected later
     top = workload.finalists or (Workload.finalists if entries.get("objective") else 0)
     defaults = {"top": top, "rounds": workload.finals_rounds}
     chosen = {key: defaults.get(key) if value is None else value for key, value in finals.items()}
@@ -143,7 +143,7 @@ def _load_workload(config: Config) -> Workload:
 
 
 def check_world_size(workload: Workload, config: Config, gpus: int) -> None:
-    """Check the GPUs of a trial against the workload. Raises UserInputError if it spans fewer, or needs more."""
+    """Raise UserInputError if a trial of the workload needs more GPUs than `gpus`, or cannot span that many."""
     name, fewest, limit = config.workload.name, workload.min_world_size, workload.max_world_size
     trial = f"gpus={config.gpus}: a trial of {name}"
     if gpus < fewest:
@@ -153,7 +153,7 @@ def check_world_size(workload: Workload, config: Config, gpus: int) -> None:
 
 
 def check_program(resolved: ResolvedConfig) -> None:
-    """Check that a command's program and directory exist, if it runs on this machine, and that plan=run has one."""
+    """Raise UserInputError if plan=run has no program to run, or a local command's program or directory is missing."""
     settings = resolved.settings
     if settings is None and resolved.config.plan == "run":
         raise UserInputError(f"plan=run: {resolved.config.workload.name} runs no program; use plan=true")
@@ -166,14 +166,14 @@ def check_program(resolved: ResolvedConfig) -> None:
     if script and not (path := directory / script[1]).exists():
         raise UserInputError(f"command.run: {path}: no such file")
     if isinstance(run, str) or "{" in run[0] or "PATH" in settings["environment"]:
-        return  # a shell's, or known only with its values
+        return  # the shell finds the program, or its name depends on parameters
     if not (shutil.which(run[0]) or ("/" in run[0] and (directory / run[0]).exists())):
         raise UserInputError(f"command.run: {run[0]}: no such program")
 
 
 def _split_objectives(entries: dict[str, Any]) -> dict[str, Any]:
-    """Return the configuration with the leading objective in `workload`, and several also in `objective`. The key
-    `objective` is short for `workload.objective`. Both take one metric or a list."""
+    """Return the configuration with the leading objective in `workload`, and with all of them in `objective` if there
+    are several. The key `objective` is short for `workload.objective`, and both take one metric or a list."""
     section = entries.get("workload")
     if not isinstance(section, Mapping):
         return entries
@@ -197,8 +197,8 @@ def _split_objectives(entries: dict[str, Any]) -> dict[str, Any]:
 
 
 def _read_own_metrics(values: Any) -> dict[str, str]:
-    """Return the directions of the user's metrics. Raises UserInputError for one that is not, or has one already."""
-    own = values if isinstance(values, Mapping) else {}  # a text is refused by the schema
+    """Return the directions of the user's metrics. Raises UserInputError if one is invalid or contradicts our own."""
+    own = values if isinstance(values, Mapping) else {}  # the schema rejects text
     for name, direction in own.items():
         if name in DIRECTIONS and direction != DIRECTIONS[name]:
             own_is = f"not a metric of your own; its direction is {DIRECTIONS[name]}"

@@ -12,9 +12,9 @@ class WorkloadSection:
 
     Attributes:
         name: the benchmark that runs; workload=NAME selects a file that sets it.
-        preset: the name of a file that sets what the benchmark trains, by which its sweeps are named; empty if it is
-            the benchmark's.
-        objective: the metric that ranks trials; of several the leading one.
+        preset: the name of a file that sets what the benchmark trains, and that its sweeps are named after; empty if
+            the benchmark's own file sets it.
+        objective: the metric that ranks trials; the leading one if there are several.
         direction: whether a higher or a lower objective is better.
         strategy: the name of a fixed layout in `conf/strategies.yaml`, such as balanced.
     """
@@ -32,31 +32,32 @@ class WorkloadSection:
 
 @dataclass(frozen=True)
 class Hardware:
-    """A kind of device. Peaks are dense TFLOP/s of one device by data type; unpublished ones are absent.
+    """A kind of device. Peaks are dense TFLOP/s of one device by data type, without those that are not published.
 
     Attributes:
-        name: the name that hardware=NAME selects; auto: what the cluster has.
+        name: the name that hardware=NAME selects; auto: the devices of the cluster.
         kind: whether the device is a CPU or a GPU.
         architecture: the instruction set, such as sm90 or gfx942; decides which number formats are supported.
         accelerators: Ray's labels for the device.
-        device_ids: PCI device ids in hex, such as 74a1; a virtual function has its own.
+        device_ids: PCI device ids in hex, such as 74a1; a virtual function has its own id.
         device_names: regular expressions for the driver's names of the device.
-        partition: compute and memory mode in which an Instinct is divided, such as CPX/NPS4; null for the cluster's.
-        dies: into how many devices the mode CPX divides it.
-        compute_units: of the undivided device.
-        clock_headroom: the factor by which the clock may exceed the one of the peaks. An MFU above it is impossible.
+        partition: the compute and memory mode that divides an Instinct, such as CPX/NPS4; null for the cluster's mode.
+        dies: the number of devices into which the mode CPX divides the GPU.
+        compute_units: the number of compute units of the undivided device.
+        clock_headroom: the factor by which the clock may exceed that of the peaks. An MFU above it is impossible.
         dense_peak_tflops: peaks by data type, without sparsity: {bf16: 989, fp8: 1979}.
-        achieved_share: the share of these peaks that products achieve, where none was measured here. The default is
-            that of an H200 at its power limit: its GEMMs sustain 0.67 to 0.69 of the peak, and 0.7 fits its training.
-        memory_gib: memory of one device as its driver reports it, less than the vendor's figure.
-        bandwidth_tb_s: bandwidth of its memory.
-        link_gb_s: bandwidth of one device to the others of its node (NVLink, Infinity Fabric), in each direction.
-        link_peers: to how many devices it has a link of its own, with an equal part of link_gb_s; null for a switch.
-        power_w: the most power that one device draws.
-        price_per_hour: an assumed price in USD, a provider's list price on demand; null where none was found.
-        environment: variables that every worker is started with, each with its value, reason and source.
+        achieved_share: the share of these peaks that GEMMs achieve, used if none was measured here. The default fits an
+            H200 at its power limit: its GEMMs sustain 0.67 to 0.69 of the peak, and 0.7 fits its training.
+        memory_gib: the memory of one device as reported by its driver, which is less than the vendor's figure.
+        bandwidth_tb_s: the bandwidth of the device's memory.
+        link_gb_s: the bandwidth from one device to the others in its node (NVLink, Infinity Fabric), in each direction.
+        link_peers: the number of devices with a direct link to it, each with an equal part of link_gb_s; null for a
+            switch.
+        power_w: the maximum power draw of one device.
+        price_per_hour: an assumed price in USD, a provider's on-demand list price; null if none was found.
+        environment: variables with which every worker is started, each with its value, reason and source.
         sources: the document, table and date behind peaks, memory, bandwidth, power and price.
-        source: where the figures without an entry in `sources` are from.
+        source: the source of all values without an entry in `sources`.
     """
 
     name: str
@@ -84,19 +85,19 @@ class Hardware:
 
 @dataclass(frozen=True)
 class TopologySection:
-    """Links and network of the cluster, for estimates. Bandwidths are of one GPU in each direction, in GB/s.
+    """Links and network of the cluster, for estimates. Bandwidths are per GPU and direction, in GB/s.
 
     Attributes:
         name: the name that topology=NAME selects; auto: what was measured, else nodes of eight with the GPU's links.
-        gpus_per_domain: GPUs that reach each other without the network: of a node, or 72 of a GB200 NVL72.
-        wiring: a switch; pairs, a link to each other GPU (xGMI); or host, through the processors.
-        link_gb_s: within the domain, all links of a GPU together.
-        network_gb_s: to other domains: the NICs of a domain, divided by its GPUs.
+        gpus_per_domain: the number of GPUs that reach each other without the network: a node, or 72 in a GB200 NVL72.
+        wiring: how GPUs are linked: switch; pairs, a link to each other GPU (xGMI); or host, through the processors.
+        link_gb_s: bandwidth within the domain, over all links of a GPU together.
+        network_gb_s: bandwidth to other domains: that of a domain's NICs, divided by its GPUs.
         oversubscription: how many times the bandwidth of the NICs exceeds that of the switches above them.
-        link_latency_s: of one message within the domain.
-        network_latency_s: of one message between domains.
-        source: where the figures are from.
-        file: a YAML file of these keys instead; topology=FILE.yaml sets it.
+        link_latency_s: the latency of one message within the domain.
+        network_latency_s: the latency of one message between domains.
+        source: the source of these values.
+        file: a YAML file with these keys; topology=FILE.yaml sets it.
     """
 
     name: str = "auto"
@@ -116,7 +117,7 @@ class Search:
     """The sampler and its options.
 
     Attributes:
-        sampler: what chooses the parameters of the next trial; set by search=NAME.
+        sampler: the algorithm that chooses the parameters of the next trial; set by search=NAME.
     """
 
     sampler: Literal["tpe", "gp", "nsga2", "cmaes", "qmc", "random", "grid"]
@@ -129,7 +130,7 @@ class Search:
 
 @dataclass(frozen=True)
 class Budget:
-    """Limits of a sweep; it ends at the first one that is reached."""
+    """The limits of a sweep, which ends when it reaches the first of them."""
 
     trials: int | None = field(default=None, metadata={"min": 1})
     time_s: float | None = field(default=None, metadata={"min": 0.001})
@@ -141,7 +142,7 @@ class Budget:
 
 @dataclass(frozen=True)
 class Finals:
-    top: int = field(metadata={"min": 0})  # the best trials that are measured again; null for the workload's
+    top: int = field(metadata={"min": 0})  # how many of the best trials are remeasured; null for the workload's default
     rounds: int = field(metadata={"min": 2})
 
 
@@ -169,7 +170,7 @@ class Tracking:
 
 @dataclass(frozen=True)
 class ProjectionSection:
-    nodes: Any = None  # to how many the best point is projected
+    nodes: Any = None  # the numbers of nodes to which the best point is projected
 
 
 @dataclass(frozen=True)
@@ -188,8 +189,8 @@ class Config:
     projection: ProjectionSection = ProjectionSection()
     command: dict[str, Any] | None = None
     objective: Any = None  # short for workload.objective
-    limits: dict[str, Any] = field(default_factory=dict)  # upper bounds where less is better, else lower ones
-    metrics: dict[str, Any] = field(default_factory=dict)  # how your own are better: maximize or minimize
+    limits: dict[str, Any] = field(default_factory=dict)  # upper bounds if less is better, otherwise lower bounds
+    metrics: dict[str, Any] = field(default_factory=dict)  # the directions of your own metrics: maximize or minimize
     name: str | None = None
     exclusive: Literal["gpu", "node"] | None = None
     gpus: int | Literal["all"] = field(default=1, metadata={"min": 1})

@@ -8,8 +8,8 @@ The syntax is Hydra's, in YAML and on the command line:
     lr: interval(0.001, 0.1)          any number in between, both ends inclusive
     batch: tag(log, range(1, 1025))   sampled on a logarithmic scale
 
-and `{cpu: …, gpu: …}` where a CPU and a GPU differ. `env: {NAME: …}` has environment variables, parameters called
-`env.NAME` (`environment.py`).
+`{cpu: …, gpu: …}` gives different entries for a CPU and a GPU. `env: {NAME: …}` contains environment variables, which
+are parameters called `env.NAME` (`environment.py`).
 """
 
 import itertools
@@ -33,13 +33,13 @@ from workloads.api.errors import UserInputError
 
 Value = str | int | float | bool | None
 Parameters = dict[str, Value]
-NULL_CHOICE = re.compile(r"^choice\((.*\bnull\b.*)\)$")  # which Hydra's function does not take, unlike a list
+NULL_CHOICE = re.compile(r"^choice\((.*\bnull\b.*)\)$")  # Hydra's function does not accept null, but a list does
 ALLOWED_FORMS = "range(first, end, step), choice(a, b), interval(low, high) or a constant"
 
 
 @dataclass(frozen=True)
 class Choice:
-    """One of several values, without an order."""
+    """One of several values that have no order."""
 
     values: tuple[Value, ...]
 
@@ -57,7 +57,7 @@ class Choice:
 
 
 def stepped(first: int | float, step: int | float, count: int) -> int | float:
-    """Return `first + count * step`, in decimal arithmetic like Optuna's bounds: 0.1 + 2 x 0.1 is 0.3."""
+    """Return `first + count * step` in decimal arithmetic, like Optuna's bounds, so that 0.1 + 2 x 0.1 is 0.3."""
     if isinstance(first, int) and isinstance(step, int):
         return first + count * step
     return float(Decimal(str(first)) + count * Decimal(str(step)))
@@ -90,7 +90,7 @@ class Range:
         return (stepped(self.low, self.step, i) for i in range(len(self)))
 
     def nearest(self, value: int | float) -> int | float:
-        """Return the point next to a number that rounding has moved, such as a sampler's sum of steps."""
+        """Return the value nearest to a number that rounding has moved, such as a sampler's sum of steps."""
         return stepped(self.low, self.step, round((value - self.low) / self.step))
 
 
@@ -119,24 +119,24 @@ class Space:
 
     dimensions: dict[str, Dimension] = field(default_factory=dict)
     constants: Parameters = field(default_factory=dict)
-    only: tuple[Parameters, ...] | None = None  # the points to try, the most promising first; None for all combinations
+    only: tuple[Parameters, ...] | None = None  # the points to try, most promising first; None: all combinations
 
     @cached_property
     def size(self) -> float:
-        """The number of points; infinite with an interval."""
+        """The number of points; infinite if a dimension is an interval."""
         if self.only is not None:
             return len(self.only)
         return math.prod(math.inf if isinstance(d, Interval) else len(d) for d in self.dimensions.values())
 
     def __contains__(self, point: Mapping[str, Value]) -> bool:
-        """Return whether the point is in the space, by the parameters that it names."""
+        """Return whether every parameter that the point names has a value in the space."""
         return all(
             value in self.dimensions[name] if name in self.dimensions else self.constants.get(name) == value
             for name, value in point.items()
         )
 
     def points(self) -> Iterator[Parameters]:
-        """Yield every combination, the last parameter fastest; or `only`. Raises UserInputError for an interval."""
+        """Yield every combination (last parameter fastest), or `only`. Raises UserInputError if it has an interval."""
         if self.only is not None:
             yield from map(dict, self.only)
             return
@@ -149,7 +149,7 @@ class Space:
             yield dict(zip(self.dimensions, values, strict=True))
 
     def described(self) -> dict[str, Value]:
-        """Return the space as text, one entry a parameter, for identity and provenance."""
+        """Return the space as text, with one entry per parameter, for identity and provenance."""
         return {**self.constants, **{name: str(dimension) for name, dimension in self.dimensions.items()}}
 
 
@@ -172,7 +172,7 @@ def parse(entries: Mapping[str, Any], kind: str) -> Space:
 
 
 def select_kind(entry: Any, kind: str, key: str) -> Any:
-    """Return the value for this kind of device of `{cpu: …, gpu: …}`; any other entry as it is."""
+    """Return the value for this kind of device from `{cpu: …, gpu: …}`, or any other entry unchanged."""
     if not isinstance(entry, Mapping):
         return entry
     if set(entry) - {"cpu", "gpu"}:
@@ -183,7 +183,7 @@ def select_kind(entry: Any, kind: str, key: str) -> Any:
 
 
 def parse_entry(name: str, entry: Any) -> Dimension | Value:
-    """Return one entry of a space. A list is a choice, a text is parsed, anything else is a constant."""
+    """Return one entry of a space: a list is a choice, text is parsed, and other values are constants."""
     key = f"space.{name}"
     if isinstance(entry, list):
         return _choice(key, entry)
@@ -198,7 +198,7 @@ def parse_entry(name: str, entry: Any) -> Dimension | Value:
 
 
 def parse_text(key: str, text: str) -> Any:
-    """Return the text as Hydra's grammar parses it. Raises UserInputError if it does not."""
+    """Parse the text with Hydra's grammar. Raises UserInputError if it cannot be parsed."""
     listed = NULL_CHOICE.sub(r"[\1]", text)
     try:
         return OverridesParser.create().parse_override(f"{key}={listed}").value()
@@ -218,7 +218,7 @@ def _choice(key: str, values: list[Any]) -> Choice | Value:
 
 
 def _numbers(key: str, text: str, sweep: RangeSweep | IntervalSweep) -> Dimension | Value:
-    """Return a range or an interval, whose numbers are small enough for Optuna's and NumPy's whole numbers."""
+    """Return a range or an interval, after checking that its numbers fit the integers of Optuna and NumPy."""
     first, end = sweep.start or 0, sweep.end if isinstance(sweep, IntervalSweep) else sweep.stop
     step = sweep.step if isinstance(sweep, RangeSweep) else 1
     log = "log" in sweep.tags

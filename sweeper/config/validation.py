@@ -1,4 +1,4 @@
-"""Dataclasses as schemas: plain values are checked against the annotations, and docstrings describe each key."""
+"""Dataclasses as schemas: plain values are checked against annotations, and docstrings describe the keys."""
 
 import contextlib
 import inspect
@@ -13,12 +13,12 @@ from workloads.api.errors import UserInputError
 from workloads.suggestions import nearest, suggest
 
 T = TypeVar("T")
-MAX_INTEGER = 2**63  # of Optuna's, NumPy's and SQLite's whole numbers
-SECONDS = {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}  # of a unit of time, as people write them
+MAX_INTEGER = 2**63  # the limit of Optuna's, NumPy's and SQLite's integers
+SECONDS = {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}  # by the units of time that people write
 SI_PREFIXES = {"k": 3, "K": 3, "M": 6, "G": 9, "B": 9, "T": 12}  # B as in 8B: billions
 # PyTorch's names of data types.
 TORCH_NAMES = {"float32": "fp32", "float16": "fp16", "half": "fp16", "bfloat16": "bf16"}
-# Units by the ending of a key; the longest ending counts.
+# Units by the ending of a key; the longest matching ending applies.
 UNITS = {
     "_s": "seconds",
     "_w": "watts",
@@ -32,17 +32,17 @@ UNITS = {
 
 
 def find_unit(name: str) -> str:
-    """Return the unit that a name ends in; empty if it has none."""
+    """Return the unit that a name's ending stands for; empty if it has none."""
     return next((UNITS[end] for end in sorted(UNITS, key=len, reverse=True) if name.endswith(end)), "")
 
 
 def build(cls: type[T], values: Mapping[str, Any], prefix: str = "") -> T:
-    """Return an instance of the dataclass `cls` with every value checked.
+    """Check every value and return an instance of the dataclass `cls`.
 
-    Annotations may be int, float, str, bool, `X | None`, Literal, nested dataclasses and mappings to them; other lists
-    and mappings, and Any, are taken as they are. `metadata={"min": …, "max": …}` bounds a number.
+    Annotations may be int, float, str, bool, `X | None`, Literal, nested dataclasses and mappings to them. Values of
+    other lists and mappings, and of Any, are not checked. `metadata={"min": …, "max": …}` bounds a number.
 
-    Raises UserInputError for an unknown key, a missing one, a wrong type or a number out of bounds.
+    Raises UserInputError for an unknown or missing key, a wrong type or a number out of bounds.
     """
     hints = get_type_hints(cls)
     known = {item.name: item for item in fields(cls)}  # type: ignore[arg-type]
@@ -59,12 +59,12 @@ def build(cls: type[T], values: Mapping[str, Any], prefix: str = "") -> T:
             raise UserInputError(f"{prefix}{name}: required ({describe_type(hints[name])})")
     try:
         return cls(**converted)
-    except ValueError as error:  # a rule of the class over several of its values
+    except ValueError as error:  # a rule of the class that covers several values
         raise UserInputError(f"{prefix.rstrip('.') or 'configuration'}: {error}") from error
 
 
 def convert(annotation: Any, value: Any, key: str) -> Any:
-    """Return `value` as the annotation's type: whole floats as ints, ints as floats. Raises UserInputError."""
+    """Return `value` as the annotation's type: whole floats become ints, ints floats. Raises UserInputError."""
     if annotation is Any:
         return value
     if get_origin(annotation) in (Union, types.UnionType):
@@ -103,7 +103,7 @@ def convert(annotation: Any, value: Any, key: str) -> Any:
         and not isinstance(value, bool)
         and (annotation in (float, str) or (annotation is int and value == int(value)))
     ):
-        return annotation(value)  # name=2026 is a name
+        return annotation(value)  # name=2026 is a valid name
     hint, unit = "", find_unit(key)
     number = re.fullmatch(r"(\d+(?:\.\d+)?) ?([A-Za-z]+)", str(value)) if annotation in (int, float) else None
     if number and number[2] in SI_PREFIXES and not unit:  # such as 1T or 300B
@@ -135,7 +135,7 @@ def describe_type(annotation: Any) -> str:
 
 
 def check_bounds(value: Any, bounds: Mapping[str, Any], key: str) -> None:
-    """Check a number against `{"min": …, "max": …}`. Raises UserInputError if it is out of bounds."""
+    """Raise UserInputError if a number is outside the bounds `{"min": …, "max": …}`."""
     if not isinstance(value, (int, float)):
         return
     if "min" in bounds and not value >= bounds["min"]:
@@ -158,7 +158,7 @@ class Key:
 
     @property
     def unit(self) -> str:
-        """The unit that the key's name ends in; empty if it has none."""
+        """The unit that the ending of the key's name stands for; empty if it has none."""
         return find_unit(self.name)
 
     def allowed(self) -> str:
@@ -170,7 +170,7 @@ class Key:
 
 
 def keys_of(cls: type[Any], prefix: str = "") -> Iterator[Key]:
-    """Yield the keys of a dataclass and of those nested in it, in their order."""
+    """Yield the keys of a dataclass and of its nested dataclasses, in order."""
     hints, meanings = get_type_hints(cls), attribute_docs(cls)
     for item in fields(cls):
         name, annotation = f"{prefix}{item.name}", hints[item.name]
@@ -182,7 +182,7 @@ def keys_of(cls: type[Any], prefix: str = "") -> Iterator[Key]:
 
 
 def attribute_docs(cls: type[Any]) -> dict[str, str]:
-    """Return the entries of the "Attributes:" of a class's docstring. `a, b: text` counts for both names."""
+    """Return the entries in the section "Attributes:" of a class's docstring. `a, b: text` describes both names."""
     _, heading, section = inspect.cleandoc(cls.__doc__ or "").partition("Attributes:\n")
     section, *_ = re.split(r"\n(?=\S)", section, maxsplit=1)  # the next section
     docs: dict[str, str] = {}
@@ -193,6 +193,6 @@ def attribute_docs(cls: type[Any]) -> dict[str, str]:
 
 
 def literal_values(annotation: Any) -> tuple[str, ...]:
-    """Return the values of a Literal, also where null is allowed; empty for any other type."""
+    """Return the values of a Literal or an optional Literal; empty for any other type."""
     options = (annotation, *get_args(annotation))
     return tuple(str(value) for option in options if get_origin(option) is Literal for value in get_args(option))

@@ -1,4 +1,4 @@
-"""A trial that is far slower than similar ones: on a CPU its measurement was stalled."""
+"""Find trials that are far slower than similar ones, which on a CPU means that their measurement stalled."""
 
 import math
 import statistics
@@ -13,16 +13,16 @@ from sweeper.common.trials import TrialRecord, TrialStatus
 
 IntArray = NDArray[np.int64]
 FloatArray = NDArray[np.float64]
-NEIGHBOURS = 3  # the nearest ones that a trial is compared with
+NEIGHBOURS = 3  # how many of the nearest trials a trial is compared with
 MIN_NEIGHBOURS = 2
-MAX_RATIO = 2.0  # of a parameter's values: farther trials may differ for good reasons
-FAR_BELOW = 5.0  # a trial is measured again if all of its neighbors are this many times as fast
-SAME_SPEED = 1.5  # two measurements of a point differ by less, where both describe the point
-LATEST = 1000  # trials that are searched for neighbors, so that the work for a trial stays the same
+MAX_RATIO = 2.0  # between a parameter's values: more distant trials may differ for good reasons
+FAR_BELOW = 5.0  # a trial is remeasured if all of its neighbors are more than this many times as fast
+SAME_SPEED = 1.5  # two valid measurements of a point differ by at most this factor
+LATEST = 1000  # how many trials are searched for neighbors, so that the work per trial does not grow
 
 
 class Neighbors:
-    """The latest complete trials of a search, with which many trials are compared: their parameters as arrays."""
+    """The latest complete trials of a search, with parameters as arrays so that many trials can be compared."""
 
     def __init__(self, records: dict[int, TrialRecord], objective: str) -> None:
         latest = islice(reversed(records.values()), LATEST)
@@ -34,7 +34,7 @@ class Neighbors:
         self._works, self._work_codes = _encode([_key(other.work) for other in self._others])
 
     def find(self, record: TrialRecord, without: Collection[int]) -> FloatArray:
-        """Return the objective of the nearest trials, as `describe_stall` defines them, but for those `without`."""
+        """Return the objective of the nearest trials as defined by `describe_stall`, except for those in `without`."""
         is_same_work = (self._work_codes == self._works.get(_key(record.work), -1)) & bool(record.work)
         distances = np.where(np.isin(self.numbers, list(without)), math.inf, 0.0)
         for name, value in record.params.items():
@@ -59,12 +59,11 @@ def describe_stall(
 ) -> str:
     """Return how far a complete trial is behind all of its neighbors; empty if it is not far behind.
 
-    Neighbors are complete trials of the same work, and those whose numbers are within `MAX_RATIO` of the trial's and
-    whose other parameters are equal: the nearest `NEIGHBOURS` of them. Their distance is the sum of the logarithms of
-    the ratios of numbers; in trials of the same work each other difference counts as one of `MAX_RATIO`. A trial that
-    measured its parameters twice at the same speed is not behind. `neighbors` of the `records` saves time if many are
-    compared.
-    """
+    Neighbors are the nearest `NEIGHBOURS` complete trials that did the same work, or whose numeric parameters are
+    within `MAX_RATIO` of the trial's and whose other parameters are equal. The distance is the sum of the logarithms of
+    the numbers' ratios; between trials of the same work, every other difference counts like a ratio of `MAX_RATIO`. A
+    trial is not behind if its parameters were measured twice at the same speed. Passing `neighbors`, built from
+    `records`, saves time if many trials are compared."""
     earlier = records.get(record.retry.trial) if record.retry else None
     value = record.metrics.get(objective, 0.0)
     if (earlier and _is_same_speed(record, earlier)) or record.status is not TrialStatus.COMPLETE or value <= 0:

@@ -1,4 +1,4 @@
-"""The progress of a sweep: how trials have ended, the best so far, and what is left of the budget."""
+"""The progress of a sweep: the outcomes of its trials, the best so far, and the remaining budget."""
 
 import time
 from collections import Counter
@@ -12,24 +12,23 @@ from sweeper.metrics.criteria import Criteria, dominates
 
 DESCRIPTIONS = {TrialStatus.FAILED: "failed", TrialStatus.LOST: "were lost", TrialStatus.TIMED_OUT: "timed out"}
 SUCCESSES = (TrialStatus.COMPLETE, TrialStatus.PRUNED)  # a pruned trial ran
-# The limits of the budget. The first that is reached ends the search.
+# The limits of the budget. The first one reached ends the search.
 LIMITS = ("trials", "time_s", "patience", "gpu_hours", "cost")
-EARLY_TRIALS = 5  # a failure that all of the first trials share is not a coincidence
+EARLY_TRIALS = 5  # if all of the first trials fail in the same way, it is not a coincidence
 
 
 class RepeatedFailures:
-    """Counts the failures of each status and reason since the last trial that ran. Infeasible trials do not count.
+    """Counts failures by status and reason since the last success. Infeasible trials do not count as failures.
 
-    `limit` failures of one kind stop the sweep, None: no number does. Failures on one node of several do not: that
-    node may be faulty, and is drained for it.
-    """
+    `limit` failures of one kind stop the sweep; None: failures never stop it. Failures on only one of several nodes do
+    not stop it either, since that node may be faulty and is then drained."""
 
     def __init__(self, limit: int | None, nodes: int = 1) -> None:
         self._limit, self._nodes = limit, nodes
         self._counts: Counter[tuple[TrialStatus, str]] = Counter()
         self._places: dict[tuple[TrialStatus, str], set[str]] = {}  # the nodes on which each kind happened
         self._any_success = False
-        self.stop_reason = ""  # empty while the sweep goes on; a success of a trial in flight lets it go on again
+        self.stop_reason = ""  # empty while the sweep continues; a success of a trial in flight clears it
 
     def add(self, record: TrialRecord) -> None:
         """Count a trial that has ended."""
@@ -51,7 +50,7 @@ class RepeatedFailures:
 
 
 class SweepProgress:
-    """The trials that have ended, summarized as they end so that reading the summary costs nothing."""
+    """The ended trials, summarized as they end so that reading the summary costs nothing."""
 
     def __init__(
         self,
@@ -64,18 +63,18 @@ class SweepProgress:
         nodes: int = 1,
         gpu_price_per_hour: float | None = None,
     ) -> None:
-        """Start from the records of the trials of the search that ended in earlier runs.
+        """Start from the records of the search's trials that ended in earlier runs.
 
-        The budget counts only the time of `repeated`, earlier attempts of trials that are or were tried again. A trial
-        has these GPUs, and the sweep these nodes.
+        `repeated` are earlier attempts at trials that were or will be tried again; the budget counts only their time.
+        `gpus` is the number of GPUs of a trial, and `nodes` the number of nodes of the sweep.
         """
         self._criteria, self._budget = criteria, budget
         self._gpus, self._gpu_price_per_hour = gpus, gpu_price_per_hour or 0.0
         self._failures = RepeatedFailures(None)
         self._records: list[TrialRecord] = []
         self.counts: Counter[TrialStatus] = Counter()
-        self.best: TrialRecord | None = None  # of several objectives by the leading one
-        self.front: list[TrialRecord] = []  # of several objectives, the best by the leading one first
+        self.best: TrialRecord | None = None  # with several objectives, by the leading one
+        self.front: list[TrialRecord] = []  # with several objectives, best by the leading one first
         self.varying: set[str] = set()  # the parameters in which the trials differ
         self._trials_since_best = 0
         repeated = list(repeated)
@@ -102,7 +101,7 @@ class SweepProgress:
 
     @property
     def finished_trials(self) -> int:
-        """The number of trials that count towards the budget: all but cancelled ones, which are tried again."""
+        """The number of trials that count toward the budget: all except cancelled ones, which are tried again."""
         return self.counts.total() - self.counts[TrialStatus.CANCELLED]
 
     @property
@@ -111,16 +110,16 @@ class SweepProgress:
 
     @property
     def mean_trial_s(self) -> float:
-        """The mean seconds of a trial, earlier attempts included; 0 before the first."""
+        """The mean duration of a trial in seconds, including earlier attempts; 0 before the first trial."""
         return self._trial_s / self._attempts if self._attempts else 0.0
 
     @property
     def timed_share(self) -> float:
-        """The share of the trials' time that is timed steps: the rest starts, compiles and warms up."""
+        """The share of the trials' time spent in timed steps; the rest is spent on startup, compilation and warmup."""
         return min(1.0, self._timed_s / self._trial_s) if self._trial_s else 0.0
 
     def add(self, record: TrialRecord, *, was_forgotten: bool = False) -> bool:
-        """Add a trial that has ended. Return whether it is better than all before, or joins the front."""
+        """Add an ended trial. Returns whether it is better than all earlier ones, or joins the front."""
         self._records.append(record)
         first = self._records[0].params
         self.varying.update(name for name, value in record.params.items() if first.get(name) != value)
@@ -145,7 +144,7 @@ class SweepProgress:
         return is_better
 
     def forget(self, record: TrialRecord) -> None:
-        """Count no more than the time of a trial that is neither the best nor on the front: it is tried again."""
+        """Count only the time of a trial that is tried again. It must not be the best or on the front."""
         self._records = [other for other in self._records if other is not record]
         self.counts[record.status] -= 1
 
@@ -155,21 +154,21 @@ class SweepProgress:
         return losses
 
     def ranked_trials(self) -> list[TrialRecord]:
-        """Return the complete trials, the best first."""
+        """Return the complete trials, best first."""
         return self._criteria.rank(self._records)
 
     @property
     def stop_reason(self) -> str:
-        """Why the search stops before its budget is used up; empty while it goes on."""
+        """Why the search stops before its budget is used up; empty while it continues."""
         return self._failures.stop_reason
 
     def has_budget_for_more(self, in_flight: int, running_s: float = 0.0) -> bool:
-        """Return whether the budget allows another trial, with `in_flight` that have run `running_s` seconds in all."""
+        """Return whether the budget allows another trial while `in_flight` trials have run for `running_s` in total."""
         needed = {**self._needed(running_s), "trials": self.finished_trials + in_flight}
         return all(needed[name] < limit for name, limit in self._limits().items())
 
     def exhausted_limits(self) -> dict[str, int | float]:
-        """Return the limits that were reached, by their names in the budget."""
+        """Return the limits that were reached, by name."""
         needed = self._needed(0.0)
         return {name: limit for name, limit in self._limits().items() if needed[name] >= limit}
 
@@ -188,11 +187,11 @@ class SweepProgress:
         }
 
     def _needed(self, running_s: float) -> dict[str, int | float]:
-        """Return what is used when one more trial, as long as the mean, ends: it does not start if that is too late."""
+        """Return the use of each limit after one more trial of mean duration; it must not start if it ends too late."""
         return {**self._used(running_s), "time_s": self.elapsed_s + self.mean_trial_s}
 
     def binding_limit(self, trials: int | None) -> tuple[float, str]:
-        """Return the share of the limit that is used most, without patience, and it as text unless of trials."""
+        """Return the largest used share of a limit except patience, and that limit as text unless it is `trials`."""
         limits, used = {"trials": trials, **self._limits(), "patience": None}, self._used(0.0)
         shares = {name: used[name] / limit for name, limit in limits.items() if limit}
         name = max(shares, key=shares.__getitem__, default="trials")
@@ -200,9 +199,9 @@ class SweepProgress:
         return min(1.0, shares.get(name, 0.0)), text
 
     def common_failure_reason(self) -> str:
-        """Return the last reason if the first `EARLY_TRIALS` of this run all ended for one kind of reason.
+        """Return the last reason if the first `EARLY_TRIALS` trials of this run all ended for the same kind of reason.
 
-        Empty otherwise, and empty again after the next trial, so that it is reported once.
+        It is empty otherwise, and again after the next trial, so that the reason is reported only once.
         """
         if len(self._records) - self._earlier_records != EARLY_TRIALS:
             return ""
@@ -211,7 +210,7 @@ class SweepProgress:
         return early[-1].reason if len(kinds) == 1 and kinds != {""} else ""
 
     def estimated_remaining_s(self, trials: int | None) -> float | None:
-        """Return the estimated seconds until this many trials have ended, or None before there is anything to go by."""
+        """Return the estimated seconds until the search ends after `trials` or at a limit; None without an estimate."""
         estimates_s = []
         if trials is not None and self.finished_in_this_run > 0:
             seconds_per_trial = (self.elapsed_s - self._earlier_elapsed_s) / self.finished_in_this_run
@@ -220,6 +219,6 @@ class SweepProgress:
             estimates_s.append(self._budget.time_s - self.elapsed_s)
         used = self._used(0.0)
         for name, limit in self._limits().items():
-            if name in ("gpu_hours", "cost") and used[name] > 0:  # as fast as until now
+            if name in ("gpu_hours", "cost") and used[name] > 0:  # at the same rate as so far
                 estimates_s.append(self.elapsed_s * (limit / used[name] - 1))
         return max(0.0, min(estimates_s)) if estimates_s else None

@@ -1,7 +1,7 @@
 """Samplers and pruners, and the trials that they see: an Optuna study in memory.
 
-Because the sampler works on a copy, a proposal that was tried before can be dropped without a trace. The copy holds
-only a part of a large sweep: a sampler examines every trial for each proposal, so its cost would grow with the sweep.
+Because the sampler works on a copy, a proposal that was already tried can be dropped without a trace. The copy holds
+only part of a large sweep: a sampler examines every trial for each proposal, so its cost would grow with the sweep.
 """
 
 import math
@@ -25,19 +25,19 @@ from sweeper.search.journal import StoredTrial
 
 warnings.filterwarnings("ignore", category=ExperimentalWarning)  # QMC has been experimental since 2022
 
-SAMPLER_STATE = "sampler"  # the attribute of a trial of the journal that has its generation, with NSGA-II
-GENERATION = ":generation"  # ends the name of the attribute in which a genetic algorithm of Optuna's keeps it
-FEASIBLE = "feasible"  # a constraint; a trial is feasible to Optuna when all of its constraints are zero or less
+SAMPLER_STATE = "sampler"  # the attribute of a journal's trial that stores its generation, with NSGA-II
+GENERATION = ":generation"  # the ending of the attribute in which Optuna's genetic algorithms store the generation
+FEASIBLE = "feasible"  # a constraint; Optuna treats a trial as feasible if all of its constraints are zero or less
 LEARNED_STATES = (TrialState.COMPLETE, TrialState.PRUNED)
-# The finished trials that a sampler is given; others get all of them. CMA-ES and QMC continue a sequence.
+# How many finished trials a sampler sees. Samplers not listed see all: CMA-ES and QMC continue a sequence.
 MAX_FINISHED = {"tpe": 1000, "gp": 1000, "random": 0, "grid": 0}
 MAX_JUDGED = 1000  # finished trials that a pruner compares with
-MAX_RUNNING = 500  # running trials that a sampler is given: it keeps away from them
-SPARE = 1500  # this many more trials make the copy too large
-STARTUP_TRIALS = 5  # the trials that must report a step before any is judged by it
+MAX_RUNNING = 500  # running trials that a sampler sees, so that it can avoid them
+SPARE = 1500  # with this many more trials, the copy is too large
+STARTUP_TRIALS = 5  # how many trials must report a step before any trial is judged by it
 REPORTING_STATES = (TrialState.RUNNING, TrialState.COMPLETE, TrialState.PRUNED)
-POPULATION = 20  # of NSGA-II: five generations in a sweep of 100 trials; Optuna's default of 50 has two
-MANY_RUNNING = 64  # with more trials running, proposals keep away from them
+POPULATION = 20  # for NSGA-II: five generations in a sweep of 100 trials, instead of two with Optuna's default of 50
+MANY_RUNNING = 64  # if more trials are running, proposals avoid them
 
 AnyTrial: TypeAlias = FrozenTrial | StoredTrial
 T = TypeVar("T", FrozenTrial, StoredTrial)
@@ -49,13 +49,13 @@ class Ending:
 
     state: TrialState
     values: tuple[float, ...] | None = None  # the objectives of a complete trial
-    infeasible: bool = False  # it cannot work, which the sampler learns
-    # The fraction by which a complete trial is beyond each limit, by metric; zero or less if it keeps it.
+    infeasible: bool = False  # whether the sampler learns that the trial cannot work
+    # The fraction by which a complete trial exceeds each limit, by metric; zero or less if it keeps the limit.
     excess: Mapping[str, float] = field(default_factory=dict)
 
 
 class SamplingStudy:
-    """Running trials, by their numbers in the journal, and finished ones that the sampler and the pruner learn from."""
+    """The running trials, by number in the journal, and the finished ones that the sampler and pruner learn from."""
 
     def __init__(self, search: Search, criteria: Criteria, distributions: Mapping[str, BaseDistribution]) -> None:
         self._search, self._sampler = search, search.sampler
@@ -65,20 +65,20 @@ class SamplingStudy:
         if self._max_finished is not None and search.pruner != "none":
             self._max_finished = max(self._max_finished, MAX_JUDGED)
         self._running: dict[int, Trial] = {}
-        self._unseen: dict[int, Parameters] = {}  # running trials that the sampler is not given
+        self._unseen: dict[int, Parameters] = {}  # running trials that the sampler does not see
         self._steps: dict[int, dict[int, float]] = {}  # the objective at each step of a running trial
-        self._generations: dict[int, Mapping[str, Any]] = {}  # of trials that an earlier run has started
+        self._generations: dict[int, Mapping[str, Any]] = {}  # of trials that an earlier run started
         self._worst: tuple[float, ...] | None = None
         self._create_study()
         self._size = 0
 
     @property
     def trials(self) -> list[FrozenTrial]:
-        """The trials that the sampler is given, and the proposals that were dropped. They must not be changed."""
+        """The trials that the sampler sees, and the dropped proposals. They must not be changed."""
         return self._study.get_trials(deepcopy=False)
 
     def load(self, finished: Sequence[tuple[int, AnyTrial, Ending]], running: Mapping[int, StoredTrial]) -> None:
-        """Add the trials of earlier runs, in the order of their numbers, with the steps in their attribute `steps`."""
+        """Add the trials of earlier runs, ordered by number, with the steps from their attribute `steps`."""
         kept = {number: (trial, ending) for number, trial, ending in self._select(finished)}
         for number in sorted({*kept, *running}):
             if number in running:
@@ -93,12 +93,12 @@ class SamplingStudy:
     # ── proposals ──
 
     def make_sampler(self, seed: int, number: int) -> BaseSampler:
-        """Return the sampler for trial `number`, which depends only on the running and ended trials."""
+        """Return the sampler for trial `number`, which depends only on the running and finished trials."""
         are_many = len(self._running) + len(self._unseen) > MANY_RUNNING
         return make_sampler(self._sampler, seed, number, avoids_running=are_many and not self._criteria.has_front)
 
     def ask(self, sampler: BaseSampler, point: Parameters | None = None) -> Trial:
-        """Return a proposal of the sampler, or one of this point with the sampler's values for what it lacks."""
+        """Return a proposal from the sampler, or one for `point`, where the sampler chooses the missing values."""
         self._study.sampler = sampler
         if point is not None:
             self._study.enqueue_trial(point)
@@ -109,9 +109,9 @@ class SamplingStudy:
         self._study.tell(proposal, state=TrialState.FAIL)
 
     def accept(self, number: int, proposal: Trial) -> dict[str, Any]:
-        """Take a proposal for a trial of the journal that runs now.
+        """Use a proposal for a trial of the journal, which is now running.
 
-        Return what the journal keeps for the sampler of a later run: the generation of NSGA-II, for others nothing.
+        Returns what the journal keeps for a later run's sampler: the generation for NSGA-II, nothing for others.
         """
         attrs = self.trials[proposal.number].system_attrs if self._sampler == "nsga2" else {}
         self._running[number] = proposal
@@ -121,7 +121,7 @@ class SamplingStudy:
     # ── running trials ──
 
     def should_prune(self, number: int, step: int, value: float) -> bool:
-        """Report a step of a trial, and return whether the pruner ends it. A trial that has ended stays as it is."""
+        """Report a step of a trial, and return whether the pruner ends it. Ended trials are not changed."""
         if self._criteria.has_front or (number not in self._running and number not in self._unseen):
             return False
         self._steps.setdefault(number, {})[step] = value
@@ -140,7 +140,7 @@ class SamplingStudy:
             self._limit()
             return
         trial = self._running.pop(number)
-        if generation:  # a trial can only be added with it
+        if generation:  # Optuna accepts it only with an added trial
             self.drop(trial)
             self._learn(dict(trial.params), ending, steps, generation)
             return
@@ -152,8 +152,8 @@ class SamplingStudy:
     # ── what the sampler is given ──
 
     def _for_sampler(self, ending: Ending) -> Ending:
-        """Return the ending as the sampler understands it. The Gaussian process reads complete trials only, so an
-        infeasible one is complete there, with the worst values."""
+        """Return the ending in the form that the sampler needs. The Gaussian process reads only complete trials, so it
+        gets an infeasible trial as a complete one with the worst values."""
         if ending.state is TrialState.COMPLETE and ending.values is not None:
             worst = zip(self._criteria.objectives, self._worst or ending.values, ending.values, strict=True)
             self._worst = tuple(max(values, key=objective.loss) for objective, *values in worst)
@@ -164,7 +164,7 @@ class SamplingStudy:
     def _constraints(self, ending: Ending) -> dict[str, float]:
         constraints = {FEASIBLE: 1.0} if ending.infeasible else dict(ending.excess)
         if self._sampler == "gp" and ending.state is TrialState.COMPLETE:
-            # The Gaussian process requires the same constraints of all trials, in one order.
+            # The Gaussian process requires all trials to have the same constraints in the same order.
             limits = [limit.metric for limit in self._criteria.limits]
             return {name: constraints.get(name, 0.0) for name in (FEASIBLE, *limits)}
         return constraints
@@ -243,19 +243,18 @@ def _steps_of(trial: AnyTrial) -> dict[int, float]:
 
 
 class SuccessiveHalving(optuna.pruners.BasePruner):
-    """Ends a trial at a rung unless it is among the best there; rungs are at steps that grow by a factor.
+    """Ends a trial at a rung unless it is among the best there; the rungs' steps grow by a factor.
 
-    The rule is that of Ray Tune's ASHAScheduler and of Optuna's SuccessiveHalvingPruner: the best one in `factor` of
-    the trials that have reached a rung goes on, and no trial waits for others. The first rung is at step `first`.
-    Optuna's keeps what trials had at a rung in attributes that a resumed sweep does not have; here it follows from
-    their steps alone.
-    """
+    The rule is the same as in Ray Tune's ASHAScheduler and Optuna's SuccessiveHalvingPruner: of the trials that have
+    reached a rung, the best 1/`factor` continue, and no trial waits for others. The first rung is at step `first`.
+    Optuna's pruner stores the trials' values at each rung in attributes that a resumed sweep lacks; this class derives
+    them from the steps."""
 
     def __init__(self, first: int, factor: int) -> None:
         self._first, self._factor = first, factor
 
     def prune(self, study: optuna.Study, trial: FrozenTrial) -> bool:
-        """Return whether the trial ends at the highest rung that its last step has reached."""
+        """Return whether to end the trial at the highest rung that its last step has reached."""
         if trial.last_step is None or trial.last_step < self._first:
             return False
         value, rung = trial.intermediate_values[trial.last_step], self._first
@@ -263,7 +262,7 @@ class SuccessiveHalving(optuna.pruners.BasePruner):
             return True
         while rung * self._factor <= trial.last_step:
             rung *= self._factor
-        if _step_at(trial, rung) != trial.last_step:  # it was judged there before
+        if _step_at(trial, rung) != trial.last_step:  # it was already judged there
             return False
         trials = study.get_trials(deepcopy=False, states=REPORTING_STATES)
         steps = ((other, _step_at(other, rung)) for other in trials)
@@ -290,7 +289,7 @@ def to_distribution(dimension: Dimension) -> BaseDistribution:
 
 
 def make_pruner(search: Search) -> optuna.pruners.BasePruner:
-    """Return the pruner. median ends a trial whose best value so far is worse than the others' up to the same step."""
+    """Return the pruner. `median` ends a trial if its best value is worse than the others' median at the same step."""
     if search.pruner == "median":
         return optuna.pruners.MedianPruner(n_min_trials=STARTUP_TRIALS, n_warmup_steps=search.min_steps)
     if search.pruner == "asha":
@@ -301,9 +300,9 @@ def make_pruner(search: Search) -> optuna.pruners.BasePruner:
 def make_sampler(name: str, seed: int, number: int, *, avoids_running: bool = False) -> BaseSampler:
     """Return the sampler for trial `number`, with its own seed: a resumed sweep samples like an uninterrupted one.
 
-    TPE takes running trials for bad ones if it avoids them.
-    QMC keeps the sweep's seed, which scrambles its sequence, and takes its position in it from the study. CMA-ES keeps
-    its covariance only with the trials of one run, and starts again after a resume.
+    To avoid running trials, TPE treats them as bad ones. QMC uses the sweep's seed, which scrambles its sequence, and
+    takes its position in the sequence from the study. CMA-ES keeps its covariance only within one run, and starts
+    again after a resume.
     """
     own_seed = (seed * 1_000_003 + number) % 2**32
     match name:
@@ -317,4 +316,4 @@ def make_sampler(name: str, seed: int, number: int, *, avoids_running: bool = Fa
             return optuna.samplers.CmaEsSampler(seed=own_seed, warn_independent_sampling=False)
         case "qmc":
             return optuna.samplers.QMCSampler(scramble=True, seed=seed, warn_independent_sampling=False)
-    return optuna.samplers.RandomSampler(seed=own_seed)  # also for grid, whose points are enqueued
+    return optuna.samplers.RandomSampler(seed=own_seed)  # also for grid, where every point is enqueued

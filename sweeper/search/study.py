@@ -1,8 +1,8 @@
-"""The search: which parameters to try next, by Optuna, and which were tried.
+"""The search: which parameters were tried, and which ones Optuna tries next.
 
-A sweep has two Optuna studies. The journal on disk is the source of truth: one driver writes it, with the parameters of
-every trial from its creation on and its whole record when it ends. The sampling study in memory is what the
-sampler and the pruner see, so a new trial costs one line on disk instead of one per parameter.
+A sweep has two Optuna studies. The journal on disk is the source of truth. Only one driver writes it: the parameters of
+each trial when it is created, and the complete record when it ends. The sampler and the pruner see only the sampling
+study in memory, so a new trial costs one line on disk instead of one per parameter.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -23,13 +23,13 @@ from sweeper.search.journal import RECORD, Journal, StoredTrial, check_identity,
 
 optuna.logging.set_verbosity(optuna.logging.WARNING)
 
-# The state in the journal of a trial that is not complete. No sampler learns from FAIL, which is what is not listed
-# here. From PRUNED they learn: an infeasible trial cannot work and is not tried again.
+# The states of incomplete trials in the journal; statuses not listed here map to FAIL, from which no sampler learns.
+# Samplers learn from PRUNED: an infeasible trial cannot work and is not tried again.
 STATES = {TrialStatus.INFEASIBLE: TrialState.PRUNED, TrialStatus.PRUNED: TrialState.PRUNED}
-AGAIN = "again"  # the study's attribute with the trials that a run has queued to measure again at its end
+AGAIN = "again"  # the study's attribute with the trials that a run queued for remeasurement at its end
 RUNS = "runs"  # the study's attribute with the states of the runs, each with the number of its first trial
-MAX_RANDOM_PROPOSALS = 100  # of the random sampler, before the space is enumerated
-MAX_PROPOSALS_AMONG_FEW = 30  # of any sampler where only some points are allowed
+MAX_RANDOM_PROPOSALS = 100  # by the random sampler, before the space is enumerated
+MAX_PROPOSALS_AMONG_FEW = 30  # by any sampler, if only some points are allowed
 
 
 @dataclass(frozen=True)
@@ -38,17 +38,17 @@ class SearchSettings:
 
     search: Search
     seed: int
-    criteria: Criteria  # what is optimized, within which limits
+    criteria: Criteria  # the objectives and limits
 
 
 class Study:
-    """The search of one sweep: `ask` returns trials, `tell` stores their records, in any order.
+    """The search of one sweep: `ask` returns trials, and `tell` stores their records in any order.
 
-    Opening the study repairs what a killed driver left: `ask` returns its trials that have not ended again, under their
-    own numbers and before new ones.
+    Opening the study repairs the state that a killed driver left: `ask` first returns the driver's unfinished trials
+    again, with the same numbers, before new ones.
 
     Trials of earlier runs may run again on request. The earlier attempt stays in the journal. It is replaced once the
-    retry ends with any outcome but cancelled: after that no count, ranking or sampler includes it.
+    retry ends with any outcome except cancelled: after that no count, ranking or sampler includes it.
     """
 
     def __init__(
@@ -64,31 +64,31 @@ class Study:
         """Open or create the study in the journal at `path`.
 
         Args:
-            identity: what must not change between the runs of a sweep.
-            initial_points: points to try first. Parameters that a point does not have are left to the sampler.
-            retry: trials of earlier runs that ended with one of these statuses are tried again.
-            run_state: what may change from run to run; a retry records its changes.
+            identity: the settings that must not change between the runs of a sweep.
+            initial_points: points to try first. The sampler chooses the values that a point does not have.
+            retry: the statuses that make this run try a trial of an earlier run again.
+            run_state: the state that may change between runs; a retry records the changes.
 
         Raises:
-            UserInputError: the journal is of a sweep with another identity.
+            UserInputError: the journal belongs to a sweep with another identity.
         """
         self._space = space
         self._settings = settings
         self.distributions = {name: sampling.to_distribution(dimension) for name, dimension in space.dimensions.items()}
         self._journal = Journal(path, *settings.criteria.directions, metrics=settings.criteria.metrics)
-        self.id = check_identity(self._journal.study, identity)  # names of sweeps are not unique
+        self.id = check_identity(self._journal.study, identity)  # since sweep names are not unique
         self._sampling = sampling.SamplingStudy(settings.search, settings.criteria, self.distributions)
-        self.trial_count = 0  # in the journal, remeasurements included
-        self._search_trial_count = 0  # of these, trials that are not remeasurements
-        self._known_keys: set[str] = set()  # of points that are not proposed again
+        self.trial_count = 0  # trials in the journal, including remeasurements
+        self._search_trial_count = 0  # trials in the journal that are not remeasurements
+        self._known_keys: set[str] = set()  # keys of points that are not proposed again
         self.records: dict[int, TrialRecord] = {}  # of all trials that have ended
-        self.unfinished: list[Trial] = []  # those of the search that a killed driver created
-        self.abandoned: list[int] = []  # remeasurements that such a driver created, which are not run again
-        self.replaced: set[int] = set()  # by a retry, and retries that did not replace an earlier attempt
-        self.retried: set[int] = set()  # what this run tries again; each is replaced when its retry has ended
+        self.unfinished: list[Trial] = []  # trials of the search that a killed driver left
+        self.abandoned: list[int] = []  # remeasurements that a killed driver left, which are not run again
+        self.replaced: set[int] = set()  # trials replaced by a retry, and retries that replaced no earlier attempt
+        self.retried: set[int] = set()  # trials that this run tries again; each is replaced when its retry has ended
         self._retried_statuses = retry
-        self._retry_marks: dict[str | Remeasurement, Retry] = {}  # by the key of the point, or the round of the finals
-        self._retry_points: list[Parameters] = []  # those that have no new trial yet
+        self._retry_marks: dict[str | Remeasurement, Retry] = {}  # by the point's key, or the round of the finals
+        self._retry_points: list[Parameters] = []  # points to retry that have no new trial yet
         self._queued_points: list[Parameters] = []
         self._allowed_keys = None if space.only is None else {point_key(point) for point in space.only}
         self._remaining_points: Iterator[Parameters] | None = None
@@ -100,13 +100,13 @@ class Study:
     @property
     def exhausted(self) -> bool:
         """Whether every point of the space was sampled."""
-        if self._allowed_keys is not None:  # points that an earlier run was allowed may not be allowed now
+        if self._allowed_keys is not None:  # points allowed in an earlier run may not be allowed now
             return self._allowed_keys <= self._known_keys
         return len(self._known_keys) >= self._space.size
 
     @property
     def has_retries(self) -> bool:
-        """Whether points are left that this run tries again."""
+        """Whether this run still has points to try again."""
         return bool(self._retry_points)
 
     @property
@@ -116,11 +116,11 @@ class Study:
 
     @property
     def current_records(self) -> list[TrialRecord]:
-        """The records of all trials that no retry has replaced."""
+        """The records of all trials that were not replaced by a retry."""
         return [record for record in self.records.values() if record.number not in self.replaced]
 
     def ask(self) -> Trial | None:
-        """Return the next trial, or None when every point has a trial."""
+        """Return the next trial, or None if every point has a trial."""
         if self.unfinished:
             return self.unfinished.pop(0)
         proposal = self._propose(self._search_trial_count)
@@ -134,7 +134,7 @@ class Study:
         return self._add_trial(Trial(self.trial_count, params, retry=self._retry_marks.get(key)), sampler_state)
 
     def ask_remeasurement(self, params: Parameters, remeasurement: Remeasurement, clock_mhz: float = 0.0) -> Trial:
-        """Return a trial that measures tried parameters again. The sampler does not see it."""
+        """Return a trial that remeasures known parameters. The sampler does not see it."""
         retry = self._retry_marks.get(remeasurement)
         return self._add_trial(Trial(self.trial_count, dict(params), remeasurement, retry, clock_mhz))
 
@@ -162,7 +162,7 @@ class Study:
         while queue := self._retry_points or self._queued_points:
             if proposal := self._ask_sampler(sampler, queue.pop(0)):
                 return proposal
-        # After a resume, QMC starts its sequence again and must pass all points that were tried.
+        # After a resume, QMC restarts its sequence and must pass all points that were already tried.
         max_proposals = 10 + (len(self._known_keys) if name == "qmc" else 0)
         attempts = [(sampler, max_proposals), (sampling.make_sampler("random", seed, number), MAX_RANDOM_PROPOSALS)]
         if self._allowed_keys is not None:
@@ -189,19 +189,19 @@ class Study:
     # ── telling ──
 
     def should_prune(self, number: int, step: int, value: float) -> bool:
-        """Report a step of a running trial, and return whether the pruner ends the trial."""
+        """Report a step of a running trial, and return whether the pruner ends it."""
         return self._sampling.should_prune(number, step, value)
 
     def tell(self, record: TrialRecord) -> None:
-        """Store how a trial ended, with the steps that it reported for the pruner of a later run."""
-        if steps := self._sampling.steps(record.number):  # one line, where Optuna would write one for each step
+        """Store how a trial ended, and its reported steps for the pruner of a later run."""
+        if steps := self._sampling.steps(record.number):  # in one line; Optuna would write a line for each step
             self._journal.set_attr(record.number, "steps", steps)
-        # The record before the state: a driver that is killed between the two finds the record.
+        # The record comes before the state: if the driver is killed in between, the next one finds the record.
         self._journal.set_attr(record.number, RECORD, asdict(record))
         self._finish(record)
 
     def sync(self) -> None:
-        """Wait until everything so far is on the disk."""
+        """Wait until everything written so far is on disk."""
         self._journal.sync()
 
     def _finish(self, record: TrialRecord) -> None:
@@ -219,7 +219,7 @@ class Study:
             return sampling.Ending(STATES.get(record.status, TrialState.FAIL), infeasible=is_infeasible)
         if values := self._settings.criteria.values(record):
             return sampling.Ending(TrialState.COMPLETE, values, excess=self._settings.criteria.excess(record))
-        return sampling.Ending(TrialState.FAIL)  # without an objective there is nothing to rank it by or to learn from
+        return sampling.Ending(TrialState.FAIL)  # a trial without an objective cannot be ranked or learned from
 
     # ── resuming ──
 
@@ -244,7 +244,7 @@ class Study:
             if "remeasurement" in trial.user_attrs:
                 if record and not has_ended:
                     self._finish(record)
-                elif not record:  # not repeated: its round measures it again, interleaved with the other finalists
+                elif not record:  # not repeated: its round remeasures it, interleaved with the other finalists
                     if not has_ended:
                         self._journal.tell(number, None, TrialState.FAIL)
                     self.abandoned.append(number)
@@ -272,12 +272,12 @@ class Study:
         self._journal.forget_ended()
 
     def _selects_retry(self, record: TrialRecord) -> bool:
-        """Return whether this run tries such a trial again. Node comparisons are not."""
+        """Return whether this run tries a trial again. Node comparisons are never tried again."""
         is_comparison = record.remeasurement is not None and not record.remeasurement.group
         return record.status in self._retried_statuses and not is_comparison
 
     def _queue_retries(self, run_state: dict[str, Any]) -> None:
-        """Queue the trials to try again, with what has changed since. `unfinished` are retries of an earlier run."""
+        """Queue the trials to try again, with the changes since then. Retries in `unfinished` are already queued."""
         study = self._journal.study
         runs: list[dict[str, Any]] = list(study.user_attrs.get(RUNS, []))
         if not runs or runs[-1]["state"] != run_state:
@@ -289,12 +289,12 @@ class Study:
         tried = {
             record.retry.trial for record in self.records.values() if record.retry and record.superseded is not None
         }
-        queued = self.again - tried - self.retried  # by a run that was stopped
+        queued = self.again - tried - self.retried  # by a run that was then stopped
         for record in [record for record in self.current_records if record.number in queued]:
             self.try_again(record)
 
     def queue_again(self, records: Sequence[TrialRecord]) -> list[TrialRecord]:
-        """Queue trials as `try_again` does, also for a later run if this one is stopped. Returns those queued."""
+        """Queue trials with `try_again`, and for a later run if this one is stopped. Returns the queued trials."""
         queued = [record for record in records if self.try_again(record)]
         if queued:
             self._journal.study.set_user_attr(AGAIN, sorted(self.again | {record.number for record in queued}))
@@ -302,13 +302,13 @@ class Study:
 
     @property
     def again(self) -> set[int]:
-        """The numbers of the trials that `queue_again` has queued, in earlier runs too."""
+        """The numbers of the trials that `queue_again` has queued, including in earlier runs."""
         return {*self._journal.study.user_attrs.get(AGAIN, [])}
 
     def try_again(self, record: TrialRecord, changes: Sequence[str] = ()) -> bool:
-        """Queue the point of a trial, or its round of the finals, whose next trial replaces this one.
+        """Queue the point of a trial, or its round of the finals; the next trial there replaces this one.
 
-        Returns False where the space does not have the point any more.
+        Returns False if the space no longer has the point.
         """
         key = record.remeasurement or point_key(record.params)
         if isinstance(key, str):
@@ -324,7 +324,7 @@ class Study:
         tried: list[Mapping[str, Value]] = [record.params for record in self.records.values()]
         tried += [trial.params for trial in self.unfinished]
         for point in points:
-            stored = {}  # as Optuna returns the values: 3 on an interval is 3.0
+            stored = {}  # in the form that Optuna returns: 3 on an interval is 3.0
             for name, value in point.items():
                 distribution = self.distributions[name]
                 stored[name] = distribution.to_external_repr(distribution.to_internal_repr(value))
@@ -346,7 +346,7 @@ class Study:
         self._queued_points = [point for key, point in cancelled.items() if key not in tried]
 
     def _snap_to_space(self, params: Mapping[str, Any]) -> Parameters:
-        """Return the parameters with values of ranges as the space has them, and not as rounded sums of steps."""
+        """Return the parameters with exact values of the space's ranges instead of rounded sums of steps."""
         snapped = dict(params)
         for name, dimension in self._space.dimensions.items():
             if isinstance(dimension, Range) and name in snapped:
