@@ -1,1 +1,1 @@
-"""The checked plan of a sweep, its cost model and the measured matmul ceilings."""
+"""The checked plan of a sweep, its cost model and measured matmul ceilings."""

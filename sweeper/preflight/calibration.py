@@ -1,7 +1,7 @@
-"""Rates measured on a kind of GPU, in a file that plans use instead of the tables' rates.
+"""Rates measured on a kind of GPU, in a file that plans use instead of the rates in the tables.
 
 `python -m sweeper calibrate` writes `calibration/<hardware>.yaml` in the folder of the sweeps, and a topology with the
-measured links, `<hardware>_topology.yaml`. Both may be written by hand.
+measured links, `<hardware>_topology.yaml`. You can also write both files by hand.
 """
 
 import re
@@ -33,7 +33,7 @@ class Figure:
 
 @dataclass(frozen=True)
 class Attention:
-    """As `workloads.hardware.cluster.AttentionRates`."""
+    """Measured attention rates, as in `workloads.hardware.cluster.AttentionRates`."""
 
     forward_share: float = field(metadata={"min": 0.001, "max": 2})
     backward_share: float = field(metadata={"min": 0.001, "max": 2})
@@ -43,13 +43,13 @@ class Attention:
 @dataclass(frozen=True)
 class Calibration:
     hardware: str  # its name in conf/hardware
-    device: str  # the driver's name of it
+    device: str  # the driver's name for it
     date: str  # of the measurement
-    torch: str = ""  # its version
-    conditions: str = ""  # how long the load lasted, at which clock and power
-    sustained_tflops: dict[str, Figure] = field(default_factory=dict)  # of large products, by data type
-    power_headroom: float = field(default=1.0, metadata={"min": 1.0, "max": 3.0})  # of a short run over a lasting one
-    copy_gb_s: Figure | None = None  # bytes that copies read and write in a second
+    torch: str = ""  # the version of torch
+    conditions: str = ""  # how long the load lasted, and at which clock and power
+    sustained_tflops: dict[str, Figure] = field(default_factory=dict)  # of large GEMMs, by data type
+    power_headroom: float = field(default=1.0, metadata={"min": 1.0, "max": 3.0})  # of a short run over a long one
+    copy_gb_s: Figure | None = None  # what copies read and write per second
     attention: dict[str, Attention] = field(default_factory=dict)  # by the planner's names of kernels
 
     def describe(self) -> str:
@@ -66,7 +66,7 @@ class CalibrationFile:
 
     @property
     def topology_path(self) -> Path:
-        """The file of the topology that was measured with the device; missing for a single GPU."""
+        """The file with the topology that was measured with the device; it does not exist for a single GPU."""
         return self.path.with_name(f"{self.path.stem}_topology.yaml")
 
     def describe(self) -> str:
@@ -74,7 +74,7 @@ class CalibrationFile:
 
 
 def calibrate_device(device: Device, calibration: Calibration) -> Device:
-    """Return the planner's view of a device with its measured rates."""
+    """Return the planner's view of a device, with its measured rates."""
     products, copies = calibration.sustained_tflops, calibration.copy_gb_s
     attention = {name: AttentionRates(**asdict(rates)) for name, rates in calibration.attention.items()}
     return replace(
@@ -87,17 +87,17 @@ def calibrate_device(device: Device, calibration: Calibration) -> Device:
 
 
 def device_key(hardware: Hardware) -> str:
-    """Return the name under which a device's rates are kept: a partition of a GPU has other rates than the whole."""
+    """Return the name under which a device's rates are stored; a partition has its own, since its rates differ."""
     part = re.sub(r"\W+", "_", hardware.partition or "").lower()
     return f"{hardware.name}_{part}" if part else hardware.name
 
 
 def find_calibration(choice: str, folder: Path, hardware: str, *, is_gpu: bool = True) -> CalibrationFile | None:
-    """Return the measured rates of a device; None if there are none, or for a CPU, whose estimates only order points.
+    """Return a device's measured rates; None if there are none, or for a CPU, where estimates only order the points.
 
-    `choice`: `auto` for the file in the folder of the sweeps, if it is there, `none`, or the path of a file or folder.
+    `choice` is `auto` (the file in the folder of the sweeps, if it exists), `none`, or the path of a file or folder.
 
-    Raises UserInputError if the path that is given has no such file, or the file is not valid.
+    Raises UserInputError if the given path has no such file, or the file is not valid.
     """
     if choice == NONE:
         return None
@@ -116,7 +116,7 @@ def find_calibration(choice: str, folder: Path, hardware: str, *, is_gpu: bool =
 
 
 def read_calibration(path: Path) -> Calibration:
-    """Return the measured rates in a file. Raises UserInputError if it cannot be read, or a key is missing or wrong."""
+    """Return the measured rates in a file. Raises UserInputError if it cannot be read or a key is missing or wrong."""
     try:
         values = yaml.safe_load(path.read_text())
     except (OSError, yaml.YAMLError) as error:
@@ -125,7 +125,7 @@ def read_calibration(path: Path) -> Calibration:
         raise UserInputError(f"calibration={path}: has no keys; write one with python -m sweeper calibrate")
     values = {str(name): value for name, value in values.items() if value is not None}
     if "date" in values:
-        values["date"] = str(values["date"])  # YAML reads a date as one
+        values["date"] = str(values["date"])  # YAML reads it as a date object
     return build(Calibration, values, f"{path}: ")
 
 

@@ -1,7 +1,7 @@
-"""The matmul rates that were measured on each device, stored next to the results.
+"""The matmul rates measured on each device, stored next to the results.
 
-`mamf_utilization` of a training run is its rate over the one achieved on the same model of GPU in the same type
-("maximum achievable matmul FLOPS", Bekman, ml-engineering).
+`mamf_utilization` of a training run is its rate divided by the matmul rate achieved on the same GPU model with the same
+data type ("maximum achievable matmul FLOPS", Bekman, ml-engineering).
 """
 
 from collections.abc import Iterable, Sequence
@@ -19,11 +19,11 @@ FILE = "matmul_ceilings.json"
 
 @dataclass(frozen=True)
 class MatmulCeiling:
-    """The highest rate of one model of device in one number format, in TFLOP/s of one device."""
+    """The highest rate of a device model in one number format, in TFLOP/s per device."""
 
     device: str
     dtype: str
-    matrix_dtype: str  # the type that its peak belongs to: `fp8` for all 8-bit formats
+    matrix_dtype: str  # the data type of its peak: `fp8` for all 8-bit formats
     statistic: str
     tflops: float
     tflops_low: float | None
@@ -32,7 +32,7 @@ class MatmulCeiling:
     shape: str
     layout: str
     backend: str
-    rounds: int  # the finals' rounds that it is the mean of; 0 for a single trial of `repeats`
+    rounds: int  # how many rounds of the finals it is the mean of; 0 for a single trial of `repeats`
     repeats: int
     torch: str
     date: str
@@ -49,7 +49,7 @@ class MatmulCeiling:
 def from_sweep(
     device: str, best_first: Sequence[TrialRecord], finalists: Sequence[FinalistResult]
 ) -> list[MatmulCeiling]:
-    """Return a finished sweep's ceilings, one for each format and statistic: from the finals, else from one trial."""
+    """Return a finished sweep's ceiling for each format and statistic, from the finals or else from a single trial."""
     found = [_from_trial(device, finalist.trial, finalist.value, finalist.rounds) for finalist in finalists]
     found += [_from_trial(device, record, None, 0) for record in best_first]
     ceilings: dict[tuple[str, str, str], MatmulCeiling] = {}
@@ -84,14 +84,14 @@ def _from_trial(device: str, record: TrialRecord, value: Interval | None, rounds
 
 
 def read(folder: Path) -> list[MatmulCeiling]:
-    """Return the ceilings stored in a results directory. Raises UserInputError for a file that cannot be read."""
+    """Return the ceilings stored in a results directory. Raises UserInputError if the file cannot be read."""
     return read_rows(folder, FILE, lambda fields: MatmulCeiling(**fields))
 
 
 def keep(folder: Path, ceilings: Iterable[MatmulCeiling]) -> None:
-    """Store the ceilings that are the highest of their key.
+    """Store each ceiling that is the highest for its key.
 
-    A result of finals takes precedence over single trials, which may be high by chance.
+    Results of finals take precedence over single trials, which may be high by chance.
     """
 
     def merge() -> list[MatmulCeiling]:
@@ -106,9 +106,9 @@ def keep(folder: Path, ceilings: Iterable[MatmulCeiling]) -> None:
 
 
 def achieved_tflops(ceilings: Sequence[MatmulCeiling], device: str) -> dict[str, float]:
-    """Return the highest median rate on this model of device by type of the matrix units, in TFLOP/s of one device.
+    """Return the highest median rates on this device model in TFLOP/s per device, by data type of the matrix units.
 
-    Cold-cache medians take precedence, as training reads its operands from memory; warm ones fill the gaps.
+    Medians with a cold cache take precedence, since training reads its operands from memory; others fill the gaps.
     """
     achieved: dict[str, float] = {}
     for statistic in ("median_warm", "median_cold"):

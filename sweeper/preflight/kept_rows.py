@@ -1,4 +1,4 @@
-"""Rows that sweeps keep for later ones, in a JSON file next to the sweeps, which several may write at once."""
+"""Rows that sweeps keep for later sweeps in a JSON file next to them, which several sweeps may write at once."""
 
 import fcntl
 import json
@@ -10,12 +10,12 @@ from typing import Any, TypeVar
 from sweeper.common.files import write_whole
 from workloads.api.errors import UserInputError
 
-FOLDER = "sweeps"  # of a results directory
+FOLDER = "sweeps"  # in a results directory
 Row = TypeVar("Row")
 
 
 def read_rows(directory: Path, file: str, build: Callable[[Mapping[str, Any]], Row]) -> list[Row]:
-    """Return the rows stored in a results directory. Raises UserInputError for a file that cannot be read."""
+    """Return the rows stored in a results directory. Raises UserInputError if the file cannot be read."""
     # Up to version 0.3 the file was in the directory itself.
     path = next((path for path in (directory / FOLDER / file, directory / file) if path.exists()), None)
     if path is None:
@@ -27,8 +27,8 @@ def read_rows(directory: Path, file: str, build: Callable[[Mapping[str, Any]], R
 
 
 def replace_rows(directory: Path, file: str, change: Callable[[], Iterable[Any]]) -> None:
-    """Store the rows that `change` returns, which reads those that are stored now. No other sweep writes at the same
-    time."""
+    """Store the rows that `change` returns. While it reads the present rows and until they are stored, no other sweep
+    can write."""
     folder = directory / FOLDER
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / f".{file}.lock").open("w") as lock:

@@ -1,4 +1,4 @@
-"""The work of a trial: its fixed parameters and its identity. Only results of equal ones compare."""
+"""The work of a trial: its fixed parameters and its identity. Only results of equal work are comparable."""
 
 import hashlib
 from collections.abc import Iterable, Mapping
@@ -27,11 +27,11 @@ class WorkIdentifier:
     space: Space
 
     def fixed_parameters(self, point: Parameters) -> dict[str, Scalar]:
-        """Return every recorded parameter of a trial that is not searched: constants, defaults and settings."""
+        """Return all recorded parameters of a trial that are not searched: constants, defaults and settings."""
         return {name: value for name, value in self._recorded(point).items() if name not in point}
 
     def identify(self, point: Parameters, measurements: Iterable[Measurement] = ()) -> dict[str, str]:
-        """Return the identity of a trial's work by `Workload.work` and `Workload.ways`, without variables."""
+        """Return the identity of a trial's work by `Workload.work` and `Workload.ways`, without its variables."""
         identity = {"workload": self.workload.name, "benchmark_version": self.workload.benchmark_version}
         for name, value in self._recorded(point).items():
             if name in self.workload.ways or value is None or is_variable(name):
@@ -58,7 +58,7 @@ class WorkIdentifier:
         values = {**self.space.constants, **point}
         try:
             recorded = self.workload.recorded_parameters(self.workload.Parameters(**without_variables(values)))
-        except (TypeError, ValueError):  # values that contradict each other: the trial fails for it
+        except (TypeError, ValueError):  # contradictory values: the trial fails because of them
             recorded = without_variables(values)
         checked: dict[str, Scalar] = masked({**recorded, **only_variables(values)})
         return checked

@@ -1,13 +1,12 @@
-"""The finals: the best trials measured again, interleaved, and how the finalists compare.
+"""The finals: the best trials are remeasured, interleaved, and compared.
 
 The best of many noisy measurements is too high, because it was chosen for its luck. The finalists therefore run again
 in a fresh worker, interleaved, for several rounds, so that drift from round to round (heat, clocks, neighbors) affects
-all of them. The value of a finalist is the geometric mean of its rounds with Student's 95% interval, both computed from
-logarithms, so that the ratio of two values is the mean of their ratios. Two finalists are compared by their paired
-differences, round by round. They are tied where the interval of the difference contains zero. Any of them may lead by
-chance, so the intervals of the differences hold for all pairs of finalists at once (Bonferroni): at most 5% of finals
-of equally fast finalists find a difference. Each pair has its own spread: one noisy finalist widens its own intervals
-only.
+all of them. The value of a finalist is the geometric mean of its rounds with Student's 95% interval. Both are computed
+from logarithms, so that the ratio of two values is the mean of their ratios. Two finalists are compared by their paired
+differences, round by round. They are tied if the interval of the difference contains zero. Any of them may lead by
+chance, so the intervals hold for all pairs of finalists at once (Bonferroni): at most 5% of finals of equally fast
+finalists find a difference. Each pair has its own spread, so a noisy finalist widens only its own intervals.
 """
 
 import math
@@ -24,8 +23,8 @@ from sweeper.metrics.intervals import Interval, student_interval
 from workloads.api.contract import Workload
 
 DEFAULT_FINALISTS = Workload.finalists
-MIN_ROUNDS = 3  # of an interval: Student's of two rounds reaches nine standard deviations to both sides
-FAMILY_ERROR = 0.05  # of the finals: the share of finals of equally fast finalists that may find a difference
+MIN_ROUNDS = 3  # needed for an interval: with two rounds Student's extends nine standard deviations to both sides
+FAMILY_ERROR = 0.05  # the share of finals of equally fast finalists that may find a difference
 
 
 @dataclass(frozen=True)
@@ -34,13 +33,13 @@ class FinalistResult:
 
     trial: TrialRecord
     value: Interval  # the mean of the objective over its rounds
-    behind: Interval  # the fraction by which it is worse than the leader, zero for the leader; for all pairs at once
+    behind: Interval  # the fraction by which it is worse than the leader (zero for the leader), for all pairs at once
     rounds: int  # how many are compared
-    exceeded: tuple[str, ...] = ()  # the limits that the median of its rounds is beyond: then it cannot win
+    exceeded: tuple[str, ...] = ()  # the limits that the median of its rounds exceeds; with any of them it cannot win
 
     @property
     def tied(self) -> bool:
-        """Return whether it keeps the limits and its difference from the leader is not significant."""
+        """Whether it keeps the limits and its difference from the leader is not significant."""
         return self.behind.low <= 0 and not self.exceeded
 
     def to_dict(self) -> dict[str, Any]:
@@ -57,10 +56,9 @@ class FinalistResult:
 def pending_remeasurements(
     finalists: Sequence[TrialRecord], rounds: int, records: Iterable[TrialRecord]
 ) -> list[tuple[TrialRecord, Remeasurement]]:
-    """Return the trials to measure again in order: every finalist once a round, each round starting with the next
-    finalist.
+    """Return the trials to remeasure, in order: every finalist once per round.
 
-    `finalists` has the best first, `records` all records, among them those of the finals.
+    Each round starts with the next finalist. `finalists` has the best first; `records` includes those of the finals.
     """
     group = tuple(sorted(finalist.number for finalist in finalists))
     measured = {
@@ -85,11 +83,11 @@ def finalist_results(
     direction: str,
     exceeded: Mapping[int, tuple[str, ...]] | None = None,
 ) -> list[FinalistResult]:
-    """Return the finalists' results, the best first, from the rounds that all of them completed.
+    """Return the finalists' results, best first, from the rounds that all of them completed.
 
-    A finalist with fewer than two complete rounds is omitted. Empty if fewer than two rounds are common to all. Those
-    with `exceeded` limits, by number, follow the others. `ranked` has the complete trials of the search, the best
-    first; `records` has all, among them those of the finals.
+    A finalist with fewer than two complete rounds is omitted. The result is empty if fewer than two rounds are common
+    to all. Finalists with `exceeded` limits, by number, come after the others. `ranked` has the complete trials of the
+    search, best first; `records` has all records, including those of the finals.
     """
     finalists = {record.number: record for record in ranked[:top]}
     if not finalists:
@@ -111,10 +109,10 @@ def finalist_results(
 def compare_rounds(
     rounds: Mapping[int, np.ndarray], sign: int, last: Collection[int] = ()
 ) -> dict[int, tuple[Interval, Interval]]:
-    """Return each finalist's value and by which fraction it is behind the first, the best first.
+    """Return each finalist's value and the fraction by which it is behind the first, best first.
 
-    `rounds` has the objective of each in the rounds that all of them completed, `sign` is 1 if a higher one is better,
-    else -1. Those in `last` follow all others, whatever their values.
+    `rounds` has each finalist's objective in the rounds that all of them completed. `sign` is 1 if higher is better,
+    else -1. Finalists in `last` come after all others, whatever their values.
     """
     values = {number: mean_of_rounds(of_rounds) for number, of_rounds in rounds.items()}
     order = sorted(values, key=lambda number: (number in last, -sign * values[number].value))
@@ -145,7 +143,7 @@ def objective_by_round(
 
 
 def mean_of_rounds(rounds: np.ndarray) -> Interval:
-    """Return the geometric mean of rounds, or the arithmetic one; with an interval from `MIN_ROUNDS` on."""
+    """Return the mean of rounds, geometric if all are positive, with an interval if there are `MIN_ROUNDS` or more."""
     is_positive = bool((rounds > 0).all())
     interval = student_interval(np.log(rounds) if is_positive else rounds)
     bounds = interval.bounds if len(rounds) >= MIN_ROUNDS else (interval.value,)
@@ -162,7 +160,7 @@ def find_exceeded(
 ) -> dict[int, tuple[str, ...]]:
     """Return the limits that the median of each finalist's rounds exceeds, as text by the finalist's number.
 
-    A single measurement near a limit is within it about half of the time. No single round decides the median.
+    A single measurement near a limit is within it about half of the time, and no single round decides the median.
     """
     records = list(records)
     exceeded: dict[int, tuple[str, ...]] = {finalist.number: () for finalist in finalists}

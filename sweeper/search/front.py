@@ -1,21 +1,20 @@
-"""The front of several objectives, remeasured: how certain it is that each of its points belongs to it.
+"""The front of several objectives, remeasured: how certain it is that each point belongs to the front.
 
-The points of the front are measured again, interleaved, as those of one objective are (`finals.py`). For every pair two
-hypotheses are tested: that one point dominates the other, and that it does not. At most 5% of fronts have a point that
-is wrongly called "on the front", and at most 5% one that is wrongly called "dominated", whatever the number of points
-and of noisy objectives (Bonferroni over both). Two points are the same if no objective differs between them:
-the difference is within the objective's resolution, or Student's interval of the paired differences contains zero, for
-all pairs and objectives at once.
+The points of the front are remeasured, interleaved, like the finalists for one objective (`finals.py`). Two hypotheses
+are tested for each pair: that one point dominates the other, and that it does not. At most 5% of fronts have a point
+that is wrongly called "on the front", and at most 5% have one that is wrongly called "dominated", whatever the number
+of points and noisy objectives (Bonferroni over both). Two points are the same if they differ in no objective: each
+difference is within the objective's resolution, or Student's interval of the paired differences contains zero. This
+interval holds for all pairs and objectives at once.
 
-Rounds are paired, so that drift from round to round does not count. The error of a pair's difference is that of all
-points together (the residuals of points and rounds), or its own where that is larger. With three rounds its own alone
-has two degrees of freedom, too few to decide anything among twelve points; the larger of the two keeps the noise of a
-point that is noisier than the others. `tests/sweeper/search/test_dominance.py` simulates how often verdicts are wrong
-and how often they are reached.
+Rounds are paired, so that drift from round to round does not count. The error of a pair's difference is either pooled
+over all points (from the residuals of points and rounds) or the pair's own error, whichever is larger. With three
+rounds the pair's own error has only two degrees of freedom, too few for any decision among twelve points. Taking the
+larger one preserves the noise of a point that is noisier than the others. `tests/sweeper/search/test_dominance.py`
+simulates how often verdicts are wrong and how often they are reached.
 
-A difference in an objective counts only above its resolution: a metric that is the same in every round, such as memory,
-has no spread there, and would decide by its last digit.
-"""
+A difference in an objective counts only if it exceeds the objective's resolution. Otherwise a metric that is the same
+in every round, such as memory, would decide by its last digit, since it has no spread."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -30,30 +29,30 @@ from sweeper.metrics.criteria import Criteria
 from sweeper.metrics.intervals import Interval, student_interval
 from sweeper.search.finals import FAMILY_ERROR, MIN_ROUNDS, find_exceeded, mean_of_rounds, objective_by_round
 
-MAX_POINTS = 12  # of a front that are measured again, unless finals.top is more
-MIN_POINTS = 3  # of a smaller front the next best trials are measured too: it may be small by luck
-LEAST_ERROR = 1e-9  # of a mean, relative: an objective that is the same in every round differs by rounding only
+MAX_POINTS = 12  # how many points of a front are remeasured, unless finals.top is larger
+MIN_POINTS = 3  # a smaller front may be small by luck, so the next best trials are remeasured too
+LEAST_ERROR = 1e-9  # relative error of a mean: an objective that is equal in every round differs only by rounding
 
 
 @dataclass(frozen=True)
 class FrontPoint:
-    """A point of the front that was measured again."""
+    """A point of the front that was remeasured."""
 
     trial: TrialRecord  # as the search measured it
     values: Mapping[str, Interval]  # the mean of each objective over the rounds, by metric
-    share: float  # the confidence that no other point dominates it, of this point alone
-    is_certain: bool  # no other point dominates it, for all points of the front at once
-    is_dominated: bool  # one other point dominates it, for all pairs of the front at once
+    share: float  # the confidence that no other point dominates it, for this point alone
+    is_certain: bool  # no other point dominates it, with confidence for all points of the front at once
+    is_dominated: bool  # another point dominates it, with confidence for all pairs of the front at once
     is_on_front: bool  # no other point's means dominate its means
-    # Numbers of the trials that neither dominate it nor are dominated, and differ significantly in no objective.
+    # Numbers of the trials that neither dominate it nor are dominated by it, and do not differ significantly from it.
     same_as: tuple[int, ...]
     rounds: int  # how many are compared
-    # The limits that the median of its rounds is beyond: then it is not on the front and not compared.
+    # The limits that the median of its rounds exceeds. If there are any, it is not compared and not on the front.
     exceeded: tuple[str, ...] = ()
 
     @property
     def verdict(self) -> str:
-        """Whether it is on the front, dominated, or uncertain; or which limit it exceeds."""
+        """Whether the point is on the front, dominated, or uncertain, or which limits it exceeds."""
         if self.exceeded:
             return f"beyond a limit: {'; '.join(self.exceeded)}"
         return "on the front" if self.is_certain else "dominated" if self.is_dominated else "not sure"
@@ -73,20 +72,20 @@ class FrontPoint:
 
 @dataclass(frozen=True)
 class Front:
-    """The front of several objectives, in which the best by the leading objective is first."""
+    """The front of several objectives, with the best by the leading objective first."""
 
     searched: Sequence[TrialRecord]  # the trials of the search that no other dominates
-    certified: Sequence[FrontPoint]  # the points that were measured again; empty if none was in two rounds
+    certified: Sequence[FrontPoint]  # the remeasured points; empty if none was in two rounds
 
     @property
     def measured_once(self) -> list[TrialRecord]:
-        """The trials on the front that were not measured again."""
+        """The trials on the front that were not remeasured."""
         measured = {point.trial.number for point in self.certified}
         return [trial for trial in self.searched if trial.number not in measured]
 
     @property
     def trials(self) -> list[TrialRecord]:
-        """The trials on the front: of the search, corrected by what was measured again, by number."""
+        """The trials on the search's front, corrected by the remeasurements, ordered by number."""
         certain = [point.trial for point in self.certified if point.is_on_front]
         return sorted([*self.measured_once, *certain], key=lambda trial: trial.number)
 
@@ -96,7 +95,7 @@ class Front:
 
     @property
     def leader(self) -> TrialRecord | None:
-        """The best trial on the front by the leading objective, of those that were measured again if there are any."""
+        """The best trial on the front by the leading objective, among the remeasured ones if there are any."""
         certain = [point.trial for point in self.certified if point.is_on_front]
         return next(iter(certain or self.searched), None)
 
@@ -104,27 +103,27 @@ class Front:
 def measure_front(
     ranked: Sequence[TrialRecord], records: Iterable[TrialRecord], criteria: Criteria, top: int
 ) -> Front | None:
-    """Return the front of a search, ranked with the best first; None with one objective, or without a ranked trial.
+    """Return the front of a search; None if there is only one objective or no ranked trial.
 
-    `records` has all, among them those of the finals; `top` is `finals.top`.
+    `ranked` has the best trial first, `records` includes those of the finals, and `top` is `finals.top`.
     """
     if not criteria.has_front or not ranked:
         return None
     leading = criteria.objectives[0]
     points = certify(select_finalists(ranked, criteria, top), records, criteria)
     certified = sorted(points, key=lambda point: leading.loss(point.values[leading.metric].value))
-    exceeding = {point.trial.number for point in certified if point.exceeded}  # what they dominated may be on the front
+    exceeding = {point.trial.number for point in certified if point.exceeded}  # points that they dominated may count
     return Front(criteria.front(trial for trial in ranked if trial.number not in exceeding), certified)
 
 
 def measured_interval(record: TrialRecord, metric: str) -> Interval:
-    """Return a metric of a single trial with its interval, NaN without one."""
+    """Return a metric of a single trial with its interval; NaN bounds if it has none."""
     low, high = (record.metrics.get(f"{metric}_ci_{bound}", math.nan) for bound in ("low", "high"))
     return Interval(record.metrics[metric], low, high)
 
 
 def select_finalists(ranked: Sequence[TrialRecord], criteria: Criteria, top: int) -> Sequence[TrialRecord]:
-    """Return the `top` trials to measure again, 0 for none; with several objectives the front, evenly thinned out."""
+    """Return the trials to remeasure: the `top` ones, or with several objectives the front, evenly thinned out."""
     if not criteria.has_front or not top:
         return ranked[:top]
     front = criteria.front(ranked)
@@ -135,7 +134,7 @@ def select_finalists(ranked: Sequence[TrialRecord], criteria: Criteria, top: int
 
 
 def certify(finalists: Sequence[TrialRecord], records: Iterable[TrialRecord], criteria: Criteria) -> list[FrontPoint]:
-    """Return the points of these finalists that were measured again in at least two rounds, in their order."""
+    """Return the points of those finalists that were remeasured in at least two rounds, in the same order."""
     records = list(records)
     by_metric = [objective_by_round(finalists, records, metric) for metric in criteria.metrics]
     measured = [point for point in finalists if all(len(rounds[point.number]) > 1 for rounds in by_metric)]
@@ -152,10 +151,10 @@ def certify(finalists: Sequence[TrialRecord], records: Iterable[TrialRecord], cr
     front = {within[place] for place in np.flatnonzero(~find_dominated(inside.mean(axis=2), resolutions).any(axis=0))}
     shares = np.zeros(len(measured))
     certain: set[int] = set()
-    ordered: set[tuple[int, int]] = set()  # of which the first dominates the second
+    ordered: set[tuple[int, int]] = set()  # pairs in which the first dominates the second
     if len(common) >= MIN_ROUNDS and within:  # fewer certify nothing
         dominates, does_not = p_values_of_dominance(inside, resolutions)
-        pairs = max(1, len(within) - 1)  # of a point with the others; one point at least is dominated by none
+        pairs = max(1, len(within) - 1)  # of one point with the others; at least one point is not dominated
         shares[within] = 1 - dominates.max(axis=0)
         certain = {n for n in within if shares[n] >= 1 - FAMILY_ERROR / pairs}
         sure = np.argwhere(does_not <= FAMILY_ERROR / (pairs * len(within)))
@@ -179,7 +178,7 @@ def certify(finalists: Sequence[TrialRecord], records: Iterable[TrialRecord], cr
 
 
 def _to_losses(values: np.ndarray, criteria: Criteria) -> tuple[np.ndarray, np.ndarray]:
-    """Return the losses and the resolution of each objective. Losses of a positive metric are logarithms."""
+    """Return the losses and resolution of each objective. The losses of a positive metric are logarithms."""
     losses, resolutions = np.empty_like(values), np.empty(len(criteria.objectives))
     for place, objective in enumerate(criteria.objectives):
         of_metric = values[:, place]
@@ -190,7 +189,7 @@ def _to_losses(values: np.ndarray, criteria: Criteria) -> tuple[np.ndarray, np.n
 
 
 def _find_same(losses: np.ndarray, resolutions: np.ndarray, ordered: set[tuple[int, int]]) -> list[list[int]]:
-    """Return for each point the others that are the same; of `ordered` pairs one dominates the other."""
+    """Return for each point the other points that are the same. In `ordered` pairs one point dominates the other."""
     count, objectives, _ = losses.shape
     level = 1 - FAMILY_ERROR / max(1, math.comb(count, 2) * objectives)
     same: list[list[int]] = [[] for _ in range(count)]
@@ -206,12 +205,11 @@ def _find_same(losses: np.ndarray, resolutions: np.ndarray, ordered: set[tuple[i
 
 
 def p_values_of_dominance(losses: np.ndarray, resolutions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return p-values of each pair's hypotheses that the first point dominates the second, and that it does not.
+    """Return, for each pair, the p-values of two hypotheses: the first point dominates the second, and it does not.
 
-    The first is refuted by one objective in which the second point is better; the second by the first point being
-    better in one objective and, in each, not worse. A point and itself have 0 and 1. `losses` are those of each point,
-    objective and round; `resolutions` the largest differences that do not count.
-    """
+    The first hypothesis is refuted if the second point is better in one objective. The second is refuted if the first
+    point is better in one objective and not worse in any. For a point and itself the p-values are 0 and 1. `losses` has
+    a value for each point, objective and round; `resolutions` has the largest differences that do not count."""
     from scipy.special import stdtr
 
     points, _, rounds = losses.shape
@@ -233,13 +231,13 @@ def p_values_of_dominance(losses: np.ndarray, resolutions: np.ndarray) -> tuple[
 
 
 def find_dominated(means: np.ndarray, resolutions: np.ndarray) -> np.ndarray:
-    """Return of each pair whether the first point dominates the second one, by the means of their objectives.
+    """Return for each pair whether the first point dominates the second, by the means of their objectives.
 
-    It does if it is better in an objective by more than the resolution, and in none worse by more than that. Three
-    points may dominate each other in a circle where three objectives trade differences of about the resolution; where
-    that leaves no point on the front every difference counts.
+    It does if it is better in some objective by more than the resolution, and not worse in any by more than that. Three
+    points may dominate each other in a circle if their objectives differ by about the resolution. If no point is left
+    on the front, every difference counts.
     """
-    # One difference for both: a sum and a difference round apart, and two points might dominate each other.
+    # Both tests use one difference: a sum and a difference round differently, and two points could dominate each other.
     differences = means[:, None] - means[None]
     beats = (differences <= resolutions).all(axis=2) & (differences < -resolutions).any(axis=2)
     if beats.any(axis=0).all():

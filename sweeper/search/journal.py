@@ -1,6 +1,6 @@
-"""The study on disk: an Optuna journal, one file a sweep, with one writer.
+"""The study on disk: an Optuna journal, one file per sweep, with a single writer.
 
-The file has Optuna's own format, so `optuna-dashboard FILE` and Optuna's `JournalFileBackend` read it.
+The file has Optuna's own format, so `optuna-dashboard FILE` and Optuna's `JournalFileBackend` can read it.
 """
 
 import errno
@@ -24,18 +24,18 @@ from workloads.api.errors import UserInputError
 
 BLOCK_BYTES = 65536
 LINES_AT_ONCE = 1000
-RECORD = "record"  # the attribute that has all of an ended trial
-# Optuna's codes of the lines that change trials (`JournalOperation` in optuna/storages/journal/_storage.py, 5.0). Every
-# version must read the journals of earlier ones. `test_a_journal_is_read_as_optuna_reads_it` fails where they differ.
+RECORD = "record"  # the attribute with the complete record of an ended trial
+# Optuna's codes for lines that change trials (`JournalOperation` in optuna/storages/journal/_storage.py, 5.0). Every
+# version must read earlier versions' journals. `test_a_journal_is_read_as_optuna_reads_it` fails if the codes differ.
 CREATE_TRIAL, SET_STATE, SET_ATTR = 4, 6, 8
 STATES = {state.value: state for state in TrialState}
 
-read_distribution = lru_cache(json_to_distribution)  # as a rule equal for all trials of a sweep
+read_distribution = lru_cache(json_to_distribution)  # usually the same for all trials of a sweep
 
 
 @dataclass(slots=True)
 class StoredTrial:
-    """A trial of the journal, with the names that Optuna's `FrozenTrial` has. `value` is of the first objective."""
+    """A trial of the journal, with the attribute names of Optuna's `FrozenTrial`. `value` is the first objective's."""
 
     number: int
     state: TrialState
@@ -45,11 +45,11 @@ class StoredTrial:
 
 
 def fold(lines: Iterable[dict[str, Any]]) -> tuple[list[dict[str, Any]], dict[int, StoredTrial]]:
-    """Read the lines of a journal, in their order, as one entry a trial, without Optuna's replay of every line.
+    """Fold the lines of a journal, in order, into one entry per trial, without Optuna's replay of every line.
 
     Optuna applies each line to a copy of its trial, parses the distributions of every trial again, and keeps all
-    attributes. For 100,000 trials that, and records as text, took 30% of the time and the memory of opening a study.
-    It needs the lines of the study and one for each trial, of an ended one with its state alone: these are returned,
+    attributes. For 100,000 trials that, and records as text, took 30% of the time and memory of opening a study. Optuna
+    needs only the study's lines and one line per trial, for an ended trial just with its state. These are returned,
     with the ended trials by number.
     """
     entries: list[dict[str, Any]] = []
@@ -65,7 +65,7 @@ def fold(lines: Iterable[dict[str, Any]]) -> tuple[list[dict[str, Any]], dict[in
         elif code not in (SET_ATTR, SET_STATE):
             entries.append(line)
             continue
-        elif number in ended:  # Optuna ignores what follows the end
+        elif number in ended:  # Optuna ignores lines after the end of a trial
             continue
         elif code == SET_ATTR:
             trials[number].setdefault("user_attrs", {}).update(line["user_attr"])
@@ -75,7 +75,7 @@ def fold(lines: Iterable[dict[str, Any]]) -> tuple[list[dict[str, Any]], dict[in
         entry = trials[number]
         state = STATES[entry.get("state", TrialState.RUNNING.value)]
         if state.is_finished():
-            # Fields that only readers of ended trials need are taken out of its entry.
+            # Remove the fields that only readers of ended trials need from the entry.
             distributions = entry.pop("distributions", {})
             params = {
                 name: read_distribution(distributions[name]).to_external_repr(value)
@@ -83,25 +83,25 @@ def fold(lines: Iterable[dict[str, Any]]) -> tuple[list[dict[str, Any]], dict[in
             }
             values = entry.get("values") or [entry.get("value")]
             ended[number] = StoredTrial(number, state, params, values[0], entry.pop("user_attrs", {}))
-            entry["datetime_start"] = None  # two dates take as long to parse as all else of the entry
+            entry["datetime_start"] = None  # parsing two dates takes as long as the rest of the entry
             entry.pop("datetime_complete", None)
     return entries, ended
 
 
 class JournalFile(BaseJournalBackend):
-    """The lines of a journal. The sweep's lock admits one driver, so the file changes here only.
+    """The lines of a journal. The sweep's lock admits only one driver, so the file changes only here.
 
-    A line is given to the system at once and survives the end of the process. `sync` makes the lines survive the end
-    of the machine too: waiting for a disk or a network file system once a round of the sweep's loop, not three times a
-    trial. `ended` has the trials that had ended when the file was opened, by number.
+    Each line goes to the operating system at once, so it survives the end of the process. `sync` makes the lines
+    survive a crash of the machine too. It waits for a disk or network file system once per round of the sweep's loop,
+    not three times per trial. `ended` has the trials, by number, that had ended when the file was opened.
     """
 
     def __init__(self, path: Path) -> None:
-        """Open or create the file. A kill or a full disk leaves an incomplete last line.
+        """Open or create the file, and repair an incomplete last line that a kill or a full disk left.
 
-        It is cut off, unless only its line break is missing.
+        The line is removed, unless only its line break is missing.
 
-        Raises UserInputError if a line before the last one is damaged.
+        Raises UserInputError if an earlier line is damaged.
         """
         self._path, self._file = path, path.open("ab")
         self._is_dirty = False
@@ -122,7 +122,7 @@ class JournalFile(BaseJournalBackend):
                 except ValueError:
                     file.truncate(end)
             file.seek(0)
-            # Read together, lines share equal keys.
+            # Lines that are parsed together share equal keys.
             blocks = iter(lambda: list(islice(file, LINES_AT_ONCE)), [])
             try:
                 self._unread, self.ended = fold(
@@ -135,24 +135,24 @@ class JournalFile(BaseJournalBackend):
                 ) from error
 
     def read_logs(self, log_number_from: int) -> Iterator[dict[str, Any]]:
-        """Yield the entries from this number on. Optuna's numbers count the folded entries."""
+        """Yield the entries starting at this number. Optuna's numbers count the folded entries."""
         assert log_number_from == self._count, "one study reads a journal, from its start to its end"
         unread, self._unread = self._unread, []
         self._count += len(unread)
         yield from unread
 
     def append_logs(self, logs: Sequence[dict[str, Any]]) -> None:
-        """Append entries. Raises an OSError if the disk is full."""
+        """Append entries. Raises OSError if the disk is full."""
         # A workload may leave a NumPy number in its metrics.
         lines = [json.dumps(log, separators=(",", ":"), default=float) + "\n" for log in logs]
         self._file.write("".join(lines).encode())
         self._file.flush()
-        for log in logs:  # Optuna's copy of a trial needs no record of several kB
+        for log in logs:  # Optuna's copy of a trial does not need the record of several kB
             self._unread.append(log | {"user_attr": {RECORD: None}} if RECORD in log.get("user_attr", {}) else log)
         self._is_dirty = True
 
     def sync(self) -> None:
-        """Wait until the entries so far are on the disk. Raises an OSError if the file was moved or deleted."""
+        """Wait until the entries so far are on disk. Raises OSError if the file was moved or deleted."""
         if self._is_dirty:
             os.fsync(self._file.fileno())
             self._is_dirty = False
@@ -161,9 +161,9 @@ class JournalFile(BaseJournalBackend):
 
 
 class Journal:
-    """Optuna's study in a journal file, with `directions` for a new one. Trials are reached by their numbers.
+    """Optuna's study in a journal file. Trials are accessed by number, and `directions` is used for a new study.
 
-    A new study has the name of its sweep, and of its objectives, which Optuna's dashboard shows.
+    A new study is named after its sweep and has the names of its objectives, which Optuna's dashboard shows.
     """
 
     def __init__(self, path: Path, *directions: str, metrics: Sequence[str] = ()) -> None:
@@ -189,7 +189,7 @@ class Journal:
         ]
 
     def forget_ended(self) -> None:
-        """Free what only the loading of a study needs. `trials` has no parameters of ended trials any more."""
+        """Free the data needed only to load a study. After that, ended trials in `trials` have no parameters."""
         self._file.ended = {}
 
     def set_attr(self, number: int, key: str, value: Any) -> None:
@@ -201,7 +201,7 @@ class Journal:
 
 
 def check_identity(study: optuna.Study, identity: dict[str, Any]) -> str:
-    """Store the settings that a resumed sweep must share in a new study, or compare them. Return the study's id.
+    """Store the settings that a resumed sweep must share in a new study, or compare them, and return the study's id.
 
     Raises UserInputError if the study has another identity.
     """
@@ -220,7 +220,7 @@ def check_identity(study: optuna.Study, identity: dict[str, Any]) -> str:
 
 
 def describe_differences(stored: dict[str, Any], current: dict[str, Any]) -> list[str]:
-    """Return a phrase for each key whose value has changed; a key of a nested mapping is joined by dots."""
+    """Return a phrase for each key with a changed value. The keys of nested mappings are joined with dots."""
     phrases = []
     for key in {**stored, **current}:
         old, new = stored.get(key), current.get(key)
