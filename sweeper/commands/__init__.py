@@ -1,1 +1,1 @@
-"""The commands: a package for each."""
+"""The commands, each in its own package."""

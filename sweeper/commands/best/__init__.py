@@ -1,1 +1,1 @@
-"""One trial of a sweep as files that run it again."""
+"""Write files that rerun one trial of a sweep."""

@@ -1,4 +1,4 @@
-"""The files of one trial: our command, and for a trainer its own configuration, with the software they ran with."""
+"""The files that rerun one trial: our command, a trainer's own configuration, and the versions of the software."""
 
 import json
 import math
@@ -24,25 +24,25 @@ from workloads.api import registry
 from workloads.api.errors import UserInputError
 from workloads.api.metrics import get_metric
 
-FOLDER = "best"  # of the winner, in the sweep's folder
+FOLDER = "best"  # the winner's folder in the sweep's folder
 LINE, OVERRIDES, RESULT = "sweep.sh", "workload/best.yaml", "best.json"
-PROGRAM = "program"  # the folder of what runs without this project
-OTHER_TRAINERS = ("torchtitan", "megatron")  # whose files a layout of workload=parallel is written to as well
+PROGRAM = "program"  # the folder of the files that run without this project
+OTHER_TRAINERS = ("torchtitan", "megatron")  # a layout of workload=parallel is also written as files for these
 
 
 @dataclass(frozen=True)
 class TrialFiles:
-    """The files that run one trial again."""
+    """The files that rerun one trial."""
 
     folder: Path
-    title: str  # which trial it is, with its figure
+    title: str  # the trial and its result
     line: str  # our command, for a shell
     files: Mapping[str, str]  # file contents by their path in the folder
-    notes: tuple[str, ...] = ()  # what to know before one of them runs
-    result: Mapping[str, Any] = field(default_factory=dict)  # the trial, its figure and its software, in plain values
+    notes: tuple[str, ...] = ()  # what to know before running the files
+    result: Mapping[str, Any] = field(default_factory=dict)  # the trial, its result and its software, as plain values
 
     def write(self) -> None:
-        """Write the files, in the place of those of an earlier run."""
+        """Write the files, replacing any earlier ones."""
         if self.folder.exists():
             shutil.rmtree(self.folder)
         for name, text in self.files.items():
@@ -54,7 +54,7 @@ class TrialFiles:
 
 
 def build_files(description: SweepDescription, record: TrialRecord, value: Winner | None, folder: Path) -> TrialFiles:
-    """Return the files of a trial, which will lie in the folder. `value` is None for one without an objective."""
+    """Return the files of a trial for this folder. `value` is None for a trial without an objective value."""
     title = _describe(description, record, value)
     line = shlex.join(command_words(description, record))
     program, notes = _program_files(description, record, folder / PROGRAM)
@@ -80,7 +80,7 @@ def build_files(description: SweepDescription, record: TrialRecord, value: Winne
         "process": record.measurements[0].get("machine_info", {}) if record.measurements else {},
         "command": line,
     }
-    is_function = description.workload == "function"  # which no file of a configuration can name
+    is_function = description.workload == "function"  # a configuration file cannot name a function
     files = {
         LINE: f"#!/bin/sh\n# {title}\n{script_line(description, record)}\n",
         **({} if is_function else {OVERRIDES: overrides_file(description, record, title, folder)}),
@@ -109,7 +109,7 @@ def _program_files(
 ) -> tuple[dict[str, str], list[str]]:
     workload = registry.load(description.workload)
     if workload.Settings is not None:
-        if description.settings is None:  # a function, whose parameters are known with it alone
+        if description.settings is None:  # a function: its parameters are known only from the function itself
             return {}, []
         workload = workload.with_settings(workload.Settings(**description.settings))
     values = trial_parameters(description, record)
@@ -117,7 +117,7 @@ def _program_files(
     rank = replace(description.first_rank, environment=variables)
     try:
         files = workload.program_files(workload.Parameters(**without_variables(values)), rank, str(folder.absolute()))
-    except Exception as error:  # whatever the parameters of a trial that failed lead to
+    except Exception as error:  # a failed trial's parameters can raise anything
         return {}, [f"{PROGRAM}: {type(error).__name__}: {error}"]
     return dict(files), []
 
@@ -125,7 +125,7 @@ def _program_files(
 def _other_trainers(description: SweepDescription, record: TrialRecord) -> tuple[dict[str, str], list[str]]:
     if description.workload != "parallel" or record.status is not TrialStatus.COMPLETE:
         return {}, []
-    from workloads.formats.files import read_layout, render  # takes 0.05 s, which other sweeps save
+    from workloads.formats.files import read_layout, render  # takes 0.05 s, which other sweeps need not spend
 
     values = trial_parameters(description, record)
     words = " ".join(f"space.{name}={str(value).lower()}" for name, value in without_variables(values).items())
@@ -143,28 +143,28 @@ def _other_trainers(description: SweepDescription, record: TrialRecord) -> tuple
     return files, notes
 
 
-# Arguments that a single trial does not need, or that its own parameters replace. A word that ends in a dot is a
+# Arguments that a single trial does not need, or that its own parameters replace. An entry that ends in a dot is a
 # section.
 REPLACED = (
     *("space.", "search", "search.", "budget.", "finals.", "projection.", "workload.strategy"),
     *("model", "name", "retry", "plan", "progress", "gpus", "hardware", "cluster.cpus"),
 )
-LISTS = "(,["  # a text with one of them is a list, a choice or a range, unless it is in quotes
+LISTS = "(,["  # unquoted text with one of these characters is a list, a choice or a range
 PLAIN_TEXT = re.compile(r"[A-Za-z_./][\w./:-]*")
 
 
 def trial_parameters(description: SweepDescription, record: TrialRecord) -> Parameters:
-    """Return every parameter that the sweep's space gives a trial, constants first."""
+    """Return all parameters of a trial, the constants of the sweep's space first."""
     return {**description.constants, **record.params}
 
 
 def _chosen_cpus(description: SweepDescription) -> int | None:
-    """Return the cores of a sweep that left some alone, or was told to; earlier descriptions have the setting alone."""
+    """Return the core count of a sweep that limited its cores; older descriptions have only the setting."""
     return description.cpus or description.config.get("cluster", {}).get("cpus")
 
 
 def command_words(description: SweepDescription, record: TrialRecord) -> list[str]:
-    """Return the command that runs the trial alone: the sweep's own, with the trial's parameters as constants."""
+    """Return the command that runs only this trial: the sweep's command with the trial's parameters as constants."""
     program, words = _split_program(description.arguments)
     arguments = parse_arguments(words)
     kept = []
@@ -184,9 +184,9 @@ def command_words(description: SweepDescription, record: TrialRecord) -> list[st
 
 
 def script_line(description: SweepDescription, record: TrialRecord) -> str:
-    """Return the command with the interpreter that ran the sweep: the result belongs to its packages.
+    """Return the command with the interpreter that ran the sweep, because the result depends on its packages.
 
-    Each start has its own name: with an existing name it would find its trial finished and measure nothing.
+    Each run gets a new name: under an existing name, it would find its trial finished and measure nothing.
     """
     words = command_words(description, record)
     words = words[3:] if words[1:2] == ["-m"] else words[1:]
@@ -195,11 +195,11 @@ def script_line(description: SweepDescription, record: TrialRecord) -> str:
 
 
 def overrides_file(description: SweepDescription, record: TrialRecord, comment: str, folder: Path) -> str:
-    """Return the file `workload/best.yaml` below the folder: everything that decides what the trial runs.
+    """Return the text of `workload/best.yaml` for the folder: everything that determines what the trial runs.
 
-    It does not depend on the files of conf/workload, which may change, nor on those of the user's own folder. The
-    hardware and the sampler stand in the command: Hydra expands the last group first (1.3.8,
-    _internal/defaults_list.py), so a file of the first group cannot choose those of later ones.
+    It does not depend on the files in conf/workload, which may change, or on the files in the user's own folder. The
+    command sets the hardware and the sampler, because Hydra expands the last group first (1.3.8,
+    _internal/defaults_list.py), so a file of the first group cannot choose files of later groups.
     """
     program, _ = _split_program(description.arguments)
     words = [*program, f"--config-dir={folder}", "workload=best", f"hardware={description.hardware}", "search=grid"]
@@ -224,7 +224,7 @@ def overrides_file(description: SweepDescription, record: TrialRecord, comment: 
 
 
 def override_value(name: str, value: Value) -> str:
-    """Return a parameter's value as Hydra's command line reads it."""
+    """Return a parameter's value in the syntax of Hydra's command line."""
     if value is None:
         return "null"
     if isinstance(value, bool):
@@ -250,7 +250,7 @@ def _entry(value: Value) -> Any:
 
 
 def _escaped(settings: Any) -> Any:
-    """Return values with their texts escaped: OmegaConf would replace ${…}, which is meant for a shell."""
+    """Escape ${…} in all strings: it is meant for a shell, and OmegaConf would replace it."""
     if isinstance(settings, Mapping):
         return {key: _escaped(value) for key, value in settings.items()}
     if isinstance(settings, (list, tuple)):

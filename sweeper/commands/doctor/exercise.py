@@ -1,4 +1,4 @@
-"""Run products on every device at once and an all-reduce on each node, with the verdicts of an acceptance."""
+"""Run matrix products on all devices at once and an all-reduce on each node, and judge them like an acceptance run."""
 
 import math
 import os
@@ -23,14 +23,14 @@ from sweeper.config.hardware import Node, Target
 from sweeper.execution import cluster
 from workloads.api import host
 
-EXERCISED = ("matmul", "collectives")  # the first experiment of each on a node alone
+EXERCISED = ("matmul", "collectives")  # the first experiment of each that needs only one device or one node
 ALONE = ("device", "node")
-UPDATE_TIMEOUT_S = 10.0  # for all nodes to answer, and for the memory of ended workers to be freed
+UPDATE_TIMEOUT_S = 10.0  # time for all nodes to respond and for the memory of exited workers to be freed
 
 
 def exercise(target: Target, states: Mapping[str, Mapping[str, Any]], console: Console) -> Iterator[Finding]:
-    """Print rates of products and of an all-reduce; yield what is too slow or did not run. `states` are by name."""
-    with Path(os.devnull).open("w") as nowhere, redirect_stdout(nowhere):  # what Ray prints about its workers
+    """Print the measured rates; yield a finding for each that is too slow or did not run. `states` are by node name."""
+    with Path(os.devnull).open("w") as nowhere, redirect_stdout(nowhere):  # hides Ray's messages about its workers
         cluster.start(target, has_variables=False)
     first = {e.workload: e for e in reversed(read_experiments(target.hardware.kind, "quick")) if e.scope in ALONE}
     readings = list[Reading]()
@@ -42,7 +42,7 @@ def exercise(target: Target, states: Mapping[str, Mapping[str, Any]], console: C
             console.print(line)
     for judgement in add_causes(judge(readings, target.hardware.kind, {}, {}), states):
         reading = judgement.reading
-        is_disturbed = reading.problem.startswith(TrialStatus.INCONCLUSIVE.value)  # by other processes: no fault
+        is_disturbed = reading.problem.startswith(TrialStatus.INCONCLUSIVE.value)  # other processes, not a fault
         remedy = "find other processes with top, and measure again" if is_disturbed else "see Ray's logs"
         if reading.problem or judgement.verdict is Verdict.FAIL:
             problem = f"{reading.test}: {judgement.reason}"
@@ -50,14 +50,14 @@ def exercise(target: Target, states: Mapping[str, Mapping[str, Any]], console: C
 
 
 class NodeWatches:
-    """Reads the states of nodes by an actor on each, or in this process for a node without a Ray id.
+    """Reads node states through an actor on each node, or in this process for a node without a Ray id.
 
     Attributes:
-        states: by the nodes' names: their hosts, or addresses with Ray's ids where several share a host.
+        states: by node name: the host name, or the address and Ray id if several nodes share a host.
     """
 
     def __init__(self, nodes: Sequence[Node], folder: str) -> None:
-        """Read the states now. `folder` is where a sweep writes; its free disk space is part of a state."""
+        """Read the initial states. `folder` is where a sweep writes; its free disk space is part of each state."""
         self._folder, self._local = folder, host.NodeWatch()
         on_node = [NodeAffinitySchedulingStrategy(node_id=node.id, soft=False) if node.id else None for node in nodes]
         watch = ray.remote(host.NodeWatch)
@@ -68,7 +68,7 @@ class NodeWatches:
         self.states = dict(zip(names, states, strict=True))
 
     def update(self) -> None:
-        """Add to the states what has changed since. A node that is lost or does not answer keeps its own."""
+        """Add later changes to the states. A node that is lost or does not respond keeps its last state."""
         deadline_s = time.monotonic() + UPDATE_TIMEOUT_S
         before = after = [*self.states.values()]
         while True:
@@ -76,10 +76,10 @@ class NodeWatches:
             self.states = {name: add_changes(*pair) for name, *pair in zip(self.states, before, after, strict=True)}
             if not any(map(has_new_use, before, after)) or time.monotonic() > deadline_s:
                 return
-            time.sleep(0.5)  # the driver takes a moment to free the memory of workers that have ended
+            time.sleep(0.5)  # the driver takes a moment to free the memory of exited workers
 
     def _read(self, deadline_s: float | None = None) -> list[dict[str, Any]]:
-        """Return the state of each node; with a deadline, an empty one for a node that is lost or late."""
+        """Return the state of each node. With a deadline, a node that is lost or late gets an empty state."""
         replies = [actor and actor.read_state.remote(self._folder) for actor in self._actors]
         states = list[dict[str, Any]]()
         for reply in replies:

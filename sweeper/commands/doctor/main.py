@@ -5,12 +5,12 @@
     python -m sweeper doctor record
 
 Checks every node's versions, memory and GPUs, and the MLflow server at tracking.uri; runs a matrix product on each GPU
-and an all-reduce over all of them (skipped with --quick). The command prints the catalogue's values for the GPUs with
-their sources. Each problem is printed with its remedy. The exit code is 1 if one of them makes measurements wrong or
-slow; such problems are marked with "!".
+and an all-reduce over all of them (skipped with --quick). The command prints the catalogue's values for the GPUs and
+their sources, and each problem with its remedy. The exit code is 1 if any problem makes measurements wrong or slow;
+such problems are marked with "!".
 
-record writes what this machine's drivers, torch, Ray and kernel report into FILE (machine.json), from which a stand-in
-for the machine can be made. It has no environment variables but the visible devices; names of hosts and users, serial
+record writes what this machine's drivers, torch, Ray and kernel report to FILE (machine.json), so that a mock of the
+machine can be built. The only environment variables in it are the visible devices; host names, user names, serial
 numbers and addresses are masked. Read it before you send it to anybody.
 """
 
@@ -55,7 +55,7 @@ class RecordRequest:
 
 
 def record_machine(request: RecordRequest) -> int:
-    """Write the record of this machine. Returns the exit code."""
+    """Write the record of this machine and return the exit code."""
     ray_environment.prepare(request.cluster.address, request.cluster.insecure)  # before Ray is imported
     from sweeper.commands.doctor import record
     from sweeper.execution import cluster
@@ -63,7 +63,7 @@ def record_machine(request: RecordRequest) -> int:
     nodes: list[Node] | UserInputError
     try:
         nodes = cluster.discover_nodes(request.cluster.address, request.cluster.insecure)
-    except UserInputError as error:  # such as GPUs that Ray does not detect: the record shows why
+    except UserInputError as error:  # for example, Ray does not detect the GPUs; the record shows why
         nodes = error
     gpus = record.write_record(Path(request.file), nodes)["gpus"]
     cluster.stop()
@@ -72,7 +72,7 @@ def record_machine(request: RecordRequest) -> int:
 
 
 def examine(request: DoctorRequest) -> int:
-    """Print the inventory, the measured rates and the findings. Returns the exit code."""
+    """Print the inventory, the measured rates and the findings, and return the exit code."""
     ray_environment.prepare(request.cluster.address, request.cluster.insecure)  # before Ray is imported
     from sweeper.commands.doctor.exercise import NodeWatches, exercise
     from sweeper.execution import cluster

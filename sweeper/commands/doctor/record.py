@@ -1,8 +1,8 @@
-"""Record what a machine reports, so that a stand-in for it can be made elsewhere.
+"""Record what a machine reports, so that a mock of it can be built elsewhere.
 
-The record has what the drivers returned to each call of `workloads.api.gpus`, unconverted; what torch reports about its
-build and its devices; Ray's view; the kernel's settings and versions. Names of hosts and users, serial numbers, UUIDs
-and addresses are replaced by numbered placeholders, and of the environment it has the visible devices alone.
+The record contains the raw driver result of each call by `workloads.api.gpus`; torch's report on its build and its
+devices; Ray's view; and the kernel's settings and versions. Host names, user names, serial numbers, UUIDs and addresses
+are replaced by numbered placeholders. The only environment variables in it are the visible devices.
 """
 
 import contextlib
@@ -37,7 +37,7 @@ TORCH_TIMEOUT_S = 180
 
 
 def write_record(path: Path, nodes: Sequence[Node] | UserInputError) -> dict[str, Any]:
-    """Write the record of this machine, and return it. `nodes` is Ray's view of it, or why there is none."""
+    """Write the record of this machine and return it. `nodes` is Ray's view, or the error that prevented one."""
     import pynvml
 
     calls: dict[str, list[dict[str, Any]]] = {}
@@ -71,9 +71,9 @@ def write_record(path: Path, nodes: Sequence[Node] | UserInputError) -> dict[str
 
 @contextlib.contextmanager
 def record_calls(module: ModuleType, prefix: str) -> Iterator[list[dict[str, Any]]]:
-    """Replace the module's functions called `prefix…` by ones that note arguments and results, until the block ends.
+    """Record arguments and results of the module's functions named `prefix…` until the block ends.
 
-    A handle stands there as the number of its GPU.
+    A handle is recorded as the index of its GPU.
     """
     calls: list[dict[str, Any]] = []
     handles: list[Any] = []
@@ -116,7 +116,7 @@ def _plain(value: Any, handles: Sequence[Any]) -> Any:
     if isinstance(value, ctypes.Structure):
         return {field[0]: _plain(getattr(value, field[0]), handles) for field in value._fields_}
     if isinstance(value, dict):
-        # A process's name is another user's business.
+        # A process's name may be another user's private information.
         return {str(key): _plain(inner, handles) for key, inner in value.items() if key != "name"}
     if isinstance(value, list | tuple | ctypes.Array):
         return [_plain(inner, handles) for inner in value]
@@ -124,7 +124,7 @@ def _plain(value: Any, handles: Sequence[Any]) -> Any:
 
 
 def _read_torch() -> dict[str, Any]:
-    """Return what torch reports, read in its own process: `sweeper` never imports torch."""
+    """Return torch's report from a separate process, because `sweeper` never imports torch."""
     command = [sys.executable, "-m", "workloads.instruments.device"]
     try:
         result = subprocess.run(command, capture_output=True, text=True, timeout=TORCH_TIMEOUT_S)
@@ -134,7 +134,7 @@ def _read_torch() -> dict[str, Any]:
         return {"error": "torch does not start: run python -m workloads.instruments.device"}
 
 
-SHORTEST_NAME = 4  # characters of a host's or user's name that is replaced wherever it stands
+SHORTEST_NAME = 4  # a host or user name with at least this many characters is replaced everywhere
 _KEY = re.compile(r"(?i)serial|uuid|hostname|node_?id|^(host|node|address|id)$")
 _UUID = re.compile(r"(?i)\b[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}\b")
 _OCTET = r"(?:25[0-5]|2[0-4]\d|1?\d?\d)"
@@ -142,12 +142,12 @@ _IPV4 = re.compile(rf"(?<![\w.]){_OCTET}(?:\.{_OCTET}){{3}}(?![\w.])")
 
 
 def mask_text(text: str) -> str:
-    """Return a text, such as a log, without secrets and without what identifies this machine."""
+    """Mask the secrets in a text, such as a log, and everything that identifies this machine."""
     return _Mask().mask_text(mask(text))
 
 
 class _Mask:
-    """Replaces what identifies this machine; equal identifiers get equal placeholders, as a GPU's partitions have."""
+    """Replaces what identifies this machine. Equal identifiers, such as a GPU's partitions', get equal placeholders."""
 
     def __init__(self) -> None:
         self._numbers: dict[str, int] = {}
@@ -158,7 +158,7 @@ class _Mask:
         self._names = {name: names[name] for name in sorted(names, key=len, reverse=True) if len(name) >= SHORTEST_NAME}
 
     def mask(self, value: Any, key: str = "") -> Any:
-        """Return a JSON value, which stands under this key, without identifiers."""
+        """Return the JSON value of this key without identifiers."""
         if isinstance(value, dict):
             return {key: self.mask(inner, key) for key, inner in value.items()}
         if isinstance(value, list | tuple):

@@ -5,18 +5,18 @@
     python -m sweeper history tuesday tuesday-2 junit=track.xml
     python -m sweeper history plot out=history.svg
 
-The file is performance.json or file=FILE: a small JSON that a repository commits. SWEEP is the name of a sweep in the
-MLflow store, by default the last one. Several sweeps of the same work are runs of one version.
+The file is performance.json or file=FILE, a small JSON file to commit to a repository. SWEEP is the name of a sweep in
+the MLflow store, by default the last one. Several sweeps of the same work are runs of one version.
 
-compare compares these runs with the file's, of equal work on equal hardware. Exit code 0: faster, or not slower. 1:
-slower. 3: inconclusive; the output has the number of runs that a verdict needs. 2: nothing to compare, or invalid
-arguments.
+compare compares these runs with the file's runs of the same work on the same hardware. Exit code 0: faster, or not
+slower. 1: slower. 3: inconclusive; the output gives the number of runs needed for a verdict. 2: nothing to compare, or
+invalid arguments.
 
 append adds these runs to the file, and creates it if necessary.
 
-list prints the current level of each work and device in the file, and its run-to-run variance.
+list prints the current level of each kind of work and device in the file, and its run-to-run variance.
 
-plot draws the history, with the versions and drivers that changed.
+plot draws the history and marks changes of versions and drivers.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ IMAGES = (".html", ".svg", ".png")
 
 @dataclass(frozen=True, kw_only=True)
 class FileRequest:
-    """The file that is read.
+    """The file to read.
 
     Attributes:
         file: the reference results.
@@ -52,11 +52,11 @@ class FileRequest:
 
 @dataclass(frozen=True, kw_only=True)
 class RunsRequest(FileRequest, StoreRequest):
-    """Runs and the file that they are compared with or added to.
+    """Runs, and the file to compare them with or add them to.
 
     Attributes:
-        threshold: the loss that is tolerated: a loss of 1.5 times as much is found in 90% of cases or more.
-        between_runs: standard deviation of equal runs: assumed while fewer than 12 runs measure it.
+        threshold: the tolerated loss; a loss 1.5 times as large is detected in at least 90% of cases.
+        between_runs: standard deviation of equal runs, assumed until 12 runs measure it.
     """
 
     sweeps: list[str] = field(default_factory=list, metadata=words("SWEEP"))
@@ -66,7 +66,7 @@ class RunsRequest(FileRequest, StoreRequest):
 
 @dataclass(frozen=True, kw_only=True)
 class CompareRequest(RunsRequest):
-    """Runs that are compared with the file's.
+    """Runs to compare with the file's runs.
 
     Attributes:
         junit: write the comparison as a JUnit file.
@@ -79,10 +79,10 @@ class CompareRequest(RunsRequest):
 
 @dataclass(frozen=True, kw_only=True)
 class AppendRequest(RunsRequest):
-    """Runs that are added to the file.
+    """Runs to add to the file.
 
     Attributes:
-        new_level: the runs start a new level, with which later ones are compared: after a wanted change of the speed.
+        new_level: the runs start a new level, the reference for later runs: use it after an intended change in speed.
     """
 
     new_level: bool = switch()
@@ -100,9 +100,9 @@ class PlotRequest(FileRequest):
 
 
 def read_runs(request: RunsRequest) -> list[NewRun]:
-    """Read the runs of the sweeps from the store of the request."""
+    """Read the requested sweeps' runs from the store."""
     from sweeper.commands.history import new_runs
-    from sweeper.results import mlflow_results  # pandas takes half a second: not for invalid arguments
+    from sweeper.results import mlflow_results  # after the arguments are checked: importing pandas takes 0.5 s
 
     try:
         return new_runs.read_runs(mlflow_results.read(request.open_uri()), request.sweeps)
@@ -112,7 +112,7 @@ def read_runs(request: RunsRequest) -> list[NewRun]:
 
 
 def compare_runs(request: CompareRequest) -> int:
-    """Print the comparison, and write the files for a pipeline. Returns the exit code of the worst verdict."""
+    """Print the comparison, write the files for a CI pipeline, and return the exit code of the worst verdict."""
     from sweeper.commands.history import new_runs, output, reference_file
     from sweeper.results.comparison import describe_comparison
     from sweeper.results.runs import EXIT_CODES, Gate
@@ -134,7 +134,7 @@ def compare_runs(request: CompareRequest) -> int:
 
 
 def append_runs(request: AppendRequest) -> int:
-    """Add the runs to the file and print what it has now."""
+    """Add the runs to the file and print the number of runs at each level."""
     from sweeper.commands.history import new_runs, reference_file
     from sweeper.common.format import count
     from sweeper.results.runs import Gate
@@ -153,7 +153,7 @@ def append_runs(request: AppendRequest) -> int:
 
 
 def show_history(request: FileRequest) -> int:
-    """Print the levels in the file."""
+    """Print the current levels in the file."""
     from sweeper.commands.history import output, reference_file
     from sweeper.pages.terminal import draw, open_console
 

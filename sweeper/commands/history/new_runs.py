@@ -1,4 +1,4 @@
-"""New runs: read from the MLflow store, one for each kind of work and device, and compared with the history."""
+"""Read new runs from the MLflow store, one per kind of work and device, and compare them with the history."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -18,7 +18,7 @@ UNFINISHED = {"RUNNING": "runs, or was killed", "KILLED": "was interrupted"}  # 
 
 @dataclass(frozen=True)
 class NewRun:
-    """A run of a sweep, with what it measured."""
+    """A run of a sweep and the identity of what it measured."""
 
     identity: Identity
     run: RecordedRun
@@ -26,17 +26,17 @@ class NewRun:
 
 @dataclass(frozen=True)
 class Compared:
-    """New runs of one series, and the earlier runs that they are compared with."""
+    """New runs of one series, compared with its earlier runs."""
 
     identity: Identity
     new: tuple[RecordedRun, ...]
     earlier: tuple[RecordedRun, ...]
-    result: Comparison | None = None  # None without earlier runs
-    reason: str = ""  # why there are none, such as how the work differs from the most similar one
+    result: Comparison | None = None  # None if there are no earlier runs
+    reason: str = ""  # why there are none, for example how the work differs from the most similar work
 
 
 def read_runs(stored: Stored, names: Sequence[str]) -> list[NewRun]:
-    """Return the runs of these sweeps, or of the last one. Raises UserInputError unless each has a complete trial."""
+    """Return the runs of these sweeps, or of the last one. Raises UserInputError if one has no complete trial."""
     sweeps = stored.sweeps.sort_values("start")
     if not len(sweeps):
         raise UserInputError("the store has no sweep")
@@ -63,12 +63,12 @@ def _build_run(sweep: dict[Any, Any], result: ranking.BestResult) -> NewRun:
         metric=result.speed_metric,
         unit=ranking.SPEED_UNITS[result.speed_metric],
         direction="maximize",
-        work={**result.work, **ranking.read_space(sweep, result.work)},  # the best of unlike spaces are not compared
+        work={**result.work, **ranking.read_space(sweep, result.work)},  # results of different spaces do not compare
         device=result.device,
         devices=result.devices,
         basis="finals" if result.rounds else "single trial",
     )
-    # A resumed sweep has a line for each value of a tag; sweeps before 0.2 did not record the driver.
+    # A resumed sweep has one line per value of a tag; sweeps before 0.2 did not record the driver.
     tags = {str(key): ", ".join(value.splitlines()) for key, value in sweep.items() if isinstance(value, str)}
     versions = {key.removeprefix(VERSION_TAG): text for key, text in tags.items() if key.startswith(VERSION_TAG)}
     versions["driver"] = tags.get("tag.driver", "")
@@ -82,13 +82,13 @@ def _build_run(sweep: dict[Any, Any], result: ranking.BestResult) -> NewRun:
         high=high,
         point={key: value for key, value in point.items() if isinstance(value, str)},
         versions={key: version for key, version in sorted(versions.items()) if version},
-        commit=tags.get("tag.git_commit", "")[-40:][:12],  # the last one, of 40 digits
+        commit=tags.get("tag.git_commit", "")[-40:][:12],  # from the last commit, which has 40 digits
     )
     return NewRun(identity, run)
 
 
 def compare(history: History, runs: Sequence[NewRun], gate: Gate) -> list[Compared]:
-    """Compare the new runs of each series with its current level. Series without one come last."""
+    """Compare the new runs of each series with its current level. Series without a level come last."""
     compared = []
     for identity, new in _group(runs):
         series = history.find(identity)
@@ -108,9 +108,9 @@ def compare(history: History, runs: Sequence[NewRun], gate: Gate) -> list[Compar
 
 
 def append(history: History, runs: Sequence[NewRun], gate: Gate, *, new_level: bool) -> History:
-    """Return the history with these runs.
+    """Return the history with these runs added.
 
-    Raises UserInputError if it has one of them, or one is slower or faster than the level that it would belong to.
+    Raises UserInputError if it already has one of them, or if they are slower or faster than the level they would join.
     """
     for identity, new in _group(runs):
         series = history.find(identity)
@@ -118,7 +118,7 @@ def append(history: History, runs: Sequence[NewRun], gate: Gate, *, new_level: b
             raise UserInputError(f"{known.sweep} of {known.date}: already in the history")
         if series and not new_level:
             result = _compare(identity, series.level, new, gate)
-            if result.verdict in (Verdict.FASTER, Verdict.SLOWER):  # the level would become a mixture of two
+            if result.verdict in (Verdict.FASTER, Verdict.SLOWER):  # the level would mix two speeds
                 raise UserInputError(
                     f"{new[-1].sweep}: {result.verdict} than the runs before "
                     f"({result.ratio.value - 1:+.1%}). --new-level starts a new level, with which later runs are "

@@ -1,4 +1,4 @@
-"""The text of a comparison, as Markdown and JUnit XML too; the tables of a history."""
+"""The output of a comparison as text, Markdown and JUnit XML, and the tables of a history."""
 
 import math
 import statistics
@@ -20,7 +20,7 @@ MIN_COLUMNS = 4  # work, device, level and unit are shown in any terminal
 
 
 def describe_works(compared: Sequence[Compared]) -> list[ComparedWork]:
-    """Return each series as text."""
+    """Describe each compared series as text."""
     works = []
     for item, label in zip(compared, label_series([item.identity for item in compared]), strict=True):
         identity, result = item.identity, item.result
@@ -39,7 +39,7 @@ def describe_works(compared: Sequence[Compared]) -> list[ComparedWork]:
 
 
 def label_series(identities: Sequence[Identity]) -> list[str]:
-    """Return a label for each series: its work and its metric."""
+    """Return a label for each series, made of its work and its metric."""
     labels = label_works([identity.work for identity in identities])
     return [f"{label} {identity.metric}" for label, identity in zip(labels, identities, strict=True)]
 
@@ -54,7 +54,7 @@ def _describe_level(identity: Identity, runs: Sequence[RecordedRun]) -> str:
 
 
 def build_markdown(works: Sequence[ComparedWork], note: str) -> str:
-    """Return a table of the comparison."""
+    """Return a Markdown table of the comparison."""
     rows = []
     for work in works:
         verdict = f"**{work.outcome}**: {work.detail}"
@@ -63,7 +63,7 @@ def build_markdown(works: Sequence[ComparedWork], note: str) -> str:
 
 
 def build_junit(works: Sequence[ComparedWork]) -> str:
-    """Return the comparison as JUnit XML: slower work fails; work without a verdict is skipped."""
+    """Return the comparison as JUnit XML: slower work fails, and work without a verdict is skipped."""
     cases = []
     for work in works:
         case = CASES.get(work.result.verdict, junit.SKIPPED) if work.result else junit.SKIPPED
@@ -73,12 +73,12 @@ def build_junit(works: Sequence[ComparedWork]) -> str:
 
 
 def build_table(history: History) -> Table:
-    """Return a row for each series: its current level, its number of runs, and their spread."""
+    """Return a table with one row per series: its current level, its number of runs, and their spread."""
     heading = ["work", "device", "level", "unit", "runs", "spread %", "last run", "date"]
     rows = []
     for series, label in zip(history.series, label_series([s.identity for s in history.series]), strict=True):
         level, last, identity = series.level, series.runs[-1], series.identity
-        # The standard deviation of the runs, their own errors included.
+        # The standard deviation of the runs, including each run's own measurement error.
         spread = f"{100 * statistics.stdev(math.log(run.value) for run in level):.2f}" if len(level) > 1 else "—"
         mean, runs = format_number(compute_level(level)), str(len(level))
         rows.append([label, identity.hardware, mean, identity.unit, runs, spread, last.sweep, last.date[:10]])
@@ -86,7 +86,7 @@ def build_table(history: History) -> Table:
 
 
 def build_runs_table(series: Series, title: str) -> Table:
-    """Return a row for each run of a series, the last one first, with the versions that changed before it."""
+    """Return a table with one row per run, the latest first, and the versions that changed before it."""
     heading = ["sweep", "date", series.identity.unit, "95%", "point", "changed", "commit"]
     rows = []
     for run, changed in zip(series.runs, series.changes, strict=True):

@@ -1,4 +1,4 @@
-"""The history drawn: an HTML page that opens offline, or an image."""
+"""Draw the history as an HTML page that opens offline, or as an image."""
 
 import textwrap
 from itertools import pairwise
@@ -15,19 +15,19 @@ from sweeper.pages.chart_style import COLORS, GRAY, build_error_bars
 from sweeper.pages.html_page import Chart, Table
 from sweeper.pages.image import write_image
 
-PANEL_IN = (8.0, 3.6)  # of a series
+PANEL_IN = (8.0, 3.6)  # size of one series' chart
 NOTE = "Points are runs with their own 95% intervals, dashed lines the levels that later runs are compared with."
 
 
 def build_charts(history: History) -> list[Chart]:
-    """Return a chart of each series."""
+    """Return a chart for each series."""
     labels = label_series([series.identity for series in history.series])
     named = zip(labels, history.series, strict=True)
     return [build_chart(f"{label} on {series.identity.hardware}", series) for label, series in named]
 
 
 def build_page(history: History, name: str) -> str:
-    """Return the HTML: the current levels, and of each series a chart and its runs."""
+    """Return an HTML page with the current levels, and a chart and a table of runs for each series."""
     charts = build_charts(history)
     sections: list[Chart | Table] = [build_table(history)]
     for series, chart in zip(history.series, charts, strict=True):
@@ -38,7 +38,7 @@ def build_page(history: History, name: str) -> str:
 
 
 def build_chart(title: str, series: Series) -> Chart:
-    """Return the runs of a series over their places from 1, their levels, and a numbered line at each change."""
+    """Chart a series' runs in order, with their levels and a numbered line at each change of versions."""
     runs, unit, figure = series.runs, series.identity.unit, go.Figure()
     bounds = [format_interval(*run.interval.bounds[1:]) for run in runs]
     texts = [
@@ -76,7 +76,7 @@ def build_chart(title: str, series: Series) -> Chart:
 
 
 def write_picture(history: History, path: Path) -> None:
-    """Write an image of all series, one below the other, in the format of the path's ending."""
+    """Write an image of all series, stacked vertically, in the format of the path's suffix."""
     figures = []
     for chart in build_charts(history):
         note = {"text": textwrap.fill(chart.note, width=110), "font": {"size": 7}}

@@ -1,4 +1,4 @@
-"""The file of reference results: runs by what they measured, as JSON that a repository keeps."""
+"""The file of reference results: runs grouped by what they measured, as JSON for a repository."""
 
 from __future__ import annotations
 
@@ -30,19 +30,19 @@ class Identity:
     work: dict[str, str]
     device: str
     devices: int = field(metadata={"min": 1})
-    # what the values are: the mean of rounds of finals, or the best single trial of a search, which is higher by chance
+    # The values are the mean of the finals' rounds, or a search's best single trial, which is higher by chance.
     basis: Literal["finals", "single trial"]
 
     @property
     def details(self) -> dict[str, str]:
-        """All of it as flat text, by name."""
+        """All properties as a flat mapping of names to text."""
         devices = {"device": self.device, "number of devices": str(self.devices)}
         metric = {"metric": self.metric, "unit": self.unit, "direction": self.direction, "basis": self.basis}
         return {**self.work, **devices, **metric}
 
     @property
     def hardware(self) -> str:
-        """The device and how many of them."""
+        """The device's name and count."""
         return f"{self.devices} x {self.device}" if self.devices > 1 else self.device
 
 
@@ -53,13 +53,13 @@ class RecordedRun:
     sweep: str
     date: str  # when it started, in UTC
     value: float = field(metadata={"min": 1e-300})
-    # low, high: the bounds of its 95% interval; None without one
+    # low, high: the bounds of its 95% interval; None if it has no interval
     low: float | None = None
     high: float | None = None
-    point: dict[str, str] = field(default_factory=dict)  # the parameters that were the fastest
-    versions: dict[str, str] = field(default_factory=dict)  # of the software, and of the GPU driver as `driver`
+    point: dict[str, str] = field(default_factory=dict)  # the fastest parameters
+    versions: dict[str, str] = field(default_factory=dict)  # software versions, and the GPU driver's as `driver`
     commit: str = ""
-    starts_level: bool = False  # whether later runs are compared with this one and those that follow only
+    starts_level: bool = False  # whether later runs are compared only with this run and the runs after it
 
     @property
     def interval(self) -> Interval:
@@ -67,11 +67,11 @@ class RecordedRun:
         return Interval(self.value, low, high)
 
     def is_same(self, other: RecordedRun) -> bool:
-        """Return whether both are the same sweep: names are used again, with another start."""
+        """Return whether both are the same sweep: a name can be reused with a different start time."""
         return (self.sweep, self.date) == (other.sweep, other.date)
 
     def list_changes(self, before: RecordedRun) -> list[str]:
-        """Return the versions that differ from those of an earlier run: `torch 2.11 to 2.12`."""
+        """Return the versions that changed since an earlier run, such as `torch 2.11 to 2.12`."""
         names = {**before.versions, **self.versions}
         versions = {name: (before.versions.get(name, "none"), self.versions.get(name, "none")) for name in names}
         return [f"{name} {old} to {new}" for name, (old, new) in versions.items() if old != new]
@@ -79,20 +79,20 @@ class RecordedRun:
 
 @dataclass(frozen=True)
 class Series:
-    """The runs of equal work on equal hardware, in the order in which they were appended."""
+    """The runs of the same work on the same hardware, in the order in which they were appended."""
 
     identity: Identity
     runs: tuple[RecordedRun, ...]
 
     @property
     def level(self) -> tuple[RecordedRun, ...]:
-        """The runs that later ones are compared with: those since the last one that starts a level."""
+        """The runs that later runs are compared with: all since the last run that starts a level."""
         starts = [place for place, run in enumerate(self.runs) if run.starts_level]
         return self.runs[starts[-1] if starts else 0 :]
 
     @property
     def changes(self) -> list[list[str]]:
-        """The changes before each run: the versions, and whether a new level starts."""
+        """The changes before each run: changed versions, and the start of a new level."""
         versions = [[], *(after.list_changes(before) for before, after in pairwise(self.runs))]
         levels = [["a new level"] if run.starts_level else [] for run in self.runs]
         return [[*changed, *level] for changed, level in zip(versions, levels, strict=True)]
@@ -116,7 +116,7 @@ class History:
 
 
 def read(path: Path) -> History:
-    """Read the file. Raises UserInputError if it is missing, or not a history that this version reads."""
+    """Read the file. Raises UserInputError if it is missing, or is not a history that this version can read."""
     prefix = f"file={path}: "
     try:
         content = json.loads(path.read_text())
@@ -125,7 +125,7 @@ def read(path: Path) -> History:
         raise UserInputError(f"{prefix}no such file. {hint}") from error
     except OSError as error:
         raise UserInputError(f"{prefix}{describe_os_error(error)}") from error
-    except ValueError as error:  # of JSON and of UTF-8
+    except ValueError as error:  # invalid JSON or invalid UTF-8
         raise UserInputError(f"{prefix}not valid JSON: {error}") from error
     schema = content.get("schema") if isinstance(content, Mapping) else None
     if not isinstance(schema, int) or not isinstance(content.get("series"), list):
@@ -147,9 +147,9 @@ def read(path: Path) -> History:
 
 
 def write(path: Path, history: History) -> None:
-    """Write the file as a whole, so that an interrupted command leaves the earlier one."""
+    """Write the file atomically, so that an interrupted command leaves the earlier version intact."""
     content = [
-        {  # what a run does not have is left out
+        {  # empty values are left out
             **asdict(series.identity),
             "runs": [{key: v for key, v in asdict(run).items() if v or key == "value"} for run in series.runs],
         }
@@ -161,5 +161,5 @@ def write(path: Path, history: History) -> None:
 
 
 def round_value(value: float) -> float:
-    """Return a value with as many digits as the file keeps."""
+    """Round a value to the number of digits that the file keeps."""
     return float(f"{value:.{SIGNIFICANT_DIGITS}g}")

@@ -1,4 +1,4 @@
-"""The matmul rates measured here next to published ones, each with its statistic."""
+"""The locally measured matmul rates next to published rates, each with its statistic."""
 
 import csv
 import math
@@ -16,7 +16,7 @@ HEADING = ["GPU", "type", "TFLOP/s", "95% from", "to", "of peak %", "sustained",
 
 
 def build_rows(rates: Sequence[MatmulCeiling]) -> list[list[str]]:
-    """Return the rates measured here and the published ones, by type, the highest first."""
+    """Return rows of the measured and the published rates, grouped by type, the highest first."""
     keyed = []
     for rate in rates:
         bounds = [math.nan if bound is None else bound for bound in (rate.tflops_low, rate.tflops_high)]
