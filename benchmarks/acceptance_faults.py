@@ -1,13 +1,14 @@
 """Whether `sweeper accept` fails the device that another process uses, and names the cause.
 
     python -m benchmarks.acceptance_faults products|copies|memory [--gpu 1] [--keep FOLDER]
-    python -m benchmarks.acceptance_faults link|none [--keep FOLDER]
+    python -m benchmarks.acceptance_faults link|none|numa [--keep FOLDER]
     python -m benchmarks.acceptance_faults cores
 
 While `sweeper accept` runs, another process multiplies matrices or copies between host and GPU without a pause, holds
-all but 8 GiB of a GPU's memory, or copies between GPUs 0 and 1 both ways; `cores` holds every core of a machine and
-compares with a run without it; `none` is a healthy run. Prints the verdict and a table of the results in Markdown. The
-exit code is 0 if the fault is found on its devices alone, with its cause, and if the healthy run passes.
+all but 8 GiB of a GPU's memory, or copies between GPUs 0 and 1 both ways; `numa` runs two processes on each core of a
+GPU's NUMA node; `cores` holds every core of a machine and compares with a run without it; `none` is a healthy run.
+Prints the verdict and a table of the results in Markdown. The exit code is 0 if the fault is found on its devices
+alone, with its cause, and if the healthy run passes.
 """
 
 import argparse
@@ -23,7 +24,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-FAULTS = ("none", "products", "copies", "memory", "link", "cores")
+from workloads.api.host import parse_numbers
+
+FAULTS = ("none", "products", "copies", "memory", "link", "cores", "numa")
 SIZE = 16384  # of the products: three matrices of 512 MiB
 COPIED_MIB = 2048
 LEFT_MIB = 8192  # of a GPU's memory: too little for two buffers of 4 GiB
@@ -32,9 +35,11 @@ QUEUED = 8  # calls in advance, so that the GPU never waits
 
 def disturb(fault: str, gpu: int) -> None:
     """Load a GPU, its link to another GPU or one core without end, or hold most of a GPU's memory."""
-    if fault == "cores":
+    if fault == "numa":
+        os.sched_setaffinity(0, list_local_cores(gpu))
+    if fault in ("cores", "numa"):
         print("loading", flush=True)
-    while fault == "cores":
+    while fault in ("cores", "numa"):
         pass
     import torch
 
@@ -61,11 +66,21 @@ def disturb(fault: str, gpu: int) -> None:
             torch.cuda.synchronize()
 
 
+def list_local_cores(gpu: int) -> set[int]:
+    """Return the cores of a GPU's NUMA node that this process may use: all of its cores where the node is not known."""
+    query = ["nvidia-smi", "--query-gpu=pci.bus_id", "--format=csv,noheader", f"--id={gpu}"]
+    address = subprocess.run(query, capture_output=True, text=True, check=True).stdout.strip().lower()[4:]
+    file = Path("/sys/bus/pci/devices", address, "local_cpulist")
+    mine = os.sched_getaffinity(0)
+    return (parse_numbers(file.read_text()) & mine if file.exists() else mine) or mine
+
+
 @contextmanager
 def disturbed(fault: str, gpu: int) -> Iterator[None]:
     """Keep the fault until the block ends."""
     command = [sys.executable, "-m", "benchmarks.acceptance_faults", fault, "--gpu", str(gpu), "--disturb"]
-    count = {"none": 0, "cores": os.cpu_count() or 1}.get(fault, 1)
+    counts = {"none": 0, "cores": os.cpu_count() or 1}
+    count = 2 * len(list_local_cores(gpu)) if fault == "numa" else counts.get(fault, 1)
     processes = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(count)]
     try:
         if not all(process.stdout and process.stdout.readline() for process in processes):
@@ -96,7 +111,9 @@ def is_found(record: dict[str, Any], fault: str, gpu: int) -> bool:
     """Return whether the verdict is on the disturbed devices alone, and each failure has the cause."""
     rows = [row for row in record["results"] if row["verdict"] in ("fail", "inconclusive")]
     texts = [f"{row['cause']} {row['problem']}" for row in rows]
-    if fault == "cores":  # takes the time of later tests too
+    if fault == "numa" and record["verdict"] == "pass":
+        return any("processes" in finding["problem"] for finding in record["findings"])
+    if fault in ("cores", "numa"):  # takes the time of later tests too
         return any("other processes" in text for text in texts)
     if fault == "none":
         return bool(record["verdict"] == "pass")

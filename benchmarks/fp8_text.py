@@ -1,14 +1,16 @@
-"""Train a model on text in bf16 and then in fp8, and compare losses and gradients.
+"""Train a model on text in bf16 and then in fp8, or without fp32 master weights, and compare losses and gradients.
 
     python benchmarks/fp8_text.py [--model llama3_1b] [--steps 300] [--length 2048] [--sequences 4] [--device cuda]
     python benchmarks/fp8_text.py --sequences 16 --runs fp8_tensorwise,fp8_blockwise
     python benchmarks/fp8_text.py --model llama3_8b --saved projections --warmup 20 --runs fp8_tensorwise
+    python benchmarks/fp8_text.py --runs nearest,stochastic --out benchmarks/results/rounding_losses.csv
     python benchmarks/fp8_text.py --model olmoe_1b_7b --layers 2 --runs "bf16 in other chunks,fp8_tensorwise"
 
 The text is this repository's own: its Python, Markdown and YAML files, in the order of their names, one token per byte,
 in sequences that are drawn in a random order. All runs start from the same random weights and see the same batches,
 with AdamW and fp32 master weights: bf16, and by default bf16 with each batch in twice as many chunks, so that numbers
-round in another order, and fp8 by each recipe. The second run shows how far rounding alone drives two runs apart.
+round in another order, and fp8 by each recipe. `nearest` and `stochastic` have bf16 weights alone, which AdamW rounds
+in that way, and moments in fp32 like the others. The second run shows how far rounding alone drives two runs apart.
 At the first step and after the last one, with the weights of the bf16 run, the gradients of the recipes are compared
 with those of bf16 by layer and matrix. Each loss is written into `results/fp8_text_losses.csv` at once.
 """
@@ -41,7 +43,7 @@ from workloads.offload import OffloadModelName
 from workloads.offload.device_rates import select_attention_kernel
 from workloads.offload.engine import Engine
 from workloads.offload.host_memory import Arena
-from workloads.offload.optimizer import AdamW, Precision
+from workloads.offload.optimizer import AdamW, Precision, Rounding
 from workloads.offload.plan import SAVED_ACTIVATIONS, ActivationPlan, LayerPlan, Plan
 
 ROOT = Path(__file__).parents[1]
@@ -80,10 +82,11 @@ def build_engine(args: argparse.Namespace, arena: Arena, run: str) -> Engine:
         accumulation_rounds=1,
     )
     kernel = select_attention_kernel(shape, args.length, device, torch.bfloat16)
-    precision = Precision(torch.bfloat16, master_weights=True, recipe=run if run in FP8_RECIPES else "")
-    engine = Engine(
-        shape, plan, arena, device, kernel, precision=precision, optimizer=AdamW(learning_rate=args.learning_rate)
+    precision = Precision(
+        torch.bfloat16, run not in get_args(Rounding), run if run in FP8_RECIPES else "", optimizer_states="fp32"
     )
+    optimizer = AdamW(learning_rate=args.learning_rate, rounding="stochastic" if run == "stochastic" else "nearest")
+    engine = Engine(shape, plan, arena, device, kernel, precision=precision, optimizer=optimizer)
     engine.initialize(0)
     return engine
 
@@ -144,7 +147,7 @@ class Comparison:
             tokens = (self.args.steps - 1) * self.batches[0].shape[0] * self.args.length
             print(f"{run}: {tokens / (time.perf_counter() - started):,.0f} tokens/s, comparison included", flush=True)
             if run == "bf16":
-                self._weights = engine.copy_weights()
+                self._weights = dict(engine.copy_weights())
             engine.load(self._weights.__getitem__)
             take_step(engine, self.batches[-1])
             self._compare(f"After {self.args.steps} steps, with the weights of bf16", run, engine)

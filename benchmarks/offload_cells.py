@@ -4,6 +4,7 @@
     python benchmarks/offload_cells.py measure llama3_8b:8192:70:40 …   # on a GPU: train within host and device GiB
     python benchmarks/offload_cells.py estimate [--processes 2] [--replay 20]
     python benchmarks/offload_cells.py estimate --replay 0 --hardware h100
+    python benchmarks/offload_cells.py measure ml_dataflow_15b:8192:128:24 … --hardware h100 --steps 1
     python benchmarks/offload_cells.py draw
 
 The cells are in `results/offload_h200_cells.csv`: Llama 3 8B and 1B, 512 to 262,144 tokens, all budgets up to 112 GiB
@@ -212,19 +213,24 @@ def estimate(processes: int, replayed: int, hardware: str | None) -> None:
 # ── measured ──
 
 
-def measure(names: list[str], tokens: int, steps: int) -> None:
-    """Train within the budgets of the named cells, and fill in their measured columns."""
+def measure(names: list[str], tokens: int, steps: int, hardware: str | None) -> None:
+    """Train within the budgets of the named cells, and fill in their measured columns.
+
+    With `hardware` they are the larger models' cells, their steps are the reference's own, and the warm-up has a round.
+    """
     from workloads.api.contract import Infeasible, Rank
     from workloads.api.trial import run_trial
 
-    cells = {name_cell(cell): cell for cell in read_cells()}
+    path = RESULTS / f"offload_{hardware}_cells.csv" if hardware else CELLS
+    cells = {name_cell(cell): cell for cell in read_cells(path)}
     for name in names:
         cell, started = cells[name], time.perf_counter()
         length = int(cell["sequence_length"])
         parameters = {
             "model": cell["model"],
             "sequence_length": length,
-            "sequences_per_step": max(1, tokens // length),
+            "sequences_per_step": int(cell["sequences_per_step"]) if hardware else max(1, tokens // length),
+            "warmup_rounds": 1 if hardware else None,
             "host_gib": float(cell["host_gib"]),
             "device_gib": float(cell["device_gib"]),
             "steps": steps,
@@ -244,7 +250,7 @@ def measure(names: list[str], tokens: int, steps: int) -> None:
             "measured_copy_wait_share": f"{metrics['copy_wait_share']:.3f}",
             "measured_steps_s": " ".join(f"{seconds:.3f}" for seconds in measurement.step_times_s),
         }
-        write_cells(list(cells.values()))
+        write_cells(list(cells.values()), path)
         more = {key: f"{metrics[key]:.1f}" for key in ("sm_clock_mhz", "startup_s", "peak_device_gib", "peak_host_gib")}
         print(
             name,
@@ -256,7 +262,8 @@ def measure(names: list[str], tokens: int, steps: int) -> None:
             sep=", ",
             flush=True,
         )
-        store_rates(cell["model"], length)
+        if not hardware:
+            store_rates(cell["model"], length)
 
 
 # ── the picture ──
@@ -299,7 +306,7 @@ def main() -> None:
     parser.add_argument("names", nargs="*", help="model:sequence_length[:host_gib:device_gib]")
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--replay", type=int, default=20)
-    parser.add_argument("--hardware", help="estimate by the catalogue's rates of it")
+    parser.add_argument("--hardware", help="the larger models' cells, estimated by the catalogue's rates of it")
     parser.add_argument("--tokens", type=int, default=131072)
     parser.add_argument("--steps", type=int, default=3)
     args = parser.parse_intermixed_args()
@@ -307,7 +314,7 @@ def main() -> None:
         for model, length in (name.split(":")[:2] for name in args.names):
             store_rates(model, int(length))
     elif args.what == "measure":
-        measure(args.names, args.tokens, args.steps)
+        measure(args.names, args.tokens, args.steps, args.hardware)
     elif args.what == "estimate":
         estimate(args.processes, args.replay, args.hardware)
     else:

@@ -60,6 +60,7 @@ class OffloadParameters:
         optimizer_states: data type of AdamW's momentum and variance. int8: one byte for each number and an fp32 scale
             for each block of 256, rounded by torchao (`pip install 'gpu-sweeper[precision]'`). None: as the weights,
             but fp32 with master weights.
+        rounding: how AdamW rounds bf16 weights. stochastic: up or down at random, so that the mean is exact.
         imbalance: tokens of the busiest expert over the mean, to which tokens are sent whatever their scores: 1 is
             forced balance, above it loads follow Zipf's law. None: each token goes to its best experts.
         warmup: steps that are not timed but train the model too.
@@ -87,6 +88,7 @@ class OffloadParameters:
     )
     master_weights: Literal["none", "fp32"] = "none"
     optimizer_states: Literal["fp32", "bf16", "int8"] | None = None
+    rounding: Literal["nearest", "stochastic"] = "nearest"
     imbalance: float | None = field(default=None, metadata={"min": 1})
     warmup: int = field(default=1, metadata={"min": 0})
     warmup_rounds: int | None = field(default=None, metadata={"min": 1})
@@ -104,6 +106,8 @@ class OffloadParameters:
         if shape.experts and self.dtype == "fp8_blockwise":
             reason = "has experts, whose products have no scales of blocks; set dtype=fp8_tensorwise or bf16"
             raise ValueError(f"dtype={self.dtype}: {self.model} {reason}")
+        if self.rounding == "stochastic" and (self.dtype == "fp32" or self.master_weights == "fp32"):
+            raise ValueError("rounding=stochastic: weights in fp32 are not rounded; set rounding=nearest")
         if self.imbalance is not None:
             if not shape.experts:
                 raise ValueError(f"imbalance={self.imbalance:g}: {self.model} has no experts; set imbalance=null")
@@ -125,7 +129,7 @@ class Offload(Workload):
     Parameters = OffloadParameters
     work = (
         *("model", "sequence_length", "sequences_per_step"),
-        *("dtype", "master_weights", "optimizer_states", "imbalance"),
+        *("dtype", "master_weights", "optimizer_states", "rounding", "imbalance"),
     )
     ways = ("distribution", "warmup", "warmup_rounds", "steps", "save_to", "profile", "seed")
     benchmark_version = "offload/2"

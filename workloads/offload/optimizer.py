@@ -12,6 +12,7 @@ from torch import Tensor
 CPU_UPDATE_NUMEL = 1 << 24  # numbers that a CPU updates at a time, so that the fp32 intermediates stay small
 INT8_BLOCK = 256  # numbers with one scale, as in Dettmers et al. 2022 and torchao
 StateFormat = Literal["fp32", "bf16", "int8"]
+Rounding = Literal["nearest", "stochastic"]
 STATE_DTYPES: dict[StateFormat, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16, "int8": torch.uint8}
 
 
@@ -48,6 +49,7 @@ class AdamW:
     beta2: float = 0.95
     epsilon: float = 1e-8
     weight_decay: float = 0.1
+    rounding: Rounding = "nearest"  # of bf16 weights that have no master weights
 
     def apply(self, step: int, w: Tensor, g: Tensor, *states: Tensor) -> None:
         """Update the flat vectors of weights `w` and states in place, by the gradients `g`. Steps count from one.
@@ -62,12 +64,16 @@ class AdamW:
         rate = torch.full((), self.learning_rate / (1 - self.beta1**step), device=w.device)
         correction = torch.full((), 1 / (1 - self.beta2**step), device=w.device)
         decay = torch.full((), 1 - self.learning_rate * self.weight_decay, device=w.device)
+        seed = torch.full((), step * 0x9E3779B1 % 2**31, dtype=torch.int32, device=w.device)
         maps = _load_int8_maps(w.device) if states[0].dtype == torch.uint8 else ()
         update = _update if w.device.type == "cpu" else _compile_update()
         sizes = [-(-CPU_UPDATE_NUMEL * len(vector) // len(w)) if pieces > 1 else len(vector) for vector in vectors]
         with torch.no_grad():
             for parts in zip(*(v.split(size) for v, size in zip(vectors, sizes, strict=True)), strict=True):
-                update(parts, maps, rate, correction, decay, self.beta1, self.beta2, self.epsilon)
+                update(
+                    *(parts, maps, rate, correction, decay, self.beta1, self.beta2, self.epsilon),
+                    seed if self.rounding == "stochastic" else None,
+                )
 
 
 def _update(
@@ -79,6 +85,7 @@ def _update(
     beta1: float,
     beta2: float,
     epsilon: float,
+    seed: Tensor | None,
 ) -> None:
     w, g, m, v, *others = vectors
     scales, masters = (others[:2], others[2:]) if int8_maps else ([], others)
@@ -94,7 +101,7 @@ def _update(
     v32 = torch.lerp(g32 * g32, v32, beta2)
     w32 = (masters[0] if masters else w).float() * decay - rate * m32 / (torch.sqrt(v32 * correction) + epsilon)
     for target in (w, *masters):
-        target.copy_(w32)
+        target.copy_(w32 if seed is None else _round_stochastically(w32, seed))
     if not int8_maps:
         m.copy_(m32)
         v.copy_(v32)
@@ -103,6 +110,18 @@ def _update(
         scaled, largest = scale_tensor(value, value.numel() // scale.numel())  # by the largest of each block
         state.copy_(quantize_8bit_with_qmap(scaled, table))
         scale.copy_(largest)
+
+
+def _round_stochastically(values: Tensor, seed: Tensor) -> Tensor:
+    """Round fp32 numbers to ones that bf16 has, away from zero with the probability of the part that is cut off.
+
+    The random bits are MurmurHash3's finalizer of index and seed: every placement, and every replica, rounds alike.
+    """
+    bits = torch.arange(values.numel(), dtype=torch.int32, device=values.device) + seed
+    bits = (bits ^ (bits >> 16 & 0xFFFF)) * (0x85EBCA6B - 2**32)
+    bits = (bits ^ (bits >> 13 & 0x7FFFF)) * (0xC2B2AE35 - 2**32)
+    bits = (bits ^ bits >> 16) & 0xFFFF
+    return (values.view(torch.int32) + bits & -0x10000).view(torch.float32)
 
 
 @cache

@@ -13,7 +13,7 @@ from workloads.models.model import MODELS
 from workloads.offload import OffloadParameters, run
 from workloads.offload.engine import Engine
 from workloads.offload.host_memory import Arena
-from workloads.offload.optimizer import STATE_DTYPES, AdamW, Precision, StateFormat
+from workloads.offload.optimizer import STATE_DTYPES, AdamW, Precision, Rounding, StateFormat
 from workloads.offload.plan import LayerPlan, Location, Plan
 
 CPU = torch.device("cpu")
@@ -49,11 +49,13 @@ def build_plan(layers: tuple[LayerPlan, ...], location: Location) -> Plan:
     )
 
 
-def train(precision: Precision, location: Location) -> tuple[list[float], dict[str, torch.Tensor], Engine]:
+def train(
+    precision: Precision, location: Location, optimizer: AdamW = OPTIMIZER
+) -> tuple[list[float], dict[str, torch.Tensor], Engine]:
     layers = (LayerPlan(location, location, location),) * SHAPE.layers
     with Arena(32 * 2**20, CPU) as arena:
         engine = Engine(
-            SHAPE, build_plan(layers, location), arena, CPU, KERNELS["cpu"], precision=precision, optimizer=OPTIMIZER
+            SHAPE, build_plan(layers, location), arena, CPU, KERNELS["cpu"], precision=precision, optimizer=optimizer
         )
         engine.initialize(0)
         losses = [float(engine.step(tokens)) for tokens in draw_tokens()]
@@ -110,12 +112,16 @@ def test_every_format_of_states_trains_like_plain_pytorch_with_torchaos_adamw(st
     assert engine.describe_types()["type_of_optimizer_states"] == states
 
 
-@pytest.mark.parametrize(("states", "master_weights"), [("fp32", False), ("bf16", True), ("int8", True)])
+@pytest.mark.parametrize(
+    ("states", "master_weights", "rounding"),
+    [("fp32", False, "stochastic"), ("bf16", True, "nearest"), ("int8", True, "nearest")],
+)
 def test_placements_train_alike_and_take_the_bytes_that_are_planned_for(
-    states: StateFormat, master_weights: bool
+    states: StateFormat, master_weights: bool, rounding: Rounding
 ) -> None:
     precision = Precision(torch.bfloat16, master_weights, optimizer_states=states)
-    on_device, on_host = (train(precision, location) for location in LOCATIONS)
+    optimizer = replace(OPTIMIZER, rounding=rounding)
+    on_device, on_host = (train(precision, location, optimizer) for location in LOCATIONS)
     assert on_device[0] == on_host[0]
     assert all(torch.equal(weight, on_host[1][name]) for name, weight in on_device[1].items())
     state_bytes = sum(buffer.tensor.nbytes for buffer in on_host[2]._layers[0].optimizer_states)
@@ -124,10 +130,29 @@ def test_placements_train_alike_and_take_the_bytes_that_are_planned_for(
     assert on_host[2].describe_types()["type_of_master_weights"] == ("fp32" if master_weights else "none")
 
 
+def test_stochastic_rounding_keeps_the_mean_of_updates_that_nearest_rounding_loses() -> None:
+    """Each of 8 updates takes 1e-3 from weights of 1 and -1, less than half the distance to the next bf16 number."""
+    gradients = torch.ones(2**16, dtype=torch.bfloat16)
+    for rounding, expected in (("nearest", 0.0), ("stochastic", -8e-3)):
+        weights = torch.ones(2**16, dtype=torch.bfloat16)
+        weights[::2] = -1
+        before = weights.float()
+        optimizer = AdamW(learning_rate=1e-3, weight_decay=0, rounding=rounding)
+        states = [torch.zeros(2**16) for _ in range(2)]
+        for step in range(1, 9):
+            optimizer.apply(step, weights, gradients, *states)
+        # A weight's deviation is at most half of the 0.0078 after each update: five deviations of the mean of 32,768.
+        for half in (0, 1):
+            change = (weights.float() - before)[half::2]
+            assert float(change.mean()) == pytest.approx(expected, abs=5 * 0.0039 * 8**0.5 / 2**7.5)
+            assert len(change.unique()) == 1 if rounding == "nearest" else 2 <= len(change.unique()) <= 9
+
+
 def test_states_of_a_trial_are_read_back() -> None:
     parameters = {"model": "llama_tiny", "sequence_length": 32, "sequences_per_step": 4, "dtype": "fp32", "steps": 1}
     parameters |= {"device_gib": 1.0, "host_gib": 0.0, "optimizer_states": "int8", "master_weights": "fp32"}
     measurement = run_trial("offload", parameters, Rank())
+    assert measurement.executed["rounding"] == "nearest"
     assert measurement.executed["optimizer_states"] == "int8" == measurement.machine_info["type_of_optimizer_states"]
 
 
