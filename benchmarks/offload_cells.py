@@ -216,7 +216,7 @@ def estimate(processes: int, replayed: int, hardware: str | None) -> None:
 def measure(names: list[str], tokens: int, steps: int, hardware: str | None) -> None:
     """Train within the budgets of the named cells, and fill in their measured columns.
 
-    With `hardware` they are the larger models' cells, their steps are the reference's own, and the warm-up has a round.
+    With `hardware` they are the larger models' cells, whose warm-up has one round.
     """
     from workloads.api.contract import Infeasible, Rank
     from workloads.api.trial import run_trial
@@ -229,7 +229,7 @@ def measure(names: list[str], tokens: int, steps: int, hardware: str | None) -> 
         parameters = {
             "model": cell["model"],
             "sequence_length": length,
-            "sequences_per_step": int(cell["sequences_per_step"]) if hardware else max(1, tokens // length),
+            "sequences_per_step": max(1, tokens // length),
             "warmup_rounds": 1 if hardware else None,
             "host_gib": float(cell["host_gib"]),
             "device_gib": float(cell["device_gib"]),

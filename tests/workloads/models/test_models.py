@@ -2,12 +2,14 @@
 
 import json
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
 from workloads.models.flops import model_flops_per_token
 from workloads.models.hugging_face import UnsupportedModel, load_model, read_hugging_face
 from workloads.models.model import MODELS, TRAINED_MODELS, find_trained_name
+from workloads.offload import OffloadModelName
 
 LLAMA_8B = {
     "model_type": "llama",
@@ -233,6 +235,7 @@ def test_an_unknown_name_has_a_suggestion() -> None:
 
 def test_a_model_that_this_project_trains_is_found_by_its_sizes() -> None:
     assert [find_trained_name(MODELS[name]) for name in TRAINED_MODELS] == list(TRAINED_MODELS)
+    assert set(get_args(OffloadModelName)) <= set(TRAINED_MODELS)  # else every trial of the others is refused
     assert find_trained_name(MODELS["llama3_405b"]) is None
 
 
