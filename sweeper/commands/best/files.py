@@ -260,6 +260,8 @@ def _escaped(settings: Any) -> Any:
 
 def _split_program(arguments: Any) -> tuple[list[str], list[str]]:
     words = list(arguments)
+    if words[1:3] == ["-m", "sweeper.function"]:  # as 0.2 recorded it
+        words[2:3] = ["sweeper", "function"]
     size = 3 if words[1:2] == ["-m"] else 1
     size += 2 if words[size : size + 1] == ["function"] else 0
     return words[:size], words[size:]

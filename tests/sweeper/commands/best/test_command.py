@@ -70,8 +70,11 @@ def test_a_sweep_on_some_cores_is_run_again_on_as_many(tmp_path: Path) -> None:
     assert resolved.config.cluster.cpus == 1
 
 
-@pytest.mark.parametrize("program", [["python", "-m", "sweeper", "function"], ["sweeper", "function"]])
+@pytest.mark.parametrize(
+    "program", [["python", "-m", "sweeper", "function"], ["sweeper", "function"], ["python", "-m", "sweeper.function"]]
+)
 def test_the_command_of_a_packed_function_keeps_its_file(program: list[str]) -> None:
+    """The last form is that of 0.2."""
     words = command_words(sweep_description([*program, "f.json", "name=a"]), trial_record(params={"x": 2}))
     start = words[: words.index("f.json") + 1]
     assert start[-2:] == ["function", "f.json"] and start[:-2] in (["python", "-m", "sweeper"], ["sweeper"])
