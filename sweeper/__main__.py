@@ -1,4 +1,4 @@
-"""The command `sweeper`: a sweep, or the subcommand that its first word names."""
+"""The command `sweeper`: it runs a sweep, or the subcommand that its first argument names."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 def main() -> None:
-    """Run the command and exit with a code of `sweeper.cli.exits`."""
+    """Run the command and exit with a code from `sweeper.cli.exits`."""
     try:
         run(sys.argv[1:])
     except Exception as error:
@@ -43,7 +43,7 @@ def run(words: list[str]) -> None:
 
 
 def find_shadow() -> tuple[Path, str] | None:
-    """Return what `python -m` has imported from the working directory, and the module that it hides."""
+    """Return the file that `python -m` has imported from the working directory, and the module that it hides."""
     here = Path.cwd()
     for name in {*sys.stdlib_module_names, *packages_distributions()} & sys.modules.keys() - {"sweeper", "workloads"}:
         file = Path(getattr(sys.modules[name], "__file__", None) or "/")

@@ -1,1 +1,1 @@
-"""Files, formats, clocks and trial records, which every other package uses."""
+"""Files, formats, clocks and trial records that every other package uses."""

@@ -1,4 +1,4 @@
-"""The time that a command takes, by phase, from the start of its process."""
+"""The time that a command takes in each phase, from the start of its process."""
 
 import os
 import time
@@ -10,7 +10,7 @@ SECONDS_PER_HOUR, SECONDS_PER_DAY = 3600, 86400
 def process_age_s() -> float:
     """Return the seconds since this process was started, including imports; 0 without /proc."""
     try:
-        # After the name, which may have spaces: the 20th field is the start in ticks since boot (proc(5)).
+        # The 20th field after the name, which may contain spaces, is the start in ticks since boot (proc(5)).
         ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
     except (OSError, ValueError, IndexError):
         return 0.0
@@ -18,7 +18,7 @@ def process_age_s() -> float:
 
 
 class PhaseClock:
-    """Adds up the seconds of the phases of a command. It starts with the process, in the phase `start`."""
+    """Adds up the seconds that a command spends in each phase. It starts with the process, in the phase `start`."""
 
     def __init__(self) -> None:
         self._started_s = self._entered_s = time.monotonic() - process_age_s()
@@ -36,6 +36,6 @@ class PhaseClock:
             self._phase, self._entered_s = phase, time.monotonic()
 
     def seconds(self) -> dict[str, float]:
-        """Return the seconds of each phase so far, in their order."""
+        """Return the seconds of each phase so far, in order."""
         present_s = time.monotonic() - self._entered_s
         return {**self._seconds, self._phase: self._seconds.get(self._phase, 0.0) + present_s}

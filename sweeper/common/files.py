@@ -4,7 +4,7 @@ from pathlib import Path
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Write a file next to its place and move it there, so that a process that is killed leaves the earlier one."""
+    """Write a temporary file and move it to `path`, so that the earlier file remains if the process is killed."""
     temporary = path.with_name(f".{path.name}.new")
     temporary.write_text(text)
     temporary.replace(path)

@@ -5,20 +5,20 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-MAX_WHOLE = 2**53  # up to here a float holds every whole number
+MAX_WHOLE = 2**53  # floats represent every integer up to this number
 MAX_DECIMALS = 16
-TIE = "a tie"  # how the verdict begins if the first two finalists do not differ significantly
+TIE = "a tie"  # the start of the verdict if the first two finalists do not differ significantly
 
 
 def format_number(value: float) -> str:
-    """Return a number with thousands separators from 1000 on, else with four digits; NaN (unknown) is empty."""
+    """Return a number with four digits, or from 1000 with thousands separators; NaN (unknown) becomes empty."""
     if math.isnan(value):
         return ""
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
 
 
 def round_to_interval(value: float, half_width: float) -> float:
-    """Return a value with the digits that its interval supports, two of the half width; without one, as in tables."""
+    """Return a value rounded to two digits of its interval's half width or, without an interval, as in tables."""
     if not math.isfinite(value) or not value:
         return value
     if not (math.isfinite(half_width) and 0 < half_width < abs(value)):
@@ -29,7 +29,7 @@ def round_to_interval(value: float, half_width: float) -> float:
 def round_to_band(value: float, error_share: float, apart_from: float = math.nan) -> str:
     """Return the value rounded to the first digit of its error: 1,152 within 8% is 1,150, and 57.5 is 58.
 
-    At least two digits are kept, and as many more as it takes to differ from `apart_from`.
+    At least two digits are kept, and more if the value must differ from `apart_from`.
     """
     if not value or not math.isfinite(value):
         return format_number(value)
@@ -40,29 +40,29 @@ def round_to_band(value: float, error_share: float, apart_from: float = math.nan
 
 
 def decimals_apart(first: float, second: float, least: int) -> int:
-    """Return how many decimals, `least` or more, keep two different numbers different after rounding."""
+    """Return how many decimals (at least `least`) keep two different numbers different after rounding."""
     return next((n for n in range(least, MAX_DECIMALS) if round(first, n) != round(second, n)), least)
 
 
 def format_interval(low: float, high: float) -> str:
-    """Return the bounds of an interval: `1.5 to 2.5`; empty if either is not known."""
+    """Return the bounds of an interval as text: `1.5 to 2.5`; empty if either is unknown."""
     return "" if math.isnan(low) or math.isnan(high) else f"{format_number(low)} to {format_number(high)}"
 
 
 def format_percent(share: float) -> str:
-    """Return a share of 1 in percent, without the sign; NaN is empty."""
+    """Return a share of 1 in percent, without the percent sign; NaN becomes empty."""
     return "" if math.isnan(share) else f"{100 * share:.1f}"
 
 
 def short_value(value: object) -> str:
-    """Return a parameter's value for names and tables: whole numbers in full, others with six digits; one line."""
+    """Return a parameter's value for names and tables, on one line: integers in full, other numbers with six digits."""
     if isinstance(value, float) and not _is_whole(value):
         return f"{value:.6g}"
     return one_line(exact_value(value))
 
 
 def exact_value(value: object) -> str:
-    """Return a parameter's value as MLflow stores it, at most 500 characters: reading it gives the same value."""
+    """Return a parameter's value as stored in MLflow, which reads back as the same value, in at most 500 characters."""
     if isinstance(value, float):
         return f"{value:.0f}" if _is_whole(value) else repr(float(value))
     return str(value)[:500]
@@ -73,20 +73,19 @@ def _is_whole(value: float) -> bool:
 
 
 def format_point(params: Mapping[str, Any]) -> str:
-    """Return a point of the space: `m=4096 n=512`."""
+    """Return a point of the space as text: `m=4096 n=512`."""
     return " ".join(f"{name}={short_value(value)}" for name, value in params.items()) or "no varying parameter"
 
 
 def format_duration(seconds: float) -> str:
-    """Return `m:ss`, from an hour on `h:mm:ss`."""
+    """Return a duration as `m:ss`, or as `h:mm:ss` if it is an hour or longer."""
     minutes, seconds = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{seconds:02d}" if hours else f"{minutes}:{seconds:02d}"
 
 
 def format_phases(seconds: Mapping[str, float]) -> str:
-    """Return the duration of a command by phase: `12.3 s: start 4.1, trials 0.3, recording 2.0`. Moments are left
-    out."""
+    """Return a command's duration by phase, without very short ones: `12.3 s: start 4.1, trials 0.3, recording 2.0`."""
     parts = [f"{name} {value:.1f}" for name, value in seconds.items() if value >= 0.05]
     total = sum(seconds.values())
     shown = f"{total:.1f} s" if total < 600 else f"{format_duration(total)} ({total:.0f} s)"
@@ -94,12 +93,12 @@ def format_phases(seconds: Mapping[str, float]) -> str:
 
 
 def count(number: int, noun: str) -> str:
-    """Return the number with its noun, in the plural where it is not one: `3 trials`."""
+    """Return the number with its noun, in the plural unless it is one: `3 trials`."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
-# Control characters, also those of eight bits, and what reverses or hides text (Unicode's bidirectional and format
-# characters, and its separators of lines). A terminal would obey them.
+# Control characters, including 8-bit ones, and characters that reverse or hide text (Unicode's bidirectional and format
+# characters, and its line separators). A terminal would obey them.
 _UNPRINTABLE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff]")
 _FORMULA = re.compile(r"[=+\-@\t\r]")
 _PLAIN_NUMBER = re.compile(r"-?(\d{1,3}(,\d{3})+|\d+)(\.\d+)?(e[-+]?\d+)?")
@@ -107,7 +106,7 @@ _NUMBER = re.compile(r"[-+]?(\d[\d,]*\.?\d*|\.\d+)(e[-+]?\d+)?%?|[-+]?(nan|inf(i
 
 
 def typed_value(text: str) -> Any:
-    """Return the number that a text stands for, `[low, high]` of an interval, true, false or null; else the text."""
+    """Return the value of a text: a number, `[low, high]` for an interval, a bool or None, or otherwise the text."""
     bounds = text.split(" to ")
     if len(bounds) > 2 or not all(map(_PLAIN_NUMBER.fullmatch, bounds)):
         return {"True": True, "False": False, "None": None, "": None}.get(text, text)
@@ -116,17 +115,17 @@ def typed_value(text: str) -> Any:
 
 
 def printable(text: str) -> str:
-    """Return the text with terminal control characters as escapes: `\\x1b`. Newlines and tabs stay."""
+    """Return the text with terminal control characters as escapes such as `\\x1b`. Newlines and tabs stay."""
     return _UNPRINTABLE.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
 
 
 def one_line(text: str) -> str:
-    """Return a printable text with its newlines and tabs as escapes too."""
+    """Return a printable text, with newlines and tabs as escapes too."""
     return printable(text).replace("\n", "\\n").replace("\t", "\\t")
 
 
 def shorten(text: str, length: int) -> str:
-    """Return the text, or its beginning and its end with … between them, in at most `length` characters."""
+    """Return the text in at most `length` characters: all of it, or its beginning and end joined by …."""
     if len(text) <= length:
         return text
     end = length // 3
@@ -134,7 +133,7 @@ def shorten(text: str, length: int) -> str:
 
 
 def spreadsheet_cell(value: object) -> object:
-    """Return a value for a CSV file. A text that begins like a formula, and is not a number, gets a ' (OWASP)."""
+    """Return a value for a CSV file. Text that begins like a formula and is not a number gets a leading ' (OWASP)."""
     if isinstance(value, str) and _FORMULA.match(value) and not _NUMBER.fullmatch(value):
         return f"'{value}"
     return value

@@ -1,4 +1,4 @@
-"""Trials: a point of the space, its result, and its stored record."""
+"""Trials: points of the space, with their results and stored records."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ class TrialStatus(StrEnum):
     """The final status of a trial. Each is handled differently: see `docs/architecture.md`."""
 
     COMPLETE = "complete"
-    INFEASIBLE = "infeasible"  # cannot work on this device: the sampler learns from it, it is not retried
+    INFEASIBLE = "infeasible"  # cannot work on this device: the sampler learns from it, and it is not retried
     PRUNED = "pruned"  # ended early: other trials were better at the same step
     FAILED = "failed"  # an error in the code or the configuration
     LOST = "lost"  # the worker, the GPU or the node was lost more often than trial.retries
     TIMED_OUT = "timed_out"  # took longer than trial.timeout_s
-    INCONCLUSIVE = "inconclusive"  # other processes disturbed the measurement, also when it was repeated
-    CANCELLED = "cancelled"  # the user stopped the sweep: runs again when it is resumed
+    INCONCLUSIVE = "inconclusive"  # other processes disturbed the measurement, even when it was repeated
+    CANCELLED = "cancelled"  # the user stopped the sweep: the trial runs again when the sweep is resumed
 
 
 BAD = (TrialStatus.FAILED, TrialStatus.LOST, TrialStatus.TIMED_OUT)  # statuses that make a sweep exit with 1
@@ -43,9 +43,9 @@ def narrowest_retry(statuses: Collection[TrialStatus]) -> str:
     return next(name for name, retried in RETRIED.items() if set(statuses) <= set(retried))
 
 
-LOST_NODE = "lost_node_id"  # in `where` of a lost trial: Ray's id of the node of the worker that died
-LEFT = "left_processes"  # in `where`: the command lines of what the trial left behind, which was ended
-SHARED_FIELDS = ("fixed", "work")  # of records: as a rule equal for all trials of a sweep
+LOST_NODE = "lost_node_id"  # in `where` of a lost trial: Ray's id for the node of the worker that died
+LEFT = "left_processes"  # in `where`: command lines of processes that the trial left behind, which were ended
+SHARED_FIELDS = ("fixed", "work")  # fields of records that are usually the same for all trials of a sweep
 
 
 @dataclass(frozen=True)
@@ -56,10 +56,10 @@ class TrialResult:
     reason: str = ""  # one line; empty for a complete trial
     detail: str = ""  # the last lines of the worker's output
     measurements: tuple[Measurement, ...] = ()  # of each rank, if complete
-    files: Mapping[str, bytes] = field(default_factory=dict)  # further results by name, of a trial without measurements
+    files: Mapping[str, bytes] = field(default_factory=dict)  # further results by name, if there are no measurements
     where: Mapping[str, Scalar] = field(default_factory=dict)  # node, process and log of rank 0; Ray's ids of all nodes
-    reusable: bool = False  # the workers may run another trial: they succeeded, or refused before they tried
-    of_ranks: Mapping[int, Measurement | str] = field(default_factory=dict)  # of a failure: results, or reasons
+    reusable: bool = False  # whether the workers may run another trial: they succeeded, or refused before they tried
+    of_ranks: Mapping[int, Measurement | str] = field(default_factory=dict)  # for a failure: results or reasons
 
 
 @dataclass(frozen=True)
@@ -74,8 +74,8 @@ class Remeasurement:
 @dataclass(frozen=True)
 class Retry:
     trial: int  # the number of the earlier attempt
-    changed: tuple[str, ...] = ()  # since that attempt, a phrase each
-    replaces: bool = True  # the earlier attempt; False where that one has the better ending
+    changed: tuple[str, ...] = ()  # the changes since that attempt, as phrases
+    replaces: bool = True  # whether it replaces the earlier attempt; False if that one has the better outcome
 
     @staticmethod
     def from_dict(fields: Mapping[str, Any]) -> Retry:
@@ -84,23 +84,23 @@ class Retry:
 
 @dataclass(frozen=True)
 class Trial:
-    """One point of the space with its number in the study. `params` has the parameters that vary, and no others."""
+    """One point of the space with its number in the study. `params` has only the parameters that vary."""
 
     number: int
     params: dict[str, Scalar]
     remeasurement: Remeasurement | None = None
     retry: Retry | None = None
-    clock_mhz: float = 0.0  # that a round of the finals waits for (`Rank.clock_mhz`)
+    clock_mhz: float = 0.0  # the clock for which a round of the finals waits (`Rank.clock_mhz`)
 
 
 @dataclass(frozen=True)
 class TrialRecord:
-    """A finished trial as it is stored: in the study, and from there in MLflow."""
+    """A finished trial as it is stored in the study, and from there in MLflow."""
 
     number: int
     params: Mapping[str, Scalar]
     status: TrialStatus
-    reason: str  # as in its result; of a complete trial, why it has no speed to rank
+    reason: str  # as in its result; for a complete trial, why it has no speed to rank
     detail: str
     metrics: Mapping[str, float]
     measurements: list[dict[str, Any]]
@@ -112,7 +112,7 @@ class TrialRecord:
     files: list[str] = field(default_factory=list)  # paths of further results of the ranks
     fixed: Mapping[str, Scalar] = field(default_factory=dict)  # not searched: constants, defaults and settings
     work: Mapping[str, str] = field(default_factory=dict)  # what was computed (`sweeper/preflight/work.py`)
-    remeasurement: Remeasurement | None = None  # of the finals and node comparisons, which are not part of the search
+    remeasurement: Remeasurement | None = None  # for the finals and node comparisons, which are not part of the search
     retry: Retry | None = None
 
     @property
@@ -125,13 +125,13 @@ class TrialRecord:
 
     @property
     def superseded(self) -> int | None:
-        """The attempt that no longer counts: the earlier one, or else this one; None without a retry."""
+        """The number of the attempt that does not count, the earlier one or else this one; None without a retry."""
         if self.retry is None or self.status is TrialStatus.CANCELLED:
             return None
         return self.retry.trial if self.retry.replaces else self.number
 
     def weighed_against(self, earlier: TrialRecord | None) -> TrialRecord:
-        """Return the record of a retry, which never replaces a complete attempt if it has no measurement itself."""
+        """Return the record of a retry, marked as not replacing a complete attempt if it has no measurement itself."""
         has_result = self.status in (TrialStatus.COMPLETE, TrialStatus.INCONCLUSIVE)
         if self.retry is None or earlier is None or earlier.status is not TrialStatus.COMPLETE or has_result:
             return self
@@ -139,11 +139,11 @@ class TrialRecord:
 
     @property
     def kind_of_reason(self) -> str:
-        """The reason without its numbers: reasons that differ only in numbers are of one kind."""
+        """The reason without its numbers, since reasons that differ only in numbers are of the same kind."""
         return re.sub(r"[\d.,]+", "#", self.reason)
 
     def to_json(self) -> str:
-        return json.dumps(asdict(self), default=float)  # NumPy numbers that a workload leaves in its metrics
+        return json.dumps(asdict(self), default=float)  # a workload may leave NumPy numbers in its metrics
 
     @staticmethod
     def from_json(text: str) -> TrialRecord:
@@ -151,7 +151,7 @@ class TrialRecord:
 
     @staticmethod
     def from_fields(fields: dict[str, Any], earlier: TrialRecord | None = None) -> TrialRecord:
-        """Return the record of plain values. It shares equal `SHARED_FIELDS` with an earlier one: 25% less memory."""
+        """Build a record from plain values. It shares equal `SHARED_FIELDS` with `earlier`, which saves 25% memory."""
         shared = {name: getattr(earlier, name) for name in SHARED_FIELDS} if earlier else {}
         fields = fields | {name: value for name, value in shared.items() if value == fields.get(name)}
         remeasurement = fields["remeasurement"]
@@ -164,13 +164,13 @@ class TrialRecord:
 
 
 def rank_trials(records: Iterable[TrialRecord], objective: str, direction: str) -> list[TrialRecord]:
-    """Return the complete trials that have the objective, the best first. `direction` is maximize or minimize."""
+    """Return the complete trials that have the objective, best first. `direction` is maximize or minimize."""
     ranked = [record for record in records if record.status is TrialStatus.COMPLETE and objective in record.metrics]
     return sorted(ranked, key=lambda record: record.metrics[objective], reverse=direction == "maximize")
 
 
 def rank_file_name(rank: int, name: str) -> str:
-    """Return under which name a rank's file is kept; the first rank's keep their names."""
+    """Return the name under which a rank's file is stored; the first rank's files keep their names."""
     return f"rank{rank}_{name}" if rank else name
 
 

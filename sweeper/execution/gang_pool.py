@@ -264,10 +264,7 @@ class GangPool:
         self._by_load.push(gang)
 
     def wait(self, timeout_s: float) -> list[tuple[Trial, TrialResult]]:
-        """Wait up to `timeout_s` for a trial to end or report a step, and return the trials that ended.
-
-        Raises ClusterError if no worker starts.
-        """
+        """Wait up to `timeout_s`, and return the trials that ended. Raises ClusterError if no worker starts."""
         if self._failed_starts >= MAX_FAILED_STARTS and self.starting:
             raise ClusterError(f"no worker starts: {self._start_error}")
         refs = [ref for gang in self.gangs for ref in gang.pending_refs()]

@@ -164,9 +164,8 @@ class NodeMonitor:
         return lines
 
     def _update_target(self, can_grow: bool = False) -> bool:
-        """Remove lost and drained nodes from the target, fill their places, and return whether a trial fits. If none
-        fits, the target does not change. With `can_grow` it takes all known nodes, otherwise at most as many as
-        before."""
+        """Remove lost and drained nodes from the target, fill their places, and return whether a trial fits. If not,
+        the target does not change. With `can_grow` it takes all known nodes, otherwise at most as many as before."""
         remaining = self._known_target.without_nodes(self._lost_ids | self.drained.keys())
         if not can_grow:
             remaining = replace(remaining, nodes=remaining.nodes[: self._places])

@@ -1,1 +1,1 @@
-"""Metrics: what they are, how they are derived, ranked and compared."""
+"""Metrics: how they are derived, ranked and compared."""

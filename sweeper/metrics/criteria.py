@@ -1,4 +1,4 @@
-"""How trials are ranked: by one objective or several, and limits that a ranked trial keeps."""
+"""How trials are ranked: by one or several objectives, and by the limits that a ranked trial must keep."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from sweeper.common.format import format_number
 from sweeper.common.trials import TrialRecord, TrialStatus
 from workloads.api.metrics import ROWS, get_metric
 
-MAX_OBJECTIVES = 3  # of four and more, most points of a random sample are on the front
-UNKNOWN_EXCESS = 1.0  # of a trial without the metric of a limit, which cannot be shown to keep it
+MAX_OBJECTIVES = 3  # with four or more, most points of a random sample are on the front
+UNKNOWN_EXCESS = 1.0  # for a trial without the limit's metric, which cannot be shown to keep the limit
 DIRECTIONS = {row.name: row.direction for row in ROWS if row.direction}
 
 
@@ -26,24 +26,24 @@ class Objective:
 
     @property
     def resolution(self) -> float:
-        """The largest relative difference between two points of a front that is ignored."""
+        """The largest relative difference that is ignored between two points of a front."""
         return get_metric(self.metric).resolution
 
     def loss(self, value: float) -> float:
-        """Return the value with the sign by which less is better."""
+        """Return the value with its sign set so that less is better."""
         return -value if self.direction == "maximize" else value
 
 
 @dataclass(frozen=True)
 class Limit:
-    """A bound on a metric: an upper one where less is better, else a lower one."""
+    """A bound on a metric: an upper bound if less is better, otherwise a lower bound."""
 
     metric: str
     bound: float
     direction: str
 
     def excess(self, metrics: Mapping[str, float]) -> float:
-        """Return by which fraction of the bound the metric is beyond it; zero or less within it."""
+        """Return the fraction of the bound by which the metric exceeds it; zero or less if it is within the bound."""
         if self.metric not in metrics:
             return UNKNOWN_EXCESS
         beyond = metrics[self.metric] - self.bound
@@ -59,7 +59,7 @@ class Limit:
 
 @dataclass(frozen=True)
 class Criteria:
-    """The objectives of a sweep, the leading one first, and its limits: trials beyond one are kept without a rank."""
+    """The objectives of a sweep, leading one first, and its limits. Trials that exceed a limit have no rank."""
 
     objectives: tuple[Objective, ...]
     limits: tuple[Limit, ...] = ()
@@ -91,7 +91,7 @@ class Criteria:
 
     @property
     def has_front(self) -> bool:
-        """Return whether there are several objectives: then trials are ranked by dominance."""
+        """Whether there are several objectives, so that trials are ranked by dominance."""
         return len(self.objectives) > 1
 
     def values(self, record: TrialRecord) -> tuple[float, ...] | None:
@@ -104,25 +104,25 @@ class Criteria:
         return tuple(objective.loss(value) for objective, value in zip(self.objectives, values, strict=True))
 
     def excess(self, record: TrialRecord) -> dict[str, float]:
-        """Return by which fraction a complete trial is beyond each limit; zero or less where it keeps it."""
+        """Return the fraction by which a complete trial exceeds each limit; zero or less if it keeps the limit."""
         return {limit.metric: limit.excess(record.metrics) for limit in self.limits}
 
     def ranked_losses(self, record: TrialRecord) -> tuple[float, ...] | None:
-        """Return the losses of a trial; None if it has no rank: incomplete, or beyond a limit."""
+        """Return the losses of a trial, or None if it has no rank because it is incomplete or exceeds a limit."""
         values = self.values(record)
         return None if values is None or self.exceeded(record) else self.losses(values)
 
     def exceeded(self, record: TrialRecord) -> list[Limit]:
-        """Return the limits that a complete trial is beyond, for which it has no rank."""
+        """Return the limits that a complete trial exceeds. If there are any, it has no rank."""
         return [limit for limit in self.limits if limit.excess(record.metrics) > 0]
 
     def describe_unmet(self, records: Iterable[TrialRecord]) -> str:
-        """Return the limits that no trial keeps together, and what the nearest one has; empty unless that is so."""
+        """Return the limits that no trial keeps together and the nearest trial's values; empty if a trial keeps all."""
         complete = [record for record in records if self.values(record) is not None]
         if not complete or any(self.ranked_losses(record) is not None for record in complete):
             return ""
         metrics = {limit.metric for limit in self.limits}
-        # One that lacks a limit's metric is further than any other.
+        # A trial that lacks a limit's metric is farther away than any other.
         nearest = min(complete, key=lambda r: (not metrics <= r.metrics.keys(), max(self.excess(r).values())))
         beyond = [limit for limit in self.limits if any(limit in self.exceeded(record) for record in complete)]
         values = {limit.metric: nearest.metrics.get(limit.metric, math.nan) for limit in beyond}
@@ -131,16 +131,16 @@ class Criteria:
         return f"no trial keeps {kept}; the nearest, trial {nearest.number}, has {' and '.join(has)}"
 
     def rank(self, records: Iterable[TrialRecord]) -> list[TrialRecord]:
-        """Return the trials that have a rank, the best first: by layers of dominance, then by the leading objective."""
+        """Return the trials that have a rank, best first: by layers of dominance, then by the leading objective."""
         return [record for _, record in self._layered(records)]
 
     def front(self, records: Iterable[TrialRecord]) -> list[TrialRecord]:
-        """Return the trials that no other dominates, the best by the leading objective first."""
+        """Return the trials that no other trial dominates, best by the leading objective first."""
         return [record for layer, record in self._layered(records) if layer == 0]
 
     def _layered(self, records: Iterable[TrialRecord]) -> list[tuple[int, TrialRecord]]:
         ranked = [(losses, record) for record in records if (losses := self.ranked_losses(record)) is not None]
-        # With one objective only the order is requested.
+        # With one objective, only the order is needed.
         layers = find_layers([losses for losses, _ in ranked]) if self.has_front else [0] * len(ranked)
         ordered = sorted(zip(layers, ranked, strict=True), key=lambda entry: (entry[0], entry[1][0]))
         return [(layer, record) for layer, (_, record) in ordered]
@@ -152,13 +152,12 @@ def dominates(losses: Sequence[float], others: Sequence[float]) -> bool:
 
 
 def find_layers(losses: Sequence[Sequence[float]]) -> list[int]:
-    """Return the layer of each point.
+    """Return the dominance layer of each point, from 0 for points that are not dominated.
 
-    The points are taken in lexicographic order, so that none is dominated by a later one, and each is put into the
-    first layer without a point that dominates it, which bisection finds: a point of a layer is dominated by one of
-    each layer before (Zhang, Tian, Cheng and Jin 2015, efficient non-dominated sort with binary search).
-    """
-    import numpy as np  # takes 0.1 s: every command imports this module, and few have several losses
+    The points are processed in lexicographic order, so that none is dominated by a later one. Each is put into the
+    first layer without a point that dominates it. Bisection finds this layer, since a point in a layer is dominated by
+    a point in each earlier layer (Zhang, Tian, Cheng and Jin 2015, efficient non-dominated sort with binary search)."""
+    import numpy as np  # takes 0.1 s, and every command imports this module, but few have several losses
 
     points = np.array(losses, dtype=float)
     assigned = [0] * len(points)

@@ -1,8 +1,8 @@
-"""Every derived metric, computed once: from raw step times and counts to rates, their spread and utilizations.
+"""Derive all metrics in one place: from raw step times and counts to rates, their spread and utilizations.
 
-Rates count what the model or product needs, over all ranks; `…_per_gpu` divides by the ranks. A step of a gang takes as
-long as its slowest rank. MFU is model FLOP/s over the dense peak of the data type of the matrix units (Chowdhery et al.
-2022, appendix B), a fraction; it needs a known peak.
+Rates count the operations that the model or GEMM needs, over all ranks; `…_per_gpu` divides by the number of ranks. A
+step of a gang takes as long as its slowest rank. MFU is a fraction: model FLOP/s divided by the dense peak for the data
+type of the matrix units (Chowdhery et al. 2022, appendix B). It needs a known peak.
 """
 
 import math
@@ -18,10 +18,10 @@ from workloads.api.contract import Measurement
 from workloads.api.metrics import COST
 
 STATISTICS: Mapping[str, Callable[..., Any]] = {"median": np.median, "mean": np.mean, "fastest": np.min}
-MEMORY_METRICS = ("peak_device_gib", "peak_memory_gib")  # of one device; the first that a trial has is shown
+MEMORY_METRICS = ("peak_device_gib", "peak_memory_gib")  # per device; the first one that a trial has is shown
 JOULES_PER_KWH = 3.6e6
 EFFICIENCY = ("joules_per_token", "tflop_per_joule", "tokens_per_joule")  # for one trial they are equivalent
-LINEAR_BANDS = (0.85, 0.95)  # the share of linear scaling that clusters are often assumed to reach
+LINEAR_BANDS = (0.85, 0.95)  # shares of linear scaling that clusters are often assumed to reach
 
 
 def derive(
@@ -30,13 +30,13 @@ def derive(
     achieved_tflops: Mapping[str, float] | None = None,
     bandwidth_tb_s: float | None = None,
 ) -> dict[str, float]:
-    """Return the metrics of one complete trial, whose measurements are one entry a rank.
+    """Return the metrics of one complete trial from its measurements, one for each rank.
 
-    Step times of ranks are matched step by step where their counts agree, else each rank's median is taken.
+    The ranks' step times are matched step by step if their counts agree; otherwise each rank's median is used.
 
     Args:
-        dense_peak_tflops: the vendor's TFLOP/s of one device by data type.
-        achieved_tflops: TFLOP/s of the best matrix product on such a device by data type.
+        dense_peak_tflops: the vendor's TFLOP/s per device, by data type.
+        achieved_tflops: TFLOP/s of the best GEMM on such a device, by data type.
         bandwidth_tb_s: the bandwidth of one device's memory.
     """
     world_size = len(measurements)
@@ -50,7 +50,7 @@ def derive(
     metrics["steps"] = float(len(times_s))
     if first.step_resolution_s:
         metrics["step_resolution_ms"] = 1e3 * first.step_resolution_s
-    if first.statistic != "fastest":  # which has no interval
+    if first.statistic != "fastest":  # the fastest step has no interval
         metrics["effective_steps"] = len(times_s) / estimate_correlation(times_s, first.statistic).time_steps
     if not first.is_rate:
         metrics |= {f"step_time_ms{suffix}": 1e3 * value for suffix, value in step_time.items() if "_ci" not in suffix}
@@ -72,7 +72,7 @@ def derive(
             metrics["mamf_utilization"] = metrics["tflops"] / (achieved * world_size)
     metrics |= energy_metrics(measurements, world_size)
     if world_size > 1:
-        if first.independent:  # devices that were measured at once, each on its own
+        if first.independent:  # devices that were measured at the same time but separately
             rates = [tflops_of(m.flops_per_step, m.step_times_s, m.statistic) for m in measurements]
             metrics |= {"tflops_slowest_gpu": min(rates), "tflops_fastest_gpu": max(rates)}
             metrics["gpu_spread"] = max(rates) / min(rates) - 1
@@ -83,9 +83,9 @@ def derive(
 
 
 def describe_impossible(metrics: Mapping[str, float], clock_headroom: float = 1.0) -> str:
-    """Return why no device can have reached the metrics of `derive`; empty if one can.
+    """Return why no device can have reached the metrics from `derive`; empty if they are possible.
 
-    `clock_headroom` is the factor by which the device's clock may exceed the one of the vendor's peak.
+    `clock_headroom` is the factor by which the device's clock may exceed the clock of the vendor's peak.
     """
     for name in ("mfu", "mfu_sustained", "hfu"):
         if metrics.get(name, 0.0) > clock_headroom:
@@ -102,7 +102,7 @@ def _flops_metrics(
         return {}
     metrics = _rate("tflops", flops / 1e12, step_time)
     if sustained := [m.sustained_step_times_s for m in measurements if m.sustained_step_times_s]:
-        # The slowest rank's windows: those of different ranks need not match in number.
+        # Use the slowest rank's windows, since the ranks may have different numbers of windows.
         windows = np.array(max(sustained, key=np.median))
         metrics |= _rate("tflops_sustained", flops / 1e12, _summarize(windows, "median"))
     metrics = with_utilization(metrics, peak_tflops, world_size)
@@ -112,7 +112,7 @@ def _flops_metrics(
 
 
 def with_utilization(metrics: Mapping[str, float], peak_tflops: float | None, world_size: int) -> dict[str, float]:
-    """Return the metrics with their rates' shares of the peak of all devices, where it is known."""
+    """Return the metrics, with the rates' shares of all devices' peak if it is known."""
     shares = {"mfu": "tflops", "mfu_sustained": "tflops_sustained"}
     known = {name: metrics[rate] for name, rate in shares.items() if peak_tflops and rate in metrics}
     return {**metrics, **{name: rate / ((peak_tflops or 1.0) * world_size) for name, rate in known.items()}}
@@ -157,16 +157,16 @@ def _summarize(times_s: np.ndarray, statistic: str, resolution_s: float = 0.0) -
 
 @dataclass(frozen=True)
 class Prices:
-    """Prices in one currency: of a device's hour, and of the devices' electricity. Those that are None do not count."""
+    """Prices of a device per hour and of electricity per kWh, in one currency. A price that is None does not count."""
 
     per_hour: float | None = None
     per_kwh: float | None = None
 
 
 def energy_metrics(measurements: Sequence[Measurement], world_size: int) -> dict[str, float]:
-    """Return the energy of a step of the gang and what follows from it; empty unless every rank has its energy.
+    """Return the gang's energy per step and the metrics derived from it; empty unless all ranks' energy is known.
 
-    The measurements are one entry a rank, or the one that describes the gang.
+    There is one measurement for each rank, or one that describes the gang.
     """
     if missing_energy(measurements):
         return {}
@@ -184,13 +184,13 @@ def energy_metrics(measurements: Sequence[Measurement], world_size: int) -> dict
 
 
 def missing_energy(measurements: Sequence[Measurement]) -> str:
-    """Return why a rank's energy is not known; empty if it is known of all."""
+    """Return why a rank's energy is unknown; empty if it is known for all ranks."""
     reasons = (m.energy.missing if m.energy else "no driver reports it" for m in measurements)
     return next((reason for reason in reasons if reason), "")
 
 
 def hidden_metrics(trials: Sequence[Mapping[str, float]], objective: str) -> set[str]:
-    """Return the metrics of energy and money that a table leaves out: all but the objective and one that differs."""
+    """Return the energy and cost metrics that a table omits. It keeps the objective, and one of each if it varies."""
     first = next((name for name in EFFICIENCY if any(name in metrics for metrics in trials)), "")
     efficiency = objective if objective in EFFICIENCY else first
     constant = {name for name in (efficiency, COST) if len({metrics.get(name) for metrics in trials}) < 2}
@@ -198,7 +198,7 @@ def hidden_metrics(trials: Sequence[Mapping[str, float]], objective: str) -> set
 
 
 def cost_metrics(metrics: Mapping[str, float], world_size: int, prices: Prices) -> dict[str, float]:
-    """Return the cost of a million tokens; empty without a price, or if one that is set cannot be applied."""
+    """Return the cost of a million tokens; empty without a price, or if a price cannot be applied."""
     has_price = prices.per_hour is not None or prices.per_kwh is not None
     lacks_energy = prices.per_kwh is not None and "joules_per_token" not in metrics
     if "tokens_per_s" not in metrics or lacks_energy or not has_price:

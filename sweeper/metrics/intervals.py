@@ -1,13 +1,13 @@
-"""95% intervals of step times: of their median or mean, also where successive steps are correlated.
+"""95% intervals for the median or mean of step times, even if successive steps are correlated.
 
 The median's interval lies between order statistics, interpolated between the two nearest ranks (Hettmansperger and
-Sheather 1986): it assumes no distribution. Five steps are the fewest that have one, from the fastest to the slowest,
-which covers the median in 93.75% of cases. The mean has Student's interval.
+Sheather 1986), and assumes no distribution. It needs at least five steps, for which it extends from the fastest to the
+slowest and covers the median in 93.75% of cases. The mean has Student's interval.
 
-Clocks and caches correlate successive steps: the effective sample size of n steps is n / tau. tau, the integrated
-autocorrelation time, is estimated by Geyer's initial monotone sequence (1992), and corrected for the bias of
-subtracting the mean. With too few effective steps there is no interval. `benchmarks/coverage.py` measures how
-often the intervals hold.
+Clocks and caches correlate successive steps, so the effective sample size of n steps is n / tau. The integrated
+autocorrelation time tau is estimated with Geyer's initial monotone sequence (1992), and corrected for the bias of
+subtracting the mean. With too few effective steps there is no interval. `benchmarks/coverage.py` measures how often the
+intervals hold.
 """
 
 from __future__ import annotations
@@ -22,25 +22,25 @@ import numpy as np
 from sweeper.common.format import format_number
 from workloads.api.metrics import find_source
 
-MIN_STEPS = 5  # the fewest whose median has an interval
+MIN_STEPS = 5  # the fewest steps for which the median has an interval
 TOO_FEW = f"fewer than {MIN_STEPS} steps"
 TOO_SHORT = "correlated, too short"
 TOO_COARSE = "times printed too coarsely"
 
-Z = 1.959964  # of a normal distribution: 95% lie within
+Z = 1.959964  # 95% of a normal distribution lie within this many standard deviations
 LEVEL = 0.95
-EXACT_UP_TO = 300  # steps: above it, a normal distribution gives the rank to within 0.02
-# One-sided 5% test of the ranks' first autocorrelation. Without it the noise of tau would widen every interval.
+EXACT_UP_TO = 300  # steps; beyond that, a normal distribution gives the rank to within 0.02
+# For a one-sided 5% test of the ranks' first autocorrelation. Without it, the noise of tau would widen every interval.
 SIGNIFICANT_Z = 1.645
-# With fewer effective steps or fewer crossings of the middle, tau is not estimated well enough. Chosen by simulation:
-# an AR(1) process of 0.9 crosses 29 times in 200 steps, a clock that sticks for 20 steps 25 times in 500.
+# With fewer effective steps or crossings of the middle, the estimate of tau is not good enough. Chosen by simulation:
+# an AR(1) process of 0.9 crosses 29 times in 200 steps, and a clock that sticks for 20 steps 25 times in 500.
 MIN_EFFECTIVE_STEPS = 6.0
 MIN_CROSSINGS = 14
 
 
 @dataclass(frozen=True)
 class Interval:
-    """A value and the bounds of its 95% interval, NaN without one."""
+    """A value and the bounds of its 95% interval, which are NaN if there is none."""
 
     value: float
     low: float = math.nan
@@ -56,7 +56,7 @@ class Interval:
 
     @property
     def errors(self) -> tuple[float, float]:
-        """The distances from the value to the lower and to the upper bound."""
+        """The distances from the value to the lower and the upper bound."""
         return self.value - self.low, self.high - self.value
 
     def scaled(self, factor: float) -> Interval:
@@ -64,7 +64,7 @@ class Interval:
 
     @property
     def change(self) -> str:
-        """The change that a ratio stands for, in percent with its interval: `-3.0% (95% -4.1% to -1.9%)`."""
+        """The value, a ratio, as a change in percent with its interval: `-3.0% (95% -4.1% to -1.9%)`."""
         bounds = f"95% {self.low - 1:+.1%} to {self.high - 1:+.1%}" if self.has_interval else "no interval"
         return f"{self.value - 1:+.1%} ({bounds})"
 
@@ -78,17 +78,17 @@ class Correlation:
     """The correlation of successive steps."""
 
     time_steps: float = 1.0  # the integrated autocorrelation time, 1 for independent steps
-    degrees_of_freedom: float = math.inf  # of its estimate; infinite for independent steps
+    degrees_of_freedom: float = math.inf  # of the estimate; infinite for independent steps
     is_too_short: bool = False  # there are too few steps to estimate it
 
 
 def interval_of_steps(
     times: np.ndarray, statistic: str, correlation: Correlation | None = None, resolution: float = 0.0
 ) -> Interval | None:
-    """Return the median or the mean with its 95% interval; None with too few steps.
+    """Return the median or the mean with its 95% interval, or None if there are too few steps.
 
-    Times that were rounded to a multiple of `resolution` are off by up to half of it: the interval is that much wider
-    at both ends. The fastest of several has none: nothing bounds it from below.
+    Times that were rounded to a multiple of `resolution` are off by up to half of it, so the interval is that much
+    wider at both ends. The fastest step has no interval, since it has no lower bound.
     """
     correlation = correlation or estimate_correlation(times, statistic)
     if len(times) < MIN_STEPS or correlation.is_too_short or statistic == "fastest":
@@ -118,7 +118,7 @@ def missing_reason(metrics: Mapping[str, float], name: str) -> str:
 
 
 def student_interval(values: np.ndarray, level: float = LEVEL) -> Interval:
-    """Return the mean of independent values and its Student's interval."""
+    """Return the mean of independent values with Student's interval."""
     mean = float(values.mean())
     quantile = student_quantile((1 + level) / 2, len(values) - 1)
     half_width = quantile * float(values.std(ddof=1)) / math.sqrt(len(values))
@@ -126,7 +126,7 @@ def student_interval(values: np.ndarray, level: float = LEVEL) -> Interval:
 
 
 def student_quantile(probability: float, degrees_of_freedom: float) -> float:
-    """Return a quantile of Student's distribution; of the normal one for infinite degrees of freedom."""
+    """Return a quantile of Student's distribution, which is normal for infinite degrees of freedom."""
     from scipy.special import stdtrit  # takes 0.2 s to import, and scipy.stats 0.9 s
 
     return float(stdtrit(degrees_of_freedom, probability))
@@ -143,21 +143,21 @@ def ratio_interval(above: Interval, below: Interval) -> Interval:
 def estimate_correlation(times: np.ndarray, statistic: str) -> Correlation:
     """Estimate the correlation of successive steps, as far as it affects their median or mean.
 
-    The steps count as independent unless the first autocorrelation of their ranks is significant. Even strong
-    correlation of fewer than 20 steps often is not.
+    The steps count as independent unless the first autocorrelation of their ranks is significant. With fewer than 20
+    steps, even a strong correlation often is not.
     """
     count = len(times)
     if count < MIN_STEPS or times.min() == times.max():
         return Correlation()
-    # The rank of each value, for equal values the mean of theirs: logs print few digits.
+    # The rank of each value. Equal values get the mean of their ranks, since logs print few digits.
     _, inverse, counts = np.unique(times, return_inverse=True, return_counts=True)
     ranks = _autocorrelations((np.cumsum(counts) - (counts + 1) / 2)[inverse])
     if ranks[1] * math.sqrt(count) + 1 / math.sqrt(count) < SIGNIFICANT_Z:
         return Correlation()
-    # The error of a median follows from the signs about it. They are less correlated than the ranks.
+    # A median's error follows from the signs of the deviations from it, which are less correlated than the ranks.
     signs = np.sign(times - np.median(times))
     time_steps, lags = _sum_autocorrelations(_autocorrelations(signs) if statistic == "median" else ranks)
-    # The relative variance of the estimate (Madras and Sokal 1988), which is too low as often as it is too high.
+    # Add the relative variance of the estimate (Madras and Sokal 1988), which is too low as often as too high.
     time_steps *= 1 + 4 * lags / count
     is_above = times > np.percentile(times, [10, 90]).mean()
     crossings = int((is_above[1:] != is_above[:-1]).sum())
@@ -173,13 +173,13 @@ def _autocorrelations(values: np.ndarray) -> np.ndarray:
 
 
 def _sum_autocorrelations(autocorrelations: np.ndarray) -> tuple[float, int]:
-    """Return the integrated autocorrelation time, at least 1, and the lags that it was summed over, at least 1."""
+    """Return the integrated autocorrelation time and the number of lags over which it was summed, each at least 1."""
     count = len(autocorrelations)
     pairs = autocorrelations[1 : count - 1 : 2] + autocorrelations[2::2]
     decreasing = np.minimum.accumulate(pairs)
     positive = decreasing[: np.argmax(decreasing <= 0)] if (decreasing <= 0).any() else decreasing
     total, lags = float(positive.sum()), 2 * len(positive)
-    # Subtracting the mean lowers each autocorrelation by about time / count, which is solved for the time.
+    # Subtracting the mean lowers each autocorrelation by about time / count. This is solved for the time.
     remaining = 1 + 2 * (total - lags) / count
     time_steps = (1 + 2 * total) / remaining if remaining > 0 else math.inf
     return max(1.0, time_steps), max(1, lags)

@@ -1,8 +1,8 @@
 """Find slow parts among equal ones: at most 1% of whole tests put a healthy part below its limit by chance.
 
-Rates are compared as logarithms. A rate is the sum of a common value, of what its node and its device are, and of the
-error of one measurement, each normal with the standard deviation in `Spread`. The limits of all comparisons of a test
-share `FALSE_ALARMS` evenly (Bonferroni 1936), which holds for comparisons that are correlated, too.
+Rates are compared as logarithms. A rate is the sum of a common value, the deviations of its node and its device, and
+the error of one measurement. Each is normal, with the standard deviation in `Spread`. The limits of all comparisons in
+a test share `FALSE_ALARMS` evenly (Bonferroni 1936), which also holds for correlated comparisons.
 `benchmarks/acceptance.py` measures how often a healthy cluster fails, and which losses are found.
 """
 
@@ -16,11 +16,11 @@ from statistics import NormalDist
 
 import numpy as np
 
-FALSE_ALARMS = 0.01  # of a whole test, all comparisons together
+FALSE_ALARMS = 0.01  # for a whole test, over all comparisons
 FOUND = 0.99  # how often a loss of the stated size is found
-MEDIAN_VARIANCE = math.pi / 2  # of a median of normal values over that of their mean
-FEWEST_FOR_SPREAD = 16  # parts whose own spread counts, not just the table's: fewer measure it to 40% or worse
-MAD_TO_SD = 1.4826  # of a normal distribution
+MEDIAN_VARIANCE = math.pi / 2  # the variance of the median of normal values, divided by that of their mean
+FEWEST_FOR_SPREAD = 16  # with at least this many parts their own spread counts too: fewer measure it to 40% or worse
+MAD_TO_SD = 1.4826  # for a normal distribution
 
 
 @dataclass(frozen=True)
@@ -30,8 +30,8 @@ class Spread:
     device: float  # between the devices of a node
     node: float  # between nodes
     run: float  # between two measurements of one device
-    expected: float  # of the expected value from the catalogue or the planner
-    worth: float  # the least loss that fails a part, however small the spreads are
+    expected: float  # of the expected value from the catalog or the planner
+    worth: float  # the smallest loss that fails a part, however small the spreads are
 
     @property
     def own(self) -> float:
@@ -52,9 +52,9 @@ class Limit:
     """The lowest rate of a part that passes one comparison."""
 
     basis: str  # what the part is compared with
-    expected: float  # the rate that it is compared with
-    lowest: float  # a rate below it fails
-    deviation: float  # standard deviation of the logarithm of a healthy part's rate over the expected one
+    expected: float  # the rate with which it is compared
+    lowest: float  # a lower rate fails
+    deviation: float  # the standard deviation of log(rate / expected) for a healthy part
 
     @property
     def found_loss(self) -> float:
@@ -64,18 +64,18 @@ class Limit:
 
 @cache
 def allowed_loss(deviation: float, worth: float, comparisons: int) -> float:
-    """Return by how much the logarithm of a passing rate may be below that of the expected rate."""
+    """Return how far the logarithm of a passing rate may be below the logarithm of the expected rate."""
     quantile = NormalDist().inv_cdf(1 - FALSE_ALARMS / max(1, comparisons))
     return max(quantile * deviation, -math.log1p(-worth))
 
 
 def set_limit(basis: str, expected: float, deviation: float, worth: float, comparisons: int) -> Limit:
-    """Return the limit of one of `comparisons` comparisons with an expected rate."""
+    """Return the limit for comparing a rate with an expected one, as one of `comparisons` comparisons in a test."""
     return Limit(basis, expected, expected * math.exp(-allowed_loss(deviation, worth, comparisons)), deviation)
 
 
 def limits_among(rates: Sequence[float], nodes: Sequence[str], spread: Spread, comparisons: int) -> list[Limit]:
-    """Return the limit of each of two or more equal parts, compared with the median of the others, by their rates."""
+    """Return the limit of each of two or more equal parts, whose rates are compared with the median of the others."""
     logs = np.log(np.asarray(rates, dtype=float))
     deviation = fleet_deviation(logs, nodes, spread)
     medians = np.exp(medians_of_others(logs))
@@ -83,7 +83,7 @@ def limits_among(rates: Sequence[float], nodes: Sequence[str], spread: Spread, c
 
 
 def fleet_deviation(logs: np.ndarray, nodes: Sequence[str], spread: Spread) -> float:
-    """Return the standard deviation of a part's logarithm less the median's; a larger one that is measured counts."""
+    """Return the standard deviation of a part's logarithm minus the median's, or the measured one if it is larger."""
     count, groups = len(logs), len(set(nodes))
     variance = spread.own**2 * (1 + MEDIAN_VARIANCE / (count - 1))
     if groups > 1:
@@ -94,12 +94,12 @@ def fleet_deviation(logs: np.ndarray, nodes: Sequence[str], spread: Spread) -> f
 
 
 def robust_deviation(values: np.ndarray) -> float:
-    """Return the standard deviation of normal values from their median absolute deviation, which outliers leave."""
+    """Estimate the standard deviation of normal values from their median absolute deviation, which resists outliers."""
     return MAD_TO_SD * float(np.median(np.abs(values - np.median(values))))
 
 
 def medians_of_others(values: np.ndarray) -> np.ndarray:
-    """Return for each of two or more values the median of the others."""
+    """Return, for each of two or more values, the median of the others."""
     count = len(values)
     order = np.argsort(values, kind="stable")
     ordered, place = values[order], np.empty(count, dtype=int)

@@ -1,8 +1,8 @@
-"""Unusual steps in a series of times: a drift, a jump, a slow phase, pauses, and a source slower than others.
+"""Find unusual steps in a series of times: a drift, a jump, a slow phase, pauses, or a source slower than others.
 
-The tests use logarithms, so that sizes are relative. Trends are fitted to means of blocks, from which pauses are left
-out; the correlation that is left between the residuals of successive blocks widens the errors. The limits are chosen so
-that clean logs seldom have a finding; `benchmarks/diagnose.py` measures how seldom, and which faults are found.
+The tests use logarithms, so that sizes are relative. Trends are fitted to the means of blocks without pauses. The
+remaining correlation between the residuals of successive blocks widens the errors. The limits are chosen so that clean
+logs rarely have a finding; `benchmarks/diagnose.py` measures how rarely, and which faults are found.
 """
 
 import math
@@ -14,44 +14,44 @@ import numpy as np
 
 from sweeper.metrics.outliers import robust_deviation
 
-FEWEST = 40  # printed steps; fewer show no trend
-BLOCKS, STEPS_OF_BLOCK = 30, 5  # at most that many blocks, each of at least that many printed steps
-ENDS = 3  # blocks that each side of a jump has at least
+FEWEST = 40  # printed steps; fewer do not show a trend
+BLOCKS, STEPS_OF_BLOCK = 30, 5  # the most blocks, and the fewest printed steps in each
+ENDS = 3  # the fewest blocks on each side of a jump
 Z_DRIFT, Z_PHASE, Z_SOURCE = 5.0, 7.0, 5.0  # a phase is the best of hundreds of intervals
-WORTH = 0.015  # the least change of step times that is a finding
-WINDOW = 15  # printed steps around one whose median it is compared with
-PAUSE = 0.1  # the least share of a step that is a pause
-PAUSE_SPREADS = 6.0  # or as many standard deviations of the other steps
+WORTH = 0.015  # the smallest change of step times that is a finding
+WINDOW = 15  # a step is compared with the median of this many printed steps around it
+PAUSE = 0.1  # the smallest share of a step that counts as a pause
+PAUSE_SPREADS = 6.0  # a pause also exceeds this many standard deviations of the other steps
 FEWEST_PAUSES = 4
-REGULAR = 0.8  # the share of a period's multiples that have a pause
-IRREGULAR_SHARE = 0.02  # of the steps: fewer slow ones without a period are usual
+REGULAR = 0.8  # the share of a period's multiples that must have a pause
+IRREGULAR_SHARE = 0.02  # of the steps: fewer slow ones without a period are normal
 
 
 @dataclass(frozen=True)
 class Finding:
     """Something unusual in a series."""
 
-    # drift over the whole series; jump to its end; phase, slow for a while; pauses with a period; stalls without one
+    # drift: over the whole series; jump: until its end; phase: slow for a while; pauses: periodic; stalls: irregular
     kind: Literal["drift", "jump", "phase", "pauses", "stalls"]
-    share: float  # by how much steps are slower; of pauses and stalls, the share of the whole time that they take
+    share: float  # by how much steps are slower; for pauses and stalls, their share of the whole time
     # low, high: its 95% interval, NaN without one
     low: float
     high: float
-    # first, last: the steps between which it is seen
+    # first, last: the steps between which it occurs
     first: int
     last: int
-    period: int = 0  # steps between two pauses, 0 where there is none
+    period: int = 0  # steps between two pauses; 0 without a period
     places: tuple[int, ...] = ()  # the printed steps that are slow, as indices of the series
 
 
 def find_unusual(numbers: Sequence[int], times_s: Sequence[float]) -> list[Finding]:
-    """Return what is unusual in the times of steps with these numbers, the warm-up left out; empty if nothing is."""
+    """Return the findings in the times of steps with these numbers, from which the warmup has been removed."""
     if len(times_s) < FEWEST:
         return []
     steps, logs = np.asarray(numbers), np.log(np.asarray(times_s, dtype=float))
     padded = np.pad(logs, WINDOW // 2, mode="reflect")
     usual = np.median(np.lib.stride_tricks.sliding_window_view(padded, WINDOW), axis=1)
-    residuals = logs - usual  # far above 0 where a step is slower than its neighbors
+    residuals = logs - usual  # far above 0 if a step is slower than its neighbors
     slow = residuals > max(PAUSE_SPREADS * robust_deviation(residuals), math.log1p(PAUSE))
     findings = [pauses] if (pauses := _find_pauses(steps, np.exp(logs), np.exp(usual), slow)) else []
     trend = _find_trend(steps, np.where(slow, usual, logs))
@@ -72,10 +72,10 @@ def _find_pauses(steps: np.ndarray, times_s: np.ndarray, usual_s: np.ndarray, sl
 
 
 def find_period(places: np.ndarray, interval: float) -> int:
-    """Return the period that most of these step numbers have, as far as steps are printed; 0 if they have none.
+    """Return the period of most of these slow steps, as far as steps are printed; 0 if they have none.
 
-    Nearly every multiple must be slow between the first and the last one; other slow steps may lie between them.
-    `interval`: steps between two printed ones.
+    Between the first and the last one, nearly every multiple of the period must be slow; other slow steps may lie in
+    between. `interval` is the number of steps from one printed step to the next.
     """
     best, period, fewest = 0, 0, FEWEST_PAUSES if interval <= 1 else FEWEST_PAUSES + 2
     for gap in sorted(set(np.diff(places)) | set(places[2:] - places[:-2])):
@@ -112,7 +112,7 @@ def _find_trend(steps: np.ndarray, logs: np.ndarray) -> Finding | None:
 
 
 def best_phase(values: np.ndarray) -> tuple[int, int]:
-    """Return the interval of blocks whose higher level explains most of the variance; it may last until the end."""
+    """Return the interval of blocks whose higher level explains the most variance. It may last until the end."""
     count, sums = len(values), np.concatenate([[0.0], np.cumsum(values - values.mean())])
     best, found = -1.0, (ENDS, count)
     for begin in range(ENDS, count - ENDS + 1):
@@ -132,9 +132,9 @@ def _residual_error(residuals: np.ndarray) -> float:
 
 
 def find_slow_sources(series: Mapping[str, Mapping[int, float]]) -> dict[str, Finding]:
-    """Return the sources, such as ranks, whose steps take longer than the median of the others' in the same step.
+    """Return the sources, such as ranks, that take longer for a step than the median of the others.
 
-    `series`: seconds by the number of the step, by source.
+    `series` has the seconds of each source, by step number.
     """
     common = sorted(set.intersection(*(set(own) for own in series.values()))) if len(series) > 1 else []
     if len(common) < 2 * STEPS_OF_BLOCK:

@@ -89,10 +89,7 @@ def read(folder: Path) -> list[MatmulCeiling]:
 
 
 def keep(folder: Path, ceilings: Iterable[MatmulCeiling]) -> None:
-    """Store each ceiling that is the highest for its key.
-
-    Results of finals take precedence over single trials, which may be high by chance.
-    """
+    """Store the highest ceiling for each key. Finals come before single trials, which may be high by chance."""
 
     def merge() -> list[MatmulCeiling]:
         stored = {ceiling.key: ceiling for ceiling in read(folder)}

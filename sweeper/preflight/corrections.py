@@ -1,6 +1,6 @@
 """How much longer steps take than planned, measured on a cluster: one factor for each device, trainer and routing.
 
-A sweep's trials correct the estimates of those that follow, and of the next sweep on the cluster. A factor never
+A sweep's trials correct the estimates for its later trials and for the next sweep on the cluster. A factor never
 changes the order of layouts.
 """
 
@@ -22,34 +22,34 @@ from workloads.api.contract import Machine, Scalar
 
 FILE = "planner_corrections.json"
 RATE = "tokens_per_s"
-# Metrics of an estimate that change with the time of a step, and the power of the factor that they change by.
+# The estimated metrics that depend on the step time, with the power of the factor by which they change.
 POWERS = {RATE: -1, "mfu": -1, "step_time_ms": 1}
-FEWEST_ROWS = 3  # trials without which nothing is kept
-ROUTING = "imbalance"  # the parameter whose values have their own factors: a plan does not model natural routing
+FEWEST_ROWS = 3  # how many trials it takes to keep a correction
+ROUTING = "imbalance"  # the parameter whose values have their own factors, since a plan does not model natural routing
 
 
 @dataclass(frozen=True)
 class Place:
-    device: str  # the name in the catalogue with its partition mode; of a CPU its model
-    trainer: str  # what trains: the workload
+    device: str  # the name in the catalog, with the partition mode; for a CPU its model
+    trainer: str  # the program that trains, such as the workload
     gpus: int  # ranks of a trial
     gpus_per_node: int
     topology: str  # the name of its links and network
     benchmark_version: str
-    calibrated: str = ""  # the date of the calibration that the estimates rest on; empty for the tables' rates
-    routing: str = ""  # the imbalance that is forced on experts, or the list of those in a sweep; empty for none
+    calibrated: str = ""  # the date of the calibration behind the estimates; empty for the tables' rates
+    routing: str = ""  # the imbalance forced on experts, or the list of imbalances in a sweep; empty for none
 
 
 @dataclass(frozen=True)
 class Correction:
-    """The ratio of measured to planned step times at a place, the median of measured layouts."""
+    """The ratio of measured to planned step times at a place: the median over the measured layouts."""
 
     place: Place
-    factor: float  # measured seconds of a step over planned ones
-    rows: int  # measured layouts
+    factor: float  # measured seconds per step divided by planned ones
+    rows: int  # the number of measured layouts
     low: float  # the smallest factor among them
     high: float  # the largest
-    date: str  # of the last one
+    date: str  # of the last measurement
 
     def describe(self) -> str:
         place = self.place
@@ -75,19 +75,19 @@ def place_of(
 
 
 def corrected(metrics: Mapping[str, float], factor: float) -> dict[str, float]:
-    """Return estimated metrics with a step that takes `factor` times as long."""
+    """Return the estimated metrics for steps that take `factor` times as long."""
     return {name: value * factor ** POWERS.get(name, 0) for name, value in metrics.items()}
 
 
 class MeasuredFactors:
-    """Ratios of measured to estimated step times of a sweep's trials as they end."""
+    """The ratios of measured to estimated step times of a sweep's trials, added as they end."""
 
     def __init__(self, estimated_metrics: Callable[[Mapping[str, Scalar]], Mapping[str, float]]) -> None:
         self.by_routing = defaultdict[Scalar, list[float]](list)  # of each trial, ascending
         self._estimated_metrics = estimated_metrics
 
     def add(self, record: TrialRecord) -> None:
-        """Add a trial that has ended. Failed ones and those of finals do not count."""
+        """Add an ended trial. Failed trials and trials of the finals do not count."""
         measured, estimated = record.metrics.get(RATE), self._estimated_metrics(record.params).get(RATE)
         if record.status is TrialStatus.COMPLETE and not record.remeasurement and measured and estimated:
             insort(self.by_routing[record.params.get(ROUTING)], estimated / measured)
@@ -102,7 +102,7 @@ class MeasuredFactors:
 def from_sweep(
     place: Place, before: Correction | None, factors: MeasuredFactors, ended_at_s: float
 ) -> Correction | None:
-    """Return the correction from a sweep's trials, whose estimates used another one; None if they are too few."""
+    """Return the correction from a sweep's trials, whose estimates used `before`; None if there are too few trials."""
     values = sorted(value for values in factors.by_routing.values() for value in values)
     if len(values) < FEWEST_ROWS:
         return None
@@ -113,7 +113,7 @@ def from_sweep(
 
 
 def read(folder: Path) -> list[Correction]:
-    """Return the corrections stored in a results directory. Raises UserInputError for a file that cannot be read."""
+    """Return the corrections stored in a results directory. Raises UserInputError if the file cannot be read."""
     return read_rows(folder, FILE, lambda fields: Correction(**{**fields, "place": Place(**fields["place"])}))
 
 

@@ -1,4 +1,4 @@
-"""The workload's cost model over a space: which points to try, in which order, and why the others are excluded."""
+"""Apply a workload's cost model to a space: which points to try, in which order, and why others are excluded."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from sweeper.preflight.corrections import Correction, corrected
 from workloads.api.contract import Candidate, Machine, Workload
 from workloads.api.errors import UserInputError
 
-MAX_CANDIDATES = 300_000  # points, or groups of points that one rule excludes
+MAX_CANDIDATES = 300_000  # counting each group of points that one rule excludes once
 
 
 @dataclass(frozen=True)
 class CostEstimates:
-    """All points of a space, the valid ones and the excluded ones, the most promising first."""
+    """The valid and the excluded points of a space, most promising first."""
 
     objective: str
     machine: Machine
     valid: list[Candidate]
     excluded: list[Candidate]
-    correction: Correction | None = None  # by what earlier sweeps have measured; the estimates contain it
+    correction: Correction | None = None  # from earlier sweeps; the estimates include it
 
     @cached_property
     def _metrics_by_point(self) -> dict[str, Mapping[str, float]]:
@@ -41,7 +41,7 @@ class CostEstimates:
 def estimate_space(
     resolved: ResolvedConfig, space: Space, machine: Machine, correction: Correction | None = None
 ) -> CostEstimates | None:
-    """Estimate every point of a space, None without a cost model. Raises UserInputError if no point is valid."""
+    """Estimate every point of a space; None without a cost model. Raises UserInputError if no point is valid."""
     workload, criteria = resolved.workload, resolved.criteria
     is_plan = bool(
         workload.estimates_plans and resolved.config.plan and math.isfinite(machine.cluster.device.memory_gb_s)
@@ -53,7 +53,7 @@ def estimate_space(
         most = f"more than {MAX_CANDIDATES:,} of its {space.size:,.0f} points"
         raise UserInputError(f"space: {most} have to be estimated; fix some")
     estimated = {name for candidate in candidates for name in candidate.estimate.metrics}
-    # With several objectives the first that has estimates orders the points.
+    # With several objectives, the first one that has estimates orders the points.
     goal = next((goal for goal in criteria.objectives if goal.metric in estimated), criteria.objectives[0])
 
     def rank(candidate: Candidate) -> tuple[bool, float]:
@@ -77,7 +77,7 @@ def estimate_space(
 
 
 def exceeds_memory(candidate: Candidate, machine: Machine) -> bool:
-    """Return whether a point fits only if its memory estimate is too high: such a point is tried last."""
+    """Return whether a point fits only if its memory estimate is too high. Such points are tried last."""
     return candidate.estimate.metrics.get("memory_gib", 0.0) > (machine.memory_gib or math.inf)
 
 
@@ -100,7 +100,7 @@ def _list_candidates(workload: Workload, space: Space, machine: Machine) -> Iter
 
 
 def _explain_none_valid(excluded: Sequence[Candidate]) -> str:
-    """Return why no point is valid: what the closest one lacks, else the rule that excludes the fewest points."""
+    """Return why no point is valid: how the closest one exceeds the memory, else the rules that exclude points."""
     estimates = [candidate.estimate for candidate in excluded]
     points = sum(candidate.count for candidate in excluded)
     if points == 1 and estimates[0].description:
@@ -123,26 +123,26 @@ def count_by_rule(excluded: Iterable[Candidate]) -> Counter[str]:
 
 @dataclass(frozen=True)
 class Projection:
-    by_devices: dict[int, float]  # the objective by the number of devices, ascending
-    batches: dict[int, int]  # sequences in a step, which grow with the devices
+    by_devices: dict[int, float]  # the objective by number of devices, ascending
+    batches: dict[int, int]  # sequences per step by number of devices, with which they grow
     gpus_per_node: int
-    assumptions: str  # in a sentence
+    assumptions: str  # as a sentence
 
     @property
     def shares_of_linear(self) -> list[float]:
-        """For each number of devices, the share of linear scaling from the smallest number."""
+        """The share of linear scaling from the smallest number of devices, for each number of devices."""
         (fewest, base), *_ = self.by_devices.items()
         return [value / (base / fewest * devices) for devices, value in self.by_devices.items()]
 
     def anchored(self, value: float) -> Projection:
-        """Return the projection that begins at a value measured on the fewest devices."""
+        """Return the projection scaled to start at a value measured on the smallest number of devices."""
         factor = value / next(iter(self.by_devices.values()))
         by_devices = {devices: factor * estimate for devices, estimate in self.by_devices.items()}
         return replace(self, by_devices=by_devices, assumptions=f"from the measured {value:,.4g}: {self.assumptions}")
 
 
 def nodes_step(world_size: int, gpus_per_node: int) -> int:
-    """Return the fewest nodes that copies of a trial fill; it can be projected to multiples of them."""
+    """Return the fewest nodes that copies of a trial fill. A trial can be projected to multiples of this number."""
     return math.lcm(world_size, gpus_per_node) // gpus_per_node
 
 
@@ -154,7 +154,7 @@ def project(
     nodes: Sequence[int],
     gpus_per_node: int,
 ) -> Projection | None:
-    """Estimate copies of a point on these numbers of nodes; None for a workload that cannot scale."""
+    """Estimate copies of a point on each of these numbers of nodes; None for a workload that cannot scale."""
     workload, machine = resolved.workload, estimates.machine
     if not workload.can_scale:
         return None

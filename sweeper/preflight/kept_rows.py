@@ -27,8 +27,7 @@ def read_rows(directory: Path, file: str, build: Callable[[Mapping[str, Any]], R
 
 
 def replace_rows(directory: Path, file: str, change: Callable[[], Iterable[Any]]) -> None:
-    """Store the rows that `change` returns. While it reads the present rows and until they are stored, no other sweep
-    can write."""
+    """Store the rows that `change` builds from the stored ones, while no other sweep writes."""
     folder = directory / FOLDER
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / f".{file}.lock").open("w") as lock:

@@ -1,1 +1,1 @@
-"""A sweep's results: its folder, its runs in MLflow, and what may be compared."""
+"""A sweep's results: its folder, its runs in MLflow, and which of them may be compared."""

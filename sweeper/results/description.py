@@ -25,13 +25,13 @@ FILE = "sweep.json"
 
 @dataclass(frozen=True)
 class SweepEnd:
-    is_over: bool  # the budget was used up and no finals were left
-    reason: str  # why the loop ended before the budget, such as failures for one reason; empty if it did not
-    winner: int | None  # number of the trial that won; None if no trial was complete
+    is_over: bool  # whether the budget was used up and no finals were left
+    reason: str  # why the sweep ended before its budget, such as repeated failures; empty if it did not
+    winner: int | None  # the number of the winning trial; None if no trial was complete
     value: float | None  # its objective
     low: float | None  # the bounds of its 95% interval; None if it has none
     high: float | None
-    rounds: int  # rounds of the finals that the value is the mean of; 0 for the value of a single trial
+    rounds: int  # the number of rounds of the finals that the value is the mean of; 0 for a single trial
     at_s: float
     # With several objectives, the numbers of the trials on their front; None if an earlier version ended the sweep.
     front: Sequence[int] | None = None
@@ -39,18 +39,18 @@ class SweepEnd:
 
 @dataclass(frozen=True)
 class SweepDescription:
-    """A sweep in plain values, secrets masked. Times are in seconds since 1970."""
+    """A sweep in plain values, with secrets masked. Times are in seconds since 1970."""
 
     name: str
-    study: str  # the id of its study, which its runs in MLflow have as a tag
+    study: str  # the id of its study, which is also a tag of its runs in MLflow
     arguments: Sequence[str]  # the command line that runs or resumes it
     python: str
     host: str
     config: Mapping[str, Any]
-    settings: Mapping[str, Any] | None  # those of the workload's section; None if it has none
-    constants: Mapping[str, Any]  # the parameters that every trial has
+    settings: Mapping[str, Any] | None  # the settings in the workload's section; None if it has none
+    constants: Mapping[str, Any]  # the parameters with the same value in every trial
     space: Mapping[str, Any]  # the parameters as text
-    hardware: str  # its name in the catalogue
+    hardware: str  # its name in the catalog
     device: str  # the device's own name
     gpus: int  # ranks of a trial
     ranks_per_node: int
@@ -58,11 +58,11 @@ class SweepDescription:
     tracking_uri: str
     software: Mapping[str, str]  # versions of the driver's packages by name
     git: Mapping[str, Any]  # commit of the checkout that ran
-    # Trials of its budget, at most those of its space; None without a limit, or of an earlier version.
+    # The trials in its budget, at most those in its space; None without a limit, or from an earlier version.
     budget_trials: int | None = None
-    cpus: int | None = None  # the cores of its machine that it uses, where those are not all or are chosen
-    started_at_s: float = field(default_factory=time.time)  # of its last run
-    end: SweepEnd | None = None  # how that ended; None while it runs, and after it was killed
+    cpus: int | None = None  # how many cores of its machine it uses; None if it uses all by default
+    started_at_s: float = field(default_factory=time.time)  # the start of its last run
+    end: SweepEnd | None = None  # how the last run ended; None while it runs, or if it was killed
 
     @property
     def workload(self) -> str:
@@ -95,14 +95,14 @@ class SweepDescription:
         )
 
     def write(self, folder: Path) -> None:
-        """Write the file atomically: other processes read it at any time."""
+        """Write the file atomically, since other processes may read it at any time."""
         write_whole(folder / FILE, json.dumps(asdict(self), indent=1, default=str))
 
 
 def describe_sweep(
     plan: SweepPlan, *, study: str, arguments: Sequence[str], provenance: Mapping[str, Any], uri: str
 ) -> SweepDescription:
-    """Return the description of a sweep that starts, by the command line `arguments`, with its store's `uri`."""
+    """Return the description of a sweep that is starting. `arguments` is its command line, and `uri` its store."""
     gpus, node = plan.resources.gpus, plan.target.nodes[0]
     return SweepDescription(
         name=plan.name,
@@ -128,7 +128,7 @@ def describe_sweep(
 
 
 def read_description(folder: Path) -> SweepDescription | None:
-    """Return a sweep's description, None without one. Raises UserInputError if the file is damaged."""
+    """Return a sweep's description, or None if it has none. Raises UserInputError if the file is damaged."""
     try:
         fields = json.loads((folder / FILE).read_text())
         end = fields.pop("end")

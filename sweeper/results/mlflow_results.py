@@ -1,8 +1,8 @@
 """Read sweeps from an MLflow store as tables: one row per sweep, one row per trial.
 
-Runs are read through MLflow's client, or from a SQLite file's tables without it: MLflow takes 3 s of a core to import
-and to open a SQLite file, twice what the rest of a small report takes. The tables of runs, parameters, metrics and tags
-have kept their columns since MLflow 1.30; where they differ, the client reads.
+Runs are read through MLflow's client, or directly from the tables of a SQLite file. MLflow needs 3 s of CPU time to be
+imported and to open a SQLite file, twice as long as the rest of a small report. The columns of the tables of runs,
+parameters, metrics and tags have not changed since MLflow 1.30; if they differ, the client is used.
 """
 
 from __future__ import annotations
@@ -46,27 +46,27 @@ def _explained_errors(uri: str) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class ClientReader:
-    """Reads an MLflow store at `uri` through its client. Methods raise `UserInputError` if MLflow cannot."""
+    """Reads the MLflow store at `uri` through its client. Methods raise `UserInputError` if MLflow fails."""
 
     client: Any
     uri: str = ""
 
     def read_experiments(self) -> dict[str, str]:
-        """Return the ids of the experiments by name."""
+        """Return the ids of the experiments, by name."""
         with _explained_errors(self.uri):
             return {stored.name: stored.experiment_id for stored in self.client.search_experiments()}
 
     def read_runs(self, experiment_ids: Sequence[str], tags: Mapping[str, str]) -> list[Any]:
-        """Return the runs of these experiments that have all of these tags, the latest first."""
+        """Return the runs of these experiments that have all of these tags, latest first."""
         with _explained_errors(self.uri):
             return list(mlflow_store.search_runs(self.client, experiment_ids, tags))
 
 
 @dataclass(frozen=True)
 class SqliteReader:
-    """Reads the same from the tables of a SQLite file. A run has the attributes of MLflow's that are used.
+    """Reads the same data from the tables of a SQLite file. Runs have those attributes of MLflow's runs that are used.
 
-    Every method raises `sqlite3.Error` if the file is not MLflow's, or is of a version with other tables.
+    Every method raises `sqlite3.Error` if the file is not MLflow's or has the tables of another version.
     """
 
     path: Path
@@ -101,13 +101,13 @@ class SqliteReader:
 
 
 def open_reader(uri: str) -> ClientReader | SqliteReader:
-    """Return a reader of the store. Raises UserInputError if it is no store that MLflow can open."""
+    """Return a reader of the store. Raises UserInputError if MLflow cannot open the store."""
     if path := mlflow_store.sqlite_path(uri):
         reader = SqliteReader(path)
         try:
             reader.read_runs(list(reader.read_experiments().values())[:1], {})
             return reader
-        except sqlite3.OperationalError:  # an interrupted write, which MLflow mends
+        except sqlite3.OperationalError:  # an interrupted write, which MLflow repairs
             if reason := mlflow_store.find_damage(path):
                 raise UserInputError(f"tracking.uri={uri}: {reason}") from None
         except sqlite3.DatabaseError as error:
@@ -120,17 +120,17 @@ def open_reader(uri: str) -> ClientReader | SqliteReader:
 
 @dataclass(frozen=True)
 class Stored:
-    """Sweeps, trials, and apart from them the imported results of other tools.
+    """Sweeps, trials and, in a separate table, the imported results of other tools.
 
-    Every table has plain columns for what each run has (`run`, `run_id`, `parent`, `status`, `start`, `end`), and
+    Every table has plain columns for the fields of every run (`run`, `run_id`, `parent`, `status`, `start`, `end`), and
     `param.…`, `metric.…` and `tag.…` for the rest. A trial also has its sweep's constants as `param.…` and the result
-    of its sweep's finals as `final.…`. `is_beyond_limit` is true of a trial that a limit of its sweep excludes.
+    of its sweep's finals as `final.…`. `is_beyond_limit` is true for a trial that a limit of its sweep excludes.
     """
 
     sweeps: pd.DataFrame
     trials: pd.DataFrame
     imported: pd.DataFrame = field(default_factory=pd.DataFrame)
-    # the sweeps of which a budget has cut trials off, by the ids of their studies
+    # the ids of the studies of sweeps from which a budget has removed trials
     cut_studies: frozenset[str] = frozenset()
 
     @cached_property
@@ -138,11 +138,11 @@ class Stored:
         return find_best_results(self.trials)
 
     def cut_to_budget(self, gpu_hours: float) -> Stored:
-        """Return the store with the trials of each sweep within the first `gpu_hours` that it used.
+        """Return the store with only those trials of each sweep that ended within its first `gpu_hours`.
 
-        GPU-hours are those of `budget.gpu_hours`: the GPUs of the search's trials times their hours, in the order in
-        which the trials ended. The finals measured the best of all trials, and are left out where any trial is; the
-        front of several objectives is then that of the trials that are left.
+        GPU-hours are counted as in `budget.gpu_hours`: the GPUs of the search's trials times their hours, in the order
+        in which the trials ended. If any trial of a sweep is left out, so are its finals, since they measured the best
+        of all trials. The front of several objectives is then the front of the remaining trials.
         """
         trials = self.trials
         if not len(trials):
@@ -184,8 +184,8 @@ def read(uri: str, experiment: str | None = None, sweep: str | None = None) -> S
 
 
 def of_study(client: MlflowClient, experiment_id: str, study_id: str) -> Stored:
-    """Read one sweep by the id of its study: names of sweeps are not unique."""
-    # MLflow's client takes 1.2 ms to read a run of a SQLite file: two minutes for 100,000 trials, and 15 s without it.
+    """Read one sweep by the id of its study, since sweep names are not unique."""
+    # MLflow's client takes 1.2 ms to read a run from a SQLite file: two minutes for 100,000 trials instead of 15 s.
     reader, study = open_reader(client.tracking_uri), {STUDY: study_id}
     kinds = (mlflow_store.SWEEP_KIND, mlflow_store.TRIAL_KIND)
     return _build_tables(*(reader.read_runs([experiment_id], {KIND: kind, **study}) for kind in kinds))
@@ -210,12 +210,12 @@ def _build_tables(parents: Sequence[Any], trials: Sequence[Any], imported: Seque
     rows = []
     for run in trials:
         metrics, tags, study_id = run.data.metrics, run.data.tags, run.data.tags[STUDY]
-        # Finalists are compared by all of their rounds: the best single round would win by chance.
+        # Finalists are compared by all of their rounds, since the best single round would win by chance.
         if study_id not in shared or any(tag in tags for tag in mlflow_store.LEFT_OUT):
             continue
-        # By its own measurement, or by the median of its rounds in the finals.
+        # A trial exceeds a limit by its own measurement, or by the median of its rounds in the finals.
         is_beyond = mlflow_store.EXCEEDED in tags or any(limit.excess(metrics) > 0 for limit in limits[study_id])
-        # Finals with several objectives have no winner: a trial has the result of its speed there.
+        # Finals with several objectives have no winner, so each trial gets its own speed in the finals.
         speed = next((name for name in SPEED_UNITS if f"final_{name}" in metrics), None)
         in_finals = _finals_columns(metrics, speed, tags.get("sweeper.trial"), front_rounds[study_id])
         rows.append({**shared[study_id], **in_finals, **_columns(run), "is_beyond_limit": is_beyond})

@@ -1,14 +1,14 @@
-"""Whether new runs are slower than earlier ones, and how many more runs a verdict needs.
+"""Decide whether new runs are slower than earlier ones, and how many more runs a verdict needs.
 
-A run is a whole sweep: separate processes at a separate time. The model is that of random effects: the logarithm
-of a run's value is the level of its group (the earlier runs, the new ones), plus the run's deviation from it, plus the
-error that the run's own interval shows. The deviations of both groups have one standard deviation, the spread between
-runs. While the groups have fewer than MEASURED_FROM degrees of freedom (runs, less one a group) it is assumed,
-unless the runs contradict that. From then on it is measured, and the limits are Student's.
+A run is a whole sweep, with its own processes at its own time. This is a random-effects model: the logarithm of a run's
+value is the level of its group (earlier or new runs), plus the run's deviation from that level, plus the error that the
+run's own interval shows. The deviations in both groups have the same standard deviation, called the spread between
+runs. With fewer than MEASURED_FROM degrees of freedom (the number of runs, less one per group) the spread is assumed,
+unless the runs contradict the assumption. With more it is measured, and the limits are Student's.
 
 A verdict may be computed after every run. A single comparison of equal runs calls them slower in FALSE_ALARM of cases.
 Successive looks share their runs, so all of them together stay at 1% or less. `benchmarks/track.py` measures this, and
-how often a loss is found with as many runs as are requested.
+how often a loss is found with the requested number of runs.
 """
 
 import math
@@ -22,14 +22,14 @@ import numpy as np
 from sweeper.metrics.intervals import Interval, Z, student_quantile
 from workloads.api.errors import UserInputError
 
-FALSE_ALARM = 0.0005  # of one look
-LAST_MISS = 0.05  # of a look with as many runs as were planned
-EARLY_MISS = 0.01  # of one with fewer
+FALSE_ALARM = 0.0005  # for one look
+LAST_MISS = 0.05  # for a look at as many runs as were planned
+EARLY_MISS = 0.01  # for a look at fewer runs
 DETECTED_OVER_THRESHOLD = 1.5
-# With 10 degrees of freedom the estimate is within 23% in two of three cases; Student's limit is 4.6 instead of 3.3.
+# With 10 degrees of freedom, two of three estimates are within 23%, and Student's limit is 4.6 instead of 3.3.
 MEASURED_FROM = 10
 CONTRADICTED_AT = 0.01  # the probability at which a spread contradicts the assumed one
-MOST_NEW_RUNS = 20  # of which alone it asks; with more, additional earlier runs save some
+MOST_NEW_RUNS = 20  # requested without more earlier runs; beyond this, additional earlier runs reduce the total
 MOST_RUNS = 500
 
 
@@ -45,7 +45,7 @@ EXIT_CODES = {Verdict.FASTER: 0, Verdict.NOT_SLOWER: 0, Verdict.SLOWER: 1, Verdi
 
 @dataclass(frozen=True)
 class Run:
-    """One run: the logarithm of its value, and the variance of that by the run's own interval, NaN without one."""
+    """One run: the logarithm of its value, and the logarithm's variance from the run's interval (NaN without one)."""
 
     logarithm: float
     variance: float = math.nan
@@ -53,10 +53,10 @@ class Run:
 
 @dataclass(frozen=True)
 class Gate:
-    """When runs count as slower."""
+    """The settings that decide when runs count as slower."""
 
     threshold: float = 0.02  # the fraction of the speed that may be lost
-    # The standard deviation of equal runs, as a fraction, while they are too few to measure it.
+    # The assumed standard deviation between equal runs, as a fraction, if there are too few runs to measure it.
     between_runs: float = 0.02
 
     def __post_init__(self) -> None:
@@ -77,18 +77,18 @@ class Gate:
 
 @dataclass(frozen=True)
 class Spread:
-    """The standard deviation between runs, of the logarithms."""
+    """The standard deviation between runs, in logarithms of their values."""
 
     value: float
-    errors: Sequence[float]  # the mean variance of the runs' own errors, of the earlier ones and of the new ones
-    degrees_of_freedom: float = math.inf  # of its measurement; infinite where it is assumed
+    errors: Sequence[float]  # the mean variance of the runs' own errors, for the earlier runs and for the new ones
+    degrees_of_freedom: float = math.inf  # of the measured spread; infinite if it is assumed
 
     @property
     def is_assumed(self) -> bool:
         return math.isinf(self.degrees_of_freedom)
 
     def error_of_difference(self, earlier: int, new: int) -> float:
-        """Return the standard error of the difference between the levels of this many runs."""
+        """Return the standard error of the difference between the two levels, with this many runs of each."""
         runs = zip(self.errors, (earlier, new), strict=True)
         return math.sqrt(sum((self.value**2 + error) / count for error, count in runs))
 
@@ -96,7 +96,7 @@ class Spread:
         return student_quantile(1 - tail, self.degrees_of_freedom)
 
     def decides(self, earlier: int, new: int, gate: Gate) -> bool:
-        """Return whether this many runs give a verdict, whatever their values are."""
+        """Return whether this many runs are enough for a verdict, whatever their values are."""
         error = self.error_of_difference(earlier, new)
         finds = error * self.quantile(FALSE_ALARM) <= gate.tolerated
         return finds and error * self.quantile(LAST_MISS) <= gate.detected - gate.tolerated
@@ -105,24 +105,24 @@ class Spread:
 @dataclass(frozen=True)
 class Comparison:
     verdict: Verdict
-    ratio: Interval  # of the new level to the earlier one, with the 95% interval that includes the spread between runs
+    ratio: Interval  # of the new to the earlier level, with a 95% interval that includes the spread between runs
     spread: Spread
-    more_new: int = 0  # how many more runs a verdict needs; 0 with a verdict
+    more_new: int = 0  # how many more new runs a verdict needs; 0 with a verdict
     more_earlier: int = 0
 
 
 def _chi_squared_limit(degrees_of_freedom: int) -> float:
-    """Return the sum of squares, in variances, that runs of the assumed spread rarely exceed."""
+    """Return the sum of squares, in units of the variance, that runs with the assumed spread rarely exceed."""
     from scipy.special import chdtri  # takes 0.2 s to import
 
     return float(chdtri(degrees_of_freedom, CONTRADICTED_AT))
 
 
 def run_of_interval(value: float, low: float, high: float, *, less_is_better: bool = False) -> Run:
-    """Return the run of a value with its 95% interval, NaN without one.
+    """Return a run from a value and its 95% interval (NaN without one).
 
-    The interval is treated as a normal one. Student's of a few rounds is wider, which errs on the safe side. A value
-    that is not positive has no logarithm: its run decides nothing.
+    The interval is treated as that of a normal distribution. Student's interval of a few rounds is wider, which errs on
+    the safe side. A value that is not positive has no logarithm, so its run decides nothing.
     """
     if not value > 0:
         return Run(math.nan)
@@ -143,7 +143,7 @@ def compare_runs(earlier: Sequence[Run], new: Sequence[Run], gate: Gate) -> Comp
     error = spread.error_of_difference(*counts)
     half_width = spread.quantile(0.025) * error
     ratio = Interval(*(math.exp(change + x) for x in (0, -half_width, half_width)))
-    # An unknown error decides nothing: no comparison with NaN holds.
+    # An unknown error decides nothing, since every comparison with NaN is false.
     if abs(change) > gate.tolerated and abs(change) > error * spread.quantile(FALSE_ALARM):
         return Comparison(Verdict.SLOWER if change < 0 else Verdict.FASTER, ratio, spread)
     miss = LAST_MISS if spread.decides(*counts, gate) else EARLY_MISS
@@ -154,7 +154,7 @@ def compare_runs(earlier: Sequence[Run], new: Sequence[Run], gate: Gate) -> Comp
 
 
 def find_worst(comparisons: Sequence[Comparison]) -> Comparison | None:
-    """Return the comparison that decides for several: a slower one, else an inconclusive one; None without any."""
+    """Return the comparison that decides for all: a slower one, else an inconclusive one; None if there are none."""
     order = (Verdict.SLOWER, Verdict.INCONCLUSIVE, Verdict.NOT_SLOWER, Verdict.FASTER)
     return min(comparisons, key=lambda c: (order.index(c.verdict), -c.more_new - c.more_earlier), default=None)
 
@@ -162,8 +162,8 @@ def find_worst(comparisons: Sequence[Comparison]) -> Comparison | None:
 def _estimate_spread(
     counts: tuple[int, int], errors: Sequence[float], known_errors: Sequence[float], squares: float, assumed: float
 ) -> Spread:
-    """Return the spread between runs: measured from enough runs or from some that contradict the assumed one. `squares`
-    is the sum of the squared distances of the logarithms from the means of their groups."""
+    """Return the spread between runs. It is measured if there are enough runs or if they contradict the assumed one.
+    `squares` is the sum of the squared distances of the logarithms from the means of their groups."""
     freedom = sum(counts) - 2
     total = assumed**2 + max(known_errors)
     if freedom < MEASURED_FROM and (not freedom or squares <= total * _chi_squared_limit(freedom)):
@@ -173,9 +173,9 @@ def _estimate_spread(
 
 
 def _count_more_runs(counts: tuple[int, int], spread: Spread, gate: Gate) -> tuple[int, int]:
-    """Return how many more earlier and new runs to make before the next look. They are as many as a verdict needs by
-    the present spread, but no more than it takes to measure the spread while it is assumed. New runs alone are
-    preferred, since the earlier versions are seldom still installed."""
+    """Return how many more earlier and new runs to make before the next look: as many as a verdict needs with the
+    present spread, but while the spread is assumed at most as many as it takes to measure it. New runs alone are
+    preferred, since the earlier versions are rarely still installed."""
     earlier, new = counts
     alone = ((0, more) for more in range(1, MOST_NEW_RUNS + 1))
     of_both = ((max(count - earlier, 0), max(count - new, 0)) for count in range(min(counts) + 1, MOST_RUNS))

@@ -1,4 +1,4 @@
-"""The sweeps of a results directory, read from their folders while their drivers may be writing to them."""
+"""The sweeps in a results directory, read from their folders while their drivers may be writing to them."""
 
 import fcntl
 import json
@@ -28,7 +28,7 @@ State = Literal["running", "interrupted", "finished"]
 
 @dataclass(frozen=True)
 class Winner:
-    """The best trial of a sweep so far: its leading objective, NaN without an interval, and the others by metric."""
+    """The best trial of a sweep so far: its leading objective (NaN without an interval), and the others by metric."""
 
     trial: int
     value: float
@@ -39,14 +39,14 @@ class Winner:
 
 
 class JournalTail:
-    """Reads a journal from its start, and later what was appended since. It never writes."""
+    """Reads a journal from its start, and on later calls the lines appended since. It never writes."""
 
     def __init__(self, path: Path) -> None:
         self._path, self._position = path, 0
-        self.created = 0  # trials so far
+        self.created = 0  # the number of trials so far
 
     def read(self) -> list[TrialRecord]:
-        """Return the trials that have ended since the last call. Raises UserInputError for a damaged line."""
+        """Return the trials that have ended since the last call. Raises UserInputError if a line is damaged."""
         if not self._path.exists():
             return []
         with self._path.open("rb") as file:
@@ -58,7 +58,7 @@ class JournalTail:
         for line in text[:end].splitlines():
             try:
                 entry = json.loads(line)
-                self.created += "distributions" in entry  # what the journal writes of a new trial
+                self.created += "distributions" in entry  # the journal writes it for each new trial
                 fields = entry.get("user_attr", {}).get(RECORD)
             except (ValueError, TypeError, AttributeError) as error:
                 raise UserInputError(f"{self._path}: is damaged: {line[:40]!r} is not a journal entry") from error
@@ -77,12 +77,12 @@ class StoredSweep:
 
     @cached_property
     def description(self) -> SweepDescription | None:
-        """The sweep's description; None if version 0.1, or a development version of 0.2, ran it."""
+        """The sweep's description; None if it was run by version 0.1 or a development version of 0.2."""
         return read_description(self.folder)
 
     @property
     def is_running(self) -> bool:
-        """Return whether a driver, or the recording process that it has left, holds the sweep's lock."""
+        """Whether a driver, or the recording process that it left, holds the sweep's lock."""
         try:
             with (self.folder / "lock").open() as lock:
                 fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -99,7 +99,7 @@ class StoredSweep:
 
     @property
     def driver(self) -> str:
-        """The process id that holds the lock; empty if none does."""
+        """The id of the process that holds the lock; empty if there is none."""
         return (self.folder / "lock").read_text().strip() if self.is_running else ""
 
     @cached_property
@@ -108,7 +108,7 @@ class StoredSweep:
 
     @property
     def current_records(self) -> list[TrialRecord]:
-        """The records that count: one of a trial and its retry."""
+        """The records that count: only one of a trial and its retry."""
         superseded = {record.superseded for record in self.records.values()}
         return [record for record in self.records.values() if record.number not in superseded]
 
@@ -128,12 +128,12 @@ class StoredSweep:
 
     @property
     def size_bytes(self) -> int:
-        """The bytes of its files on disk. MLflow's store, which sweeps share, is not among them."""
+        """The size of its files on disk, without MLflow's store, which sweeps share."""
         return sum(path.lstat().st_size for path in self.folder.rglob("*") if path.is_file())
 
     @property
     def winner(self) -> Winner | None:
-        """The winner, or the best trial so far of a sweep that did not shut down gracefully."""
+        """The winner, or the best trial so far if the sweep did not shut down gracefully."""
         if self.description is None:
             return None
         end, criteria = self.description.end, self.description.criteria
@@ -149,7 +149,7 @@ class StoredSweep:
 
     @cached_property
     def front(self) -> Front | None:
-        """The front of several objectives so far; None with one, or without a ranked trial."""
+        """The front of several objectives so far; None if there is only one objective or no ranked trial."""
         description = self.description
         if description is None or not description.criteria.has_front:
             return None
@@ -158,7 +158,7 @@ class StoredSweep:
 
     @property
     def front_size(self) -> int:
-        """How many trials are on the front; 0 with one objective. The trials of an ended sweep are not read for it."""
+        """The number of trials on the front; 0 for one objective. For an ended sweep, no trials are read."""
         end = self.description.end if self.description else None
         if end is not None and end.front is not None:
             return len(end.front)
@@ -173,14 +173,14 @@ class StoredSweep:
 
 
 def measured_value(record: TrialRecord, criteria: Criteria) -> Winner:
-    """Return the objectives of a single trial, the leading one with its interval."""
+    """Return the objectives of a single trial, with the interval of the leading one."""
     first, *others = criteria.metrics
     values = {name: record.metrics[name] for name in others}
     return Winner(record.number, *measured_interval(record, first).bounds, others=values)
 
 
 def front_value(front: Front, record: TrialRecord, criteria: Criteria) -> Winner:
-    """Return the objectives of a trial: of a point that was measured again the means of its rounds."""
+    """Return the objectives of a trial on the front; for a remeasured point they are the means of its rounds."""
     for point in front.certified:
         if point.trial.number == record.number:
             first, *others = point.values.items()
@@ -190,8 +190,8 @@ def front_value(front: Front, record: TrialRecord, criteria: Criteria) -> Winner
 
 
 def find_sweeps(directory: Path) -> list[StoredSweep]:
-    """Return the sweeps of a results directory, the last one first."""
-    root = directory / "sweeps"  # Hydra keeps its own below one that begins with a dot
+    """Return the sweeps in a results directory, the last one first."""
+    root = directory / "sweeps"  # Hydra's own sweeps are in a folder that begins with a dot
     try:
         folders = [path for path in root.iterdir() if path.is_dir()] if root.is_dir() else []
     except PermissionError as error:
@@ -204,7 +204,7 @@ def find_sweeps(directory: Path) -> list[StoredSweep]:
 
 
 def find_sweep(directory: Path, name: str | None = None, *, option: str = "") -> StoredSweep:
-    """Return the sweep of this name, or the last one. Raises UserInputError, whose message begins with `option`."""
+    """Return the sweep with this name, or the last one. Raises UserInputError; its message begins with `option`."""
     sweeps = find_sweeps(directory)
     if not sweeps:
         raise UserInputError(f"dir={directory}: there is no sweep; `python -m sweeper` runs one")
@@ -217,9 +217,9 @@ def find_sweep(directory: Path, name: str | None = None, *, option: str = "") ->
 
 
 def read_warm_start(config: Config) -> WarmStart | None:
-    """Return the better half of the other sweep's trials, at least as many as are used; None if none is named.
+    """Return the better half of another sweep's trials, at least as many as are used, or None if no sweep is named.
 
-    Raises UserInputError if there is no such sweep, or no trial of it is complete.
+    Raises UserInputError if there is no such sweep, or if none of its trials is complete.
     """
     name = config.search.warm_start
     if name is None:

@@ -306,10 +306,9 @@ class Study:
         return {*self._journal.study.user_attrs.get(AGAIN, [])}
 
     def try_again(self, record: TrialRecord, changes: Sequence[str] = ()) -> bool:
-        """Queue the point of a trial, or its round of the finals; the next trial there replaces this one.
+        """Queue a trial's point, or its round of the finals, for a trial that replaces it.
 
-        Returns False if the space no longer has the point.
-        """
+        Returns False if the space no longer has the point."""
         key = record.remeasurement or point_key(record.params)
         if isinstance(key, str):
             if self._allowed_keys is not None and key not in self._allowed_keys:

@@ -23,10 +23,9 @@ class ChildRuns:
         self._doubted: set[int] = set()  # trials that may have a run that was not read
 
     def list_all(self, on_page: Callable[[int], None]) -> None:
-        """Read all runs. `on_page` is called with the number of runs so far after each page.
+        """Read all runs, and delete one of two runs of a trial, but not a complete one.
 
-        If a trial has two runs, one of them is deleted; a complete one is kept.
-        """
+        `on_page` is called with the number of runs so far after each page."""
         self._runs, self._expected = {}, 0
         for count, run in enumerate(self._search(self._tags), start=1):
             self._add(run)

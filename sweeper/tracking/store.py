@@ -129,10 +129,7 @@ class Store:
         self._log(self._child_id(number, name, at_s), int(at_s * 1e3), points, step=step)
 
     def write_front(self, numbers: Sequence[int]) -> None:
-        """Mark only the runs of these trials as the front of several objectives.
-
-        They get a tag, and a metric that MLflow's list can sort and filter by.
-        """
+        """Mark only these trials as the front, by a tag and by a metric that MLflow's list can sort and filter by."""
         now_ms = int(time.time() * 1e3)
         tagged = self.children.find_with_tag(mlflow_store.FRONT, "yes")
         for number, run in tagged.items():
