@@ -1,1 +1,1 @@
-"""`python -m sweeper plan`: the fastest layouts of a training on a cluster, estimated without one."""
+"""`python -m sweeper plan`: estimate the fastest layouts of a training run without a cluster."""

@@ -19,8 +19,8 @@ from workloads.layouts.rules import COMMON_RULES, find_violation
 from workloads.layouts.trainers import find_trainer
 from workloads.models.flops import model_flops_per_token
 
-KEPT = 20  # layouts of a search
-SHOWN = 8  # of them in the table
+KEPT = 20  # layouts that a search keeps
+SHOWN = 8  # layouts in the table
 MAX_GPUS = 65_536
 SCALES = tuple(2**power for power in range(13))  # numbers of GPUs in the picture of scaling
 
@@ -29,15 +29,15 @@ SCALES = tuple(2**power for power in range(13))  # numbers of GPUs in the pictur
 class Answer:
     """The planner's answer to a request."""
 
-    model: str  # its name, or the path of its file
+    model: str  # the model's name, or the path of its file
     problem: Problem
     result: SearchResult  # the layouts, the fastest first
-    faster: Candidate | None  # the fastest layout of all, where fields of the layout were given and it is another one
-    comparison: Comparison | None  # why the given layout is slower than that one
-    alternatives: dict[str, Candidate]  # by what is doubled, the fastest layout and its estimate then
+    faster: Candidate | None  # the fastest layout of all, if the given fields of the layout exclude it
+    comparison: Comparison | None  # why the given layout is slower than the fastest
+    alternatives: dict[str, Candidate]  # the fastest layout with its estimate, by the quantity that is doubled
     training: TrainingRun  # a whole training with the fastest layout
-    price: str  # of a GPU-hour, and whether it is assumed; empty if none is known
-    rates: dict[int, float]  # tokens of a day by number of GPUs, of those tried for `tokens_per_day` or `days`
+    price: str  # the price of a GPU-hour, and whether it is assumed; empty if no price is known
+    rates: dict[int, float]  # tokens per day by number of GPUs, for the numbers tried for `tokens_per_day` or `days`
 
     @property
     def best(self) -> Candidate:
@@ -45,24 +45,24 @@ class Answer:
 
     @property
     def error_share(self) -> float:
-        """Half the width of the band of rates, as a share of them."""
+        """Half the width of the band of rates, as a fraction of the rate."""
         return find_band(self.problem.job, self.problem.cluster).error_share
 
 
 def answer(request: PlanRequest) -> Answer:
-    """Search the layouts of a request. Raises UserInputError if it is invalid, or no layout is valid or fits."""
+    """Search for the fastest layouts of a request. Raises UserInputError if it is invalid, or if no layout fits."""
     problem, rates = find_problem(request)
     result = search(problem)
     estimate, faster, comparison = result.best[0].estimate, None, None
     training = plan_training(request, estimate, find_band(problem.job, problem.cluster).error_share)
-    if problem.given:  # is another layout faster, which the given fields exclude?
+    if problem.given:  # the given fields may exclude a faster layout
         fixed = find_trainer(problem.job.trainer).fixed_degrees()
         free = search(replace(problem, fixed=fixed, given={}), keep=1).best[0]
         if free.estimate.step.total_s < 0.999 * estimate.step.total_s:
             faster, comparison = free, compare(estimate, free.estimate)
     doubled = {}
     for name, (job, cluster) in alternatives(problem.job, problem.cluster).items():
-        if cluster.device != problem.cluster.device:  # layouts fit that did not
+        if cluster.device != problem.cluster.device:  # more layouts may fit than before
             doubled[name] = search(replace(problem, cluster=cluster), keep=1).best[0]
             continue
         layouts = (replace(item.layout, global_batch=job.layout.global_batch) for item in result.best)
@@ -73,7 +73,7 @@ def answer(request: PlanRequest) -> Answer:
 
 
 def plan_training(request: PlanRequest, estimate: JobEstimate, error_share: float) -> TrainingRun:
-    """Return what a training on `train_tokens` takes. Raises UserInputError if it costs more than `max_cost`."""
+    """Return the time and cost of training on `train_tokens`. Raises UserInputError if it exceeds `max_cost`."""
     tokens, (price, _) = request.train_tokens, request.price
     training = training_run(estimate, tokens, request.reliability, price)
     if request.max_cost is None:
@@ -91,7 +91,7 @@ def plan_training(request: PlanRequest, estimate: JobEstimate, error_share: floa
 
 
 def find_problem(request: PlanRequest) -> tuple[Problem, dict[int, float]]:
-    """Return the problem on the fewest GPUs that reach its rate, and the rates tried. Raises UserInputError."""
+    """Return the problem on the fewest GPUs that reach the requested rate, and the rates of all numbers tried."""
     problem = build_problem(request)
     if request.daily_tokens is None:
         return problem, {}
@@ -100,17 +100,17 @@ def find_problem(request: PlanRequest) -> tuple[Problem, dict[int, float]]:
 
 
 class NothingFits(UserInputError):
-    """Layouts are valid, and none fits into memory."""
+    """Some layouts are valid, but none fits into memory."""
 
 
 def search(problem: Problem, keep: int = KEPT) -> SearchResult:
-    """Return the fastest layouts that fit. Raises UserInputError if none is valid, NothingFits if none of them fits."""
+    """Return the fastest layouts that fit. Raises UserInputError if no layout is valid, NothingFits if none fits."""
     tried = find_trainer(problem.job.trainer).search
     result = find_layouts(problem.job, problem.cluster, tried, problem.fixed, keep)
     if result.best:
         return replace(result, best=tuple(_correct(candidate, problem) for candidate in result.best))
     if result.smallest is None:
-        # The rule that the given fields break, as far as one layout shows it.
+        # Find the rule that the given fields break, if one layout with them shows it.
         layout = replace(problem.job.layout, **problem.fixed)
         job, cluster = replace(problem.job, layout=layout), replace(problem.cluster, gpus=layout.gpus)
         if violation := find_violation(job, cluster):
@@ -134,10 +134,10 @@ def _correct(candidate: Candidate, problem: Problem) -> Candidate:
 
 
 def _find_gpus(problem: Problem, request: PlanRequest) -> dict[int, float]:
-    """Return the tokens of a day by number of GPUs, up to the smallest number found that reaches the request's rate.
-    Numbers are whole domains: first in steps of a half at most, then halving the interval to a domain or 1/31. Those
-    that do not divide the batch are left out, and those that do not reach it at their peak: with a given batch they
-    come last. Failures count in `days`. Raises UserInputError if no number up to `MAX_GPUS` reaches it."""
+    """Return tokens per day by number of GPUs, up to the smallest number found that reaches the requested rate.
+    Only whole domains are tried: first in steps of at most a half, then bisecting to within a domain or 1/31. Numbers
+    that do not divide the batch are skipped. Numbers too few even at peak are skipped too, or tried last if the batch
+    is given. `days` accounts for failures. Raises UserInputError if no number up to `MAX_GPUS` reaches the rate."""
     tokens_per_day, at_least = request.daily_tokens or 0.0, request.gpus or 1
     reliability = Reliability(0.0) if request.days is None else request.reliability
     key = f"tokens_per_day={tokens_per_day:g}" if request.days is None else f"days={request.days:g}"
@@ -146,7 +146,7 @@ def _find_gpus(problem: Problem, request: PlanRequest) -> dict[int, float]:
     too_few = flops_per_s / (1e12 * peaks.get(PRECISIONS[job.precision].dtype, math.inf))
     domain, rates, reason = problem.cluster.topology.gpus_per_domain, dict[int, float](), ""
 
-    @cache  # each is a search
+    @cache  # each call is a search
     def reaches(gpus: int) -> bool:
         nonlocal reason
         try:
@@ -164,7 +164,7 @@ def _find_gpus(problem: Problem, request: PlanRequest) -> dict[int, float]:
     if sizes[-1] < too_few:
         raise UserInputError(f"{key}: takes {too_few:,.0f} GPUs at their peak, and at most {sizes[-1]:,} are planned")
     enough = sorted((n for n in sizes if n >= too_few or problem.batch), key=lambda n: (n < too_few, n))
-    if 3 * too_few > sizes[-1] and not problem.batch:  # a likely refusal: the most GPUs that can be planned decide
+    if 3 * too_few > sizes[-1] and not problem.batch:  # a likely refusal: try the most GPUs first
         most = next((size for size in reversed(enough) if reaches(size) or size in rates), 0)
         enough = [size for size in enough if size <= most] if rates.get(most, 0.0) >= tokens_per_day else []
     if high := next(filter(reaches, enough), 0):
@@ -183,7 +183,7 @@ def _find_gpus(problem: Problem, request: PlanRequest) -> dict[int, float]:
 
 
 def scale(problem: Problem) -> dict[int, Candidate]:
-    """Return the fastest layout by number of GPUs, from 1 to 4,096, of those that the model fits into."""
+    """Return the fastest layout for each number of GPUs from 1 to 4,096 that the model fits on."""
     free = {name: value for name, value in problem.fixed.items() if name not in ("dp_replicate", "dp_shard")}
     candidates = {}
     for gpus in SCALES:
@@ -193,5 +193,5 @@ def scale(problem: Problem) -> dict[int, Candidate]:
 
 
 def tokens_of_a_day(estimate: JobEstimate) -> float:
-    """Return the tokens that all GPUs train on in a day without failures."""
+    """Return the tokens per day that all GPUs together train on without failures."""
     return estimate.tokens / estimate.step.total_s * SECONDS_PER_DAY

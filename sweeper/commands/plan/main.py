@@ -1,11 +1,11 @@
-"""Plan a training on a cluster that you do not have.
+"""Plan a training run on a cluster that you do not have.
 
     python -m sweeper plan model=llama3_70b hardware=h100 gpus=64 trainer=torchtitan
     python -m sweeper plan model=path/to/config.json hardware=mi300x gpus=64 tp=8 pp=4
 
-Searches every layout that the number of GPUs allows for the fastest that fits, and prints where its time and its memory
-go. Fields of the layout that are given (tp=8, pp=4, micro_batch=2, checkpointing=full …) are not searched; then the
-plan also explains why another layout is faster. Needs neither a GPU nor a cluster. All values are estimates.
+Searches all layouts for the number of GPUs, finds the fastest that fits, and prints where its time and memory go.
+Layout fields that you give (tp=8, pp=4, micro_batch=2, checkpointing=full …) are not searched; the plan then also
+explains why another layout is faster. The command needs neither a GPU nor a cluster. All values are estimates.
 """
 
 from dataclasses import dataclass, replace
@@ -25,12 +25,12 @@ from workloads.formats.files import render
 
 @dataclass(frozen=True)
 class PrintedPlan(PlanRequest):
-    """A plan that is printed.
+    """The plan to print.
 
     Attributes:
         out: write the plan as one HTML page with pictures: the step, the memory, the pipeline, scaling;
             `file` is written next to it, by default to the folder sweeps/.
-        fits: print only whether a layout fits into memory, and exit with 0 if one does, else with 1.
+        fits: print only whether a layout fits into memory; exit with code 0 if one does, else 1.
     """
 
     out: str | None = None
@@ -45,7 +45,7 @@ class PrintedPlan(PlanRequest):
 
 
 def run(request: PrintedPlan) -> int:
-    """Print the plan, and write its files. Returns the exit code."""
+    """Print the plan, write its files, and return the exit code."""
     path = Path(request.out or "")
     names = request.hardware.split(",")
     if len(names) > 1 or request.fits:
@@ -85,7 +85,7 @@ def run(request: PrintedPlan) -> int:
     if request.out is not None:
         from sweeper.commands.plan.page import build_page
 
-        page = build_page(planned, scale(problem))  # whose searches take seconds
+        page = build_page(planned, scale(problem))  # the searches of `scale` take seconds
         with writing("out", path):
             path.write_text(page)
         print(f"page      {path}")
@@ -93,7 +93,7 @@ def run(request: PrintedPlan) -> int:
 
 
 def print_fit(request: PlanRequest) -> int:
-    """Print whether a layout fits into memory. Returns 0 if one does, else 1."""
+    """Print whether a layout fits into memory. Return 0 if one does, else 1."""
     problem, _ = find_problem(request)
     try:
         best = search(problem, keep=1).best[0]

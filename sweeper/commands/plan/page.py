@@ -1,4 +1,4 @@
-"""An answer as one HTML file: the text of the plan, and charts of its step, memory, pipeline and scaling."""
+"""Build a plan as one HTML file: its text, and charts of the step, the memory, the pipeline and scaling."""
 
 import tomllib
 from collections.abc import Mapping
@@ -20,15 +20,15 @@ from workloads.estimator.step import rank_seconds
 from workloads.estimator.words import describe
 
 MAX_BARS = 4
-DRAWN_MICROBATCHES = 2  # times the ranks of a pipeline: what follows repeats
-# Of the parts of a step, of memory, and of the kinds of passes.
+DRAWN_MICROBATCHES = 2  # as a multiple of the pipeline ranks; later micro-batches repeat the pattern
+# The colors of the parts of a step, of the parts of memory, and of the kinds of passes.
 COLORS_OF: Mapping[str, Mapping[str, str]] = tomllib.loads(Path(__file__).with_name("colors.toml").read_text())
-CHUNK_SHADES = 5  # shades of stages of one rank
-Bars = Mapping[str, Mapping[str, float]]  # the parts by name of each bar, by the text that describes it
+CHUNK_SHADES = 5  # shades for the stages of one rank
+Bars = Mapping[str, Mapping[str, float]]  # each bar's description, and its parts by name
 
 
 def build_page(answer: Answer, scaling: Mapping[int, Candidate]) -> str:
-    """Return the HTML of a plan; `scaling` has the fastest layout by number of GPUs."""
+    """Return a plan as HTML; `scaling` maps numbers of GPUs to the fastest layout."""
     cluster, error_share = answer.problem.cluster, answer.error_share
     sections: list[Chart | Table] = [
         draw_bars("Where the time goes", list_steps(answer), COLORS_OF["step"], "s", error_share),
@@ -43,12 +43,12 @@ def build_page(answer: Answer, scaling: Mapping[int, Candidate]) -> str:
         sections.append(Table("The given layout and the fastest", *differences_table(answer)))
     sections.append(Table("The fastest layouts", *layouts_table(answer)))
     title = f"Plan: {answer.model} on {cluster.gpus:,} x {cluster.device.name}"
-    terms = [(name, lines) for name, lines in list_sections(answer) if name != "answer"]  # which is the headline
+    terms = [(name, lines) for name, lines in list_sections(answer) if name != "answer"]  # the answer is the headline
     return html_page.build_page(title, sections, headline(answer), terms)
 
 
 def list_steps(answer: Answer) -> Bars:
-    """Return the step of the fastest layout of each of the fastest divisions; a given layout's fastest comes first."""
+    """Return the steps of the fastest layouts, one per division. A layout faster than the given one comes first."""
     by_division: dict[tuple[object, ...], Candidate] = {}
     for candidate in [*filter(None, [answer.faster]), *answer.result.best]:
         layout = candidate.layout
@@ -76,7 +76,7 @@ def _draw_memory(answer: Answer) -> Chart:
 
 
 def draw_bars(title: str, bars: Bars, colors: Mapping[str, str], unit: str, error_share: float) -> Chart:
-    """Return stacked bars, whose texts are the note; `error_share` decides how many digits the values have."""
+    """Return stacked bars with their texts in the note; `error_share` determines the number of digits shown."""
     figure, places = go.Figure(), [str(place) for place in range(1, len(bars) + 1)]
     for name, color in colors.items():
         values = [parts.get(name, 0.0) for parts in bars.values()]
@@ -92,7 +92,7 @@ def draw_bars(title: str, bars: Bars, colors: Mapping[str, str], unit: str, erro
 
 
 def draw_pipeline(answer: Answer) -> Chart:
-    """Return a row for each pipeline rank, with its passes in the colors of their kinds."""
+    """Return a chart with one row per pipeline rank, and its passes colored by kind."""
     layout = answer.best.layout
     job = replace(answer.problem.job, layout=layout)
     drawn = min(layout.microbatches, DRAWN_MICROBATCHES * layout.pp)
@@ -134,7 +134,7 @@ def _tabulate_scaling(scaling: Mapping[int, Candidate], error_share: float) -> T
 
 
 def draw_scaling(rates: Mapping[int, float], error_share: float) -> go.Figure:
-    """Return tokens/s per GPU as a line over the number of GPUs, on a logarithmic axis, with its band."""
+    """Plot tokens/s per GPU with its band over the number of GPUs, on a logarithmic axis."""
     figure, counts, speeds = go.Figure(), list(rates), list(rates.values())
     add_band(figure, counts, speeds, (1 - error_share, 1 + error_share), COLORS[0])
     figure.add_scatter(x=counts, y=speeds, mode="lines+markers", line_color=COLORS[0], showlegend=False)

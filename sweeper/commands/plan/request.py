@@ -1,4 +1,4 @@
-"""A request: the arguments of the command, and the problem that they give the planner."""
+"""The arguments of the command, and the planning problem that they describe."""
 
 from __future__ import annotations
 
@@ -44,11 +44,11 @@ from workloads.models.hugging_face import UnsupportedModel, load_model
 from workloads.models.model import MODELS, Model
 from workloads.suggestions import hint
 
-MAX_GPUS = 2**20  # more than any cluster has; degrees of a larger number take long to list
+MAX_GPUS = 2**20  # more than any cluster has; the degrees of a larger number take long to list
 MAX_SEQUENCES = 2**30
-OWN_WORKLOAD = "parallel"  # whose sweeps measure this project's trainer
-COMMAND_WORKLOAD = "command"  # and other trainers, by their names
-TOKENS_PER_STEP = 4_194_304  # of a global batch where none is given: that of Llama 3's first stage
+OWN_WORKLOAD = "parallel"  # its sweeps measure this project's trainer
+COMMAND_WORKLOAD = "command"  # its sweeps measure other trainers by name
+TOKENS_PER_STEP = 4_194_304  # in the default global batch, from Llama 3's first stage
 SEQUENCE_LENGTH = 8192
 SEARCHED_FIELDS = frozenset(layout_words(Layout()))
 GIVEN_FIELDS = frozenset(LAYOUT_FIELDS) - {"global_batch"}
@@ -60,40 +60,40 @@ def degree(limit: int = MAX_GPUS) -> Any:
 
 @dataclass(frozen=True)
 class PlanRequest:
-    """What to plan. Fields of the layout that are given have one value; the others are searched.
+    """What to plan. A given layout field has one value; the other fields are searched.
 
     Attributes:
         model: name of a model, or the path of a Hugging Face config.json.
-        hardware: name of a GPU of conf/hardware, or of config_dir; several, separated by commas, are compared.
-        config_dir: a folder with your own GPUs, config_dir/hardware/NAME.yaml, as a sweep's --config-dir.
-        gpus: number of GPUs; with `tokens_per_day` the fewest that are tried.
+        hardware: name of a GPU in conf/hardware or config_dir; several names, separated by commas, are compared.
+        config_dir: a folder with your own GPUs, config_dir/hardware/NAME.yaml, like --config-dir of a sweep.
+        gpus: number of GPUs; with `tokens_per_day`, the fewest to try.
         topology: name of a topology, or the path of a YAML file; by default nodes of 8 with the GPU's own links.
         network_gb_s: bandwidth of one GPU to other nodes, each way; by default the topology's.
-        calibration: rates measured by sweeper calibrate: a file or its folder, none, or those in ./calibration if any.
-        trainer: whose rules, memory and efficiency apply; by default that of `layout`, else of `file`, else own.
-        sequence_length: tokens of a sequence; by default those of the file `layout`, else 8192.
-        global_batch: sequences in a step; by default 4 M tokens, rounded up to a multiple of the GPUs.
-        precision: data type or recipe of the matrix products; by default that of the file `layout`, else bf16.
-        state: data types of weights, moments and gradients; by default those of the file `layout`, else fp32.
+        calibration: rates measured by sweeper calibrate: a file, its folder, or none; by default ./calibration if any.
+        trainer: the trainer whose rules, memory and efficiency apply; by default from `layout`, else `file`, else own.
+        sequence_length: tokens per sequence; by default from the file `layout`, else 8192.
+        global_batch: sequences per step; by default 4 M tokens, rounded up to a multiple of the GPUs.
+        precision: data type or recipe of the matrix products; by default from the file `layout`, else bf16.
+        state: data types of weights, moments and gradients; by default from the file `layout`, else fp32.
         dp_replicate, dp_shard, tp, cp, pp, ep: parallel degrees.
-        stages_per_rank, schedule: pipeline stages of a GPU, and their order.
-        layers_per_stage: of each stage, separated by commas; by default evenly divided.
+        stages_per_rank, schedule: pipeline stages per GPU, and their order.
+        layers_per_stage: layers of each stage, separated by commas; by default evenly divided.
         micro_batch: sequences that a GPU computes at once.
         sharding: which states dp_shard divides.
         reshard_after_forward: gather weights again for the backward pass.
-        tp_overlap: computation beside tensor parallel collectives.
+        tp_overlap: computation that overlaps tensor parallel collectives.
         cp_method: exchange of keys and values between context parallel GPUs.
-        checkpointing: what the backward pass computes again.
-        layout: a trainer's file or log: all that it says is given, where no key of the command says otherwise.
-        file: the trainer for which the fastest layout is written as a file.
-        train_tokens: tokens of a whole training, for its duration and cost.
-        tokens_per_day: find the number of GPUs that trains on this many tokens.
-        days: find the number of GPUs that trains on train_tokens in this many days, failures included.
-        price_per_hour: of one GPU; by default a provider's list price in USD, where conf/hardware has one.
-        max_cost: refuse what costs more to train on train_tokens.
-        failures_per_gpu_day: unexpected interruptions; by default those of Llama 3's training.
-        restart_s: from a failure until training goes on.
-        checkpoint_s: a checkpoint stops training for so long.
+        checkpointing: what the backward pass recomputes.
+        layout: a trainer's file or log; all its values count as given unless a key of the command overrides them.
+        file: the trainer to write the fastest layout for, as a file.
+        train_tokens: tokens of the whole training run, for its duration and cost.
+        tokens_per_day: find the number of GPUs that trains on this many tokens per day.
+        days: find the number of GPUs that trains on train_tokens in this many days, including failures.
+        price_per_hour: price of one GPU-hour; by default a provider's list price in USD, if conf/hardware has one.
+        max_cost: reject a plan that costs more than this to train on train_tokens.
+        failures_per_gpu_day: unexpected interruptions; by default the rate in Llama 3's training.
+        restart_s: time from a failure until training continues.
+        checkpoint_s: time that a checkpoint stops training.
     """
 
     model: str
@@ -153,12 +153,12 @@ class PlanRequest:
 
     @property
     def daily_tokens(self) -> float | None:
-        """The tokens of a day for which the number of GPUs is found; None if it is given."""
+        """The tokens per day that the search for the number of GPUs targets; None if the number is given."""
         return self.tokens_per_day if self.days is None else self.train_tokens / self.days
 
     @property
     def price(self) -> tuple[float | None, str]:
-        """The price of a GPU-hour, and the words for it: the request's, else the catalogue's; None without either."""
+        """The price of a GPU-hour with its description, from the request or the catalogue; None if unknown."""
         if self.price_per_hour is not None:
             return self.price_per_hour, f"{self.price_per_hour:g} per GPU-hour"
         entry = catalogue()[self.hardware]
@@ -176,26 +176,26 @@ read_request = partial(command.read_request, PlanRequest)
 
 @dataclass(frozen=True)
 class Problem:
-    """What is searched."""
+    """What to search."""
 
-    job: Job  # of its layout the batch counts alone
+    job: Job  # only the batch of its layout is used
     cluster: Cluster
-    fixed: Mapping[str, Any]  # fields of the layout that have one value, by the request or by the trainer
-    given: Mapping[str, Any]  # those by the request
-    batch: int | None  # the global batch of the request; None if it follows from the number of GPUs
-    calibration: CalibrationFile | None  # the measured rates of the cluster's device; None for the tables' rates
-    correction: Correction | None  # what sweeps on such a cluster have measured of the trainer
+    fixed: Mapping[str, Any]  # layout fields fixed by the request or by the trainer
+    given: Mapping[str, Any]  # layout fields fixed by the request
+    batch: int | None  # the global batch of the request; None if it depends on the number of GPUs
+    calibration: CalibrationFile | None  # the measured rates of the cluster's device; None to use the tables' rates
+    correction: Correction | None  # from earlier sweeps with the trainer on such a cluster
     reading: FileReading | None = None  # the content of the file `layout`
 
     def on(self, gpus: int) -> Problem:
-        """Return the same problem on another number of GPUs, of which nothing was measured."""
+        """Return the same problem on another number of GPUs, without the correction from measurements."""
         batch = self.batch or default_batch(self.job.sequence_length, gpus)
         job = replace(self.job, layout=replace(self.job.layout, global_batch=batch))
         return replace(self, job=job, cluster=replace(self.cluster, gpus=gpus), correction=None)
 
 
 def build_problem(request: PlanRequest) -> Problem:
-    """Return what is searched for a request. Raises UserInputError for what the planner or the trainer lacks."""
+    """Return the problem to search. Raises UserInputError for what the planner or the trainer does not support."""
     try:
         model = load_model(request.model)
     except UnsupportedModel as error:
@@ -208,11 +208,11 @@ def build_problem(request: PlanRequest) -> Problem:
     reading = _read_layout(request, model) if request.layout is not None else None
     given = {name: value for name in GIVEN_FIELDS if (value := getattr(request, name, None)) is not None}
     if reading:
-        # These follow from the number of GPUs, and no sharding from nothing that could be sharded.
+        # The degrees follow from the number of GPUs, and sharding is meaningless if there is nothing to shard.
         free = {"dp_replicate", "dp_shard"} if request.daily_tokens else set()
         free |= {"sharding"} if reading.layout.dp_shard * reading.layout.cp == 1 else set()
         read = {name: getattr(reading.layout, name) for name in GIVEN_FIELDS - free}
-        # Fields that no search tries are as Layout has them where the file does not change them.
+        # Fields that no search tries keep Layout's defaults unless the file changes them.
         usual = Layout()
         given = {
             name: value for name, value in read.items() if name in SEARCHED_FIELDS or value != getattr(usual, name)
@@ -252,7 +252,7 @@ def _build_job(request: PlanRequest, model: Model, trainer: str, reading: FileRe
 
 
 def _read_layout(request: PlanRequest, model: Model) -> FileReading:
-    """Return the content of the file `layout`. Raises UserInputError if it cannot be read or is of another model."""
+    """Return the content of the file `layout`. Raises UserInputError if it is unreadable or for another model."""
     path = str(request.layout)
     try:
         text = Path(path).read_text()
@@ -266,7 +266,7 @@ def _read_layout(request: PlanRequest, model: Model) -> FileReading:
     differing = {name: size for name, size in reading.sizes.items() if size != getattr(model, name)}
     if not differing:
         return reading
-    # torchtitan's own file selects a flavor: it cannot name a model without one; logs and Primus's files do.
+    # torchtitan's own file selects a flavor, so it cannot name a model without a flavor; logs and Primus's files can.
     if FORMATS["torchtitan"].recognizes(text) and model not in FLAVORS.values():
         note = f"model.flavor: torchtitan has none of model={request.model}, whose sizes are taken"
         taken = {key: value for key, value in reading.taken.items() if value[0] != "model"}
@@ -301,6 +301,6 @@ def _find_correction(trainer: str, cluster: Cluster, calibration: CalibrationFil
 
 
 def default_batch(sequence_length: int, gpus: int) -> int:
-    """Return the sequences of 4 M tokens, rounded up to a multiple of the GPUs."""
+    """Return the number of sequences in 4 M tokens, rounded up to a multiple of the GPUs."""
     sequences = max(1, TOKENS_PER_STEP // sequence_length)
     return -(-sequences // gpus) * gpus

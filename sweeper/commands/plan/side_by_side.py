@@ -1,4 +1,4 @@
-"""Several GPUs for one model, side by side: what each takes to train it."""
+"""Compare GPU models side by side by what each needs to train a model."""
 
 import math
 from dataclasses import dataclass, replace
@@ -19,7 +19,7 @@ HEADING = ["hardware", "GPUs", "tokens/s per GPU", "days", "GPU-hours", "cost", 
 
 @dataclass(frozen=True)
 class Planned:
-    """A GPU's training, with half the width of its band and whether it is far from any measured run."""
+    """The training run on one GPU model, half the width of its band, and whether it is far from any measured run."""
 
     name: str
     training: TrainingRun
@@ -28,11 +28,11 @@ class Planned:
 
 
 def compare_hardware(request: PlanRequest, names: list[str]) -> tuple[list[list[str]], list[str]]:
-    """Return a row for each GPU, the lines of their prices, what is open, and a count of the warnings of their plans.
+    """Return a row for each GPU model, and lines with their prices, open questions and numbers of warnings.
 
-    The order is that of costs, or of GPU-hours if a price is not known. Energy is that of GPUs at their power caps,
-    without the rest of a machine. A GPU that the request does not fit has the reason in its row. Raises UserInputError
-    with the reasons if it fits none, or is wrong for all.
+    Rows are ordered by cost, or by GPU-hours if a price is unknown. Energy counts the GPUs at their power caps, without
+    the rest of the machine. If the request does not fit a GPU model, its row gives the reason. Raises UserInputError
+    with the reasons if it fits no GPU model, or is invalid for all.
     """
     warnings: dict[str, int] = {}
     rows = [_row(replace(request, hardware=name), warnings) for name in names]
@@ -56,7 +56,7 @@ def compare_hardware(request: PlanRequest, names: list[str]) -> tuple[list[list[
 
 
 def list_open(request: PlanRequest, ordered: list[tuple[float, Planned]]) -> list[str]:
-    """Return what the bands leave open of plans in their order, each with the value that decides it."""
+    """List what the bands leave undecided. `ordered` has each plan after the value that it is sorted by."""
     lines, planned, pairs = [], [one for _, one in ordered], combinations(ordered, 2)
     alike = [f"{a.name} and {b.name}" for (x, a), (y, b) in pairs if x / (1 - a.share) > y / (1 + b.share)]
     if alike:

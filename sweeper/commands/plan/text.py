@@ -1,4 +1,4 @@
-"""An answer as lines and tables: the best layout, where its time and memory go, and what would change it."""
+"""Print a plan as lines and tables: the best layout, where its time and memory go, and what would change it."""
 
 import re
 import textwrap
@@ -24,13 +24,13 @@ from workloads.models.flops import model_flops_per_token
 from workloads.models.model import find_trained_name
 
 MISSING = "—"
-INDENT = " " * 10  # before the text of each line; its first word stands there
-# Settings that hardly change a step's time or memory: of those that were not taken they are listed last.
+INDENT = " " * 10  # the width of the first column, which has a line's first word
+# Settings that hardly change a step's time or memory are listed last among the ignored settings.
 WITHOUT_EFFECT = re.compile(
     r"swiglu|norm|rotary|position|untie|bias_linear|lr|learning|adam|decay|warmup|iters|steps?$|seed|init|save|load|ckpt|checkpoint\b|path|dir|file|folder|token|vocab|"
     r"data|split|log|tensorboard|wandb|exp|name|eval|interval|metrics|profil|dropout|clip|eps|descr|valid|dump|master|port"
 )
-# Bands rest on 30 runs with context parallelism, one of which has fewer tokens of a sequence on a rank.
+# Bands are based on 30 runs with context parallelism; only one has fewer tokens of a sequence on a rank.
 USUAL_CONTEXT_TOKENS = 4096
 OF_JOB = ("sequence_length", "precision", "state", "compiled")
 Rows = tuple[list[str], list[list[str]]]
@@ -49,7 +49,7 @@ def show(answer: Answer) -> None:
 
 
 def show_file(request: PlanRequest) -> None:
-    """Print what a request takes of a trainer's file, as far as the request is valid."""
+    """Print what a request reads from a trainer's file, if the request is valid up to there."""
     with suppress(UserInputError):
         problem = build_problem(request)
         if problem.reading:
@@ -57,7 +57,7 @@ def show_file(request: PlanRequest) -> None:
 
 
 def print_lines(console: Console, lines: list[str]) -> None:
-    """Print lines; what does not fit into the terminal goes on below, indented like the text after the first word."""
+    """Print lines, wrapped to the terminal's width. Continuation lines are indented to the second column."""
     for line in lines:
         wrapper = textwrap.TextWrapper(console.width, subsequent_indent=INDENT, drop_whitespace=True)
         wrapper.break_long_words = wrapper.break_on_hyphens = False
@@ -66,7 +66,7 @@ def print_lines(console: Console, lines: list[str]) -> None:
 
 
 def list_sections(answer: Answer) -> list[tuple[str, list[str]]]:
-    """Return the headings of the first column with the lines of each, without the tables."""
+    """Return each heading of the first column with its lines, without the tables."""
     sections: list[tuple[str, list[str]]] = []
     for line in [*head_lines(answer), *comparison_lines(answer), *tail_lines(answer)]:
         word, text = line[: len(INDENT)].strip(), line[len(INDENT) :]
@@ -77,7 +77,7 @@ def list_sections(answer: Answer) -> list[tuple[str, list[str]]]:
 
 
 def headline(answer: Answer) -> str:
-    """Return the answer as a sentence: the rate, and the time and cost of a training with the range of the band."""
+    """Return the answer as one sentence: the rate, and the time and cost of a training run, each with its range."""
     estimate, training, share = answer.best.estimate, answer.training, answer.error_share
     cluster, job = answer.problem.cluster, answer.problem.job
     far = "Far from any measured run: " * bool(find_band(job, cluster).known.missing(job, cluster))
@@ -95,13 +95,13 @@ def headline(answer: Answer) -> str:
 
 
 def show_range(value: float, share: float) -> str:
-    """Return a time, or what grows with it, and its range, where the band is that of a rate: `6.4 (4 to 16)`."""
+    """Format a time, or a quantity proportional to it, with its range from a rate's band, as in `6.4 (4 to 16)`."""
     expected, low, high = (round_to_band(value / rate, share) for rate in (1, 1 + share, 1 - share))
     return f"{expected} ({low} to {high})"
 
 
 def show_rate(value: float, share: float) -> str:
-    """Return a rate and the range of its band, as in `93,000 (38,000 to 150,000)`."""
+    """Format a rate with the range of its band, as in `93,000 (38,000 to 150,000)`."""
     expected, low, high = (round_to_band(value * rate, share) for rate in (1, 1 - share, 1 + share))
     return f"{expected} ({low} to {high})"
 
@@ -111,7 +111,7 @@ def show_cost(training: TrainingRun, share: float) -> str:
 
 
 def head_lines(answer: Answer) -> list[str]:
-    """Return what was searched, and the best layout."""
+    """Return lines on the search and on the best layout."""
     problem, result, error_share = answer.problem, answer.result, answer.error_share
     job, cluster = problem.job, problem.cluster
     topology, device = cluster.topology, cluster.device
@@ -174,7 +174,7 @@ def head_lines(answer: Answer) -> list[str]:
 
 
 def file_lines(problem: Problem, reading: FileReading) -> list[str]:
-    """Return the fields read from a trainer's file, by our names and the file's, and those ignored."""
+    """List the fields read from a trainer's file, with our names and the file's, and the ignored fields."""
     job = {name: getattr(problem.job, name) for name in (*OF_JOB, *reading.others)}
     planned = {**job, **problem.given, "global_batch": problem.job.layout.global_batch}
     values: dict[str, Any] = {**vars(reading.layout), **vars(reading), **reading.others}
@@ -201,7 +201,7 @@ def file_lines(problem: Problem, reading: FileReading) -> list[str]:
 
 
 def parts_table(answer: Answer) -> Rows:
-    """Return the table of where the time and the memory of the best layout go, side by side."""
+    """Return a table of the best layout's time and memory by part, side by side."""
     step = answer.best.estimate.step
     memory = within_usable(answer.best.estimate.memory, answer.problem.cluster)
     times, sizes = (
@@ -218,7 +218,7 @@ def parts_table(answer: Answer) -> Rows:
 
 
 def layouts_table(answer: Answer) -> Rows:
-    """Return the table of the fastest layouts, with the fields in which they differ."""
+    """Return a table of the fastest layouts with the fields in which they differ."""
     shown = answer.result.best[:SHOWN]
     best_s = answer.best.estimate.step.total_s
     fields_of = [layout_words(candidate.layout) for candidate in shown]
@@ -238,7 +238,7 @@ def layouts_table(answer: Answer) -> Rows:
 
 
 def comparison_lines(answer: Answer) -> list[str]:
-    """Return why the given layout is slower than the fastest; nothing if it is the fastest."""
+    """Explain why the given layout is slower than the fastest; return no lines if it is the fastest."""
     faster, comparison = answer.faster, answer.comparison
     if faster is None or comparison is None:
         return []
@@ -251,7 +251,7 @@ def comparison_lines(answer: Answer) -> list[str]:
 
 
 def differences_table(answer: Answer) -> Rows:
-    """Return the table of where the steps of the given layout and of the faster one differ."""
+    """Return a table of the differences between the steps of the given layout and the faster one."""
     assert answer.faster is not None
     given, faster = answer.best.estimate.step, answer.faster.estimate.step
     pairs = {name: (seconds, getattr(faster, name)) for name, seconds in vars(given).items()}
@@ -266,7 +266,7 @@ def differences_table(answer: Answer) -> Rows:
 
 
 def tail_lines(answer: Answer) -> list[str]:
-    """Return what would change the best layout, a whole training, and how far the estimate can be trusted."""
+    """Return lines on what would change the best layout, on a whole training run, and on the estimate's accuracy."""
     problem, estimate, training = answer.problem, answer.best.estimate, answer.training
     band = find_band(problem.job, problem.cluster)
     lines = []
@@ -289,7 +289,7 @@ def _has_short_parts(problem: Problem, layout: Layout) -> bool:
 
 
 def list_warnings(problem: Problem, best: Candidate, model: str) -> list[str]:
-    """Return what is not sure of the estimate of a model's best layout."""
+    """List what is uncertain about the estimate of a model's best layout."""
     unsure, estimate = list[str](), best.estimate
     most_gib = bound_gib(estimate.memory, problem.job, problem.cluster)
     if most_gib > usable_gib(problem.cluster):

@@ -1,1 +1,1 @@
-"""Read results: tables, charts and comparisons of the sweeps in an MLflow store."""
+"""Tables, charts and comparisons of the sweeps in an MLflow store."""

@@ -1,8 +1,8 @@
-"""The report as a page. After a sweep it is an artifact of the parent run, and the run's description names it.
+"""Build the report as an HTML page. After a sweep it becomes an artifact of the parent run, linked in its description.
 
     MLFLOW_TRACKING_URI=URI python -m sweeper.commands.report.artifact PARENT_RUN_ID
 
-The recording process runs it after everything else of a sweep is written.
+The recording process runs this command after it has written everything else of a sweep.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ REPORT = "report.html"
 
 
 def build_page(title: str, stored: Stored, tables: Sequence[Table], found: Sequence[fronts.SweepFront]) -> str:
-    """Return the HTML of the report: the overview, the tables and the charts."""
+    """Return the report as HTML: the overview, the tables and the charts."""
     drawn = [*(front.chart for front in found), *charts.build_charts(stored)]
     return html_page.build_page(title, [*tables, *drawn], overview.describe(stored, found))
 
 
 def log_report(client: MlflowClient, run_id: str) -> None:
-    """Build the report on the sweep whose parent run this is, and log it there."""
+    """Build the report on the sweep of this parent run, and log it to the run."""
     run = client.get_run(run_id)
     experiment_id = run.info.experiment_id
     stored = mlflow_results.of_study(client, experiment_id, run.data.tags[mlflow_store.STUDY])
@@ -46,12 +46,12 @@ def log_report(client: MlflowClient, run_id: str) -> None:
 
 
 def main() -> None:
-    """Run the command line. Exit code 1 where the report could not be logged."""
-    from mlflow import MlflowClient  # takes seconds, which a report from SQLite is spared
+    """Run the command line. The exit code is 1 if the report could not be logged."""
+    from mlflow import MlflowClient  # takes seconds to import; a report from SQLite does not need it
 
     try:
         log_report(MlflowClient(), sys.argv[1])
-    except Exception as error:  # of whatever kind: the sweep's results are written without it
+    except Exception as error:  # any error: the sweep's results are already written
         print(mask(f"no {REPORT}: {type(error).__name__}: {error}"), file=sys.stderr, flush=True)
         sys.exit(1)
 

@@ -1,4 +1,4 @@
-"""The report's interactive charts of what the store has measured."""
+"""The report's interactive charts of the results in the store."""
 
 import json
 import math
@@ -24,19 +24,19 @@ from sweeper.results.mlflow_results import Stored
 
 MIN_TRIALS_FOR_HISTORY = 5
 MIN_TRIALS_FOR_MEMORY = 3
-# The metrics that heatmaps of training show in addition to tokens/s. Within one kind of work all of them have the same
-# order.
+# The metrics that training heatmaps show in addition to tokens/s. Within one kind of work, they all rank trials in the
+# same order.
 HEATMAP_METRICS = {"tflops": "TFLOP/s", "mfu": "MFU %", "hfu": "HFU %"}
-BATCH = "global_batch"  # the part of the work that may grow with the devices
+BATCH = "global_batch"  # the part of the work that may grow with the number of devices
 AXIS_MARGIN = 1.5  # the factor between the outermost points and the ends of the logarithmic axes
-MIN_IMPORTED = 6  # of a file at one kind of work, for a heatmap
-MAX_FIGURES = 24  # side by side
-MAX_NAME_LENGTH = 30  # of a result next to its bar
-BUDGETS = ("param.host_gib", "param.device_gib")  # what ml_dataflow's results are tables over
+MIN_IMPORTED = 6  # results of one kind of work that a file needs for a heatmap
+MAX_FIGURES = 24  # figures side by side
+MAX_NAME_LENGTH = 30  # characters of a result's name next to its bar
+BUDGETS = ("param.host_gib", "param.device_gib")  # the axes of ml_dataflow's result tables
 
 
 def build_charts(stored: Stored) -> Iterator[Chart]:
-    """Yield every chart that the store has enough trials for, and those of imported results."""
+    """Yield every chart that the store has enough trials for, and the charts of imported results."""
     for work, results in ranking.group_by_work(stored.best_results).items():
         results = ranking.sort_by_platform(results)
         if len(results) > 1:
@@ -70,7 +70,7 @@ def _build_parameters(work: str, results: Sequence[ranking.BestResult]) -> Itera
 
 
 def select_varying_parameters(trials: pd.DataFrame) -> pd.DataFrame:
-    """Return a column for each parameter that is not the same for all trials, under its name."""
+    """Return a column for each parameter that varies between trials, labeled with its name."""
     names = ranking.list_varying_parameters(trials)
     return trials[[f"param.{name}" for name in names]].set_axis(names, axis="columns")
 
@@ -78,7 +78,7 @@ def select_varying_parameters(trials: pd.DataFrame) -> pd.DataFrame:
 def rank_trials(results: Sequence[ranking.BestResult]) -> pd.DataFrame:
     """Return the trials of several platforms for one kind of work with their `platform` and `speed_per_device`.
 
-    `rank` is the one among the platform's trials: 1 for the fastest, near 0 for the slowest.
+    `rank` is a trial's rank among the platform's trials: 1 for the fastest, near 0 for the slowest.
     """
     parts = []
     for platform, result in zip(list_names(results), results, strict=True):
@@ -89,7 +89,7 @@ def rank_trials(results: Sequence[ranking.BestResult]) -> pd.DataFrame:
 
 
 def group_by_scaling(results: Sequence[ranking.BestResult]) -> Iterator[tuple[str, list[ranking.BestResult]]]:
-    """Yield results that scale one kind of work, with a title: of the same batch, then of the same batch per device."""
+    """Yield titled groups of results that scale one kind of work: at equal batch, then at equal batch per device."""
     for work, group in ranking.group_by_work(results).items():
         yield f"Scaling of {work}", ranking.sort_by_platform(group)
     groups: dict[tuple[object, ...], list[ranking.BestResult]] = {}
@@ -104,8 +104,8 @@ def group_by_scaling(results: Sequence[ranking.BestResult]) -> Iterator[tuple[st
 
 
 def _build_scaling(title: str, results: Sequence[ranking.BestResult], sweeps: pd.DataFrame) -> Iterator[Chart]:
-    """Build the speed over the number of GPUs, next to ideal scaling and the cost model's projection. Work without
-    tokens/s has no such chart, nor work of which no device has several counts or a projection."""
+    """Build a chart of speed over the number of GPUs, next to ideal scaling and the cost model's projection. There is
+    no chart for work without tokens/s, or if no device has several counts or a projection."""
     if results[0].speed_metric != "tokens_per_s":
         return
     figure = go.Figure()
@@ -164,7 +164,7 @@ def _add_device(
 
 
 def build_heatmaps(title: str, trials: pd.DataFrame) -> Iterator[Chart]:
-    """Build the heatmaps over the first two numeric parameters that vary; mostly untried grids are scatter charts."""
+    """Build heatmaps over the first two varying numeric parameters; a mostly untried grid becomes a scatter chart."""
     complete = ranking.select_complete(trials)
     numeric = [name for name in ranking.list_varying_parameters(trials) if is_numeric(trials[f"param.{name}"])]
     speed_metric = ranking.find_speed_metric(complete)
@@ -177,7 +177,7 @@ def build_heatmaps(title: str, trials: pd.DataFrame) -> Iterator[Chart]:
         return
     unit = ranking.SPEED_UNITS[speed_metric]
     if columns * rows > min(MAX_POINTS, 4 * len(grid)):
-        # The fastest are on top.
+        # The fastest trials are drawn last, on top.
         points = ranking.select_complete(grid).sort_values(f"metric.{speed_metric}").tail(MAX_POINTS)
         speeds = points[f"metric.{speed_metric}"]
         marker = {"color": speeds, "colorscale": "Viridis", "colorbar": {"title": unit}, "size": 11}
@@ -239,7 +239,7 @@ def _build_timeline(trials: pd.DataFrame) -> Iterator[Chart]:
     figure = go.Figure()
     for n, (outcome, group) in enumerate(ended.groupby("tag.outcome")):
         color = COLORS[n % len(COLORS)]
-        # In a store of months a trial of minutes is narrower than a pixel, but its outline is not.
+        # On a timeline of months, a trial of minutes is narrower than a pixel, but its outline remains visible.
         marker = {"color": color, "line": {"width": 1.5, "color": color}}
         lengths_ms = (group["end"] - group["start"]).dt.total_seconds() * 1000
         bars = {"base": group["start"], "x": lengths_ms, "y": devices[group.index], "orientation": "h"}
@@ -269,7 +269,7 @@ def build_imported_charts(runs: pd.DataFrame) -> Iterator[Chart]:
         note = NOTES["imported_charts"] + left_out
         yield Chart("Imported results: tokens/s of one device", figures[:MAX_FIGURES], note)
     is_drawn = {result.run["run_id"] for result in results}
-    # Infeasible points are drawn too, such as a budget at which nothing fits.
+    # Infeasible points, such as a budget at which nothing fits, are drawn too.
     yield from _build_imported_heatmaps(runs[runs["run_id"].isin(is_drawn) | (runs["tag.outcome"] == "infeasible")])
 
 

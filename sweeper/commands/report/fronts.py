@@ -1,7 +1,7 @@
-"""The fronts of the sweeps with several objectives: a table and a chart of each.
+"""A table and a chart of the front of each sweep with several objectives.
 
-A front is the one at the sweep's end, with the finals' verdicts on its points. It is computed from the measurements of
-the search if the sweep is cut to a budget or has not ended.
+The front is from the sweep's end, with the finals' verdicts on its points. If the sweep is cut to a budget or has not
+ended, the front is computed from the search's measurements.
 """
 
 import json
@@ -27,7 +27,7 @@ from sweeper.tracking import mlflow_store
 
 @dataclass(frozen=True)
 class SweepFront:
-    """The front of one sweep, which may be cut to a budget, and its ranked trials by number."""
+    """The front of one sweep, possibly cut to a budget, and its ranked trials in order of their numbers."""
 
     sweep: str
     study: str
@@ -42,12 +42,12 @@ class SweepFront:
 
     @property
     def chart(self) -> Chart:
-        """A figure for each pair of objectives."""
+        """A chart with one figure per pair of objectives."""
         return Chart(f"Pareto front of {self.sweep}", build_panel_figures(self.plot), NOTES["picture"])
 
     @property
     def table(self) -> Table:
-        """The points that were measured again, then the rest of the front; which these are, and how sure that is."""
+        """A table of the remeasured points and then the rest of the front, with a note on how certain it is."""
         goals = ", ".join(f"{goal.direction} {goal.metric}" for goal in self.criteria.objectives)
         limits = "".join(f"; limit {limit}" for limit in self.criteria.limits)
         on_front = f"{len(self.front.numbers)} of {count(len(self.records), 'ranked trial')}"
@@ -62,7 +62,7 @@ class SweepFront:
 
 
 def find_fronts(stored: Stored) -> list[SweepFront]:
-    """Return the front of each sweep with several objectives that has a ranked trial, in the order of the sweeps."""
+    """Return the fronts of the sweeps that have several objectives and a ranked trial, in the order of their starts."""
     if f"tag.{mlflow_store.OBJECTIVES}" not in stored.sweeps or not len(stored.trials):
         return []
     fronts = []

@@ -6,22 +6,22 @@
     python -m sweeper report baseline monday
     python -m sweeper report leaderboard type=bf16
 
-Without a verb: the sweeps, the best result of each device for each kind of work, and charts, from the MLflow store in
-`dir` or the one at `tracking.uri`. HTML is written to DIR/sweeps/report.html, one file that opens offline. png writes
-an image for each kind of work, report_….png (training in nine panels, other work by its speed), and one for each Pareto
-front of several objectives. The other formats go to standard output.
+Without a verb, the report lists the sweeps and the best result of each device for each kind of work, with charts. It
+reads the MLflow store in `dir` or at `tracking.uri`. HTML is written to DIR/sweeps/report.html, one file that opens
+offline. png writes report_….png, an image for each kind of work (nine panels for training, the speed for other work)
+and for each Pareto front of several objectives. The other formats go to standard output.
 
-compare compares two sweeps where they did the same work: point by point, where both measured the same parameters, and
+compare compares two sweeps where they did the same work: point by point where both measured the same parameters, and
 by their best results. The verdict on B is faster, not slower, slower or inconclusive.
 
 baseline compares an earlier sweep with the latest one (or SWEEP) in the same way. Exit code 0: faster, or not slower (a
-loss of 1.5 times the threshold is excluded). 1: slower, by more than the threshold and by more than runs differ. 3:
-inconclusive; the output has the number of runs that a verdict needs. 2: there is nothing to compare. One run does not
-show run-to-run variance: between_runs=0.02 is assumed, so that a loss of up to 9% is inconclusive. python -m sweeper
-history measures it, and compares several runs: two equal sweeps alone mostly end with 3.
+loss of 1.5 times the threshold is excluded). 1: slower by more than the threshold and by more than run-to-run variance.
+3: inconclusive; the output gives the number of runs needed for a verdict. 2: there is nothing to compare. One run does
+not show run-to-run variance: between_runs=0.02 is assumed, so a loss of up to 9% is inconclusive. python -m sweeper
+history measures the variance and compares several runs; two equal sweeps alone usually end with 3.
 
 leaderboard shows the highest matmul rates measured here (workload=matmul stores them in
-DIR/sweeps/matmul_ceilings.json) next to published ones; rates with different statistics are not comparable.
+DIR/sweeps/matmul_ceilings.json) next to published rates; rates with different statistics are not comparable.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ MIN_LEADERBOARD_COLUMNS = 3  # GPU, type and rate are shown in any terminal
 
 @dataclass(frozen=True)
 class ReportTracking(command.Tracking):
-    """What is read.
+    """The store to read.
 
     Attributes:
         uri: the MLflow store; by default the one in `dir`.
@@ -59,7 +59,7 @@ class ReportTracking(command.Tracking):
 
 @dataclass(frozen=True, kw_only=True)
 class ResultsRequest(command.StoreRequest):
-    """The results that are read."""
+    """The results to read."""
 
     tracking: ReportTracking = field(default_factory=ReportTracking)
 
@@ -72,10 +72,10 @@ class ReportRequest(ResultsRequest):
         sweep: only this sweep.
         format: html, markdown, csv, json or png.
         out: the file to write; by default DIR/sweeps/report.html or report.png, else standard output.
-        price_per_hour: of a GPU, for the cost of tokens.
-        price_per_kwh: of electricity.
-        within_gpu_hours: only the trials that had ended when their sweep had used this many GPU-hours: the results and
-            the Pareto front of a smaller budget.
+        price_per_hour: price of a GPU-hour, for the cost of tokens.
+        price_per_kwh: price of electricity.
+        within_gpu_hours: include only trials that ended before their sweep had used this many GPU-hours; this shows
+            the results and the Pareto front of a smaller budget.
     """
 
     sweep: str | None = None
@@ -88,10 +88,10 @@ class ReportRequest(ResultsRequest):
 
 @dataclass(frozen=True, kw_only=True)
 class ComparisonRequest(ResultsRequest):
-    """How two sweeps are compared.
+    """How to compare two sweeps.
 
     Attributes:
-        threshold: the loss that is tolerated, as a fraction or in percent.
+        threshold: the tolerated loss, as a fraction or in percent.
         between_runs: standard deviation of equal runs, as a fraction or in percent.
     """
 
@@ -130,19 +130,19 @@ class LeaderboardRequest:
 
 def read_store(request: ResultsRequest, sweep: str | None = None) -> Stored:
     """Read the whole store of the request, or one sweep."""
-    from sweeper.results import mlflow_results  # pandas takes half a second: not for invalid arguments
+    from sweeper.results import mlflow_results  # after the arguments are checked: importing pandas takes 0.5 s
 
     return mlflow_results.read(request.open_uri(), request.tracking.experiment, sweep)
 
 
 def compare_sweeps(request: CompareRequest) -> int:
-    """Print the comparison of two sweeps. Returns the exit code."""
+    """Print the comparison of two sweeps and return the exit code."""
     _print_comparison(request, request.first, request.second)
     return 0
 
 
 def compare_with_baseline(request: BaselineRequest) -> int:
-    """Print the comparison with an earlier sweep; return its exit code. Raises UserInputError if nothing compares."""
+    """Compare with an earlier sweep and return the exit code. Raises UserInputError if nothing is comparable."""
     from sweeper.results.runs import EXIT_CODES
 
     second, verdict = _print_comparison(request, request.baseline, request.sweep)
@@ -170,7 +170,7 @@ def _print_comparison(request: ComparisonRequest, first: str, second: str | None
 
 
 def write_report(request: ReportRequest) -> int:
-    """Write the report in its format. Returns the exit code. Raises UserInputError without anything to report."""
+    """Write the report and return the exit code. Raises UserInputError if there is nothing to report."""
     if request.out:
         command.check_output_file("out", Path(request.out))
     given = (request.price_per_hour, request.price_per_kwh)

@@ -1,6 +1,6 @@
-"""The report's first paragraphs: what was measured; what won or is on the front, how sure, and what it means to run it.
+"""The report's first paragraphs: what was measured, what won or is on the front, how certain that is, and how it runs.
 
-No word of a fastest trial of several objectives, which need not be the one to take.
+With several objectives the text names no fastest trial, because it is not necessarily the right choice.
 """
 
 import math
@@ -21,9 +21,9 @@ from workloads.api.metrics import get_metric
 
 
 def describe(stored: Stored, fronts: Sequence[SweepFront] = ()) -> str:
-    """Return the paragraphs, one a line: for each workload the front or best result of its latest sweep that has one.
+    """Return one paragraph per line: for each workload, the front or best result of its latest sweep that has one.
 
-    Results of different workloads have no common winner. Those of a single workload follow in the first paragraph.
+    Results of different workloads have no common winner. The result of a single workload is in the first paragraph.
     """
     parts = []
     if len(stored.sweeps):
@@ -41,7 +41,7 @@ def describe(stored: Stored, fronts: Sequence[SweepFront] = ()) -> str:
     sweeps = stored.sweeps.sort_values("start").to_dict("records") if len(stored.sweeps) else []
     studies = [sweep["tag.sweeper.study"] for sweep in sweeps]
     workloads = {sweep["tag.sweeper.study"]: sweep.get("tag.workload") for sweep in sweeps}
-    # Of several kinds of work, such as data types, the one of the sweep's winner, else the fastest.
+    # If there are several kinds of work, such as data types, use the winner's, else the fastest.
     best_results = sorted(stored.best_results, key=lambda result: (result.rounds > 0, result.speed.value))
     found: dict[str, BestResult | SweepFront] = {r.trial["tag.sweeper.study"]: r for r in best_results}
     found |= {front.study: front for front in fronts}
@@ -125,7 +125,7 @@ def _describe_front(front: SweepFront) -> str:
         verdicts = Counter("beyond a limit" if point.exceeded else point.verdict for point in certified)
         found = ", ".join(f"{number} {verdict}" for verdict, number in verdicts.items())
         sureness = f"Of {count(len(certified), 'trial')} measured again in {certified[0].rounds} rounds: {found}."
-    # The mean of its rounds in the finals, else the search's measurement.
+    # A trial's mean over the rounds of the finals, else its measurement in the search.
     values = {trial.number: {name: trial.metrics[name] for name in metrics} for trial in trials}
     again = {point.trial.number: {name: value.value for name, value in point.values.items()} for point in certified}
     values = {number: again.get(number, measured) for number, measured in values.items()}

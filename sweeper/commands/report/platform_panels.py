@@ -1,6 +1,6 @@
-"""Training on several platforms in nine panels: their numbers, and their interactive chart (`images` draws for print).
+"""Training on several platforms in nine panels: the numbers, and an interactive chart (`images` draws for print).
 
-A platform is a kind of device and how many of them. All panels show one kind of work, so every axis compares.
+A platform is a kind of device and their number. All panels show one kind of work, so values on an axis are comparable.
 """
 
 import math
@@ -18,22 +18,22 @@ from sweeper.results.ranking import SPEED_UNITS, BestResult, read_value
 
 VENDORS = re.compile(r"\b(NVIDIA|AMD Instinct|AMD) ")
 UNKNOWN = Interval(math.nan)
-PATTERNS = ["", "/", "."]  # distinguish bars of one color, in print too
+PATTERNS = ["", "/", "."]  # distinguish bars of the same color, also in print
 MAX_POINTS = 5000
 
 
 @dataclass(frozen=True)
 class Panel:
-    """One panel."""
+    """The data of one panel."""
 
     title: str
     unit: str
-    series: dict[str, list[Interval]] = field(default_factory=dict)  # bars by name, one for each platform
+    series: dict[str, list[Interval]] = field(default_factory=dict)  # bars by name, one per platform
     spread: list[list[float]] = field(default_factory=list)  # all values of each platform, for boxes instead of bars
 
     @property
     def known_series(self) -> dict[str, list[Interval]]:
-        """The series that have a value."""
+        """The series that have at least one value."""
         return {name: row for name, row in self.series.items() if not all(math.isnan(item.value) for item in row)}
 
     @property
@@ -47,7 +47,7 @@ def list_names(results: Sequence[BestResult]) -> list[str]:
 
 
 def build_panels(results: Sequence[BestResult]) -> list[Panel]:
-    """Return the nine panels of results that are judged by tokens/s; of other work one panel with its speed."""
+    """Return nine panels for results that are ranked by tokens/s, or one panel with the speed for other work."""
     speeds = [result.speed for result in results]
     if results[0].speed_metric != "tokens_per_s":
         return [Panel("", SPEED_UNITS[results[0].speed_metric], {"": speeds})]
@@ -62,13 +62,13 @@ def build_panels(results: Sequence[BestResult]) -> list[Panel]:
     }
     ceilings = {"achieved": flops_per_gpu}
     for name, share in (("matmul ceiling", "mamf_utilization"), ("peak", "mfu")):
-        shares = [result.get_metric(share) or math.nan for result in results]  # of these, the achieved rates
+        shares = [result.get_metric(share) or math.nan for result in results]  # the achieved rates' shares
         ceilings[name] = [Interval(rate.value / share) for rate, share in zip(flops_per_gpu, shares, strict=True)]
     gains, spread = [], []
     for result in results:
         tokens = result.trials["metric.tokens_per_s"]
         spread.append(list(tokens / result.devices))
-        # A single configuration has no median to beat.
+        # A gain over the median is meaningless for a single configuration.
         gains.append(Interval(result.speed.value / float(tokens.median())) if len(tokens) > 1 else UNKNOWN)
     return [
         Panel("Tokens", "tokens/s", {"": speeds}),
@@ -95,7 +95,7 @@ def build_chart(work: str, results: Sequence[BestResult]) -> Chart:
 def _build_figure(panel: Panel, names: Sequence[str], colors: Sequence[str]) -> go.Figure:
     figure = go.Figure()
     for pattern, (series, values) in zip(PATTERNS, panel.known_series.items(), strict=False):
-        # Bars of a color are one trace: plotly warns in the console of patterned bars that have a list of colors.
+        # One trace per color: plotly logs console warnings for patterned bars with a list of colors.
         for n, color in enumerate(dict.fromkeys(colors)):
             bars = [(name, value) for name, of, value in zip(names, colors, values, strict=True) if of == color]
             labels = {"name": series, "offsetgroup": series, "legendgroup": series, "showlegend": not n}

@@ -1,7 +1,7 @@
-"""The tables of the report, as headings and cells, and as Markdown, CSV and JSON.
+"""The report's tables, as headings and cells, and as Markdown, CSV and JSON.
 
-CSV and JSON are for programs: units are in the names or a column, and the best results are not rounded. JSON has
-numbers as numbers, intervals as [low, high], and null for what is not known.
+CSV and JSON are for programs: units are in the names or in a column, and the best results are not rounded. In JSON,
+numbers are numbers, intervals are [low, high], and unknown values are null.
 """
 
 import csv
@@ -40,9 +40,9 @@ FAILURES = "Trials without a result"
 OUTCOMES_OF_FAILURES = [str(status) for status in (*WITHOUT_RESULT, TrialStatus.INFEASIBLE)]
 IMPORTED = "Imported results"
 CONTRADICTIONS = "Contradictions in imported results"
-NAMES = ("sweep", "result", "example", "device", "gpu", "same as")  # columns of texts, also where they are digits
+NAMES = ("sweep", "result", "example", "device", "gpu", "same as")  # text columns, even if a value has only digits
 EXPORTED_RATES_AND_SHARES = ("tflops", "mfu", "hfu", "mamf_utilization", "bandwidth_utilization")
-PUBLISHED_COLUMNS = {  # by their headings
+PUBLISHED_COLUMNS = {  # by heading
     **{"model": "model", "sequence length": "sequence_length", "type": "type", "device": "gpu", "devices": "gpus"},
     **{"claimed tokens/s per device": "tokens_per_s_per_gpu", "stated MFU %": "stated_mfu"},
     **{"FLOPs": "flops_convention", "source": "source", "as executed": "layout"},
@@ -50,7 +50,7 @@ PUBLISHED_COLUMNS = {  # by their headings
 
 
 def build_tables(stored: Stored, prices: Prices | None, fronts: Iterable[Table] = ()) -> list[Table]:
-    """Return the tables that have rows: fronts, best results, sweeps, failures, and published and imported results."""
+    """Return the non-empty tables: fronts, best results, sweeps, failures, and published and imported results."""
     models = {result.work["model"] for result in stored.best_results if "model" in result.work}
     selected, contradictions = imported.list_rows(stored.imported), [*imported.list_contradictions(stored.imported)]
     tables = [
@@ -63,7 +63,7 @@ def build_tables(stored: Stored, prices: Prices | None, fronts: Iterable[Table] 
         _build_table(IMPORTED, selected, NOTES["imported"], unranked=True),
         _build_table(CONTRADICTIONS, contradictions, NOTES["contradictions"], unranked=True),
     ]
-    return [table for table in tables if table.rows]  # a store may have imported results alone
+    return [table for table in tables if table.rows]  # a store may contain only imported results
 
 
 def _build_table(title: str, rows: Sequence[Mapping[str, str]], note: str = "", *, unranked: bool = False) -> Table:
@@ -105,13 +105,13 @@ def _join_lines(value: object) -> str:
 
 
 def build_failures_table(trials: pd.DataFrame) -> Table:
-    """Return a row for each sweep, outcome and kind of reason: how many trials ended so, with one of them."""
+    """Return a table with one row per sweep, outcome and kind of reason: the number of such trials, and an example."""
     heading = ["sweep", "outcome", "trials", "example", "reason"]
     if not len(trials) or "tag.reason" not in trials:
         return Table(FAILURES, heading, [])
     failed = trials[trials["tag.outcome"].isin(OUTCOMES_OF_FAILURES)]
     reasons = failed["tag.reason"].fillna("")
-    kinds = reasons.str.replace(r"[\d.,]+", "#", regex=True)  # reasons that differ only in numbers are of one kind
+    kinds = reasons.str.replace(r"[\d.,]+", "#", regex=True)  # reasons that differ only in numbers are one kind
     groups = failed.assign(reason=reasons).groupby(["tag.sweep", "tag.outcome", kinds], sort=False)
     rows = [
         [str(sweep), str(outcome), str(len(group)), str(group["run"].iloc[-1]), str(group["reason"].iloc[-1])]
@@ -130,7 +130,7 @@ def _build_best_results_table(results: Sequence[BestResult], trials: pd.DataFram
         costs = cost_metrics(result.metrics, result.devices, prices) if prices else result.metrics
         varying = list_varying_parameters(trials[trials["tag.sweeper.study"] == result.trial["tag.sweeper.study"]])
         few = "too few rounds" if result.rounds else missing_reason(result.metrics, result.speed_metric)
-        tflops = result.get_metric("tflops") if result.speed_metric != "tflops" else math.nan  # not the speed again
+        tflops = result.get_metric("tflops") if result.speed_metric != "tflops" else math.nan  # do not repeat the speed
         cells = {name.replace("_", " "): result.work.get(name, "") for name in MAIN_WORK_NAMES} | {
             "work": format_point(distinct) if distinct else "",
             "device": result.platform,
@@ -166,7 +166,7 @@ def _build_parameters_table(results: Sequence[BestResult]) -> Table:
 
 
 def _list_published(models: Collection[str]) -> list[dict[str, str]]:
-    # They have their source. They were not measured here, and are never ranked or divided.
+    # Each row names its source. These results were not measured here, and are never ranked or divided.
     with Path(__file__).with_name("published.csv").open() as file:
         rows = [row for row in csv.DictReader(file) if row["model"] in models]
     for row in rows:
@@ -176,7 +176,7 @@ def _list_published(models: Collection[str]) -> list[dict[str, str]]:
 
 
 def build_text(stored: Stored, tables: Sequence[Table], text_format: str) -> str:
-    """Return tables as "markdown" or "json", or best results as "csv". Raises UserInputError if a CSV has no trial."""
+    """Return tables as "markdown" or "json", or best results as "csv". Raises UserInputError if the CSV is empty."""
     if text_format == "markdown":
         parts = [[f"## {table.title}", markdown_of(table.heading, table.rows), table.note] for table in tables]
         return "\n\n".join(text for part in parts for text in part if text)
@@ -184,7 +184,7 @@ def build_text(stored: Stored, tables: Sequence[Table], text_format: str) -> str
     if text_format == "json":
         content = {table.title: [dict(zip(table.heading, row, strict=True)) for row in table.rows] for table in tables}
         content = content | {BEST_RESULTS: rows}
-        content.pop(PARAMETERS, None)  # the best results have them
+        content.pop(PARAMETERS, None)  # the best results include them
         typed = {title: [_type_cells(row) for row in rows] for title, rows in content.items()}
         return json.dumps(typed, indent=1, ensure_ascii=False)
     if not rows:
@@ -198,14 +198,14 @@ def _type_cells(row: Mapping[str, Any]) -> dict[str, Any]:
     for name, value in row.items():
         is_list = name.startswith("param.") and "," in str(value)  # a comma in a cell separates thousands
         typed[name] = typed_value(value) if isinstance(value, str) and name not in NAMES and not is_list else value
-    if isinstance(counts := typed.get("trials"), str):  # of a sweep, by their outcomes
+    if isinstance(counts := typed.get("trials"), str):  # a sweep's counts by outcome
         typed["trials"] = {name: int(number) for number, name in (part.split(" ", 1) for part in counts.split(", "))}
     return typed
 
 
 def _export_result(result: BestResult) -> dict[str, Any]:
     """Return the work of a best result, its speed with the 95% interval, and its parameters. Shares are fractions.
-    `rounds` are those of the finals that the values are the mean of, 0 if of a single trial."""
+    `rounds` is the number of finals rounds that the values are averaged over, 0 for a single trial."""
     row = {
         **{name: result.work.get(name) for name in MAIN_WORK_NAMES},
         **{f"work.{name}": value for name, value in result.work.items() if name not in MAIN_WORK_NAMES},
