@@ -1,1 +1,1 @@
-"""`python -m sweeper calibrate`: the rates of the devices and links that are here, in files that plans use."""
+"""`python -m sweeper calibrate`: measure the local devices and links, and write their rates to files for plans."""

@@ -1,16 +1,16 @@
-"""Measure the rates of the GPUs and links that are here, for plans.
+"""Measure the rates of the local GPUs and links for plans.
 
     python -m sweeper calibrate hardware=h200 dir=results
 
 Runs sweeps of matrix products, memory copies, attention and, with several GPUs, collectives, for two to five minutes.
-Products and attention run back to back until clocks and power have settled, and are measured after that: the rates of
-short runs are 10 to 20% above those of training.
+Products and attention run back to back until clocks and power have settled, and are then measured, because short runs
+reach rates 10 to 20% above those in training.
 
-Writes DIR/calibration/HARDWARE.yaml and, with several GPUs, HARDWARE_topology.yaml. From then on python -m sweeper plan
-in DIR, and plans of sweeps with dir=DIR, use these rates for this hardware and name their file; calibration=none leaves
-them out. Prints the value that each rate replaces. Rerun the same command to resume after an interruption, and to
-measure again what failed, for example because other processes held the processor; a rerun of a complete calibration
-measures anew. To begin anew before that, delete DIR/calibration/HARDWARE.unfinished.
+Writes DIR/calibration/HARDWARE.yaml and, with several GPUs, HARDWARE_topology.yaml. From then on, python -m sweeper
+plan in DIR and plans of sweeps with dir=DIR use these rates for this hardware and name their file; calibration=none
+ignores them. Prints the value that each rate replaces. Rerun the same command to resume after an interruption, or to
+remeasure what failed, for example because other processes used the processor. Rerunning a complete calibration measures
+everything again. To start over before that, delete DIR/calibration/HARDWARE.unfinished.
 """
 
 from collections.abc import Mapping
@@ -48,8 +48,8 @@ class CalibrateRequest:
     """What to measure.
 
     Attributes:
-        hardware: a kind of GPU that is here, or cpu.
-        dir: results directory; files are written to its folder calibration/.
+        hardware: a kind of local GPU, or cpu.
+        dir: results directory; files are written to its subfolder calibration/.
     """
 
     hardware: str = "auto"
@@ -58,7 +58,7 @@ class CalibrateRequest:
 
 
 def run(request: CalibrateRequest) -> int:
-    """Measure, write the files and print what they replace. Returns the exit code."""
+    """Measure, write the files, print the values that they replace, and return the exit code."""
     directory = Path(request.dir).expanduser().resolve()
     target = find_target(request)
     key = device_key(target.hardware)
@@ -94,9 +94,9 @@ def run(request: CalibrateRequest) -> int:
 
 
 def find_target(request: CalibrateRequest) -> Target:
-    """Return the devices that are measured. Raises UserInputError for an unknown kind, or one that is not there."""
+    """Return the devices to measure. Raises UserInputError if their kind is unknown or not present."""
     ray_environment.prepare(request.cluster.address, request.cluster.insecure)
-    from sweeper.execution import cluster  # with Ray, which takes a second to import
+    from sweeper.execution import cluster  # imports Ray, which takes a second
 
     target, _ = cluster.find_target(request.hardware, request.cluster.address, request.cluster.insecure)
     cluster.stop()
@@ -104,7 +104,7 @@ def find_target(request: CalibrateRequest) -> Target:
 
 
 def begin_or_resume(unfinished: Path, hardware: str) -> str:
-    """Return the name of the calibration that was interrupted, or a new one."""
+    """Return the name of the interrupted calibration, or a new name."""
     if unfinished.exists():
         return unfinished.read_text().strip()
     name = f"calibration-{hardware}-{datetime.now(UTC):%Y%m%d-%H%M%S}"
@@ -113,7 +113,7 @@ def begin_or_resume(unfinished: Path, hardware: str) -> str:
 
 
 def write_files(path: Path, target: Target, rows: Mapping[str, list[Row]]) -> list[Cells]:
-    """Write the files of the device and of its topology. Returns the value that each rate replaces."""
+    """Write the files of the device and its topology. Return the table rows with the value that each rate replaces."""
     products = rates.sustained_tflops(rows["matmul"])
     reference = products.get("bf16") or next(iter(products.values()))
     calibration = Calibration(
@@ -130,13 +130,13 @@ def write_files(path: Path, target: Target, rows: Mapping[str, list[Row]]) -> li
     write_calibration(path, calibration)
     try:
         before = build_device(target.hardware)
-    except UserInputError:  # plans do not have it
+    except UserInputError:  # plans do not support it
         before = None
     replacements = list(rates.device_replacements(calibration, before, rows["attention"]))
     links = rows.get("collectives")
     if not links:
         return replacements
-    # Two processes of a CPU stand for two GPUs of a node.
+    # Two processes on a CPU represent two GPUs of a node.
     gpus, per_node = (target.devices, gpus_per_node(target)) if target.is_gpu else (2, 2)
     assumed = default_topology(target.hardware)
     topology = measured_topology(links, assumed, gpus, per_node)

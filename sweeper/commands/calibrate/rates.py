@@ -1,4 +1,4 @@
-"""From the trials of a calibration to the rates of a device and of its links, and to the table of what they replace."""
+"""Compute the rates of a device and its links from a calibration's trials, and the table of what they replace."""
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
@@ -19,9 +19,9 @@ from workloads.hardware.precisions import sustained_flops
 from workloads.layouts.layout import AttentionKernel
 
 Row = dict[str, str]
-Cells = list[str]  # of one figure in the table
-PAIRS_BELOW = 0.6  # over a switch, two GPUs have all of a GPU's links; of links between pairs one of several
-# The planner's names of attention kernels. FlashAttention 3 and 4 have one rate there; AMD's kernels are
+Cells = list[str]  # one row of the table
+PAIRS_BELOW = 0.6  # over a switch, two GPUs use all links of a GPU; with links between pairs, they use one of several
+# The planner's names for attention kernels. It uses one rate for FlashAttention 3 and 4; AMD's kernels count as
 # FlashAttention 2.
 PLANNER_KERNELS: dict[str, AttentionKernel] = {
     "flash": "flash2",
@@ -34,7 +34,7 @@ PLANNER_KERNELS: dict[str, AttentionKernel] = {
 
 
 def sustained_tflops(rows: Sequence[Row]) -> dict[str, Figure]:
-    """Return the lasting rate of products by data type: all operations of the layers over the time of all."""
+    """Return the sustained rate of products by data type: the operations of all layers over their total time."""
     by_dtype = _group(rows, "param.dtype")
     bounds = ("tflops_sustained_ci_low", "tflops_sustained_ci_high")
     return {
@@ -47,7 +47,7 @@ def sustained_tflops(rows: Sequence[Row]) -> dict[str, Figure]:
 
 
 def power_headroom(rows: Sequence[Row]) -> float:
-    """Return by which factor a short run of products in 16 bits, else of all, is faster than a lasting one."""
+    """Return the speedup of short over sustained products, for bf16 if it was measured, else for all data types."""
     layers = [row for row in rows if row["param.dtype"] == "bf16"] or rows
     return max(1.0, _joint_rate(layers, "tflops") / _joint_rate(layers, "tflops_sustained"))
 
@@ -59,13 +59,13 @@ def _joint_rate(layers: Iterable[Row], metric: str) -> float:
 
 
 def figure_of(row: Row, metric: str) -> Figure:
-    """Return a metric of a trial with its interval."""
+    """Return a trial's metric with its interval."""
     low, high = (float(row[name]) if row.get(name) else None for name in (f"{metric}_ci_low", f"{metric}_ci_high"))
     return Figure(float(row[metric]), low, high)
 
 
 def attention_rates(rows: Sequence[Row], tflops: float) -> dict[str, Attention]:
-    """Return the rates of attention kernels as shares of products' by the planner's names; the fastest counts."""
+    """Return attention rates as fractions of the product rate, by the planner's kernel names. The fastest counts."""
     rates: dict[str, Attention] = {}
     for kernel, own in _group(rows, "param.kernel").items():
         fitted, name = _fit_attention(own, tflops), PLANNER_KERNELS[kernel]
@@ -75,9 +75,9 @@ def attention_rates(rows: Sequence[Row], tflops: float) -> dict[str, Attention]:
 
 
 def _fit_attention(rows: Sequence[Row], tflops: float) -> Attention | None:
-    """Return the rates of one kernel; None unless both passes were measured at two lengths. The planner's rate over L
-    tokens is share · L / (L + half): its inverse is linear in 1 / L. Both passes have one half, the mean of theirs, and
-    the share is that of the longest sequences."""
+    """Return the rates of one kernel, or None unless both passes were measured at two lengths. The planner's rate over
+    L tokens is share · L / (L + half), so its inverse is linear in 1 / L. Both passes use the mean of their halves, and
+    the share comes from the longest sequences."""
     halves, longest = [], {}
     for mode, own in _group(rows, "param.mode").items():
         points = sorted((float(row["param.sequence_length"]), float(row["tflops_sustained"])) for row in own)
@@ -95,7 +95,7 @@ def _fit_attention(rows: Sequence[Row], tflops: float) -> Attention | None:
 
 
 def describe_conditions(rows: Sequence[Row]) -> str:
-    """Return how long the products lasted, at which clock and power."""
+    """Describe how long the products ran, and at what clock and power."""
     settling = [float(row["sustained_settling_s"]) for row in rows]
     lasted = max(float(row["param.sustained_s"]) for row in rows)
     parts = [
@@ -117,21 +117,21 @@ def _group(rows: Iterable[Row], name: str) -> dict[str, list[Row]]:
 
 
 def list_gathers(rows: Iterable[Row], ranks: int) -> list[Row]:
-    """Return the all-gathers of groups of that many ranks, the smallest first."""
+    """Return the all-gathers in groups of this many ranks, the smallest first."""
     own = (row for row in rows if float(row["param.ranks"]) == ranks and row["param.collective"] == "all_gather")
     return sorted(own, key=lambda row: float(row["param.kib"]))
 
 
 def bus_gb_s(rows: Iterable[Row], ranks: int) -> float:
-    """Return the bandwidth of the largest all-gather of groups of that many ranks; NaN if none was measured."""
+    """Return the bandwidth of the largest all-gather in groups of this many ranks; NaN if none was measured."""
     gathers = list_gathers(rows, ranks)
     return float(gathers[-1]["bus_gb_s"]) if gathers else math.nan
 
 
 def measured_topology(rows: Sequence[Row], assumed: Topology, gpus: int, per_node: int) -> Topology:
-    """Return the topology whose all-gathers take the measured time. Unmeasured values stay as assumed.
+    """Return the topology for which the planner predicts the measured all-gathers. Unmeasured values stay as assumed.
 
-    The planner takes a share of a link's bandwidth for collectives, by which the measured one is divided here.
+    The planner assumes that collectives reach a fraction of a link's bandwidth, so the measured value is divided by it.
     """
     local = 0 if per_node == gpus else per_node
     bus, pair, whole = bus_gb_s(rows, local), bus_gb_s(rows, 2), bus_gb_s(rows, 0)
@@ -151,24 +151,24 @@ def _short(value: float) -> float:
 
 
 def draw_replacements(replacements: Sequence[Cells]) -> Table:
-    """Return the table."""
+    """Return the table of measured values and the values that they replace."""
     heading = ["figure", "before", "which is", "measured", "95% from", "to", "change %"]
     return draw(heading, replacements, 2, terminal_width())
 
 
 def _replace(name: str, before: float, source: str, measured: Figure) -> Cells:
-    """Return the cells of a figure. `before` is the value that plans had, NaN if they had none, and its source."""
+    """Return a row of the table. `before` is the value that plans used so far, NaN if there was none."""
     bounds = [format_number(math.nan if bound is None else bound) for bound in (measured.low, measured.high)]
     change = "" if math.isnan(before) else f"{100 * (measured.value / before - 1):+.1f}"
     return [name, format_number(before), source, format_number(measured.value), *bounds, change]
 
 
 def device_replacements(calibration: Calibration, before: Device | None, rows: Sequence[Row]) -> Iterator[Cells]:
-    """Yield the figures of a device. `before` is None if it could not be planned before; `rows` are attention's."""
+    """Yield a device's table rows. `before` is None if plans did not support it; `rows` are the attention trials."""
     for dtype, figure in calibration.sustained_tflops.items():
         rate, source = math.nan, ""
         if before and (before.sustained_tflops or before.peak_tflops):
-            with suppress(ValueError):  # no matrix units for it in the catalogue
+            with suppress(ValueError):  # the catalogue has no matrix units for this data type
                 rate = sustained_flops(before, dtype) / 1e12
                 source = "table" if dtype in measured_tflops(before.name) else "share of the peak"
         yield _replace(f"products in {dtype}, TFLOP/s", rate, source, figure)
@@ -190,7 +190,7 @@ def device_replacements(calibration: Calibration, before: Device | None, rows: S
 
 
 def link_replacements(measured: Topology, assumed: Topology, rows: Sequence[Row], cluster: Cluster) -> Iterator[Cells]:
-    """Yield the figures of links: bandwidths as collectives reach them, and the latency of one message."""
+    """Yield the table rows of the links: the bandwidths that collectives reach, and the latency of one message."""
     local = 0 if measured.gpus_per_domain == cluster.gpus else measured.gpus_per_domain
     for ranks in dict.fromkeys((local, 0)):
         bus = bus_gb_s(rows, ranks)

@@ -1,4 +1,4 @@
-"""The sweeps that measure a device: their arguments, their names, and the rows of their trials."""
+"""The sweeps of a calibration: their arguments, their names, and the rows of their trials."""
 
 import csv
 import tomllib
@@ -21,7 +21,7 @@ class CalibrationSweep:
     folder: Path
 
     def read_rows(self) -> list[dict[str, str]]:
-        """Return the complete trials, parameters and metrics by name; empty if the sweep has not ended."""
+        """Return the parameters and metrics of each complete trial by name; empty if the sweep has not ended."""
         path = self.folder / "trials.csv"
         if not path.exists():
             return []
@@ -30,16 +30,16 @@ class CalibrationSweep:
 
     @property
     def without_result(self) -> list[TrialStatus]:
-        """The statuses of the trials to measure again: they failed, were lost or disturbed."""
+        """The statuses of the trials to remeasure: they failed, were lost or were disturbed."""
         return [record.status for record in StoredSweep(self.folder).current_records if record.status in WITHOUT_RESULT]
 
 
 def plan_sweeps(target: Target, run: str, directory: Path, further: Sequence[str]) -> dict[str, CalibrationSweep]:
-    """Return the sweeps of a calibration by what they measure; collectives where there are several GPUs, or on a CPU.
+    """Return a calibration's sweeps by what they measure. Collectives need several GPUs, or a CPU.
 
     Args:
-        run: the name of the calibration, which a rerun has too so that its sweeps are resumed.
-        further: arguments that all sweeps get.
+        run: the name of the calibration; a rerun uses the same name to resume its sweeps.
+        further: additional arguments for all sweeps.
     """
     sweeps = {}
     for name, text in WORDS["gpu" if target.is_gpu else "cpu"].items():
@@ -47,7 +47,7 @@ def plan_sweeps(target: Target, run: str, directory: Path, further: Sequence[str
         if name == "collectives" and target.is_gpu:
             if target.devices == 1:
                 continue
-            # Groups whose links differ: all ranks, those of a node, and pairs.
+            # Groups with different links: all ranks, the ranks of a node, and pairs.
             local = gpus_per_node(target)
             sizes = [0, *([local] if 1 < local < target.devices else []), *([2] if local > 2 else [])]
             groups = [str(size) for size in sizes if not size or target.devices % size == 0]
@@ -62,5 +62,5 @@ def plan_sweeps(target: Target, run: str, directory: Path, further: Sequence[str
 
 
 def gpus_per_node(target: Target) -> int:
-    """Return the GPUs of a node of which the target has the fewest."""
+    """Return the number of GPUs on the target's node with the fewest GPUs."""
     return min(node.gpus for node in target.nodes)

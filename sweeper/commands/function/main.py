@@ -2,7 +2,8 @@
 
     python -m sweeper function FILE key=value ...
 
-`sweeper.run` starts it, and it resumes such a sweep from a shell. The file is a program: run only your own.
+`sweeper.run` starts this command; you can also use it to resume such a sweep from a shell. The file is a program, so
+run only your own files.
 """
 
 import json
@@ -20,7 +21,7 @@ from workloads.api.errors import UserInputError, describe_os_error
 
 
 def main(words: Sequence[str]) -> None:
-    """Run the sweep. The exit codes are those of `python -m sweeper`."""
+    """Run the sweep. The exit codes are the same as for `python -m sweeper`."""
     exit_with(lambda: _run(words))
 
 
@@ -37,7 +38,7 @@ def _run(words: Sequence[str]) -> int:
 
 
 def read_function(path: Path) -> Workload:
-    """Return the workload of a packed function without loading it. Raises UserInputError for another file."""
+    """Return the workload of a packed function without loading it. Raises UserInputError for any other file."""
     workload = registry.load("function")
     assert workload.Settings is not None
     try:

@@ -1,1 +1,1 @@
-"""A sweep, from its checked plan to its results."""
+"""Run a sweep, from its checked plan to its results."""

@@ -1,4 +1,4 @@
-"""The end of a sweep's run: results on disk, in MLflow and on the terminal."""
+"""End a sweep's run: write the results to disk and to MLflow, and print them."""
 
 import json
 import math
@@ -36,14 +36,14 @@ from sweeper.tracking.provenance import compute_digest
 from sweeper.tracking.shown_metrics import FINAL, USUAL, shown_metrics, shown_name, varying_metrics
 from workloads.api import secrets
 
-# A server that was restarted on a busy machine answered after 54 to 82 s. A person starts the command again; after a
-# batch job no one may, and its runs would stay RUNNING. A sweep that is stopped has little time before it is killed.
+# A server that was restarted on a busy machine responded after 54 to 82 s. A person can start the command again, but
+# a batch job's runs might stay RUNNING for good. A sweep that is being stopped has little time before it is killed.
 STORE_PATIENCE_S = 20.0
 STORE_PATIENCE_UNATTENDED_S = 120.0
-# A person does not wait for the report. A batch system kills what is left when the command has ended.
+# A person does not want to wait for the report. A batch system kills all remaining processes when the command ends.
 REPORT_PATIENCE_S = 2.0
 REPORT_PATIENCE_UNATTENDED_S = 120.0
-MANY_PENDING = 20  # records that take long enough to write that a note is due
+MANY_PENDING = 20  # records that take long enough to write to justify a note
 
 
 @dataclass(frozen=True)
@@ -54,13 +54,13 @@ class FinishedRun:
     opened: OpenedSweep
     drained: Sequence[str]  # a line for each node that was drained
     clock: PhaseClock
-    error: str  # why the loop ended before the budget; empty if it did not
+    error: str  # why the loop ended before the budget was used up; empty if it did not
     stop: StopRequests
     is_interrupted: bool  # a person or a batch system stopped it before its end
     is_over: bool  # the budget is used up and no finals are left
 
     def close(self, display: Progress) -> int:
-        """Store the results, end the parent run and print the summary. Returns the exit code."""
+        """Store the results, end the parent run, print the summary, and return the exit code."""
         study, progress, tracking = self.opened.study, self.opened.progress, self.opened.tracking
         results = Results.collect(self.plan, study, progress)
         if self.is_over:
@@ -83,9 +83,9 @@ class FinishedRun:
         has_complete &= not self.plan.criteria.describe_unmet(results.records)
         is_complete = has_complete and is_written and not (results.has_failures or self.error or tracking.refused)
         code = INTERRUPTED if self.stop.requested else COMPLETE if is_complete else SOME_FAILED
-        self.stop.leave_at_once = True  # the table is there
+        self.stop.leave_at_once = True  # the table is already printed
         self.clock.enter("report")
-        if not self.stop.requested:  # else no one waits for it
+        if not self.stop.requested:  # otherwise, no one waits for it
             tracking.wait_for_report(REPORT_PATIENCE_S if is_attended() else REPORT_PATIENCE_UNATTENDED_S)
         seconds = self.clock.seconds()
         print(wrap_line(f"took     {format_phases(seconds)}", terminal_width()), flush=True)
@@ -101,12 +101,12 @@ class FinishedRun:
         value: Winner | None = None
         if first:
             value = Winner(first.trial.number, *first.value.bounds, first.rounds)
-        elif winner is not None:  # without finals, its trial's
+        elif winner is not None:  # without finals, use the trial's measurement
             value = front_value(results.front, winner, criteria) if results.front else measured_value(winner, criteria)
         if winner is not None:
             try:
                 build_files(self.opened.description, winner, value, self.plan.folder / FOLDER).write()
-            except Exception as error:  # a file is never worth losing a table
+            except Exception as error:  # a failed file must never cost the table
                 display.note(f"no {FOLDER}/: {type(error).__name__}: {error}")
         end = SweepEnd(
             is_over=self.is_over,
@@ -122,11 +122,11 @@ class FinishedRun:
         replace(self.opened.description, end=end).write(self.plan.folder)
 
     def _write(self, display: Progress, results: Results, summary: Summary) -> bool:
-        """Write the result files and end the parent run. Returns whether everything is written. A finished sweep that
-        is run again has all of that, and plots and a report of 100,000 trials take minutes: the digest shows whether
-        anything would differ."""
+        """Write the result files and end the parent run. Return whether everything is written. Plots and a report of
+        100,000 trials take minutes, so a rerun of a finished sweep skips them if the digest shows that nothing would
+        differ."""
         study, tracking = self.opened.study, self.opened.tracking
-        message: dict[str, Any] = {  # of `Store.close`, without the files, which follow from the trials
+        message: dict[str, Any] = {  # for `Store.close`, without the files, which are determined by the trials
             "status": "KILLED" if self.is_interrupted else "FAILED" if self.error else "FINISHED",
             "metrics": describe_winner(results) | results.metrics(),
             "tags": {
@@ -154,9 +154,9 @@ class FinishedRun:
         plots: list[str] = []
         try:
             plots = [] if self.is_interrupted else [str(path) for path in results.draw_plots(study)]
-        except Exception as error:  # a plot is never worth losing a table
+        except Exception as error:  # a failed plot must never cost the table
             display.note(f"no plots: {type(error).__name__}: {error}")
-        # A full disk or a locked file does not come back by a restart, as a server does.
+        # A server may come back after a restart, but a full disk or a locked file does not.
         is_server = not (self.plan.config.tracking.uri or "sqlite").startswith("sqlite")
         is_short = self.is_interrupted or is_attended() or not is_server
         patience_s = STORE_PATIENCE_S if is_short else STORE_PATIENCE_UNATTENDED_S
@@ -176,28 +176,28 @@ def _next_commands(arguments: Sequence[str], results: Results, progress: SweepPr
         added = [f"{name}={value}" for name, value in changes.items() if value is not None]
         return shlex.join(secrets.masked_arguments([*kept, *added]))
 
-    # Twice the limits that ended the sweep, which may have had more trials before.
+    # Double the limits that ended the sweep. It may already have more trials than its limit.
     limits = {f"budget.{name}": limit for name, limit in progress.exhausted_limits().items()}
     if "budget.trials" in limits:
         limits["budget.trials"] = progress.finished_trials
     doubled = {name: f"{2 * limit:.15g}" for name, limit in limits.items()}
     commands = {"extend_command": change({"retry": None, **doubled})}
     if statuses := {record.status for record in (*results.records, *results.remeasured)} & set(WITHOUT_RESULT):
-        # The narrowest value that has them all; infeasible trials are left alone where that is possible.
+        # The narrowest value that covers all of them; infeasible trials are left alone if possible.
         name, has_infeasible = narrowest_retry(statuses), results.counts.get(TrialStatus.INFEASIBLE)
         commands["retry_command"] = change({"retry": "failed" if name == "all" and has_infeasible else name})
-    if results.front is not None and not results.plan.config.finals.top:  # else finals measure it again
+    if results.front is not None and not results.plan.config.finals.top:  # otherwise the finals remeasure it
         commands["certify_command"] = change({"retry": None, "finals.top": str(DEFAULT_FINALISTS)})
     return commands
 
 
 def is_attended() -> bool:
-    """Return whether a person waits for the command, not a batch job."""
+    """Return whether a person is waiting for the command, as opposed to a batch job."""
     return sys.stdout.isatty() and "SLURM_JOB_ID" not in os.environ
 
 
 def build_view(results: Results) -> SweepView:
-    """Return what MLflow's pages show of a sweep: its best trials with those of the finals first."""
+    """Return the view of a sweep for MLflow's pages: its best trials, the finalists first."""
     objective, plan, front = results.objective, results.plan, results.front
     certified = front.certified if front else ()
     rows: list[FinalistResult | FrontPoint] = [*results.finalists, *certified]
@@ -231,7 +231,7 @@ def build_view(results: Results) -> SweepView:
 
 
 def describe_winner(results: Results) -> dict[str, float]:
-    """Return what MLflow's pages show of the winner in the row of its sweep: its value in the finals first."""
+    """Return the winner's metrics for the sweep's row in MLflow's pages, its value in the finals first."""
     if (winner := results.winner) is None:
         return {}
     rows: list[FinalistResult | FrontPoint] = [*results.finalists, *(results.front.certified if results.front else ())]

@@ -1,4 +1,4 @@
-"""Choose the cores for a sweep of this machine's CPU: those that no other process uses, by the counters in /proc."""
+"""Choose the cores for a sweep of this machine's CPU: the ones that no other process uses, by the counters in /proc."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ if TYPE_CHECKING:
     from sweeper.preflight.sweep_plan import SweepPlan
 
 WINDOW_S = 0.5
-WINDOWS = 4  # in one of which a load that comes and goes is low
-HELD = 0.5  # cores: a lower load leaves enough undisturbed calls
-THREADS = "OMP_NUM_THREADS"  # who sets it has chosen the cores
+WINDOWS = 4  # an intermittent load is low in at least one of them
+HELD = 0.5  # cores; a lower load leaves enough undisturbed calls
+THREADS = "OMP_NUM_THREADS"  # a user who sets it has chosen the cores
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
 class CoreWatch:
-    """Watches the cores from its creation, so that what this process does meanwhile costs no time."""
+    """Watches the cores from its creation on, while this process does other work."""
 
     def __init__(self) -> None:
         self._first = _read()
 
     def find_use(self) -> tuple[float, str]:
-        """Return how many cores others use all the time, and what uses most; 0, at once, on an idle machine."""
+        """Return the number of cores that other processes always use, and the largest user; 0, at once, if idle."""
         least, (last_at_s, last_s, first) = float("inf"), self._first
         for _ in range(WINDOWS):
             time.sleep(max(0.0, last_at_s + WINDOW_S - time.monotonic()))
@@ -39,12 +39,12 @@ class CoreWatch:
             if least < HELD:
                 return 0.0, ""
             last_at_s, last_s = at_s, others_s
-        # There are none if they are hidden, as from a container.
+        # There are no processes if they are hidden, for example in a container.
         return least, max(processes, key=lambda name: processes[name] - first.get(name, 0.0), default="")
 
 
 def _read(proc: Path = Path("/proc")) -> tuple[float, float, dict[str, float]]:
-    """Return the time, the seconds that others have run on the cores of this process, and those of each of them."""
+    """Return the time, the total seconds of other processes on this process's cores, and the seconds of each."""
     allowed, ticks, processes = {f"cpu{number}" for number in os.sched_getaffinity(0)}, 0, {}
     with suppress(OSError):
         for name, *counts in map(str.split, (proc / "stat").read_text().splitlines()):
@@ -52,7 +52,7 @@ def _read(proc: Path = Path("/proc")) -> tuple[float, float, dict[str, float]]:
                 user, nice, system, _, _, interrupts, soft_interrupts, *_ = map(int, counts)
                 ticks += user + nice + system + interrupts + soft_interrupts
     for file in proc.glob("[0-9]*/stat"):
-        with suppress(OSError):  # it has ended
+        with suppress(OSError):  # the process has ended
             start, _, fields = file.read_text().rpartition(")")
             if (pid := file.parent.name) != str(os.getpid()):
                 processes[f"{start.partition('(')[2]} (pid {pid})"] = sum(map(int, fields.split()[11:13])) / TICKS_PER_S
@@ -62,9 +62,9 @@ def _read(proc: Path = Path("/proc")) -> tuple[float, float, dict[str, float]]:
 def plan_on_free_cores(
     make_plan: Callable[[Sequence[Node]], SweepPlan], nodes: Sequence[Node], cpus: int | None, watch: CoreWatch
 ) -> SweepPlan:
-    """Return the plan of a sweep on `cpus` cores of this machine, or without those that other processes hold.
+    """Return a sweep's plan on `cpus` cores of this machine, or on the cores that other processes do not use.
 
-    A sweep that has begun keeps its cores. Raises UserInputError as `plan_sweep`, or if `cpus` cannot be.
+    A sweep that has begun keeps its cores. Raises UserInputError like `plan_sweep`, or if `cpus` is not possible.
     """
     if cpus is not None:
         if nodes[0].id or cpus > nodes[0].cpus:
@@ -77,7 +77,7 @@ def plan_on_free_cores(
         return plan
     plan = make_plan(nodes)
     node, resources = plan.target.nodes[0], plan.resources
-    # Workloads of this project have a thread for each core, unless the variable sets another number.
+    # This project's workloads use one thread per core, unless the variable sets another number.
     has_threads = any(
         name.rpartition(".")[2] == THREADS for name in (*os.environ, *plan.space.constants, *plan.space.dimensions)
     )
@@ -99,12 +99,12 @@ def plan_on_free_cores(
 
 
 def _has_begun(plan: SweepPlan, device: str) -> bool:
-    """Return whether the sweep has begun on these cores, unless `cluster.cpus` chose them for another command."""
+    """Return whether the sweep has begun on these cores, unless another command's `cluster.cpus` chose them."""
     from sweeper.preflight.sweep_plan import name_folder
     from sweeper.results.description import read_description
 
     folder = name_folder(plan.config, plan.space, plan.target, {**plan.identity, "device": device})
-    with suppress(UserInputError):  # a damaged description, which the sweep writes again
+    with suppress(UserInputError):  # a damaged description; the sweep writes it again
         description = read_description(folder)
         if description is not None and description.device == device:
             return bool(plan.config.name or description.config["cluster"].get("cpus") is None)

@@ -35,11 +35,11 @@ from workloads.api.metrics import find_source
 from workloads.api.secrets import mask
 
 START_PATIENCE_S = 20.0
-SHOWN_DISTURBED = 10  # trials in the line that names what is measured again
+SHOWN_DISTURBED = 10  # trials in the line that lists what is remeasured
 
 
 class Sweep:
-    """One sweep, from its lock to its summary. `arguments` are the command line that resumes it."""
+    """One run of a sweep, from its lock to its summary. `arguments` is the command line that resumes the sweep."""
 
     def __init__(self, plan: SweepPlan, arguments: Sequence[str]) -> None:
         self._plan, self._config = plan, plan.config
@@ -73,7 +73,7 @@ class Sweep:
     # ── the run ──
 
     def run(self) -> int:
-        """Run the sweep, or the rest of it. Returns the exit code."""
+        """Run the sweep, or the rest of it, and return the exit code."""
         self._stop.install()
         try:
             for line in plan_view.describe_start(self._plan, self._progress.counts, len(self._study.unfinished)):
@@ -96,7 +96,7 @@ class Sweep:
             self._opened.lock.close()
 
     def _run_on_cluster(self) -> str:
-        # Ray prints events of its workers to standard output, which is for results.
+        # Ray prints its workers' events to standard output, which is reserved for results.
         with (self._plan.folder / "ray.log").open("a") as log, redirect_stdout(log):
             try:
                 with self._display:
@@ -132,7 +132,7 @@ class Sweep:
             resources=self._gang_resources,
             timeout_s=self._config.trial.timeout_s,
             reports_steps=plan.resolved.workload.reports_steps,
-            cpu_shares=plan.resources.gangs,  # a single finalist computes on as many cores as in the search
+            cpu_shares=plan.resources.gangs,  # a finalist that runs alone uses as many cores as in the search
             searches_environment=any(map(is_variable, plan.space.dimensions)),
         )
         self._pool = gang_pool.GangPool(plan.target, spec, gangs)
@@ -150,7 +150,7 @@ class Sweep:
                 break
             for trial, result in self._pool.wait(0.25):
                 self._take(trial, result)
-            if self._progress.stop_reason:  # they run first when the sweep goes on
+            if self._progress.stop_reason:  # these trials run first when the sweep is resumed
                 self._study.unfinished[:0] = self._pool.withdraw_backlog()
             self._collect_steps()
             if not self._pool.starting:
@@ -163,11 +163,11 @@ class Sweep:
             self._tracking.restart_if_dead()
             self._display.update(self._state())
         self._collect_steps(wait=True)
-        # Only the finals need what a gang that is starting holds.
+        # Only the finals need the resources of a gang that is still starting.
         self._pool.close(START_PATIENCE_S if self._pending_finals() else 0)
 
     def _queue_disturbed(self) -> bool:
-        """Queue again what other processes disturbed, when all else has ended. Returns whether anything was."""
+        """Queue disturbed trials again after all other trials have ended. Return whether there were any."""
         if self._stop.requested or self._progress.stop_reason:
             return False
         if {"time_s", "gpu_hours", "cost"} & set(self._progress.exhausted_limits()):
@@ -202,18 +202,18 @@ class Sweep:
         return bool(disturbed)
 
     def _describe_stall(self, record: TrialRecord, neighbors: Neighbors | None = None) -> str:
-        """Return how far a trial of a CPU, whose cores other processes use too, is behind similar ones, or nothing."""
+        """Describe how far a CPU trial, which shares its cores, is behind similar trials; empty if it is not."""
         objective = self._config.workload.objective
         if self._plan.target.is_gpu or record.remeasurement or not find_source(objective):
             return ""
         return describe_stall(record, self._study.records, objective, self._config.workload.direction, neighbors)
 
     def _begin_stopping(self) -> float:
-        """Cancel what has not started. Returns when the running trials are cancelled as well."""
+        """Cancel trials that have not started. Return the time at which to cancel the running trials too."""
         grace_s = self._config.trial.grace_s
         self._display.note(f"stopping: {grace_s:g} s for the running trials; press Ctrl-C again to leave at once")
         now = time.time()
-        for trial in self._study.unfinished[:]:  # what an earlier run left: the next run tries it again
+        for trial in self._study.unfinished[:]:  # left by an earlier run; the next run tries them again
             self._study.unfinished.remove(trial)
             self._take(trial, TrialResult(TrialStatus.CANCELLED, now, now, "the sweep was stopped"))
         return time.monotonic() + grace_s
@@ -235,7 +235,7 @@ class Sweep:
         if not pending:
             return
         finalists = dict.fromkeys(remeasurement.trial for _, remeasurement in pending)
-        # One clock for all, so that no finalist is compared at another's.
+        # All finalists use the same reference clock, so that the comparison is fair.
         clock_mhz = max(record.metrics.get("sm_clock_mhz", 0.0) for record, _ in pending)
         numbers, rounds = ", ".join(map(str, finalists)), self._config.finals.rounds
         self._display.note(f"finals   remeasuring trials {numbers}, interleaved, {rounds} rounds, in a fresh worker")
@@ -252,7 +252,7 @@ class Sweep:
         if self._stop.requested or self._progress.stop_reason:
             return []
         finals, ranked = self._config.finals, self._progress.ranked_trials()
-        if len(ranked) < 2:  # nothing to choose from
+        if len(ranked) < 2:  # there is nothing to compare
             return []
         finalists = select_finalists(ranked, self._plan.criteria, finals.top)
         measured = [record for record in self._study.current_records if record.number not in self._study.retried]
@@ -338,13 +338,13 @@ class Sweep:
             self._display.note(f"ended    what {owner} left behind: {one_line(mask(left))}")
 
     def _cancel_in_flight(self) -> None:
-        """Record running trials as cancelled. Their gangs end after that: without Ray, ending them may not return."""
+        """Record running trials as cancelled before their gangs end, because without Ray, ending them may hang."""
         for trial, result in self._pool.cancel() if self._pool else []:
             self._take(trial, result)
 
     def _leave_without_head(self, address: str) -> None:
-        """End the process from a thread, since Ray blocks the main one. If the sweep is stopping already, it shuts down
-        gracefully: `timeout` and batch systems send their SIGTERM to the sweep's own Ray too."""
+        """End the process from a thread, because Ray blocks the main thread. If the sweep is already stopping, it shuts
+        down gracefully, because `timeout` and batch systems send their SIGTERM to the sweep's own Ray too."""
         if self._stop.requested and self._pool:
             self._cancel_in_flight()
             with redirect_stdout(sys.__stdout__):

@@ -16,7 +16,7 @@ from workloads.api.errors import UserInputError, describe_os_error
 
 
 def run(words: list[str], program: list[str]) -> int:
-    """Do what the command line asks for. Returns the exit code, of several sweeps the highest one."""
+    """Execute the command line and return the exit code; with several sweeps, the highest one."""
     arguments = parse_arguments(words)
     if "version" in arguments.flags:
         print(describe_versions())
@@ -26,7 +26,7 @@ def run(words: list[str], program: list[str]) -> int:
         return COMPLETE
     try:
         sweeps = compose_sweeps(arguments)
-    except UnknownKey as error:  # which a subcommand may have
+    except UnknownKey as error:  # a subcommand may have this key
         modules = [import_module(f"sweeper.commands.{name}.main") for name in SUBCOMMANDS]
         commands = [module.COMMAND for module in modules if hasattr(module, "COMMAND")]  # function takes a sweep's keys
         if owner := next(filter(None, (command.owner(error.key) for command in commands)), ""):
@@ -34,9 +34,9 @@ def run(words: list[str], program: list[str]) -> int:
         raise
     if len(sweeps) < 2:
         return run_sweep(sweeps[0], [*program, *words]) if sweeps else COMPLETE
-    for sweep in sweeps:  # all of them are checked before one starts
+    for sweep in sweeps:  # check all of them before one starts
         sweep.resolve()
-    # Each runs in a process: on a cluster there is a queue for each kind of hardware.
+    # Each sweep runs in its own process; on a cluster, each kind of hardware has its own queue.
     on_cluster = all(sweep.config.cluster.address and not sweep.config.plan for sweep in sweeps)
     lines: dict[str, list[list[str]]] = {}
     for sweep in sweeps:
@@ -45,7 +45,7 @@ def run(words: list[str], program: list[str]) -> int:
 
 
 def run_sweep(sweep: ComposedSweep, command: list[str]) -> int:
-    """Run one sweep in this process, or show its plan. `command` resumes it. Returns the exit code."""
+    """Run one sweep in this process, or show its plan, and return the exit code. `command` resumes the sweep."""
     try:
         watch = CoreWatch()
         resolved = sweep.resolve()
@@ -53,7 +53,7 @@ def run_sweep(sweep: ComposedSweep, command: list[str]) -> int:
         from sweeper.execution import ray_environment
 
         ray_environment.prepare(config.cluster.address, config.cluster.insecure)
-        # Ray and Optuna take a second to import: not for --help, nor for invalid input.
+        # Ray and Optuna take a second to import, so --help and invalid input must not import them.
         from sweeper.config.device_values import default_names
         from sweeper.execution.cluster import discover_nodes
         from sweeper.execution.shipping import SweepCode
@@ -77,9 +77,9 @@ def run_sweep(sweep: ComposedSweep, command: list[str]) -> int:
             from sweeper.pages.plan_view import show_plan
 
             return COMPLETE if show_plan(plan) else SOME_FAILED
-        from sweeper.commands.sweep.loop import Sweep  # and with it tables, plots and MLflow's views: not for a plan
+        from sweeper.commands.sweep.loop import Sweep  # imports much that a plan does not need
 
-        # Not a setting of the sweep: a notebook sets it, and a person who resumes it wants to read.
+        # progress=json is not part of the sweep: a notebook sets it, and a person who resumes the sweep wants text.
         return Sweep(plan, [word for word in command if word != "progress=json"]).run()
     except BrokenPipeError:
         raise

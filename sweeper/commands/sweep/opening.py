@@ -29,7 +29,7 @@ class OpenedSweep:
     progress: SweepProgress
     tracking: TrackingClient
     description: SweepDescription  # the content of its sweep.json
-    retry_note: str  # which trials it runs again; empty without `retry`
+    retry_note: str  # which trials run again; empty without `retry`
 
     @property
     def command(self) -> str:
@@ -37,7 +37,7 @@ class OpenedSweep:
 
 
 def open_sweep(plan: SweepPlan, arguments: Sequence[str]) -> OpenedSweep:
-    """Lock the sweep, open its study and start the recording process with all records so far."""
+    """Lock the sweep, open its study, and start the recording process with all existing records."""
     gathered = provenance.gather(plan.target, arguments)
     sweep_lock = lock.acquire(plan.folder)
     study = _open_study(plan, provenance.comparable_state(gathered, plan.resolved))
@@ -81,7 +81,7 @@ def open_sweep(plan: SweepPlan, arguments: Sequence[str]) -> OpenedSweep:
 
 def _open_study(plan: SweepPlan, run_state: dict[str, str]) -> Study:
     settings = SearchSettings(plan.config.search, plan.config.seed, plan.criteria)
-    gc.disable()  # nothing of what is read is freed, and with 20,000 trials each full collection takes 0.4 s
+    gc.disable()  # reading frees nothing, and with 20,000 trials each full collection takes 0.4 s
     try:
         return Study(
             plan.folder / "study.journal",

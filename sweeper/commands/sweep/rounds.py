@@ -1,4 +1,4 @@
-"""Rounds at the end of a search, and of the finals, that measure disturbed trials again: how many, and for how long."""
+"""Plan the rounds at the end of a search or of the finals that remeasure disturbed trials."""
 
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
@@ -6,29 +6,29 @@ from collections.abc import Collection, Mapping, Sequence
 from sweeper.common.trials import TrialRecord
 
 MOST_ROUNDS = 3
-HELPED = 0.75  # at most this share of a round's trials is still disturbed; else a third round does not help either
-SHORT_S = 60.0  # the rounds of a shorter search may take this long, those of another one as long as it took
+HELPED = 0.75  # if more than this share of a round's trials is still disturbed, a third round would not help either
+SHORT_S = 60.0  # the rounds may take as long as the search took, but at least this long
 
 
 def choose_again(
     disturbed: Sequence[TrialRecord], records: Mapping[int, TrialRecord], again: Collection[int], gangs: int
 ) -> list[TrialRecord]:
-    """Return the disturbed trials that the next round measures.
+    """Return the disturbed trials for the next round to measure.
 
-    Earlier rounds count by their records, so that a resumed sweep continues with the time that they left.
+    Records of earlier rounds count, so that a resumed sweep continues with the remaining time.
 
     Args:
         records: the trials of the search, or of the finals, by number, in the order in which they ended.
         again: the numbers of the trials that earlier rounds measured again.
         gangs: the number of trials that run at once.
     """
-    rounds: dict[int, int] = {}  # the round of each trial, 0 of the search itself
-    seconds = {True: 0.0, False: 0.0}  # of the rounds, and of the search itself
+    rounds: dict[int, int] = {}  # the round of each trial, 0 for the search itself
+    seconds = {True: 0.0, False: 0.0}  # the time of the rounds, and of the search itself
     for number, record in records.items():
         is_again = record.retry is not None and record.retry.trial in again
         rounds[number] = rounds.get(record.retry.trial, 0) + 1 if record.retry and is_again else 0
         seconds[is_again] += record.duration_s
-    # Each trial has its own rounds: an extended search begins with trials that had none.
+    # Rounds are counted per trial, because the new trials of an extended search have had none.
     sizes, still = Counter(rounds.values()), Counter(rounds[record.number] for record in disturbed)
     last = MOST_ROUNDS - 1
     most = MOST_ROUNDS if still[last] <= HELPED * sizes[last] else last
