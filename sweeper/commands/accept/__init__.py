@@ -1,1 +1,1 @@
-"""Accept a cluster: measure every part of it, and report which one is slow and why."""
+"""Accept a cluster: measure every part of it, and report which part is slow and why."""

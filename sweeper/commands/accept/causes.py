@@ -1,4 +1,4 @@
-"""The likely cause of a failure, from what was read with it. A failure that nothing explains has an unknown cause."""
+"""Find the likely cause of a failure in the readings taken with it. The cause is unknown if no reading explains it."""
 
 import re
 from collections import defaultdict
@@ -14,28 +14,28 @@ from sweeper.common.trials import TrialStatus
 from workloads.api.gpus import TAINTING_SLOWDOWNS
 
 UNKNOWN = "unknown: nothing that was read explains it"
-LOWER_CLOCK = 0.97  # of the median of the others, from which a clock explains a loss
-AT_LIMIT = 0.97  # of the power limit: the power holds the clock down
-# The load average over the cores before the test, from which other processes hold them; and on a node without GPUs
+LOWER_CLOCK = 0.97  # a clock below this fraction of the others' median explains a loss
+AT_LIMIT = 0.97  # above this fraction of the power limit, the power limits the clock
+# Above this load average per core before the test, other processes use the cores. The second is for nodes without GPUs.
 BUSY_LOAD, BUSY_LOAD_OF_CPU = 1.5, 0.4
 SAVING_GOVERNORS = {"powersave", "conservative"}
 DRIFTS = (("sm_clock", "mhz"), ("temperature", "c"), ("power", "w"))
-ALL_LINKS = 2 / 3  # of a node's links that fail, from which the node is at fault
+ALL_LINKS = 2 / 3  # if at least this fraction of a node's links fails, the node is at fault
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """Readings during the failed test: of its node and its GPU, and of the other parts in the same test."""
+    """Readings during the failed test, from its nodes and GPUs and from the other parts in the same test."""
 
     judgement: Judgement
-    states: Mapping[str, Mapping[str, Any]]  # of the part's nodes
-    gpus: Sequence[Mapping[str, Any]]  # of the part
-    others: Sequence[Mapping[str, Any]]  # with the other parts' results
-    slow_links: Mapping[str, float]  # the share of each node's partners with which a link's test failed or is open
+    states: Mapping[str, Mapping[str, Any]]  # the states of the part's nodes, by name
+    gpus: Sequence[Mapping[str, Any]]  # the part's GPUs
+    others: Sequence[Mapping[str, Any]]  # the readings taken with the other parts' results
+    slow_links: Mapping[str, float]  # by node: the fraction of its partners with a failed or open link test
 
 
 def add_causes(judgements: Sequence[Judgement], states: Mapping[str, Mapping[str, Any]]) -> list[Judgement]:
-    """Return the judgements with the likely causes of what failed or is open. `states` are those of nodes by name."""
+    """Add the likely causes to the failed and open judgements. `states` maps node names to node states."""
     slow_partners, partners = defaultdict[str, set[str]](set), defaultdict[str, set[str]](set)
     beside = defaultdict[str, list[Mapping[str, Any]]](list)
     for judgement in judgements:
@@ -65,7 +65,7 @@ def add_causes(judgements: Sequence[Judgement], states: Mapping[str, Mapping[str
 
 
 def is_explained(judgement: Judgement) -> bool:
-    """Return whether a test failed, or was run and is open."""
+    """Return whether a test gets a cause: it failed, or it ran and is inconclusive."""
     was_run = not judgement.reading.problem.startswith(TrialStatus.CANCELLED)
     return judgement.verdict is Verdict.FAIL or (judgement.verdict is Verdict.INCONCLUSIVE and was_run)
 
@@ -135,4 +135,4 @@ def _links(evidence: Evidence) -> Iterator[str]:
             yield f"{name} differs: {' and '.join(values)}"
 
 
-RULES = (_links, _settings, _slowdowns, _clock, _drift, _host)  # what is about the failed part alone comes first
+RULES = (_links, _settings, _slowdowns, _clock, _drift, _host)  # causes in the failed part itself come first

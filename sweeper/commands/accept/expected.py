@@ -1,4 +1,4 @@
-"""The rates of a healthy part, by the catalogue, the tables of measured rates and the planner."""
+"""The expected rates of a healthy part, from the catalogue, the tables of measured rates and the planner."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -15,11 +15,11 @@ from workloads.estimator.placed_job import COPY_SHARE
 from workloads.hardware.cluster import Cluster, Group
 from workloads.hardware.precisions import sustained_flops
 
-LEAST_KIB = 4096  # of a message; the time of smaller ones is launches, of which the planner has none
+LEAST_KIB = 4096  # the smallest message; launches dominate smaller ones, and the planner does not model them
 
 
 def expected_rates(target: Target, experiment: Experiment, ranks: int) -> Mapping[str, float]:
-    """Return the expected rate of each test; of unknown devices only that a sustained run ends as it started."""
+    """Return the expected rate of each test. An unknown device is only expected to sustain its rate to the end."""
     metrics = experiment.tests.items()
     ends = {f"{test}{END_OVER_START}": 1.0 for test, metric in metrics if metric == "tflops_sustained"}
     try:
@@ -43,7 +43,7 @@ def _copies(target: Target, experiment: Experiment, ranks: int) -> float | None:
 
 
 def _collectives(target: Target, experiment: Experiment, ranks: int) -> float | None:
-    """Return the bandwidth that the planner's time of the collective is: GB/s of each link, as nccl-tests counts it."""
+    """Return the planner's time for the collective as a bus bandwidth, in GB/s as in nccl-tests."""
     if experiment.parameters["kib"] < LEAST_KIB:
         return None
     size, moved = int(experiment.parameters.get("ranks") or ranks), 1024.0 * experiment.parameters["kib"]
@@ -61,7 +61,7 @@ def _training(target: Target, experiment: Experiment, ranks: int) -> float | Non
 
 
 def _find_layout(target: Target, experiment: Experiment, ranks: int) -> tuple[float, dict[str, Scalar]]:
-    """Return the tokens/s and the parameters of the fastest layout of a training; 0 tokens/s if none fits."""
+    """Return the tokens/s and the parameters of the fastest training layout; 0 tokens/s if none fits."""
     ranks = 1 if experiment.scope == "device" else ranks
     workload, given = registry.load(experiment.workload), experiment.parameters_for(ranks)
     machine = build_machine(target, ranks, default_topology(target.hardware), {})
@@ -72,13 +72,13 @@ def _find_layout(target: Target, experiment: Experiment, ranks: int) -> tuple[fl
 
 
 def choose_parameters(target: Target, experiment: Experiment, ranks: int) -> dict[str, Scalar]:
-    """Return the parameters of a trial: of a training those of the planner's fastest layout, empty if none fits."""
+    """Return a trial's parameters. Training uses the planner's fastest layout, or none at all if no layout fits."""
     given = experiment.parameters_for(ranks)
     if experiment.workload != "parallel":
         return given
     try:
         build_device(target.hardware)
-    except UserInputError:  # the planner has no such device
+    except UserInputError:  # the planner does not support the device
         return given
     rate, layout = _find_layout(target, experiment, ranks)
     return layout if rate else {}

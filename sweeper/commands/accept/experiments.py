@@ -1,4 +1,4 @@
-"""The experiments of an acceptance and the spreads of their results, read from the tables next to this module."""
+"""Read the experiments of an acceptance and the spreads of their results from the tables next to this module."""
 
 import csv
 import math
@@ -15,15 +15,15 @@ from workloads.api.contract import Scalar
 
 Profile = Literal["quick", "standard", "burn_in"]
 Scope = Literal["device", "pair", "node", "link", "whole"]
-# The ends of the names of tests whose results follow from others: the rate of the last fifth of a sustained run over
-# that of its first fifth, and a rate at the median clock of all parts.
+# The suffixes of tests with derived results: the rate of a sustained run's last fifth over its first fifth, and a rate
+# at the median clock of all parts.
 END_OVER_START, EQUAL_CLOCK = ", end over start", ", at equal clock"
-PRODUCT_OF_RANKS = {"ranks": 1, "4 * ranks": 4}  # parameters that grow with the gang
+PRODUCT_OF_RANKS = {"ranks": 1, "4 * ranks": 4}  # values that are multiples of the gang's number of ranks
 
 
 @dataclass(frozen=True)
 class Experiment:
-    """A trial that an acceptance runs, and the results that it takes from it: metrics by the names of tests."""
+    """A trial of an acceptance, and the results to take from it: metrics by the names of tests."""
 
     workload: str
     scope: Scope
@@ -31,7 +31,7 @@ class Experiment:
     tests: Mapping[str, str]
 
     def parameters_for(self, ranks: int) -> dict[str, Scalar]:
-        """Return the parameters for a gang of that many ranks."""
+        """Return the parameters for a gang with this number of ranks."""
         return {
             name: ranks * PRODUCT_OF_RANKS[value] if value in PRODUCT_OF_RANKS else value
             for name, value in self.parameters.items()
@@ -45,12 +45,12 @@ class Reading:
     test: str
     scope: Scope
     part: str  # a device, a pair, a node, a link between nodes, or the whole
-    nodes: tuple[str, ...]  # of the part
+    nodes: tuple[str, ...]  # the part's nodes
     unit: str
     value: float = math.nan  # the rate, NaN if there is none
-    low: float = math.nan  # of its 95% interval, NaN without one
+    low: float = math.nan  # the bounds of its 95% interval, NaN if there is none
     high: float = math.nan
-    # readings of the device during the test: clock, power, temperature, reasons for a lower clock
+    # device readings during the test: clock, power, temperature, reasons for a lower clock
     beside: Mapping[str, Scalar] = field(default_factory=dict)
     problem: str = ""  # why there is no value; empty if there is one
 
@@ -60,13 +60,13 @@ class Reading:
 
 
 def name_place(nodes: Sequence[str]) -> str:
-    """Return the name of the part of a cluster that some of its nodes make up."""
+    """Return the name of the part of a cluster that consists of these nodes."""
     return " + ".join(nodes) if len(nodes) <= 2 else f"all {len(nodes)} nodes"
 
 
 @cache
 def read_experiments(kind: str, profile: Profile) -> tuple[Experiment, ...]:
-    """Return the experiments on a kind of device, cpu or gpu, in the order in which they run."""
+    """Return the experiments for a kind of device, cpu or gpu, in the order in which they run."""
     rows = yaml.safe_load(Path(__file__).with_name("experiments.yaml").read_text())[kind]
     chosen = [
         {name: value[profile] if isinstance(value, dict) else value for name, value in row["parameters"].items()}
@@ -76,7 +76,7 @@ def read_experiments(kind: str, profile: Profile) -> tuple[Experiment, ...]:
 
 
 def spread_of(kind: str, test: str) -> Spread:
-    """Return the spread of a test's results: of the table's first row whose text is a part of the test's name."""
+    """Return the spread of a test's results, from the table's first row whose text occurs in the test's name."""
     return next(spread for text, spread in _read_spreads(kind) if text in test)
 
 

@@ -1,4 +1,4 @@
-"""From readings to verdicts: of each test of each part, and of the whole."""
+"""Turn readings into verdicts: one for each test of each part, and one for the whole."""
 
 import math
 from collections import defaultdict
@@ -13,14 +13,14 @@ from sweeper.common.format import count, decimals_apart, format_number
 from sweeper.metrics.outliers import Limit, limits_among, set_limit
 
 SHOWN_PARTS = 5
-MEDIAN = ", median of the node"  # ends the name of a test whose results are medians of device results
+MEDIAN = ", median of the node"  # the suffix of tests whose results are medians of device results
 
 
 class Verdict(StrEnum):
     PASS = "pass"
     FAIL = "fail"
     INCONCLUSIVE = "inconclusive"
-    MEASURED = "measured"  # nothing to compare it with
+    MEASURED = "measured"  # there is nothing to compare it with
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Judgement:
     verdict: Verdict
     limit: Limit | None  # the strictest of its comparisons; None if there is nothing to compare with
     reason: str  # the reason for the verdict, in one line
-    cause: str = ""  # what was read with it that explains a failure, with the remedy; empty if nothing does
+    cause: str = ""  # the reading that explains a failure, with the remedy; empty if there is none
 
 
 def judge(
@@ -40,12 +40,12 @@ def judge(
     expected: Mapping[tuple[str, str], float],
     baseline: Mapping[tuple[str, str], float],
 ) -> list[Judgement]:
-    """Return the verdict of every reading; the limits share the false alarms of the whole test.
+    """Return the verdict on every reading. The limits share the false-alarm rate of the whole test.
 
     Args:
-        kind: of the devices, cpu or gpu.
+        kind: the kind of devices, cpu or gpu.
         expected: rates by test and part, from the catalogue or the planner.
-        baseline: rates by test and part, of an accepted run.
+        baseline: rates by test and part, from an accepted run.
     """
     readings = [*readings, *node_medians(readings), *at_equal_clock(readings)]
     by_test = defaultdict[str, list[Reading]](list)
@@ -76,7 +76,7 @@ def judge(
 
 
 def node_medians(readings: Iterable[Reading]) -> Iterator[Reading]:
-    """Yield the median rate of each node's devices, where several nodes have several: all may be a little slow."""
+    """Yield the median rate of each node's devices, to find nodes whose devices are all slightly slow."""
     groups = defaultdict[str, dict[tuple[str, ...], list[Reading]]](lambda: defaultdict(list))
     for reading in readings:
         if reading.scope == "device" and not reading.problem:
@@ -90,10 +90,10 @@ def node_medians(readings: Iterable[Reading]) -> Iterator[Reading]:
 
 
 def at_equal_clock(readings: Iterable[Reading]) -> Iterator[Reading]:
-    """Yield each device's rate of products at the median clock, if every clock is known: chips differ in clocks."""
+    """Yield each device's product rate at the median clock, if all clocks are known, because chips differ in clocks."""
     by_test = defaultdict[str, list[Reading]](list)
     for reading in readings:
-        # A burst is over before its clock has been read more than a few times.
+        # A burst is too short for more than a few clock readings.
         if reading.unit == "TFLOP/s" and reading.test.endswith("sustained") and not reading.problem:
             by_test[reading.test].append(reading)
     for test, own in by_test.items():
@@ -125,8 +125,8 @@ def _judge_reading(reading: Reading, limits: Sequence[Limit]) -> Judgement:
 def overall_verdict(judgements: Iterable[Judgement], findings: Iterable[Finding]) -> Verdict:
     """Return the verdict on the whole.
 
-    A failed test or a problem of a GPU, as the doctor finds them, fails it. A test without a result leaves it open, and
-    so does a node's problem that affects results. At least one result was compared.
+    It fails if a test fails or the doctor finds a problem with a GPU. It is inconclusive if a test has no result, a
+    node's problem affects results, or no result could be compared.
     """
     verdicts = {judgement.verdict for judgement in judgements}
     verdicts |= {finding_verdict(finding.location) for finding in findings if finding.affects_results}
@@ -137,12 +137,12 @@ def overall_verdict(judgements: Iterable[Judgement], findings: Iterable[Finding]
 
 
 def finding_verdict(location: str) -> Verdict:
-    """Return the verdict of a finding that affects results, on a GPU or a node."""
+    """Return the verdict for a finding on a GPU or a node that affects results."""
     return Verdict.FAIL if " GPU " in location else Verdict.INCONCLUSIVE
 
 
 def describe(verdict: Verdict, judgements: Sequence[Judgement], findings: Iterable[Finding]) -> str:
-    """Return the verdict on the whole in one sentence, which begins with it."""
+    """Describe the verdict on the whole in one sentence that begins with it."""
     tests, parts = len({j.reading.test for j in judgements}), len({j.reading.part for j in judgements})
     slow, undecided = (list_parts(judgements, kind) for kind in (Verdict.FAIL, Verdict.INCONCLUSIVE))
     is_first = verdict is Verdict.INCONCLUSIVE and not undecided
@@ -163,7 +163,7 @@ def describe(verdict: Verdict, judgements: Sequence[Judgement], findings: Iterab
 
 
 def list_problems(judgements: Sequence[Judgement], findings: Sequence[Finding]) -> Iterator[str]:
-    """Yield the findings, then what failed, then what is open, each with its reason and likely cause."""
+    """Yield the findings, then the failed tests, then the open tests, each with its reason and likely cause."""
     for finding in findings:
         yield f"{'!' if finding.affects_results else '-'} {finding.location}: {finding.problem}\n  {finding.remedy}"
     for sign, verdict in (("!", Verdict.FAIL), ("-", Verdict.INCONCLUSIVE)):
@@ -181,6 +181,6 @@ def list_parts(judgements: Iterable[Judgement], verdict: Verdict) -> list[str]:
 
 
 def name_some(names: Sequence[str]) -> str:
-    """Return the first names, and how many more there are."""
+    """Return the first few names and the number of remaining ones."""
     more = f" and {len(names) - SHOWN_PARTS} more" if len(names) > SHOWN_PARTS else ""
     return ", ".join(dict.fromkeys(names[:SHOWN_PARTS])) + more

@@ -1,19 +1,19 @@
-"""Accept a cluster: is it as fast as it should be, and which part is not?
+"""Accept a cluster: check whether it is as fast as it should be, and find the parts that are not.
 
     python -m sweeper accept
     python -m sweeper accept cluster.address=auto profile=standard dir=/data/accept
     python -m sweeper accept baseline=acceptance/h100-20261120-101500/accept.json
 
 Measures every device alone and all of them at once (products burst and sustained, memory, copies to and from the
-host), then each node (collectives by size, a training step), pairs of nodes in rounds, and the whole. Each result is
-compared with the other parts, with the catalogue's and the planner's expected rate, and with the baseline, if one is
-given. About 1% of healthy clusters fail, all comparisons together, if parts differ as assumed (docs/guides/accept.md).
-quick ends within five minutes, standard within half an hour; burn_in loads each GPU for minutes.
+host), then each node (collectives by size, a training step), pairs of nodes in rounds, and the whole cluster. Each
+result is compared with the other parts, with the rate that the catalogue and the planner expect, and with the baseline,
+if one is given. Over all comparisons, about 1% of healthy clusters fail, if parts vary as assumed
+(docs/guides/accept.md). quick takes up to five minutes, standard half an hour; burn_in loads each GPU for minutes.
 
-Writes accept.json, a page (HTML), Markdown and JUnit XML to DIR/acceptance/HARDWARE-DATE, and a run with these files to
-the MLflow experiment acceptance. verify checks that an accept.json is as it was written; compare prints what has become
-slower since an earlier run. The exit code is 0 if everything passes, 1 if a part fails, 3 if some part is inconclusive.
-Nothing is changed on the machines, and no root is needed.
+Writes accept.json, an HTML page, Markdown and JUnit XML to DIR/acceptance/HARDWARE-DATE, and a run with these files to
+the MLflow experiment acceptance. verify checks that an accept.json is unchanged; compare prints what has become slower
+since an earlier run. The exit code is 0 if everything passes, 1 if a part fails, and 3 if a part is inconclusive. The
+command changes nothing on the machines and does not need root.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ from sweeper.tracking.mlflow_store import ACCEPTANCE_KIND, KIND
 from workloads.api.errors import first_line
 from workloads.api.secrets import mask
 
-LONGEST_S = {"quick": 280.0, "standard": 1800.0, "burn_in": 7200.0}  # of all experiments
+LONGEST_S = {"quick": 280.0, "standard": 1800.0, "burn_in": 7200.0}  # time limit for all experiments
 FOLDER = "acceptance"
 PAGES = {"accept.html": build_html, "accept.md": build_markdown, "accept.xml": build_junit}
 
@@ -59,9 +59,9 @@ class AcceptRequest(StoreRequest):
     """What to accept.
 
     Attributes:
-        hardware: a kind of GPU that is here, or cpu.
-        profile: how long it takes.
-        baseline: the accept.json of an earlier run that passed, whose parts are compared with these.
+        hardware: a kind of local GPU, or cpu.
+        profile: how long the tests take.
+        baseline: the accept.json of an earlier run that passed, to compare the parts with.
     """
 
     hardware: str = "auto"
@@ -86,7 +86,7 @@ class CompareRequest:
 
 
 def accept(request: AcceptRequest) -> int:
-    """Measure, judge, print and write accept.json. Returns the exit code."""
+    """Measure, judge, print and write accept.json. Return the exit code."""
     started_s = time.monotonic()
     address, insecure = request.cluster.address, request.cluster.insecure
     ray_environment.prepare(address, insecure)  # before Ray is imported
@@ -114,7 +114,7 @@ def accept(request: AcceptRequest) -> int:
         measure.skip_measured(phases, readings)
     try:
         cluster.start(target, has_variables=False)
-        signal.signal(signal.SIGTERM, signal.default_int_handler)  # Ray has set its own
+        signal.signal(signal.SIGTERM, signal.default_int_handler)  # replaces Ray's handler
         for job, experiment, result in measure.run_phases(phases, started_s + LONGEST_S[request.profile]):
             new = list(measure.read_result(job, experiment, result))
             readings += new
@@ -152,14 +152,14 @@ def accept(request: AcceptRequest) -> int:
 
 
 def find_problems(target: Target, nodes: Sequence[Node], states: Sequence[Mapping[str, Any]]) -> list[Finding]:
-    """Return the problems of the tested nodes, by their states, and of other nodes' GPUs, which affect no result."""
+    """List the problems of the tested nodes, and those of other nodes' GPUs, which do not affect the results."""
     untested = check_gpu_setup([node for node in nodes if node not in target.nodes])
     others = [replace(finding, affects_results=False) for finding in untested]
     return [*check_gpu_setup(target.nodes), *check_nodes(states), *others]
 
 
 def record_run(uri: str, folder: Path, record: Mapping[str, Any]) -> str:
-    """Write the acceptance as a run to the MLflow store, beside its files. Returns a line on what was done."""
+    """Write the acceptance with its files as a run to the MLflow store. Return a line that reports the outcome."""
     shown = ("verdict", "sentence", "hardware", "model", "profile", "sweeper", records.HASH)
     tags = {name: str(record[name]) for name in shown}
     values = defaultdict[str, list[float]](list)
@@ -171,13 +171,13 @@ def record_run(uri: str, folder: Path, record: Mapping[str, Any]) -> str:
         from sweeper.commands.ingest.write import write_run  # MLflow takes seconds to import
 
         write_run(uri, FOLDER, folder.name, {KIND: ACCEPTANCE_KIND} | tags, metrics, sorted(folder.iterdir()))
-    except Exception as error:  # of whatever kind of store: the verdict does not depend on it
+    except Exception as error:  # any error of any store: the verdict does not depend on it
         return f"not recorded in MLflow: {mask(first_line(error))}"
     return f"recorded   experiment {FOLDER} of {mask(uri)}"
 
 
 def verify(request: VerifyRequest) -> int:
-    """Print whether an accept.json is as it was written. Returns the exit code."""
+    """Print whether an accept.json is unchanged, and return the exit code."""
     record = records.read_record(Path(request.file), may_be_changed=True)
     unchanged = records.is_unchanged(record)
     print(f"{'unchanged' if unchanged else 'CHANGED'}: {request.file}, {record['date']}: {record['sentence']}")
@@ -185,7 +185,7 @@ def verify(request: VerifyRequest) -> int:
 
 
 def compare(request: CompareRequest) -> int:
-    """Print what has become slower or is missing in the later run. Returns 1 if anything is slower, else 3 if it is."""
+    """Print what is slower or missing in the later run. Return 1 if a result is slower, else 3 if one is missing."""
     before, after = (records.read_record(Path(file)) for file in (request.first, request.second))
     changes = records.compare_records(before, after)
     slower = [change for change in changes if change.is_slower]

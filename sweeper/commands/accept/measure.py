@@ -1,4 +1,4 @@
-"""Run the experiments of an acceptance: all nodes at once, pairs of nodes in rounds, then the whole cluster."""
+"""Run the experiments of an acceptance: all nodes in parallel, pairs of nodes in rounds, then the whole cluster."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from sweeper.metrics.derivation import derive, step_times_s
 from sweeper.metrics.intervals import interval_of_steps
 from workloads.api.contract import Measurement
 
-CPU_RANKS = 2  # processes of a CPU that stand for the devices of a node
-TRIAL_TIMEOUT_S = 300.0  # without the seconds of a sustained run
-START_TIMEOUT_S = 120.0  # of the first trial, for the workers to start
-LAST_S = 45.0  # of a trial, without its sustained run, once half of the jobs have ended it
+CPU_RANKS = 2  # processes on a CPU that represent the devices of a node
+TRIAL_TIMEOUT_S = 300.0  # excluding a sustained run
+START_TIMEOUT_S = 120.0  # extra time for the first trial, for the workers to start
+LAST_S = 45.0  # the limit of a trial, excluding its sustained run, once half of the jobs have finished it
 ENDS_JOB = (TrialStatus.LOST, TrialStatus.TIMED_OUT)
 POLL_S = 0.05
 UNITS = {"tflops": "TFLOP/s", "tflops_sustained": "TFLOP/s", "tokens_per_s": "tokens/s"} | dict.fromkeys(
@@ -35,7 +35,7 @@ UNITS = {"tflops": "TFLOP/s", "tflops_sustained": "TFLOP/s", "tokens_per_s": "to
 )
 READ_BESIDE = ("sm_clock_mhz", "power_w", "temperature_c", "sm_clock_drift_mhz", "power_drift_w", "temperature_drift_c")
 SHOWN_BESIDE = (*READ_BESIDE, "power_limit_w", "slowed_by", "gpu_uuid", "device")
-DRIFT_S = 10.0  # the shortest sustained run whose end is compared with its start
+DRIFT_S = 10.0  # the end of a sustained run of at least this length is compared with its start
 
 
 @dataclass
@@ -43,19 +43,19 @@ class Job:
     """Experiments that one gang runs one after another, on all devices of its nodes."""
 
     target: Target
-    names: tuple[str, ...]  # of the nodes
+    names: tuple[str, ...]  # the names of the nodes
     ranks: int
     experiments: deque[Experiment]
     pool: GangPool | None = None
-    deadline_s: float = 0.0  # of the running experiment, by the monotonic clock
-    is_lost: bool = False  # one of its nodes was lost, or a test on it did not end
+    deadline_s: float = 0.0  # the running experiment's deadline on the monotonic clock
+    is_lost: bool = False  # one of its nodes was lost, or a test on it never ended
 
     @property
     def place(self) -> str:
         return name_place(self.names)
 
     def without(self, lost: Collection[str]) -> Job:
-        """Return the job of the whole on the nodes that are left, and any other one as lost if one of its nodes is."""
+        """Return the job without the lost nodes. Only a job of the whole can shrink; any other job is then lost."""
         if not {*self.names} & {*lost}:
             return self
         left = [n for n, name in enumerate(self.names) if name not in lost]
@@ -66,7 +66,7 @@ class Job:
         return replace(self, target=target, names=tuple(self.names[number] for number in left), ranks=ranks)
 
     def find_lost(self, result: TrialResult) -> set[str]:
-        """Return the names of the nodes that a result shows to be lost: the job's own, or of several the one named."""
+        """Return the nodes that a result shows to be lost: the job's only node, or the node that the result names."""
         if len(self.names) == 1:
             return {*self.names} if result.status in ENDS_JOB else set()
         by_id = dict(zip((node.id for node in self.target.nodes), self.names, strict=True))
@@ -74,7 +74,7 @@ class Job:
         return {by_id[lost_id]} if lost_id in by_id else set()
 
     def start(self) -> None:
-        """Start the workers, with the first experiment waiting for them."""
+        """Start the workers and queue the first experiment."""
         first = self.experiments[0]
         resources = GangResources(self.ranks)
         longest_s = max(map(timeout_s, self.experiments))
@@ -89,7 +89,7 @@ class Job:
         self.deadline_s = time.monotonic() + timeout_s(self.experiments[0]) + further_s
 
     def poll(self) -> tuple[Experiment, TrialResult] | None:
-        """Return the experiment that ended, if one did, and start the next one. A lost node ends the job."""
+        """Return the experiment that has ended, if any, and start the next one. A lost node ends the job."""
         assert self.pool
         try:
             ended = self.pool.wait(0.0)
@@ -107,7 +107,7 @@ class Job:
 
 
 def timeout_s(experiment: Experiment, without_load_s: float = TRIAL_TIMEOUT_S) -> float:
-    """Return how long a trial of the experiment may take."""
+    """Return the time limit of the experiment's trial."""
     return without_load_s + float(experiment.parameters.get("sustained_s", 0))
 
 
@@ -117,11 +117,11 @@ def _failure(status: TrialStatus, reason: str) -> TrialResult:
 
 
 def plan_phases(target: Target, names: Sequence[str], experiments: Sequence[Experiment]) -> list[list[Job]]:
-    """Return the jobs in phases: each node alone, pairs of nodes in rounds, all nodes. Jobs of a phase run at once."""
+    """Return jobs by phase: each node alone, pairs of nodes in rounds, all nodes. A phase's jobs run in parallel."""
 
     def build(nodes: Sequence[int], scopes: set[Scope]) -> Job | None:
         of_nodes = replace(target, nodes=tuple(target.nodes[number] for number in nodes))
-        # The GPUs of the nodes; of a CPU one rank for all cores, or two where ranks talk.
+        # One rank per GPU. A CPU has one rank for all cores, or two if ranks communicate.
         on_cpu = 1 if "device" in scopes else max(min(CPU_RANKS, of_nodes.devices), len(of_nodes.nodes))
         ranks = of_nodes.devices if target.is_gpu else on_cpu
         fitting = [e for e in experiments if e.scope in scopes and _fits(e, ranks)]
@@ -144,8 +144,8 @@ def _fits(experiment: Experiment, ranks: int) -> bool:
 
 
 def pair_rounds(count: int) -> list[list[list[int]]]:
-    """Return about log2(count) rounds of disjoint pairs of nodes, none twice: of a round-robin tournament."""
-    fixed = count - 1 + count % 2  # does not exist in an odd count
+    """Return about log2(count) rounds of a round-robin tournament: disjoint pairs of nodes, none repeated."""
+    fixed = count - 1 + count % 2  # this node does not exist if the count is odd
     rounds = []
     for turn in range(max(0, (count - 1).bit_length())):
         pairs = [(turn, fixed), *(((turn + n) % fixed, (turn - n) % fixed) for n in range(1, (fixed + 1) // 2))]
@@ -154,10 +154,10 @@ def pair_rounds(count: int) -> list[list[list[int]]]:
 
 
 def run_phases(phases: Sequence[Sequence[Job]], deadline_s: float) -> Iterator[tuple[Job, Experiment, TrialResult]]:
-    """Run the phases and yield each result as it arrives. A test that has not ended at the deadline has no result.
+    """Run the phases and yield each result as it arrives. A test that is still running at the deadline has no result.
 
-    A node that is lost, or on which a test does not end, takes no part in later phases; nor does one of two nodes on
-    which a test did not end with another partner either. The deadline is in seconds of the monotonic clock.
+    A node takes no part in later phases if it is lost, if a test on it alone does not end, or if tests with two
+    different partners do not end. The deadline is in seconds of the monotonic clock.
     """
     lost, late = set[str](), Counter[str]()
     for phase in phases:
@@ -185,7 +185,7 @@ def run_phases(phases: Sequence[Sequence[Job]], deadline_s: float) -> Iterator[t
 
 
 def _limit_last(running: Sequence[Job], most: int) -> None:
-    """Limit the time of the trials that at most this many jobs have not ended: one of them may never end."""
+    """Limit the time of trials that at most `most` jobs are still running, because one of them may never end."""
     left = Counter(test for job in running for experiment in job.experiments for test in experiment.tests)
     for job in running:
         experiment = job.experiments[0]
@@ -201,14 +201,14 @@ def _poll(job: Job, deadline_s: float) -> tuple[Experiment, TrialResult] | None:
 
 
 def skip_measured(phases: Sequence[Sequence[Job]], readings: Iterable[Reading]) -> None:
-    """Take the experiments out of the jobs of which an earlier start has readings."""
+    """Remove the experiments that an earlier start has already measured from the jobs."""
     measured = {(reading.place, reading.test) for reading in readings}
     for job in chain(*phases):
         job.experiments = deque(e for e in job.experiments if any((job.place, t) not in measured for t in e.tests))
 
 
 def read_result(job: Job, experiment: Experiment, result: TrialResult) -> Iterator[Reading]:
-    """Yield a reading for each test and part of an experiment, with its problem where there is no rate above 0."""
+    """Yield a reading for each test and part of an experiment. A reading without a positive rate has a problem."""
     hardware = job.target.hardware
     of_ranks = {**dict(enumerate(result.measurements)), **result.of_ranks}
     for test, metric in experiment.tests.items():
@@ -231,14 +231,14 @@ def read_result(job: Job, experiment: Experiment, result: TrialResult) -> Iterat
 
 
 def leave_out_unsupported(readings: Sequence[Reading]) -> list[Reading]:
-    """Return the readings without those of tests that no part supports: infeasible, and not for lack of memory."""
+    """Drop tests that no part supports, which are infeasible for a reason other than lack of memory."""
     measured = {reading.test for reading in readings if not reading.problem}
     unsupported = re.compile(f"{TrialStatus.INFEASIBLE}: (?!.*out of memory)", re.DOTALL)
     return [reading for reading in readings if reading.test in measured or not unsupported.match(reading.problem)]
 
 
 def parts_of(job: Job, experiment: Experiment) -> dict[str, Sequence[int]]:
-    """Return the ranks of each part of the experiment, by its name. Ranks are in the order of GPUs' numbers."""
+    """Return the ranks of each part of the experiment, by the part's name. Ranks follow the order of GPU numbers."""
     if experiment.scope == "device" and job.target.is_gpu:
         return {f"{job.place} GPU {n}": [n] for n in range(job.ranks)}
     if experiment.scope == "pair":
@@ -247,7 +247,7 @@ def parts_of(job: Job, experiment: Experiment) -> dict[str, Sequence[int]]:
 
 
 def _interval(metric: str, metrics: Mapping[str, float], ranks: Sequence[Measurement]) -> tuple[float, float, float]:
-    """Return a rate with its interval: its own, else that of the step times that it follows from."""
+    """Return a rate with its own interval, or an interval derived from the step times."""
     value, low, high = (metrics.get(f"{metric}{end}", math.nan) for end in ("", "_ci_low", "_ci_high"))
     if metric == "bus_gb_s" and (times := interval_of_steps(step_times_s(ranks), "median")):
         low, high = value * times.value / times.high, value * times.value / times.low
@@ -255,7 +255,7 @@ def _interval(metric: str, metrics: Mapping[str, float], ranks: Sequence[Measure
 
 
 def _beside(metric: str, measurements: Sequence[Measurement]) -> dict[str, Any]:
-    """Return what the first rank read of its device during the steps, or during the run back to back."""
+    """Return the first rank's device readings during the steps, or during the sustained run."""
     first = measurements[0]
     prefix = "sustained_" if metric.endswith("_sustained") else ""
     read = {**first.machine_info, **{name: first.metrics.get(f"{prefix}{name}") for name in READ_BESIDE}}
@@ -263,7 +263,7 @@ def _beside(metric: str, measurements: Sequence[Measurement]) -> dict[str, Any]:
 
 
 def summarize(title: str, readings: Sequence[Reading]) -> Iterator[str]:
-    """Yield a line for each test of a result: the slowest and the fastest part, or why there is none."""
+    """Yield a line for each test of a result: the slowest and the fastest part, or why there is no rate."""
     for test in dict.fromkeys(reading.test for reading in readings):
         own = [reading for reading in readings if reading.test == test]
         if problems := [reading.problem for reading in own if reading.problem]:

@@ -1,4 +1,4 @@
-"""The record of an acceptance as an HTML page, as Markdown and as JUnit XML: the verdict, then failures."""
+"""Render an acceptance record as HTML, Markdown and JUnit XML: the verdict first, then the failures."""
 
 import math
 import re
@@ -16,13 +16,13 @@ from sweeper.pages.trial_tables import markdown_of
 
 ORDER = ("fail", "inconclusive", "measured", "pass")  # of verdicts, the most urgent first
 HEADING = ["verdict", "part", "test", "measured", "passes from", "reason", "likely cause (remedy)"]
-BESIDE = {"sm_clock_mhz": "MHz", "power_w": "W", "temperature_c": "°C"}  # shown beside a rate, with its unit
+BESIDE = {"sm_clock_mhz": "MHz", "power_w": "W", "temperature_c": "°C"}  # readings shown next to a rate
 TESTS = ["test", "parts", "unit", "median", "slowest", "fastest", "expected", "passes from", "loss found in 99%"]
 TESTS += [f"median {unit}" for unit in BESIDE.values()]
 # Failed parts are orange and passed ones blue, which color-blind readers can tell apart (Okabe and Ito 2008).
 COLORS = [[0.0, "#D55E00"], [0.5, "#F5CBA7"], [0.5, "#D6E6F2"], [1.0, "#0072B2"]]
 BAND = {"fillcolor": "#0072B2", "opacity": 0.12}  # of expected rates
-MOST_POINTS = 64  # parts that are shown as points; of more only outliers are
+MOST_POINTS = 64  # up to this many parts are all shown as points; with more, only outliers are
 Record = Mapping[str, Any]
 
 
@@ -31,7 +31,7 @@ def sort_results(record: Record) -> list[dict[str, Any]]:
 
 
 def list_problem_tables(record: Record) -> list[Table]:
-    """Return what failed or is open, the doctor's findings and the nodes that differ, without empty tables."""
+    """Return the non-empty tables of failed and open tests, of the doctor's findings, and of nodes that differ."""
     urgent = [row for row in sort_results(record) if row["verdict"] in ORDER[:2]]
     findings = [[finding[name] for name in ("location", "problem", "remedy")] for finding in record["findings"]]
     tables = [
@@ -51,12 +51,12 @@ def _build_row(kind: str, row: Mapping[str, Any]) -> list[str]:
 
 
 def _round(kind: str, test: str, rate: float | None, other: float | None = None) -> str:
-    """Return a rate with the digits in which two runs agree, and in which it differs from another; None is empty."""
+    """Round a rate to the digits that are reproducible and that distinguish it from `other`; None becomes empty."""
     return "" if rate is None else round_to_band(rate, spread_of(kind, test).run, apart_from=other or math.nan)
 
 
 def summarize_tests(record: Record) -> Iterator[list[str]]:
-    """Yield the cells of each test under TESTS, over its parts; one part has no slowest and fastest one."""
+    """Yield a row of the table TESTS for each test. A test of a single part has no slowest and fastest part."""
     rows = [row for row in sort_results(record) if row["value"]]
     for test in dict.fromkeys(row["test"] for row in rows):
         measured = [row for row in rows if row["test"] == test]
@@ -72,7 +72,7 @@ def summarize_tests(record: Record) -> Iterator[list[str]]:
 
 
 def list_differences(nodes: Mapping[str, Mapping[str, str]]) -> Iterator[list[str]]:
-    """Yield what differs between nodes: the property, its value on most nodes, and the nodes that have another one."""
+    """Yield the properties that differ between nodes: name, most common value, and the nodes with other values."""
     for name in dict.fromkeys(name for values in nodes.values() for name in values):
         counts = Counter(values.get(name, "none") for values in nodes.values())
         common = counts.most_common(1)[0][0]
@@ -82,7 +82,7 @@ def list_differences(nodes: Mapping[str, Mapping[str, str]]) -> Iterator[list[st
 
 
 def build_html(record: Record) -> str:
-    """Return the page, which opens offline and prints: the verdict, problems, charts, tests and the environment."""
+    """Return an HTML page for offline use and printing: verdict, problems, charts, tests and the environment."""
     environment = [[*item] for node in [*record["nodes"].values()][:1] for item in node.items()]
     tables = [
         Table("Tests", TESTS, list(summarize_tests(record)), "All results are in accept.json."),
@@ -147,7 +147,7 @@ def _build_distributions(results: Sequence[Mapping[str, Any]]) -> Iterator[Chart
 
 
 def build_markdown(record: Record) -> str:
-    """Return the verdict, what failed or is open, the doctor's findings, the nodes that differ and the tests."""
+    """Return Markdown: the verdict, failed and open tests, the doctor's findings, nodes that differ, and the tests."""
     devices = f"{record['devices']} x {record['model']}, {record['date']}"
     tables = [markdown_of(table.heading, table.rows) for table in list_problem_tables(record)]
     tables += [markdown_of(TESTS, rows)] if (rows := list(summarize_tests(record))) else []
@@ -155,7 +155,7 @@ def build_markdown(record: Record) -> str:
 
 
 def build_junit(record: Record) -> str:
-    """Return a test case for the whole, each finding that affects results and each test; no verdict is skipped."""
+    """Return test cases for the whole, each finding that affects results and each test; no verdict counts as skipped."""
     cases = [("acceptance", "the whole", record["verdict"], record["sentence"])]
     for found in (finding for finding in record["findings"] if finding["affects_results"]):
         verdict, message = finding_verdict(found["location"]).value, f"{found['problem']}: {found['remedy']}"

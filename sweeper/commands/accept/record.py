@@ -1,4 +1,4 @@
-"""accept.json: everything that a verdict rests on, with a hash that shows later changes."""
+"""accept.json: all the evidence for a verdict, with a hash that reveals later changes."""
 
 import hashlib
 import json
@@ -24,8 +24,8 @@ from workloads.api.errors import UserInputError, first_line
 FORMAT = 1
 HASH = "sha256"
 NEEDED = {HASH, "date", "profile", "kind", "model", "verdict", "sentence", "results"}
-RESUMED_WITHIN_S = 86_400.0  # the machine may be another one after a day
-FINGERPRINT = {  # the properties of a GPU: names and texts by field
+RESUMED_WITHIN_S = 86_400.0  # after a day, the machine may have changed
+FINGERPRINT = {  # the properties of a GPU: name and format by field
     "driver": ("driver", "{}"),
     "firmware": ("firmware", "{}"),
     "name": ("name", "{}"),
@@ -46,7 +46,7 @@ def build_record(
     findings: Sequence[Finding],
     node_states: Mapping[str, Mapping[str, Any]],
 ) -> dict[str, Any]:
-    """Return the plain values of accept.json with their hash. NaN, a value that is not there, is null."""
+    """Return the content of accept.json as plain values with their hash. NaN, a missing value, becomes null."""
     record = {
         "format": FORMAT,
         "sweeper": sweeper.__version__,
@@ -66,7 +66,7 @@ def build_record(
 
 
 def fingerprint(state: Mapping[str, Any]) -> dict[str, str]:
-    """Return what should be equal on all nodes, as texts by name: kernel, versions, GPUs and their settings."""
+    """Return the properties that should be equal on all nodes, as text: kernel, versions, GPUs and their settings."""
     values = {"kernel": state["kernel"]["release"], "command line": " ".join(state["kernel"]["command_line"])}
     values |= {name: text for name, text in state["versions"].items() if text}
     values |= {"cores": state["cpus"], "governor": state["governor"], "GPUs": len(state["gpus"]), **state["networks"]}
@@ -86,18 +86,18 @@ def _result(judgement: Judgement) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Journal:
-    """The readings of an acceptance that has not ended, a line each: a second start on the same nodes resumes it."""
+    """The readings of an unfinished acceptance, one per line. A later start on the same nodes resumes it."""
 
     path: Path
     model: str
-    names: Sequence[str]  # of the nodes
+    names: Sequence[str]  # the names of the nodes
 
     @property
     def _heading(self) -> str:
         return json.dumps([FORMAT, self.model, list(self.names)])
 
     def read(self) -> list[Reading]:
-        """Return what an earlier start on these nodes measured within a day; without one begin a new journal."""
+        """Return the readings of an earlier start on these nodes within a day. Without one, begin a new journal."""
         lines = self.path.read_text().splitlines() if self.path.exists() else []
         is_recent = bool(lines) and time.time() - self.path.stat().st_mtime < RESUMED_WITHIN_S
         if not is_recent or lines[0] != self._heading:
@@ -105,19 +105,19 @@ class Journal:
             return []
         rows = []
         for line in lines[1:]:
-            with suppress(ValueError):  # a process that was killed leaves half a line
+            with suppress(ValueError):  # a killed process may leave half a line
                 rows.append(json.loads(line))
         write_whole(self.path, "\n".join([self._heading, *map(json.dumps, rows), ""]))
         return [Reading(**{**values, "nodes": tuple(values["nodes"])}) for values in rows]
 
     def add(self, readings: Sequence[Reading]) -> None:
-        """Append the readings that have a value; the others are measured again."""
+        """Append the readings that have a value; the others will be remeasured."""
         with self.path.open("a") as file:
             file.writelines(f"{json.dumps(asdict(reading))}\n" for reading in readings if not reading.problem)
 
 
 def hash_of(record: Mapping[str, Any]) -> str:
-    """Return the hash of a record's other values, whatever their order and spaces in the file are."""
+    """Return the hash of a record's other values, independent of their order and whitespace in the file."""
     others = {name: value for name, value in record.items() if name != HASH}
     return hashlib.sha256(json.dumps(others, sort_keys=True).encode()).hexdigest()
 
@@ -127,7 +127,7 @@ def write_record(path: Path, record: Mapping[str, Any]) -> None:
 
 
 def read_record(path: Path, key: str = "", *, may_be_changed: bool = False) -> dict[str, Any]:
-    """Return the values of an accept.json that the setting `key` names. Raises UserInputError if it was changed."""
+    """Return the content of an accept.json. Raises UserInputError, naming the setting `key`, if it was changed."""
     named = f"{key}={path}" if key else str(path)
     try:
         record = json.loads((path / "accept.json" if path.is_dir() else path).read_text())
@@ -147,7 +147,7 @@ def is_unchanged(record: Mapping[str, Any]) -> bool:
 
 
 def read_baseline(path: Path, target: Target, profile: str, parts: Collection[str]) -> dict[tuple[str, str], float]:
-    """Return the rates of an accepted run by test and part. Raises UserInputError unless it can be the baseline."""
+    """Return an accepted run's rates by test and part. Raises UserInputError if it cannot serve as the baseline."""
     record = read_record(path.expanduser(), "baseline")
     if record["verdict"] == "fail":
         raise UserInputError(f"baseline={path}: that run failed; a baseline must be an accepted run")
@@ -167,7 +167,7 @@ def read_baseline(path: Path, target: Target, profile: str, parts: Collection[st
 
 @dataclass(frozen=True)
 class Change:
-    """A result of a later run over that of an earlier one."""
+    """The ratio of a later run's result to an earlier one's."""
 
     test: str
     part: str
@@ -179,7 +179,7 @@ class Change:
 
 
 def compare_records(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[Change]:
-    """Return the changes of common results, the largest loss first. Raises UserInputError for unlike runs."""
+    """Return the changes of common results, the largest loss first. Raises UserInputError if the runs are unlike."""
     for name in ("model", "profile"):
         if before[name] != after[name]:
             raise UserInputError(f"the runs have the {name} {before[name]} and {after[name]}: only equal ones compare")

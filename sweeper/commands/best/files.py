@@ -143,8 +143,7 @@ def _other_trainers(description: SweepDescription, record: TrialRecord) -> tuple
     return files, notes
 
 
-# Arguments that a single trial does not need, or that its own parameters replace. An entry that ends in a dot is a
-# section.
+# Arguments that one trial does not need, or that its parameters replace. An entry that ends in a dot is a section.
 REPLACED = (
     *("space.", "search", "search.", "budget.", "finals.", "projection.", "workload.strategy"),
     *("model", "name", "retry", "plan", "progress", "gpus", "hardware", "cluster.cpus"),

@@ -21,8 +21,7 @@ from workloads.layouts.layout import AttentionKernel
 Row = dict[str, str]
 Cells = list[str]  # one row of the table
 PAIRS_BELOW = 0.6  # over a switch, two GPUs use all links of a GPU; with links between pairs, they use one of several
-# The planner's names for attention kernels. It uses one rate for FlashAttention 3 and 4; AMD's kernels count as
-# FlashAttention 2.
+# The planner's names of attention kernels. FlashAttention 3 and 4 have one rate; AMD's kernels are FlashAttention 2.
 PLANNER_KERNELS: dict[str, AttentionKernel] = {
     "flash": "flash2",
     "aotriton": "flash2",

@@ -2,8 +2,7 @@
 
     python -m sweeper function FILE key=value ...
 
-`sweeper.run` starts this command; you can also use it to resume such a sweep from a shell. The file is a program, so
-run only your own files.
+`sweeper.run` starts this command. It also resumes such a sweep from a shell. The file is a program: run only your own.
 """
 
 import json

@@ -24,8 +24,7 @@ from sweeper.results.mlflow_results import Stored
 
 MIN_TRIALS_FOR_HISTORY = 5
 MIN_TRIALS_FOR_MEMORY = 3
-# The metrics that training heatmaps show in addition to tokens/s. Within one kind of work, they all rank trials in the
-# same order.
+# The metrics that training heatmaps show in addition to tokens/s. Within one kind of work, all rank trials equally.
 HEATMAP_METRICS = {"tflops": "TFLOP/s", "mfu": "MFU %", "hfu": "HFU %"}
 BATCH = "global_batch"  # the part of the work that may grow with the number of devices
 AXIS_MARGIN = 1.5  # the factor between the outermost points and the ends of the logarithmic axes

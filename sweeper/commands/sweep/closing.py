@@ -123,8 +123,7 @@ class FinishedRun:
 
     def _write(self, display: Progress, results: Results, summary: Summary) -> bool:
         """Write the result files and end the parent run. Return whether everything is written. Plots and a report of
-        100,000 trials take minutes, so a rerun of a finished sweep skips them if the digest shows that nothing would
-        differ."""
+        100,000 trials take minutes, so a rerun of a finished sweep skips them if the digest shows no change."""
         study, tracking = self.opened.study, self.opened.tracking
         message: dict[str, Any] = {  # for `Store.close`, without the files, which are determined by the trials
             "status": "KILLED" if self.is_interrupted else "FAILED" if self.error else "FINISHED",
