@@ -1,7 +1,6 @@
-"""Several sweeps of one command, one after another, and on a cluster in parallel for different hardware.
+"""Run several sweeps of one command: one after another, or in parallel for different hardware of a cluster.
 
-Each is a process. In a shared process, a sweep would inherit the priority, memory and signal handlers of the one
-before.
+Each sweep is a process: in a shared one, it would inherit the previous sweep's priority, memory and signal handlers.
 """
 
 import os

@@ -149,8 +149,7 @@ def _run_process(words: Sequence[str], on_event: Callable[[dict[str, Any]], None
     """Run `python -m` with these arguments until it ends, and pass on its events in order. A KeyboardInterrupt is
     passed on as a SIGINT, so that the sweep shuts down gracefully; a second one ends it at once. A SIGTERM or SIGHUP,
     from a batch system or a closed terminal, is passed on too, unless another thread calls this."""
-    # The process finds this package wherever it was imported from. A notebook's kernel asks programs for colors, which
-    # do not belong in a result's summary.
+    # PYTHONPATH lets the process find this package. A notebook's kernel requests colors, which do not suit a summary.
     paths = [str(Path(sweeper.__file__).resolve().parent.parent), *filter(None, [os.environ.get("PYTHONPATH")])]
     kept = {name: value for name, value in os.environ.items() if name not in ("FORCE_COLOR", "CLICOLOR_FORCE")}
     outcome = Outcome()

@@ -92,8 +92,7 @@ class Results:
 
     @property
     def winner(self) -> TrialRecord | None:
-        """The winner of the finals, or the best trial of the search without them; of the front with several
-        objectives."""
+        """The winner of the finals, the leader of a front of several objectives, or else the search's best trial."""
         if first := self.first_finalist:
             return first.trial
         if self.front:

@@ -15,8 +15,7 @@ from workloads.api.contract import Scalar
 
 Profile = Literal["quick", "standard", "burn_in"]
 Scope = Literal["device", "pair", "node", "link", "whole"]
-# The suffixes of tests with derived results: the rate of a sustained run's last fifth over its first fifth, and a rate
-# at the median clock of all parts.
+# The suffixes of derived tests: a sustained run's last fifth over its first, and a rate at all parts' median clock.
 END_OVER_START, EQUAL_CLOCK = ", end over start", ", at equal clock"
 PRODUCT_OF_RANKS = {"ranks": 1, "4 * ranks": 4}  # values that are multiples of the gang's number of ranks
 

@@ -155,7 +155,7 @@ def build_markdown(record: Record) -> str:
 
 
 def build_junit(record: Record) -> str:
-    """Return test cases for the whole, each finding that affects results and each test; no verdict counts as skipped."""
+    """Return a case for the whole, each finding that affects results and each test; no verdict counts as skipped."""
     cases = [("acceptance", "the whole", record["verdict"], record["sentence"])]
     for found in (finding for finding in record["findings"] if finding["affects_results"]):
         verdict, message = finding_verdict(found["location"]).value, f"{found['problem']}: {found['remedy']}"

@@ -1,1 +1,1 @@
-"""Find what slows a training down, from its logs alone."""
+"""Find out what slows down a training run, from its logs alone."""

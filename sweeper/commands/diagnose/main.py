@@ -1,11 +1,11 @@
-"""Find what slows a training down, from its logs alone.
+"""Find out what slows down a training run, from its logs alone.
 
     python -m sweeper diagnose train.log
     python -m sweeper diagnose rank*.log model=llama3_8b hardware=h100 gpus=64
 
-Reads the logs that `sweeper ingest` reads and reports steps that become slower, jump, are slow for a while or pause,
-with or without a period, a rank or host whose steps take longer than the others', and steps that are slower than the
-plan of the log's layout by more than its band (with model=, hardware= and gpus=). The exit code is 1 with a finding, 0
+Reads the same logs as `sweeper ingest`. It reports steps that become slower, jump, are slow for a while or pause, with
+or without a period; a rank or host whose steps take longer than the others'; and steps that are slower than the plan of
+the log's layout by more than its band (with model=, hardware= and gpus=). The exit code is 1 if there is a finding, 0
 if nothing is unusual, and 3 if there are too few steps for a verdict.
 """
 
@@ -33,24 +33,24 @@ from workloads.api.errors import UserInputError
 from workloads.estimator.estimate import find_band
 from workloads.formats.logs import LONGEST_LINE, LogReader, Step
 
-# The prefix that a launcher writes before a line: torchrun's and Primus's ranks, srun's tasks, and hosts with a number.
+# The prefix that a launcher adds to a line: torchrun's and Primus's ranks, srun's tasks, and hosts with a number.
 SOURCE = re.compile(
     r"\s*(?:\[(rank-?\d+|default\d+)\]|.{0,40}\[(rank-\d+)/\d+\]|(\d+): |([a-z][\w.-]*\d[\w.-]*): )", re.IGNORECASE
 )
-KEPT_LINES = 100  # before a step, in which a pause's cause is looked for
-GROWTH = 0.02  # of the printed memory, from which it explains a drift
+KEPT_LINES = 100  # lines before a step in which to look for a pause's cause
+GROWTH = 0.02  # if the printed memory grows by more than this fraction, it explains a drift
 TEXTS: dict[str, dict[str, str]] = tomllib.loads(Path(__file__).with_name("findings.toml").read_text())
 PAUSES = {name: re.compile(pattern, re.IGNORECASE) for name, pattern in TEXTS["pause"].items()}
 
 
 @dataclass(frozen=True, kw_only=True)
 class DiagnoseRequest:
-    """The logs of one training, one or one for each rank.
+    """The logs of one training run: a single log, or one per rank.
 
     Attributes:
-        model: that it trains, for the comparison with a plan: a name, or the path of a config.json.
-        hardware: name of its GPU in conf/hardware.
-        gpus: number of its GPUs.
+        model: the trained model, for the comparison with a plan: a name, or the path of a config.json.
+        hardware: name of the GPU in conf/hardware.
+        gpus: number of GPUs.
     """
 
     logs: list[str] = field(metadata=words("LOG", least=1))
@@ -61,16 +61,16 @@ class DiagnoseRequest:
 
 @dataclass
 class Source:
-    """The steps of one rank or host, or of a log that names none, of its longest run with one batch."""
+    """The steps of one rank or host, or of a log that names none."""
 
     name: str
     reader: LogReader = field(default_factory=LogReader)
     steps: list[Step] = field(default_factory=list)
     before: list[list[str]] = field(default_factory=list)  # the lines of all sources before each step
-    last: int = 0  # the number of the line of the last step
+    last: int = 0  # the line number of the last step
 
     def feed(self, line: str, number: int, recent: Sequence[tuple[int, str]]) -> bool:
-        """Read a line, with the latest lines without a step and their numbers. Returns whether it is one of a step."""
+        """Read a line, given the recent lines without a step and their numbers. Return whether it completes a step."""
         step = self.reader.feed(line)
         if step and 0 < step.metrics.get("step_time_s", 0) < math.inf:
             self.steps.append(step)
@@ -79,7 +79,7 @@ class Source:
         return step is not None
 
     def select(self) -> Source:
-        """Return the source with the steps after the warm-up of the start that has the most."""
+        """Return the source with only the steps after the warm-up, of the start with the most steps."""
         starts = [step.start for step in self.steps]
         longest = max(dict.fromkeys(starts), key=starts.count)
         kept = [number for number, start in enumerate(starts) if start == longest]
@@ -93,7 +93,7 @@ class Source:
 
 
 def diagnose(request: DiagnoseRequest) -> int:
-    """Print what is unusual in the logs. Returns the exit code."""
+    """Print what is unusual in the logs, and return the exit code."""
     sources = read_sources([Path(log) for log in request.logs])
     first = max(sources, key=lambda source: len(source.steps))
     found = [*describe_unusual(first), *describe_sources(sources)]
@@ -117,7 +117,7 @@ def diagnose(request: DiagnoseRequest) -> int:
 
 
 def read_sources(paths: Sequence[Path]) -> list[Source]:
-    """Return the ranks or hosts of the logs, or a source for each log. Raises UserInputError for other files."""
+    """Return a source for each rank or host in the logs, or for each log. Raises UserInputError for other files."""
     sources: dict[str, Source] = {}
     for path in paths:
         try:
@@ -139,7 +139,7 @@ def read_sources(paths: Sequence[Path]) -> list[Source]:
 
 
 def describe_unusual(source: Source) -> Iterator[str]:
-    """Yield a line for each finding in the times of steps, with its likely cause."""
+    """Yield a line for each finding in the step times, with its likely cause."""
     times_s = source.times_s
     for finding in find_unusual(list(times_s), list(times_s.values())):
         place, bounds = f"steps {finding.first} to {finding.last}", f"(95% {finding.low:.1%} to {finding.high:.1%})"
@@ -149,7 +149,7 @@ def describe_unusual(source: Source) -> Iterator[str]:
 
 
 def find_cause(source: Source, finding: Finding) -> str:
-    """Return the likely cause: what is printed before the slow steps, memory that grows, or what is usual."""
+    """Return the likely cause: an event printed before the slow steps, growing memory, or the most common cause."""
     for name, pattern in PAUSES.items():
         named = sum(any(pattern.search(line) for line in source.before[place]) for place in finding.places)
         if finding.places and named > len(finding.places) / 2:
@@ -173,7 +173,7 @@ def describe_sources(sources: Sequence[Source]) -> Iterator[str]:
 
 
 def compare_with_plan(request: DiagnoseRequest, step_s: float) -> tuple[str, bool]:
-    """Return the steps' time next to that of the log's layout by the plan, and whether it is beyond the plan's band."""
+    """Compare the step time with the plan of the log's layout. Return the text, and whether it exceeds the band."""
     model, hardware = str(request.model), str(request.hardware)
     try:
         problem = build_problem(PlanRequest(model=model, hardware=hardware, gpus=request.gpus, layout=request.logs[0]))

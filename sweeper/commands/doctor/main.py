@@ -5,9 +5,8 @@
     python -m sweeper doctor record
 
 Checks every node's versions, memory and GPUs, and the MLflow server at tracking.uri; runs a matrix product on each GPU
-and an all-reduce over all of them (skipped with --quick). The command prints the catalogue's values for the GPUs and
-their sources, and each problem with its remedy. The exit code is 1 if any problem makes measurements wrong or slow;
-such problems are marked with "!".
+and an all-reduce over all of them (skipped with --quick). Prints the catalogue's values for the GPUs and their sources,
+and each problem with its remedy. The exit code is 1 if a problem makes measurements wrong or slow (marked with "!").
 
 record writes what this machine's drivers, torch, Ray and kernel report to FILE (machine.json), so that a mock of the
 machine can be built. The only environment variables in it are the visible devices; host names, user names, serial

@@ -8,9 +8,8 @@
 The file is performance.json or file=FILE, a small JSON file to commit to a repository. SWEEP is the name of a sweep in
 the MLflow store, by default the last one. Several sweeps of the same work are runs of one version.
 
-compare compares these runs with the file's runs of the same work on the same hardware. Exit code 0: faster, or not
-slower. 1: slower. 3: inconclusive; the output gives the number of runs needed for a verdict. 2: nothing to compare, or
-invalid arguments.
+compare compares these runs with the file's runs of the same work on the same hardware. Exit code 0: faster or not
+slower. 1: slower. 3: inconclusive; the output gives the number of runs needed. 2: nothing to compare or invalid input.
 
 append adds these runs to the file, and creates it if necessary.
 

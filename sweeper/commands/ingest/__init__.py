@@ -1,1 +1,1 @@
-"""Import other tools' results into the same store: recognize and read files, and derive this project's metrics."""
+"""Import other tools' results into the same store: detect and read files, and derive this project's metrics."""

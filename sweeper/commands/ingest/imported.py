@@ -1,4 +1,4 @@
-"""One imported result with the values of its file, its device, and its metrics by this project's definitions."""
+"""An imported result: the values of its file, its device, and its metrics by this project's definitions."""
 
 import math
 import re
@@ -16,25 +16,25 @@ from workloads.api.contract import MIN_STEP_TIME_S, Measurement
 from workloads.models.flops import model_flops_per_token
 from workloads.models.model import TRAINED_MODELS, Model
 
-CLAIM_TOLERANCE = 0.05  # relative difference from which a claim contradicts the value that it is compared with
-MAX_COUNT = 10**15  # no batch and no sequence has more
+CLAIM_TOLERANCE = 0.05  # a claim contradicts a value if they differ by more than this fraction
+MAX_COUNT = 10**15  # no batch and no sequence is larger
 MAX_DEVICES = 10**6
 WARMUP_RULE = "leading steps of more than 1.2 times the median of the second half are warm-up"
 OUR_FLOPS = "causal"  # how this project counts a model's FLOPs: see docs/reference/metrics.md
 TRAINING_DTYPES = ("bf16", "fp16", "fp8")
 POWER_OF_TWO_TOLERANCE = 0.1  # a claimed rate may include the warm-up
-MAX_LENGTH_FACTOR = 1024  # between the stated sequence length and one that explains a claim
+MAX_LENGTH_FACTOR = 1024  # largest factor between the stated sequence length and one that explains a claim
 FLOPS_CLAIMS = frozenset({"tflops", "tflops_per_gpu", "mfu", "hfu"})
 
 
 @dataclass(frozen=True)
 class Claims:
-    """The metrics that a tool reports itself."""
+    """The metrics that the tool itself reports."""
 
     values: dict[str, float] = field(default_factory=dict)  # under this project's names
-    step_times_s: tuple[float, ...] = ()  # the steps that the values are of; empty for the steps after the warm-up
+    step_times_s: tuple[float, ...] = ()  # the steps that the values describe; empty for the steps after the warm-up
     statistic: str = "median"  # the statistic over these steps, median or mean
-    # how the tool counts the FLOPs of its rates and shares. They compare only with the same count.
+    # how the tool counts the FLOPs in its rates and shares; only values with the same count are comparable
     flops: str = OUR_FLOPS
 
 
@@ -43,24 +43,24 @@ class ImportedResult:
     """One result of another tool."""
 
     name: str
-    params: dict[str, Any]  # the configuration, with `model`, `dtype` and `sequence_length` where the file names them
+    params: dict[str, Any]  # the configuration, with `model`, `dtype` and `sequence_length` if the file names them
     step_times_s: tuple[float, ...] = ()
-    step_resolution_s: float = 0.0  # what the step times were rounded to
+    step_resolution_s: float = 0.0  # the resolution to which the step times were rounded
     tokens_per_step: int = 0
     devices: int | None = None  # number of devices; None means unknown
     device: str = ""  # name of one device; empty means unknown
     feasible: bool = True
-    model: Model | None = None  # where the file has its sizes and not its name, or the command names it
+    model: Model | None = None  # set if the file has the model's sizes but not its name, or if the command names it
     claims: Claims = field(default_factory=Claims)
     # what the tool measured in addition to its speed, such as memory
     metrics: dict[str, float] = field(default_factory=dict)
     machine_info: dict[str, Any] = field(default_factory=dict)
-    contradictions: tuple[str, ...] = ()  # messages about values of the file that contradict each other
-    notes: tuple[str, ...] = ()  # what a reader of the figures should know and no contradiction is
+    contradictions: tuple[str, ...] = ()  # messages about values in the file that contradict each other
+    notes: tuple[str, ...] = ()  # remarks for readers of the values that are not contradictions
 
 
 def drop_warmup(times_s: tuple[float, ...]) -> tuple[float, ...]:
-    """Return the step times after the warm-up, by `WARMUP_RULE`. At least one is left."""
+    """Return the step times after the warm-up, by `WARMUP_RULE`. At least one remains."""
     if len(times_s) < 2:
         return times_s
     limit_s = 1.2 * statistics.median(times_s[len(times_s) // 2 :])
@@ -78,12 +78,12 @@ def as_device_count(value: object) -> int | None:
 
 
 def get_hardware(device: str) -> Hardware | None:
-    """Return the catalogue's entry for its own name or a driver's name of a GPU; None if it has none."""
+    """Return the catalogue's entry for a GPU by the catalogue's or the driver's name; None if it has none."""
     return catalogue().get(device) or (find_hardware(device) if device else None)
 
 
 def add_device(result: ImportedResult, path: Path, option: str) -> ImportedResult:
-    """Return a result that names no device with the command's, else with the one in the file's name, if it has one."""
+    """Add a device to a result that names none: the command's device, else one in the file's name."""
     named = find_device_in_name(path)
     if result.device or option or not named:
         return replace(result, device=result.device or option)
@@ -91,13 +91,13 @@ def add_device(result: ImportedResult, path: Path, option: str) -> ImportedResul
 
 
 def find_device_in_name(path: Path) -> str:
-    """Return the catalogue's name of a device that is a part of the file's name; empty if none is."""
+    """Return the longest device name of the catalogue that the file's name contains; empty if there is none."""
     name = f"_{re.sub(r'[^a-z0-9]+', '_', path.stem.lower())}_"
     return max((device for device in catalogue() if f"_{device}_" in name), key=len, default="")
 
 
 def derive_metrics(result: ImportedResult) -> dict[str, float]:
-    """Return what `sweeper.metrics.derivation` derives from the tokens and step times; empty without step times."""
+    """Derive metrics from the tokens and step times with `sweeper.metrics.derivation`; empty without step times."""
     times_s = drop_warmup(result.step_times_s)
     derived = _derive(result, times_s, "median")
     return derived and {**derived, "warmup_steps": float(len(result.step_times_s) - len(times_s))}
@@ -120,7 +120,7 @@ def _derive(result: ImportedResult, times_s: tuple[float, ...], statistic: str) 
         statistic=statistic,
         tokens_per_step=result.tokens_per_step,
         flops_per_step=result.tokens_per_step * flops_per_token,
-        matrix_dtype="" if dtype == "fp8" else dtype,  # no MFU in fp8, where some layers stay in bf16
+        matrix_dtype="" if dtype == "fp8" else dtype,  # no MFU for fp8, because some layers stay in bf16
     )
     derived = derivation.derive([measurement] * (devices or 1), hardware.dense_peak_tflops if hardware else {})
     for rate in ("tokens_per_s", "tflops"):
@@ -130,7 +130,7 @@ def _derive(result: ImportedResult, times_s: tuple[float, ...], statistic: str) 
 
 
 def find_contradictions(result: ImportedResult, derived: Mapping[str, float]) -> list[str]:
-    """Return a message for everything about a result that cannot be true together.
+    """Return a message for each set of values of a result that cannot all be true.
 
     A claim contradicts the same metric of the same steps if they differ by more than 5%. A rate and its value per GPU
     that differ by the same ratio give one message.
@@ -162,7 +162,7 @@ def find_contradictions(result: ImportedResult, derived: Mapping[str, float]) ->
 def _find_impossible_claims(result: ImportedResult) -> Iterator[str]:
     claims, hardware = result.claims.values, get_hardware(result.device)
     peaks, dtype = hardware.dense_peak_tflops if hardware else {}, str(result.params.get("dtype", ""))
-    # Without a data type it may be fp8.
+    # If the data type is unknown, it may be fp8.
     peak = peaks.get(dtype) or max((peaks.get(name) or 0.0 for name in TRAINING_DTYPES), default=0.0)
     tflops, mfu, bf16_peak = claims.get("tflops_per_gpu", 0.0), claims.get("mfu", 0.0), peaks.get("bf16")
     if tflops and peak and tflops > peak:

@@ -1,4 +1,4 @@
-"""Read a trainer's log: a result for each start, batch and sequence length, and contradictions within each."""
+"""Read a trainer's log: a result for each start, batch and sequence length, with the contradictions in it."""
 
 import math
 import statistics
@@ -22,22 +22,22 @@ MAX_STEPS = 1_000_000
 CLAIMS = ("tokens_per_s", "tokens_per_s_per_gpu", "tflops_per_gpu", "mfu", "hfu")
 MEMORY = (*MEMORY_METRICS, "device_memory_share")
 DEGREES = ("tp", "pp", "cp", "dp", "dp_replicate", "dp_shard")
-MIN_AGREEING_STEPS = 3  # as few as are enough to take longer steps for pauses
-LENGTH_STEP = 128  # tokens: lengths of sequences that follow from printed rates are multiples
-MIN_PRECISE_CLAIM = 10.0  # below it a claim's one or two decimals are too coarse for a comparison of steps
+MIN_AGREEING_STEPS = 3  # the fewest equal steps that are enough to treat longer steps as pauses
+LENGTH_STEP = 128  # tokens; sequence lengths that are derived from printed rates are multiples of it
+MIN_PRECISE_CLAIM = 10.0  # below it, a claim's one or two decimals are too coarse to compare steps
 
 
 @dataclass
 class Run:
-    """The steps of one start of the program that have the same batch and sequence length, and what it reports."""
+    """The steps of one start of the program with the same batch and sequence length, and what the program reports."""
 
     start: int
-    log: LogReader  # as it was at the first of these steps
+    log: LogReader  # its state at the first of these steps
     steps: list[Step] = field(default_factory=list)
 
     @property
     def timed_steps(self) -> list[Step]:
-        """The steps with a time that a step can have."""
+        """The steps with a valid time."""
         return [step for step in self.steps if 0 < step.metrics.get("step_time_s", 0) < math.inf]
 
     @property
@@ -50,12 +50,12 @@ class Run:
         return self.timed_steps[-len(imported.drop_warmup(self.times_s)) :]
 
     def get_size(self, name: str) -> int | None:
-        """Return the batch or the sequence length: as the steps print it, else as configured; None if unknown."""
+        """Return the batch or the sequence length as the steps print it, else as configured; None if unknown."""
         printed = self.steps[0].metrics.get(name)
         return imported.as_positive_int(self.log.reported_config.get(name) if printed is None else int(printed))
 
     def count_devices(self) -> int | None:
-        """Return the number of devices: as reported, else the product of the degrees of Megatron."""
+        """Return the number of devices as reported, else the product of Megatron's parallel degrees."""
         sizes = {name: imported.as_positive_int(value) for name, value in self.log.reported_config.items()}
         product = math.prod(sizes.get(name) or 0 for name in ("dp", "tp", "pp")) * (sizes.get("cp") or 1)
         known = imported.as_device_count(sizes.get("gpus")) or imported.as_device_count(product)
@@ -66,11 +66,11 @@ class Run:
         return imported.as_device_count(round(ratio)) if abs(ratio - round(ratio)) < 0.02 * ratio else None
 
     def get_median(self, name: str) -> float:
-        """Return the median of a metric over the steady steps; 0 where it is not printed."""
+        """Return the median of a metric over the steady steps; 0 for steps that do not print it."""
         return statistics.median([step.metrics.get(name, 0.0) for step in self.steady_steps])
 
     def count_tokens(self) -> tuple[int, str]:
-        """Return the tokens of a step, 0 where they are unknown, and how they follow from other values."""
+        """Return the tokens of a step, 0 if unknown, and a note if they are derived from other values."""
         batch, length = self.get_size("global_batch"), self.get_size("sequence_length")
         if batch and length:
             return batch * length, ""
@@ -87,7 +87,7 @@ class Run:
 
 
 def is_log(path: Path) -> bool:
-    """Return whether the file is of a supported trainer, even if it has no step that can be used."""
+    """Return whether the file is a supported trainer's log, even if it has no usable step."""
     reader = LogReader()
     bytes_read = 0
     with path.open("rb") as file:
@@ -95,19 +95,19 @@ def is_log(path: Path) -> bool:
             bytes_read += len(line)
             if reader.feed(line.decode(errors="replace")) or reader.has_progress_bar or reader.unnumbered_steps:
                 return True
-    return reader.feed("") is not None  # a last step whose metrics are on lines of their own
+    return reader.feed("") is not None  # a last step may have its metrics on separate lines
 
 
 def read_log(path: Path) -> Iterator[ImportedResult]:
-    """Yield the results of a log: one, or several where it was restarted or its batch or sequence length changed.
+    """Yield the results of a log: several if it was restarted or its batch or sequence length changed, else one.
 
-    A last line that is cut off and a step without a time are left out.
+    A truncated last line and steps without a time are left out.
 
-    Raises UserInputError if the log has more than `MAX_STEPS` steps, or none whose time can be used.
+    Raises UserInputError if the log has more than `MAX_STEPS` steps, or none with a usable time.
     """
     reader = LogReader()
     runs = [run for run in _read_runs(path, reader) if run.timed_steps]
-    # A run of the program's first step alone compiles and allocates.
+    # The program's first step compiles and allocates, so a run with only this step is not usable.
     usable = [run for run in runs if len(run.timed_steps) > 1 or run.timed_steps[0].number > 1]
     times = count(reader.unnumbered_steps, "step time")
     if not usable:
@@ -137,7 +137,7 @@ def read_log(path: Path) -> Iterator[ImportedResult]:
         parts = [path.stem, *([f"start {run.start + 1}"] if several_starts else [])]
         parts += [f"{name}={run.get_size(name)}" for name in differing]
         result = replace(_build_result(", ".join(parts), run, reader.kind, notes), model=model)
-        if run.start == 0:  # the beginning of the log may have a configuration with more of its layout
+        if run.start == 0:  # the configuration at the beginning of the log may describe more of the layout
             try:
                 result = replace(result, params=result.params | read_printed_layout(text, result.devices))
             except UserInputError as error:
@@ -155,7 +155,7 @@ def _read_runs(path: Path, reader: LogReader) -> list[Run]:
             is_last = not line
             before, step = reader.format, reader.feed(line.decode(errors="replace"))
             if before and reader.format and before.log_family != reader.format.log_family:
-                runs.clear()  # steps of the library that the trainer runs on
+                runs.clear()  # these steps were printed by the library that the trainer is built on
             if step is None or not (is_last or line.endswith(b"\n")):
                 continue
             steps += 1
@@ -199,7 +199,7 @@ def _build_result(name: str, run: Run, program: str, notes: Sequence[str]) -> Im
         devices=run.count_devices(),
         device=log.device,
         claims=Claims(claims, flops=log.format.flops if log.format else "its own"),
-        metrics=log.memory | memory,  # the most of any step and rank
+        metrics=log.memory | memory,  # the maximum over all steps and ranks
         machine_info={"program": program, "loss": f"{losses[-1]:g}" if losses else ""},
         contradictions=tuple(_find_contradictions(run, claims)),
         notes=tuple(notes),
@@ -228,11 +228,11 @@ def _find_contradictions(run: Run, claims: Mapping[str, float]) -> Iterator[str]
             for step in steady_steps
             if step.metrics.get(name, 0) >= MIN_PRECISE_CLAIM
         ]
-        # Rates leave out pauses: a checkpoint or a validation only makes the time between two lines longer. The
-        # shortest steps must agree and be the majority.
+        # Rates exclude pauses: a checkpoint or a validation only lengthens the time between two lines. The shortest
+        # steps must agree and be the majority.
         agreeing = [amount for amount in work if amount <= (1 + imported.CLAIM_TOLERANCE) * min(work)]
         if all(step.is_by_clock for step in steady_steps) and len(agreeing) >= max(MIN_AGREEING_STEPS, len(work) / 2):
             work = agreeing
-        if work and max(work) > (1 + imported.CLAIM_TOLERANCE) * min(work):  # equal steps are equal work
+        if work and max(work) > (1 + imported.CLAIM_TOLERANCE) * min(work):  # equal steps do equal work
             amounts = f"{format_number(min(work))} to {format_number(max(work))} {unit} a step and GPU"
             yield f"the claimed {name} times the step time is {amounts}, though all steps are of the same size"

@@ -5,12 +5,12 @@
 
 Supported formats: tprimat benchmarks (JSON, both generations), ml_dataflow results (CSV of 19 or 21 columns), and logs
 of Megatron-LM, Megatron-DeepSpeed, Primus, Megatron-Bridge, NeMo, NeMo Automodel, torchtitan, nanotron, nanochat,
-GPT-NeoX, OLMo-core, llm-foundry and DeepSpeed. A PATH is a file, or a folder whose files are all tried, with a reason
-for each that cannot be imported.
+GPT-NeoX, OLMo-core, llm-foundry and DeepSpeed. A PATH is a file or a folder. All files in a folder are tried, and the
+command prints why a file cannot be imported.
 
-Each file becomes an MLflow run with the file attached, and each of its results a child run, in an experiment of their
-own. Metrics are derived again from tokens and step times; the tool's own values are stored as claimed_…, and
-inconsistencies within a file are reported. Importing the same file again changes nothing.
+Each file becomes an MLflow run with the file attached, and each of its results a child run, in a separate experiment.
+Metrics are derived again from tokens and step times; the tool's own values are stored as claimed_…, and inconsistencies
+within a file are reported. Importing the same file again changes nothing.
 """
 
 import sys
@@ -29,16 +29,16 @@ from workloads.models.hugging_face import UnsupportedModel, load_model
 from workloads.models.model import Model
 from workloads.suggestions import suggest
 
-SHOWN_MESSAGES = 5  # of a file; the report has all of them
+SHOWN_MESSAGES = 5  # messages shown per file; the report has all of them
 
 
 @dataclass(frozen=True)
 class ImportTracking(Tracking):
-    """Where results are imported.
+    """Where to store imported results.
 
     Attributes:
         uri: the MLflow store; by default the one in `dir`.
-        experiment: the MLflow experiment of imported results.
+        experiment: the MLflow experiment for imported results.
     """
 
     experiment: str = "imported"
@@ -49,9 +49,9 @@ class IngestRequest(StoreRequest):
     """What to import.
 
     Attributes:
-        device: the device of results whose file names none, as in hardware=; else it is searched in the file's name.
+        device: the device of results whose file names none, as in hardware=; by default taken from the file's name.
         model: the model of results whose file does not name it, as in `plan`: a name or a config.json.
-        check: read and report, and write nothing.
+        check: read and report, but write nothing.
     """
 
     paths: list[str] = field(default_factory=list, metadata=words("PATH", least=1))
@@ -62,7 +62,7 @@ class IngestRequest(StoreRequest):
 
 
 def import_paths(request: IngestRequest) -> int:
-    """Import each file and print its summary. Returns 2 if a named file, or every file, cannot be imported."""
+    """Import each file and print its summary. Return 2 if a named file, or every file, cannot be imported."""
     uri = None if request.check else request.open_uri()
     if request.device and imported.get_hardware(request.device) is None:
         raise UserInputError(f"device={request.device}: unknown device. {suggest(request.device, catalogue())}")
@@ -89,7 +89,7 @@ def import_paths(request: IngestRequest) -> int:
 
 
 def list_files(path: Path) -> list[Path]:
-    """Return the path, or the files below a folder in order, without hidden ones."""
+    """Return the path itself, or the visible files below a folder in sorted order."""
     if not path.is_dir():
         return [path]
     files = [file for file in sorted(path.rglob("*")) if file.is_file()]
@@ -97,9 +97,9 @@ def list_files(path: Path) -> list[Path]:
 
 
 def import_file(path: Path, uri: str | None, experiment: str, device: str = "", model: Model | None = None) -> str:
-    """Read the whole file, then write its results to the store at `uri`, if any. Returns a summary for the terminal.
+    """Read the whole file, then write its results to the store at `uri`, if any. Return a summary for the terminal.
 
-    Raises UserInputError if the file has no supported format, is damaged or has no result. Nothing is written then.
+    Raises UserInputError, and writes nothing, if the file has no supported format, is damaged or has no result.
     """
     file_format = detect_format(path)
     results = [imported.add_device(result, path, device) for result in file_format.read(path)]

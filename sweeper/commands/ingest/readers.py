@@ -1,4 +1,4 @@
-"""The supported files and how each is read. A value that a file does not contain stays unknown."""
+"""Readers for the supported file formats. A value that a file does not contain stays unknown."""
 
 import csv
 import json
@@ -14,22 +14,22 @@ from sweeper.commands.ingest.logs import is_log, read_log
 from workloads.api.errors import UserInputError
 from workloads.formats.log_formats import FORMATS as LOG_FORMATS
 
-HEAD_BYTES = 8192  # of a file, by which its format is recognized
+HEAD_BYTES = 8192  # bytes from the start of a file that determine its format
 
 _NAMES: dict[str, Any] = tomllib.loads(Path(__file__).with_name("readers.toml").read_text())
 
-# Of tprimat.
+# For tprimat.
 MAX_JSON_BYTES = 64 * 2**20
 GIB_PER_GB = 1e9 / 2**30
 TRAINING, DEGREES, CLAIMS = (_NAMES["tprimat"][name] for name in ("training", "degrees", "claims"))
 
-# Of ml_dataflow.
+# For ml_dataflow.
 MAX_LINE_LENGTH = 4096
 ML_DATAFLOW: dict[str, Any] = _NAMES["ml_dataflow"]
 COLUMNS: list[str] = ML_DATAFLOW["columns"]
 OLDER_COLUMNS = [name for name in COLUMNS if not name.startswith("used_")]
 COLUMNS_BY_COUNT = {len(columns): columns for columns in (COLUMNS, OLDER_COLUMNS)}
-# Its models of 1 and 8 * 10^9 parameters are Llama 3: their FLOPs per token are ours. It has no catalogue's 15 and 32.
+# Its models of 1 and 8 * 10^9 parameters are Llama 3, with our FLOPs per token. Our catalogue lacks its 15 and 32.
 MODELS = {1.0: "llama3_1b", 8.0: "llama3_8b"}
 
 
@@ -43,7 +43,7 @@ class Format(NamedTuple):
 
 
 def detect_format(path: Path, formats: Sequence[Format] | None = None) -> Format:
-    """Return a file's format, by default one of all. Raises UserInputError if it is no text of a supported format."""
+    """Return the format of a file, by default any. Raises UserInputError if it is not text in a supported format."""
     try:
         with path.open("rb") as file:
             head = file.read(HEAD_BYTES)
@@ -66,13 +66,13 @@ def detect_format(path: Path, formats: Sequence[Format] | None = None) -> Format
 
 
 def is_tprimat(_: Path, head: str) -> bool:
-    """Return whether a file with this beginning is one of tprimat's benchmarks."""
+    """Return whether a file with this beginning is a tprimat benchmark."""
     is_object = head.lstrip().startswith("{")
     return is_object and '"platform"' in head and ('"gpu_info"' in head or '"training_config"' in head)
 
 
 def read_tprimat(path: Path) -> Iterator[ImportedResult]:
-    """Yield the one result of a benchmark. The older schema has `raw_step_times` for `step_times`."""
+    """Yield the single result of a benchmark. The older schema has `raw_step_times` instead of `step_times`."""
     if path.stat().st_size > MAX_JSON_BYTES:
         size_mib = path.stat().st_size / 2**20
         raise UserInputError(f"{path}: has {size_mib:.0f} MiB; a tprimat benchmark has at most 64 MiB")
@@ -103,7 +103,7 @@ def read_tprimat(path: Path) -> Iterator[ImportedResult]:
         tokens_per_step=params.get("global_batch", 0) * params.get("sequence_length", 0),
         devices=as_device_count(training.get("num_gpus")),
         device=str(gpu.get("device_name", "")),
-        claims=Claims(claims, times_s[1:], "mean"),  # its means are of the steps after the first
+        claims=Claims(claims, times_s[1:], "mean"),  # its means exclude the first step
         metrics={"peak_memory_gib": peak_gb * GIB_PER_GB} if peak_gb else {},
         machine_info={
             "torch": gpu.get("pytorch_version", ""),
@@ -140,13 +140,13 @@ def _as_positive_float(value: object) -> float | None:
 
 
 def is_ml_dataflow(path: Path, head: str) -> bool:
-    """Return whether a file with this beginning is one of ml_dataflow's results."""
+    """Return whether a file with this beginning contains ml_dataflow results."""
     cells = head.splitlines()[0].split(",")
     return path.suffix == ".csv" and len(cells) in COLUMNS_BY_COUNT and None not in map(_parse_number, cells)
 
 
 def read_ml_dataflow(path: Path) -> Iterator[ImportedResult]:
-    """Yield a result for each line: Llama training at one memory budget. A line of zeros is an infeasible budget."""
+    """Yield a result for each line: Llama training at one memory budget. A line of zeros means an infeasible budget."""
     with path.open(newline="", errors="replace") as file:
         for line_number, cells in enumerate(csv.reader(_read_bounded_lines(file, path)), start=1):
             columns, place = COLUMNS_BY_COUNT.get(len(cells)), f"{path}:{line_number}"
@@ -163,7 +163,7 @@ def read_ml_dataflow(path: Path) -> Iterator[ImportedResult]:
             config = {name: row[name] for name in ("model_b", *ML_DATAFLOW["config"])}
             yield ImportedResult(
                 name=f"{path.stem} line {line_number}",
-                params={**({"model": model} if model else {}), "dtype": "bf16", **config},  # it has no other dtype
+                params={**({"model": model} if model else {}), "dtype": "bf16", **config},  # it supports no other dtype
                 step_times_s=(row["step_s"],) if feasible else (),
                 tokens_per_step=round(tokens),
                 devices=1,
@@ -177,7 +177,7 @@ def _read_bounded_lines(file: Any, path: Path) -> Iterator[str]:
     while line := file.readline(MAX_LINE_LENGTH):
         if len(line) == MAX_LINE_LENGTH:
             raise UserInputError(f"{path}: has a line of more than {MAX_LINE_LENGTH} characters")
-        if not line.endswith(("\n", "\r")):  # the first digits of a truncated number are a valid number too
+        if not line.endswith(("\n", "\r")):  # a truncated number is still a valid number
             reason = "its last line has no newline, so it may be truncated; add one if it is complete"
             raise UserInputError(f"{path}: {reason}")
         if line.strip():

@@ -1,1 +1,1 @@
-"""The sweeps of a results directory: their state, one that is followed, one that is deleted."""
+"""List the sweeps of a results directory, follow a sweep, or delete one."""

@@ -4,13 +4,12 @@
     python -m sweeper list follow NAME
     python -m sweeper list delete NAME --yes
 
-Without a verb: each sweep with its state (running, interrupted, finished), the best trial so far or with several
-objectives the size of their front, its size on disk and the time since its last run started, the last one first.
+Without a verb, the command lists each sweep, the latest first, with its state (running, interrupted, finished), its
+best trial so far or the size of its front, its size on disk, and the time since its last run started.
 
 follow shows the progress of a sweep that another process runs, until it ends. Ctrl-C detaches; the sweep continues.
 
-delete removes a sweep that does not run, from disk and from its MLflow store, after asking. MLflow keeps deleted runs
-until `mlflow gc`.
+delete asks, then removes an idle sweep from disk and from its MLflow store, which keeps deleted runs until `mlflow gc`.
 """
 
 import fcntl
@@ -39,10 +38,10 @@ from workloads.api.metrics import get_metric
 
 HEADING = ["sweep", "state", "best", "size", "age"]
 MIN_COLUMNS = 2  # the name and the state are shown in any terminal
-# Ages and sizes by their units: the first whose size is reached.
+# Units of ages and sizes, from the largest; the first unit that the value reaches is used.
 AGES_S = (("d", 86400.0), ("h", 3600.0), ("min", 60.0), ("s", 1.0))
 SIZES = (("GiB", 2.0**30), ("MiB", 2.0**20), ("KiB", 2.0**10))
-POLL_S = 0.5  # of a sweep that is followed
+POLL_S = 0.5  # interval for a sweep that is followed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,8 +67,8 @@ class DeleteRequest(ListRequest):
     """The sweep to delete.
 
     Attributes:
-        yes: do not ask.
-        tracking.uri: its MLflow store, where the address that the sweep recorded has a masked password.
+        yes: delete without asking.
+        tracking.uri: its MLflow store, needed if the address that the sweep recorded has a masked password.
     """
 
     name: str = word("NAME")
@@ -78,7 +77,7 @@ class DeleteRequest(ListRequest):
 
 
 def show_sweeps(request: ListRequest) -> int:
-    """Print the table of a directory. Returns the exit code."""
+    """Print the table of the sweeps in a directory, and return the exit code."""
     directory = Path(request.dir)
     if not directory.is_dir():
         raise UserInputError(f"dir={request.dir}: no such directory")
@@ -92,7 +91,7 @@ def show_sweeps(request: ListRequest) -> int:
 
 
 def delete_sweep(request: DeleteRequest) -> int:
-    """Delete a sweep after asking. Returns the exit code. Raises UserInputError if it runs or no one can be asked."""
+    """Delete a sweep after asking. Return the exit code. Raises UserInputError if it runs or there is no one to ask."""
     sweep = find_sweep(Path(request.dir), request.name)
     if sweep.is_running:
         raise UserInputError(f"{sweep.name}: process {sweep.driver} is running it; stop that first")
@@ -118,7 +117,7 @@ main = COMMAND.main
 
 
 def describe_row(sweep: StoredSweep) -> list[str]:
-    """Return the cells of a sweep; if a file is damaged, those that do not need it."""
+    """Return the table cells of a sweep; if a file is damaged, only the cells that do not need it."""
     size, started_s = "", sweep.changed_at_s
     try:
         size = format_amount(sweep.size_bytes, SIZES)
@@ -130,31 +129,31 @@ def describe_row(sweep: StoredSweep) -> list[str]:
                 best = f"{format_number(winner.value)} {unit}, trial {winner.trial}"
     except UserInputError as error:
         state, best, started_s = "damaged", str(error), sweep.changed_at_s
-    except PermissionError as error:  # another user's
+    except PermissionError as error:  # the sweep belongs to another user
         state, best = "not readable", describe_os_error(error)
     return [sweep.name, state, best, size, format_amount(time.time() - started_s, AGES_S)]
 
 
 def format_amount(value: float, units: Sequence[tuple[str, float]]) -> str:
-    """Return a duration or a size with two digits, in the largest of its units that it fills."""
+    """Format a duration or a size with two digits, in the largest unit that it reaches."""
     name, factor = next(((name, factor) for name, factor in units if value >= factor), units[-1])
     return f"{value / factor:.2g} {name}" if value < 10 * factor else f"{value / factor:.0f} {name}"
 
 
 class Follower:
-    """The trials of a sweep, read from its journal as they end."""
+    """Reads a sweep's trials from its journal as they end."""
 
     def __init__(self, sweep: StoredSweep, description: SweepDescription) -> None:
         self._tail = JournalTail(sweep.folder / JOURNAL)
         self._description = description
         self._records = self._tail.read()
         budget = Budget(**description.config["budget"])
-        # An attempt that a retry replaces is counted until the sweep ends.
+        # An attempt that a retry replaces still counts until the sweep ends.
         searched = [record for record in self._records if not record.remeasurement]
         self._progress = SweepProgress(description.criteria, budget, searched)
 
     def poll(self) -> list[tuple[TrialRecord, bool]]:
-        """Return the trials that have ended since the last call, and whether each is the best so far."""
+        """Return the trials that have ended since the last call, each with whether it is the best so far."""
         records = self._tail.read()
         self._records += records
         return [(record, not record.remeasurement and self._progress.add(record)) for record in records]
@@ -181,7 +180,7 @@ class Follower:
 
 
 def follow(sweep: StoredSweep) -> int:
-    """Show the progress until the sweep or Ctrl-C ends it. Raises UserInputError if the sweep does not run."""
+    """Show the progress until the sweep ends or Ctrl-C detaches. Raises UserInputError if the sweep is not running."""
     description = sweep.description
     if description is None or not sweep.is_running:
         raise UserInputError(f"{sweep.name}: it does not run now ({sweep.state})")
@@ -207,8 +206,7 @@ def follow(sweep: StoredSweep) -> int:
 
 
 def _is_driven(sweep: StoredSweep, host: str) -> bool:
-    """Return whether the driver is there: the recording process may hold the lock for a minute longer. For a driver on
-    another machine only the lock is known."""
+    """Return whether the driver is alive. On other machines only its lock shows that, up to a minute too long."""
     driver = sweep.driver
     if not driver.isdigit() or host != platform.node():
         return driver != ""
@@ -222,9 +220,9 @@ def _is_driven(sweep: StoredSweep, host: str) -> bool:
 
 
 def delete(sweep: StoredSweep, uri: str | None = None) -> list[str]:
-    """Delete the runs of a sweep at `uri`, by default the store that it recorded, and its folder. Return a report.
+    """Delete a sweep's folder and its runs at `uri`, by default the store that it recorded. Return a report.
 
-    Raises UserInputError if the sweep runs, or its store cannot be reached. Then nothing is deleted.
+    Raises UserInputError, and deletes nothing, if the sweep is running or its store cannot be reached.
     """
     with (sweep.folder / "lock").open("a") as lock:  # held, so that no driver starts it
         try:
@@ -240,7 +238,7 @@ def _delete_runs(sweep: StoredSweep, uri: str | None) -> str:
     description = sweep.description
     if description is None:
         return "its runs in MLflow stay: an earlier version ran it and did not keep where they are"
-    is_default = not description.config["tracking"].get("uri")  # then a project that was moved or copied has its own
+    is_default = not description.config["tracking"].get("uri")  # a moved or copied project has its own store
     uri = uri or (default_uri(sweep.folder.parent.parent) if is_default else description.tracking_uri)
     if "***" in uri:
         raise UserInputError(f"{sweep.name}: the password of {uri} is not stored; set tracking.uri=URI")

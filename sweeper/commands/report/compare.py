@@ -21,8 +21,7 @@ def find_latest_sweep(stored: Stored, baseline: str) -> str:
 
 
 def compare_sweeps(stored: Stored, first: str, second: str, gate: Gate) -> tuple[str, list[comparison.ComparedWork]]:
-    """Compare each kind of work of two sweeps, per device. Return a note on how the spaces differ (empty if they are
-    equal) and the comparisons.
+    """Compare each kind of work of two sweeps, per device. Return a note if the spaces differ, and the comparisons.
 
     Best results of different spaces answer different questions, so such sweeps are compared at their common points.
 
