@@ -25,7 +25,7 @@ class Node:
     gpus: int = 0
     accelerator: str | None = None  # Ray's label for its GPUs
     gpu_identities: tuple[GpuIdentity, ...] = ()  # the driver's report on each GPU
-    gpus_used_gib: tuple[tuple[int, float], ...] = ()  # this machine's: use by others before the sweep, by GPU number
+    gpus_used_gib: tuple[tuple[int, float], ...] = ()  # by GPU number: use by others before a sweep, if local
     gpu_problems: tuple[GpuProblem, ...] = ()  # what prevents the use of its GPUs
     id: str | None = None  # Ray's id of a node of a running cluster
     cpu_architecture: str = "cpu"
@@ -106,7 +106,7 @@ class Target:
     def count_gangs(
         self, ranks: int, requested: int | None, *, whole_nodes: bool = False, host_gib: float = 0.0
     ) -> int:
-        """Return how many gangs of `ranks` run at once: by default all that fit, but only one on CPUs, for its timings.
+        """Return how many gangs of `ranks` run at once: by default all that fit, or on a CPU one, for its timings.
 
         `whole_nodes`: no two gangs share a node. `host_gib`: how much of its node's memory each process takes.
 
@@ -126,7 +126,7 @@ class Target:
         return requested or (limit if self.is_gpu else 1)
 
     def ranks_per_node(self, ranks: int, host_gib: float = 0.0) -> int:
-        """Return how many ranks of a gang share a node. If the gang does not fit, the largest node's GPUs decide."""
+        """Return how many ranks of a gang share a node. If the gang does not fit, the largest node sets the number."""
         if not self.is_gpu:
             return min(ranks, max(node.cpus for node in self.nodes))
         most = max(node.gpus for node in self.nodes)

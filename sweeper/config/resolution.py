@@ -197,7 +197,7 @@ def _split_objectives(entries: dict[str, Any]) -> dict[str, Any]:
 
 
 def _read_own_metrics(values: Any) -> dict[str, str]:
-    """Return the directions of the user's metrics. Raises UserInputError if one is invalid or contradicts our own."""
+    """Return the directions of the user's metrics. Raises UserInputError if one is invalid or differs from ours."""
     own = values if isinstance(values, Mapping) else {}  # the schema rejects text
     for name, direction in own.items():
         if name in DIRECTIONS and direction != DIRECTIONS[name]:

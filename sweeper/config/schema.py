@@ -32,7 +32,7 @@ class WorkloadSection:
 
 @dataclass(frozen=True)
 class Hardware:
-    """A kind of device. Peaks are dense TFLOP/s of one device by data type, without those that are not published.
+    """A kind of device. Peaks are dense TFLOP/s of one device by data type; unpublished peaks are missing.
 
     Attributes:
         name: the name that hardware=NAME selects; auto: the devices of the cluster.

@@ -33,7 +33,7 @@ NODE_REPLY_TIMEOUT_S = 60.0
 
 
 class ClusterError(Exception):
-    """The cluster cannot run trials, or no longer can. Finished trials are kept; the message gives the cause."""
+    """The cluster cannot run trials, or can no longer. Finished trials are kept, and the message gives the cause."""
 
 
 def discover_nodes(
@@ -154,7 +154,7 @@ def _check_authentication(address: str, named: str) -> None:
         )
 
     def accepts(auth_mode: str) -> bool:
-        """Connect with this RAY_AUTH_MODE and return whether it worked, in a process since Ray reads it on import."""
+        """Return whether a new process can connect with this RAY_AUTH_MODE, since Ray reads the mode on import."""
         command = [sys.executable, "-c", ray_internals.PROBE, address]
         env = {**os.environ, "RAY_AUTH_MODE": auth_mode}
         try:
@@ -175,7 +175,7 @@ def _check_authentication(address: str, named: str) -> None:
 
 
 def list_nodes() -> list[dict[str, Any]]:
-    """Return Ray's state of each node, or an empty list while the head does not respond, for example in a restart.
+    """Return Ray's state of each node, or an empty list while the head does not respond, as in a restart.
 
     Raises ClusterError if the driver's node is dead: its raylet ended, or the head removed it, for example because its
     link was down for longer than the head's health checks allow. Results of tasks and actors then no longer reach this
@@ -263,7 +263,7 @@ _orphans: Orphans | None = None  # only for a local cluster, which ends with thi
 
 
 def end_orphans() -> list[str]:
-    """End processes left by killed workers or a dead raylet. Returns the command lines of those of trials."""
+    """End processes left by killed workers or a dead raylet. Returns the command lines of trials' processes."""
     return [command for command in _orphans.end() if not command.startswith("ray::")] if _orphans else []
 
 

@@ -44,7 +44,7 @@ class RunningTrial:
     sequence_number: int = 0
     timeout_s: float = math.inf  # trial.timeout_s
     kill_after_s: float = math.inf  # how long the trial may run before the driver ends it
-    waits_for_all: bool = False  # a rank that fails leaves the results of the others
+    waits_for_all: bool = False  # if one rank fails, the others' results remain
 
     @property
     def deadline_s(self) -> float:

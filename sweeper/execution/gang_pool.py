@@ -192,7 +192,7 @@ class GangPool:
     # ── trials ──
 
     def use_workload(self, name: str, *, waits_for_all: bool) -> None:
-        """Switch the same workers to another workload. No trial may be in flight."""
+        """Switch the workers to another workload. No trial may be in flight."""
         assert not self._in_flight
         self._spec = replace(self._spec, workload=name, waits_for_all=waits_for_all)
 

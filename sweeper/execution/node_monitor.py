@@ -37,7 +37,7 @@ class NodeMonitor:
     ) -> None:
         """Start with the planned target and the records of earlier runs of the sweep."""
         self.target = target  # the nodes in use
-        self.drained: dict[str, str] = {}  # why each drained node was drained, by Ray's node id
+        self.drained: dict[str, str] = {}  # why nodes were drained, by Ray's node id
         self._config = config
         self._resources, self._records = resources, records
         self._known_target = target  # with every node that was ever up

@@ -51,12 +51,12 @@ def visible_gpus_variable() -> str:
 #    has no ports (ray/dashboard/agent.py). On two busy cores, two empty trials take 10.3 to 12.9 s of CPU time without
 #    the agent and 12.6 to 14.8 s with it.
 #
-#    The names below: methods of Ray's class for a node that start one process each, and the function that starts it.
+#    Below: the methods of Ray's node class that each start one process, and the function that starts the raylet.
 RAY_NODE = Node
 UNUSED = ("start_monitor", "start_log_monitor", "start_api_server")
 START_PROCESS = (services, "start_ray_process")
 # Raylet options that replace the dashboard's agent, so that the raylet does not wait for it. A raylet exits on an
-# unknown option. The command must not be empty, and the raylet ends when it ends: `cat` runs as long as the raylet.
+# unknown option. The command must not be empty, and the raylet ends with it: `cat` runs as long as the raylet.
 NO_AGENT = (
     "--metrics-agent-port=-1",
     "--metrics_export_port=-1",

@@ -37,7 +37,7 @@ EXPLAINED = (contract.ParameterMismatch, contract.ProgramFailed)
 
 @dataclass(frozen=True)
 class Job:
-    """A trial as one rank runs it."""
+    """The job of one rank in a trial."""
 
     workload: str
     parameters: Mapping[str, contract.Scalar]
@@ -194,8 +194,8 @@ class StepCollector:
     async def take(self, patience_s: float = 0.0) -> list[tuple[int, int, float, dict[str, float]]]:
         """Return the steps since the last call: sequence number, step, time and metrics.
 
-        Wait up to `patience_s` for the first step, but only BATCH_S for others that arrive at about the same time. A
-        trial that is pruned a quarter of a second later runs several more short steps.
+        Wait up to `patience_s` for the first step, but only BATCH_S for others that arrive at about the same time: if
+        a trial is pruned a quarter of a second later, it runs several more short steps.
         """
         with suppress(TimeoutError):
             await asyncio.wait_for(self._arrived.wait(), patience_s)

@@ -128,7 +128,7 @@ def first_known(values: Iterable[float]) -> float:
 
 
 def step_times_s(measurements: Sequence[Measurement]) -> np.ndarray:
-    """Return the seconds of each step of the gang: the slowest rank's, step by step where ranks wait for each other."""
+    """Return the seconds of each step of the gang: the slowest rank's, step by step if ranks wait for each other."""
     if measurements[0].independent:
         statistic = STATISTICS[measurements[0].statistic]
         return np.array(max((m.step_times_s for m in measurements), key=lambda t: statistic(t) if t else 0.0))
@@ -139,13 +139,13 @@ def step_times_s(measurements: Sequence[Measurement]) -> np.ndarray:
 
 
 def _rate(name: str, work: float, step_time: Mapping[str, float]) -> dict[str, float]:
-    # A longer time is a lower rate: the lower bound of one is the upper bound of the other.
+    # A longer time means a lower rate, so the lower bound of one is the upper bound of the other.
     mirrored = {"_p10": "_p90", "_p90": "_p10", "_ci_low": "_ci_high", "_ci_high": "_ci_low"}
     return {f"{name}{mirrored.get(suffix, suffix)}": work / value for suffix, value in step_time.items()}
 
 
 def _summarize(times_s: np.ndarray, statistic: str, resolution_s: float = 0.0) -> dict[str, float]:
-    """Return the statistic under an empty suffix, of several values with percentiles, and its 95% interval if any."""
+    """Return the statistic by suffix: its value (empty suffix) and, for several times, percentiles and any interval."""
     if len(times_s) == 1:
         return {"": float(times_s[0])}
     p10, p90 = np.percentile(times_s, [10, 90])

@@ -31,7 +31,7 @@ from workloads.suggestions import hint
 PROMISING_POINTS = 5  # how many of the estimated points are tried first
 # The workload parameters that give the duration of a trial's steps, together with the estimated rate.
 PARAMETERS_OF_STEPS = ("global_batch", "sequence_length", "warmup", "steps")
-SAMPLED_POINTS = 500  # about how many of thousands of points the mean duration of a trial's steps comes from
+SAMPLED_POINTS = 500  # about how many points are sampled for the mean duration of a trial's steps
 
 
 @dataclass(frozen=True)

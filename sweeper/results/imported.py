@@ -14,7 +14,7 @@ HEADING = ["result", "model", "sequence length", "global batch", "type", "device
 HEADING += ["tokens/s per device", "claimed per device", "ms a step", "steps", "MFU %", "stated MFU %"]
 HEADING += ["claimed TFLOP/s per device", "FLOPs", "GiB", "contradictions", "notes", "as executed"]
 CONTRADICTIONS_HEADING = ["result", "device", "tokens/s per device", "claimed per device", "contradiction"]
-IDENTIFYING = ("model", "model_b", "sequence_length", "dtype", "global_batch")  # parameters with a column of their own
+IDENTIFYING = ("model", "model_b", "sequence_length", "dtype", "global_batch")  # parameters with their own columns
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,7 @@ FAMILY_ERROR = 0.05  # the share of finals of equally fast finalists that may fi
 
 @dataclass(frozen=True)
 class FinalistResult:
-    """The result of one finalist, as the search measured it in `trial`."""
+    """The result of one finalist in the finals; `trial` is its measurement in the search."""
 
     trial: TrialRecord
     value: Interval  # the mean of the objective over its rounds

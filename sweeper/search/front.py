@@ -10,7 +10,7 @@ interval holds for all pairs and objectives at once.
 Rounds are paired, so that drift from round to round does not count. The error of a pair's difference is either pooled
 over all points (from the residuals of points and rounds) or the pair's own error, whichever is larger. With three
 rounds the pair's own error has only two degrees of freedom, too few for any decision among twelve points. Taking the
-larger one preserves the noise of a point that is noisier than the others. `tests/sweeper/search/test_dominance.py`
+larger one accounts for a point that is noisier than the others. `tests/sweeper/search/test_dominance.py`
 simulates how often verdicts are wrong and how often they are reached.
 
 A difference in an objective counts only if it exceeds the objective's resolution. Otherwise a metric that is the same

@@ -31,8 +31,8 @@ FEASIBLE = "feasible"  # a constraint; Optuna treats a trial as feasible if all 
 LEARNED_STATES = (TrialState.COMPLETE, TrialState.PRUNED)
 # How many finished trials a sampler sees. Samplers not listed see all: CMA-ES and QMC continue a sequence.
 MAX_FINISHED = {"tpe": 1000, "gp": 1000, "random": 0, "grid": 0}
-MAX_JUDGED = 1000  # finished trials that a pruner compares with
-MAX_RUNNING = 500  # running trials that a sampler sees, so that it can avoid them
+MAX_JUDGED = 1000  # how many finished trials a pruner compares a trial with
+MAX_RUNNING = 500  # how many running trials a sampler sees, so that it can avoid them
 SPARE = 1500  # with this many more trials, the copy is too large
 STARTUP_TRIALS = 5  # how many trials must report a step before any trial is judged by it
 REPORTING_STATES = (TrialState.RUNNING, TrialState.COMPLETE, TrialState.PRUNED)

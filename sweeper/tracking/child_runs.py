@@ -23,9 +23,9 @@ class ChildRuns:
         self._doubted: set[int] = set()  # trials that may have a run that was not read
 
     def list_all(self, on_page: Callable[[int], None]) -> None:
-        """Read all runs, and delete one of two runs of a trial, but not a complete one.
+        """Read all runs. If a trial has two, delete one of them, but keep a complete one.
 
-        `on_page` is called with the number of runs so far after each page."""
+        After each page, `on_page` is called with the number of runs so far."""
         self._runs, self._expected = {}, 0
         for count, run in enumerate(self._search(self._tags), start=1):
             self._add(run)

@@ -226,7 +226,7 @@ def opening_message(
 ) -> dict[str, Any]:
     """Return the arguments for `sweeper.tracking.store.Store`, with the parent run's parameters, tags and artifacts.
 
-    `trials` is the number of trials in the study, `command` has its secrets masked, and `texts` may have empty tags.
+    `trials` is the number of trials in the study, `command` has its secrets masked, and `texts` are tags or empty.
     """
     config = plan.config
     resolved = OmegaConf.to_yaml(OmegaConf.create(masked(asdict(config))))

@@ -283,7 +283,7 @@ class Store:
             results = json.loads(earlier_tags.get(mlflow_store.RESULTS, "{}"))
             if runs[0].info.status == "FINISHED" and "digest" in results:
                 self.stored_results = results
-            # The earlier configuration stays. Differences of this command are added to it.
+            # The earlier configuration stays, and this command's differences are added to it.
             for name, value in tags.items():
                 if value not in (lines := earlier_tags.get(name, "")).splitlines():
                     lines = f"{lines}\n{value}".strip()
