@@ -1,1 +1,1 @@
-"""Sweeps from Python: what `import sweeper` offers in addition to the commands."""
+"""Run sweeps from Python: the functions that `import sweeper` offers in addition to the commands."""

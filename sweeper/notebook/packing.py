@@ -1,4 +1,4 @@
-"""Pack your own function into a file that the sweep's processes read, and its space into overrides."""
+"""Pack a user's function into a file that the sweep's processes read, and write its space as overrides."""
 
 import base64
 import functools
@@ -20,22 +20,22 @@ from workloads.api import registry
 from workloads.api.errors import UserInputError
 
 FOLDER = "functions"
-RANK, REPORT = "rank", "report"  # parameters of these names are none of the space (`workloads.function`)
+RANK, REPORT = "rank", "report"  # parameters with these names do not belong to the space (`workloads.function`)
 SCALARS = (str, int, float, bool, type(None))
 DIGEST_LENGTH = 12
 PLAIN_TEXT = re.compile(r"[A-Za-z_][\w.-]*")  # needs no quotes, except:
-NO_TEXTS = ("null", "true", "false", "nan", "inf")  # of Hydra's grammar
+NO_TEXTS = ("null", "true", "false", "nan", "inf")  # not strings in Hydra's grammar
 
 
 def write_function(function: Callable[..., Any], space: Mapping[str, Any], directory: Path) -> Path:
-    """Pack a function into a file of the results directory and return its path. Raises UserInputError."""
+    """Pack a function into a file in the results directory and return its path. Raises UserInputError on failure."""
     name = re.sub(r"\W", "", getattr(function, "__name__", type(function).__name__)) or "function"
     parameters = inspect.signature(function).parameters.values()
     named = [item for item in parameters if item.kind in (item.POSITIONAL_OR_KEYWORD, item.KEYWORD_ONLY)]
     names = [item.name for item in named if item.name not in (RANK, REPORT)]
     if any(item.kind is item.VAR_KEYWORD for item in parameters):
         names += [key for key in space if key not in names and key != "env"]
-    # Another default, such as a list, is left to the function.
+    # The function itself applies any other default, such as a list.
     defaults = {item.name: item.default for item in named if item.name in names and type(item.default) in SCALARS}
     left_out = [item.name for item in named if item.default is not item.empty and item.name not in defaults]
     workload = registry.load("function")
@@ -63,20 +63,20 @@ def _digest(function: Callable[..., Any]) -> str:
     inner = inspect.unwrap(function.func if isinstance(function, functools.partial) else function)
     try:
         source = inspect.getsource(inner if inspect.isroutine(inner) else type(inner))
-    except (OSError, TypeError):  # typed at a prompt
+    except (OSError, TypeError):  # the function was typed at a prompt
         code = getattr(inner, "__code__", None)
         source = f"{code.co_code.hex()} {code.co_consts}" if code else repr(inner)
     try:
         around = inspect.getclosurevars(inner)
         read = {**around.globals, **around.nonlocals}
-    except TypeError:  # an object that can be called
+    except TypeError:  # a callable object
         read = {}
     plain = {key: value for key, value in sorted(read.items()) if isinstance(value, SCALARS)}
     return hashlib.sha256(f"{source}{plain}".encode()).hexdigest()[:DIGEST_LENGTH]
 
 
 def _pack(function: Callable[..., Any], name: str) -> str:
-    """Pack a function, by value unless its module is installed: workers may not find the module."""
+    """Pack a function. Unless its module is installed, pack it by value, because workers may not find the module."""
     import cloudpickle
 
     module = inspect.getmodule(function)
@@ -86,7 +86,7 @@ def _pack(function: Callable[..., Any], name: str) -> str:
         cloudpickle.register_pickle_by_value(top)
     try:
         return base64.b64encode(cloudpickle.dumps(function)).decode()
-    except Exception as error:  # of whatever it refers to
+    except Exception as error:  # raised by any object that the function refers to
         raise UserInputError(f"workload={name}: cannot be sent to workers: {error}") from error
     finally:
         if by_value:
@@ -101,7 +101,7 @@ def _is_installed(module: ModuleType) -> bool:
 
 
 def space_words(space: Mapping[str, Any], prefix: str = "space.") -> list[str]:
-    """Return a space as overrides: a list or tuple is a choice, a `range` a range, a text is in the space's grammar."""
+    """Return a space as overrides. A list or tuple is a choice, a `range` a range, and a string uses the grammar."""
     words = []
     for name, entry in space.items():
         if name == "env" and isinstance(entry, Mapping):
@@ -120,7 +120,7 @@ def _write_entry(key: str, entry: Any) -> str:
 
 
 def _write_scalar(key: str, value: Any, *, quoted: bool) -> str:
-    value = value.item() if hasattr(value, "item") else value  # of NumPy
+    value = value.item() if hasattr(value, "item") else value  # a NumPy scalar
     if not isinstance(value, SCALARS):
         raise UserInputError(f"{key}={value!r}: must be a number, a text, a bool, None, a list of these or a range")
     if isinstance(value, bool) or value is None:
@@ -128,11 +128,11 @@ def _write_scalar(key: str, value: Any, *, quoted: bool) -> str:
     if not isinstance(value, str):
         return repr(value)
     if not quoted and any(mark in value for mark in "(,["):
-        return value  # in the space's grammar
+        return value  # already in the space's grammar
     if PLAIN_TEXT.fullmatch(value) and value.lower() not in NO_TEXTS:
         return value
     if "\n" in value or "\0" in value:
         raise UserInputError(f"{key}={value!r}: a text must be one line")
-    # OmegaConf takes ${…} for a reference.
+    # OmegaConf would treat ${…} as a reference.
     literal = re.sub(r"(\\*)\$\{", lambda found: f"{found[1] * 2}\\${{", value)
     return QuotedString(literal, Quote.single).with_quotes()

@@ -1,4 +1,4 @@
-"""A result as HTML for a notebook's cell: its best trials, its finals or front, and the objective over the trials."""
+"""Show a result as HTML in a notebook cell: best trials, finals or front, and the objective over the trials."""
 
 from collections import Counter
 from html import escape
@@ -10,11 +10,11 @@ from sweeper.search.finals import finalist_results, find_exceeded
 from workloads.api.metrics import get_metric
 
 SHOWN_TRIALS = 10
-WIDTH, HEIGHT, MARGIN, RADIUS = 480, 160, 20, 3  # of the picture, in pixels
+WIDTH, HEIGHT, MARGIN, RADIUS = 480, 160, 20, 3  # dimensions of the picture in pixels
 
 
 def build_html(stored: StoredSweep) -> str:
-    """Return the HTML of a sweep that has a description. Its colors are those of the notebook, light or dark."""
+    """Return the HTML of a sweep that has a description. It uses the notebook's colors, light or dark."""
     assert stored.description is not None
     ranked, records, criteria = stored.ranked, stored.current_records, stored.description.criteria
     top = int(stored.description.config["finals"]["top"])

@@ -1,4 +1,4 @@
-"""The result of a sweep in Python: its winner and a table of its trials, read from the sweep's folder."""
+"""A sweep's result in Python: its winner and a table of its trials, read from the sweep's folder."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ SPREAD = re.compile(r"_(ci_low|ci_high|p10|p90)(?=$|_per_gpu$)|_per_gpu$")
 
 
 class SweepError(Exception):
-    """A sweep ended without a complete trial. Its message has the reason.
+    """A sweep ended without a complete trial. The message gives the reason.
 
     Attributes:
-        result: what there is of it; None if it did not start.
+        result: the partial result; None if the sweep did not start.
     """
 
     def __init__(self, message: str, result: SweepResult | None = None) -> None:
@@ -42,12 +42,12 @@ class BestTrial:
     """The winner of a sweep.
 
     Attributes:
-        trial: its number.
-        params: every parameter, those that the sweep holds fixed too.
-        value: the objective: the mean of the finals' rounds, without finals the trial's own.
+        trial: the trial's number.
+        params: all parameters, including those that the sweep holds fixed.
+        value: the objective: the mean of the finals' rounds, or the trial's own value without finals.
         low, high: the bounds of its 95% interval; NaN if it has none.
-        rounds: rounds of the finals; 0 for a single trial.
-        metrics: of the trial in the search.
+        rounds: the number of rounds of the finals; 0 for a single trial.
+        metrics: the trial's metrics in the search.
     """
 
     trial: int
@@ -64,10 +64,10 @@ class SweepResult:
     """A sweep that has ended.
 
     Attributes:
-        folder: of the sweep; `folder / "best"` has what runs the winner again.
-        exit_code: that of the command: 0, or 1 where trials failed or the sweep stopped early.
-        stopped: why it ended before its budget; empty if it did not.
-        summary: what the command prints.
+        folder: the sweep's folder; `folder / "best"` contains the files that rerun the winner.
+        exit_code: the command's exit code: 0, or 1 if trials failed or the sweep stopped early.
+        stopped: why it ended before its budget was used up; empty if it did not.
+        summary: the output of the command.
     """
 
     folder: Path
@@ -90,13 +90,13 @@ class SweepResult:
         return self._stored.description.objective
 
     def describe_unmet(self) -> str:
-        """Return which limits no trial keeps, and by how much the nearest one is beyond them; empty if one does."""
+        """Describe the limits that no trial meets, and by how much the nearest misses them; empty if one trial does."""
         assert self._stored.description is not None
         return self._stored.description.criteria.describe_unmet(self._stored.records.values())
 
     @cached_property
     def best(self) -> BestTrial | None:
-        """The winner of the finals, or the best trial without finals; None if none is complete within the limits."""
+        """The winner of the finals, or without finals the best trial; None if no complete trial meets the limits."""
         winner = self._stored.winner
         if winner is None:
             return None
@@ -106,12 +106,12 @@ class SweepResult:
 
     @cached_property
     def trials(self) -> pd.DataFrame:
-        """The trials of the search by number: outcome, parameters as `param.…`, metrics; units in `attrs["units"]`."""
+        """The search's trials by number: outcome, parameters as `param.…`, metrics; `attrs["units"]` has the units."""
         return self._tabulate(remeasured=False)
 
     @cached_property
     def remeasured(self) -> pd.DataFrame:
-        """The rounds of the finals, and of comparisons of nodes, as `trials`, each with its `remeasured_trial`."""
+        """The rounds of finals and node comparisons, in the form of `trials`, each with its `remeasured_trial`."""
         return self._tabulate(remeasured=True)
 
     def _tabulate(self, *, remeasured: bool) -> pd.DataFrame:
@@ -133,12 +133,12 @@ class SweepResult:
 
     @cached_property
     def front(self) -> pd.DataFrame | None:
-        """The front of several objectives; None with one, or if no trial has a rank.
+        """The front of several objectives; None with one objective, or if no trial has a rank.
 
-        A row for each point that was measured again and for the rest of the front, by number: whether it is
-        `on_front`, its `share` and `verdict`, the trials that it is the `same_as`, each objective with `…_ci_low` and
-        `…_ci_high` (NaN without an interval), and every parameter as `param.…`. A point that was measured once has no
-        share. `front.attrs["units"]` has the units.
+        It has a row for each remeasured point and for the rest of the front, by number: whether it is `on_front`, its
+        `share` and `verdict`, the trials that it is the `same_as`, each objective with `…_ci_low` and `…_ci_high` (NaN
+        without an interval), and every parameter as `param.…`. A point that was measured only once has no share.
+        `front.attrs["units"]` has the units.
         """
         import pandas as pd
 
@@ -171,19 +171,19 @@ class SweepResult:
         return build_html(self._stored)
 
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
-        """Print the summary in a notebook, which runs the shell's commands behind an exclamation mark."""
+        """Print the summary with an exclamation mark before each command, so that a notebook can run it."""
         printer.text(re.sub(r"(?m)^(\w+ +)(?=\S*python \S|\S+/mlflow ui)", r"\1!", str(self)))
 
 
 def read_result(folder: Path, **outcome: Any) -> SweepResult:
-    """Return the result of the sweep in a folder. Raises UserInputError if there is no sweep."""
+    """Return the result of the sweep in this folder. Raises UserInputError if there is no sweep."""
     if StoredSweep(folder).description is None:
         raise UserInputError(f"{folder}: there is no sweep")
     return SweepResult(folder, **outcome)
 
 
 def unit_of_column(column: str) -> str:
-    """Return the unit of a metric or parameter as it is stored, empty if it has none."""
+    """Return the unit in which a metric or parameter is stored; empty if it has none."""
     name = SPREAD.sub("", column.removeprefix("param."))
     if metric := METRICS.get(name):
         return metric.unit if metric.factor == 1.0 else ""  # shown in percent, stored as a fraction

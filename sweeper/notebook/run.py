@@ -1,4 +1,4 @@
-"""`sweeper.run`, `load_results` and `plan_layouts`: the commands as functions, with exceptions for their errors."""
+"""`sweeper.run`, `load_results` and `plan_layouts`: the commands as functions that raise exceptions for errors."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from sweeper.commands.plan.answer import Answer
     from sweeper.results.mlflow_results import Stored
 
-NO_SWEEP = ("-m", "--multirun", "--help", "-h", "--version")  # what the command does beside a sweep
-PATIENCE_S = 2.0  # for output of processes that the sweep leaves, such as the one that writes its report
+NO_SWEEP = ("-m", "--multirun", "--help", "-h", "--version")  # flags with which the command does not run one sweep
+PATIENCE_S = 2.0  # to wait for output of processes that outlive the sweep, such as the one that writes its report
 
 
 def run(
@@ -38,16 +38,16 @@ def run(
     """Run a sweep, or the rest of it, in its own process, and return its result.
 
     Args:
-        overrides: the arguments of the command: "budget.trials=50", "hardware=cpu", "--config-dir=my_conf". Your own
-            function, if you measure one, comes first.
-        workload: the name of a workload, or that function. It takes the parameters of the space by name, and
-            `rank` and `report` if it has parameters of these names. It returns a number, which is the objective
-            `value`, or a dict of metrics, of which `workload.objective=NAME` names the objective.
-        space: the parameters by name: a list is a choice, a `range` a range, a text is in the grammar of spaces
-            ("interval(0.1, 1)"), another value a constant.
+        overrides: the arguments of the command: "budget.trials=50", "hardware=cpu", "--config-dir=my_conf". To measure
+            your own function, pass it as the first argument.
+        workload: the name of a workload, or your function. The function takes the parameters of the space by name, and
+            `rank` and `report` if it has parameters with these names. It returns a number, the objective `value`, or a
+            dict of metrics, in which `workload.objective=NAME` selects the objective.
+        space: the parameters by name: a list is a choice, a `range` is a range, a string uses the grammar of spaces
+            ("interval(0.1, 1)"), and any other value is a constant.
 
     Raises:
-        UserInputError: for what the command refuses, with its message.
+        UserInputError: the command rejects its input; the message is the command's.
         SweepError: the sweep ended without a complete trial.
         KeyboardInterrupt: after the sweep has shut down gracefully. The same call resumes it.
     """
@@ -80,12 +80,12 @@ def _value_of(words: list[str], key: str) -> str:
 
 
 def load_results(tracking_uri: str | None = None, experiment: str | None = None, sweep: str | None = None) -> Stored:
-    """Read the results of sweeps from an MLflow store: `.sweeps` and `.trials` are DataFrames, a row for each.
+    """Read the results of sweeps from an MLflow store. `.sweeps` and `.trials` are DataFrames with one row for each.
 
     Args:
-        tracking_uri: the address of the store; by default sqlite:///mlflow.db of the working directory.
-        experiment: of this experiment alone.
-        sweep: of this sweep alone.
+        tracking_uri: the address of the store; by default sqlite:///mlflow.db in the working directory.
+        experiment: read only this experiment.
+        sweep: read only this sweep.
 
     Raises:
         UserInputError: the store, experiment or sweep does not exist, or the store has no results yet.
@@ -100,14 +100,14 @@ def load_results(tracking_uri: str | None = None, experiment: str | None = None,
 
 
 def plan_layouts(*words: str, **values: Any) -> Answer:
-    """Plan a training on a cluster that you do not have: the fastest layouts of a model on this many GPUs.
+    """Plan a training run on a cluster that you do not have: find a model's fastest layouts on this many GPUs.
 
     Args:
         words: the arguments of `python -m sweeper plan`: "model=llama3_70b".
-        values: the same by name: gpus=64, hardware="h100".
+        values: the same arguments by name: gpus=64, hardware="h100".
 
     Raises:
-        UserInputError: for a key or a value that is not allowed, or where nothing fits.
+        UserInputError: a key or a value is not allowed, or no layout fits.
     """
     from sweeper.commands.plan.answer import answer
     from sweeper.commands.plan.request import read_request
@@ -119,10 +119,10 @@ def plan_layouts(*words: str, **values: Any) -> Answer:
 @dataclass
 class Outcome:
     code: int = 0
-    end: dict[str, Any] | None = None  # the event `end` of `progress=json`; None if the sweep did not get there
-    errors: list[str] = field(default_factory=list)  # what else it wrote to standard error
-    output: list[str] = field(default_factory=list)  # what it wrote to standard output
-    is_interrupted: bool = False  # a Ctrl-C was passed on to it
+    end: dict[str, Any] | None = None  # the event `end` of `progress=json`; None if the sweep did not reach it
+    errors: list[str] = field(default_factory=list)  # other output to standard error
+    output: list[str] = field(default_factory=list)  # output to standard output
+    is_interrupted: bool = False  # a Ctrl-C was forwarded to the process
 
 
 def _read_result(outcome: Outcome) -> SweepResult:
@@ -147,8 +147,8 @@ def _read_result(outcome: Outcome) -> SweepResult:
 
 def _run_process(words: Sequence[str], on_event: Callable[[dict[str, Any]], None]) -> Outcome:
     """Run `python -m` with these arguments until it ends, and pass on its events in order. A KeyboardInterrupt is
-    passed on as a SIGINT, so that the sweep shuts down gracefully; a second one ends it at once. A SIGTERM or SIGHUP,
-    from a batch system or a closed terminal, is passed on too, unless another thread calls this."""
+    forwarded as a SIGINT, so that the sweep shuts down gracefully; a second one ends it at once. A SIGTERM or SIGHUP,
+    from a batch system or a closed terminal, is forwarded too if this is called in the main thread."""
     # PYTHONPATH lets the process find this package. A notebook's kernel requests colors, which do not suit a summary.
     paths = [str(Path(sweeper.__file__).resolve().parent.parent), *filter(None, [os.environ.get("PYTHONPATH")])]
     kept = {name: value for name, value in os.environ.items() if name not in ("FORCE_COLOR", "CLICOLOR_FORCE")}
@@ -160,7 +160,7 @@ def _run_process(words: Sequence[str], on_event: Callable[[dict[str, Any]], None
         stderr=subprocess.PIPE,
         text=True,
         env={**kept, "PYTHONPATH": os.pathsep.join(paths)},
-        start_new_session=True,  # a notebook's interrupt goes to all processes of the kernel's group
+        start_new_session=True,  # a notebook's interrupt reaches all processes in the kernel's group
     )
     assert process.stdout is not None and process.stderr is not None
     readers = [

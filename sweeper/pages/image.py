@@ -1,4 +1,4 @@
-"""Images of a page's charts: matplotlib draws the figures that describe them to Plotly."""
+"""Write images of a page's charts: matplotlib draws the Plotly figures."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,13 +13,13 @@ from sweeper.pages.chart_style import GRAY, load_pyplot
 DPI = 150
 DASHES = {"dash": "dashed", "dot": "dotted", None: "solid"}
 HATCHES = {"/": "///", ".": "...", "": "", None: ""}
-THOUSANDS = EngFormatter(sep="")  # used from 1000 on: it formats 0.3 as 300m
+THOUSANDS = EngFormatter(sep="")  # only for values from 1000 up, because it formats 0.3 as 300m
 
 
 def write_image(
     path: Path, figures: Sequence[Any], columns: int, panel_in: tuple[float, float], title: str = "", note: str = ""
 ) -> None:
-    """Write an image with a panel of this size for each figure of Plotly, `columns` side by side. Raises OSError."""
+    """Write an image with one panel of this size per Plotly figure, `columns` side by side. Raises OSError."""
     rows = -(-len(figures) // columns)
     size_in = (panel_in[0] * columns, panel_in[1] * rows)
     image, grid = load_pyplot().subplots(rows, columns, figsize=size_in, squeeze=False)
@@ -49,7 +49,7 @@ def _draw_panel(axes: Any, figure: Any) -> None:
         DRAWN[trace.type](axes, trace, names, groups)
     if any(trace.type in ("bar", "box") for trace in figure.data):
         axes.set_yticks(range(len(names)), names)
-        margin = max(0.0, 3 - len(names)) / 2  # the bar of a single platform does not fill the panel
+        margin = max(0.0, 3 - len(names)) / 2  # a single platform's bar should not fill the panel
         axes.set(xlim=(0, None), ylim=(len(names) - 0.5 + margin, -0.5 - margin))
         axes.xaxis.set_major_formatter(lambda value, _: THOUSANDS(value) if value >= 1000 else f"{value:g}")
     for axis, name in ((layout.xaxis, "x"), (layout.yaxis, "y")):
@@ -102,7 +102,7 @@ def _draw_box(axes: Any, trace: Any, names: Sequence[str], _: Sequence[str]) -> 
 
 def _draw_cells(axes: Any, trace: Any, _: Sequence[str], __: Sequence[str]) -> None:
     cells = axes.imshow(np.array(trace.z, dtype=float), origin="lower", aspect="auto", cmap="viridis")
-    axes.grid(False)  # of the style that Optuna's plots set
+    axes.grid(False)  # Optuna's plots set a style with a grid
     axes.set_xticks(range(len(trace.x)), trace.x, rotation=90)
     axes.set_yticks(range(len(trace.y)), trace.y)
     axes.figure.colorbar(cells, label=trace.colorbar.title.text)

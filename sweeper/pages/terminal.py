@@ -1,4 +1,4 @@
-"""Text and tables on the terminal; tables leave out columns where it is narrow."""
+"""Print text and tables on the terminal; tables omit columns if it is narrow."""
 
 import re
 import shutil
@@ -13,11 +13,11 @@ from rich.table import Table
 from sweeper.common.format import shorten
 
 MAX_WORD = 60  # characters of a word, such as a path; a longer one is shortened
-MAX_UNBROKEN = 30  # of a word that is not broken into lines
-WIDTH_OF_FILES = 200  # without a terminal: wide enough that nothing is wrapped
-INDENT = 9  # of the text of a line behind its name
+MAX_UNBROKEN = 30  # characters of a word that is not broken across lines
+WIDTH_OF_FILES = 200  # without a terminal, wide enough that nothing is wrapped
+INDENT = 9  # of a line's text, after its name
 _COMMAND = re.compile(r"(retry|certify|resume|extend|review|again) ")
-_WORD = re.compile(r"""\s*(?:'[^']*'|"[^"]*"|\S)+""")  # quoted ones with their spaces
+_WORD = re.compile(r"""\s*(?:'[^']*'|"[^"]*"|\S)+""")  # a quoted word includes its spaces
 _LONG_WORD = re.compile(rf"\S{{{MAX_WORD + 1},}}")
 
 
@@ -27,15 +27,15 @@ def terminal_width() -> int:
 
 
 def open_console(file: IO[str] | None = None, *, soft_wrap: bool = True) -> Console:
-    """Return a console as wide as standard output that prints text as it is, to standard output or the file."""
+    """Return a console as wide as standard output that prints unmodified text to standard output or the file."""
     return Console(file=file, width=terminal_width(), highlight=False, soft_wrap=soft_wrap, markup=False, emoji=False)
 
 
 def wrap_line(line: str, width: int, file: IO[str] | None = None) -> str:
-    """Wrap a line to this width between words, with following lines indented.
+    """Wrap a line to this width between words, and indent the continuation lines.
 
-    It is for standard output, or for the file; only a terminal needs it.
-    Lines of a command end in a backslash, so that a shell takes them as they are. Longer words stay whole.
+    Only lines for a terminal (standard output or the file) are wrapped. Longer words stay whole. The lines of a command
+    end in a backslash, so that they can be pasted into a shell.
     """
     if len(line) <= width or not (file or sys.stdout).isatty():
         return line
@@ -49,7 +49,7 @@ def wrap_line(line: str, width: int, file: IO[str] | None = None) -> str:
 
 
 def draw(heading: Sequence[str], cells: Sequence[Sequence[str]], minimum: int, width: int) -> Table:
-    """Return a table with its first `minimum` columns and those that fit; the caption names the others."""
+    """Return a table with its first `minimum` columns and all others that fit; the caption lists the hidden ones."""
     cells = [[_LONG_WORD.sub(lambda word: shorten(word[0], MAX_WORD), cell) for cell in row] for row in cells]
     columns = [list(column) for column in zip(heading, *cells, strict=True)]
     words = [[len(word) for text in column for word in text.split() or [""]] for column in columns]
@@ -65,7 +65,7 @@ def draw(heading: Sequence[str], cells: Sequence[Sequence[str]], minimum: int, w
         shown -= 1
     sizes = narrowest[:shown]
     wanted = [max(map(len, column)) for column in columns]
-    for _ in range(free_width(sizes)):  # the narrow ones grow first, each up to what it wants
+    for _ in range(free_width(sizes)):  # narrow columns grow first, each up to its wanted width
         growing = [place for place, size in enumerate(sizes) if size < wanted[place]]
         if not growing:
             break
