@@ -1,1 +1,1 @@
-"""The command lines: Hydra overrides, multirun and the argument parser of the subcommands."""
+"""The command line: Hydra overrides, multirun, and the argument parser of the subcommands."""

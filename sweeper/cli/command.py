@@ -1,4 +1,4 @@
-"""Subcommands: a dataclass declares the words, settings and switches of each; messages and help pages follow from it.
+"""Subcommands. A dataclass declares each one's words, settings and switches; messages and help come from it.
 
     @dataclass(frozen=True, kw_only=True)
     class CompareRequest(StoreRequest):
@@ -7,7 +7,7 @@
         quick: bool = switch()
 
 A word is required (`str`), optional (`str | None`) or repeated (`list[str]`). Every other field is a setting, written
-`key=value` as a sweep's configuration writes it; a nested dataclass makes a section, such as `tracking.uri`.
+as `key=value`, the same as in a sweep's configuration. A nested dataclass is a section, such as `tracking.uri`.
 """
 
 import re
@@ -31,7 +31,7 @@ from workloads.api.errors import UserInputError, describe_os_error
 from workloads.suggestions import hint, nearest, suggest
 
 T = TypeVar("T")
-# The dataclass of each verb and what runs it, which returns the exit code. "" has no verb.
+# The dataclass and the function of each verb; the function returns the exit code. "" is for a command without a verb.
 Verbs = Mapping[str, tuple[type[Any], Callable[[Any], int]]]
 SUBCOMMANDS: dict[str, str] = tomllib.loads(Path(__file__).with_name("subcommands.toml").read_text())
 SYNONYMS: dict[str, dict[str, list[str]]] = tomllib.loads(Path(__file__).with_name("synonyms.toml").read_text())
@@ -39,23 +39,23 @@ COMMAND_NAMES, SETTING_NAMES = (
     {typed: name for name, others in SYNONYMS[kind].items() for typed in others} for kind in ("subcommand", "setting")
 )
 KEY = re.compile(r"[A-Za-z_][\w.]*")
-# Where the meaning of a key starts: next to its name, or on a narrow terminal below it.
+# The column at which the meaning of a key starts: next to its name, or below it on a narrow terminal.
 COLUMN, NARROW_COLUMN = 28, 8
 NARROW = 72
 
 
 def word(name: str, default: Any = MISSING) -> Any:
-    """Declare a positional argument, shown as `name` in help."""
+    """Declare a positional argument, shown as `name` in the help."""
     return field(default=default, metadata={"word": name})
 
 
 def words(name: str, least: int = 0) -> dict[str, Any]:
-    """Return the metadata of a list field, which takes at least `least` plain arguments."""
+    """Return the metadata of a list field that takes at least `least` plain arguments."""
     return {"word": name, "least": least}
 
 
 def switch() -> Any:
-    """Declare a switch: `--name` makes it true."""
+    """Declare a switch, which `--name` makes true."""
     return field(default=False, metadata={"switch": True})
 
 
@@ -75,7 +75,7 @@ class Cluster:
     """The Ray cluster.
 
     Attributes:
-        address: of a running Ray cluster, HOST:PORT or auto; by default RAY_ADDRESS if set, else a local one.
+        address: address of a running Ray cluster, HOST:PORT or auto; by default RAY_ADDRESS if set, else a local one.
         insecure: also join a cluster that accepts unauthenticated connections.
     """
 
@@ -85,7 +85,7 @@ class Cluster:
 
 @dataclass(frozen=True, kw_only=True)
 class StoreRequest:
-    """The results of a directory and its MLflow store, read.
+    """A request that reads the results of a directory and its MLflow store.
 
     Attributes:
         dir: results directory.
@@ -95,7 +95,7 @@ class StoreRequest:
     tracking: Tracking = field(default_factory=Tracking)
 
     def open_uri(self) -> str:
-        """Return the address of the store. Raises UserInputError if nothing responds: MLflow tries for minutes."""
+        """Return the store's address. Raises UserInputError if nothing responds, since MLflow would try for minutes."""
         from sweeper.tracking.mlflow_store import check_uri, default_uri, name_ignored_store
 
         if not self.tracking.uri:
@@ -109,18 +109,18 @@ class StoreRequest:
 
 @dataclass(frozen=True)
 class Subcommand:
-    """A subcommand with its verbs, such as `sweeper list`, `sweeper list follow`."""
+    """A subcommand with its verbs, such as `sweeper list` and `sweeper list follow`."""
 
     name: str
     page: str  # the beginning of its help page
     verbs: Verbs
-    default: str = ""  # the verb that may be left out
+    default: str = ""  # the verb that may be omitted
 
     def main(self, arguments: Sequence[str]) -> NoReturn:
         exit_with(lambda: self.run(arguments), f"sweeper {self.name}")
 
     def run(self, arguments: Sequence[str]) -> int:
-        """Run the verb that the arguments start with. Returns the exit code."""
+        """Run the verb that the arguments start with, and return the exit code."""
         if "--help" in arguments or "-h" in arguments:
             print(self.render_help())
             return 0
@@ -130,7 +130,7 @@ class Subcommand:
         return run(_Reader(self, verb, cls).read(arguments[1:] if named else arguments))
 
     def owner(self, name: str) -> str:
-        """Return the command of the first verb that has this setting or switch; empty if none has."""
+        """Return the command of the first verb that has this setting or switch; empty if there is none."""
         for verb, (cls, _) in self.verbs.items():
             if name in {key.name for key in request_keys(cls) if "word" not in key.bounds}:
                 return self.usage(verb)
@@ -145,12 +145,12 @@ class Subcommand:
         return " ".join(filter(None, parts))
 
     def describe(self, verb: str) -> dict[str, str]:
-        """Return the arguments of a verb, each with its meaning."""
+        """Return the arguments of a verb with their meanings."""
         keys = [key for key in request_keys(self.verbs[verb][0]) if "word" not in key.bounds or key.meaning]
         return {_name_of(key): _describe_key(key) for key in keys}
 
     def render_help(self) -> str:
-        """Return the page of all verbs, as wide as the terminal."""
+        """Return the help page of all verbs, as wide as the terminal."""
         width = min(max(shutil.get_terminal_size().columns, 60), 100)
         blocks = [wrap(re.sub(r"(?<=\S)\n(?=\S)", " ", self.page.strip()), width)]
         shown: dict[str, str] = {}
@@ -165,13 +165,13 @@ class Subcommand:
 
 
 def read_request(cls: type[T], arguments: Sequence[str]) -> T:
-    """Return the request that the arguments describe. Raises UserInputError for an unknown or invalid one."""
+    """Parse arguments into a request. Raises UserInputError for an unknown or invalid argument."""
     request: T = _Reader(Subcommand("", "", {"": (cls, lambda _: 0)}), "", cls).read(arguments)
     return request
 
 
 def request_keys(cls: type[Any]) -> list[Key]:
-    """Return what a dataclass declares, with meanings from its own docstring and those of its bases."""
+    """Return the keys that a dataclass declares, with meanings from its docstring and its bases' docstrings."""
     meanings = {name: text for base in reversed(cls.__mro__) for name, text in attribute_docs(base).items()}
     return [replace(key, meaning=meanings.get(key.name) or key.meaning) for key in keys_of(cls)]
 
@@ -218,7 +218,7 @@ class _Reader:
         if plain:
             verbs = [verb for verb in self.command.verbs if verb]
             reason = "unknown word" if verbs else "not of the form key=value"
-            from sweeper.config.resolution import CONF  # and Hydra with it: not for a valid command
+            from sweeper.config.resolution import CONF  # imports Hydra, which a valid command does not need
 
             chosen = [key for key in self.settings if (CONF / key / f"{plain[0]}.yaml").is_file()]
             meant = f"Did you mean {chosen[0]}={plain[0]}?" if chosen else suggest(plain[0], verbs or self.settings)
@@ -277,7 +277,7 @@ def _as_settings(arguments: Sequence[str]) -> list[str]:
 
 
 def read_value(key: Key, text: str) -> Any:
-    """Parse a value: text is kept, numbers are read as in YAML, and 15e12 and 2% are numbers too."""
+    """Parse a value. Text is kept, numbers are parsed as in YAML, and 15e12 and 2% also count as numbers."""
     if not text:
         raise UserInputError(f"{key.name}=: has no value; leave it out for the default")
     types = {key.annotation, *get_args(key.annotation)}
@@ -316,7 +316,7 @@ def _describe_key(key: Key) -> str:
 
 
 def rows(pairs: Iterable[tuple[str, str]], width: int) -> str:
-    """Return names with their meaning next to them, or below a long name."""
+    """Format names with their meanings next to them, or below a long name."""
     column = COLUMN if width >= NARROW else NARROW_COLUMN
     lines = list[str]()
     for name, meaning in pairs:
@@ -330,7 +330,7 @@ def rows(pairs: Iterable[tuple[str, str]], width: int) -> str:
 
 
 def wrap(text: str, width: int, indent: str = "") -> str:
-    """Return the text in lines of at most `width`. A line that is indented already stays as it is."""
+    """Wrap the text into lines of at most `width`. A line that is already indented stays unchanged."""
     wrapper = textwrap.TextWrapper(width, indent, indent, break_long_words=False, break_on_hyphens=False)
     lines = list[str]()
     for paragraph in text.splitlines() or [""]:
@@ -339,7 +339,7 @@ def wrap(text: str, width: int, indent: str = "") -> str:
 
 
 def check_output_file(key: str, path: Path) -> None:
-    """Reject a path that cannot be written to, before the work for it begins. Raises UserInputError."""
+    """Check that a path can be written before the work for it begins. Raises UserInputError if it cannot."""
     if not path.parent.is_dir():
         raise UserInputError(f"{key}={path}: {path.parent}: no such directory")
     if path.is_dir():
@@ -347,7 +347,7 @@ def check_output_file(key: str, path: Path) -> None:
 
 
 def output_path(out: str | None, directory: str, name: str) -> Path:
-    """Return the file `out`, else one of this name in a directory's folder of sweeps."""
+    """Return the path `out`, or a file with this name in a directory's sweeps folder."""
     if out is not None:
         return Path(out)
     path = Path(directory) / FOLDER / name
@@ -358,7 +358,7 @@ def output_path(out: str | None, directory: str, name: str) -> Path:
 
 @contextmanager
 def writing(key: str, path: Path) -> Iterator[None]:
-    """Name the setting where the file cannot be written."""
+    """Raise a UserInputError that names the setting if the body cannot write the file."""
     try:
         yield
     except OSError as error:

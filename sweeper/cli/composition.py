@@ -1,4 +1,4 @@
-"""From the arguments to one configuration for each sweep: Hydra composes, its errors become one line."""
+"""Compose one configuration per sweep from the arguments with Hydra, and turn its errors into one line."""
 
 import math
 import os
@@ -28,16 +28,16 @@ from sweeper.config.validation import keys_of
 from workloads.api.contract import Workload
 from workloads.api.errors import UserInputError
 
-# Sections whose keys a YAML file need not list, since the schema has them.
+# Sections with keys that a YAML file does not need to list, because the schema has them.
 OPTIONAL_SECTIONS = (
     *("space.", "command.", "workload.", "hardware.", "topology."),
     *("limits.", "limits=", "metrics.", "metrics="),  # also as mappings
 )
 # Keys whose value Hydra would otherwise expand into several runs.
 VALUE_KEYS = re.compile(r"(space(\.\w+)+|search\.initial_points|projection\.nodes)=")
-MAX_SWEEPS = 1000  # of one command with -m
+MAX_SWEEPS = 1000  # per command with -m
 VARIABLES = "space.env."
-# Hydra composes a configuration twice, at first only for its key hydra.mode; here the flag -m decides.
+# Hydra composes a configuration twice, the first time only for its key hydra.mode; here the flag -m decides instead.
 Hydra.get_mode = lambda *_, **__: None  # type: ignore[method-assign]
 NULL_BY_DEFAULT = {key.name for key in keys_of(Config) if key.default is None} | {"finals.top", "finals.rounds"}
 
@@ -45,8 +45,8 @@ NULL_BY_DEFAULT = {key.name for key in keys_of(Config) if key.default is None} |
 @dataclass(frozen=True)
 class ComposedSweep:
     config: DictConfig
-    arguments: Arguments  # of a command that runs this sweep alone
-    workload: Workload | None = None  # a function, which has no name
+    arguments: Arguments  # the arguments of a command that runs only this sweep
+    workload: Workload | None = None  # a function, which a configuration cannot name
 
     @property
     def command_line(self) -> list[str]:
@@ -59,7 +59,7 @@ class ComposedSweep:
 
     @contextmanager
     def located(self, *, shipped: bool = False) -> Iterator[None]:
-        """Raise UserInputError of the body with the file and line of the key that it names."""
+        """Add the file and line of the named key to a UserInputError that the body raises."""
         try:
             yield
         except UserInputError as error:
@@ -67,7 +67,7 @@ class ComposedSweep:
 
 
 def compose_sweeps(arguments: Arguments) -> list[ComposedSweep]:
-    """Return the sweeps of a command; none with a flag such as --cfg. Raises UserInputError for an invalid one."""
+    """Return the sweeps of a command; none with a flag such as --cfg. Raises UserInputError for invalid input."""
     if sys.flags.optimize:
         raise UserInputError("PYTHONOPTIMIZE (or python -O): Hydra does not parse values without assertions; unset it")
     sweeps: list[ComposedSweep] = []
@@ -85,27 +85,27 @@ def compose_sweeps(arguments: Arguments) -> list[ComposedSweep]:
         _check_count(quoted)
     use_config_dir(arguments.config_dir)
     sys.argv = ["sweeper", *arguments.format_flags(), *quoted]  # the name in Hydra's messages
-    os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra prints what is wrong with the arguments, or with this raises it
+    os.environ["HYDRA_FULL_ERROR"] = "1"  # makes Hydra raise errors in the arguments instead of printing them
     try:
         collect()
-    except BrokenPipeError:  # of --cfg and --info
+    except BrokenPipeError:  # from --cfg and --info
         raise
     except Exception as error:
         try:
             explanation = explain(error, arguments)
         except UnknownKey:
             raise
-        except Exception as nearer:  # what is allowed cannot be composed either
+        except Exception as nearer:  # composing the allowed values fails too
             explanation = explain(nearer, arguments)
         raise UserInputError(explanation) from error
-    if not sweeps and is_multirun:  # a file of the user's has selected a plugin
+    if not sweeps and is_multirun:  # a user's file has selected a plugin
         raise UserInputError("-m: only Hydra's basic launcher and sweeper are supported (hydra/launcher=basic)")
     return sweeps
 
 
 def _check_override(override: str) -> None:
-    """Check that an override chooses one of a group, and Hydra's own launcher and sweeper. Hydra composes all choices
-    of a list, each over the one before, and the configurations that its plugins compose would never run."""
+    """Check that an override chooses a single name from a group, and Hydra's own launcher and sweeper. Hydra would
+    compose all choices of a list on top of each other, and configurations from its plugins would never run."""
     if re.match(rf"[+~]*({'|'.join(GROUPS)})=\[", override):
         raise UserInputError(f"{override}: must be one name; with -m a,b runs one sweep for each")
     if plugin := re.match(r"[+~]*hydra[/.](launcher|sweeper)\b(?!=basic$)", override):
@@ -114,11 +114,11 @@ def _check_override(override: str) -> None:
 
 
 def quote_spaces(overrides: Sequence[str], *, multirun: bool = False) -> list[str]:
-    """Return the overrides with ranges, choices and lists of the space quoted, so that they reach it as text.
+    """Return the overrides with ranges, choices and lists of the space quoted, so that the space receives them as text.
 
-    Hydra expands a range or a choice into one run for each value, with -m only. Under `space.` it is what the sampler
-    chooses from. With -m, the short form a,b keeps Hydra's meaning: one sweep for each value. A list is quoted because
-    Hydra refuses one where the YAML has a mapping for cpu and gpu.
+    Hydra expands a range or a choice into one run for each value, only with -m. Under `space.`, the sampler chooses
+    from it. With -m, the short form a,b keeps Hydra's meaning: one sweep for each value. A list is quoted because Hydra
+    rejects a list if the YAML has a mapping for cpu and gpu.
 
     Raises UserInputError for an environment variable that cannot be a parameter.
     """
@@ -126,9 +126,9 @@ def quote_spaces(overrides: Sequence[str], *, multirun: bool = False) -> list[st
     for override in overrides:
         key = override.lstrip("+~").partition("=")[0]
         if key.startswith(VARIABLES):
-            check_name(key.removeprefix(VARIABLES))  # Hydra has no name for another
+            check_name(key.removeprefix(VARIABLES))  # Hydra does not support any other name
         if override.startswith("~") and override[1:] in NULL_BY_DEFAULT:
-            quoted.append(f"++{override[1:]}=null")  # Hydra takes a key that is null for a missing one
+            quoted.append(f"++{override[1:]}=null")  # Hydra treats a null key as missing
         else:
             added = "++" if override.startswith(OPTIONAL_SECTIONS) else ""
             quoted.append(added + _quote(override, multirun))
@@ -136,7 +136,7 @@ def quote_spaces(overrides: Sequence[str], *, multirun: bool = False) -> list[st
 
 
 def unquote(overrides: Sequence[str]) -> tuple[str, ...]:
-    """Return the overrides that start a composed sweep on its own."""
+    """Return the overrides as a user would type them to run a composed sweep alone."""
     added = tuple(f"++{section}" for section in OPTIONAL_SECTIONS)
     return tuple(override.removeprefix("++") if override.startswith(added) else override for override in overrides)
 
@@ -149,7 +149,7 @@ def _quote(override: str, multirun: bool) -> str:
     try:
         parsed = OverridesParser.create().parse_override(override)
     except HydraException:
-        return override  # Hydra reports what is wrong with it
+        return override  # Hydra reports the error
     key, _, text = override.partition("=")
     if parsed.is_sweep_override():
         is_short = getattr(parsed.value(), "simple_form", False)
@@ -165,16 +165,16 @@ def _quote(override: str, multirun: bool) -> str:
 
 
 def _check_count(overrides: Sequence[str]) -> None:
-    """Check that -m does not make an unreasonable number of sweeps: Hydra makes all of them before the first runs."""
+    """Check that -m does not create too many sweeps, because Hydra creates all of them before the first one runs."""
     total, parser = 1.0, OverridesParser.create()
     for override in overrides:
         try:
             value = parser.parse_override(override).value()
         except HydraException:
-            return  # Hydra reports what is wrong with it
+            return  # Hydra reports the error
         if isinstance(value, ChoiceSweep):
             total *= len(value.list)
-        elif isinstance(value, RangeSweep):  # not a finite number where it has no end
+        elif isinstance(value, RangeSweep):  # infinite if it has no end
             assert value.start is not None and value.stop is not None
             total *= max(0.0, (value.stop - value.start) / value.step) if value.step else math.inf
         if not total <= MAX_SWEEPS:

@@ -1,4 +1,4 @@
-"""How every command ends: its exit code, the line of an error, and what SIGINT and SIGTERM do to a sweep."""
+"""The end of every command: exit codes, error messages, and the handling of SIGINT and SIGTERM in a sweep."""
 
 import io
 import os
@@ -12,27 +12,27 @@ from typing import NoReturn
 from sweeper.common.format import printable
 from workloads.api.errors import UserInputError
 
-# docs/reference/exit-codes.md has these meanings.
-COMPLETE = 0  # complete; of a command that judges: it passes
-SOME_FAILED = 1  # trials failed, none keeps the limits, or the sweep was cut short; of a command that judges: it fails
+# docs/reference/exit-codes.md lists these meanings.
+COMPLETE = 0  # complete; from a command that judges: pass
+SOME_FAILED = 1  # trials failed, none is within the limits, or the sweep was cut short; from a command that judges: fail
 INVALID_INPUT = 2  # the input is invalid, a file cannot be read or written, or there is nothing to compare
 NO_VERDICT = 3  # a command that judges finds the evidence inconclusive
 INTERRUPTED = 130  # Ctrl-C or SIGTERM ended the command; the same command resumes a sweep
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # the last one when a terminal is closed
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # the last one is sent when a terminal closes
 
 
 def open_streams() -> None:
-    """Reopen closed standard streams, whose descriptors other files would get, and let them take every character."""
+    """Reopen closed standard streams, so that other files do not get their descriptors, and accept all characters."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
-            setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_RDWR), mode))  # by the lowest free number
+            setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_RDWR), mode))  # gets the lowest free descriptor
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
 
 
 def name_user() -> None:
-    """Give a user without an entry in the system's database a home and a name: libraries need both."""
+    """Set a home and a name for a user without an entry in the system's database, because libraries need both."""
     try:
         pwd.getpwuid(os.getuid())
     except KeyError:
@@ -41,7 +41,7 @@ def name_user() -> None:
 
 
 def exit_with(command: Callable[[], int], program: str = "sweeper") -> NoReturn:
-    """Exit with the code that a command returns, or with that of its error. `program` begins its messages."""
+    """Run a command and exit with its code or the code of its error. `program` is the prefix of error messages."""
     try:
         code = command()
     except UserInputError as error:
@@ -65,59 +65,59 @@ def fail(message: str, code: int, program: str = "sweeper") -> int:
 
 
 def interpreter() -> str:
-    """Return the command that starts the interpreter here."""
+    """Return the command that starts this interpreter from the working directory."""
     interpreter = Path(sys.executable)
     below = interpreter.is_relative_to(Path.cwd())
     return str(interpreter.relative_to(Path.cwd())) if below else interpreter.name
 
 
 def signals_to_handle() -> list[signal.Signals]:
-    """Return SIGNALS, without a closed terminal's where nohup has started this process."""
+    """Return SIGNALS, without SIGHUP if nohup has started this process."""
     ignored = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
     return [signum for signum in SIGNALS if signum != signal.SIGHUP or not ignored]
 
 
 class StopRequests:
-    """Counts the requests to stop. `command` resumes the sweep, and is shown when it leaves at once."""
+    """Counts the requests to stop. `command` resumes the sweep; it is shown if the process leaves at once."""
 
     def __init__(self, command: str) -> None:
         self._command = command
         self._count = 0
         self._previous = [signal.getsignal(signum) for signum in SIGNALS]
-        self.leave_at_once = False  # set where there are no running trials to wait for
+        self.leave_at_once = False  # set when there are no running trials to wait for
 
     @property
     def requested(self) -> bool:
         return self._count > 0
 
     def install(self) -> None:
-        """Handle the signals from now on. Called again after Ray has installed its own handlers."""
+        """Install the signal handlers. This is called again after Ray has installed its own handlers."""
         for signum in signals_to_handle():
             signal.signal(signum, self._handle)
 
     def restore(self) -> None:
-        """Restore the earlier handlers: another sweep may follow in this process."""
+        """Restore the earlier handlers, because another sweep may follow in this process."""
         for signum, handler in zip(SIGNALS, self._previous, strict=True):
             signal.signal(signum, handler)
 
     def add(self) -> None:
-        """Count a request that arrived otherwise: Ray raises SystemExit on SIGTERM while it starts."""
+        """Count a request that did not arrive as a signal: Ray raises SystemExit on SIGTERM while it starts."""
         self._count += 1
 
     def _handle(self, signum: int, _: object) -> None:
         if signum == signal.SIGHUP and self.requested:
-            return  # the shell and the kernel each send one when a terminal is closed
+            return  # the shell and the kernel each send a SIGHUP when a terminal closes
         self.add()
         for number in (1, 2) if signum == signal.SIGHUP else ():
             try:
                 os.write(number, b"")
-            except OSError:  # a closed terminal: no one reads the rest
+            except OSError:  # the terminal is closed, so no one reads the rest
                 os.dup2(os.open(os.devnull, os.O_WRONLY), number)
         if self._count > 1 or self.leave_at_once:
             self.leave("left at once", INTERRUPTED)
 
     def leave(self, reason: str, code: int) -> None:
-        """End the process from any thread. The next start of the sweep repairs what was left open."""
-        show_cursor = "\x1b[?25h" if sys.stderr.isatty() else ""  # the live block hides it
+        """End the process from any thread. The next start of the sweep cleans up what was left open."""
+        show_cursor = "\x1b[?25h" if sys.stderr.isatty() else ""  # the live block hides the cursor
         os.write(2, f"{show_cursor}\n{reason}; to resume:\n  {self._command}\n".encode())
         os._exit(code)

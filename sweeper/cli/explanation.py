@@ -1,4 +1,4 @@
-"""Errors of Hydra, OmegaConf and the YAML parser in one or two lines that name the key and what is allowed."""
+"""Explain errors of Hydra, OmegaConf and the YAML parser in one or two lines: the key, and what is allowed."""
 
 import re
 import tomllib
@@ -23,7 +23,7 @@ UNKNOWN_KEY = re.compile(r"Could not (?:override|delete from config\.) '([^']+)'
 
 
 class UnknownKey(UserInputError):
-    """A key that no configuration has."""
+    """A key that does not exist in any configuration."""
 
     def __init__(self, key: str, suggestion: str) -> None:
         super().__init__(f"{key}: unknown key. {suggestion}")
@@ -31,7 +31,7 @@ class UnknownKey(UserInputError):
 
 
 def explain(error: Exception, arguments: Arguments) -> str:
-    """Return a composition's error in one or two lines that name the key or the place. May raise UnknownKey."""
+    """Explain a composition error in one or two lines that name the key or the location. May raise UnknownKey."""
     if isinstance(error, yaml.YAMLError):
         return _explain_yaml(error)
     if isinstance(error, UnicodeDecodeError):
@@ -162,7 +162,7 @@ def _suggest_key(key: str, arguments: Arguments) -> str:
 
 
 def _flatten(node: Any, prefix: str = "") -> list[str]:
-    """Return every key that has a value; `{cpu: …, gpu: …}` is a value."""
+    """Return all keys with a value; `{cpu: …, gpu: …}` counts as a value."""
     if not isinstance(node, dict) or node.keys() <= {"cpu", "gpu"}:
         return [prefix]
     return [key for name, inner in node.items() for key in _flatten(inner, f"{prefix}.{name}" if prefix else str(name))]

@@ -18,12 +18,12 @@ from sweeper.cli.exits import INTERRUPTED, SOME_FAILED, signals_to_handle
 
 @dataclass
 class SweepQueue:
-    name: str  # begins each line of their output; a queue without a name has the terminal
-    sweeps: Sequence[Sequence[str]]  # the arguments of each
-    codes: list[int] = field(default_factory=list)  # of those that have ended
+    name: str  # the prefix of each output line; a queue without a name writes directly to the terminal
+    sweeps: Sequence[Sequence[str]]  # the arguments of each sweep
+    codes: list[int] = field(default_factory=list)  # the exit codes of the sweeps that have ended
     process: subprocess.Popen[str] | None = None
     stopping: bool = False
-    _starting: Any = field(default_factory=threading.RLock)  # a signal comes before a sweep starts, or reaches it
+    _starting: Any = field(default_factory=threading.RLock)  # a signal either precedes a sweep's start or reaches it
 
     def run(self) -> None:
         """Run the sweeps until the last one has ended or `stop` is called."""
@@ -33,7 +33,7 @@ class SweepQueue:
                     return
                 pipe = subprocess.PIPE if self.name else None
                 command = [sys.executable, "-m", "sweeper", *arguments]
-                # In its own session, so that a Ctrl-C reaches it only once, from `stop`.
+                # The process has its own session, so that a Ctrl-C reaches it only once, from `stop`.
                 self.process = subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, start_new_session=True)
             if self.process.stdout and self.process.stderr:
                 errors = threading.Thread(target=self._forward, args=(self.process.stderr, sys.stderr))
@@ -45,12 +45,12 @@ class SweepQueue:
 
     def _forward(self, lines: IO[str], stream: TextIO) -> None:
         for line in lines:
-            with suppress(BrokenPipeError):  # `| head` has closed the pipe; the sweep goes on
+            with suppress(BrokenPipeError):  # `| head` has closed the pipe; the sweep continues
                 stream.write(f"{self.name}: {line}" if line.strip() else line)
                 stream.flush()
 
     def stop(self, signum: int) -> None:
-        """Start no further sweep, and send the signal to the running one."""
+        """Prevent further sweeps from starting, and send the signal to the running one."""
         with self._starting:
             self.stopping = True
             if self.process is not None and self.process.poll() is None:
@@ -58,7 +58,7 @@ class SweepQueue:
 
 
 def run_queues(queues: Sequence[SweepQueue]) -> int:
-    """Run all queues in parallel. Returns the highest exit code, 130 after a signal."""
+    """Run all queues in parallel. Return the highest exit code, or 130 after a signal."""
     threads = [threading.Thread(target=queue.run, daemon=True) for queue in queues]
     received = list[int]()
 
@@ -72,7 +72,7 @@ def run_queues(queues: Sequence[SweepQueue]) -> int:
         for thread in threads:
             thread.start()
         for thread in threads:
-            while thread.is_alive():  # in short waits, so that a signal is handled
+            while thread.is_alive():  # short waits, so that signals are handled
                 thread.join(0.2)
     finally:
         for signum, handler in previous:

@@ -1,1 +1,1 @@
-"""Terminal output: progress, tables, plots and the summary."""
+"""What a sweep shows: progress, tables, plots, pages and the summary."""

@@ -1,4 +1,4 @@
-"""Results as one HTML file that opens offline and prints. Tables can be sorted and filtered; values are escaped."""
+"""Build one HTML file of results, for offline use and printing. Tables sort and filter; values are escaped."""
 
 import re
 from collections.abc import Sequence
@@ -12,15 +12,15 @@ from plotly.offline import get_plotlyjs
 
 from sweeper.pages.chart_style import without_markup
 
-NUMBER = re.compile(r"([-+]?[\d.,]+(e[-+]?\d+)?(%| [^ ]+/s)?)?")  # an empty cell stands in a column of either kind
-# The colors of a light page in page.css; page.js replaces them on a dark one.
+NUMBER = re.compile(r"([-+]?[\d.,]+(e[-+]?\d+)?(%| [^ ]+/s)?)?")  # numeric columns may have empty cells too
+# The colors of a light page in page.css; page.js replaces them on a dark page.
 AXIS = {"gridcolor": "#e3e5e8", "zerolinecolor": "#e3e5e8", "linecolor": "#e3e5e8", "automargin": True}
 LIGHT = {"font": {"color": "#1a1a1a"}, "paper_bgcolor": "#fff", "plot_bgcolor": "#fff", "xaxis": AXIS, "yaxis": AXIS}
 
 
 @dataclass(frozen=True)
 class Table:
-    """A table of the page; one that is `unranked`, of values not measured here, is shown in another style."""
+    """A table of the page. An `unranked` table, whose values were not measured here, has a different style."""
 
     title: str
     heading: list[str]
@@ -35,13 +35,13 @@ class Table:
 
     @property
     def numeric(self) -> list[bool]:
-        """The columns that have only numbers and are right-aligned; empty without rows."""
+        """For each column, whether it has only numbers, so that it is right-aligned; empty without rows."""
         return [all(NUMBER.fullmatch(cell) for cell in column) for column in zip(*self.rows, strict=True)]
 
 
 @dataclass(frozen=True)
 class Chart:
-    """One figure, or several side by side where there is room; below a `min_width_px` it scrolls."""
+    """One figure, or several side by side if there is room. Below `min_width_px` the chart scrolls."""
 
     title: str
     figures: Sequence[Any]
@@ -56,7 +56,7 @@ class Chart:
 def build_page(
     title: str, sections: Sequence[Table | Chart], overview: str = "", terms: Sequence[tuple[str, Sequence[str]]] = ()
 ) -> str:
-    """Return the HTML: a paragraph for each line of the overview, terms with their lines, contents, and sections."""
+    """Return the HTML: a paragraph per line of the overview, terms with their lines, contents, and sections."""
     plotly = get_plotlyjs() if any(section.figures for section in sections) else ""
     values = {"title": title, "sections": sections, "overview": overview, "terms": terms, "plotly": plotly}
     return _environment().get_template("page.html").render(values)
@@ -72,7 +72,7 @@ def _environment() -> Environment:
 def _draw(chart: Chart, figure: Any) -> Markup:
     several = len(chart.figures) > 1
     top = {"t": 50 if several else figure.layout.margin.t or 40}
-    # Its own height and left margin are kept.
+    # Keep the figure's own height and left margin.
     figure.update_layout(template={"layout": LIGHT}, height=figure.layout.height or 440, font={"size": 13})
     figure.update_layout(margin=top if figure.layout.margin.l else {"r": 15, **top}, title={"x": 0.02, "y": 0.95})
     if not several:  # a phone has no room for a legend next to the chart

@@ -1,4 +1,4 @@
-"""Verdicts as JUnit XML, which CI systems display."""
+"""Write verdicts as JUnit XML, which CI systems display."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -8,7 +8,7 @@ PASSED, FAILED, SKIPPED = "system-out", "failure", "skipped"  # the elements of 
 
 
 def build_junit(name: str, cases: Sequence[tuple[str, str, str, str]]) -> str:
-    """Return a suite of this name with a case for each group, name, outcome and explanation."""
+    """Return a suite with this name. Each case has a group, a name, an outcome and an explanation."""
     counts = Counter(outcome for _, _, outcome, _ in cases)
     numbers = {"tests": len(cases), "failures": counts[FAILED], "skipped": counts[SKIPPED], "errors": 0}
     suite = ElementTree.Element("testsuite", {key: str(number) for key, number in numbers.items()}, name=name)

@@ -1,4 +1,4 @@
-"""GPUs measured side by side, each on its own: which one is slow. One slow GPU slows down every job that it joins."""
+"""Compare GPUs that ranks measured side by side to find slow ones: one slow GPU slows down every job that it joins."""
 
 import statistics
 from collections import defaultdict
@@ -11,7 +11,7 @@ from sweeper.metrics.derivation import tflops_of
 
 @dataclass(frozen=True)
 class GpuResult:
-    """One GPU: its rate, and its ratio to the median GPU of the same trial, as medians over the trials."""
+    """One GPU's rate, and its ratio to the median GPU of the same trial, as medians over the trials."""
 
     host: str
     gpu: str
@@ -21,7 +21,7 @@ class GpuResult:
 
 
 def per_gpu_results(records: Iterable[TrialRecord]) -> list[GpuResult]:
-    """Return all GPUs that ranks measured side by side, the slowest first; empty if gangs shared them."""
+    """Return the GPUs that ranks measured side by side, the slowest first; empty if several gangs shared them."""
     rates_of = defaultdict[tuple[str, str], list[tuple[float, float]]](list)  # relative and absolute, by GPU
     largest_gang = 0
     for record in records:
@@ -32,7 +32,7 @@ def per_gpu_results(records: Iterable[TrialRecord]) -> list[GpuResult]:
         tflops = [tflops_of(rank["flops_per_step"], rank["step_times_s"], rank["statistic"]) for rank in ranks]
         for number, (rank, rate) in enumerate(zip(ranks, tflops, strict=True)):
             info = rank["machine_info"]
-            key = str(info.get("host", "")), str(info.get("gpu_uuid") or f"process {number}")  # on a CPU the rank
+            key = str(info.get("host", "")), str(info.get("gpu_uuid") or f"process {number}")  # a CPU's rank
             rates_of[key].append((rate / statistics.median(tflops), rate))
     if len(rates_of) > largest_gang:
         return []
@@ -44,7 +44,7 @@ def per_gpu_results(records: Iterable[TrialRecord]) -> list[GpuResult]:
 
 
 def describe(results: list[GpuResult]) -> str:
-    """Return how far apart the GPUs are, with the slowest and the fastest relative to the median one."""
+    """Describe the spread of the GPUs, with the slowest and the fastest relative to the median GPU."""
     slowest, fastest = results[0], results[-1]
     spread = f"{fastest.relative / slowest.relative - 1:.1%} between the fastest and the slowest"
     ends = f"{slowest.host} {slowest.gpu} at {slowest.relative:.3f} of the median one"

@@ -1,6 +1,6 @@
-"""The plots of a finished search: PNG images, and one interactive page with all of them.
+"""Draw the plots of a finished search: PNG images, and one interactive page with all of them.
 
-The page includes plotly.js (5 MB), so that it opens anywhere, in MLflow's artifact view too.
+The page includes plotly.js (5 MB), so that it opens anywhere, including in MLflow's artifact view.
 """
 
 import warnings
@@ -25,16 +25,16 @@ from sweeper.pages.parameter_charts import GridAxis
 from workloads.api.metrics import get_metric
 
 MAX_CELLS = 20  # along each side of the heatmap
-SIZE_IN = (9.0, 6.0)  # of an image
-PANEL_IN = (5.0, 4.5)  # of one of several side by side
+SIZE_IN = (9.0, 6.0)  # size of an image with a single panel
+PANEL_IN = (5.0, 4.5)  # size of each of several panels
 PAGE = "plots.html"
 
 
 @dataclass(frozen=True)
 class SearchResult:
-    points: pd.DataFrame  # a row for each trial, a column for each parameter that varies, with values as they are drawn
+    points: pd.DataFrame  # a row for each trial, a column for each varying parameter, with values for drawing
     values: pd.Series  # the objective of each trial, in the unit of `label`
-    numbers: Sequence[int]  # of the trials
+    numbers: Sequence[int]  # the trials' numbers
     label: str  # the objective and its unit
     minimize: bool
 
@@ -45,7 +45,7 @@ class SearchResult:
 
     @cached_property
     def ranks(self) -> pd.Series:
-        """The rank of each trial from 0 to 1, the highest for the best."""
+        """The rank of each trial from 0 to 1, with the highest for the best."""
         return self.values.rank(pct=True, ascending=not self.minimize)
 
     @cached_property
@@ -57,7 +57,7 @@ class SearchResult:
 
     @cached_property
     def heatmap(self) -> tuple[GridAxis, GridAxis, np.ndarray] | None:
-        """The axes of the first two parameters with several values, and the best value in each cell."""
+        """The axes of the first two varying parameters, and the best value in each cell."""
         columns = {str(name): values.tolist() for name, values in self.points.items()}
         varying = [name for name, values in columns.items() if len(set(values)) > 1]
         if len(varying) < 2:
@@ -74,16 +74,16 @@ def draw(
     direction: str,
     front: FrontPlot | None = None,
 ) -> list[Path]:
-    """Write a PNG for each plot of the ranked trials, and the page with all of them. Returns their paths.
+    """Write a PNG for each plot of the ranked trials, and the page with all of them. Return their paths.
 
-    `names` are the parameters that vary; `front` is the picture of several objectives' front.
+    `names` are the varying parameters; `front` is the plot of the front of several objectives.
     """
     charts = dict(_build_charts(build_search_result(records, names, objective, direction), front))
     folder.mkdir(exist_ok=True)
     page = folder / PAGE
     page.write_text(build_page(f"{folder.parent.name}: {get_metric(objective).heading}", [*charts.values()]))
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Glyph .* missing from font")  # of values in other scripts
+        warnings.filterwarnings("ignore", "Glyph .* missing from font")  # for values in other scripts
         for name, chart in charts.items():
             columns = min(len(chart.figures), 3)
             size_in = SIZE_IN if columns == 1 else PANEL_IN
@@ -94,7 +94,7 @@ def draw(
 def build_search_result(
     records: Sequence[TrialRecord], names: Iterable[str], objective: str, direction: str
 ) -> SearchResult:
-    """Return the trials as tables, with values as they are drawn."""
+    """Return the trials as tables with values for drawing."""
     metric = get_metric(objective)
     points = pd.DataFrame(
         {name: [plain_label(record.params[name]) for record in records] for name in names}, dtype=object

@@ -1,4 +1,4 @@
-"""The summary of a sweep when it ends: the best trials, failures, where the results are and how to continue."""
+"""The summary at the end of a sweep: the best trials, failures, where the results are, and how to continue."""
 
 import io
 import shlex
@@ -23,15 +23,15 @@ from workloads.api.secrets import mask
 
 SHOWN_ROWS = 10
 SHOWN_OF_FRONT = 30
-SHOWN_REASONS = 3  # of each bad status
-SHOWN_OF_EXHAUSTED = 120  # trials of a space of which every point was tried
+SHOWN_REASONS = 3  # reasons for each bad status
+SHOWN_OF_EXHAUSTED = 120  # trials shown of a space in which every point was tried
 
 
 @dataclass(frozen=True)
 class Recording:
-    """The state of a sweep's record in MLflow: complete, or with `pending` records that are not written yet.
+    """The state of a sweep's record in MLflow: complete, or with `pending` records that are not yet written.
 
-    `uri` is the store as configured, None for the default one; `runs_page` is a path in MLflow's pages.
+    `uri` is the configured store, None for the default store; `runs_page` is a path in MLflow's pages.
     """
 
     uri: str | None
@@ -39,16 +39,16 @@ class Recording:
     pending: int
     error: str
     is_complete: bool
-    refused: Mapping[int, str] = field(default_factory=dict)  # why MLflow refuses trials permanently, by number
+    refused: Mapping[int, str] = field(default_factory=dict)  # why MLflow permanently rejects a trial, by number
 
 
 @dataclass(frozen=True)
 class Summary:
     results: Results
-    command: str  # runs or resumes the sweep
-    extend_command: str  # extends it
-    retry_command: str = ""  # runs its failed trials again; empty if there are none
-    certify_command: str = ""  # measures the front of several objectives again; empty if finals measured it or will
+    command: str  # to run or resume the sweep
+    extend_command: str  # to extend it
+    retry_command: str = ""  # to run its failed trials again; empty if there are none
+    certify_command: str = ""  # to remeasure the front of several objectives; empty if finals have done so or will
     drained: Sequence[str] = ()  # a line for each node that was drained
     stopped: str = ""  # why the sweep ended before its budget was used up, if it did
 
@@ -79,9 +79,9 @@ class Summary:
         return "\n\n".join([*paragraphs, *(f"drained: {node}" for node in self.drained), f"`{self.command}`"])
 
     def verdict(self) -> str:
-        """Return the winner of the finals, the trials that tie, or the trials of a front; empty without finals.
+        """Return the winner of the finals, the tied trials, or the trials of a front; empty without finals.
 
-        A front comes with how certain it is, or with the setting that remeasures it.
+        For a front, the text also states how certain it is, or which setting remeasures it.
         """
         results = self.results
         if results.front:
@@ -117,7 +117,7 @@ class Summary:
             return text
         text += "; not certified: each was measured once"
         finals, best = self.results.plan.config.finals, self.results.best
-        if finals.top:  # this run was to measure them
+        if finals.top:  # this run should have measured them
             return text
         points = select_finalists(best, self.results.plan.criteria, DEFAULT_FINALISTS)
         seconds = finals.rounds * sum(trial.duration_s for trial in points)
@@ -128,11 +128,11 @@ class Summary:
         return self.results.best[: max(SHOWN_ROWS, min(len(self.results.front_numbers), SHOWN_OF_FRONT))]
 
     def print(self, recording: Recording, *, is_over: bool, is_exhausted: bool) -> None:
-        """Print the best trials (all of a small exhausted space) to standard output, with intervals if there is room.
+        """Print the best trials (or all trials of a small exhausted space) and the notes to standard output.
 
-        `is_over` if the budget is used up, `is_exhausted` if every point of the space was tried.
+        `is_over` means that the budget is used up, `is_exhausted` that every point of the space was tried.
         """
-        # Written in one piece at the end: rich ends the process itself if a pipe is closed early.
+        # The text is written in one piece at the end, because rich itself exits if a pipe is closed early.
         results, text = self.results, io.StringIO()
         out = open_console(text)
         out.print(f"\n{self.title}: {tables.format_counts(results.counts)}")
@@ -288,5 +288,5 @@ def _describe_kinds(heading: str, records: Sequence[TrialRecord]) -> list[str]:
 
 
 def relative_path(path: Path) -> str:
-    """Return the path relative to the working directory if it is below it."""
+    """Return a path below the working directory as a relative path, any other path unchanged."""
     return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)

@@ -20,7 +20,7 @@ MEASURED_ONCE = "measured once"
 
 
 class Rows(NamedTuple):
-    """The heading and cells of a table, of which `minimum` columns are shown however narrow the terminal is."""
+    """The heading and cells of a table. At least `minimum` columns are shown, however narrow the terminal is."""
 
     heading: list[str]
     cells: list[list[str]]
@@ -28,24 +28,24 @@ class Rows(NamedTuple):
 
 
 def format_counts(counts: Mapping[TrialStatus, int]) -> str:
-    """Return `97 complete, 2 infeasible, 1 lost`."""
+    """Format counts as in `97 complete, 2 infeasible, 1 lost`."""
     return ", ".join(f"{counts[status]} {status.value}" for status in TrialStatus if counts.get(status)) or "none"
 
 
 def varying_parameters(records: Sequence[TrialRecord]) -> list[str]:
-    """Return the parameters in which the trials differ; all parameters of a single trial."""
+    """Return the parameters that differ between the trials; for a single trial, all parameters."""
     names = list(records[0].params) if records else []
     return [name for name in names if len(records) == 1 or len({str(r.params[name]) for r in records}) > 1]
 
 
 def common_parameters(records: Sequence[TrialRecord]) -> dict[str, Any]:
-    """Return the parameters of the space that are equal in all of these trials, with their values."""
+    """Return the space's parameters that are equal in all of these trials, with their values."""
     varying = varying_parameters(records)
     return {name: value for name, value in records[0].params.items() if name not in varying} if records else {}
 
 
 def fixed_parameters(records: Iterable[TrialRecord]) -> dict[str, Any]:
-    """Return the parameters that are equal in all trials and not searched: constants, defaults and settings."""
+    """Return the parameters that are not searched and equal in all trials: constants, defaults and settings."""
     fixed: dict[str, Any] = {}
     for number, other in enumerate(record.fixed for record in records if record.fixed):
         fixed = {name: value for name, value in fixed.items() if other.get(name) == value} if number else dict(other)
@@ -55,9 +55,9 @@ def fixed_parameters(records: Iterable[TrialRecord]) -> dict[str, Any]:
 def trial_rows(
     records: Sequence[TrialRecord], objective: str, others: Sequence[str] = (), front: Collection[int] = ()
 ) -> Rows:
-    """Return the varying parameters of each trial, then the objective, then the other metrics.
+    """Return a row for each trial with its varying parameters, the objective and the other metrics.
 
-    With `others`, further objectives that follow the leading one, the trials of `front` are marked.
+    `others` are further objectives, shown after the leading one; with them, the trials of `front` are marked.
     """
     names = varying_parameters(records)
     bounds = [f"{objective}_ci_low", f"{objective}_ci_high"]
@@ -80,20 +80,20 @@ def trial_rows(
         ]
         marks = ["yes" if record.number in front else ""] if others else []
         cells.append([str(record.number), *marks, *(short_value(record.params[name]) for name in names), *formatted])
-    # The number, the parameters and the objective; of several also the mark of the front.
+    # The minimum is the number, the parameters and the objective; with several objectives, also the mark of the front.
     return Rows(heading, cells, 2 + len(names) + (1 + len(others) if others else 0))
 
 
 def missing_intervals(records: Sequence[TrialRecord], objective: str) -> str:
-    """Return why some of these trials have no 95% interval; empty if all have one or need none."""
+    """Return why some of these trials have no 95% interval; empty if each has one or needs none."""
     reasons = [missing_reason(record.metrics, objective) for record in records]
     return ", ".join(dict.fromkeys(reason for reason in reasons if reason))
 
 
 def front_rows(front: Front, metrics: Sequence[str]) -> Rows:
-    """Return the points that were measured again, then the rest of the front.
+    """Return rows for the remeasured points, then for the rest of the front.
 
-    The parameters come first, then the objectives, the verdict on each point, and the intervals of the objectives.
+    The columns are the parameters, the objectives, the verdict on each point, and the intervals of the objectives.
     """
     trials = [*(point.trial for point in front.certified), *front.measured_once]
     names = varying_parameters(trials)
@@ -114,7 +114,7 @@ def front_rows(front: Front, metrics: Sequence[str]) -> Rows:
 
 
 def finalist_rows(finalists: Sequence[FinalistResult], objective: str) -> Rows:
-    """Return the finalists' parameters, results, and how far they are behind the first."""
+    """Return a row for each finalist with its parameters, its result, and how far it is behind the first."""
     names = varying_parameters([finalist.trial for finalist in finalists])
     column = get_metric(objective)
     has_exceeded = any(finalist.exceeded for finalist in finalists)
@@ -130,14 +130,14 @@ def finalist_rows(finalists: Sequence[FinalistResult], objective: str) -> Rows:
 
 
 def markdown_of(heading: Sequence[str], cells: Sequence[Sequence[str]]) -> str:
-    """Return the table in Markdown, with all columns right-aligned."""
+    """Return a Markdown table with all columns right-aligned."""
     texts = [[re.sub(r"([\\|`\[\]<>])", r"\\\1", one_line(cell)) for cell in row] for row in (heading, *cells)]
     lines = [texts[0], ["---:"] * len(heading), *texts[1:]]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
 def trials_csv(records: Iterable[TrialRecord], columns: Mapping[int, Mapping[str, object]] | None = None) -> str:
-    """Return every trial by number, with its outcome, parameters and metrics, and further columns of some by number."""
+    """Return all trials as CSV: outcome, parameters and metrics. `columns` adds columns to some trials by number."""
     rows = []
     for record in sorted(records, key=lambda record: record.number):
         remeasurement = record.remeasurement
@@ -148,7 +148,7 @@ def trials_csv(records: Iterable[TrialRecord], columns: Mapping[int, Mapping[str
                 **({"retry_of": record.retry.trial} if record.retry else {}),
                 "outcome": record.status.value,
                 **(columns or {}).get(record.number, {}),
-                # NaN is a value, and not an empty cell.
+                # NaN is written as a value, not as an empty cell.
                 **{f"param.{name}": v if v == v else str(v) for name, v in record.all_params.items()},
                 **record.metrics,
                 "reason": record.reason,
@@ -158,7 +158,7 @@ def trials_csv(records: Iterable[TrialRecord], columns: Mapping[int, Mapping[str
 
 
 def csv_of(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Return the rows as CSV, a column for every name. A spreadsheet reads no cell as a formula."""
+    """Return the rows as CSV with a column for every name. Spreadsheets treat no cell as a formula."""
     text = io.StringIO()
     names = list(dict.fromkeys(name for row in rows for name in row))
     writer = csv.DictWriter(text, names, lineterminator="\n")
