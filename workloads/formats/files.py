@@ -1,4 +1,4 @@
-"""The files that layouts are written to, by trainer, and the one reader of all of them."""
+"""The files that layouts are written to, by trainer, and one reader for all of them."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -17,11 +17,11 @@ from workloads.suggestions import suggest
 class Format(NamedTuple):
     render: Callable[[Job, int], RenderedFile]  # takes a canonical job and the number of GPUs
     recognizes: Callable[[str], bool]
-    # takes a text, and the GPUs and the model where the text does not say them
+    # takes a text, plus the number of GPUs and the model in case the text does not give them
     read: Callable[[str, int | None, Model | None], FileReading]
 
 
-# By the planner's key of the trainer.
+# Keyed by the planner's name of the trainer.
 FORMATS = {
     "own": Format(own.render, own.recognizes, own.read),
     "torchtitan": Format(torchtitan.render, torchtitan.recognizes, torchtitan.read),
@@ -34,9 +34,9 @@ FORMATS = {
 
 
 def render(job: Job, gpus: int, trainer: str | None = None) -> RenderedFile:
-    """Return the file with which a trainer runs a job, by default the job's own; for `own` this project's command.
+    """Return the file with which a trainer runs a job. The default is the job's trainer; `own` gives our command.
 
-    Raises UserInputError if the format is unknown, or a rule of the trainer or its file does not allow the layout.
+    Raises UserInputError if the format is unknown, or if a rule of the trainer or its file forbids the layout.
     """
     trainer, layout = trainer or job.trainer, job.layout
     if trainer not in FORMATS:
@@ -50,13 +50,13 @@ def render(job: Job, gpus: int, trainer: str | None = None) -> RenderedFile:
 
 
 def canonical(job: Job, trainer: str) -> Job:
-    """Return the job as a trainer runs it, with fields that have no effect there at one value."""
+    """Return the job as a trainer runs it, with every field that has no effect there set to one fixed value."""
     job = canonical_job(replace(job, trainer=trainer, compiled=job.compiled and find_trainer(trainer).compiles))
     return torchtitan.canonical_state(job) if trainer == "torchtitan" else job
 
 
 def read_layout(text: str, gpus: int | None = None, model: Model | None = None) -> FileReading:
-    """Return what a trainer's file or log says of its training. Raises UserInputError if no format is recognized."""
+    """Return the job that a trainer's file or log describes. Raises UserInputError if no format is recognized."""
     for file_format in FORMATS.values():
         if file_format.recognizes(text):
             try:

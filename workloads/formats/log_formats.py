@@ -1,4 +1,4 @@
-"""The line by which each trainer reports a step, and what its names and units are: the rows of `log_formats.toml`."""
+"""The line with which each trainer reports a step, and its names and units: the rows of `log_formats.toml`."""
 
 import re
 import tomllib
@@ -12,9 +12,9 @@ NUMBER = r"[-+]?\d[\d,]*(?:\.\d+)?(?:[eE][-+]?\d+)?"
 # A number, with the suffix that some programs write for powers of 1,000.
 VALUE = rf"(?:{NUMBER}(?:[KMBGTPE](?:FLOPS)?\b)?|[-+]?(?:nan|NaN|NAN|inf|Inf)\b)"
 SUFFIXES = {"": 1.0, "K": 1e3, "M": 1e6, "B": 1e9, "G": 1e9, "T": 1e12, "P": 1e15, "E": 1e18}
-Metrics = Mapping[str, tuple[str, float]]  # by printed name: this project's name, and the factor to its unit
+Metrics = Mapping[str, tuple[str, float]]  # printed name to this project's name and the factor to its unit
 
-# Values from which others follow and which are not results themselves: see `LogReader._derive`.
+# Values that are only used to derive others, and are not results themselves: see `LogReader._derive`.
 RATES = ("batches_per_s", "samples_per_s", "total_tokens")
 # `name: value | name: value`, or without the colon
 BARS = r"(?:^|\|)\s*(?P<name>[^|\s](?:[^|]*?[^|\s:])?)(?:\s*:\s*|\s+)(?P<value>VALUE)"
@@ -25,18 +25,18 @@ class LogFormat:
     """A row: how one trainer reports a step. Rows of a `family` may follow each other in one log."""
 
     program: str
-    hint: str  # a text that every line that `step` matches contains
+    hint: str  # text that is in every line that `step` matches
     step: re.Pattern[str]  # group 1 is the step's number
     metrics: Metrics
-    pairs: tuple[re.Pattern[str], ...]  # of a name and its value
-    body: re.Pattern[str] | None = None  # lines below the step's that have its metrics
-    family: str = ""  # by default the program
-    is_library: bool = False  # other trainers run on it, and print lines of their own
-    flops: str = "its own"  # how it counts the operations that it states
-    dtype: str = ""  # its default, which it does not print
-    is_of_interval: bool = False  # the printed time is of all steps since the last line
-    has_equal_steps: bool = True  # each trains on as many tokens: it does not count without padding
-    counts_model_replicas: bool = False  # its rate `per GPU` is of a rank of data or context parallelism
+    pairs: tuple[re.Pattern[str], ...]  # match a name and its value
+    body: re.Pattern[str] | None = None  # matches the lines below the step's line that have its metrics
+    family: str = ""  # defaults to the program
+    is_library: bool = False  # other trainers run on it, and print their own lines
+    flops: str = "its own"  # the convention by which it counts FLOPs
+    dtype: str = ""  # the program's default, which it does not print
+    is_of_interval: bool = False  # the printed time covers all steps since the last line
+    has_equal_steps: bool = True  # each step counts the same number of tokens: padding is counted too
+    counts_model_replicas: bool = False  # its rate `per GPU` is that of a rank of data or context parallelism
 
     @property
     def log_family(self) -> str:

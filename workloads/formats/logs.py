@@ -1,8 +1,8 @@
 """Parse the logs of trainers line by line: step numbers, metrics, and the configuration that the program reports.
 
-The formats are the rows of `workloads.formats.log_formats`, with or without what a launcher writes before a line. The
-first row whose line is found is the log's trainer; lines of others are ignored. Where a program prints a pair of this
-step and the mean so far (`7443.9/7491.0`), the step's value is taken. What the log does not contain stays unknown.
+The formats are the rows of `workloads.formats.log_formats`, with or without a launcher's prefix. The first row that
+matches a line determines the log's trainer; lines of other trainers are ignored. If a program prints both this step
+and the mean so far (`7443.9/7491.0`), the step's value is used. What the log does not contain stays unknown.
 """
 
 import math
@@ -17,35 +17,35 @@ from workloads.api.contract import Scalar
 from workloads.formats import megatron, torchtitan
 from workloads.formats.log_formats import FORMATS, GIB, NUMBER, RATES, SUFFIXES, LogFormat, Metrics
 
-LONGEST_LINE = 65536  # characters; no step's line is longer, and only the beginning of a longer line is parsed
-LONGEST_ENTRY = 1024  # characters of a line with an entry of the configuration
+LONGEST_LINE = 65536  # characters; no step's line is longer, and the rest of a longer line is ignored
+LONGEST_ENTRY = 1024  # characters; a longer line is not parsed as an entry of the configuration
 
 STEP_SIZES = ("global_batch", "sequence_length", "batch_tokens")  # the sizes of a step, which are not results
 
-# The tables of names that are not a step's.
+# The tables of names outside the lines of steps.
 _NAMES = tomllib.loads(Path(__file__).with_name("log_names.toml").read_text())
 MEMORY: dict[str, tuple[str, float]] = {name: (ours, size / GIB) for name, (ours, size) in _NAMES["memory"].items()}
 
-# Sizes and degrees by the programs' names; torchtitan's have the section before them.
+# Sizes and degrees by the programs' names; torchtitan's names start with the section.
 REPORTED = ("tp", "pp", "cp", "dp_replicate", "dp_shard", "micro_batch", "global_batch", "sequence_length")
 CONFIG: dict[str, str] = {
     name.key: name.field for name in (*megatron.NAMES, *torchtitan.NAMES) if name.field in REPORTED
 } | _NAMES["config"]
-# What DeepSpeed prints in `[config.py:…]` and means as others do; its world size is of data parallelism.
+# Values in DeepSpeed's `[config.py:…]` with the usual meaning; its world size is the data-parallel size.
 DEEPSPEED_OWN = ("train_batch_size", "train_micro_batch_size_per_gpu")
 DTYPES: dict[str, str] = {name: dtype for dtype, names in _NAMES["dtypes"].items() for name in names}
 
 _TIMES = [(re.compile(pattern), form) for pattern, form in _NAMES["times"]]
-# After a validation torchtitan starts its clock again, and NeMo Automodel trains on.
+# After a validation, torchtitan restarts its clock, and NeMo Automodel continues training.
 _VALIDATION = re.compile(r"\bvalidate step:\s*(\d+)|\[val\].*?\bstep (\d+)")
 _EPOCH = re.compile(r"\bTraining epoch (\d+),")
 _GLOBAL_STEP = re.compile(r"\bglobal_step: (\d+)")
 _BRIDGE = re.compile(rf"Step Time\s*:\s*({NUMBER})\s*s GPU utilization:\s*({NUMBER})\s*(?:MODEL_)?TFLOP/s/GPU")
-# GPT-NeoX says behind further dots whether the value is its default.
+# GPT-NeoX prints after further dots whether the value is the default.
 ARGUMENT = re.compile(r"(?:^|\s)(\w+) \.{3,} (\S.*?)(?:\.+(?:updated|default)?)?\s*$")
 _CONFIG_LINES = [(text, re.compile(pattern), names.split()) for text, pattern, names in _NAMES["config_lines"]]
 WORLD_SIZE = re.compile(r"\busing world size: (\d+)")
-# A line of JSON behind whatever a launcher writes before it: the spaces, the key and the value.
+# A line of JSON after any launcher's prefix: the spaces, the key and the value.
 _JSON_ENTRY = re.compile(r'^(?:.*?[^ ])??( +)"(\w+)": (.+?),?$')
 TITAN_MESH = re.compile(r"device mesh with parallelism: (.+)$")
 _TITAN_OLD_MESH = re.compile(r"-D device mesh with \[(.*?)\], \[([\d, ]+)\]")
@@ -67,32 +67,32 @@ class Step:
 
     number: int
     metrics: Mapping[str, float]
-    start: int = 0  # how often the program had been restarted before
-    resolution_s: float = 0.0  # what its time was rounded to
-    is_by_clock: bool = False  # its time is the difference of two lines' timestamps
+    start: int = 0  # the number of restarts before this step
+    resolution_s: float = 0.0  # the unit to which its time was rounded
+    is_by_clock: bool = False  # its time is the difference between the timestamps of two lines
 
 
 @dataclass
 class LogReader:
-    """Reads a log line by line. After a restart the attributes are those of the new start."""
+    """Reads a log line by line. After a restart, the attributes describe the new start."""
 
-    format: LogFormat | None = None  # of the trainer that wrote the log, known once it has printed a step
-    kind: str = ""  # its program
+    format: LogFormat | None = None  # of the log's trainer, known once it has printed a step
+    kind: str = ""  # the trainer's program
     reported_config: dict[str, Scalar] = field(default_factory=dict)  # the configuration that the program reports
     mesh: dict[str, int] = field(default_factory=dict)  # the degrees of the device mesh that torchtitan built
-    # the most memory that any rank has reported outside the lines of steps
+    # The highest memory that any rank has reported outside the lines of steps.
     memory: dict[str, float] = field(default_factory=dict)
     device: str = ""
     model: str = ""  # such as llama3_8b
     dtype: str = ""
-    unnumbered_steps: int = 0  # lines with the time of a step that belong to no numbered step
-    has_progress_bar: bool = False  # it has a progress bar, whose times are means since the start
+    unnumbered_steps: int = 0  # lines with a step time that belong to no numbered step
+    has_progress_bar: bool = False  # a progress bar was printed; its times are means since the start
     _start: int = 0
     _last: int = -1
     _second_last: int = -1
-    _clock: tuple[int, datetime] | None = None  # the last step with a later timestamp than those before, and its time
+    _clock: tuple[int, datetime] | None = None  # the last step with a later timestamp than all before it, and that time
     _total_tokens: tuple[int, float] | None = None  # the first step with a count of all tokens, and the count
-    _block: tuple[LogFormat, int, str, dict[str, str]] | None = None  # a step whose metrics are on lines of their own
+    _block: tuple[LogFormat, int, str, dict[str, str]] | None = None  # a step whose metrics are on separate lines
     _section: str = ""
     _section_indent: int = 0
     _pending: dict[str, str] = field(default_factory=dict)
@@ -100,7 +100,7 @@ class LogReader:
     def feed(self, line: str) -> Step | None:
         """Parse one line and return the step that it completes. A step that several ranks print is returned once.
 
-        A step whose metrics are on lines of their own is complete at the first other line.
+        A step whose metrics are on separate lines is complete at the first line after them.
         """
         line = strip_colors(line[:LONGEST_LINE]).rstrip()
         step = None
@@ -157,12 +157,12 @@ class LogReader:
             self.reported_config.setdefault("gpus", int(rank[1]))
         if global_step := _GLOBAL_STEP.search(line):
             return int(global_step[1])
-        if epoch := _EPOCH.search(line):  # of NeMo: the iteration begins again from 0 to the printed last
+        if epoch := _EPOCH.search(line):  # in NeMo, each epoch counts iterations from 0 to the printed last one
             return int(match[1]) + int(epoch[1]) * (int(match[2]) + 1)
         return int(match[1])
 
     def _make_step(self, row: LogFormat, number: int, texts: Mapping[str, str], line: str) -> Step | None:
-        if number < self._second_last:  # ranks are at most one printed step apart: the program was restarted
+        if number < self._second_last:  # ranks are at most one printed step apart, so the program was restarted
             self._begin_start()
         elif number <= self._last:
             return None
@@ -180,7 +180,7 @@ class LogReader:
             if is_by_clock and number > number_before and time > before:
                 steps = number - number_before
                 metrics["step_time_s"] = (time - before).total_seconds() / steps
-                resolution_s = 2 * tick_s / steps  # both are cut off
+                resolution_s = 2 * tick_s / steps  # both timestamps are truncated
             if not self._clock or time > before:
                 self._clock = (number, time)
         self._second_last, self._last = self._last, number
@@ -208,14 +208,14 @@ class LogReader:
             metrics["step_time_s"] = 1 / batches_per_s
             resolutions["step_time_s"] = resolutions["batches_per_s"] / batches_per_s / batches_per_s
         time_s = metrics.get("step_time_s", 0.0)
-        # A batch that is rounded from few digits may be another one.
+        # With too few digits, rounding could give a wrong batch.
         error = resolutions.get("step_time_s", 0.0) * samples_per_s + resolutions.get("samples_per_s", 0.0) * time_s
         if samples_per_s and not batch and error < 0.5 and time_s > 0:
             metrics["global_batch"] = float(round(samples_per_s * time_s))
         length = metrics.get("sequence_length") or self.reported_config.get("sequence_length")
         if samples_per_s and isinstance(length, int | float):
             metrics.setdefault("tokens_per_s", samples_per_s * length)
-        # nanotron's batch is one of tokens if it is what is trained on in the time of a step.
+        # nanotron's batch is in tokens if it equals the tokens per second times the step time.
         tokens = metrics.get("tokens_per_s", 0.0) * time_s
         if tokens and metrics.get("global_batch") and abs(tokens / metrics["global_batch"] - 1) < 0.03:
             metrics["batch_tokens"] = metrics.pop("global_batch")
@@ -230,7 +230,7 @@ class LogReader:
         if match := _JSON_ENTRY.match(line):
             self._read_json_entry(len(match[1]), match[2], match[3])
         elif (match := ARGUMENT.search(line)) and ("[config.py:" not in line or match[1] in DEEPSPEED_OWN):
-            # Megatron trains in `bf16` or `fp16`, and in fp8 beside one of them.
+            # Megatron trains in `bf16` or `fp16`, and fp8 is used in addition to one of them.
             name, text = match[1], match[2]
             if name in ("bf16", "fp16") and text == "True":
                 self._store_dtype(name)
@@ -282,14 +282,14 @@ class LogReader:
             self.dtype = dtype
 
     def _begin_configuration(self) -> None:
-        """Forget the configuration of an earlier start: a program reports its configuration before its steps."""
+        """Discard the configuration of an earlier start, since a program reports its configuration before its steps."""
         if self._last >= 0:
             self._begin_start()
             self.reported_config, self.mesh, self.dtype = {}, {}, ""
 
     def _store_mesh(self, degrees: Mapping[str, int]) -> None:
-        """Store the degrees, the number of GPUs, and the batch where the program chooses it. Expert parallelism takes
-        its ranks from the others. torchtitan of 2024 calls the one data parallel degree `dp`."""
+        """Store the degrees, the number of GPUs, and the batch if the program chooses it. Expert-parallel ranks are
+        among the others. In 2024, torchtitan had only one data-parallel degree, called `dp`."""
         mesh = {name: degrees.get(name, 1) for name in ("pp", "dp_replicate", "dp_shard", "cp", "tp")}
         mesh["dp_shard"] *= degrees.get("dp", 1)
         self._store("gpus", math.prod(mesh.values()))
@@ -305,7 +305,7 @@ def _read_texts(row: LogFormat, *lines: str) -> dict[str, str]:
 
 
 def _rename_metrics(known: Metrics, texts: Mapping[str, str]) -> tuple[dict[str, float], dict[str, float]]:
-    """Return the known metrics by our names and units, and what each was rounded to. Only a loss may not be finite."""
+    """Return the known metrics in our names and units, and their resolutions. Only a loss may be nan or infinite."""
     metrics, resolutions = {}, {}
     for name, text in texts.items():
         if name in known:
@@ -327,12 +327,12 @@ def parse_number(text: str) -> tuple[float, float]:
 
 
 def _parse_timestamp(line: str) -> tuple[datetime, float] | None:
-    """Return the first time of a line and the seconds of its last digit."""
+    """Return the first timestamp in a line, and the resolution of its last digit in seconds."""
     for pattern, form in _TIMES:
         if match := pattern.search(line):
             text, _, fraction = match[0].replace(",", ".").replace("T", " ").partition(".")
             try:
-                # A leap year, of which every date exists.
+                # 2000 is a leap year, so every date exists.
                 text, form = (text, form) if "%Y" in form else (f"2000 {text}", f"%Y {form}")
                 time = datetime.strptime(text, form)
             except ValueError:

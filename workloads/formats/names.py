@@ -1,4 +1,4 @@
-"""What the formats of trainers' files share: tables of names, what a trainer lacks, rendered files and readings."""
+"""Shared parts of the trainers' file formats: tables of names, supported values, rendered files and readings."""
 
 import math
 import re
@@ -20,9 +20,9 @@ GPUS_PER_NODE = 8
 
 @dataclass(frozen=True)
 class Unset:
-    """A value that the file leaves to those who run it."""
+    """A value that the file leaves for the user to set."""
 
-    text: str  # as the file has it
+    text: str  # as written in the file
     reason: str
 
     def __str__(self) -> str:
@@ -30,10 +30,10 @@ class Unset:
 
 
 class FileSettings(Mapping[str, Any]):
-    """The settings of a file, which remember what a reader asked for: the others are those that it does not take."""
+    """The settings of a file. They record which of them a reader asked for, so that the unread ones can be listed."""
 
     def __init__(self, given: Settings, defaults: Settings | None = None, renamed: Settings | None = None) -> None:
-        """Take a file's settings, a program's own `defaults`, and today's names of settings of older versions."""
+        """Take a file's settings, a program's own `defaults`, and the current names of settings that were renamed."""
         renamed = renamed or {}
         self._written = {renamed[name]: name for name in given if name in renamed} | {
             name: name for name in given if name not in renamed
@@ -50,7 +50,7 @@ class FileSettings(Mapping[str, Any]):
         return value
 
     def find(self, name: str) -> Any:
-        """Return the value of a setting, None where the file leaves it open: then it is one that was not taken."""
+        """Return the value of a setting. If the file leaves it open, return None and do not count it as read."""
         return None if isinstance(self._values.get(name), Unset) else self.get(name)
 
     def __iter__(self) -> Iterator[str]:
@@ -60,7 +60,7 @@ class FileSettings(Mapping[str, Any]):
         return len(self._values)
 
     def list_taken(self, fields: Mapping[str, str]) -> dict[str, tuple[str, Any]]:
-        """Return the settings that a reader took, by the file's names: the field that each is of, and its value."""
+        """Return the settings that a reader asked for, by the file's names, each as its job field and its value."""
         return {
             self._written[name]: (fields.get(name, ""), value)
             for name, value in self._given.items()
@@ -68,7 +68,7 @@ class FileSettings(Mapping[str, Any]):
         }
 
     def list_left(self) -> tuple[str, ...]:
-        """Return the file's names of the settings that have a value which no reader asked for."""
+        """Return the settings that have a value and that no reader asked for, by the file's names."""
         return tuple(
             self._written[name]
             for name, value in self._given.items()
@@ -80,18 +80,18 @@ class FileSettings(Mapping[str, Any]):
 class Name:
     """A key of a trainer's configuration."""
 
-    key: str  # the trainer's name, below its sections
+    key: str  # the trainer's name, prefixed with its sections
     field: str = ""  # the field of a job, its layout or its model that has the same meaning; empty if there is none
-    default: Any = None  # the trainer's value of a key that a file leaves out
-    values: Mapping[Any, Any] | None = None  # the trainer's values by ours, where they differ
-    write: Any = None  # the value that is written, or a function of the job, where it is not that of the field
-    optional: bool = False  # the key is not written where it has the trainer's default
-    # jobs for which the key is written; None for all. A value of None is not written either.
+    default: Any = None  # the trainer's value if a file omits the key
+    values: Mapping[Any, Any] | None = None  # our values to the trainer's, where they differ
+    write: Any = None  # the value to write, or a function of the job, if it is not the field's value
+    optional: bool = False  # the key is omitted if its value is the trainer's default
+    # Whether the key is written for a job; None means for every job. A value of None is never written.
     when: Callable[[Job], bool] | None = None
 
 
 def write_names(job: Job, names: Iterable[Name]) -> dict[str, Any]:
-    """Return the trainer's settings of a job, in the order of the table."""
+    """Return the trainer's settings for a job, in the order of the table."""
     settings = {}
     for name in names:
         if name.when is not None and not name.when(job):
@@ -107,7 +107,7 @@ def write_names(job: Job, names: Iterable[Name]) -> dict[str, Any]:
 
 
 def fields_of_keys(names: Iterable[Name], others: Mapping[str, Sequence[str]]) -> dict[str, str]:
-    """Return the field of each key: of a table, and of `others`, the keys by the fields whose values differ."""
+    """Return the field of each key in a table and in `others`, which maps a field to keys with different values."""
     named = {name.key: name.field for name in names if name.field}
     return named | {key: field for field, keys in others.items() for key in keys}
 
@@ -117,7 +117,7 @@ def read_table(
     written: Mapping[str, Callable[[Job], Any]] = MappingProxyType({}),
     conditions: Mapping[str, Callable[[Job], bool]] = MappingProxyType({}),
 ) -> tuple[Name, ...]:
-    """Return the keys of a TOML table, with what is written by key, and the conditions that it names."""
+    """Return the keys of a TOML table, with the functions that give their values and the conditions that they name."""
     names = []
     for row in rows:
         when, values = row.get("when"), row.get("values")
@@ -132,7 +132,7 @@ def _has_values(values: Mapping[str, Sequence[object]], job: Job) -> bool:
 
 
 def read_names(settings: Settings, names: Iterable[Name], fields: Sequence[str]) -> dict[str, Any]:
-    """Return the values of fields, of the default's type; 0 is the default. Raises UserInputError for unknown ones."""
+    """Return the fields' values in the default's type; 0 means the default. Raises UserInputError for unknown ones."""
     read = {}
     for name in names:
         if name.field not in fields:
@@ -162,7 +162,7 @@ def read_names(settings: Settings, names: Iterable[Name], fields: Sequence[str])
 
 
 def _convert(value: Any, default: Any) -> Any:
-    """Return the value as the type of its default. Raises ValueError or TypeError if it has none."""
+    """Convert the value to the type of its default. Raises ValueError or TypeError if that is impossible."""
     if isinstance(default, bool):
         return {"true": True, "false": False, "1": True, "0": False}[str(value).lower()]
     if isinstance(default, int) and (isinstance(value, bool) or float(value) != int(float(value))):
@@ -183,11 +183,11 @@ class Support:
     """What a trainer's file can express."""
 
     trainer: str  # its name in messages
-    values: dict[str, Sequence[object]]  # the supported values of fields of a job, its layout or its model
+    values: dict[str, Sequence[object]]  # the supported values, by field of a job, its layout or its model
     obstacles: Sequence[Obstacles] = ()
 
     def check(self, job: Job) -> None:
-        """Raise UserInputError, which names the field and the trainer, if the file cannot express the whole job."""
+        """Raise UserInputError, naming the field and the trainer, if the file cannot express the whole job."""
         for name, allowed in self.values.items():
             if (value := field_of(job, name)) not in allowed:
                 owner = "the model's " if hasattr(job.model, name) else ""
@@ -207,7 +207,7 @@ class RenderedFile:
     name: str
     text: str
     command: str  # what a user runs in the file's directory, on each node
-    notes: tuple[str, ...] = ()  # what a user has to know before that, such as a path that has to be set
+    notes: tuple[str, ...] = ()  # what a user has to know first, such as a path that has to be set
 
 
 @dataclass(frozen=True)
@@ -217,21 +217,21 @@ class FileReading:
     trainer: str  # the planner's key of the program
     layout: Layout
     sequence_length: int
-    model: Model | None = None  # None where the file does not name all sizes
+    model: Model | None = None  # None if the file does not give all sizes
     precision: str = "bf16"
     state: str = "fp32"
     compiled: bool = False
     document_tokens: int = 0
     notes: tuple[str, ...] = ()  # settings that a job has no field for
-    others: Mapping[str, Any] = field(default_factory=dict)  # other fields of a job that it names
-    sizes: Mapping[str, Any] = field(default_factory=dict)  # those of the model that it names itself
-    # settings that were read, by the file's names: the field that each is of, empty if of several, and its value
+    others: Mapping[str, Any] = field(default_factory=dict)  # other fields of a job that the file gives
+    sizes: Mapping[str, Any] = field(default_factory=dict)  # the model's sizes that the file itself gives
+    # The settings that were read, by the file's names: the job field (empty if there are several) and the value.
     taken: Mapping[str, tuple[str, Any]] = field(default_factory=dict)
-    left: tuple[str, ...] = ()  # settings that were not read
+    left: tuple[str, ...] = ()  # the settings that were not read
 
     @property
     def job(self) -> Job:
-        """Return the job in its canonical form. Raises UserInputError if the file does not name the model's sizes."""
+        """Return the job in its canonical form. Raises UserInputError if the file does not give the model's sizes."""
         if self.model is None:
             raise UserInputError(f"the configuration of {self.trainer} does not name all sizes of the model")
         job = Job(self.model, self.layout, self.sequence_length, self.trainer, self.precision)
@@ -240,7 +240,7 @@ class FileReading:
 
 
 def canonical_job(job: Job) -> Job:
-    """Return the job with fields that have no effect at one value, so that equal runs are equal jobs."""
+    """Return the job with every field that has no effect set to one fixed value, so that equal runs compare equal."""
     model = job.model
     if model.positions != "learned":
         model = replace(model, max_positions=0)
@@ -250,7 +250,7 @@ def canonical_job(job: Job) -> Job:
 
 
 def canonical_layout(layout: Layout, layers: int | None = None) -> Layout:
-    """Return the layout with fields that have no effect at their defaults."""
+    """Return the layout with every field that has no effect set to its default."""
     changes: dict[str, object] = {}
     if layout.sharding == "none":
         changes |= {"dp_replicate": layout.dp, "dp_shard": 1}
@@ -270,7 +270,7 @@ def canonical_layout(layout: Layout, layers: int | None = None) -> Layout:
 
 
 def flatten(config: Mapping[str, Any], section: str = "") -> dict[str, Any]:
-    """Return settings by their sections and names, such as `training.steps`."""
+    """Return the settings in one dict, with keys such as `training.steps`."""
     settings: dict[str, Any] = {}
     for name, value in config.items():
         settings |= flatten(value, f"{section}{name}.") if isinstance(value, Mapping) else {f"{section}{name}": value}
@@ -278,14 +278,14 @@ def flatten(config: Mapping[str, Any], section: str = "") -> dict[str, Any]:
 
 
 def find_model(name: str) -> Model | None:
-    """Return the model that a trainer's file names, such as `llama3.1_8B-fp8.yaml`; None for one of other sizes."""
+    """Return the model that a trainer's file names, such as `llama3.1_8B-fp8.yaml`, or None if it is unknown."""
     name = re.sub(r"[-.]", "_", name.lower().removesuffix(".yaml"))
     name = re.sub(r"(_(fp8|fp4|bf16|mxfp8|base|instruct|v0_\d))+$", "", name)
     return MODELS.get(re.sub(r"^llama_?3(_?[123])?_", "llama3_", name))  # 3.1 to 3.3 have the sizes of 3
 
 
 def data_parallel_size(gpus: int | None, degrees: Mapping[str, int]) -> int:
-    """Return the degree that the others leave. Raises UserInputError if they do not divide the GPUs, or these lack."""
+    """Return the degree that the others leave. Raises UserInputError if they do not divide `gpus`, or it is missing."""
     product = math.prod(degrees.values())
     if gpus is None:
         raise UserInputError("the file does not say on how many GPUs it runs: pass their number (gpus=)")
@@ -296,13 +296,13 @@ def data_parallel_size(gpus: int | None, degrees: Mapping[str, int]) -> int:
 
 
 def nodes_of(gpus: int) -> tuple[int, int]:
-    """Return the number of nodes and of GPUs on each: 8 on a node where that divides, else the most that does."""
+    """Return the numbers of nodes and of GPUs per node: 8 per node, or the largest smaller number that divides."""
     per_node = math.gcd(gpus, GPUS_PER_NODE) if gpus > GPUS_PER_NODE else gpus
     return gpus // per_node, per_node
 
 
 def torchrun(gpus: int) -> list[str]:
-    """Return the words of the launcher; on several nodes the shell gives the rank and the address."""
+    """Return the launcher's arguments. On several nodes, the shell gives the node's rank and the address."""
     nodes, per_node = nodes_of(gpus)
     words = ["torchrun", f"--nnodes={nodes}", f"--nproc-per-node={per_node}"]
     if nodes > 1:
@@ -311,5 +311,5 @@ def torchrun(gpus: int) -> list[str]:
 
 
 def show(value: object) -> str:
-    """Return a value as configurations write it: true and false in lower case."""
+    """Return a value as configuration files write it: true and false in lower case."""
     return str(value).lower() if isinstance(value, bool) else str(value)

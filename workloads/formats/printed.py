@@ -1,9 +1,9 @@
-"""What a trainer prints of its own configuration: batch, model, layout and data type.
+"""Read the configuration that a trainer prints: batch, model, layout and data type.
 
-`workloads.formats.logs` reads the steps of a log. This module reads the same lines for what can be compared with what
-was declared, in the words of Megatron-LM, Primus, Megatron-Bridge, NeMo, torchtitan, DeepSpeed and Hugging Face's
-Trainer, and of scripts that print a plain `name: value`. A configuration that is printed as a whole is read as a
-layout: torchtitan's JSON, and the arguments of Megatron-LM and programs on it.
+`workloads.formats.logs` reads the steps of a log. This module reads the values in the same lines that can be compared
+with the declared ones, as Megatron-LM, Primus, Megatron-Bridge, NeMo, torchtitan, DeepSpeed and Hugging Face's Trainer
+print them, or as a plain `name: value`. If a program prints its whole configuration, the module reads it as a layout:
+torchtitan's JSON, and the arguments of Megatron-LM and of programs built on it.
 """
 
 import json
@@ -25,7 +25,7 @@ from workloads.models.model import Model
 
 Printed = int | str
 
-LONGEST_LINE = 4096  # characters that are read of a line
+LONGEST_LINE = 4096  # characters; the rest of a longer line is ignored
 _TABLE = tomllib.loads(Path(__file__).with_name("printed.toml").read_text())
 _KEYS = [(name.key.rpartition(".")[2].replace("_", " "), name.field) for name in (*megatron.NAMES, *torchtitan.NAMES)]
 NUMBERS = {
@@ -35,20 +35,20 @@ NUMBERS = {
 GROUP_RANKS: dict[str, str] = _TABLE["group_ranks"]
 _DTYPE = "|".join(sorted(map(re.escape, DTYPES), key=len, reverse=True))
 ALWAYS = ("sharding", "checkpointing")
-# Without one of these, Megatron-LM's default for it is taken, which a log that is not whole may differ from.
+# If one of these is missing, Megatron-LM's default is used, which may be wrong for an incomplete log.
 DECISIVE = ("tensor_model_parallel_size", "use_distributed_optimizer", "recompute_granularity", "bf16")
 UNKNOWN_LAYERS = ("multi_latent_attention", "hybrid_override_pattern", "hybrid_layer_pattern", "linear_attention_freq")
 _YAML_ENTRY = re.compile(r"^(?:.*?[\]:] )?\s*(\w+): (\S+)\s*$")
 _TITAN_START = re.compile(r"Running with (?:args|configs?): \{")
 _TITAN_FP8 = re.compile(r"Swapped to Float8\w*Linear|Float8 tensorwise scaled training active")
-# A line of JSON behind what a launcher writes: an entry, a bracket, or a member of a list.
+# A line of JSON after a launcher's prefix: an entry, a bracket, or a member of a list.
 _ENTRY = re.compile(r"""^(?:.*?[^ ])?? *("\w+": .+|[{}\]]+,?|"[^"]*",?|-?[\d.]+,?)$""")
 
-# What launchers and loggers write before a line: `[rank0]:`, `0: `, `[titan] 2025-12-17 01:18:19,000 - root - INFO - `.
+# Prefixes of launchers and loggers: `[rank0]:`, `0: `, `[titan] 2025-12-17 01:18:19,000 - root - INFO - `.
 _PREFIX = re.compile(
     r"^(?:\s*(?:\[(?![^\]]*(?:\.py:|rank-))[^\]]{0,80}\]:?|\d+:|[\d-]{10}[ T][\d:,.]+|-|:|root\b|INFO\b|DEBUG\b))*\s?"
 )
-# Every other line is skipped after one search.
+# A line without a match is skipped after one search.
 _HINT = re.compile(
     r"size|length|degree|seq.len|num.|n_|rank|dtype|precision|Precision|fp8|Float8|MX |enabled|converters|processes|"
     r"parallel|batch|model|Model|parameters|GPUs|gpus|flavor"
@@ -97,7 +97,7 @@ def read_printed(line: str) -> dict[str, Printed]:
 class PrintedConfig:
     """The configuration that a program prints."""
 
-    # every value that was printed, by this project's names
+    # All printed values, by this project's names.
     values: dict[str, list[Printed]] = field(default_factory=dict)
 
     def feed(self, line: str) -> dict[str, Printed]:
@@ -117,14 +117,14 @@ def has_configuration(text: str) -> bool:
 
 
 def read_configuration(text: str, gpus: int | None = None, model: Model | None = None) -> FileReading:
-    """Return what a log's first start says of its configuration. Raises UserInputError for a value that no job has."""
+    """Read the configuration of a log's first start. Raises UserInputError for a value that no job can have."""
     if _TITAN_START.search(text):
         reading = torchtitan.read_config(_read_json(text), _read_mesh_gpus(text) or gpus, model)
         reading = replace(reading, left=())
         is_fp8 = reading.precision == "bf16" and _TITAN_FP8.search(text)  # versions before 0.1 have no converters
         return replace(reading, precision="fp8_tensorwise") if is_fp8 else reading
     settings = read_arguments(text)
-    # A log lists all of a program's settings, most of them at their defaults: which are not read says nothing.
+    # A log lists all settings of a program, most of them at their defaults, so a list of unread ones tells nothing.
     reading = replace(megatron.read_settings(settings, "megatron", gpus, model), left=())
     if missing := [name for name in DECISIVE if name not in settings]:
         note = f"not in the log, so Megatron-LM's default is taken: {', '.join(missing)}"
@@ -133,9 +133,9 @@ def read_configuration(text: str, gpus: int | None = None, model: Model | None =
 
 
 def read_printed_layout(text: str, gpus: int | None = None) -> dict[str, object]:
-    """Return the fields of a layout that the configuration of a log says itself, without defaults of the program.
+    """Return the layout fields that the configuration in a log gives itself, without the program's defaults.
 
-    Only `ALWAYS` has fields at their default, too. Raises UserInputError for a value that no job has.
+    Fields at the layout's default are left out, except those in `ALWAYS`. Raises UserInputError for impossible values.
     """
     if not has_configuration(text) or (gpus is None and _read_mesh_gpus(text) is None):
         return {}
@@ -148,9 +148,9 @@ def read_printed_layout(text: str, gpus: int | None = None) -> dict[str, object]
 
 
 def read_model(text: str) -> Model | None:
-    """Return the model whose sizes the arguments of Megatron-LM, or the YAML of programs on it, name; None without.
+    """Return the model whose sizes Megatron-LM's arguments, or the YAML of programs on it, give. None if they do not.
 
-    Raises UserInputError if it has layers whose operations are not known here.
+    Raises UserInputError if it has layers with operations that are not known here.
     """
     settings = read_arguments(text)
     if "num_layers" not in settings:
@@ -171,7 +171,7 @@ def read_model(text: str) -> Model | None:
 
 
 def read_arguments(text: str) -> dict[str, Any]:
-    """Return the arguments that a log lists, such as `  bf16 ....... True`; the first value of each."""
+    """Return the first value of each argument that a log lists, such as `  bf16 ....... True`."""
     settings: dict[str, Any] = {}
     for line in text.splitlines():
         line = strip_colors(line)
@@ -195,7 +195,7 @@ def _read_json(text: str) -> dict[str, Any]:
 
 
 def _read_mesh_gpus(text: str) -> int | None:
-    """Return the product of the degrees of the device mesh; expert parallel ranks are some of the others."""
+    """Return the product of the device mesh's degrees, without `ep`: expert-parallel ranks are among the others."""
     for line in text.splitlines():
         if match := TITAN_MESH.search(strip_colors(line)):
             degrees = {name: int(degree) for name, degree in re.findall(r"(\w+)=(\d+)", match[1])}

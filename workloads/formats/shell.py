@@ -1,4 +1,4 @@
-"""The words of a shell script's commands, with its variables and arrays expanded as bash does. Nothing is executed."""
+"""Read the commands of a shell script, with variables and arrays expanded as in bash. Nothing is executed."""
 
 import ast
 import operator
@@ -9,10 +9,10 @@ from typing import Any
 
 from workloads.api.errors import UserInputError
 
-# What stands for a value that only a run has: the text of its expansion between these, which no script contains.
+# A value that is known only at run time is the text of its expansion between these characters, which no script has.
 UNSET, END = "\ue000", "\ue001"
 _UNSET = re.compile(f"{UNSET}(.*?){END}", re.DOTALL)
-_SPACES = re.compile(f"\\s+(?![^{UNSET}]*{END})")  # between words, not within an expansion that has no value
+_SPACES = re.compile(f"\\s+(?![^{UNSET}]*{END})")  # between words, not inside an expansion without a value
 _SPACE = re.compile(r"(?:[ \t\r]|\\\r?\n)+")
 _BETWEEN_VALUES = re.compile(r"(?:\s|\\\r?\n)+")
 _COMMENT = re.compile(r"#[^\n]*")
@@ -38,36 +38,36 @@ _DECLARING = {"export", "declare", "local", "readonly", "typeset"}
 _CHANGING = {"let", "read", "unset", "mapfile", "readarray"}  # commands that change variables
 _CHANGED = re.compile(r"([A-Za-z_]\w*)\s*(?:[-+*/%]?=(?!=)|\+\+|--)")
 _PRINTING = {"echo", "printf", "cat", ":"}
-Fields = list[tuple[str, bool]]  # the pieces of a word, and whether each is quoted: others are split at spaces
+Fields = list[tuple[str, bool]]  # the pieces of a word, and whether each is quoted; unquoted ones are split at spaces
 
 
 @dataclass
 class _Block:
-    """A compound command around others: a condition, a loop, braces or a subshell."""
+    """A compound command: a condition, a loop, braces or a subshell."""
 
-    is_executed: bool | None  # its current part; None where that is not known
+    is_executed: bool | None  # whether its current part is executed; None if unknown
     is_done: bool | None = None  # whether an earlier part of a condition was executed
-    # of the list that it is in, as they were before it
+    # The state of the enclosing list before this block.
     guard: bool | None = True
     result: bool | None = True
     is_negated: bool = False
     is_bracket: bool = False
-    outer: dict[str, list[str]] | None = None  # the variables around a subshell
+    outer: dict[str, list[str]] | None = None  # the variables outside a subshell
 
 
 @dataclass
 class Script:
-    """A script that is read command by command."""
+    """Reads a script command by command."""
 
     text: str
-    commands: list[list[str]] = field(default_factory=list)  # the expanded words of each
+    commands: list[list[str]] = field(default_factory=list)  # each as its expanded words
     variables: dict[str, list[str]] = field(default_factory=dict)
     _position: int = 0
-    _guard: bool | None = True  # whether a command behind `&&` or `||` is executed
+    _guard: bool | None = True  # whether a command after `&&` or `||` is executed
     _result: bool | None = True  # of the last command
-    _is_function: bool = False  # the braces that follow are the body of a function
+    _is_function: bool = False  # the next braces are the body of a function
     _is_negated: bool = False  # by `!`
-    _names_variable: bool = False  # what follows is the variable of a loop
+    _names_variable: bool = False  # the next word is the variable of a loop
     _is_declaring: bool = False  # the words are names, options and assignments of `export` or `declare`
     _is_closed: bool = False  # a block ends the command
     _blocks: list[_Block] = field(default_factory=list)
@@ -130,7 +130,7 @@ class Script:
     def _end_command(self, words: list[str], end: str) -> None:
         is_command = bool(words or self._hidden or self._is_declaring)
         if end == "\n" and not is_command and not self._is_closed:
-            return  # a list goes on
+            return  # the list continues
         for name in words[:1] if self._names_variable else words[1:] if words[:1] and words[0] in _CHANGING else ():
             self._forget(name.partition("=")[0].rstrip("+-*/%"))
         self._names_variable = False
@@ -140,7 +140,7 @@ class Script:
                 self.variables |= {str(number): [word] for number, word in enumerate(words[2:], 1)}
         if words and words[0] not in _PRINTING and False not in self._conditions:
             self.commands.append(words)
-        if self._guard is not False and is_command:  # a list has the result of its last command executed
+        if self._guard is not False and is_command:  # the result of a list is that of its last executed command
             self._result = None if self._guard is None else _test(words)
             if self._is_negated and self._result is not None:
                 self._result = not self._result
@@ -171,7 +171,7 @@ class Script:
         self._guard, self._is_negated = True, False
 
     def _open_bracket(self, words: list[str]) -> None:
-        """Begin a subshell, or what stands in brackets behind a word: nothing, as in `f()`, or a test's expression."""
+        """Begin a subshell, or the brackets after a word, which are empty, as in `f()`, or hold a test's expression."""
         is_executed = None if self._is_function and not words else self._guard
         if words:
             self._end_command(words, "(")
@@ -222,7 +222,7 @@ class Script:
         is_array = self.text[self._position - 1] == ")"
         if False in conditions:
             return
-        if None in conditions:  # what is added under a condition is not known, and what is set has no value
+        if None in conditions:  # a value that is added under a condition is unknown, and one that is set counts as unset
             unset = f"{UNSET}${name}{END}"
             is_added = is_added or bool(old and old[0] and values[:1] and values[0].startswith(f"{old[0]} "))
             values = [unset] if is_array or not is_added else [f" {unset}"]
@@ -246,7 +246,7 @@ class Script:
             if not (self._skip(_BETWEEN_VALUES) or (self._at_word_start() and self._skip(_COMMENT))):
                 start = self._position
                 values += self._split(self._read_word())
-                self._position += self._position == start  # a character that no word has
+                self._position += self._position == start  # a character that cannot be in a word
         self._position += 1
         return values
 
@@ -261,7 +261,7 @@ class Script:
             elif character == "\\":
                 pieces.append((self.text[self._position + 1 : self._position + 2].replace("\n", ""), True))
                 self._position += 2
-            elif character == UNSET:  # of a text that was expanded before
+            elif character == UNSET:  # in text that is already expanded
                 pieces.append((UNSET + self._take_until(END) + END, True))
             elif character in "$`":
                 pieces += [(text, False) for text in self._expand()]
@@ -361,13 +361,13 @@ class Script:
 
 
 def find_unset(text: str) -> str | None:
-    """Return the first expansion in a word that the script does not give a value; None if there is none."""
+    """Return the first expansion in a word for which the script has no value, or None if there is none."""
     match = _UNSET.search(text)
     return None if match is None else match[1]
 
 
 def show_unset(text: str) -> str:
-    """Return a word with the expansions as they are written that have no value."""
+    """Return a word in which expansions without a value are shown as the script writes them."""
     return _UNSET.sub(r"\1", text)
 
 

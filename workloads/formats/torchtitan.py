@@ -1,4 +1,4 @@
-"""torchtitan's configuration of version 0.2.2: its TOML file, and the JSON that it logs."""
+"""torchtitan's configuration, as of version 0.2.2: its TOML file, and the JSON that it logs."""
 
 import json
 import math
@@ -16,7 +16,7 @@ from workloads.models.model import MODELS, SIZES, Model
 from workloads.suggestions import suggest
 
 FILE = "torchtitan.toml"
-# Folders of the tokenizers, as torchtitan's own configurations name them; `debugmodel` has its test's.
+# Tokenizer folders, as in torchtitan's own configurations; `debugmodel` uses the tokenizer of torchtitan's tests.
 ASSETS = {"debugmodel": "./tests/assets/tokenizer"} | {
     size: f"./assets/hf/Llama-3.1-{size}" for size in ("8B", "70B", "405B")
 }
@@ -29,14 +29,14 @@ FLAVORS: dict[tuple[str, str], Model] = {
 }
 RECIPES, CONVERTERS = _TABLES["recipes"], _TABLES["converters"]
 FP8, MXFP8 = "quantize.linear.float8", "quantize.linear.mx"
-# Names of versions before 0.2, and those of today.
+# The names in versions before 0.2, and the current ones.
 RENAMED: dict[str, str] = _TABLES["renamed"] | {
     f"{section}.{name}": f"parallelism.{name}" for section in ("training", "experimental") for name in _TABLES["moved"]
 }
 
 
 def find_flavor(model: Model) -> tuple[str, str]:
-    """Return the name and the flavor with these sizes. Raises UserInputError, which names the nearest, if none has."""
+    """Return the model name and flavor with these sizes. If there is none, raise UserInputError with the nearest."""
     differences = {
         flavor: [
             f"{name} ({theirs}, not {ours})"
@@ -61,14 +61,14 @@ def _find_assets(job: Job) -> str:
 
 
 def find_interval(job: Job) -> int | None:
-    """Return n where checkpointing every n-th layer gives the number of checkpointed layers; None if no n does."""
+    """Return the n for which checkpointing every n-th layer gives the number of checkpointed layers, or None."""
     layers = job.model.layers
     return next((n for n in range(1, layers + 1) if layers // n == job.layout.checkpointed_layers), None)
 
 
 def _find_stage_sizes(job: Job) -> tuple[int | None, int | None]:
-    """Return the layers of a stage and what embedding and head count; None if no numbers give the number of stages.
-    torchtitan divides the layers, with the embedding and the head counted as `less_layers`, by `layers_per_stage` and
+    """Return the layers per stage and the layers for which embedding and head count, or None if nothing fits.
+    torchtitan adds `less_layers` for the embedding and the head to the layers, divides by `layers_per_stage`, and
     rounds up (`pipeline_llm`)."""
     stages = job.layout.pp * job.layout.stages_per_rank
     for less in (1, 0):
@@ -88,7 +88,7 @@ def _option(job: Job) -> str | None:
     return None if job.layout.checkpointed_layers is None else str(find_interval(job))
 
 
-# What is written of settings that are not a field's value: see the table.
+# The values of settings that no field gives: see the table.
 WRITTEN: dict[str, Callable[[Job], Any]] = {
     "model.name": lambda job: find_flavor(job.model)[0],
     "model.flavor": lambda job: find_flavor(job.model)[1],
@@ -143,14 +143,14 @@ SUPPORT = names.Support("torchtitan", {**TRAINERS["torchtitan"].runs, **_TABLES[
 
 
 def canonical_state(job: Job) -> Job:
-    """Return the job with its state as torchtitan has it: FSDP keeps fp32 weights, without it autocast casts them."""
+    """Return the job with torchtitan's training state: FSDP keeps fp32 weights; without FSDP, autocast casts them."""
     if job.state not in ("fp32", "amp") or job.precision == "fp32":
         return job
     return replace(job, state="fp32" if job.layout.is_sharded else "amp")
 
 
 def render(job: Job, gpus: int) -> names.RenderedFile:
-    """Return the configuration of a canonical job. Raises UserInputError if torchtitan 0.2.2 cannot express it."""
+    """Return the configuration for a canonical job. Raises UserInputError if torchtitan 0.2.2 cannot express it."""
     SUPPORT.check(job)
     sections: dict[str, list[str]] = {}
     for key, value in names.write_names(job, NAMES).items():
@@ -175,7 +175,7 @@ def recognizes(text: str) -> bool:
 
 
 def read(text: str, gpus: int | None = None, model: Model | None = None) -> names.FileReading:
-    """Return what a TOML file of torchtitan says. Raises UserInputError if it is not TOML or no job has a value."""
+    """Read a torchtitan TOML file. Raises UserInputError if it is not TOML or has a value that no job can have."""
     try:
         config = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
@@ -192,10 +192,10 @@ def read_config(
     model: Model | None = None,
     defaults: names.Settings | None = None,
 ) -> names.FileReading:
-    """Return what a configuration says, with torchtitan's defaults or those of a program on it.
+    """Return the job that a configuration describes, with torchtitan's defaults or those of a program built on it.
 
-    `model` is the one whose layers are counted where the configuration names none that is known.
-    Raises UserInputError if no job has a value.
+    `model` gives the number of layers if the configuration does not name a known model.
+    Raises UserInputError for a value that no job can have.
     """
     given = names.flatten(config)
     settings = names.FileSettings(given, defaults, RENAMED)
@@ -277,7 +277,7 @@ def _read_checkpointing(settings: names.Settings, model: Model | None) -> dict[s
 def _read_precision(settings: names.Settings) -> str:
     converters = settings.get("model.converters") or []
     given = next((CONVERTERS[name] for name in converters if name in CONVERTERS), "")
-    # torchtitan of 2024 has switches in place of converters.
+    # torchtitan had switches instead of converters in 2024.
     old = [settings.get("float8.enable_float8_linear"), settings.get("training.fp8_linear")]
     if given == "fp8_tensorwise" or any(old):
         recipe = settings.get(f"{FP8}.recipe_name") or "tensorwise"
