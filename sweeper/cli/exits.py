@@ -14,7 +14,7 @@ from workloads.api.errors import UserInputError
 
 # docs/reference/exit-codes.md lists these meanings.
 COMPLETE = 0  # complete; from a command that judges: pass
-SOME_FAILED = 1  # trials failed, none is within the limits, or the sweep was cut short; from a command that judges: fail
+SOME_FAILED = 1  # trials failed, none is within the limits, or the sweep ended early; from a command that judges: fail
 INVALID_INPUT = 2  # the input is invalid, a file cannot be read or written, or there is nothing to compare
 NO_VERDICT = 3  # a command that judges finds the evidence inconclusive
 INTERRUPTED = 130  # Ctrl-C or SIGTERM ended the command; the same command resumes a sweep
