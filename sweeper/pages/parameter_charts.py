@@ -92,7 +92,7 @@ def build_parallel_coordinates(
             numbers = pd.to_numeric(values)
             ticks = {"tickvals": sorted(numbers.unique())} if numbers.nunique() <= MAX_TICKS else {}
             axes.append({"label": heading, "values": numbers, **ticks})
-        elif values.nunique() <= MAX_CATEGORIES:  # names are at whole numbers
+        elif values.nunique() <= MAX_CATEGORIES:  # names are placed at whole numbers
             codes, names = pd.factorize(values.fillna("none"), sort=True)
             texts = [cut_name(text, MAX_NAME_LENGTH) for text in names]
             axes.append({"label": heading, "values": codes, "tickvals": list(range(len(names))), "ticktext": texts})

@@ -195,7 +195,7 @@ def _show_candidates(estimates: CostEstimates, work: Sequence[str], error_share:
 
 
 def _show_projection(projection: Projection, config: Config, error_share: float, console: Console) -> None:
-    price, objective = config.price_per_hour, config.workload.objective  # the price is of one device
+    price, objective = config.price_per_hour, config.workload.objective  # the price is for one device
     (fewest, base), *_ = projection.by_devices.items()
     rows = []
     for (devices, value), share in zip(projection.by_devices.items(), projection.shares_of_linear, strict=True):

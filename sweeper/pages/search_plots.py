@@ -24,7 +24,7 @@ from sweeper.pages.image import write_image
 from sweeper.pages.parameter_charts import GridAxis
 from workloads.api.metrics import get_metric
 
-MAX_CELLS = 20  # along each side of the heatmap
+MAX_CELLS = 20  # on each side of the heatmap
 SIZE_IN = (9.0, 6.0)  # size of an image with a single panel
 PANEL_IN = (5.0, 4.5)  # size of each of several panels
 PAGE = "plots.html"
@@ -40,7 +40,7 @@ class SearchResult:
 
     @property
     def parameters(self) -> pd.DataFrame:
-        """The points as text, as MLflow stores them."""
+        """The points as text, in the form that MLflow stores."""
         return self.points.map(str)
 
     @cached_property

@@ -1,4 +1,4 @@
-"""Tables of trials: for the terminal, for MLflow's description, and as CSV."""
+"""Build tables of trials for the terminal, for MLflow's description, and as CSV."""
 
 import csv
 import io

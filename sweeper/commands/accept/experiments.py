@@ -39,7 +39,7 @@ class Experiment:
 
 @dataclass(frozen=True)
 class Reading:
-    """The result of one test of one part of the cluster."""
+    """The result of one test on one part of the cluster."""
 
     test: str
     scope: Scope

@@ -25,7 +25,7 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True)
 class Judgement:
-    """The verdict on one test of one part."""
+    """The verdict on one test result of one part."""
 
     reading: Reading
     verdict: Verdict

@@ -40,7 +40,7 @@ DRIFT_S = 10.0  # the end of a sustained run of at least this length is compared
 
 @dataclass
 class Job:
-    """Experiments that one gang runs one after another, on all devices of its nodes."""
+    """Experiments that one gang runs in sequence on all devices of its nodes."""
 
     target: Target
     names: tuple[str, ...]  # the names of the nodes

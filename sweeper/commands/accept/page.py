@@ -14,14 +14,14 @@ from sweeper.pages import junit
 from sweeper.pages.html_page import Chart, Table, build_page
 from sweeper.pages.trial_tables import markdown_of
 
-ORDER = ("fail", "inconclusive", "measured", "pass")  # of verdicts, the most urgent first
+ORDER = ("fail", "inconclusive", "measured", "pass")  # verdicts, the most urgent first
 HEADING = ["verdict", "part", "test", "measured", "passes from", "reason", "likely cause (remedy)"]
 BESIDE = {"sm_clock_mhz": "MHz", "power_w": "W", "temperature_c": "°C"}  # readings shown next to a rate
 TESTS = ["test", "parts", "unit", "median", "slowest", "fastest", "expected", "passes from", "loss found in 99%"]
 TESTS += [f"median {unit}" for unit in BESIDE.values()]
-# Failed parts are orange and passed ones blue, which color-blind readers can tell apart (Okabe and Ito 2008).
+# Failed parts are orange and passed parts are blue, which color-blind readers can tell apart (Okabe and Ito 2008).
 COLORS = [[0.0, "#D55E00"], [0.5, "#F5CBA7"], [0.5, "#D6E6F2"], [1.0, "#0072B2"]]
-BAND = {"fillcolor": "#0072B2", "opacity": 0.12}  # of expected rates
+BAND = {"fillcolor": "#0072B2", "opacity": 0.12}  # the style of the band of expected rates
 MOST_POINTS = 64  # up to this many parts are all shown as points; with more, only outliers are
 Record = Mapping[str, Any]
 

@@ -125,7 +125,7 @@ def _program_files(
 def _other_trainers(description: SweepDescription, record: TrialRecord) -> tuple[dict[str, str], list[str]]:
     if description.workload != "parallel" or record.status is not TrialStatus.COMPLETE:
         return {}, []
-    from workloads.formats.files import read_layout, render  # takes 0.05 s, which other sweeps need not spend
+    from workloads.formats.files import read_layout, render  # takes 0.05 s; other sweeps do not need it
 
     values = trial_parameters(description, record)
     words = " ".join(f"space.{name}={str(value).lower()}" for name, value in without_variables(values).items())

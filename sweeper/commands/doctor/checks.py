@@ -79,7 +79,7 @@ def check_node(node: str, state: Mapping[str, Any]) -> Iterator[Finding]:
 
 
 def check_counters(node: str, state: Mapping[str, Any]) -> Iterator[Finding]:
-    """Report the counters that rose during a test. They never fail it: the rise on healthy machines is unknown."""
+    """Report the counters that rose during a test. They are not failures: the rise on healthy machines is unknown."""
     for name, rise in state.get("risen", {}).items():
         remedy = "check the cable and the port of the switch"
         yield Finding(node, f"{name} rose by {rise} during the test", remedy, affects_results=False)

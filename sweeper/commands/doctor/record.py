@@ -31,7 +31,7 @@ from workloads.api.gpus import amd, open_gpus
 from workloads.api.host import describe_gpu
 from workloads.api.secrets import mask, masked
 
-FORMAT = 1  # of the record
+FORMAT = 1  # the version of the record's format
 VISIBLE_DEVICES = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
 TORCH_TIMEOUT_S = 180
 

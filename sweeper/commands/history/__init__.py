@@ -1,1 +1,1 @@
-"""Performance over time: reference results that a repository keeps, and later runs compared with them."""
+"""Track performance over time: keep reference results in a repository, and compare later runs with them."""

@@ -13,7 +13,7 @@ from workloads.api.errors import UserInputError
 from workloads.suggestions import suggest
 
 VERSION_TAG = "tag.version."
-UNFINISHED = {"RUNNING": "runs, or was killed", "KILLED": "was interrupted"}  # by MLflow's names
+UNFINISHED = {"RUNNING": "runs, or was killed", "KILLED": "was interrupted"}  # by MLflow's run status
 
 
 @dataclass(frozen=True)

@@ -95,7 +95,7 @@ def read_tprimat(path: Path) -> Iterator[ImportedResult]:
         for name, (ours, factor) in CLAIMS.items()
         if (claimed := _as_positive_float(performance.get(name)))
     }
-    peak_gb = _as_positive_float(memory.get("peak_memory_allocated_gb"))  # of 10^9 bytes
+    peak_gb = _as_positive_float(memory.get("peak_memory_allocated_gb"))  # in units of 10^9 bytes
     yield ImportedResult(
         name=path.stem,
         params=params,

@@ -212,7 +212,7 @@ def _is_driven(sweep: StoredSweep, host: str) -> bool:
         return driver != ""
     try:
         os.kill(int(driver), 0)
-    except PermissionError:  # another user's
+    except PermissionError:  # the process belongs to another user
         return True
     except ProcessLookupError:
         return False

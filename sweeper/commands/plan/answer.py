@@ -62,7 +62,7 @@ def answer(request: PlanRequest) -> Answer:
             faster, comparison = free, compare(estimate, free.estimate)
     doubled = {}
     for name, (job, cluster) in alternatives(problem.job, problem.cluster).items():
-        if cluster.device != problem.cluster.device:  # more layouts may fit than before
+        if cluster.device != problem.cluster.device:  # layouts may fit that did not fit before
             doubled[name] = search(replace(problem, cluster=cluster), keep=1).best[0]
             continue
         layouts = (replace(item.layout, global_batch=job.layout.global_batch) for item in result.best)
@@ -91,7 +91,7 @@ def plan_training(request: PlanRequest, estimate: JobEstimate, error_share: floa
 
 
 def find_problem(request: PlanRequest) -> tuple[Problem, dict[int, float]]:
-    """Return the problem on the fewest GPUs that reach the requested rate, and the rates of all numbers tried."""
+    """Return the problem on the fewest GPUs that reach its rate, and the rates tried. Raises UserInputError if none do."""
     problem = build_problem(request)
     if request.daily_tokens is None:
         return problem, {}

@@ -1,4 +1,4 @@
-"""Compare GPU models side by side by what each needs to train a model."""
+"""Compare several GPU models side by side: what each needs to train a model."""
 
 import math
 from dataclasses import dataclass, replace

@@ -49,7 +49,7 @@ def show(answer: Answer) -> None:
 
 
 def show_file(request: PlanRequest) -> None:
-    """Print what a request reads from a trainer's file, if the request is valid up to there."""
+    """Print what a request reads from a trainer's file, unless the request is invalid."""
     with suppress(UserInputError):
         problem = build_problem(request)
         if problem.reading:

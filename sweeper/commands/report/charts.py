@@ -24,7 +24,7 @@ from sweeper.results.mlflow_results import Stored
 
 MIN_TRIALS_FOR_HISTORY = 5
 MIN_TRIALS_FOR_MEMORY = 3
-# The metrics that training heatmaps show in addition to tokens/s. Within one kind of work, all rank trials equally.
+# The metrics that training heatmaps show in addition to tokens/s. Within one kind of work, all give the same order.
 HEATMAP_METRICS = {"tflops": "TFLOP/s", "mfu": "MFU %", "hfu": "HFU %"}
 BATCH = "global_batch"  # the part of the work that may grow with the number of devices
 AXIS_MARGIN = 1.5  # the factor between the outermost points and the ends of the logarithmic axes
@@ -238,7 +238,7 @@ def _build_timeline(trials: pd.DataFrame) -> Iterator[Chart]:
     figure = go.Figure()
     for n, (outcome, group) in enumerate(ended.groupby("tag.outcome")):
         color = COLORS[n % len(COLORS)]
-        # On a timeline of months, a trial of minutes is narrower than a pixel, but its outline remains visible.
+        # On a timeline of months, a trial that took minutes is narrower than a pixel, but its outline stays visible.
         marker = {"color": color, "line": {"width": 1.5, "color": color}}
         lengths_ms = (group["end"] - group["start"]).dt.total_seconds() * 1000
         bars = {"base": group["start"], "x": lengths_ms, "y": devices[group.index], "orientation": "h"}

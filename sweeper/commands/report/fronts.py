@@ -1,4 +1,4 @@
-"""A table and a chart of the front of each sweep with several objectives.
+"""Build a table and a chart of the front of each sweep with several objectives.
 
 The front is from the sweep's end, with the finals' verdicts on its points. If the sweep is cut to a budget or has not
 ended, the front is computed from the search's measurements.

@@ -8,7 +8,7 @@
 
 Without a verb, the report lists the sweeps and the best result of each device for each kind of work, with charts. It
 reads the MLflow store in `dir` or at `tracking.uri`. HTML is written to DIR/sweeps/report.html, one file that opens
-offline. png writes report_….png, an image for each kind of work (nine panels for training, the speed for other work)
+offline. png writes one image, report_….png, for each kind of work (nine panels for training, the speed for other work)
 and for each Pareto front of several objectives. The other formats go to standard output.
 
 compare compares two sweeps where they did the same work: point by point where both measured the same parameters, and

@@ -1,4 +1,4 @@
-"""The texts below the report's tables and charts, by the names in notes.toml."""
+"""The notes below the report's tables and charts, by their names in notes.toml."""
 
 import tomllib
 from pathlib import Path

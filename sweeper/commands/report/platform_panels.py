@@ -1,6 +1,6 @@
 """Training on several platforms in nine panels: the numbers, and an interactive chart (`images` draws for print).
 
-A platform is a kind of device and their number. All panels show one kind of work, so values on an axis are comparable.
+A platform is a number of devices of one kind. All panels show one kind of work, so values on an axis are comparable.
 """
 
 import math
@@ -62,7 +62,7 @@ def build_panels(results: Sequence[BestResult]) -> list[Panel]:
     }
     ceilings = {"achieved": flops_per_gpu}
     for name, share in (("matmul ceiling", "mamf_utilization"), ("peak", "mfu")):
-        shares = [result.get_metric(share) or math.nan for result in results]  # the achieved rates' shares
+        shares = [result.get_metric(share) or math.nan for result in results]  # the fractions of this ceiling
         ceilings[name] = [Interval(rate.value / share) for rate, share in zip(flops_per_gpu, shares, strict=True)]
     gains, spread = [], []
     for result in results:
