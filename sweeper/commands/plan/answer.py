@@ -91,7 +91,7 @@ def plan_training(request: PlanRequest, estimate: JobEstimate, error_share: floa
 
 
 def find_problem(request: PlanRequest) -> tuple[Problem, dict[int, float]]:
-    """Return the problem on the fewest GPUs that reach its rate, and the rates tried. Raises UserInputError if none do."""
+    """Return the problem on the fewest GPUs that reach its rate, and all rates tried. Raises UserInputError."""
     problem = build_problem(request)
     if request.daily_tokens is None:
         return problem, {}
