@@ -76,7 +76,7 @@ def judge(
 
 
 def node_medians(readings: Iterable[Reading]) -> Iterator[Reading]:
-    """Yield the median rate of each node's devices, to find nodes whose devices are all slightly slow."""
+    """Yield each node's median device rate, if several nodes have several devices: all of a node's may be slow."""
     groups = defaultdict[str, dict[tuple[str, ...], list[Reading]]](lambda: defaultdict(list))
     for reading in readings:
         if reading.scope == "device" and not reading.problem:

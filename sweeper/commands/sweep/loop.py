@@ -235,7 +235,7 @@ class Sweep:
         if not pending:
             return
         finalists = dict.fromkeys(remeasurement.trial for _, remeasurement in pending)
-        # All finalists use the same reference clock, so that the comparison is fair.
+        # All finalists use one reference clock, so that none is compared at the clock of another.
         clock_mhz = max(record.metrics.get("sm_clock_mhz", 0.0) for record, _ in pending)
         numbers, rounds = ", ".join(map(str, finalists)), self._config.finals.rounds
         self._display.note(f"finals   remeasuring trials {numbers}, interleaved, {rounds} rounds, in a fresh worker")
