@@ -12,10 +12,10 @@ from omegaconf import OmegaConf
 
 from sweeper.cli import sources
 from sweeper.cli.arguments import Arguments
-from sweeper.cli.command import SYNONYMS
+from sweeper.cli.command import SETTING_NAMES, SYNONYMS
 from sweeper.config.space import ALLOWED_FORMS
 from workloads.api.errors import UserInputError, describe_os_error, first_line
-from workloads.suggestions import hint, suggest
+from workloads.suggestions import hint, nearest, suggest
 
 MESSAGES: dict[str, Any] = tomllib.loads(Path(__file__).with_name("messages.toml").read_text())
 SEVERAL_VALUES = re.compile(r"(?:Ambiguous value for argument|Sweep parameters?) '([^']+)'")
@@ -100,9 +100,9 @@ def _explain_missing(error: MissingConfigException, arguments: Arguments) -> str
     if presets:
         what = f"{choice} is a workload that these presets run: {', '.join(presets)}"
         return f"{group}={choice}: {what}. Choose one of them"
-    meant = next((name for name, others in SYNONYMS.get(group, {}).items() if choice.lower() in others), "")
-    close = f"Did you mean {meant}? Available: {', '.join(options)}." if meant in options else suggest(choice, options)
-    unknown = f"unknown {group} '{choice}'. {close}"
+    typed = {other: name for name, others in SYNONYMS.get(group, {}).items() for other in others if name in options}
+    meant = typed.get(nearest(choice, [*typed, *options]) or "", choice)
+    unknown = f"unknown {group} '{choice}'. {suggest(meant, options)}"
     parent = re.match(r"In '([^']+)'", str(error))
     path = sources.find_file(arguments, parent[1]) if parent and parent[1] != "config" else None
     return f"{sources.display(path)}: defaults: {unknown}" if path else f"{group}={choice}: {unknown}"
@@ -154,7 +154,8 @@ def _suggest_key(key: str, arguments: Arguments) -> str:
     node: Any = values
     for part in section.split(".") if section else []:
         node = node.get(part) if isinstance(node, dict) else None
-    if inner := [full for full in _flatten(values) if full.endswith(f".{key}")]:  # a key without its section
+    wanted = SETTING_NAMES.get(key, key)
+    if inner := [full for full in _flatten(values) if f".{full}".endswith(f".{wanted}")]:  # a key without its section
         return f"Did you mean {inner[0]}? Available: {', '.join(map(str, values))}."
     if isinstance(node, dict):
         return suggest(name, map(str, node), f"{section}." if section else "")

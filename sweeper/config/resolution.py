@@ -228,6 +228,9 @@ def _read_criteria(config: Config) -> Criteria:
             continue
         limits[str(name)] = [convert(float, bound, f"limits.{name}"), direction]
     criteria = Criteria.of(objectives, limits)
+    for limit in criteria.limits:
+        if problem := limit.describe_problem():
+            raise UserInputError(f"limits.{limit.metric}={limit.bound:g}: {problem}")
     names = f"objective=[{','.join(criteria.metrics)}]"
     if criteria.has_front and search.pruner != "none":
         raise UserInputError(f"search.pruner={search.pruner}: compares one objective; use none with {names}")

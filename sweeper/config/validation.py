@@ -115,6 +115,8 @@ def convert(annotation: Any, value: Any, key: str) -> Any:
         factors = SECONDS if unit == "seconds" else {unit.lower(): 1, unit[:1].lower(): 1}
         factor = factors.get(number[2].lower(), 0 if unit else 1)
         hint = (f" of {unit}" if unit else "") + (f". Write {factor * float(number[1]):g}" if factor else "")
+    elif key.startswith("space.") and len(words := str(value).split()) > 1:
+        hint = f". Separate values by commas: {key}={','.join(words)}"
     if is_dataclass(annotation):
         names = [item.name for item in fields(annotation)]
         meant = f". Did you mean {key}.{names[0]}={value}?" if isinstance(value, int | float) else ""

@@ -49,6 +49,15 @@ class Limit:
         beyond = metrics[self.metric] - self.bound
         return (-beyond if self.direction == "maximize" else beyond) / (abs(self.bound) or 1.0)
 
+    def describe_problem(self) -> str:
+        """Return why the bound limits nothing or excludes every trial; empty if neither is certain."""
+        unit = get_metric(self.metric).unit
+        if unit == "%" and self.bound > 1:
+            return f"must be a fraction. Write {self.bound / 100:g}"
+        if unit in ("", "dB") or self.bound > 0 or (self.bound == 0 and self.direction == "minimize"):
+            return ""  # a metric without a unit, such as a loss, may be negative
+        return f"{'every' if self.direction == 'maximize' else 'no'} trial keeps {self}. Must be above 0"
+
     @property
     def sign(self) -> str:
         return "≥" if self.direction == "maximize" else "≤"

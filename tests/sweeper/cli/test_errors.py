@@ -110,7 +110,12 @@ ALSO_WRONG = {
     "finals.rounds=1": ["finals.rounds=1", "at least 2"],
     "budget.same_failures=0": ["budget.same_failures=0", "at least 1"],
     "space.m=range(1,inf)": ["space.m=range(1,inf)", "between -2^63 and 2^63"],
-    "search=bayes": ["search=bayes", "Did you mean tpe?"],
+    "search=baysian": ["search=baysian", "Did you mean tpe?"],
+    "precision=fp8": ["precision: unknown key", "Did you mean space.dtype?", "`sweeper plan` has it"],
+    "space.m=1024\t2048": ["an integer. Separate values by commas: space.m=1024,2048"],
+    "limits.tflops=0": ["limits.tflops=0: every trial keeps tflops ≥ 0", "above 0"],
+    "limits.step_time_ms=-1": ["no trial keeps step_time_ms ≤ -1"],
+    "limits.mfu=40": ["limits.mfu=40", "fraction. Write 0.4"],
     "+budget.trials=5": ["+budget.trials", "without the +"],
     "objective=[tflops,m]": ["m has no direction", "Available: ", "step_time_ms"],
     "objective=[tflops,mfu,hfu,step_time_ms]": ["one to 3 metrics"],
@@ -157,7 +162,7 @@ def test_one_message_names_the_key_and_its_allowed_values(
 ) -> None:
     started: list[object] = []
     monkeypatch.setattr(cluster, "start", started.append)
-    result = run_cli(*arguments.split())
+    result = run_cli(*arguments.split(" "))
     assert result.code == 2
     assert all(part in result.err for part in (WRONG | ALSO_WRONG)[arguments]), result.err
     assert result.err.startswith("sweeper: ") and len(result.err.strip().splitlines()) <= 2
