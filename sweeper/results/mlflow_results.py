@@ -12,7 +12,7 @@ import math
 import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from sweeper.common.clock import SECONDS_PER_HOUR
 from sweeper.metrics.criteria import Criteria, Limit
 from sweeper.results.ranking import SPEED_UNITS, BestResult, find_best_results
 from sweeper.tracking import mlflow_store
@@ -130,33 +129,10 @@ class Stored:
     sweeps: pd.DataFrame
     trials: pd.DataFrame
     imported: pd.DataFrame = field(default_factory=pd.DataFrame)
-    # the ids of the studies of sweeps from which a budget has removed trials
-    cut_studies: frozenset[str] = frozenset()
 
     @cached_property
     def best_results(self) -> list[BestResult]:
         return find_best_results(self.trials)
-
-    def cut_to_budget(self, gpu_hours: float) -> Stored:
-        """Return the store with only those trials of each sweep that ended within its first `gpu_hours`.
-
-        GPU-hours are counted as in `budget.gpu_hours`: the GPUs of the search's trials times their hours, in the order
-        in which the trials ended. If any trial of a sweep is left out, so are its finals, since they measured the best
-        of all trials. The front of several objectives is then the front of the remaining trials.
-        """
-        trials = self.trials
-        if not len(trials):
-            return self
-        seconds = (trials["end"] - trials["start"]).dt.total_seconds().fillna(0.0)
-        gpus = trials["param.sweep.gpus"].astype(float) if "param.sweep.gpus" in trials else 1.0
-        in_order = (seconds * gpus / SECONDS_PER_HOUR).loc[trials["end"].sort_values(kind="stable").index]
-        used = in_order.groupby(trials["tag.sweeper.study"]).cumsum().reindex(trials.index)
-        is_within = used <= gpu_hours
-        cut_studies = frozenset(trials.loc[~is_within, "tag.sweeper.study"])
-        kept = trials[is_within].copy()
-        finals = [column for column in kept.columns if str(column).startswith("final.")]
-        kept.loc[kept["tag.sweeper.study"].isin(cut_studies), finals] = None
-        return replace(self, trials=kept.reset_index(drop=True), cut_studies=cut_studies)
 
 
 def read(uri: str, experiment: str | None = None, sweep: str | None = None) -> Stored:

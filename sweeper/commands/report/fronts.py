@@ -1,7 +1,7 @@
 """Build a table and a chart of the front of each sweep with several objectives.
 
-The front is from the sweep's end, with the finals' verdicts on its points. If the sweep is cut to a budget or has not
-ended, the front is computed from the search's measurements.
+The front is from the sweep's end, with the finals' verdicts on its points. If the sweep has not ended, the
+front is computed from the search's measurements.
 """
 
 import json
@@ -27,14 +27,13 @@ from sweeper.tracking import mlflow_store
 
 @dataclass(frozen=True)
 class SweepFront:
-    """The front of one sweep, possibly cut to a budget, and its ranked trials in order of their numbers."""
+    """The front of one sweep and its ranked trials in order of their numbers."""
 
     sweep: str
     study: str
     criteria: Criteria
     records: Sequence[TrialRecord]
     front: Front
-    is_cut: bool = False
 
     @property
     def plot(self) -> FrontPlot:
@@ -56,7 +55,7 @@ class SweepFront:
             again = f"{count(len(certified), 'point')} measured again in {certified[0].rounds} rounds"
             note += f"{again}: {NOTES['certified']}"
         else:
-            note += NOTES["cut" if self.is_cut else "not_certified"]
+            note += NOTES["not_certified"]
         heading, rows, _ = front_rows(self.front, self.criteria.metrics)
         return Table(f"Pareto front of {self.sweep}", heading, rows, note)
 
@@ -70,12 +69,12 @@ def find_fronts(stored: Stored) -> list[SweepFront]:
         study = sweep["tag.sweeper.study"]
         trials = stored.trials[stored.trials["tag.sweeper.study"] == study]
         if isinstance(sweep[f"tag.{mlflow_store.OBJECTIVES}"], str) and len(trials):
-            front = _read_front(sweep, trials, is_cut=study in stored.cut_studies)
+            front = _read_front(sweep, trials)
             fronts += [front] if front.records else []
     return fronts
 
 
-def _read_front(sweep: Mapping[Any, Any], trials: pd.DataFrame, *, is_cut: bool) -> SweepFront:
+def _read_front(sweep: Mapping[Any, Any], trials: pd.DataFrame) -> SweepFront:
     limits = sweep.get(f"tag.{mlflow_store.LIMITS}")
     objectives = json.loads(sweep[f"tag.{mlflow_store.OBJECTIVES}"])
     criteria = Criteria.of(objectives, json.loads(limits) if isinstance(limits, str) else {})
@@ -88,7 +87,7 @@ def _read_front(sweep: Mapping[Any, Any], trials: pd.DataFrame, *, is_cut: bool)
         number = int(row["tag.sweeper.trial"])
         records.append(TrialRecord(number, params, TrialStatus.COMPLETE, "", "", known, [], {}, 0.0, 0.0, 0.0))
         verdict, share = row.get(f"tag.{mlflow_store.FRONT_VERDICT}"), known.get(mlflow_store.FRONT_SHARE)
-        if is_cut or not isinstance(verdict, str) or share is None:
+        if not isinstance(verdict, str) or share is None:
             continue
         same, exceeded = (row.get(f"tag.{tag}") for tag in (mlflow_store.SAME_AS, mlflow_store.EXCEEDED))
         values = {name: read_value(row, f"final_{name}") for name in criteria.metrics}
@@ -111,4 +110,4 @@ def _read_front(sweep: Mapping[Any, Any], trials: pd.DataFrame, *, is_cut: bool)
     ranked = criteria.rank(records)
     front = Front(criteria.front(trial for trial in ranked if trial.number not in exceeding), certified)
     by_number = sorted(ranked, key=lambda record: record.number)
-    return SweepFront(str(sweep["run"]), str(sweep["tag.sweeper.study"]), criteria, by_number, front, is_cut)
+    return SweepFront(str(sweep["run"]), str(sweep["tag.sweeper.study"]), criteria, by_number, front)

@@ -74,8 +74,6 @@ class ReportRequest(ResultsRequest):
         out: the file to write; by default DIR/sweeps/report.html or report.png, else standard output.
         price_per_hour: price of a GPU-hour, for the cost of tokens.
         price_per_kwh: price of electricity.
-        within_gpu_hours: include only trials that ended before their sweep had used this many GPU-hours; this shows
-            the results and the Pareto front of a smaller budget.
     """
 
     sweep: str | None = None
@@ -83,7 +81,6 @@ class ReportRequest(ResultsRequest):
     out: str | None = None
     price_per_hour: float | None = field(default=None, metadata={"min": 0})
     price_per_kwh: float | None = field(default=None, metadata={"min": 0})
-    within_gpu_hours: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -175,11 +172,7 @@ def write_report(request: ReportRequest) -> int:
         command.check_output_file("out", Path(request.out))
     given = (request.price_per_hour, request.price_per_kwh)
     prices = None if given == (None, None) else Prices(*given)
-    if (hours := request.within_gpu_hours) is not None and not hours > 0:
-        raise UserInputError(f"within_gpu_hours={hours:g}: must be above 0")
     stored = read_store(request, request.sweep)
-    if hours is not None:
-        stored = stored.cut_to_budget(hours)
     from sweeper.commands.report import fronts
 
     found = fronts.find_fronts(stored)
