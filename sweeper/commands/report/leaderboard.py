@@ -12,6 +12,7 @@ from sweeper.preflight.ceilings import MatmulCeiling
 
 # From ml-engineering (mean of 100 repeats with a cold cache) and gpu_benchmark (fastest of 100, warm cache).
 PUBLISHED_RATES = Path(__file__).with_name("published_rates.csv")
+ABOVE = "* the catalogue's peak is at the boost clock of the data sheet; a GPU that runs above it exceeds the peak"
 HEADING = ["GPU", "type", "TFLOP/s", "95% from", "to", "of peak %", "sustained", "m x n x k", "statistic", "source"]
 
 
@@ -38,4 +39,5 @@ def build_rows(rates: Sequence[MatmulCeiling]) -> list[list[str]]:
 
 def _format_share(tflops: float, dtype: str, hardware: Hardware | None) -> str:
     peak_tflops = hardware.dense_peak_tflops.get(dtype) if hardware else None
-    return f"{100 * tflops / peak_tflops:.1f}" if peak_tflops else ""
+    above = "*" if peak_tflops and tflops > peak_tflops else ""
+    return f"{100 * tflops / peak_tflops:.1f}{above}" if peak_tflops else ""

@@ -42,8 +42,6 @@ if TYPE_CHECKING:
     from sweeper.results.mlflow_results import Stored
     from sweeper.results.runs import Verdict
 
-MIN_LEADERBOARD_COLUMNS = 3  # GPU, type and rate are shown in any terminal
-
 
 @dataclass(frozen=True)
 class ReportTracking(command.Tracking):
@@ -217,7 +215,9 @@ def show_leaderboard(request: LeaderboardRequest) -> int:
     if not rows:
         raise UserInputError(f"type={chosen}: unknown type. {suggest(chosen, {cells[1] for cells in all_rows})}")
     console = open_console()
-    console.print(draw(leaderboard.HEADING, rows, MIN_LEADERBOARD_COLUMNS, console.width))
+    console.print(draw(leaderboard.HEADING, rows, 3, console.width))  # GPU, type and rate in any terminal
+    if any(cells[5].endswith("*") for cells in rows):
+        console.print(leaderboard.ABOVE)
     if not rates:
         console.print(f"there is no measured rate in {folder.resolve()}: run `python -m sweeper` to measure one")
     return 0
