@@ -23,7 +23,7 @@ from workloads.suggestions import suggest
 
 JOURNAL = "study.journal"
 RECORD = "record"  # as in `search.journal`, which takes a second to import
-State = Literal["running", "interrupted", "finished"]
+State = Literal["running", "interrupted", "failed", "finished"]
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,9 @@ class StoredSweep:
         if self.is_running:
             return "running"
         end = self.description.end if self.description else None
-        return "finished" if end is not None and end.is_over else "interrupted"
+        return (
+            "interrupted" if end is None else "finished" if end.is_over else "failed" if end.reason else "interrupted"
+        )
 
     @property
     def driver(self) -> str:

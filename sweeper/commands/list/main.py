@@ -4,8 +4,8 @@
     python -m sweeper list follow NAME
     python -m sweeper list delete NAME --yes
 
-Without a verb, the command lists each sweep, the latest first, with its state (running, interrupted, finished), its
-best trial so far or the size of its front, its size on disk, and the time since its last run started.
+Without a verb, the command lists each sweep, the latest first, with its state (running, interrupted, failed, finished),
+its best trial so far or the size of its front, its size on disk, and the time since its last run started.
 
 follow shows the progress of a sweep that another process runs, until it ends. Ctrl-C detaches; the sweep continues.
 

@@ -92,7 +92,7 @@ def _build_sweeps_table(stored: Stored) -> Table:
             "power limit W": " or ".join(sorted(limits)),
             "began": began,
             "ended": ended,
-            "state": sweep["status"].lower(),
+            "state": sweep["status"].replace("KILLED", "interrupted").lower(),  # as `sweeper list` says it
             "trials": ", ".join(counts),
             "versions": " ".join(f"{name} {version}" for name, version in versions.items() if version),
         }

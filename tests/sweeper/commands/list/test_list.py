@@ -81,6 +81,9 @@ def test_a_row_has_the_state_the_winner_and_the_size(copied: StoredSweep) -> Non
     interrupted = StoredSweep(copied.folder)
     assert interrupted.state == "interrupted" and interrupted.winner is not None and killed.exists()
     assert interrupted.winner.rounds == 0  # the best of the search
+    end = replace(copied.description.end, is_over=False, reason="3 trials failed") if copied.description.end else None
+    replace(copied.description, end=end).write(copied.folder)
+    assert StoredSweep(copied.folder).state == "failed"
 
 
 def test_amounts_have_the_largest_unit_that_they_fill() -> None:
