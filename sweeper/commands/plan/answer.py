@@ -38,6 +38,7 @@ class Answer:
     training: TrainingRun  # a whole training with the fastest layout
     price: str  # the price of a GPU-hour, and whether it is assumed; empty if no price is known
     rates: dict[int, float]  # tokens per day by number of GPUs, for the numbers tried for `tokens_per_day` or `days`
+    at_least: int | None = None  # `gpus`: fewer were not tried
 
     @property
     def best(self) -> Candidate:
@@ -69,7 +70,9 @@ def answer(request: PlanRequest) -> Answer:
         estimates = ((layout, estimate_job(replace(job, layout=layout), cluster)) for layout in layouts)
         candidates = [_correct(Candidate(layout, estimate), problem) for layout, estimate in estimates]
         doubled[name] = max(candidates, key=lambda candidate: candidate.estimate.tokens_per_s_per_gpu)
-    return Answer(request.model, problem, result, faster, comparison, doubled, training, request.price[1], rates)
+    return Answer(
+        request.model, problem, result, faster, comparison, doubled, training, request.price[1], rates, request.gpus
+    )
 
 
 def plan_training(request: PlanRequest, estimate: JobEstimate, error_share: float) -> TrainingRun:

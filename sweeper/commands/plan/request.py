@@ -66,7 +66,7 @@ class PlanRequest:
         model: name of a model, or the path of a Hugging Face config.json.
         hardware: name of a GPU in conf/hardware or config_dir; several names, separated by commas, are compared.
         config_dir: a folder with your own GPUs, config_dir/hardware/NAME.yaml, like --config-dir of a sweep.
-        gpus: number of GPUs; with `tokens_per_day`, the fewest to try.
+        gpus: number of GPUs; with `tokens_per_day` or `days`, the fewest to try.
         topology: name of a topology, or the path of a YAML file; by default nodes of 8 with the GPU's own links.
         network_gb_s: bandwidth of one GPU to other nodes, each way; by default the topology's.
         calibration: rates measured by sweeper calibrate: a file, its folder, or none; by default ./calibration if any.

@@ -156,6 +156,7 @@ def head_lines(answer: Answer) -> list[str]:
         rates = {gpus: round_to_band(rate / 1e9, error_share) for gpus, rate in answer.rates.items()}
         *fewer, last = rates
         too_few = f"; too few are {fewer[-1]:,} GPUs" if fewer else ""
+        too_few += f"; gpus={answer.at_least:,} is the fewest that were tried" if answer.at_least else ""
         slow = round_to_band(answer.rates[last] * (1 - error_share) / 1e9, error_share)
         by_band = f"by the middle of the band, {slow}B at its slow end"
         lines.append(f"reached   by {last:,} GPUs {rates[last]}B tokens a day {by_band}{too_few}")

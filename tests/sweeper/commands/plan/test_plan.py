@@ -12,7 +12,7 @@ from sweeper.commands.plan.answer import answer, find_problem, plan_training, se
 from sweeper.commands.plan.main import COMMAND, main
 from sweeper.commands.plan.request import TOKENS_PER_STEP, build_problem, default_batch, read_request
 from sweeper.commands.plan.side_by_side import Planned, compare_hardware, list_open
-from sweeper.commands.plan.text import layouts_table, list_sections, show_range, show_rate, tail_lines
+from sweeper.commands.plan.text import head_lines, layouts_table, list_sections, show_range, show_rate, tail_lines
 from sweeper.common.format import round_to_band
 from sweeper.preflight.clusters import build_cluster
 from sweeper.preflight.corrections import Correction, Place, keep
@@ -202,6 +202,7 @@ def test_the_fewest_gpus_for_a_rate_keep_a_given_batch(capsys: pytest.CaptureFix
 
     at_least = answer(read_request([*words, "global_batch=96", "gpus=48"]))
     assert at_least.problem.cluster.gpus == 48 and list(at_least.rates) == [48]
+    assert "slow end; gpus=48 is the fewest that were tried" in "\n".join(head_lines(at_least))
     with pytest.raises(UserInputError, match=r"96 GPUs reach .*, more GPUs no more; a larger global_batch may help"):
         answer(read_request([*words[:-1], "tokens_per_day=900e9", "global_batch=96"]))
 
