@@ -107,6 +107,11 @@ def _mean_bounds(times: np.ndarray, correlation: Correlation) -> tuple[float, fl
     return max(mean - half_width, float(times.min())), mean + half_width  # a bound of zero has no rate
 
 
+def level_of_median(count: float) -> str:
+    """Return how often the interval of the median of this many values covers it, as text."""
+    return f"{1 - 2 * 0.5**count:.2%}" if count == MIN_STEPS else f"{LEVEL:.0%}"
+
+
 def missing_reason(metrics: Mapping[str, float], name: str) -> str:
     """Return why the metric `name` has no 95% interval; empty if it has one or is not derived from steps."""
     source = find_source(name)

@@ -16,7 +16,7 @@ from sweeper.pages import trial_tables as tables
 from sweeper.pages.sweep_results import Results
 from sweeper.pages.terminal import draw, open_console, wrap_line
 from sweeper.preflight import corrections
-from sweeper.search.finals import DEFAULT_FINALISTS, lack_of_rounds
+from sweeper.search.finals import DEFAULT_FINALISTS, describe_disturbed, lack_of_rounds
 from sweeper.search.front import Front, measured_interval, select_finalists
 from workloads.api.metrics import get_metric
 from workloads.api.secrets import mask
@@ -65,7 +65,7 @@ class Summary:
         if fixed := tables.fixed_parameters(results.records):
             paragraphs.append(f"Fixed: {format_point(fixed)}")
         if missing := tables.missing_intervals(shown, results.objective):
-            paragraphs.append(f"— no 95% interval: {missing}")
+            paragraphs.append(missing)
         if common := tables.common_parameters(shown):
             paragraphs.append(f"Equal in all: {format_point(common)}")
         again = None
@@ -93,11 +93,12 @@ class Summary:
             finalists = count(len(results.finalists), "finalist")
             return f"no winner: {finalists} beyond a limit by the median of {leader.rounds} rounds"
         if not others:
-            return f"no verdict: only trial {leader.trial.number} was measured again"
+            return f"no verdict: only trial {leader.trial.number} was measured again{describe_disturbed([leader])}"
         value = f"{format_number(leader.value.value)} {get_metric(results.objective).unit}".strip()
         interval = format_interval(leader.value.low, leader.value.high)
         method = f"mean of {leader.rounds} rounds, interleaved with the others{lack_of_rounds(leader.rounds)}"
-        measured = f"{value} ({f'95% {interval}; ' if interval else ''}{method})"
+        doubt = describe_disturbed(results.finalists)
+        measured = f"{value} ({f'95% {interval}; ' if interval else ''}{method}){doubt}"
         tied = [finalist.trial.number for finalist in others if finalist.tied]
         if not tied:
             return f"trial {leader.trial.number} wins: {measured}"
@@ -144,7 +145,7 @@ class Summary:
             others, front = results.other_objectives, results.front_numbers
             out.print(draw(*tables.trial_rows(shown, results.objective, others, front), out.width))
             if missing := tables.missing_intervals(shown, results.objective):
-                out.print(wrap_line(f"—        no 95% interval: {missing}", out.width))
+                out.print(wrap_line(f"95%      {missing}", out.width))
             if common := tables.common_parameters(shown):
                 out.print(wrap_line(f"equal    {format_point(common)}", out.width))
         if results.finalists:

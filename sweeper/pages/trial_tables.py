@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from sweeper.common.format import format_interval, format_number, one_line, short_value, spreadsheet_cell
 from sweeper.common.trials import TrialRecord, TrialStatus
 from sweeper.metrics.derivation import hidden_metrics
-from sweeper.metrics.intervals import missing_reason
+from sweeper.metrics.intervals import MIN_STEPS, level_of_median, missing_reason
 from sweeper.search.finals import FinalistResult
 from sweeper.search.front import Front, measured_interval
 from workloads.api.metrics import ROWS, Metric, get_metric
@@ -85,9 +85,13 @@ def trial_rows(
 
 
 def missing_intervals(records: Sequence[TrialRecord], objective: str) -> str:
-    """Return why some of these trials have no 95% interval; empty if each has one or needs none."""
+    """Return why some of these trials have no 95% interval, or a lesser one; empty if each has one or needs none."""
     reasons = [missing_reason(record.metrics, objective) for record in records]
-    return ", ".join(dict.fromkeys(reason for reason in reasons if reason))
+    notes = [f"— no 95% interval: {', '.join(missing)}"] if (missing := dict.fromkeys(filter(None, reasons))) else []
+    five = [r for r in records if r.metrics.get("steps") == MIN_STEPS and f"{objective}_ci_low" in r.metrics]
+    if any(measurement["statistic"] == "median" for record in five for measurement in record.measurements):
+        notes.append(f"{level_of_median(MIN_STEPS)} for a trial of {MIN_STEPS} steps: from the fastest to the slowest")
+    return "; ".join(notes)
 
 
 def front_rows(front: Front, metrics: Sequence[str]) -> Rows:

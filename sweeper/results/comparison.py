@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 
 from sweeper.common.format import count, format_number, format_point
-from sweeper.metrics.intervals import MIN_STEPS, Interval, interval_of_steps
+from sweeper.metrics.intervals import MIN_STEPS, Interval, interval_of_steps, level_of_median
 from sweeper.results.ranking import BestResult, find_speed_metric, read_work, select_complete
 from sweeper.results.runs import Comparison, Gate, Verdict, compare_runs, find_worst, run_of_interval
 
@@ -115,7 +115,9 @@ def describe_pairs(pairs: list[Pair]) -> list[str]:
     logarithms = np.log([pair.ratio for pair in pairs])
     # The points have no order in time, so they are shuffled: neighbors in the list must not be treated as correlated.
     interval = interval_of_steps(np.random.default_rng(0).permutation(np.exp(logarithms)), "median")
-    bounds = f"95% {interval.low - 1:+.1%} to {interval.high - 1:+.1%}" if interval else f"fewer than {MIN_STEPS} pairs"
+    bounds = f"fewer than {MIN_STEPS} pairs"
+    if interval:
+        bounds = f"{level_of_median(len(pairs))} {interval.low - 1:+.1%} to {interval.high - 1:+.1%}"
     median = math.exp(float(np.median(logarithms))) - 1
     lines = [f"point by point: {len(pairs)} equal points, the second {median:+.1%} in the median ({bounds})"]
     varying = {name for pair in pairs for name, value in pair.params.items() if pairs[0].params.get(name) != value}

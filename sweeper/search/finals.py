@@ -24,6 +24,7 @@ from workloads.api.contract import Workload
 
 DEFAULT_FINALISTS = Workload.finalists
 MIN_ROUNDS = 3  # needed for an interval: with two rounds Student's extends nine standard deviations to both sides
+MAX_ROUND_RATIO = 1.5  # of the fastest to the slowest round: 1.3 on a CPU that other processes kept busy
 FAMILY_ERROR = 0.05  # the share of finals of equally fast finalists that may find a difference
 
 
@@ -36,6 +37,7 @@ class FinalistResult:
     behind: Interval  # the fraction by which it is worse than the leader (zero for the leader), for all pairs at once
     rounds: int  # how many are compared
     exceeded: tuple[str, ...] = ()  # the limits that the median of its rounds exceeds; with any of them it cannot win
+    round_ratio: float = 1.0  # of its largest to its smallest round
 
     @property
     def tied(self) -> bool:
@@ -100,8 +102,9 @@ def finalist_results(
     values = {number: np.array([rounds[n] for n in common]) for number, rounds in measured.items()}
     beyond = {number: limits for number, limits in (exceeded or {}).items() if limits}
     compared = compare_rounds(values, 1 if direction == "maximize" else -1, beyond)
+    ratios = {number: float(rounds.max()) / (float(rounds.min()) or math.inf) for number, rounds in values.items()}
     return [
-        FinalistResult(finalists[number], value, behind, len(common), beyond.get(number, ()))
+        FinalistResult(finalists[number], value, behind, len(common), beyond.get(number, ()), ratios[number])
         for number, (value, behind) in compared.items()
     ]
 
@@ -153,6 +156,14 @@ def mean_of_rounds(rounds: np.ndarray) -> Interval:
 def lack_of_rounds(rounds: int) -> str:
     """Return why values of this many rounds have no interval; empty if they have one."""
     return f"; too few for an interval, which takes finals.rounds={MIN_ROUNDS}" if rounds < MIN_ROUNDS else ""
+
+
+def describe_disturbed(finalists: Sequence[FinalistResult]) -> str:
+    """Return the finalists whose rounds differ by more than noise explains, and what to do; empty if there is none."""
+    disturbed = [finalist for finalist in finalists if finalist.round_ratio > MAX_ROUND_RATIO]
+    ratios = ", ".join(f"trial {finalist.trial.number} {finalist.round_ratio:.1f} times" for finalist in disturbed)
+    advice = "more than noise: was the machine used by another process? A new name= measures again"
+    return f"; doubtful: the rounds of a trial differ, {ratios}, {advice}" if disturbed else ""
 
 
 def find_exceeded(

@@ -88,7 +88,7 @@ class Study:
         self.retried: set[int] = set()  # trials that this run tries again; each is replaced when its retry has ended
         self._retried_statuses = retry
         self._retry_marks: dict[str | Remeasurement, Retry] = {}  # by the point's key, or the round of the finals
-        self._retry_points: list[Parameters] = []  # points to retry that have no new trial yet
+        self.retry_points: list[Parameters] = []  # points to retry that have no new trial yet
         self._queued_points: list[Parameters] = []
         self._allowed_keys = None if space.only is None else {point_key(point) for point in space.only}
         self._remaining_points: Iterator[Parameters] | None = None
@@ -103,11 +103,6 @@ class Study:
         if self._allowed_keys is not None:  # points allowed in an earlier run may not be allowed now
             return self._allowed_keys <= self._known_keys
         return len(self._known_keys) >= self._space.size
-
-    @property
-    def has_retries(self) -> bool:
-        """Whether this run still has points to try again."""
-        return bool(self._retry_points)
 
     @property
     def retries(self) -> list[Retry]:
@@ -159,7 +154,7 @@ class Study:
             return None
         name, seed = self._settings.search.sampler, self._settings.seed
         sampler = self._sampling.make_sampler(seed, number)
-        while queue := self._retry_points or self._queued_points:
+        while queue := self.retry_points or self._queued_points:
             if proposal := self._ask_sampler(sampler, queue.pop(0)):
                 return proposal
         # After a resume, QMC restarts its sequence and must pass all points that were already tried.
@@ -313,7 +308,7 @@ class Study:
         if isinstance(key, str):
             if self._allowed_keys is not None and key not in self._allowed_keys:
                 return False
-            self._retry_points.append(dict(record.params))
+            self.retry_points.append(dict(record.params))
             self._known_keys.discard(key)
         self._retry_marks[key] = Retry(record.number, tuple(changes))
         self.retried.add(record.number)

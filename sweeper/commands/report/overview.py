@@ -88,7 +88,8 @@ def _describe_lead(result: BestResult, names: list[str], stored: Stored) -> str:
     if result.rounds:
         verdicts = _select(stored.sweeps, result).get("tag.winner", pd.Series(dtype=str)).dropna()
         is_tie = any(str(verdict).startswith(TIE) for verdict in verdicts)
-        return f"{lead}; the finals {'call it a tie' if is_tie else 'confirm it'}"
+        doubt = ", of rounds that differ by more than noise" if verdicts.str.contains("; doubtful: ").any() else ""
+        return f"{lead}; the finals {'call it a tie' if is_tie else 'confirm it'}{doubt}"
     if not (result.speed.has_interval and value.has_interval):
         return f"{lead}, of unknown certainty: there are no intervals to compare"
     return lead + (", with disjoint intervals" if value.high < result.speed.low else ", but their intervals overlap")

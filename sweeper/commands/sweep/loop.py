@@ -221,7 +221,7 @@ class Sweep:
     def _has_trials(self) -> bool:
         if self._stop.requested or self._progress.stop_reason:
             return False
-        return bool(self._study.unfinished) or self._study.has_retries or self._has_budget()
+        return bool(self._study.unfinished or self._study.retry_points) or self._has_budget()
 
     def _has_budget(self) -> bool:
         pool, is_over = self._pool, self._stop.requested or self._progress.stop_reason or self._study.exhausted

@@ -136,6 +136,7 @@ def test_the_median_difference_has_an_interval_from_five_pairs_on() -> None:
     lines = describe_pairs(find_pairs(first, second))
     assert lines[0] == "point by point: 7 equal points, the second +10.0% in the median (95% +10.0% to +10.0%)"
     assert len(lines) == 6 and lines[1].startswith("  +10.0%  m=")
+    assert "(93.75% +" in describe_pairs(find_pairs(first[:5], second[:5]))[0]
     (line, *_) = describe_pairs(find_pairs(first[:3], second[:3]))
     assert "3 equal points" in line and "fewer than 5 pairs" in line
     assert describe_pairs([]) == []

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from benchmarks.coverage import measure_finals
 from sweeper.common.trials import Remeasurement, TrialRecord, TrialStatus
 from sweeper.pages.trial_tables import finalist_rows
-from sweeper.search.finals import finalist_results, pending_remeasurements
+from sweeper.search.finals import describe_disturbed, finalist_results, pending_remeasurements
 from tests.conftest import Workspace, examples, wait_for
 from tests.support.factories import finals_record as record
 
@@ -112,6 +112,13 @@ def test_two_rounds_give_a_mean_and_no_interval(rounds: int) -> None:
     assert [result.value.value for result in results] == [pytest.approx(10.0)] * 2 and results[1].tied
     cells = finalist_rows(results, "rate").cells[1][-5:]
     assert cells == (["—", "—", "0.00", "—", "—"] if rounds == 2 else ["5.745", "17.41", "0.00", "0.00", "0.00"])
+
+
+@pytest.mark.parametrize(("rates", "is_doubtful"), [([6892.0, 85725.0, 94608.0], True), ([80.0, 100.0, 110.0], False)])
+def test_rounds_that_differ_by_more_than_noise_make_a_final_doubtful(rates: list[float], is_doubtful: bool) -> None:
+    finals = records_of_rounds({7: rates, 3: [9.0, 9.1, 9.2]})
+    text = describe_disturbed(finalist_results(RANKED, 2, [*RANKED, *finals], "rate", "maximize"))
+    assert ("the rounds of a trial differ, trial 7 13.7 times" in text) == is_doubtful == bool(text)
 
 
 def test_finalists_of_the_same_value_keep_the_order_of_the_search() -> None:

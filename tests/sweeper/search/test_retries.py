@@ -33,13 +33,13 @@ def test_a_retry_replaces_the_failed_trial_and_keeps_its_record(tmp_path: Path, 
         end(study, trial, FAILED if trial.number < 3 else COMPLETE)
 
     retrying = open_study(tmp_path, GRID, sampler, retry=RETRIED["failed"])
-    assert retrying.has_retries and not retrying.exhausted
+    assert retrying.retry_points and not retrying.exhausted
     for number in range(3):
         trial = ask_trial(retrying)
         assert (trial.number, trial.params) == (12 + number, points[number].params)
         assert trial.retry and trial.retry.trial == number
         end(retrying, trial, score=1.0)
-    assert retrying.ask() is None and not retrying.has_retries and retrying.exhausted
+    assert retrying.ask() is None and not retrying.retry_points and retrying.exhausted
 
     reopened = open_study(tmp_path, GRID, sampler, retry=RETRIED["failed"])
     assert reopened.ask() is None and reopened.replaced == {0, 1, 2}
@@ -103,7 +103,7 @@ def test_a_repeat_of_a_complete_trial_replaces_it_by_a_measurement_only(
     study.tell(repeat)
     for opened in (study, open_study(tmp_path)):
         assert [record.number for record in opened.current_records] == [counts]
-        assert opened.replaced == {1 - counts} and not opened.has_retries
+        assert opened.replaced == {1 - counts} and not opened.retry_points
     (tmp_path / "lock").touch()
     assert [record.number for record in StoredSweep(tmp_path).current_records] == [counts]
 
@@ -134,7 +134,7 @@ def test_a_failed_round_of_the_finals_is_measured_again(tmp_path: Path) -> None:
     study.tell(TrialRecord(**{**vars(record), "remeasurement": remeasurement}))
 
     retrying = open_study(tmp_path, retry=RETRIED["failed"])
-    assert retrying.retried == {1} and not retrying.has_retries  # the finals ask for it
+    assert retrying.retried == {1} and not retrying.retry_points  # the finals ask for it
     trial = retrying.ask_remeasurement(best.params, remeasurement)
     assert trial.retry and trial.retry.trial == 1
 
