@@ -222,7 +222,7 @@ class Script:
         is_array = self.text[self._position - 1] == ")"
         if False in conditions:
             return
-        if None in conditions:  # a value that is added under a condition is unknown, and one that is set counts as unset
+        if None in conditions:  # a value added under a condition is unknown, and one that is set counts as unset
             unset = f"{UNSET}${name}{END}"
             is_added = is_added or bool(old and old[0] and values[:1] and values[0].startswith(f"{old[0]} "))
             values = [unset] if is_array or not is_added else [f" {unset}"]
