@@ -19,8 +19,8 @@ from workloads.hardware.cluster import UNKNOWN_CLUSTER, Cluster
 
 Scalar = str | int | float | bool | None
 STATISTICS = ("median", "mean", "fastest")
-# The shortest step time that is believed. Reading a host's clock twice takes about as long, and the events of a GPU
-# resolve half a microsecond.
+# The shortest step time that is accepted. Reading a host's clock twice takes about this long, and GPU events have a
+# resolution of half a microsecond.
 MIN_STEP_TIME_S = 1e-7
 
 
@@ -37,15 +37,15 @@ class Pruned(Exception):
 
 
 class TrialTimeout(Exception):
-    """The trial ended itself at its timeout, so that it can report its last output."""
+    """The trial stopped itself at its timeout, so that it could report its last output."""
 
 
 class HostBusy(Exception):
-    """Other processes held the cores for so long that nothing could be measured."""
+    """Other processes occupied the cores for so long that nothing could be measured."""
 
 
 class ParameterMismatch(Exception):
-    """The executed parameters differ from the requested ones, so the measurement belongs to another configuration."""
+    """The executed parameters differ from the requested ones, so the measurement is of a different configuration."""
 
 
 class ProgramFailed(Exception):
@@ -53,19 +53,19 @@ class ProgramFailed(Exception):
 
 
 def is_file_name(name: str) -> bool:
-    """Return whether a name is a plain file name, which cannot leave its folder."""
+    """Return whether a name is a plain file name, which cannot point outside its folder."""
     return name not in ("", ".", "..") and not {"/", "\0"} & set(name)
 
 
 def is_path(value: object, parameter: Field[Any]) -> bool:
-    """Return whether a parameter's value is the path of a file, as the parameter's metadata `file` says."""
+    """Return whether a parameter's value is a file path, according to the parameter's metadata `file`."""
     suffix = parameter.metadata.get("file", False)
     return isinstance(value, str) and (value.endswith(suffix) if isinstance(suffix, str) else suffix)
 
 
 @dataclass(frozen=True)
 class ProgramOutput:
-    """What is kept of a program whose trial has no measurement; `files` as in `Measurement`."""
+    """The output that is kept of a program whose trial has no measurement; `files` is as in `Measurement`."""
 
     last_lines: str = ""
     files: Mapping[str, bytes] = field(default_factory=dict)
@@ -76,7 +76,7 @@ def attach_output(error: BaseException, output: ProgramOutput) -> None:
 
 
 def output_of(error: BaseException) -> ProgramOutput:
-    """Return the output that is kept with an exception; empty if there is none."""
+    """Return the output that is kept with an exception, or an empty one if there is none."""
     output = error.__dict__.get("program_output")
     return output if isinstance(output, ProgramOutput) else ProgramOutput()
 
@@ -88,7 +88,7 @@ class StepReporter(Protocol):
         """Report a finished step. Returns True when the pruner ends the trial; the workload may then raise Pruned."""
 
     def finish(self) -> None:
-        """Tell the other ranks that this one has measured enough and ends."""
+        """Notify the other ranks that this one has measured enough and is ending."""
 
     def is_finished(self) -> bool:
         """Return whether any rank has called `finish`."""
@@ -101,7 +101,7 @@ class Rank:
     rank: int = 0
     world_size: int = 1
     device: str = "cpu"  # torch's name of the device type: "cpu", or "cuda" for CUDA and ROCm alike
-    # The greatest common divisor of the ranks on each node: that many consecutive ranks always share a node.
+    # The greatest common divisor of the nodes' numbers of ranks: that many consecutive ranks always share a node.
     ranks_per_node: int = 1
     rendezvous: str = ""  # host:port where rank 0 listens, the same for every trial of a gang
     sequence_number: int = 0  # differs between the trials of a gang, which share one rendezvous
@@ -109,10 +109,10 @@ class Rank:
     node_rank: int = 0  # the node's index
     nodes: int = 1
     node_devices: str = ""  # the gang's devices on this node as in CUDA_VISIBLE_DEVICES; empty on a CPU
-    reporter: StepReporter | None = None  # where a workload with `reports_steps` reports them; None without a driver
-    timeout_s: float = math.inf  # a workload with `reports_steps` raises TrialTimeout after it; the driver ends others
-    clock_mhz: float = 0.0  # the SM clock that readings with a cold cache wait for, in the finals; 0 for none
-    # The variables that are parameters of the trial. This process was started with them.
+    reporter: StepReporter | None = None  # where a workload with `reports_steps` reports steps; None without a driver
+    timeout_s: float = math.inf  # then a workload with `reports_steps` raises TrialTimeout; the driver ends others
+    clock_mhz: float = 0.0  # the SM clock that cold-cache measurements wait for in the finals; 0 for none
+    # The environment variables that are parameters of the trial. This process was started with them.
     environment: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -125,16 +125,16 @@ class Machine:
     world_size: int
     ranks_per_node: int
     memory_gib: float | None = None  # of one device that a trial can use
-    cluster: Cluster = UNKNOWN_CLUSTER  # the trial's devices and links, as the planner estimates with them
+    cluster: Cluster = UNKNOWN_CLUSTER  # the trial's devices and links, for the planner's estimates
 
 
 @dataclass(frozen=True)
 class Estimate:
     """The cost model's estimate of one point of the space."""
 
-    unsupported_reason: str = ""  # why the point is not tried; empty where it is
-    rule: str = ""  # that excludes the point; many points may break the same one
-    # Estimated metrics under the names of the measured ones, and `memory_gib` of one device.
+    unsupported_reason: str = ""  # why the point is not tried; empty if it is
+    rule: str = ""  # the rule that excludes the point; many points may break the same one
+    # Estimated metrics under the names of the measured ones, and `memory_gib` per device.
     metrics: Mapping[str, float] = field(default_factory=dict)
     description: str = ""  # the point in a few words
 
@@ -143,11 +143,11 @@ class Estimate:
 class Energy:
     """The energy that a device drew during consecutive steps, including the time between them."""
 
-    joules: float = 0.0  # of this rank's device; of all devices of the gang in a measurement `of_gang`
+    joules: float = 0.0  # drawn by this rank's device, or by all devices of the gang in a measurement `of_gang`
     seconds: float = 0.0  # from the start of the first of these steps to the end of the last one
-    steps: float = 0.0  # how many of them; they need not be the timed ones
+    steps: float = 0.0  # the number of these steps; they need not be the timed ones
     source: Literal["counter", "power", ""] = ""  # the energy counter, or the mean of the sampled power times seconds
-    missing: str = ""  # why a device that reports its power has no energy here, and 0 above; empty where it has
+    missing: str = ""  # why there is no energy for a device that reports its power (then 0 above); empty if there is
 
     def __post_init__(self) -> None:
         if not self.missing and not all(0 < value < math.inf for value in (self.joules, self.seconds, self.steps)):
@@ -158,9 +158,9 @@ class Energy:
 class Candidate:
     """A point of a space with its estimate, or several points that one rule excludes."""
 
-    point: dict[str, Scalar]  # the values of the parameters that vary; of several points those that break the rule
+    point: dict[str, Scalar]  # the values of the varying parameters; for several points, those that break the rule
     estimate: Estimate
-    count: int = 1  # of points
+    count: int = 1  # the number of points
 
 
 @dataclass(frozen=True)
@@ -168,27 +168,27 @@ class Measurement:
     """The raw measurement of one rank. Raises ValueError for values from which no metric can be computed."""
 
     executed: Mapping[str, Scalar]  # the parameters, read back from what ran; must equal the requested ones
-    step_times_s: tuple[float, ...]  # of each timed step, warm-up excluded
-    step_resolution_s: float = 0.0  # what the step times are multiples of, where they were printed and read; else 0
-    sustained_step_times_s: tuple[float, ...] = ()  # of a step in each window of a back-to-back run, if requested
+    step_times_s: tuple[float, ...]  # one per timed step, warm-up excluded
+    step_resolution_s: float = 0.0  # the unit of step times that were read from a log; 0 if they were measured
+    sustained_step_times_s: tuple[float, ...] = ()  # one per window of a back-to-back run, if requested
     independent: bool = False  # each rank measured its own device, and no rank waited for another
-    of_gang: bool = False  # it describes the whole gang; of several ranks with steps the first one counts
-    is_rate: bool = False  # the steps are unknown and only a rate is: each is that of a number of tokens or samples
-    unranked: str = ""  # why the trial has no speed to rank, such as emulated arithmetic; empty where it has one
-    baseline_step_times_s: tuple[float, ...] = ()  # of each step of the baseline, interleaved with the steps
-    bytes_per_step: float = 0.0  # that one step has to move through the device's memory
-    statistic: str = "median"  # over the steps, of which rates are computed: one of `STATISTICS`
-    flops_per_step: float = 0.0  # that the model or product needs on this rank, without recomputation and emulation
-    hardware_flops_per_step: float = 0.0  # that the device executes, recomputation included; 0 if the same
-    tokens_per_step: int = 0  # that one step trains on, on this rank
-    # The data type of the matrix units, which selects the peak of an MFU; the recipe's name if they ran in several
-    # types, which have no common peak.
+    of_gang: bool = False  # it describes the whole gang; if several ranks have steps, the first one counts
+    is_rate: bool = False  # only a rate is known: each "step" stands for a fixed number of tokens or samples
+    unranked: str = ""  # why the trial has no speed to rank, such as emulated arithmetic; empty if it has one
+    baseline_step_times_s: tuple[float, ...] = ()  # one per step of the baseline, interleaved with the steps
+    bytes_per_step: float = 0.0  # the bytes that one step must move through the device's memory
+    statistic: str = "median"  # the statistic of the steps from which rates are computed: one of `STATISTICS`
+    flops_per_step: float = 0.0  # needed by the model or GEMM on this rank, without recomputation and emulation
+    hardware_flops_per_step: float = 0.0  # executed by the device, including recomputation; 0 if the same
+    tokens_per_step: int = 0  # trained on in one step on this rank
+    # The data type of the matrix units, which selects the peak of an MFU. If they ran in several types, which have no
+    # common peak, it is the recipe's name.
     matrix_dtype: str = ""
-    energy: Energy | None = None  # None on a CPU and where no driver reads the device
-    # Further raw metrics; each name ends in its unit. None of `workloads.api.metrics` is allowed.
+    energy: Energy | None = None  # None on a CPU and if no driver reads the device
+    # Further raw metrics; each name ends in its unit. Names in `workloads.api.metrics` are not allowed.
     metrics: Mapping[str, float] = field(default_factory=dict)
-    machine_info: Mapping[str, Scalar] = field(default_factory=dict)  # what the process read of device and software
-    files: Mapping[str, bytes] = field(default_factory=dict)  # further results by file name, which has no folder
+    machine_info: Mapping[str, Scalar] = field(default_factory=dict)  # what the process read about device and software
+    files: Mapping[str, bytes] = field(default_factory=dict)  # further results by file name, without a folder
 
     def __post_init__(self) -> None:
         if self.statistic not in STATISTICS:
@@ -202,7 +202,7 @@ class Measurement:
         for name in ("tokens_per_step", "flops_per_step", "hardware_flops_per_step", "bytes_per_step"):
             if not 0 <= getattr(self, name) < math.inf:
                 raise ValueError(f"{name}={getattr(self, name)!r}: it must be finite and not negative")
-        # Both may be sums in different orders.
+        # The two may be summed in different orders.
         if 0 < self.hardware_flops_per_step < self.flops_per_step * (1 - 1e-9):
             raise ValueError(
                 f"hardware_flops_per_step={self.hardware_flops_per_step:g} is less than flops_per_step="
@@ -221,37 +221,37 @@ class Measurement:
 class Workload:
     """One kind of trial. Subclass it, set `name`, `Parameters` and `benchmark_version`, and write `run` or `measure`.
 
-    The module that defines a workload must not import torch: the driver imports it. `run` may. By default it calls
-    `measure(parameters, rank)` of the module that `module` names.
+    The module that defines a workload must not import torch, since the driver imports it; `run` may import torch.
+    By default, `run` calls `measure(parameters, rank)` in the module that `module` names.
 
     Attributes:
         name: what `workload.name` in the configuration refers to.
         Parameters: a frozen dataclass of every parameter. A field's type gives its allowed values (`Literal` for
             choices); a field without a default must be given. `field(metadata=…)` adds constraints:
-            `min`, `max` (numbers), `file` (True: the path of an existing file; `.json`: it is one where it ends so),
-            `host_memory` (True: GiB of the node's memory that Ray reserves for the process), `cpu_gib` (a function from
-            a value to the GiB it needs at least without a GPU), `unsupported_reason` (a function from a value and an
-            architecture to why the device does not support it, empty where it does).
-        Settings: a dataclass of the workload's own section of the configuration; None if it has none.
+            `min`, `max` (numbers), `file` (True: the path of an existing file; `.json`: a path only if it ends so),
+            `host_memory` (True: GiB of the node's memory that Ray reserves for the process), `cpu_gib` (a function that
+            returns the minimum GiB that a value needs without a GPU), `unsupported_reason` (a function of a value and
+            an architecture that returns why the device does not support the value, or an empty text).
+        Settings: a dataclass of the workload's own section of the configuration; None if it has no section.
         settings: the settings of this instance; see `with_settings`.
         work: names of the parameters that state what is computed. Results that differ in one of them are never ranked,
-            divided or drawn together, also within one search.
-        ways: names of the parameters that state how it is computed or measured: any of their values may be ranked
-            together. Every other parameter is part of the work where a sweep holds it constant, and counts as
-            "searched" where the sweep searches it.
+            divided or drawn together, not even within one search.
+        ways: names of the parameters that state how it is computed or measured. Results that differ in them may be
+            ranked together. Any other parameter is part of the work if a sweep holds it constant, and counts as
+            "searched" if the sweep searches it.
         benchmark_version: name and version of the measurement method. Results of different versions are not compared.
-        module: the module below the workload's own that measures it and may import torch.
-        min_world_size: the fewest ranks that one trial spans.
-        max_world_size: the most ranks that one trial spans; None for any number.
+        module: the submodule that measures the workload and may import torch.
+        min_world_size: the smallest number of ranks in a trial.
+        max_world_size: the largest number of ranks in a trial; None for no limit.
         is_matmul_ceiling: its best rate is stored as the achieved matmul ceiling of the device.
         exclusive: "node" if another trial on the same node would disturb the measurement.
-        reports_steps: it reports steps while it runs (`Rank.reporter`), can be pruned, and ends itself in time.
+        reports_steps: it reports steps while it runs (`Rank.reporter`), can be pruned, and stops itself at its timeout.
         has_estimates: `estimate` is implemented; only points that it supports are tried, the most promising first.
-        estimates_plans: it has estimates for plans alone, since its trials plan with measured rates.
-        runs_command: its settings are a command's, which the configuration has in the section `command`.
-        finalists: how many of the best trials the finals measure again with one objective, unless `finals.top` is set;
-            0 where a trial takes minutes, or where each point is a result of its own.
-        finals_rounds: how often they measure each, unless `finals.rounds` is set.
+        estimates_plans: it has estimates only for plans, since its trials plan with measured rates.
+        runs_command: its settings are those of a command, in the configuration's section `command`.
+        finalists: the number of best trials that the finals remeasure with one objective, unless `finals.top` is set;
+            0 if a trial takes minutes, or if each point is a result in itself.
+        finals_rounds: how often the finals measure each trial, unless `finals.rounds` is set.
         can_scale: `scale` is implemented; plans and reports project the best point to more devices.
     """
 
@@ -276,14 +276,14 @@ class Workload:
     finals_rounds: ClassVar[int] = 5
 
     def run(self, parameters: Any, rank: Rank) -> Measurement:
-        """Run one trial by `measure` of `module`. Raises Infeasible; other exceptions fail the trial."""
+        """Run one trial with `measure` from `module`. Raises Infeasible; other exceptions fail the trial."""
         measurement: Measurement = import_module(f"{type(self).__module__}.{self.module}").measure(parameters, rank)
         return measurement
 
     def recorded_parameters(self, parameters: Any) -> Mapping[str, Scalar]:
         """Return the values that are recorded with every result of these parameters, defaults included.
 
-        `work` and `ways` name these. Override it to leave out parameters that have no effect beside others, or to add
+        `work` and `ways` name these. Override it to omit parameters that have no effect, given the others, or to add
         settings that state what is computed.
         """
         return {item.name: getattr(parameters, item.name) for item in fields(parameters)}
@@ -296,19 +296,19 @@ class Workload:
         raise NotImplementedError
 
     def find_band(self, parameters: Any, machine: Machine) -> tuple[float, str]:
-        """Return half the width of the band of estimates, as a share of a step's time, and what it rests on."""
+        """Return half the width of the band of estimates, as a share of the step time, and the basis of the band."""
         raise NotImplementedError
 
     def list_candidates(
         self, dimensions: Mapping[str, Sequence[Scalar]], constants: Mapping[str, Scalar], machine: Machine
     ) -> Iterator[Candidate]:
-        """Yield every point of a space with its estimate. Override it where a rule excludes many points at once."""
+        """Yield every point of a space with its estimate. Override it if a rule excludes many points at once."""
         for values in product(*dimensions.values()):
             point = dict(zip(dimensions, values, strict=True))
             yield Candidate(point, self.estimate(self.Parameters(**constants, **point), machine))
 
     def try_out(self, parameters: Any) -> str:
-        """Run a program until its first steps and return what is read of them. Raises ProgramFailed."""
+        """Run a program until its first steps and return what was read from them. Raises ProgramFailed."""
         raise NotImplementedError
 
     def preview(self, parameters: Any, machine: Machine) -> str:
@@ -316,9 +316,9 @@ class Workload:
         return ""
 
     def program_files(self, parameters: Any, rank: Rank, folder: str) -> Mapping[str, str]:
-        """Return files that run these parameters without this project, by name. `folder` is where they will lie."""
+        """Return files, by name, that run these parameters without this project. They will be in `folder`."""
         return {}
 
     def scale(self, parameters: Any, factor: int) -> Any:
-        """Return the parameters for `factor` times the devices, with a batch that grows likewise."""
+        """Return the parameters for `factor` times the devices, with the batch scaled by the same factor."""
         raise NotImplementedError

@@ -2,11 +2,11 @@
 
 
 class UserInputError(Exception):
-    """Invalid input. Its message is all that is shown: it names the key and what is allowed. The exit code is 2."""
+    """Invalid input. Only the message is shown: it names the key and the allowed values. The exit code is 2."""
 
 
 def describe_os_error(error: OSError) -> str:
-    """Return the reason of a system error and the file it concerns."""
+    """Return the reason for a system error and the file that it concerns."""
     return f"{error.strerror or error}{f' ({error.filename})' if error.filename else ''}"
 
 
@@ -14,7 +14,7 @@ def message_of(error: BaseException) -> str:
     """Return an error's message; empty if it has none, or none that it can return."""
     try:
         return str(error).strip()
-    except Exception:  # of its own __str__
+    except Exception:  # raised by the error's own __str__
         return ""
 
 

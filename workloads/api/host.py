@@ -1,4 +1,4 @@
-"""This machine's properties and state, read without torch."""
+"""Read this machine's properties and state, without torch."""
 
 import contextlib
 import os
@@ -16,17 +16,17 @@ from workloads.api.gpus import Gpu, GpuIdentity, nvidia, open_gpus
 
 PACKAGES = (
     *("torch", "ray", "nvidia-nccl-cu12", "nvidia-nccl-cu13", "triton"),
-    *("flash-attn-4", "flash-attn", "amd-aiter", "quack-kernels"),  # kernels of attention and products
+    *("flash-attn-4", "flash-attn", "amd-aiter", "quack-kernels"),  # attention kernels and GEMMs
 )
-# The kernel's names (x86 and ARM) of the matrix and vector instructions that multiply each number format.
+# The Linux kernel's names (x86 and ARM) for the matrix and vector instructions that multiply each number format.
 CPU_FORMATS = {"bf16": {"avx512_bf16", "amx_bf16", "bf16"}, "fp16": {"avx512_fp16", "amx_fp16", "asimdhp"}}
-# Parameters of the kernel's command line that concern memory, PCI, GPUs and clocks. Others are left out: some hold
-# passwords, addresses or serial numbers.
+# Parameters of the kernel's command line that affect memory, PCI, GPUs and clocks. Others are omitted, because some
+# contain passwords, addresses or serial numbers.
 KERNEL_PARAMETERS = {
     *("iommu", "amd_iommu", "intel_iommu", "numa_balancing", "pci", "hugepages", "transparent_hugepage", "amdgpu"),
     *("nvidia", "mitigations", "isolcpus", "nohz_full", "processor", "intel_idle", "amd_pstate", "cpuidle"),
 }
-# Counters of network cards and ports that rise by an error or a retry. Those of "cqe" rise where a queue is closed.
+# Counters of network cards and ports that rise with an error or a retry. "cqe" counters also rise if a queue closes.
 NETWORK_ERRORS = re.compile(r"(?!.*cqe).*(err|retr|link_downed|out_of_sequence|oos_drop)")
 
 
@@ -38,18 +38,18 @@ def version_of(package: str) -> str:
 
 
 def cpu_name() -> str:
-    """Return the processor's name as the kernel reports it, else its architecture."""
+    """Return the processor's name as the kernel reports it, or else its architecture."""
     return _cpuinfo("model name") or platform.processor() or platform.machine()
 
 
 def cpu_architecture() -> str:
-    """Return `cpu` and the 16-bit formats that it has instructions for, as `workloads.api.recipes` reads them."""
+    """Return `cpu` and the 16-bit formats that it has instructions for, as in `workloads.api.recipes`."""
     flags = set((_cpuinfo("flags") or _cpuinfo("Features")).split())
     return " ".join(["cpu", *(name for name, instructions in CPU_FORMATS.items() if flags & instructions)])
 
 
 def _cpuinfo(key: str, proc: Path = Path("/proc")) -> str:
-    """Return the first processor's entry; empty if there is none. Reading those of all processors may take long."""
+    """Return the first processor's entry; empty if there is none. Reading all processors' entries may take long."""
     with contextlib.suppress(OSError), open(proc / "cpuinfo") as lines:
         for line in lines:
             name, _, value = line.partition(":")
@@ -66,7 +66,7 @@ def _read(path: Path) -> str:
 
 
 def memory_bytes() -> int:
-    """Return the total memory in bytes of this machine or of the container that limits this process."""
+    """Return the total memory, in bytes, of this machine or of the container that limits this process."""
     limits = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
     with contextlib.suppress(OSError, ValueError):  # "max" means that there is no limit
         limits.append(int(Path("/sys/fs/cgroup/memory.max").read_text()))
@@ -74,7 +74,7 @@ def memory_bytes() -> int:
 
 
 def available_memory_bytes() -> int:
-    """Return the available memory in bytes of this machine or of this process's container; 2**63 - 1 if unknown."""
+    """Return the available memory, in bytes, of this machine or this process's container; 2**63 - 1 if unknown."""
     available = [2**63 - 1]
     with contextlib.suppress(OSError, ValueError, StopIteration):
         lines = Path("/proc/meminfo").read_text().splitlines()
@@ -89,7 +89,7 @@ def available_memory_bytes() -> int:
 
 
 def node_activity() -> dict[str, Scalar]:
-    """Return this machine's load average over the last minute, and the number of other processes on its GPUs."""
+    """Return this machine's load average over the last minute and the number of other processes on its GPUs."""
     activity: dict[str, Scalar] = {"node_load": round(os.getloadavg()[0], 1)}
     with open_gpus() as gpus:
         processes = [ids for gpu in gpus if (ids := gpu.process_ids()) is not None]
@@ -104,7 +104,7 @@ def gpu_identities() -> tuple[GpuIdentity, ...]:
 
 
 def gpus_used_gib() -> tuple[float, ...]:
-    """Return the GiB in use of each GPU, in the order of CUDA's or HIP's numbers; 0 where it is not reported."""
+    """Return the GiB in use on each GPU, in the order of CUDA's or HIP's numbers; 0 if a GPU does not report it."""
     with open_gpus() as gpus:
         return tuple(gpu.used_gib() or 0.0 for gpu in gpus)
 
@@ -112,7 +112,7 @@ def gpus_used_gib() -> tuple[float, ...]:
 def read_node_state(folder: str) -> dict[str, Any]:
     """Return this node's versions, kernel settings, memory, disk space, and each GPU's clocks, power limit and errors.
 
-    All values are plain. `folder` is the results directory, whose disk's free space is reported.
+    All values are plain. The free disk space is that of `folder`, the results directory.
     """
     results, shared = Path(folder), Path("/dev/shm")
     with open_gpus() as opened:
@@ -134,7 +134,7 @@ def read_node_state(folder: str) -> dict[str, Any]:
 
 
 class NodeWatch:
-    """Reads this node's state, with the XID errors of its GPUs since this object was made."""
+    """Reads this node's state and the XID errors of its GPUs since this object was created."""
 
     def __init__(self) -> None:
         self._xid_watch = nvidia.XidWatch()
@@ -171,7 +171,7 @@ def read_network_errors(sys: Path = Path("/sys")) -> dict[str, int]:
 
 
 def describe_gpu(gpu: Gpu) -> dict[str, Any]:
-    """Return what the driver reports of a GPU, its limits, errors, links and processes: plain values, without gaps."""
+    """Return the driver's data on a GPU, its limits, errors, links and processes, as plain values without None."""
     identity = gpu.identity
     values = asdict(identity)
     if identity.responds:
@@ -182,19 +182,19 @@ def describe_gpu(gpu: Gpu) -> dict[str, Any]:
 
 
 def count_local_cores(numa_node: int | None, sys: Path = Path("/sys")) -> int | None:
-    """Return how many of the cores that this process may use are on a NUMA node; None if that is unknown."""
+    """Return the number of cores on a NUMA node that this process may use, or None if that is unknown."""
     here = parse_numbers(_read(sys / f"devices/system/node/node{numa_node}/cpulist"))
     return len(here & os.sched_getaffinity(0)) if here else None
 
 
 def parse_numbers(text: str) -> set[int]:
-    """Return the numbers of a list as the kernel writes it, such as `0-3,8`."""
+    """Return the numbers in a list that is written as the kernel writes it, such as `0-3,8`."""
     ranges = [part.partition("-") for part in text.strip().split(",") if part]
     return {number for first, _, last in ranges for number in range(int(first), int(last or first) + 1)}
 
 
 def read_kernel(proc: Path = Path("/proc")) -> dict[str, Any]:
-    """Return the Linux kernel's release and settings that affect GPUs; `is_guest`: the machine is virtual."""
+    """Return the Linux kernel's release and the settings that affect GPUs. `is_guest` marks a virtual machine."""
     words = _read(proc / "cmdline").split()
     settings = {
         "release": platform.release(),

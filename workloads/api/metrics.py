@@ -1,8 +1,8 @@
 """Every metric of a trial: its unit, label and direction, what it is derived from, and what it needs.
 
-A new metric is one row of `metrics.toml`, and its formula in `sweeper/metrics/derivation.py` where it is derived. The
-rows are read by tables, plots, objectives and limits, the checks before a sweep and docs/reference/metrics.md. A
-workload may report metrics that have no row: they are shown under their names.
+A new metric is one row in `metrics.toml`, plus a formula in `sweeper/metrics/derivation.py` if it is derived. Tables,
+plots, objectives, limits, the checks before a sweep and docs/reference/metrics.md use the rows. A workload may also
+report metrics that have no row; they are shown under their names.
 """
 
 import tomllib
@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
-# The largest relative difference that does not count between points of a front: rounds of one seed cannot show it.
-# By default a thousandth: the last of the four digits that tables show, and 2 MiB, the step of an allocator, of 2 GiB.
+# The largest relative difference between points of a front that does not count: rounds of one seed cannot resolve it.
+# The default is a thousandth: the last of the four digits in tables, and an allocator's step of 2 MiB out of 2 GiB.
 RESOLUTION = 0.001
-SUFFIXES = ("_p10", "_p90", "_ci_low", "_ci_high", "_per_gpu")  # of spread and interval before `_per_gpu`
+SUFFIXES = ("_p10", "_p90", "_ci_low", "_ci_high", "_per_gpu")  # of spreads and intervals, before `_per_gpu`
 
 
 class Need(StrEnum):
@@ -33,22 +33,22 @@ class Metric:
     """A metric of a trial."""
 
     name: str
-    # of the displayed value; empty for a number without one and for fractions that are displayed as such
+    # The unit of the displayed value; empty if it has none, and for fractions that are displayed as such.
     unit: str = ""
-    label: str = ""  # the head of its column; empty: tables show it only as an objective, under its name
-    # how it is better, maximize or minimize; empty: neither is better, as of a clock or a dimension
+    label: str = ""  # the column heading; if empty, tables show the metric only as an objective, under its name
+    # "maximize" or "minimize"; empty if neither is better, as for a clock or a dimension.
     direction: str = ""
-    factor: float = 1.0  # from the stored value to the displayed one
+    factor: float = 1.0  # from the stored value to the displayed value
     resolution: float = RESOLUTION  # the largest relative difference between two points of a front that does not count
-    source: str = ""  # what of a measurement it is derived from; empty: the workload reports it
+    source: str = ""  # the part of a measurement from which it is derived; empty if the workload reports it
     needs: Need | None = None
-    # its place among the metrics that results are ranked by, the first that a trial has; 0: not one of them
+    # Its place among the metrics that rank results, of which the first that a trial has is used; 0 if not one of them.
     speed: int = 0
-    is_rate: bool = False  # at equal work it is proportional to the speed
+    is_rate: bool = False  # proportional to the speed, for equal work
 
     @property
     def heading(self) -> str:
-        """The head of its column: the label with the unit, else the name, which has the unit in it."""
+        """The column heading: the label with the unit, or else the name, which contains the unit."""
         return f"{self.label} {self.unit}".strip() if self.label else self.name
 
 
@@ -59,7 +59,7 @@ METRICS = {
     for name, row in tomllib.loads(Path(__file__).with_name("metrics.toml").read_text()).items()
 }
 ROWS = tuple(METRICS.values())
-# Units of other metrics, such as a function's objective, by the ends of their names.
+# Units of other metrics, such as a function's objective, by the endings of their names.
 ENDINGS = {
     "_per_s": "/s",
     "_gb_s": "GB/s",
@@ -78,7 +78,7 @@ def get_metric(name: str) -> Metric:
 
 
 def find_source(name: str) -> str:
-    """Return what a derived metric is computed from, also its spread and interval; empty for any other metric."""
+    """Return the source of a derived metric or of its spread and interval; empty for any other metric."""
     for suffix in SUFFIXES:
         name = name.removesuffix(suffix)
     return get_metric(name).source

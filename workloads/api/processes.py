@@ -3,9 +3,9 @@
     python processes.py MARK SESSION FOLDER  waits for the end of its standard input, then terminates the marked
                                              processes and removes FOLDER, the program's output
 
-A process is marked if its environment contains MARK. Children inherit it, also those in a session of their own whose
-parent has ended. A process is also marked if it is in the program's session, whatever happened to its environment. The
-file is run by an interpreter without site packages, so it imports only the standard library.
+A process is marked if its environment contains MARK. Children inherit the mark, even if they have their own session and
+their parent has ended. A process is also marked if it is in the program's session, whatever its environment contains.
+An interpreter without site packages runs this file, so it imports only the standard library.
 """
 
 import ctypes
@@ -22,11 +22,11 @@ from contextlib import suppress
 from pathlib import Path
 
 GRACE_S = 5.0  # between SIGTERM and SIGKILL
-# A child that another thread starts belongs to its `Popen` only once that has its number.
+# A child that another thread starts can be matched to its `Popen` only once the `Popen` has the process id.
 BEING_STARTED_S = 0.05
 PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h, since Linux 3.4
-# Part of the command lines of processes that serve this one until it ends: the guard of a program, which ends by
-# itself, and the helpers of `multiprocessing` and of joblib, which no object holds.
+# Parts of the command lines of processes that serve this one until it ends: a program's guard, which ends by itself,
+# and the helpers of `multiprocessing` and joblib, to which no object refers.
 SERVING = (__file__, "resource_tracker", "forkserver")
 
 
@@ -39,7 +39,7 @@ def terminate(find: Callable[[], set[int]]) -> None:
             alive = find()
             if not alive:
                 return
-            for pid in alive - signalled:  # also processes that were started meanwhile
+            for pid in alive - signalled:  # includes processes that were started in the meantime
                 with suppress(ProcessLookupError, PermissionError):
                     os.kill(pid, signum)
             signalled |= alive
@@ -47,7 +47,7 @@ def terminate(find: Callable[[], set[int]]) -> None:
 
 
 def find_marked(mark: str, session: int) -> set[int]:
-    """Return the marked processes, except those that have ended and were not reaped."""
+    """Return the marked processes, except zombies."""
     pids = set()
     for entry in Path("/proc").iterdir():
         with suppress(OSError):
@@ -60,10 +60,10 @@ def find_marked(mark: str, session: int) -> set[int]:
 
 
 class Orphans:
-    """The processes that trials leave behind, as daemons do: descendants of this process whose own parent has ended.
+    """The processes that trials leave behind, such as daemons: descendants of this process whose parent has ended.
 
-    They become children of this process, which is made a subreaper: a process can leave its session and process group
-    and drop the mark, but not this. Children that an object in this process refers to are kept.
+    They become children of this process, which makes itself a subreaper: a process can leave its session and process
+    group and drop the mark, but it cannot avoid this. Children to which an object in this process refers are kept.
     """
 
     def __init__(self) -> None:
@@ -72,8 +72,8 @@ class Orphans:
         self._kept = _children()
 
     def end(self) -> list[str]:
-        """Terminate what was left since the last call, and reap it. Returns the command lines of those that were
-        running."""
+        """Terminate and reap the processes that were left since the last call. Return the command lines of those that
+        were running."""
         left: dict[int, str] = {}
 
         def find() -> set[int]:
@@ -95,7 +95,7 @@ class Orphans:
             return new & left.keys() & _children()
 
         terminate(find)
-        self._kept &= _children()  # numbers are used again
+        self._kept &= _children()  # process ids are reused
         return list(left.values())
 
 
@@ -114,7 +114,7 @@ def _command(pid: int) -> str:
 
 
 if __name__ == "__main__":
-    if os.fork():  # a worker is killed with its children, and this process has to outlive it
+    if os.fork():  # a worker is killed together with its children, and this process has to outlive the worker
         os._exit(0)
     os.setsid()
     sys.stdin.read()

@@ -1,7 +1,7 @@
-"""Workloads by name. A configuration can run these and nothing else.
+"""Find workloads by name. A configuration can run these workloads and nothing else.
 
-Every `Workload` subclass with a `name` that a package of `workloads/` defines is discovered. Other distributions
-register theirs as an entry point in the group `sweeper.workloads`.
+Every `Workload` subclass with a `name` in a package of `workloads/` is discovered. Other distributions register their
+workloads as entry points in the group `sweeper.workloads`.
 """
 
 import pkgutil
@@ -17,13 +17,13 @@ GROUP = "sweeper.workloads"
 
 
 def names() -> list[str]:
-    """Return the names of all workloads, sorted. Raises ValueError if two packages define one of the same name."""
+    """Return the names of all workloads, sorted. Raises ValueError if two packages define the same name."""
     return sorted({**_built_in(), **_registered()})
 
 
 @cache
 def load(name: str) -> Workload:
-    """Return the workload of that name. Raises KeyError if there is none, ValueError as `names` does."""
+    """Return the workload with that name. Raises KeyError if there is none, and ValueError like `names`."""
     registered = _registered()
     if name in registered:
         workload: Workload = registered[name].load()()
@@ -32,7 +32,7 @@ def load(name: str) -> Workload:
 
 
 def unknown_reason(name: str) -> str:
-    """Return the message for a name that no workload has."""
+    """Return the error message for a name that no workload has."""
     suggestion = suggest(name, names())
     installed = f" Install the package that registers it in {GROUP}: pip install -e ."
     return f"unknown workload. {suggestion}{'' if 'Did you mean' in suggestion else installed}"
@@ -50,7 +50,7 @@ def _built_in() -> dict[str, type[Workload]]:
         for value in vars(import_module(f"workloads.{package}")).values():
             if not (isinstance(value, type) and issubclass(value, Workload) and value.name):
                 continue
-            # A package may import another one's class: the same class again is no second definition.
+            # A package may import another package's class, so finding the same class again is not a second definition.
             if classes.setdefault(value.name, value) is not value:
                 raise _duplicate(value.name, _path(classes[value.name]), _path(value))
     return classes

@@ -1,4 +1,4 @@
-"""Report the steps of a trial that this process runs, and end the trial after a step."""
+"""Report the steps of a trial in this process, and end the trial after a step if requested."""
 
 import time
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ class StepReports:
         self._step, self._started_s = 0, time.monotonic()
 
     def report(self, metrics: Mapping[str, float]) -> Exception | None:
-        """Report that a step has ended. Returns what the trial has to end by, Pruned or TrialTimeout; None to go on."""
+        """Report a finished step. Return the exception that must end the trial (Pruned or TrialTimeout), or None."""
         self._step += 1
         reporter, timeout_s = self._rank.reporter, self._rank.timeout_s
         if reporter and reporter.report(self._step, metrics):
@@ -26,7 +26,7 @@ class StepReports:
     def report_training(
         self, step_time_s: float, tokens: int, flops_per_token: float, peak_bytes: int, loss: float
     ) -> Exception | None:
-        """Report a step of training on `tokens`, as `report`. `peak_bytes`: of a GPU's memory; 0 on a CPU."""
+        """Report a training step on `tokens`, like `report`. `peak_bytes` is the peak GPU memory, or 0 on a CPU."""
         memory = {"peak_device_gib": peak_bytes / 2**30} if peak_bytes else {}
         rate = tokens / step_time_s
         return self.report({"tokens_per_s": rate, "tflops": rate * flops_per_token / 1e12, **memory, "loss": loss})

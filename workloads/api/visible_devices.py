@@ -1,9 +1,9 @@
-"""The environment variables that choose the GPUs of a process, and how those of AMD's GPUs relate to each other.
+"""Handle the environment variables that select a process's GPUs, of which AMD has several.
 
-ROCm's runtime applies ROCR_VISIBLE_DEVICES first. HIP then counts HIP_VISIBLE_DEVICES, or without it
-CUDA_VISIBLE_DEVICES, among the GPUs that are left, and ignores an index that is out of range with all that follow it
+ROCm's runtime applies ROCR_VISIBLE_DEVICES first. HIP then selects from the remaining GPUs by HIP_VISIBLE_DEVICES, or
+by CUDA_VISIBLE_DEVICES if the former is not set, and ignores an index that is out of range and all that follow it
 (ROCm's documentation, "GPU isolation techniques"; `Device::init` in clr's rocdevice.cpp; `_parse_visible_devices` in
-torch/cuda/__init__.py). Ray reads HIP_VISIBLE_DEVICES alone, and refuses ROCR_VISIBLE_DEVICES without it
+torch/cuda/__init__.py). Ray reads only HIP_VISIBLE_DEVICES, and rejects ROCR_VISIBLE_DEVICES without it
 (ray/_private/accelerators/amd_gpu.py).
 """
 
@@ -13,7 +13,7 @@ ROCR, HIP, CUDA = "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_D
 
 
 def unify(environment: MutableMapping[str, str]) -> None:
-    """Name the GPUs of a machine without NVIDIA's in HIP_VISIBLE_DEVICES, where Ray reads them on import."""
+    """On a machine without NVIDIA GPUs, set HIP_VISIBLE_DEVICES, which Ray reads on import."""
     rocr = environment.pop(ROCR, None)
     chosen = environment.get(HIP, environment.get(CUDA))
     if rocr is not None:
@@ -24,9 +24,9 @@ def unify(environment: MutableMapping[str, str]) -> None:
 
 
 def settle(environment: MutableMapping[str, str], variable: str) -> None:
-    """Let the variables of both vendors choose the same GPUs, those of `variable`, which Ray sets for a worker.
+    """Make the variables of both vendors select the GPUs in `variable`, which Ray sets for a worker.
 
-    A site may export all GPUs of a node in the other one, and programs differ in which they read first.
+    A site may export all GPUs of a node in the other variable, and programs differ in which one they read first.
     """
     if variable == CUDA:
         environment.pop(ROCR, None)
@@ -36,7 +36,7 @@ def settle(environment: MutableMapping[str, str], variable: str) -> None:
 
 
 def select(available: str, chosen: str) -> str:
-    """Return the GPUs of `available` whose index or UUID is in `chosen`; all of them if both lists are the same."""
+    """Return the GPUs in `available` whose index or UUID is in `chosen`, or all of them if both lists are the same."""
     devices, selected = available.split(","), []
     if sorted(devices) == sorted(chosen.split(",")):
         return available
@@ -50,9 +50,9 @@ def select(available: str, chosen: str) -> str:
 
 
 def restrict_program(environment: Mapping[str, str], devices: str) -> dict[str, str]:
-    """Return the variables that leave a program `devices`, in place of those of this worker's `environment`.
+    """Return the variables that restrict a program to `devices`, to replace those in this worker's `environment`.
 
-    On AMD, where the worker has HIP_VISIBLE_DEVICES, ROCR_VISIBLE_DEVICES chooses them and HIP_VISIBLE_DEVICES is
+    On AMD, where the worker has HIP_VISIBLE_DEVICES, ROCR_VISIBLE_DEVICES selects the GPUs and HIP_VISIBLE_DEVICES is
     0, 1, …: a trainer that resets the latter to its first GPUs still gets these. NVIDIA's driver has only one variable.
     """
     if not devices:

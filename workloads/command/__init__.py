@@ -15,36 +15,36 @@ from workloads.estimator.estimate import find_band
 from workloads.layouts.trainers import TRAINERS
 from workloads.models.model import TRAINED_MODELS
 
-METRIC_NAME = re.compile(r"[\w.-]+", re.ASCII)  # MLflow refuses others
-STEP_TIME_UNITS_S = {"step_time_s": 1.0, "step_time_ms": 1e-3}  # the metrics of a step's time, and their units
+METRIC_NAME = re.compile(r"[\w.-]+", re.ASCII)  # MLflow rejects other names
+STEP_TIME_UNITS_S = {"step_time_s": 1.0, "step_time_ms": 1e-3}  # the step time metrics, and their units
 
 
 @dataclass(frozen=True)
 class CommandSettings:
     """The command and the format of its log.
 
-    Every text is a template with {placeholders}: the names of parameters, and those of `template.PLACEHOLDERS`.
+    Every text is a template with {placeholders}: the names of parameters, and the names in `template.PLACEHOLDERS`.
 
     Attributes:
-        run: the words of the command line; one text is run by a shell, with each value quoted.
-        options: further words, by a parameter's name and then its value.
-        start: one process for each "gpu", or one for each "node", as torchrun is started.
-        environment: variables of the program.
+        run: the command line as a list of arguments, or one text that a shell runs, with each value quoted.
+        options: further arguments, by a parameter's name and then its value.
+        start: one process for each "gpu", or one for each "node", as with torchrun.
+        environment: environment variables for the program.
         files: files written to {output} before the start, by name: a text, or a mapping in the format of the name.
-        directory: where the program is started.
+        directory: the directory in which the program is started.
         log: a regular expression with one group for each metric; if empty, the formats of `workloads.formats.logs`.
-        global_batch: sequences of a step, where the log does not have them.
-        sequence_length: tokens of a sequence, where the log does not have them.
-        model: the model that the program trains; with a known one there are TFLOP/s and an MFU.
-        dtype: data type of the program's matrix products, or the name of its recipe.
+        global_batch: sequences per step, if they are not in the log.
+        sequence_length: tokens per sequence, if they are not in the log.
+        model: the model that the program trains; a known model gives TFLOP/s and an MFU.
+        dtype: the data type of the program's GEMMs, or the name of its recipe.
         warmup: steps that are not measured.
         steps: measured steps, after which the program is terminated.
-        silence_s: a program that prints nothing for so long is terminated.
-        claims: what becomes of a trial whose program claims a speed that its own steps contradict: "mark", complete
-            but not ranked, or "fail".
+        silence_s: seconds without output after which the program is terminated.
+        claims: what happens to a trial whose program claims a speed that its own steps contradict: "mark" (complete
+            but not ranked) or "fail".
         layout: values of `workloads.layouts.layout.Layout` by the names of its fields, and `compiled` and `state`
-            of `workloads.layouts.layout.Job`: only valid layouts are tried.
-        trainer: whose rules, memory and efficiency the estimates of layouts have: a key of the planner's trainers. If
+            of `workloads.layouts.layout.Job`. Only valid layouts are tried.
+        trainer: the planner's trainer whose rules, memory and efficiency are used for the estimates of layouts. If
             empty, speed is estimated as for this project's trainer, and memory is not estimated.
     """
 
@@ -100,7 +100,7 @@ class CommandSettings:
 
     @property
     def parameter_names(self) -> list[str]:
-        """The parameters of the command: the placeholders in its templates and the names of its options."""
+        """The command's parameters: the placeholders in its templates and the names of its options."""
         return sorted((find_placeholders(self._templates) | set(self.options)) - set(PLACEHOLDERS))
 
     @property
@@ -122,21 +122,21 @@ class Command(Workload):
     finals_rounds = 3
     runs_command = True
     work = ("model", "sequence_length", "global_batch", "dtype")
-    settings: CommandSettings  # of what `with_settings` returns
+    settings: CommandSettings  # set by `with_settings`
 
     def with_settings(self, settings: CommandSettings) -> Command:
-        """Return the workload of this command. Its parameters are the names in the command's templates."""
+        """Return the workload for this command. Its parameters are the names in the command's templates."""
         command = LayoutCommand() if settings.layout else Command()
         command.settings = settings
         parameters = [(name, Any) for name in settings.parameter_names]
         command.Parameters = make_dataclass("CommandParameters", parameters, frozen=True)
         # Programs that train the same model on the same batch do the same work, however they are configured. Without
-        # a model nothing but the command states what is computed.
+        # a model, only the command states what is computed.
         command.ways = ("warmup", "steps", *([*settings.parameter_names, "command"] if settings.model else []))
         return command
 
     def recorded_parameters(self, parameters: Any) -> Mapping[str, Scalar]:
-        """Return the parameters of the command with the settings that state what it computes."""
+        """Return the command's parameters and the settings that state what it computes."""
         values, settings = vars(parameters), self.settings
         command = settings.run if isinstance(settings.run, str) else shlex.join(settings.run)
         filled = {name: f"{{{name}}}" for name in PLACEHOLDERS} | values

@@ -1,4 +1,4 @@
-"""The energy of a program: of all of the trial's GPUs on this node, from its last warm-up step to its last step."""
+"""Measure a program's energy: of all the trial's GPUs on this node, from its last warm-up step to its last step."""
 
 from __future__ import annotations
 
@@ -12,14 +12,15 @@ from workloads.api.contract import Energy, Rank
 from workloads.api.gpus import Gpu, open_gpus
 from workloads.api.gpus.energy import EnergySample, energy_between
 
-# A reading waits for this share of the time so far: an hour needs about 8,000 of them, and the error stays as small.
+# The wait before a reading, as a share of the time so far: an hour needs about 8,000 readings, and the relative error
+# does not grow.
 INTERVAL_SHARE = 1e-3
 
 
 class EnergyMeter:
-    """Reads the GPUs while a program runs. It reads none on a CPU, and none where a gang spans several nodes.
+    """Reads the GPUs while a program runs. It reads nothing on a CPU or if a gang spans several nodes.
 
-    Each of several programs of a node reads all of the gang's GPUs there, since the first one with steps counts.
+    Each of several programs on a node reads all of the gang's GPUs there, since the first one with steps counts.
     """
 
     def __init__(self, rank: Rank) -> None:
@@ -42,7 +43,7 @@ class EnergyMeter:
         self._drivers.close()
 
     def mark_step(self, number: int) -> None:
-        """Record that a step has ended; `number` counts the measured ones from 1, and is 0 for the last warm-up."""
+        """Record that a step has ended. `number` counts measured steps from 1, and is 0 for the last warm-up step."""
         if number < 0 or not self._gpus:
             return
         self._ended_s = time.perf_counter()
@@ -64,10 +65,10 @@ class EnergyMeter:
                 return
 
     def energy(self, step_time_s: float) -> Energy | None:
-        """Return the energy of all GPUs over the measured steps, which take this long by the program's own clock.
+        """Return the energy of all GPUs over the measured steps, each `step_time_s` long by the program's own clock.
 
-        Lines of steps are printed with varying delay, and perhaps only for every tenth step: the power is measured
-        between them, and the number of steps follows from their printed time.
+        The lines of steps are printed with varying delay, and perhaps only for every tenth step. The power is therefore
+        measured between them, and the number of steps is derived from their printed time.
         """
         if self._rank.node_devices and self._rank.nodes > 1:
             return Energy(missing=f"the program runs on {self._rank.nodes} nodes; only those of one node are read")
@@ -78,14 +79,14 @@ class EnergyMeter:
 
 
 def select_gpus(gpus: Sequence[Gpu], devices: str) -> list[Gpu]:
-    """Return the GPUs that a list as in CUDA_VISIBLE_DEVICES names by number or UUID; none if one is not there."""
+    """Return the GPUs in a list such as CUDA_VISIBLE_DEVICES, by number or UUID; none if one of them is missing."""
     names = devices.split(",")
     chosen = [gpu for name in names for gpu in gpus if name in (str(gpu.identity.number), gpu.identity.uuid)]
     return chosen if len(chosen) == len(names) else []
 
 
 def add_energies(energies: Sequence[Energy | None]) -> Energy | None:
-    """Return the sum over devices with one window; of those with a reason why there is none the first reason."""
+    """Return the sum over devices for one window, or the first reason why a device has no energy."""
     known = [energy for energy in energies if energy]
     if not known or len(known) < len(energies):
         return None

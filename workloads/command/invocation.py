@@ -1,4 +1,4 @@
-"""The command of one rank with its values filled in: its words, variables and files, and a script that runs them."""
+"""Build the command of one rank: its arguments, environment variables and files, and a script that runs them."""
 
 import math
 import os
@@ -16,10 +16,10 @@ from workloads.command import CommandSettings
 from workloads.command.template import fill, fill_all, format_value, render
 
 COMMAND_FILE = "command.txt"
-# The names of a trial's own files: a rendered file with one of them is kept as rendered_….
+# The names of a trial's own files. A rendered file with one of these names is kept as rendered_….
 TRIAL_FILES = (COMMAND_FILE, "log.txt", "last_lines.txt", "trial.json")
 SCRIPT = "run.sh"
-# Values that differ between the processes of a program: the variable of each, and its default.
+# Values that differ between the processes of a program, with the variable of each and its default.
 OF_EACH_NODE = {
     "node_rank": ("NODE_RANK", "0"),
     "master_address": ("MASTER_ADDR", "127.0.0.1"),
@@ -31,28 +31,28 @@ OF_EACH_NODE = {
 class Invocation:
     """A command as one rank runs it."""
 
-    arguments: list[str] | str  # the words of the command line; a text is run by a shell
-    environment: Mapping[str, str]  # variables in addition to those of this process
+    arguments: list[str] | str  # of the command line; a shell runs a text
+    environment: Mapping[str, str]  # variables in addition to this process's own
     directory: Path
     files: Mapping[str, str]  # the texts of the files in {output}, by name
 
     def mask(self, text: str) -> str:
-        """Return the text without secrets: also without those of the command line and of all variables."""
+        """Return the text without secrets, including those in the command line and in all variables."""
         try:
             words = shlex.split(self.arguments) if isinstance(self.arguments, str) else self.arguments
-        except ValueError:  # a quote is open
+        except ValueError:  # a quote is not closed
             words = str(self.arguments).split()
         return mask(text, secret_values(words, {**os.environ, **self.environment}))
 
     def describe(self) -> str:
-        """Return the command as a shell runs it, secrets masked."""
+        """Return the command as a shell line, with secrets masked."""
         variables = [f"{name}={shlex.quote(value)}" for name, value in sorted(masked(dict(self.environment)).items())]
         words = ["/bin/sh", "-c", self.arguments] if isinstance(self.arguments, str) else self.arguments
         lines = [f"cd {shlex.quote(str(self.directory))} &&", *variables, shlex.join(masked(words))]
         return self.mask(" \\\n".join(lines))
 
     def kept_files(self) -> dict[str, bytes]:
-        """Return the command and the rendered files as they are kept with the trial, secrets masked."""
+        """Return the command and the rendered files as they are kept with the trial, with secrets masked."""
         kept = {COMMAND_FILE: f"{self.describe()}\n".encode()}
         for name, text in self.files.items():
             kept[f"rendered_{name}" if name in TRIAL_FILES else name] = self.mask(text).encode()
@@ -66,10 +66,10 @@ def build_invocation(
     output: str,
     replaced: Mapping[str, str] | None = None,
 ) -> Invocation:
-    """Fill the settings' templates for one rank, with `output` the folder of the files.
+    """Fill in the settings' templates for one rank, where `output` is the folder of the files.
 
-    `replaced` has values of placeholders instead of the rank's. Raises Infeasible if a parameter has a value for which
-    `options` has no words.
+    The values in `replaced` override the rank's placeholders. Raises Infeasible if a parameter has a value for which
+    `options` has no arguments.
     """
     values = {**parameters, **placeholder_values(settings, parameters, rank, output), **(replaced or {})}
     if isinstance(settings.run, str):
@@ -81,7 +81,7 @@ def build_invocation(
                 raise Infeasible(f"{name}={value}: command.options.{name} has {', '.join(options)}")
             words += map(str, options[value])
         arguments = [fill(word, values) for word in words]
-    # The variables of torch.distributed for a program per GPU; of one per node, the gang's visible devices.
+    # The variables of torch.distributed for a program per GPU, or the gang's visible devices for a program per node.
     address = {"MASTER_ADDR": values["master_address"], "MASTER_PORT": values["master_port"]}
     variables = {name: format_value(value) for name, value in address.items()} | {"PYTHONUNBUFFERED": "1"}
     if settings.start == "gpu":
@@ -100,7 +100,7 @@ def build_invocation(
 def placeholder_values(
     settings: CommandSettings, parameters: Mapping[str, Scalar], rank: Rank, output: str
 ) -> dict[str, Scalar]:
-    """Return the values of `template.PLACEHOLDERS`; `pipeline_batch` only where the layout has a batch."""
+    """Return the values of `template.PLACEHOLDERS`; `pipeline_batch` only if the layout has a batch."""
     host, _, port = rank.rendezvous.rpartition(":")
     values: dict[str, Scalar] = {
         "rank": rank.rank,
@@ -117,8 +117,8 @@ def placeholder_values(
     layout = fill_all(settings.layout, {**parameters, **values})
     if "micro_batch" not in layout:
         return values
-    # torchtitan splits the sequences that a data parallel rank takes at once into a pipeline's micro-batches, so that
-    # they fill it once: torchtitan/distributed/pipeline_parallel.py.
+    # torchtitan splits the sequences that a data-parallel rank receives at once into micro-batches that fill the
+    # pipeline once: torchtitan/distributed/pipeline_parallel.py.
     batch = int(layout["micro_batch"])
     if int(layout.get("pp", 1)) > 1:
         per_copy = math.prod(int(layout.get(degree, 1)) for degree in ("tp", "pp", "cp"))
@@ -132,8 +132,8 @@ def program_files(
 ) -> dict[str, str]:
     """Return a shell script that runs the program without this project, and the rendered files. Secrets are masked.
 
-    `rank` is the first one of the trial, and `folder` is where the files will lie, which is {output} in their texts.
-    Raises Infeasible as `build_invocation`.
+    `rank` is the trial's first rank. `folder` is where the files will be, and replaces {output} in their texts.
+    Raises Infeasible like `build_invocation`.
     """
     differing, lines = {}, ["#!/bin/sh"]
     if settings.start == "gpu" and rank.world_size > 1:

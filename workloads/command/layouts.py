@@ -1,4 +1,4 @@
-"""A command's layout as a job of the planner, with the rules of the trainer that the command runs. No torch."""
+"""Convert a command's layout to a planner job, with the rules of the trainer that the command runs. No torch."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ if TYPE_CHECKING:
 
 SETTABLE_FIELDS = (*(name for name in LAYOUT_FIELDS if name != "layers_per_stage"), "compiled", "state")
 COUNTS = (*DEGREES, "ep", "stages_per_rank", "micro_batch", "global_batch")
-# The planner's names of what programs call differently. Megatron-LM and NeMo train in fp8 with delayed scales unless
-# told otherwise.
+# The planner's names for formats that programs name differently. In fp8, Megatron-LM and NeMo use delayed scales by
+# default.
 PRECISION_NAMES = {"fp8_hybrid": "fp8_te_delayed", **DTYPES}
 
 
 def estimate_layout(settings: CommandSettings, values: Mapping[str, Any], machine: Machine) -> Estimate:
-    """Check the rules of a layout, and estimate its speed and the memory of a known trainer."""
+    """Check a layout's rules, and estimate its speed and, for a known trainer, its memory."""
     try:
         job = read_job(settings, values, machine)
     except (KeyError, ValueError, TypeError) as error:
         return Estimate(f"is not a layout: {error}", "the parameters are a layout", description=str(dict(values)))
     description, topology = describe(job.layout), machine.cluster.topology
-    # A node is a domain at least.
+    # A domain has at least the size of a node.
     topology = replace(topology, gpus_per_domain=max(topology.gpus_per_domain, machine.ranks_per_node))
     cluster = replace(machine.cluster, topology=topology, gpus=machine.world_size)
     if violation := find_violation(job, cluster, COMMON_RULES):
@@ -58,15 +58,15 @@ def estimate_layout(settings: CommandSettings, values: Mapping[str, Any], machin
 def read_job(settings: CommandSettings, values: Mapping[str, Any], machine: Machine) -> Job:
     """Return the job that a command trains with these parameters. Raises ValueError if a value is not allowed.
 
-    Ranks that no degree names are sharded data parallel, or copies where dp_shard is named. A data type that the
-    planner has no recipe for is estimated as bf16.
+    Ranks that the given degrees leave over become dp_shard, or dp_replicate if dp_shard is given. A data type for which
+    the planner has no recipe is estimated as bf16.
     """
     name, device = settings.trainer or OWN, machine.cluster.device
     trainer, model = find_trainer(name), MODELS[fill(settings.model, values)]
     given = {"global_batch": int(fill(settings.global_batch, values)), **fill_all(settings.layout, values)}
     if given.get("checkpointing") == "selective":
-        # torchtitan 0.2.2 checkpoints every second layer (activation_checkpoint.selective_ac_option), Megatron-LM the
-        # core of attention (--recompute-granularity).
+        # torchtitan 0.2.2 checkpoints every second layer (activation_checkpoint.selective_ac_option), and Megatron-LM
+        # checkpoints the attention core (--recompute-granularity).
         if name == "torchtitan":
             given |= {"checkpointing": "full", "checkpointed_layers": model.layers // 2}
         elif trainer.core == "megatron":

@@ -37,27 +37,27 @@ from workloads.formats.rate_lines import CommonLogReader
 from workloads.models.flops import model_flops_per_token
 from workloads.models.model import MODELS
 
-# A training loss that is not a number, as trainers print it: `lm loss: NAN |`, `loss:      nan`, `'loss': nan`,
-# `train_loss=-inf`. The loss of an evaluation does not end the training.
+# A training loss that is not finite, as trainers print it: `lm loss: NAN |`, `loss:      nan`, `'loss': nan`,
+# `train_loss=-inf`. An evaluation loss does not end the training.
 _BAD_LOSS = re.compile(
     r"(?<![\w-])(?<!eval )(?<!val )(?<!test )(?<!validation )"
     r"(?:reduced_train_|train(?:ing)?[_ ])?loss['\"]?(?:\s*[:=]\s*|\s+)(?:tensor\()?[-+]?(nan|inf(?:inity)?)\b",
     re.IGNORECASE,
 )
-FIRST_STEPS = 3  # that a plan shows
-RATE_UNIT = 1000  # tokens or samples that stand for a step where the log has nothing but their rate
+FIRST_STEPS = 3  # shown by a plan
+RATE_UNIT = 1000  # tokens or samples that stand for a step if the log has only their rate
 SAMPLES = "samples_per_s"
 STEP_NAMES = ("global_step", "step", "iteration", "iter")
 _STEP_NUMBER = re.compile(rf"(?<!/)(?<!per )\b(?:{'|'.join(STEP_NAMES)})['\"]?[\s:=]{{1,12}}(\d+)", re.IGNORECASE)
 
 
 def measure(settings: CommandSettings, parameters: Mapping[str, Scalar], rank: Rank) -> Measurement:
-    """Run the program on this rank, or nothing where another rank of this node runs it.
+    """Run the program on this rank, or do nothing if another rank on this node runs it.
 
     Raises:
-        Infeasible: the ranks are not spread evenly over the nodes, or a value of the settings is not allowed.
+        Infeasible: the ranks are not spread evenly over the nodes, or a value in the settings is not allowed.
         OutOfMemory, ProgramFailed, TrialTimeout: see `Program.run`; ProgramFailed also if the program could not be
-            started, or printed no step after warm-up. All have the program's output (`ProgramOutput`).
+            started, or printed no step after warm-up. All carry the program's output (`ProgramOutput`).
         Pruned: other trials were better at the same step.
     """
     if settings.start == "node":
@@ -75,9 +75,9 @@ def measure(settings: CommandSettings, parameters: Mapping[str, Scalar], rank: R
 
 
 def read_first_steps(settings: CommandSettings, parameters: Mapping[str, Scalar]) -> str:
-    """Run the program on this machine until its first steps, and return a line for each with what was read from it.
+    """Run the program on this machine until its first steps, and return a line for each with the values read from it.
 
-    Raises ProgramFailed, with the reason below these lines and the program's last ones, if it ends before.
+    If the program ends earlier, raises ProgramFailed with these lines, the program's last lines and the reason.
     """
     steps = _FirstSteps()
     try:
@@ -122,7 +122,7 @@ def _measure_program(
     def stop_on_line(line: str) -> bool:
         nonlocal number
         if step := log.feed(line):
-            number = max(step.number, number + 1)  # a program that was started again counts from 0
+            number = max(step.number, number + 1)  # a restarted program counts from 0
             meter.mark_step(len(log.steps) - settings.warmup)
             _check_work(work, log, rank)
             if reporter and reporter.report(number, work.with_rate(step, log.reported_config)):
@@ -130,7 +130,7 @@ def _measure_program(
         if len(log.steps) < settings.warmup + settings.steps:
             return False
         if reporter:
-            reporter.finish()  # before the program is terminated, which other ranks may take for a failure
+            reporter.finish()  # before the program is terminated, because other ranks may see that as a failure
         return True
 
     def should_stop() -> bool:
@@ -233,8 +233,8 @@ def _build_measurement(
 
 
 def _time_steps(samples: Mapping[str, list[float]], tokens: int, batch: int) -> tuple[list[float], int, bool]:
-    """Return the times of steps, the tokens of a step, and whether only a rate is known, not the steps. `tokens` and
-    `batch` are those of a step as far as they are known, else 0. A printed rate then replaces them."""
+    """Return the step times, the tokens per step, and whether only a rate is known, not the steps. `tokens` and
+    `batch` are those of a step if known, or else 0; a printed rate then replaces them."""
     times_s, rates, samples_per_s = (
         [value for value in samples.get(name, ()) if value > 0] for name in ("step_time_s", "tokens_per_s", SAMPLES)
     )
@@ -262,7 +262,7 @@ class RegexLogReader:
     _resolution_s: float = 0.0  # of the last step's time
 
     def feed(self, line: str) -> Step | None:
-        read = set[int]()  # where metrics begin, which are not the step's number
+        read = set[int]()  # the positions of metrics, which are not the step's number
         for name, expression in self.expressions.items():
             try:
                 match = re.search(expression, line)
@@ -295,7 +295,7 @@ class ProgramLog:
 
     @property
     def reported_config(self) -> dict[str, Scalar]:
-        """The printed configuration, with the last of several values of one name."""
+        """The printed configuration. If a name has several values, the last one is used."""
         return {name: values[-1] for name, values in self.config.values.items()} | self.reader.reported_config
 
     def feed(self, line: str) -> Step | None:
@@ -311,7 +311,7 @@ class ProgramLog:
         match = _BAD_LOSS.search(line)
         loss = float(match[1]) if match else step.metrics.get("loss", 0.0) if step else 0.0
         if not math.isfinite(loss):
-            # The number of the known format, else a printed one, else that of the steps so far.
+            # The number from a known format, else a printed number, else the number of steps so far.
             number = step.number if step else len(self.steps) + 1
             printed = _STEP_NUMBER.search(line)
             if printed and not (step and isinstance(self.reader, LogReader)):

@@ -135,8 +135,8 @@ class LogReader:
         return step
 
     def _select(self, row: LogFormat) -> bool:
-        """Return whether a step's line is the log's trainer's. The first one is, and those of its family. If a trainer
-        runs on DeepSpeed, the steps that DeepSpeed prints itself do not count."""
+        """Return whether a step's line is from the log's trainer: the program of the first such line, or its family.
+        If a trainer runs on DeepSpeed, the steps that DeepSpeed prints itself do not count."""
         known = self.format
         if known and known.log_family != row.log_family:
             if not known.is_library or row.is_library:
@@ -145,7 +145,7 @@ class LogReader:
             self._last = self._second_last = -1
             self._clock = None
             known = None
-        # A general line does not take the place of a program's own, such as Primus's below Megatron-LM's.
+        # A general format does not replace a program's own, such as that of Primus, which runs Megatron-LM.
         if known is None or FORMATS.index(row) < FORMATS.index(known):
             self.format, self.kind = row, row.program
         if self._pending:

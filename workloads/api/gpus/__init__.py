@@ -1,7 +1,7 @@
-"""The GPUs of this machine as their driver reports them: NVIDIA's through NVML, AMD's through AMD SMI.
+"""Read the state of this machine's GPUs from their driver: NVIDIA's through NVML, AMD's through AMD SMI.
 
-What they report is in the same terms for every vendor, and None where a driver does not report it. The drivers' modules
-are imported only where there is a driver.
+The values have the same meaning for every vendor, and are None if a driver does not report them. A vendor's module is
+imported only if its driver is present.
 """
 
 from collections.abc import Iterator, Mapping
@@ -14,33 +14,33 @@ Vendor = Literal["nvidia", "amd"]
 
 @dataclass(frozen=True)
 class GpuIdentity:
-    """What a GPU is. It does not change while the machine is up."""
+    """The identity of a GPU, which does not change while the machine is up."""
 
-    number: int  # for CUDA or HIP where all GPUs are visible
+    number: int  # the index in CUDA or HIP if all GPUs are visible
     vendor: Vendor
     name: str = ""  # the driver's name; empty if the GPU does not respond
     device_id: str | None = None  # PCI device id, such as 0x74a1
-    architecture: str | None = None  # as `workloads.api.recipes` reads it, such as sm90 or gfx942
-    uuid: str | None = None  # of an AMD GPU its serial number
-    # domain:bus:device.function. The partitions of a GPU differ in the function only, or not at all.
+    architecture: str | None = None  # in the form that `workloads.api.recipes` reads, such as sm90 or gfx942
+    uuid: str | None = None  # for an AMD GPU, its serial number
+    # domain:bus:device.function. The partitions of a GPU differ only in the function, or not at all.
     pci_address: str | None = None
     memory_gib: float | None = None  # all memory of the GPU, or of its partition
     compute_units: int | None = None  # streaming multiprocessors or compute units
     compute_partition: str | None = None  # how an Instinct is divided, such as SPX (undivided) or CPX
     memory_partition: str | None = None  # such as NPS1 or NPS4
-    numa_node: int | None = None  # of the host
-    driver: str | None = None  # version
-    firmware: str | None = None  # version of its BIOS
+    numa_node: int | None = None  # the host's NUMA node
+    driver: str | None = None  # the driver version
+    firmware: str | None = None  # the version of its BIOS
 
     @property
     def responds(self) -> bool:
-        """Return whether the driver can read the GPU: one that fell off the bus has only a number."""
+        """Return whether the driver can read the GPU. A GPU that fell off the bus has only a number."""
         return bool(self.name)
 
 
 @dataclass(frozen=True)
 class GpuLimits:
-    """The limits that are set on a GPU, and their defaults. The clock is that of the streaming multiprocessors."""
+    """The limits set on a GPU, and their defaults. The clock is that of the streaming multiprocessors."""
 
     power_limit_w: float | None = None
     power_default_w: float | None = None
@@ -51,37 +51,37 @@ class GpuLimits:
 
 @dataclass(frozen=True)
 class GpuErrors:
-    """Errors are counted since the GPU was made (NVIDIA) or since the driver was loaded (AMD)."""
+    """The error counts of a GPU since it was made (NVIDIA) or since the driver was loaded (AMD)."""
 
-    ecc: bool | None = None  # error correction is on
+    ecc: bool | None = None  # whether error correction is on
     uncorrected_errors: int | None = None
     corrected_errors: int | None = None
-    retired_pages: int | None = None  # of memory, or rows of it, that are no longer used because of errors
+    retired_pages: int | None = None  # memory pages or rows that are no longer used because of errors
     pcie_replays: int | None = None  # packets that were sent again
 
 
 @dataclass(frozen=True)
 class GpuLinks:
-    """The link to the host and those to other GPUs. Generations are the highest: the current one falls when idle."""
+    """The links to the host and to other GPUs. Generations are the highest: the current one falls when idle."""
 
     pcie_width: int | None = None
     pcie_width_max: int | None = None
-    pcie_generation: int | None = None  # of the GPU in this machine
-    pcie_generation_max: int | None = None  # of the GPU
-    links: int | None = None  # NVLinks that are there
-    links_down: int | None = None  # of these, that are not active
+    pcie_generation: int | None = None  # the highest for the GPU in this machine
+    pcie_generation_max: int | None = None  # the highest that the GPU supports
+    links: int | None = None  # the number of NVLinks
+    links_down: int | None = None  # the number of inactive NVLinks
 
 
 @dataclass(frozen=True)
 class GpuReading:
-    clock_mhz: float | None = None  # of the streaming multiprocessors; of an AMD GPU the mean of its dies
+    clock_mhz: float | None = None  # of the streaming multiprocessors; for an AMD GPU, the mean of its dies
     power_w: float | None = None
-    # A counter of the energy that this device alone has drawn, from any start; it never decreases. None if there is
-    # none, or if it is of several devices together.
+    # The counter of the energy that this device alone has drawn. Its start is arbitrary, and it never decreases. None
+    # if there is no counter, or if it covers several devices.
     energy_j: float | None = None
-    temperature_c: float | None = None  # of the hottest spot where the GPU reports it, else of the die
+    temperature_c: float | None = None  # of the hottest spot if the GPU reports it, else of the die
     memory_clock_mhz: float | None = None
-    # By reason for a lower clock a counter that never decreases. The reason was in force between two readings if its
+    # A counter, which never decreases, for each reason for a lower clock. A reason applied between two readings if its
     # counter rose. None if the GPU does not report reasons.
     slowdowns: Mapping[str, int] | None = None
 
@@ -97,7 +97,7 @@ TAINTING_SLOWDOWNS = {
 class Gpu(Protocol):
     """One GPU of this machine."""
 
-    interval_s: float  # to wait between two readings, so that reading costs little
+    interval_s: float  # the wait between two readings, so that reading costs little
 
     @property
     def identity(self) -> GpuIdentity: ...
@@ -106,7 +106,7 @@ class Gpu(Protocol):
         """Return the memory in use by all processes."""
 
     def process_ids(self) -> set[int] | None:
-        """Return the processes that compute on the GPU."""
+        """Return the ids of the processes that compute on the GPU."""
 
     def limits(self) -> GpuLimits: ...
 
@@ -119,7 +119,7 @@ class Gpu(Protocol):
 
 @contextmanager
 def open_gpus() -> Iterator[list[Gpu]]:
-    """Yield the GPUs in CUDA's or HIP's order, none without a driver. Their methods work only within the block."""
+    """Yield the GPUs in CUDA's or HIP's order, or none without a driver. Their methods work only within the block."""
     from workloads.api.gpus import amd, nvidia
 
     with nvidia.open_gpus() as nvidia_gpus:

@@ -1,4 +1,4 @@
-"""AMD GPUs through AMD SMI, the Python package `amdsmi` that comes with ROCm.
+"""Read AMD GPUs through AMD SMI, the Python package `amdsmi` that comes with ROCm.
 
 Fields and units: ROCm/amdsmi, py-interface/README.md and amdsmi_interface.py. Every function may raise, and every value
 may be "N/A", especially on virtual functions.
@@ -16,7 +16,7 @@ from typing import Any
 from workloads.api import visible_devices
 from workloads.api.gpus import GpuErrors, GpuIdentity, GpuLimits, GpuLinks, GpuReading
 
-# How long the GPU has been slowed down for each reason, by their names here. `throttle_status` is N/A on an MI300X.
+# The time for which the GPU was slowed down, by AMD's reason and our name. `throttle_status` is N/A on an MI300X.
 SLOWDOWNS = {
     "power_cap": "ppt_residency_acc",
     "processor_hot": "prochot_residency_acc",
@@ -25,11 +25,11 @@ SLOWDOWNS = {
     "memory_thermal": "hbm_thm_residency_acc",
 }
 MIB_PER_GIB = 1024
-# Several devices are one package, which alone has an energy counter: a die of an MI250X, and a partition of an Instinct
-# that is not whole.
+# Several devices may share a package, and only the package has an energy counter: the dies of an MI250X, and the
+# partitions of a divided Instinct.
 DIVIDED_PACKAGE = re.compile("MI250")
 WHOLE = ("SPX", None)
-MIN_MICROWATTS = 1e5  # power caps are in microwatts, in some releases in watts; no GPU draws 100 kW
+MIN_MICROWATTS = 1e5  # power caps are in microwatts, but in watts in some releases; no GPU draws 100 kW
 
 
 def open_gpus() -> list[AmdGpu]:
@@ -37,7 +37,7 @@ def open_gpus() -> list[AmdGpu]:
     module = load_amdsmi()
     if module is None:
         return []
-    try:  # AMD SMI stays open: it does not count how often it was opened, and torch and Ray use it in this process
+    try:  # AMD SMI is never closed: it does not count openings, and torch and Ray use it in this process too
         module.amdsmi_init()
         handles = module.amdsmi_get_processor_handles()
     except module.AmdSmiException:
@@ -49,7 +49,7 @@ def open_gpus() -> list[AmdGpu]:
 def load_amdsmi() -> ModuleType | None:
     try:
         import amdsmi
-    except Exception:  # without ROCm's library not ImportError alone: the package on the index raises KeyError
+    except Exception:  # not only ImportError: without ROCm's library, the package from PyPI raises KeyError
         return None
     return amdsmi
 
@@ -70,7 +70,7 @@ class AmdGpu:
         units = _number(asic.get("num_compute_units"))
         numa_node = _number(self._call("amdsmi_topo_get_numa_node_number"))
         return GpuIdentity(
-            # AMD SMI lists GPUs by PCI address, HIP by a number of its own; releases before ROCm 6.4 do not report it.
+            # AMD SMI lists GPUs by PCI address, HIP by its own numbers, which are reported since ROCm 6.4.
             number=self._index if number is None else int(number),
             vendor="amd",
             name=(_text(asic.get("market_name")) or "AMD GPU") if asic else "",
@@ -144,9 +144,9 @@ class AmdGpu:
         )
 
     def _energy_j(self) -> float | None:
-        """Return the device's energy counter; None where it is of a whole package that has several devices. A count
-        times the resolution is microjoules (py-interface/README.md, amdsmi_get_energy_count). Before ROCm 6.4 the field
-        is called `power`. Guests have none."""
+        """Return the device's energy counter, or None if it covers a whole package with several devices. The count
+        times the resolution is in microjoules (py-interface/README.md, amdsmi_get_energy_count). Before ROCm 6.4, the
+        field is called `power`. Virtual machines have no counter."""
         if self.identity.compute_partition not in WHOLE or DIVIDED_PACKAGE.search(self.identity.name):
             return None
         fields = self._fields("amdsmi_get_energy_count")
@@ -155,10 +155,10 @@ class AmdGpu:
         return count * resolution_uj / 1e6 if count and resolution_uj else None
 
     def _call(self, function: str, *arguments: Any) -> Any:
-        """Return what a function of AMD SMI returns of this GPU; None if it raises or the release lacks it."""
+        """Call a function of AMD SMI for this GPU. Return None if it raises or the release lacks it."""
         try:
             return getattr(self._module, function)(self._handle, *arguments)
-        except Exception:  # its own, or ctypes' where the library is older than the package
+        except Exception:  # AMD SMI's own, or one of ctypes if the library is older than the package
             return None
 
     def _fields(self, function: str, *arguments: Any) -> Mapping[str, Any]:
@@ -175,7 +175,7 @@ def _number(value: Any) -> float | None:
 
 
 def _numbers(values: Any) -> list[float]:
-    """Return the numbers above zero of a list; a unit that is absent or asleep reports N/A or zero."""
+    """Return the numbers above zero in a list; a unit that is absent or asleep reports N/A or zero."""
     return [number for value in (values if isinstance(values, list) else []) if (number := _number(value))]
 
 
@@ -187,7 +187,7 @@ def _watts(power: Any) -> float | None:
 
 
 def visible_numbers(environment: Mapping[str, str]) -> list[int] | None:
-    """Return HIP's numbers of the GPUs that a process with this environment sees; None if it sees all, or by UUID."""
+    """Return HIP's numbers of the GPUs that this environment makes visible; None if it is all, or a list of UUIDs."""
     variables = dict(environment)
     visible_devices.unify(variables)
     numbers = variables.get(visible_devices.HIP, "").split(",")

@@ -1,10 +1,10 @@
-"""Derive the energy that a GPU drew in a window of time from its readings.
+"""Derive the energy that a GPU drew in a time window from readings of its counters.
 
-NVML counts millijoules and documents no interval at which the counter changes; PETSc states 20 to 100 ms for newer GPUs
-(PetscLogGpuEnergyMeter), and Zeus reads 0 J in windows shorter than that (ml-energy/zeus, `approx_instant_energy`).
-The difference of two readings is therefore wrong by up to two of these intervals. Here the counter's own changes within
-the window are used: its rise from the first to the last of them over the time between them is the mean power, and that
-times the window is the energy. Left is the interval between two readings, 20 ms.
+NVML counts millijoules and does not document how often the counter changes. PETSc states 20 to 100 ms for newer GPUs
+(PetscLogGpuEnergyMeter), and Zeus reads 0 J in shorter windows (ml-energy/zeus, `approx_instant_energy`). A difference
+of two readings is therefore wrong by up to two such intervals. This module uses the changes of the counter within the
+window: the rise from the first to the last change, divided by the time between them, is the mean power, and the energy
+is that power times the window. The remaining error is the interval between two readings, 20 ms.
 """
 
 import statistics
@@ -14,19 +14,19 @@ from itertools import pairwise
 
 from workloads.api.contract import Energy
 
-# The shortest windows by source. A second of a counter that changes every 100 ms has nine changes, of which each of the
-# outer ones is up to 20 ms late: an error of at most 2.5%. NVML's power is a mean over about the last second.
+# The shortest windows by source. A counter that changes every 100 ms changes nine times in a second, and the first and
+# last change are each up to 20 ms late: an error of at most 2.5%. NVML's power is a mean over about the last second.
 SHORTEST_S = {"counter": 1.0, "power": 5.0}
 FEWEST_CHANGES = 8
 FEWEST_READINGS = 20
-# The counter of some AMD GPUs counts something else (ml-energy/zeus compares it with the power before it is used). A
-# counter that differs from the sampled power by more than this factor is not believed.
+# On some AMD GPUs, the counter counts something else (ml-energy/zeus compares it with the power before using it). A
+# counter is not used if it differs from the sampled power by more than this factor.
 LARGEST_FACTOR = 2.0
 
 
 @dataclass(frozen=True)
 class EnergySample:
-    """A reading at a time of the host's monotonic clock. What the device does not report is None."""
+    """A reading, with the time on the host's monotonic clock. Values that the device does not report are None."""
 
     at_s: float
     energy_j: float | None
@@ -34,7 +34,7 @@ class EnergySample:
 
 
 def energy_between(samples: Sequence[EnergySample], start_s: float, end_s: float, steps: float) -> Energy | None:
-    """Return the energy of a window of `steps`, or why it is not known; None if the device reports nothing."""
+    """Return the energy of a window of `steps`, or why it is unknown; None if the device reports nothing."""
     seconds = end_s - start_s
     inside = [sample for sample in samples if start_s <= sample.at_s <= end_s]
     has_counter = any(sample.energy_j is not None for sample in samples)
@@ -42,7 +42,7 @@ def energy_between(samples: Sequence[EnergySample], start_s: float, end_s: float
     if not has_counter and all(sample.power_w is None for sample in samples):
         return None
     counter_w, missing = _power_of_counter(inside, seconds) if has_counter else (0.0, "")
-    # The power in the window's second half is free of what was before.
+    # The power in the second half of the window is unaffected by what ran before.
     power_w = statistics.mean(powers_w[len(powers_w) // 2 :]) if len(powers_w) > 1 else counter_w
     if counter_w and power_w / LARGEST_FACTOR <= counter_w <= power_w * LARGEST_FACTOR:
         return Energy(counter_w * seconds, seconds, steps, "counter")
@@ -54,7 +54,7 @@ def energy_between(samples: Sequence[EnergySample], start_s: float, end_s: float
 
 
 def _power_of_counter(inside: Sequence[EnergySample], seconds: float) -> tuple[float, str]:
-    """Return the mean power between the counter's first and last change, or 0 and why it is not known."""
+    """Return the mean power between the counter's first and last change, or 0 and why it is unknown."""
     if seconds < SHORTEST_S["counter"]:
         return 0.0, _describe_short(seconds, "counter")
     known = [(sample.at_s, sample.energy_j) for sample in inside if sample.energy_j is not None]

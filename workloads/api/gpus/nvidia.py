@@ -1,4 +1,4 @@
-"""NVIDIA GPUs through NVML."""
+"""Read NVIDIA GPUs through NVML."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 from workloads.api.gpus import GpuErrors, GpuIdentity, GpuLimits, GpuLinks, GpuReading
 
-# NVML's reasons for a lower clock, by their names here.
+# NVML's reasons for a lower clock, with our names for them.
 SLOWDOWNS = {
     "software_power_cap": "nvmlClocksEventReasonSwPowerCap",
     "software_thermal": "nvmlClocksEventReasonSwThermalSlowdown",
@@ -41,10 +41,10 @@ def open_gpus() -> Iterator[list[NvidiaGpu]]:
 
 
 class NvidiaGpu:
-    """A GPU that NVML reads (`workloads.api.gpus.Gpu`). Its power is a mean over about a second, its clock an instant
-    value.
+    """A GPU that NVML reads (`workloads.api.gpus.Gpu`). Its power is a mean over about a second, and its clock an
+    instantaneous value.
 
-    A GPU that no longer responds, such as one that has fallen off the bus, has a number only.
+    A GPU that no longer responds, such as one that has fallen off the bus, has only a number.
     """
 
     interval_s = 0.02
@@ -58,7 +58,7 @@ class NvidiaGpu:
             self._handle = handle
 
     def _get(self, function: str, *arguments: Any) -> Any:
-        """Return what NVML returns; None if it does not report it, as for some values of virtual or consumer GPUs."""
+        """Call NVML. Return None if the value is not reported, as with some values of virtual or consumer GPUs."""
         try:
             return getattr(self._nvml, f"nvmlDeviceGet{function}")(self._handle, *arguments)
         except self._nvml.NVMLError:
@@ -71,7 +71,7 @@ class NvidiaGpu:
             return GpuIdentity(self._number, "nvidia")
         pci, capability, memory = self._get("PciInfo"), self._get("CudaComputeCapability"), self._get("MemoryInfo")
         address = f"{pci.domain:04x}:{pci.bus:02x}:{pci.device:02x}.0" if pci else None
-        numa_node, driver = -1, None  # -1 is what the kernel says on a machine that has one node
+        numa_node, driver = -1, None  # the kernel reports -1 on a machine that has one node
         with contextlib.suppress(OSError, ValueError):
             numa_node = int(Path("/sys/bus/pci/devices", address or "", "numa_node").read_text())
         with contextlib.suppress(nvml.NVMLError):
@@ -114,7 +114,7 @@ class NvidiaGpu:
         ecc, nvml = self._get("EccMode"), self._nvml
         kinds = nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, nvml.NVML_MEMORY_ERROR_TYPE_CORRECTED
         uncorrected, corrected = (self._get("TotalEccErrors", kind, nvml.NVML_AGGREGATE_ECC) for kind in kinds)
-        rows = self._get("RemappedRows")  # after correctable and uncorrectable errors, whether more wait, and a failure
+        rows = self._get("RemappedRows")  # for correctable and uncorrectable errors, pending ones, and a failure
         return GpuErrors(
             ecc=bool(ecc[0]) if ecc else None,
             uncorrected_errors=uncorrected,
@@ -131,16 +131,16 @@ class NvidiaGpu:
             pcie_width_max=self._get("MaxPcieLinkWidth"),
             pcie_generation=self._get("MaxPcieLinkGeneration"),
             pcie_generation_max=self._get("GpuMaxPcieLinkGeneration"),
-            # All are inactive on a machine that has no NVLink bridge or switch.
+            # All links are inactive on a machine without an NVLink bridge or switch.
             links=len(known) if any(known) else None,
             links_down=known.count(0) if any(known) else None,
         )
 
     def read(self) -> GpuReading:
         nvml = self._nvml
-        power_mw, energy_mj = self._get("PowerUsage"), self._get("TotalEnergyConsumption")  # energy from Volta on
+        power_mw, energy_mj = self._get("PowerUsage"), self._get("TotalEnergyConsumption")  # energy: since Volta
         bits = self._get("CurrentClocksEventReasons")
-        if bits is not None:  # momentary, so the counter counts the readings that had the reason
+        if bits is not None:  # reasons are momentary, so the counter counts the readings that have the reason
             self._slowdowns.update(name for name, constant in SLOWDOWNS.items() if bits & getattr(nvml, constant))
         return GpuReading(
             clock_mhz=self._get("ClockInfo", nvml.NVML_CLOCK_SM),
@@ -153,7 +153,7 @@ class NvidiaGpu:
 
 
 class XidWatch:
-    """Collects the XID errors of this machine's GPUs from its creation on; none without a driver that reports them."""
+    """Collects the XID errors of this machine's GPUs since its creation, if a driver reports them."""
 
     def __init__(self) -> None:
         import pynvml
@@ -167,8 +167,8 @@ class XidWatch:
                 pynvml.nvmlDeviceRegisterEvents(handle, pynvml.nvmlEventTypeXidCriticalError, self._events)
 
     def read(self) -> dict[int, list[int]]:
-        """Return the errors since the creation by the GPU's number, without those of programs."""
-        with contextlib.suppress(self._nvml.NVMLError):  # a timeout, if nothing is left
+        """Return the errors since the creation, by GPU number, without errors that programs cause."""
+        with contextlib.suppress(self._nvml.NVMLError):  # a timeout if there are no more events
             while self._events is not None:
                 event = self._nvml.nvmlEventSetWait_v2(self._events, 0)
                 if event.eventData not in PROGRAM_XIDS:
