@@ -12,8 +12,7 @@ from workloads.api.contract import Energy, Rank
 from workloads.api.gpus import Gpu, open_gpus
 from workloads.api.gpus.energy import EnergySample, energy_between
 
-# The wait before a reading, as a share of the time so far: an hour needs about 8,000 readings, and the relative error
-# does not grow.
+# The wait before a reading, as a share of the time so far: an hour needs about 8,000 readings, at the same accuracy.
 INTERVAL_SHARE = 1e-3
 
 
