@@ -1,6 +1,6 @@
 """Find out which parts of a sweep's code a node has.
 
-Ray sends this module by value (`shipping.request_probe`), so a node can respond without our code. The module therefore
+Ray sends this module by value (`cluster._request_description`), so a node can respond without our code. The module therefore
 imports only the standard library.
 """
 
