@@ -1,4 +1,4 @@
-"""`workload=attention`: the rate of one attention, softmax(Q·Kᵀ)·V, forward or backward, by one kernel."""
+"""`workload=attention`: the rate of one attention kernel for softmax(Q·Kᵀ)·V, forward or backward."""
 
 from dataclasses import dataclass, field
 from typing import Literal
@@ -15,21 +15,21 @@ class AttentionParameters:
     """Parameters of one attention over sequences of equal length.
 
     Attributes:
-        sequence_length: queries, and keys, of a sequence.
-        batch: sequences.
-        heads: heads of the queries.
-        kv_heads: heads of keys and values, each shared by as many heads of queries (grouped-query attention).
-        head_size: of a head.
-        causal: a query attends to its own key and earlier ones alone.
-        mode: the pass that is timed: forward as in training, with what the backward pass needs, or backward.
+        sequence_length: the number of queries, and of keys, in a sequence.
+        batch: the number of sequences.
+        heads: the number of query heads.
+        kv_heads: heads of keys and values, each shared by the same number of query heads (grouped-query attention).
+        head_size: the number of features of a head.
+        causal: a query attends only to its own key and earlier ones.
+        mode: the timed pass: forward as in training, which keeps what the backward pass needs, or backward.
         dtype: data type of queries, keys and values.
         kernel: `flash` (FlashAttention 2), `cudnn`, `efficient` (CUTLASS) and `math` (not fused: it stores all scores)
-            are the back ends of PyTorch's scaled_dot_product_attention; `flash4` is FlashAttention 4 in the place of
-            its own; on AMD GPUs `aotriton`, `ck` and `aotriton_efficient` are those of PyTorch, `aiter` and
-            `flash_attn` are packages. On a CPU there are `flash` and `math`.
+            are the back ends of PyTorch's scaled_dot_product_attention; `flash4` is FlashAttention 4, which replaces
+            PyTorch's flash kernel. On AMD GPUs, `aotriton`, `ck` and `aotriton_efficient` are PyTorch's back ends, and
+            `aiter` and `flash_attn` are packages. On a CPU, there are `flash` and `math`.
         statistic: median of the repeats, each with the last-level cache flushed before it (cold) or not (warm).
         warmup: calls that are not timed.
-        repeats: timed readings, each of one call; of several where a call with a warm cache is short.
+        repeats: timed readings, each of one call, or of several calls if they are short and the cache is warm.
         sustained_s: if above 0, the pass also runs back to back for this many seconds once the clocks have settled.
         seed: seed of the random inputs.
     """

@@ -1,8 +1,8 @@
-"""What kernels of attention there are on a device, and what they compute. No torch.
+"""The attention kernels of a device, and what they support. No torch.
 
 The rules are those of PyTorch 2.11 to 2.13 (aten/src/ATen/native/transformers/cuda/sdp_utils.cpp,
-torch/nn/attention/_fa4.py) and of the packages' own lists of GPUs. What else a kernel refuses of a shape PyTorch says
-before anything is timed, see `workloads.attention.run`.
+torch/nn/attention/_fa4.py) and of the packages' own lists of GPUs. If a kernel rejects a shape for any other reason,
+PyTorch reports it before anything is timed, see `workloads.attention.run`.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ KernelName = Literal[
 
 @dataclass(frozen=True)
 class KernelRule:
-    """Where a kernel exists, and how PyTorch is made to run it."""
+    """The devices on which a kernel exists, and the way to make PyTorch run it."""
 
-    architectures: str  # a regular expression of them
-    needs: str = ""  # what others lack
-    dtypes: Sequence[str] = ("bf16", "fp16")  # that it computes on a GPU
-    backend: str = ""  # of scaled_dot_product_attention; empty for a package that is called by itself
-    rocm_library: str = ""  # that PyTorch is to prefer
+    architectures: str  # a regular expression
+    needs: str = ""  # what other architectures lack
+    dtypes: Sequence[str] = ("bf16", "fp16")  # supported on a GPU
+    backend: str = ""  # of scaled_dot_product_attention; empty for a package that is called directly
+    rocm_library: str = ""  # the library that PyTorch should prefer
 
 
 _SM80 = r"sm(8\d|9\d|1\d\d)"  # and later
@@ -40,7 +40,7 @@ KERNELS: dict[str, KernelRule] = {
 
 
 def unsupported_kernel_reason(kernel: str, architecture: str) -> str:
-    """Return why a device has no such kernel; empty if it has. `architecture` is as in `workloads.api.recipes`."""
+    """Return why a device has no such kernel; empty if it does. `architecture` is as in `workloads.api.recipes`."""
     base = re.split(r"[ :]", architecture)[0]
     rule = KERNELS[kernel]
     return "" if re.fullmatch(rule.architectures, base) else f"for {rule.needs}; this device is {base}"
@@ -57,9 +57,9 @@ def unsupported_reason(parameters: AttentionParameters, architecture: str) -> st
 
 
 def matrix_dtype(parameters: AttentionParameters, architecture: str) -> str:
-    """Return the matrix units' type, whose peak a utilization refers to; one without a peak if there is none.
+    """Return the data type of the matrix units, whose peak is the reference for utilization. It may have no peak.
 
-    The memory-efficient kernel computes an fp32 product as three of tf32 from sm80 on (mem_eff_attention,
+    Since sm80, the memory-efficient kernel computes an fp32 product as three tf32 products (mem_eff_attention,
     gemm_kernel_utils.h: OpMultiplyAddFastF32).
     """
     is_split = parameters.kernel == "efficient" and parameters.dtype == "fp32" and re.match(_SM80, architecture)

@@ -1,4 +1,4 @@
-"""Time one pass of attention by one kernel, check its result, and read back which kernel ran."""
+"""Time one attention pass with one kernel, check its result, and read back which kernel ran."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -18,7 +18,7 @@ from workloads.llama.attention_kernels import KERNELS, Gradients, rocm_attention
 from workloads.llama.pytorch_attention import choose_backend, flash4_as_flash
 
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
-# Autograd's functions of the fused kernels (tools/autograd/derivatives.yaml). The unfused one has none of its own.
+# Autograd's functions for the fused kernels (tools/autograd/derivatives.yaml). The unfused kernel has no own function.
 FUNCTIONS = {
     "ScaledDotProductFlashAttentionForCpuBackward0": "flash",
     "ScaledDotProductFlashAttentionBackward0": "flash",
@@ -28,7 +28,7 @@ FUNCTIONS = {
 # Largest relative error ‖X - ref‖ / ‖ref‖ of a correct result. Kernels in bf16 differ by 0.002 to 0.01 from fp64
 # (workloads/llama/attention.py), and unfused attention rounds scores and weights too.
 TOLERANCE = {"fp32": 1e-4, "fp16": 1e-2, "bf16": 3e-2}
-CHUNK_QUERIES = 1024  # whose scores are computed at a time: 0.5 GiB in fp32 for four heads of 32,768 keys
+CHUNK_QUERIES = 1024  # processed at a time: their scores take 0.5 GiB in fp32 for four heads of 32,768 keys
 
 
 class Inputs(NamedTuple):
@@ -45,7 +45,7 @@ class Inputs(NamedTuple):
 
 
 class AttentionCalls(NamedTuple):
-    """The passes over some inputs: backward from what one earlier forward pass, by `kernel`, has kept."""
+    """The passes over some inputs. The backward pass uses what one earlier forward pass with `kernel` has saved."""
 
     inputs: Inputs
     forward: Callable[[], Tensor]
@@ -77,7 +77,7 @@ def measure(parameters: AttentionParameters, rank: Rank) -> Measurement:
     q, k = calls.inputs.q, calls.inputs.k
     return replace(
         measured,
-        # Read back where that is possible.
+        # Read back if possible.
         executed=vars(parameters)
         | {"batch": q.shape[0], "heads": q.shape[1], "kv_heads": k.shape[1], "sequence_length": q.shape[2]}
         | {"head_size": q.shape[3], "dtype": next(name for name, dtype in DTYPES.items() if dtype == q.dtype)}
@@ -105,8 +105,8 @@ def _checked_error(parameters: AttentionParameters, calls: AttentionCalls) -> fl
 def exact_results(q: Tensor, k: Tensor, v: Tensor, d_out: Tensor, *, causal: bool) -> tuple[Tensor, ...]:
     """Return out, dq, dk and dv of the last sequence, for its last head of keys and the queries that share it.
 
-    They are computed in fp32, and in fp64 for inputs in fp32, from the definition (Dao 2023, section 2.2). Shapes are
-    [heads, queries, head_size] for out and dq, [keys, head_size] for dk and dv.
+    They are computed from the definition (Dao 2023, section 2.2) in fp32, or in fp64 for inputs in fp32. The shapes are
+    [heads, queries, head_size] for out and dq, and [keys, head_size] for dk and dv.
     """
     exact = torch.float64 if q.dtype == torch.float32 else torch.float32
     group = q.shape[1] // k.shape[1]
@@ -131,7 +131,7 @@ def exact_results(q: Tensor, k: Tensor, v: Tensor, d_out: Tensor, *, causal: boo
 
 
 def largest_error(results: Sequence[Tensor], exact: Sequence[Tensor]) -> float:
-    """Return the largest relative error of results, each with all heads and sequences; inf for a NaN."""
+    """Return the largest relative error of the results, which have all heads and sequences; inf for a NaN."""
     errors = []
     for result, reference in zip(results, exact, strict=True):
         heads = reference.shape[0] if reference.dim() == 3 else 1
@@ -153,7 +153,7 @@ def draw_inputs(parameters: AttentionParameters, device: torch.device, generator
 
 @contextmanager
 def selected(kernel: str) -> Iterator[None]:
-    """Let scaled_dot_product_attention run by one kernel until the block ends. Raises Infeasible if there is none."""
+    """Make scaled_dot_product_attention use one kernel until the block ends. Raises Infeasible if it is missing."""
     rule = rules.KERNELS[kernel]
     with ExitStack() as stack:
         if rule.rocm_library:
@@ -163,7 +163,7 @@ def selected(kernel: str) -> Iterator[None]:
                 raise Infeasible(f"kernel={kernel}: {error}") from error
         if kernel == "flash4":
             stack.enter_context(flash4_as_flash())
-        if kernel == "math":  # multiplies in the type of its inputs: by default PyTorch converts them to fp32
+        if kernel == "math":  # multiply in the type of the inputs; by default, PyTorch converts them to fp32
             allow = torch.backends.cuda.allow_fp16_bf16_reduction_math_sdp
             stack.callback(allow, torch.backends.cuda.fp16_bf16_reduction_math_sdp_allowed())
             allow(True)
@@ -191,7 +191,7 @@ def build_calls(parameters: AttentionParameters, inputs: Inputs) -> AttentionCal
     repeat = inputs.q.shape[1] // inputs.k.shape[1] if "efficient" in parameters.kernel else 1
 
     def forward() -> Tensor:
-        # The memory-efficient kernel has no grouped heads: keys and values are repeated, which its time contains.
+        # The memory-efficient kernel has no grouped heads, so keys and values are repeated, which its time includes.
         k, v = (x.repeat_interleave(repeat, 1) if repeat > 1 else x for x in (inputs.k, inputs.v))
         return functional.scaled_dot_product_attention(inputs.q, k, v, is_causal=causal, enable_gqa=repeat == 1)
 
@@ -211,7 +211,7 @@ def build_calls(parameters: AttentionParameters, inputs: Inputs) -> AttentionCal
 
 
 def executed_kernel(out: Tensor, requested: str) -> str:
-    """Return the kernel that computed `out`, as autograd's graph and PyTorch's settings have it now."""
+    """Return the kernel that computed `out`, according to autograd's graph and PyTorch's current settings."""
     name, pending = "math", [out.grad_fn]  # `math` if there is no fused function
     while name == "math" and pending:  # PyTorch may have padded and sliced the kernel's result
         if (node := pending.pop()) is not None:

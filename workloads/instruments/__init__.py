@@ -1,1 +1,1 @@
-"""What measures: timers, caches, telemetry, energy, traces."""
+"""Measuring instruments: timers, caches, telemetry, energy, traces."""

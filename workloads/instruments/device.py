@@ -1,6 +1,6 @@
 """The device that a rank runs on: its memory, its caches, and what torch reports about it.
 
-`python -m workloads.instruments.device` prints what torch reports about its build and devices, as a line of JSON.
+`python -m workloads.instruments.device` prints torch's data on its build and devices as a line of JSON.
 """
 
 import gc
@@ -18,11 +18,11 @@ from workloads.instruments.telemetry import power_limit_w
 
 MIB = 2**20
 Function = TypeVar("Function", bound=Callable[..., Any])
-# Caches of AMD's data center GPUs in MiB: all L2 of a device and the cache of its memory (Infinity Cache), which HIP
-# does not report (https://rocm.docs.amd.com, "AMD GPU specifications"). hipDeviceProp's l2CacheSize is of one die.
+# Caches of AMD's data center GPUs in MiB: the whole L2 of a device plus its memory-side cache (Infinity Cache), which
+# HIP does not report (https://rocm.docs.amd.com, "AMD GPU specifications"). hipDeviceProp's l2CacheSize is per die.
 AMD_CACHES_MIB = {"gfx908": 8, "gfx90a": 8, "gfx942": 32 + 256, "gfx950": 32 + 256}
-# The flush is FLUSH_FACTOR times the largest cache: where lines are replaced at random, exp(-4) = 2% of a step's lines
-# stay. It is at least LEAST_FLUSH_MIB: server processors have up to about 400 MB for all cores.
+# The flush is FLUSH_FACTOR times the largest cache: with random replacement, exp(-4) = 2% of a step's lines remain. It
+# is at least LEAST_FLUSH_MIB, because server processors have up to about 400 MB for all cores.
 FLUSH_FACTOR = 4
 LEAST_FLUSH_MIB = CPU_FLUSH_MIB = 512
 PROPERTIES = (
@@ -32,12 +32,12 @@ PROPERTIES = (
 
 
 def device_of(rank: Rank) -> torch.device:
-    """Return the torch device of this rank. A worker sees its own GPU only, whose index is therefore 0."""
+    """Return the torch device of this rank. A worker sees only its own GPU, so the index is always 0."""
     return torch.device("cpu") if rank.device == "cpu" else torch.device(rank.device, 0)
 
 
 def architecture(device: torch.device) -> str:
-    """Return the architecture as `workloads.api.recipes` reads it: `sm90`, `gfx942:…` or `cpu …`."""
+    """Return the architecture in the form that `workloads.api.recipes` reads: `sm90`, `gfx942:…` or `cpu …`."""
     if device.type == "cpu":
         return cpu_architecture()
     properties = torch.cuda.get_device_properties(device)
@@ -46,7 +46,7 @@ def architecture(device: torch.device) -> str:
 
 
 def compiled_on_gpu(function: Function) -> Function:
-    """Compile a function at its first use on a GPU: `torch.compile` imports 2000 modules in 2 s."""
+    """Compile a function at its first use on a GPU, because `torch.compile` imports 2000 modules in 2 s."""
     compiled = cache(lambda: torch.compile(function, dynamic=False))
 
     @wraps(function)
@@ -83,8 +83,8 @@ def machine_info(device: torch.device) -> dict[str, Scalar]:
 
 
 def flush_mib(device: torch.device) -> int:
-    """Return the MiB that a flush of a device's caches reads and writes. For a GPU that is not in the table, its L2
-    cache counts."""
+    """Return the MiB that a flush of a device's caches reads and writes. For a GPU that is not in the table, it is
+    based on the L2 cache."""
     if device.type == "cpu":
         return CPU_FLUSH_MIB
     l2_mib = torch.cuda.get_device_properties(device).L2_cache_size // MIB
@@ -94,8 +94,8 @@ def flush_mib(device: torch.device) -> int:
 class Flush:
     """Evicts a step's data from a device's caches when it is called.
 
-    On a GPU it reads and writes every byte of a buffer: whether writes alone displace lines of a cache that belongs to
-    the memory is not documented. A processor's caches allocate a line for a write, so it only writes, twice as fast.
+    On a GPU, it reads and writes every byte of a buffer, because it is not documented whether writes alone displace
+    lines in a memory-side cache. A CPU's caches allocate a line for a write, so there it only writes, twice as fast.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -110,7 +110,7 @@ class Flush:
 
 
 def describe_torch() -> dict[str, Any]:
-    """Return torch's version, what it was built for, and the properties of each visible device."""
+    """Return torch's version, the platform that it was built for, and the properties of each visible device."""
     devices = [torch.cuda.get_device_properties(number) for number in range(torch.cuda.device_count())]
     return {
         "version": str(torch.__version__),

@@ -1,4 +1,4 @@
-"""The process group of a trial. It is destroyed after the trial; the workers live longer."""
+"""The process group of a trial. It is destroyed after the trial, while the workers continue to run."""
 
 import os
 import socket
@@ -19,7 +19,7 @@ TIMEOUT_S = 600.0  # of a collective; when a rank fails, the driver ends the tri
 
 @contextmanager
 def process_group(rank: Rank, device: torch.device) -> Iterator[None]:
-    """Create the default process group of this trial: NCCL or RCCL between GPUs, gloo between processors."""
+    """Create the default process group of this trial: NCCL or RCCL between GPUs, gloo between CPUs."""
     if dist.is_initialized():  # by a trial of this process that failed
         dist.destroy_process_group()
         forget_process_groups()
@@ -31,26 +31,26 @@ def process_group(rank: Rank, device: torch.device) -> Iterator[None]:
         rank=rank.rank,
         world_size=rank.world_size,
         timeout=timedelta(seconds=TIMEOUT_S),
-        # No device_id: with one, meshes are split off this group, which ends the process at its second group (2.11).
+        # No device_id: it makes torch split meshes off this group, which ends the process at its second group (2.11).
     )
     try:
         yield
     except BaseException:
-        # Destroying a group of GPUs waits for the other ranks, which may wait for this one. The driver ends the gang.
+        # Destroying a GPU group waits for the other ranks, which may wait for this one. The driver ends the gang.
         if alone:
             dist.destroy_process_group()
         raise
     dist.destroy_process_group()
-    forget_process_groups()  # otherwise the next trial gets this trial's groups from a cache
+    forget_process_groups()  # otherwise the next trial would get this trial's groups from a cache
 
 
 @cache
 def _store_at(rendezvous: str, listens: bool, world_size: int) -> dist.Store:
-    """Return the gang's store. It stays open for all trials: a second one cannot listen on the same port at once."""
+    """Return the gang's store. It stays open for all trials, since a second store could not use the port right away."""
     host, _, port = rendezvous.rpartition(":")
-    if host == LOOPBACK:  # a single node: nothing listens on the network
+    if host == LOOPBACK:  # on a single node, nothing listens on the network
         os.environ |= {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
-    # Without a socket of its own the store would listen on every interface.
+    # Without its own socket, the store would listen on every interface.
     listening = socket.create_server((host, int(port))).detach() if listens else None
     return dist.TCPStore(
         host,

@@ -1,8 +1,8 @@
-"""How long the threads of this process wait for a core while others run: what disturbs a measurement on a CPU.
+"""Detect disturbed CPU measurements by the time for which this process's threads wait for a core.
 
-A parallel GEMM ends when its last thread does. Where another process holds one core, all threads wait for its time
-slice: on 2 cores under load a product of 0.34 ms took 80 ms in call after call, so that neither the spread nor the
-median shows it. Linux counts the waits in /proc/self/task/*/schedstat; a hypervisor's are not in them.
+A parallel GEMM ends when its last thread does. If another process holds one core, all threads wait for its time slice:
+on 2 cores under load, a GEMM of 0.34 ms took 80 ms in call after call, so neither the spread nor the median shows it.
+Linux counts the waits in /proc/self/task/*/schedstat; waits for a hypervisor are not included.
 """
 
 import os
@@ -15,17 +15,17 @@ from typing import NamedTuple
 
 from workloads.api.contract import HostBusy
 
-MAX_WAITED = 0.05  # share of an undisturbed turn's time that threads wait, summed over threads
-MAX_OVER_FASTEST = 3.0  # an undisturbed turn takes at most this many times the fastest: what Linux does not count
-COMPUTING = 0.1  # a thread that computes runs for at least this share of what the busiest one does
-EXTRA_S = 3.0  # how long further turns are tried
-PAUSE_S = 0.01  # after a disturbed turn: the scheduler prefers a process that has slept
+MAX_WAITED = 0.05  # the largest share of an undisturbed turn for which threads wait, summed over threads
+MAX_OVER_FASTEST = 3.0  # the longest undisturbed turn over the fastest, which bounds waits that Linux does not count
+COMPUTING = 0.1  # a computing thread runs for at least this share of the busiest thread's time
+EXTRA_S = 3.0  # for how long further turns are tried
+PAUSE_S = 0.01  # after a disturbed turn, because the scheduler prefers a process that has slept
 UNUSABLE = 0.5  # share of their time that the threads wait: the rate is too low by a factor of two or more
 
 
 class Turn(NamedTuple):
-    times_s: tuple[float, ...]  # of each call
-    waited_s: float  # for a core meanwhile, summed over threads
+    times_s: tuple[float, ...]  # one per call
+    waited_s: float  # the time that threads waited for a core meanwhile, summed over threads
 
     @property
     def wall_s(self) -> float:
@@ -41,12 +41,12 @@ class ThreadWaits:
             file.close()
 
     def read(self) -> list[tuple[int, int]]:
-        """Return the nanoseconds that each thread has run and waited since it started; 0 where Linux has no count."""
+        """Return the nanoseconds that each thread has run and waited since it started; 0 if Linux does not count."""
         counts = []
         for file in self._files:
             try:
                 ran, waited, *_ = os.pread(file.fileno(), 100, 0).split()
-            except (OSError, ValueError):  # the thread has ended, or the kernel counts nothing
+            except (OSError, ValueError):  # the thread has ended, or the kernel does not count
                 ran, waited = b"0", b"0"
             counts.append((int(ran), int(waited)))
         return counts
@@ -54,7 +54,7 @@ class ThreadWaits:
     def waited_s(self, before: Sequence[tuple[int, int]]) -> float:
         """Return the seconds that computing threads have waited since `before`.
 
-        Others, such as those of a worker's connections, run for an instant now and then: their waits delay nothing.
+        Other threads, such as those for a worker's connections, run briefly now and then; their waits delay nothing.
         """
         changes = [
             (ran - ran_0, waited - waited_0)
@@ -67,8 +67,8 @@ class ThreadWaits:
 def time_undisturbed(steps: Sequence[Callable[[], float]], repeats: int, threads: int) -> list[tuple[float, ...]]:
     """Return the times of `repeats` turns of `steps`, each of which returns its own time in seconds.
 
-    Disturbed turns are measured again, for at most EXTRA_S; after that the least disturbed ones are returned. A step
-    computes with `threads` threads. Raises HostBusy if threads waited most of the time in these as well.
+    Disturbed turns are repeated for at most EXTRA_S; after that, the least disturbed turns are returned. A step
+    computes with `threads` threads. Raises HostBusy if threads waited most of the time in these turns as well.
     """
     with closing(ThreadWaits()) as waits:
         turns = [_time_turn(steps, waits, threads) for _ in range(repeats)]
@@ -76,7 +76,7 @@ def time_undisturbed(steps: Sequence[Callable[[], float]], repeats: int, threads
         while len(_undisturbed(turns)) < repeats and time.monotonic() < deadline_s:
             time.sleep(PAUSE_S)
             for step in steps:
-                step()  # the pause has cooled the cache
+                step()  # because the cache went cold during the pause
             turns.append(_time_turn(steps, waits, threads))
     return [turn.times_s for turn in select_turns(turns, repeats, threads)]
 
@@ -86,7 +86,7 @@ def _time_turn(steps: Sequence[Callable[[], float]], waits: ThreadWaits, threads
     before = waits.read()
     times_s = tuple(step() for step in steps)
     waited_s = waits.waited_s(before)
-    # Also between the calls and the readings the threads may wait, which disturbs nothing.
+    # The threads may also wait between the calls and the readings, which disturbs nothing.
     outside_s = max(0.0, time.perf_counter() - started_s - sum(times_s))
     return Turn(times_s, max(0.0, waited_s - threads * outside_s))
 
@@ -97,7 +97,7 @@ def _undisturbed(turns: Sequence[Turn]) -> list[Turn]:
 
 
 def select_turns(turns: Sequence[Turn], repeats: int, threads: int) -> list[Turn]:
-    """Return the first undisturbed turns, else the least disturbed. Raises HostBusy if these are too poor."""
+    """Return the first undisturbed turns, or else the least disturbed ones. Raises HostBusy if these are unusable."""
     if len(undisturbed := _undisturbed(turns)) >= repeats:
         return undisturbed[:repeats]
     selected = sorted(turns, key=lambda turn: turn.waited_s / turn.wall_s)[:repeats]

@@ -1,4 +1,4 @@
-"""Set up a process before it uses its GPU: where compiled kernels are kept, and PyTorch's allocator."""
+"""Set up a process before it uses its GPU: the folders of compiled kernels, and PyTorch's allocator."""
 
 import os
 import tempfile
@@ -11,12 +11,12 @@ import torch
 from workloads.api.contract import Infeasible, Scalar
 
 GIB = 2**30
-# The variables that PyTorch reads its settings from, the first one that is set.
+# PyTorch reads its settings from the first of these variables that is set.
 VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
 
 
 def cache_folder(name: str) -> Path | None:
-    """Return our folder in the user's cache folder (XDG_CACHE_HOME, or ~/.cache); None if it cannot be made."""
+    """Return our folder in the user's cache folder (XDG_CACHE_HOME, or ~/.cache); None if it cannot be created."""
     try:
         folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gpu-sweeper" / name
         folder.mkdir(parents=True, exist_ok=True)
@@ -26,16 +26,16 @@ def cache_folder(name: str) -> Path | None:
 
 
 def keep_compiled_kernels() -> None:
-    """Let PyTorch's compiler, Triton and FlashAttention 4 keep their kernels in the user's cache folder.
+    """Make PyTorch's compiler, Triton and FlashAttention 4 keep their kernels in the user's cache folder.
 
-    By default the first two keep theirs in /tmp, which many clusters empty between jobs, and FlashAttention keeps none.
-    A folder that the user has set is kept, and nothing changes if the cache folder cannot be written. Call it before
-    anything is compiled: FlashAttention reads its settings at import.
+    By default, the first two keep them in /tmp, which many clusters empty between jobs, and FlashAttention keeps none.
+    A folder that the user has set takes precedence, and nothing changes if the cache folder is not writable. Call this
+    before anything is compiled, because FlashAttention reads its settings at import.
     """
     folder = cache_folder("kernels")
     if folder is None:
         return
-    # torch writes its default, a folder in /tmp, into the environment while it is imported.
+    # While torch is imported, it writes its default, a folder in /tmp, to the environment.
     temporary = Path(tempfile.gettempdir())
     if Path(os.environ.get("TORCHINDUCTOR_CACHE_DIR", temporary / "unset")).parent == temporary:
         os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder / "inductor")
@@ -47,20 +47,20 @@ def keep_compiled_kernels() -> None:
 def supports_expandable_segments(device: torch.device) -> bool:
     """Return whether segments can grow: on CUDA, and on ROCm from 7.0.
 
-    CUDAAllocatorConfig.h asks for ROCM_VERSION 70000 (pytorch#177974, pytorch#179930). A PyTorch that is older than
-    these accepts the setting with a warning and ignores it; `describe_segments` says which it was.
+    CUDAAllocatorConfig.h requires ROCM_VERSION 70000 (pytorch#177974, pytorch#179930). Older versions of PyTorch accept
+    the setting with a warning and ignore it; `describe_segments` reports whether it took effect.
     """
     return device.type != "cpu" and (not torch.version.hip or int(torch.version.hip.partition(".")[0]) >= 7)
 
 
 def enable_expandable_segments(device: torch.device) -> None:
-    """Let segments grow, if the device supports it and the environment does not forbid it.
+    """Let segments grow if the device supports it and the environment does not forbid it.
 
-    PyTorch reads its settings once, when it initializes CUDA (CUDAAllocatorConfig::instance), so this comes before
-    anything else that a process does with its GPU. Later it has no effect, which `describe_segments` shows. The
-    environment is then restored: a trial records what it was started with.
+    PyTorch reads its settings once, when it initializes CUDA (CUDAAllocatorConfig::instance), so this must come before
+    anything else that a process does with its GPU. A later call has no effect, which `describe_segments` shows. The
+    environment is then restored, because a trial records the environment with which it was started.
     """
-    # All settings are in one variable, of which the first one counts: the others' are repeated in it.
+    # PyTorch uses only the first variable that is set, so the existing settings are repeated in it.
     settings = next((value for name in VARIABLES if (value := os.environ.get(name))), "")
     if "expandable_segments" in settings or not supports_expandable_segments(device) or torch.cuda.is_initialized():
         return
@@ -76,7 +76,7 @@ def enable_expandable_segments(device: torch.device) -> None:
 
 
 def describe_segments(device: torch.device) -> dict[str, Scalar]:
-    """Return whether the device's memory is in segments that grow, read from the allocator; empty on a CPU."""
+    """Return whether the device's memory segments can grow, read from the allocator; empty on a CPU."""
     if device.type == "cpu":
         return {}
     segments = torch.cuda.memory_snapshot()
@@ -85,11 +85,11 @@ def describe_segments(device: torch.device) -> dict[str, Scalar]:
 
 @contextmanager
 def device_memory_limit(device: torch.device, device_gib: float) -> Iterator[None]:
-    """Limit the allocator of a GPU to `device_gib`. Raises Infeasible if less is free."""
+    """Limit a GPU's allocator to `device_gib`. Raises Infeasible if less memory is free."""
     if device.type == "cpu":
         yield
         return
-    torch.empty(1, device=device)  # makes the context
+    torch.empty(1, device=device)  # creates the context
     free_bytes, total_bytes = torch.cuda.mem_get_info(device)
     usable_gib = (free_bytes + torch.cuda.memory_reserved(device)) / GIB
     if device_gib > usable_gib:

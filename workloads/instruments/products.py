@@ -1,4 +1,4 @@
-"""Matrix products in any number format, and the check of their result against fp64."""
+"""GEMMs in any number format, and the check of their results against fp64."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -8,30 +8,30 @@ from torch import Tensor
 
 TORCH_DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 
-# The sixteen values of a 4-bit number with 2 bits of exponent and 1 of mantissa (OCP Microscaling v1.0, table 5).
+# The sixteen values of a 4-bit number with 2 exponent bits and 1 mantissa bit (OCP Microscaling v1.0, table 5).
 E2M1 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6], dtype=torch.float64)
 
-# Largest relative error ‖C - ref‖ / ‖ref‖ of a correct product: the rounding of the result itself (half a unit in the
-# last place: 2^-9 for bf16, 2^-12 for fp16), and for fp32 its accumulation over k, each with a margin for a library's
-# order of summation. The fast accumulators of fp8 keep 14 bits.
+# The largest relative error ‖C - ref‖ / ‖ref‖ of a correct GEMM: the rounding of the result (half a unit in the last
+# place: 2^-9 for bf16, 2^-12 for fp16), and for fp32 the accumulation over k, each with a margin for a library's order
+# of summation. The fast accumulators of fp8 keep 14 bits.
 TOLERANCE = {"fp32": 1e-4, "fp16": 2e-3, "bf16": 1e-2, "fp8": 2e-2, "fp4": 1e-2}
 
-# tf32 rounds its operands to 11 bits. Rounded to nearest, random operands give 2.9e-4, truncated ones 7.7e-4, at any k
-# up to 20480. An H200 gives 2.8e-4 to 3.0e-4 (k from 512 to 16384, both libraries, torch 2.11). gfx942 truncates them
+# tf32 rounds its operands to 11 bits. With random operands, rounding to nearest gives 2.9e-4 and truncation 7.7e-4, at
+# any k up to 20480. An H200 gives 2.8e-4 to 3.0e-4 (k from 512 to 16384, both libraries, torch 2.11). gfx942 truncates
 # and rounds the sum of every four products down (MMA-Sim, arXiv:2511.10909): hipBLASLt on an MI300X gave 7.7e-4 at
-# k=1024 (pytorch/pytorch#180926, github.com/jeffdaily/tf32_analysis). gfx950 has no tf32 units: hipBLASLt emulates tf32
-# by bf16 there (ROCm/hipBLASLt#1806), which is not native.
+# k=1024 (pytorch/pytorch#180926, github.com/jeffdaily/tf32_analysis). gfx950 has no tf32 units: there, hipBLASLt
+# emulates tf32 with bf16 (ROCm/hipBLASLt#1806), which is not native.
 TF32_TOLERANCE = {"gfx942": 2e-3}
 TF32_TOLERANCE_ELSEWHERE = 1e-3
 
 
 @dataclass(frozen=True)
 class Operands:
-    """The operands of a product, A[m, k] and B[k, n], and its implementation. Two 4-bit numbers share one element."""
+    """The operands of a GEMM, A[m, k] and B[k, n], and its implementation. Two 4-bit numbers share one element."""
 
     a: Tensor
     b: Tensor
-    multiply: Callable[[], Tensor]  # computes C into the same memory at each call and returns it
+    multiply: Callable[[], Tensor]  # computes C, into the same memory at each call, and returns it
 
     @property
     def layout(self) -> str:
@@ -61,7 +61,7 @@ def take_rows(matrix: Tensor, rows: Tensor) -> Tensor:
 
 
 def relative_error(*products: tuple[Tensor, Tensor, Tensor], rows: int = 8, columns: int = 256) -> float:
-    """Return ‖C - A·B‖ / ‖A·B‖ of (A, B, C) over evenly spaced rows and columns of each C, with A·B in fp64."""
+    """Return ‖C - A·B‖ / ‖A·B‖ for (A, B, C) over evenly spaced rows and columns of each C, with A·B in fp64."""
     difference = norm = 0.0
     for a, b, c in products:
         i, j = (

@@ -1,4 +1,4 @@
-"""A call timed reading by reading, and calls run back to back: their sustained rate and the energy that they draw."""
+"""Time a call reading by reading, and run calls back to back to measure their sustained rate and energy."""
 
 import math
 import statistics
@@ -16,17 +16,17 @@ from workloads.instruments.device import MIB, flush_mib, machine_info
 from workloads.instruments.telemetry import GpuReadings, find_gpu, monitor_gpu
 from workloads.instruments.timing import Step, calls_in_reading, event_metrics, sustained_times, time_steps
 
-# Seconds to wait for a GPU that the machine slowed down (heat, power brake) before each further measurement.
+# Seconds to wait before each further measurement if the machine slowed the GPU down (heat, power brake).
 PAUSES_S = (5.0, 15.0)
-# Those to wait for a clock that a load before has lowered: the power that is capped is a mean over about a second.
+# Seconds to wait for a clock that an earlier load lowered: the power cap applies to a mean over about a second.
 CLOCK_PAUSES_S = (0.5, 1.0, 2.0)
-CLOCK_SHARE = 0.98  # of the clock that is waited for
-MARGIN = 1.2  # how much longer a run is than the shortest one whose energy can be told
+CLOCK_SHARE = 0.98  # the share of `clock_mhz` that is sufficient
+MARGIN = 1.2  # the length of a run relative to the shortest run whose energy can be measured
 NO_RUN = "a single call is too short for the energy counter: set space.sustained_s=3"
 
 
 def check_support(parameters: Any, architecture: str, unsupported_reason: Callable[[Any, str], str]) -> None:
-    """Raise Infeasible if the device does not support the parameters' `dtype`, or their combination by a rule."""
+    """Raise Infeasible if the device does not support the parameters' `dtype`, or a rule forbids their combination."""
     if reason := unsupported_rate_reason(parameters.dtype, architecture):
         raise Infeasible(f"dtype={parameters.dtype} is {reason}")
     if reason := unsupported_reason(parameters, architecture):
@@ -43,11 +43,11 @@ def check_error(name: str, error: float, limit: float) -> float:
 def measure_calls(
     step: Step, copy: Callable[[], Step], step_bytes: int, device: torch.device, parameters: Any, clock_mhz: float
 ) -> Measurement:
-    """Time a step, and run it back to back with `copy()`s of it over other memory, together more than the cache holds.
+    """Time a step, and run it back to back with `copy()`s of it in other memory that together exceed the cache.
 
-    The parameters have `warmup`, `repeats`, `statistic` and `sustained_s`: nothing runs back to back where this is 0.
-    With a cold cache the readings wait for `clock_mhz`. The measurement has what these calls show; the caller adds the
-    rest.
+    The parameters have `warmup`, `repeats`, `statistic` and `sustained_s`; if the latter is 0, nothing runs back to
+    back. With a cold cache, the readings wait for `clock_mhz`. The measurement contains only what these calls show; the
+    caller adds the rest.
     """
     cold = parameters.statistic.endswith("_cold")
     calls = 1 if cold else calls_in_reading(step, device)
@@ -78,7 +78,7 @@ def measure_calls(
 def time_untainted(
     read: Callable[[], tuple[float, ...]], device: torch.device, clock_mhz: float = 0.0
 ) -> tuple[tuple[float, ...], GpuReadings]:
-    """Read the seconds of a step; again after each pause while the machine slows the GPU down, or below `clock_mhz`."""
+    """Time a step. Repeat it after a pause if the machine slowed the GPU down or the clock was below `clock_mhz`."""
     pauses_s, clock_pauses_s = iter(PAUSES_S), iter(CLOCK_PAUSES_S)
     while True:
         with monitor_gpu(device) as readings:
@@ -93,11 +93,11 @@ def time_untainted(
 def run_sustained(
     steps: Sequence[Step], device: torch.device, step_time_s: float, seconds: float
 ) -> tuple[tuple[float, ...], Energy | None, dict[str, float]]:
-    """Run calls of the same work, interleaved; `step_time_s` is the approximate time of one.
+    """Run interleaved calls that do the same work; `step_time_s` is the approximate time of one.
 
     Returns:
-        The seconds of a call in each window after the clocks had settled; their energy; the GPU's clock, power and
-        temperature with their drifts, and the seconds of load until the clocks had settled.
+        The seconds per call in each window after the clocks settled; the energy of the calls; the GPU's clock, power
+        and temperature with their drifts, and the seconds of load until the clocks settled.
     """
     with monitor_gpu(device) as readings:
         loaded_s = time.perf_counter()
@@ -109,7 +109,7 @@ def run_sustained(
 
 
 def measure_energy(step: Step, device: torch.device, step_time_s: float) -> Energy | None:
-    """Run a call for as long as the counter needs, which changes every 20 to 100 ms; not without a driver."""
+    """Run a call for as long as the counter needs, which changes every 20 to 100 ms. Without a driver, do nothing."""
     gpu = find_gpu(device)
     if gpu is None:
         return None

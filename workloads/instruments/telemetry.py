@@ -1,6 +1,6 @@
 """Record a GPU's clock, power, energy, temperature and the reasons for a lower clock during a measurement.
 
-A GPU that no driver reads (on a CPU, ROCm without amdsmi) has no readings.
+There are no readings without a driver (on a CPU, or on ROCm without amdsmi).
 """
 
 import os
@@ -18,7 +18,7 @@ from workloads.api.contract import Energy, Scalar
 from workloads.api.gpus import TAINTING_SLOWDOWNS, Gpu, GpuReading, amd, open_gpus
 from workloads.api.gpus.energy import EnergySample, energy_between
 
-# NVML's power is a mean over about a second: what it says of a shorter measurement is mostly the power before it.
+# NVML's power is a mean over about a second, so in a shorter measurement it is mostly the power before it.
 POWER_WINDOW_S = 1.0
 _OPEN_DRIVERS = ExitStack()  # the drivers stay open until the process ends
 
@@ -27,8 +27,8 @@ _OPEN_DRIVERS = ExitStack()  # the drivers stay open until the process ends
 class GpuReadings:
     """The readings taken during one measurement.
 
-    `reasons` for a lower clock that were in force, if the GPU reports them (`reasons_known`). The energy is that of the
-    window from `started_s` to `ended_s`, as `time.perf_counter` counts.
+    `reasons` are the reasons for a lower clock that applied, if the GPU reports them (`reasons_known`). The energy is
+    that of the window from `started_s` to `ended_s`, in the time of `time.perf_counter`.
     """
 
     clocks_mhz: list[float] = field(default_factory=list)
@@ -39,10 +39,10 @@ class GpuReadings:
     energy_samples: list[EnergySample] = field(default_factory=list)
     started_s: float = 0.0
     ended_s: float = 0.0
-    before_steps: tuple[int, int, int] = (0, 0, 0)  # clocks, powers and temperatures
+    before_steps: tuple[int, int, int] = (0, 0, 0)  # the numbers of clocks, powers and temperatures
 
     def begin_steps(self) -> None:
-        """Leave out the energy and the drifts of what came before, such as warm-up steps."""
+        """Exclude everything before now, such as warm-up steps, from the energy and the drifts."""
         self.started_s = time.perf_counter()
         self.before_steps = (len(self.clocks_mhz), len(self.powers_w), len(self.temperatures_c))
 
@@ -55,7 +55,7 @@ class GpuReadings:
         return bool(self.reasons & TAINTING_SLOWDOWNS)
 
     def add(self, reading: GpuReading, before: Mapping[str, int], at_s: float) -> None:
-        """Add a reading of a time. `before` has the counters of slowdowns from before the measurement."""
+        """Add a reading with its time. `before` has the slowdown counters from before the measurement."""
         self.energy_samples.append(EnergySample(at_s, reading.energy_j, reading.power_w))
         values = (self.clocks_mhz, reading.clock_mhz), (self.powers_w, reading.power_w)
         for read, value in (*values, (self.temperatures_c, reading.temperature_c)):
@@ -66,7 +66,7 @@ class GpuReadings:
             self.reasons |= {name for name, count in reading.slowdowns.items() if count > before.get(name, count)}
 
     def metrics(self) -> dict[str, float]:
-        """Return the median clock in MHz and the highest power in W and temperature in °C, each if it was read."""
+        """Return the median clock in MHz, and the highest power in W and temperature in °C, if they were read."""
         metrics = {}
         if self.clocks_mhz:
             metrics["sm_clock_mhz"] = float(statistics.median(self.clocks_mhz))
@@ -77,8 +77,8 @@ class GpuReadings:
         return metrics
 
     def drifts(self) -> dict[str, float]:
-        """Return the mean of the last fifth of the steps' readings minus that of the first fifth, each if it was
-        read."""
+        """Return the mean of the last fifth of the steps' readings minus the mean of the first fifth, for each
+        quantity that was read."""
         names = ("sm_clock_drift_mhz", "power_drift_w", "temperature_drift_c")
         metrics = {}
         read = (self.clocks_mhz, self.powers_w, self.temperatures_c)
@@ -89,7 +89,7 @@ class GpuReadings:
         return metrics
 
     def machine_info(self) -> dict[str, Scalar]:
-        """Return the reasons for a lower clock and whether they taint the measurement; empty if not known."""
+        """Return the reasons for a lower clock and whether they taint the measurement; empty if unknown."""
         if not self.reasons_known:
             return {}
         return {"slowed_by": " ".join(sorted(self.reasons)), "tainted": self.tainted}
@@ -97,7 +97,7 @@ class GpuReadings:
 
 @contextmanager
 def monitor_gpu(device: torch.device) -> Iterator[GpuReadings]:
-    """Read the GPU's state at its interval, at least once, until the block ends."""
+    """Read the GPU's state at regular intervals, and at least once, until the block ends."""
     readings = GpuReadings()
     gpu = find_gpu(device)
     if gpu is None:
@@ -129,24 +129,24 @@ def monitor_gpu(device: torch.device) -> Iterator[GpuReadings]:
 
 @cache
 def find_gpu(device: torch.device) -> Gpu | None:
-    """Return the driver's GPU that torch calls `device`; None for a CPU, or if no driver reads it."""
+    """Return the driver's object for torch's `device`; None for a CPU, or if there is no driver."""
     if device.type != "cuda":
         return None
     gpus = _OPEN_DRIVERS.enter_context(open_gpus())
     if torch.version.hip:
         return _find_amd_gpu(gpus, device.index or 0)
-    uuid = f"GPU-{torch.cuda.get_device_properties(device).uuid}"  # torch's numbers count the visible GPUs only
+    uuid = f"GPU-{torch.cuda.get_device_properties(device).uuid}"  # torch numbers only the visible GPUs
     return next((gpu for gpu in gpus if gpu.identity.uuid == uuid), None)
 
 
 def _find_amd_gpu(gpus: Sequence[Gpu], index: int) -> Gpu | None:
-    """Return the `index`-th visible GPU. HIP's UUID is not what AMD SMI reports, and partitions share a PCI address."""
+    """Return the `index`-th visible GPU. HIP's UUID differs from AMD SMI's, and partitions share a PCI address."""
     numbers = amd.visible_numbers(os.environ)
     number = index if numbers is None else numbers[index] if index < len(numbers) else None
     return next((gpu for gpu in gpus if gpu.identity.vendor == "amd" and gpu.identity.number == number), None)
 
 
 def power_limit_w(device: torch.device) -> float | None:
-    """Return the power limit in W that is enforced on a GPU now; None if it is not known."""
+    """Return the power limit in W that is currently enforced on a GPU; None if it is unknown."""
     gpu = find_gpu(device)
     return gpu.limits().power_limit_w if gpu else None

@@ -1,9 +1,9 @@
 """Time work on a device: with device events on a GPU, with a monotonic clock on a CPU.
 
-Two events have a cost of their own, which a reading of a GPU contains: 1.3 µs between two events without work on an
-H200, about 2 µs with a kernel between them, more on AMD GPUs, where kernels under about 50 µs look slow
-(pytorch/pytorch#175097). Every reading is therefore less the cost of an empty pair of events, measured on the same GPU,
-and with a warm cache a reading of short calls spans many of them. benchmarks/results/timing_h200.md has the evidence.
+A pair of events has its own cost, which is part of every GPU reading: 1.3 µs without work in between on an H200, about
+2 µs with a kernel in between, and more on AMD GPUs, where kernels under about 50 µs look slow (pytorch/pytorch#175097).
+The cost of an empty pair of events, measured on the same GPU, is therefore subtracted from every reading. With a warm
+cache, a reading of short calls spans many of them. benchmarks/results/timing_h200.md has the evidence.
 """
 
 import statistics
@@ -23,46 +23,46 @@ from workloads.instruments.torch_internals import delay_gpu
 Step = Callable[[], object]
 Pair = tuple[torch.cuda.Event, torch.cuda.Event]
 
-# A sustained run is timed in windows of WINDOW_S. Its clocks have settled when two readings in a row, each the mean of
-# SETTLING_WINDOWS windows, differ by less than SETTLED_WITHIN; LONGEST_SETTLING_S limits the wait for that. On a CPU
-# other processes may keep it from settling at all.
+# A sustained run is timed in windows of WINDOW_S. The clocks have settled when two readings in a row, each the mean of
+# SETTLING_WINDOWS windows, differ by less than SETTLED_WITHIN; LONGEST_SETTLING_S limits the wait. On a CPU, other
+# processes may prevent settling altogether.
 WINDOW_S = 0.05
 SETTLING_WINDOWS = 4
 SETTLED_WITHIN = 0.01
 LONGEST_SETTLING_S = {"cuda": 20.0, "cpu": 2.0}
 
-# The device waits before the first of a series of short calls; otherwise the host's launches would be timed. Cycles for
-# each call: 50 µs at a clock of 2 GHz.
+# The device waits before the first of a series of short calls; otherwise the host's launches would be timed. This is
+# the wait in cycles per call: 50 µs at a clock of 2 GHz.
 LEAD_CYCLES = 100_000
 
-# With a warm cache, calls shorter than SHORT_S are timed many at once, for READING_S or longer: what is left of the
-# events' cost after its subtraction, up to 0.7 µs on an H200, is then less than 0.4% of a reading, and at most 1.4% of
-# a longer call. At most MAX_CALLS, as a GPU's queue holds about a thousand.
+# With a warm cache, many calls shorter than SHORT_S are timed together, for at least READING_S. The events' cost that
+# remains after the subtraction, up to 0.7 µs on an H200, is then less than 0.4% of a reading, and at most 1.4% of a
+# longer call. A reading has at most MAX_CALLS, since a GPU's queue holds about a thousand.
 SHORT_S = 50e-6
 READING_S = 200e-6
 MAX_CALLS = 200
 EMPTY_PAIRS = 50  # pairs of events whose median cost is subtracted
-RESOLUTION_S = 0.5e-6  # of an event (CUDA's cudaEventElapsedTime): no reading is less
+RESOLUTION_S = 0.5e-6  # of an event (CUDA's cudaEventElapsedTime): no reading is shorter
 
 
 def time_steps(
     step: Step, device: torch.device, *, warmup: int, repeats: int, cold_cache: bool, calls: int = 1
 ) -> tuple[float, ...]:
-    """Return the seconds of `step` in each of `repeats` readings, after `warmup` calls that are not timed."""
+    """Return the seconds per `step` in each of `repeats` readings, after `warmup` untimed calls."""
     return time_in_turns([step], device, warmup=warmup, repeats=repeats, cold_cache=cold_cache, calls=calls)[0]
 
 
 def time_in_turns(
     steps: Sequence[Step], device: torch.device, *, warmup: int, repeats: int, cold_cache: bool = True, calls: int = 1
 ) -> tuple[tuple[float, ...], ...]:
-    """Return the seconds of each call of each of `steps`, which take turns, so that a change of clocks affects all.
+    """Return the seconds of each call of each of `steps`, interleaved so that a change of clocks affects all of them.
 
-    With `cold_cache` the last-level cache is flushed before each call, outside the timed region. Without it a reading
-    on a GPU may span several `calls` of a step and is their mean, see `calls_in_reading`.
+    With `cold_cache`, the last-level cache is flushed before each call, outside the timed region. Without it, a reading
+    on a GPU may be the mean of several `calls` of a step, see `calls_in_reading`.
 
-    On a GPU every reading is enclosed in two device events, whose own cost is subtracted, and the host runs ahead of
-    the device, so that its launch time is hidden: by the flush before each call, or by a wait before the first one. On
-    a CPU, calls during which other processes held a core are measured again; HostBusy is raised if nearly all were.
+    On a GPU, every reading is enclosed in two device events, whose own cost is subtracted. The host runs ahead of the
+    device, so its launch time is hidden by the flush before each call, or by a wait before the first one. On a CPU,
+    calls during which other processes held a core are repeated; HostBusy is raised if nearly all were disturbed.
     """
     assert calls == 1 or not cold_cache
     flush = Flush(device) if cold_cache else None
@@ -93,7 +93,7 @@ def time_in_turns(
 def _queue_reading(step: Step, flush: Flush | None, calls: int = 1) -> Pair:
     if flush is not None:
         flush()
-    elif calls > 1:  # for each reading: all calls of a series would not fit into the GPU's queue
+    elif calls > 1:  # once per reading, because all calls of a series would not fit into the GPU's queue
         delay_gpu(LEAD_CYCLES * calls)
     start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
     start.record()
@@ -109,7 +109,7 @@ def _net_time_s(start: torch.cuda.Event, end: torch.cuda.Event, cost_s: float) -
 
 @cache
 def event_cost_s(device: torch.device) -> float:
-    """Return the seconds between two events without work in between, once measured for each device; 0 on a CPU."""
+    """Return the seconds between two events without work in between, measured once per device; 0 on a CPU."""
     if device.type == "cpu":
         return 0.0
     torch.cuda.synchronize(device)
@@ -120,7 +120,7 @@ def event_cost_s(device: torch.device) -> float:
 
 
 def run_for(seconds: float, steps: Sequence[Step], device: torch.device) -> None:
-    """Run the steps again and again for at least `seconds`; not at all for 0."""
+    """Run the steps repeatedly for at least `seconds`, or not at all if this is 0."""
     started = time.perf_counter()
     while time.perf_counter() - started < seconds:
         for step in steps:
@@ -130,7 +130,7 @@ def run_for(seconds: float, steps: Sequence[Step], device: torch.device) -> None
 
 
 def calls_in_reading(step: Step, device: torch.device) -> int:
-    """Return how many calls of a step with a warm cache one reading spans: 1 for long ones, and on a CPU."""
+    """Return the number of calls in one reading of a step with a warm cache: 1 for long calls, and on a CPU."""
     if device.type == "cpu":
         return 1
     step_time_s = min(time_steps(step, device, warmup=1, repeats=3, cold_cache=False))
@@ -138,23 +138,23 @@ def calls_in_reading(step: Step, device: torch.device) -> int:
 
 
 def event_metrics(device: torch.device) -> dict[str, float]:
-    """Return what was subtracted from every reading; empty for a CPU, whose clock costs nothing to read."""
+    """Return the cost that was subtracted from every reading; empty for a CPU, whose clock costs nothing to read."""
     return {} if device.type == "cpu" else {"event_cost_us": 1e6 * event_cost_s(device)}
 
 
 def sustained_times(
     steps: Sequence[Step], device: torch.device, *, step_time_s: float, seconds: float, on_settled: Step = lambda: None
 ) -> tuple[float, ...]:
-    """Return the mean seconds a step in each window of a back-to-back run of `seconds` after the clocks have settled.
+    """Return the mean seconds per step in each window of a back-to-back run of `seconds` after the clocks settled.
 
-    `steps` do the same work on different buffers, together larger than the last-level cache, and take turns;
-    `step_time_s` is the approximate time of one. The device never waits: the next window is queued before one ends.
+    The interleaved `steps` do the same work on different buffers that together exceed the last-level cache;
+    `step_time_s` is the approximate time of one. The device never waits: a window is queued before the last one ends.
     """
     windows = _windows(steps, device, max(1, ceil(WINDOW_S / step_time_s)))
     started, previous = time.perf_counter(), float("inf")
     while time.perf_counter() - started < LONGEST_SETTLING_S[device.type]:
         reading = sum(islice(windows, SETTLING_WINDOWS)) / SETTLING_WINDOWS
-        # At least a second: the power that is capped is an average over about as long.
+        # At least a second, because the power cap applies to an average over about a second.
         if abs(reading - previous) < SETTLED_WITHIN * reading and time.perf_counter() - started > 1.0:
             break
         previous = reading

@@ -1,7 +1,7 @@
 """Uses of undocumented parts of PyTorch, except for its attention kernels (`workloads.llama.attention_kernels`).
 
-PyTorch is pinned to the minor versions in which these uses were tried (pyproject.toml). Each use has a test in
-`tests/workloads/instruments/test_torch_internals.py` that says what to do when a later version breaks it.
+PyTorch is pinned to the minor versions in which these uses were tested (pyproject.toml). Each use has a test in
+`tests/workloads/instruments/test_torch_internals.py` that explains what to do when a later version breaks it.
 """
 
 from functools import partial
@@ -14,14 +14,14 @@ from torch.nn.attention import SDPBackend
 
 
 def choose_sdpa_backend(q: Tensor, k: Tensor, v: Tensor) -> SDPBackend:
-    """Return the kernel that causal scaled_dot_product_attention takes. Raises RuntimeError if it takes none."""
+    """Return the kernel that causal scaled_dot_product_attention chooses. Raises RuntimeError if there is none."""
     return SDPBackend(torch._fused_sdp_choice(q, k, v, None, 0.0, True, enable_gqa=True))
 
 
 def register_flash4(module: str) -> Any:
-    """Replace PyTorch's flash kernel by the functions _flash_attn_fwd and _flash_attn_bwd of a module.
+    """Replace PyTorch's flash kernel with the functions _flash_attn_fwd and _flash_attn_bwd of a module.
 
-    The public switch calls this with flash-attn-4's own module alone, whose functions return more than PyTorch unpacks.
+    The public switch accepts only flash-attn-4's own module, whose functions return more than PyTorch unpacks.
     """
     from torch.nn.attention import _fa4
 
@@ -29,9 +29,9 @@ def register_flash4(module: str) -> Any:
 
 
 def recorded_events(profiler: Any) -> list[Any]:
-    """Return what a `torch.profiler.profile` has recorded, without the tree that its `events` builds of it.
+    """Return the events that a `torch.profiler.profile` has recorded, without the tree that its `events` builds.
 
-    The tree takes 60 µs an event: of a step of 512 block passes 15 s, longer than the step.
+    The tree takes 60 µs per event: 15 s for a step of 512 block passes, which is longer than the step.
     """
     return list(profiler.profiler.kineto_results.events())
 
@@ -50,7 +50,7 @@ def forget_process_groups() -> None:
 
 
 def input_style(module: nn.Module) -> str:
-    """Return the class of the parallel style that prepares a module's inputs, by its hook; empty without one."""
+    """Return the class name of the parallel style that prepares a module's inputs, found by its hook, or ""."""
     for hook in module._forward_pre_hooks.values():
         for cell in getattr(hook, "__closure__", None) or ():
             if isinstance(cell.cell_contents, partial):
@@ -59,18 +59,18 @@ def input_style(module: nn.Module) -> str:
 
 
 def compile_error() -> type[Exception]:
-    """Return what torch.compile raises for code that it cannot compile; it has no public name."""
+    """Return the exception that torch.compile raises for code that it cannot compile. It has no public name."""
     return torch._dynamo.exc.Unsupported
 
 
 def supports_persistent_tma() -> bool:
-    """Return whether Inductor has Triton kernels for products that use Hopper's tensor memory accelerator."""
+    """Return whether Inductor has Triton kernels for GEMMs that use Hopper's tensor memory accelerator."""
     from torch._inductor import config
 
     return hasattr(config.triton, "enable_persistent_tma_matmul")
 
 
-# Collectives that autograd differentiates and the compiler traces, by their names since torch 2.13 or those before.
+# Collectives that autograd differentiates and the compiler traces, under their names since or before torch 2.13.
 gather_rows: Any = getattr(collectives, "all_gather_single_autograd", None) or collectives.all_gather_tensor_autograd
 gather_numbers: Any = getattr(collectives, "all_gather_single", None) or collectives.all_gather_tensor
 scatter_sums: Any = (

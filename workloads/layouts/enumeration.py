@@ -1,4 +1,4 @@
-"""Every layout of a job on a number of GPUs: all degrees that the number allows, and what a trainer offers beside."""
+"""Enumerate a job's layouts on a number of GPUs: all possible degrees, combined with the trainer's other options."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -11,16 +11,16 @@ from workloads.layouts.layout import Checkpointing, Job, Layout
 from workloads.layouts.rules import Site, find_violation, rules_of
 from workloads.layouts.trainers import OWN, find_trainer
 
-MAX_MICRO_BATCH = 16  # sequences; a larger one fills the GPU no better
+MAX_MICRO_BATCH = 16  # sequences; a larger one does not use the GPU any better
 MAX_STAGES_PER_RANK = 16
 
 
 @dataclass(frozen=True)
 class Family:
-    """Layouts that differ only in what trades memory for time: shards, checkpointing and resharding."""
+    """Layouts that differ only in options that trade memory for time: shards, checkpointing and resharding."""
 
     template: Layout  # one of them
-    shards: tuple[int, ...]  # the values of `dp_shard`, the largest first; the other data parallel ranks are replicas
+    shards: tuple[int, ...]  # the values of `dp_shard`, largest first; the other data-parallel ranks are replicas
     checkpointings: tuple[Checkpointing, ...]  # the values of `checkpointing`, the fastest first
     reshardings: tuple[bool, ...]  # the values of `reshard_after_forward`
 
@@ -28,7 +28,7 @@ class Family:
         return len(self.shards) * len(self.checkpointings) * len(self.reshardings)
 
     def list_layouts(self, checkpointing: Checkpointing, reshard: bool) -> Iterator[Layout]:
-        """Yield the layouts with one way of checkpointing and of resharding, those with more shards first."""
+        """Yield the layouts with this checkpointing and resharding, starting with the largest number of shards."""
         for shards in self.shards:
             yield replace(
                 self.template,
@@ -42,10 +42,10 @@ class Family:
 def list_families(
     job: Job, cluster: Cluster, options: Mapping[str, Sequence[Any]], fixed: Mapping[str, Any]
 ) -> Iterator[Family]:
-    """Yield the valid layouts of a job, in families. Of the job's own layout the global batch alone counts.
+    """Yield the valid layouts of a job, in families. Only the global batch of the job's own layout matters.
 
-    `options` are the values to try of `schedule`, `sharding`, `checkpointing` (the fastest first) and
-    `reshard_after_forward`; `fixed` are fields of the layout that have one value.
+    `options` are the values to try for `schedule`, `sharding`, `checkpointing` (fastest first) and
+    `reshard_after_forward`; `fixed` are the layout fields with a single value.
     """
     space, site = _Space(job, cluster, options, fixed), Site.of(cluster)
     other_rules = [rule for rule in rules_of(job.trainer) if not rule.is_tradable]
@@ -119,7 +119,7 @@ class _Space:
             if size <= MAX_MICRO_BATCH or "micro_batch" in self.fixed
         ]
         experts, shardings = self.job.model.experts, self.values("sharding")
-        if not is_sharded:  # this project's trainer has FSDP there too (`Layout.uses_fsdp`)
+        if not is_sharded:  # this project's trainer uses FSDP here too (`Layout.uses_fsdp`)
             has_fsdp = self.job.trainer == OWN and (self.job.state == "fp32" or dp > 1)
             shardings = ("fsdp2" if has_fsdp and self.fixed.get("sharding") != "none" else "none",)
         has_degrees = experts and "ep" not in find_trainer(self.job.trainer).without
@@ -153,6 +153,6 @@ class _Space:
 
 @cache
 def divisors(number: int) -> tuple[int, ...]:
-    """Return the divisors of a number, ascending."""
+    """Return the divisors of a number in ascending order."""
     small = [divisor for divisor in range(1, int(number**0.5) + 1) if number % divisor == 0]
     return tuple(sorted({*small, *(number // divisor for divisor in small)}))

@@ -1,7 +1,7 @@
 """A training job: a model, a layout and a trainer, as plain values.
 
-Degrees have torchtitan's names. Ranks are numbered with the innermost degree fastest: tp, cp, dp_shard, dp_replicate,
-pp. Ranks that communicate most are neighbors and stay within a node.
+Degrees have torchtitan's names. The innermost degree varies fastest in the numbers of ranks: tp, cp, dp_shard,
+dp_replicate, pp. The ranks that communicate most are therefore neighbors and stay within a node.
 """
 
 from dataclasses import dataclass, fields
@@ -11,8 +11,8 @@ from workloads.models.model import Model
 
 Sharding = Literal["none", "zero1", "zero2", "fsdp1", "fsdp2", "megatron_fsdp"]
 Schedule = Literal["1f1b", "interleaved", "zero_bubble", "zbv", "dualpipev"]
-V_SCHEDULES = ("zbv", "dualpipev")  # the stages go from the first rank to the last and back, so a rank has two of them
-SPLIT_SCHEDULES = ("zero_bubble", *V_SCHEDULES)  # which compute gradients of inputs and of weights one after the other
+V_SCHEDULES = ("zbv", "dualpipev")  # the stages go from the first rank to the last and back, so each rank has two
+SPLIT_SCHEDULES = ("zero_bubble", *V_SCHEDULES)  # these compute input gradients and weight gradients separately
 Checkpointing = Literal["none", "per_op", "selective", "core_attention", "norm_act", "full"]
 State = Literal["fp32", "amp", "bf16", "int8"]
 TensorOverlap = Literal["none", "async"]
@@ -26,37 +26,37 @@ DEGREES = ("dp_replicate", "dp_shard", "tp", "cp", "pp")
 class Layout:
     """The division of a model and a batch over ranks, each with one GPU."""
 
-    # dp_replicate, dp_shard: data parallel: copies of the model, and ranks that share one copy's states
+    # dp_replicate, dp_shard: data parallelism: replicas of the model, and ranks that share one replica's states.
     dp_replicate: int = 1
     dp_shard: int = 1
-    # tp, cp, pp: tensor, context and pipeline parallel
+    # tp, cp, pp: tensor, context and pipeline parallelism.
     tp: int = 1
     cp: int = 1
     pp: int = 1
-    ep: int = 1  # expert parallel; its ranks are some of those of the other degrees, so it does not enter `gpus`
-    stages_per_rank: int = 1  # pipeline stages of a rank; above 1 for interleaved and V schedules
+    ep: int = 1  # expert parallelism; it reuses ranks of the other degrees, so `gpus` does not include it
+    stages_per_rank: int = 1  # pipeline stages per rank; above 1 for interleaved and V schedules
     schedule: Schedule = "1f1b"
-    micro_batch: int = 1  # sequences that a data parallel rank computes at once
-    global_batch: int = 1  # sequences in a step, of all ranks together
-    # which states `dp_shard` divides: none (DDP), the optimizer's (zero1), gradients too (zero2), all
+    micro_batch: int = 1  # sequences that a data-parallel rank computes at once
+    global_batch: int = 1  # sequences per step over all ranks
+    # Which states `dp_shard` divides: none (DDP), the optimizer's (zero1), also gradients (zero2), or all.
     sharding: Sharding = "fsdp2"
-    # weights are gathered again for the backward pass (only where `sharding` divides them), and gradients are
-    # reduce-scattered after each micro-batch. If False, both stay whole through a step.
+    # Weights are gathered again for the backward pass (only if `sharding` divides them), and gradients are
+    # reduce-scattered after each micro-batch. If False, both stay unsharded throughout a step.
     reshard_after_forward: bool = True
-    sequence_parallel: bool = True  # tensor parallel ranks divide the sequence outside attention and MLP
-    tp_overlap: TensorOverlap = "none"  # `async` runs tensor parallel collectives in parts beside the matrix products
-    # keys and values of all ranks are gathered before attention, or go around a ring beside it
+    sequence_parallel: bool = True  # tensor-parallel ranks divide the sequence outside attention and MLP
+    tp_overlap: TensorOverlap = "none"  # `async` splits tensor-parallel collectives and overlaps them with the GEMMs
+    # All ranks' keys and values are gathered before attention, or move around a ring during attention.
     cp_method: ContextMethod = "allgather"
     offload_optimizer: bool = False  # the optimizer's states and step are on the host
-    # what the backward pass computes again. `per_op` is torchtitan's selective mode, `selective` this project's,
-    # `core_attention` Megatron's selective mode, `norm_act` norms and activations.
+    # What the backward pass recomputes. `per_op` is torchtitan's selective mode, `selective` this project's,
+    # `core_attention` Megatron's; `norm_act` recomputes norms and activations.
     checkpointing: Checkpointing = "none"
-    # blocks that are checkpointed; None for those that `checkpointing_freq` selects
+    # The number of checkpointed blocks; None for the blocks that `checkpointing_freq` selects.
     checkpointed_layers: int | None = None
-    # of each pipeline stage, the first one first; None to divide them evenly
+    # The layers of each pipeline stage in order; None to divide them evenly.
     layers_per_stage: tuple[int, ...] | None = None
-    # every Nth block is checkpointed, as torchtitan's `selective_ac_option` counts them. Of this project's trainer
-    # only, as is `cuda_graph`: the passes of a step are recorded once and replayed.
+    # Every Nth block is checkpointed, counted like torchtitan's `selective_ac_option`. Only this project's trainer has
+    # this field and `cuda_graph`, which records the passes of a step once and replays them.
     checkpointing_freq: int = 1
     cuda_graph: bool = False
 
@@ -76,7 +76,7 @@ class Layout:
 
     @property
     def microbatches(self) -> int:
-        """The micro-batches that a rank computes in a step: gradient accumulation, or what fills a pipeline."""
+        """The micro-batches that a rank computes per step, for gradient accumulation or to fill a pipeline."""
         return self.global_batch // (self.micro_batch * self.dp)
 
     @property
@@ -84,7 +84,7 @@ class Layout:
         return self.pp * self.stages_per_rank
 
     def checkpointing_of(self, block: int) -> Checkpointing:
-        """Return the checkpointing of a block of the model, the first one being 0."""
+        """Return the checkpointing of a block, counted from 0."""
         return self.checkpointing if (block + 1) % self.checkpointing_freq == 0 else "none"
 
     def count_checkpointed(self, layers: int) -> int:
@@ -100,8 +100,8 @@ class Layout:
     def uses_fsdp(self, state: State) -> bool:
         """Return whether FSDP wraps the model in this project's trainer.
 
-        It does where gradients are averaged over several ranks, and with fp32 state on a single rank too: there it
-        casts weights before a block and accumulates gradients in fp32, as in torchtitan, which always keeps its mesh
+        It does if gradients are averaged over several ranks, and also on a single rank with fp32 state: FSDP then casts
+        weights before a block and accumulates gradients in fp32, as in torchtitan, which always keeps its mesh
         (torchtitan/distributed/fsdp.py, resolve_fsdp_mesh).
         """
         return state == "fp32" or self.dp * self.cp > 1
@@ -130,24 +130,24 @@ class Job:
     model: Model
     layout: Layout
     sequence_length: int
-    trainer: str = "own"  # whose rules, memory and efficiency apply: a key of the planner's table of trainers
-    # the data type of matrix products: bf16, fp16 or an fp8 or fp4 recipe such as `fp8_tensorwise`
+    trainer: str = "own"  # determines rules, memory and efficiency: a key of the planner's table of trainers
+    # The data type of GEMMs: bf16, fp16, or an fp8 or fp4 recipe such as `fp8_tensorwise`.
     precision: str = "bf16"
-    # `fp32`: fp32 master weights, moments and gradients' reduction; `amp`: fp32 weights that are cast for each use;
-    # `bf16`: all in bf16; `int8`: 8-bit moments
+    # `fp32`: fp32 master weights, moments and gradient reduction; `amp`: fp32 weights that are cast for each use;
+    # `bf16`: everything in bf16; `int8`: 8-bit moments.
     state: State = "fp32"
     compiled: bool = True  # blocks are compiled by torch.compile
-    compiled_loss: bool = True  # and so is the loss, where the trainer can
-    # blocks have this project's own backward pass, which saves less (`workloads.llama.block`)
+    compiled_loss: bool = True  # so is the loss, if the trainer supports it
+    # Blocks use this project's own backward pass, which saves fewer tensors (`workloads.llama.block`).
     manual_backward: bool = False
-    document_tokens: int = 0  # mean length of a document that attention does not leave; 0 for whole sequences
-    # of a gradient in its reduction over data parallel ranks; None for the trainer's own
+    document_tokens: int = 0  # mean length of documents, to which attention is confined; 0 for whole sequences
+    # Bytes per gradient in the reduction over data-parallel ranks; None for the trainer's own.
     gradient_bytes: int | None = None
-    attention_kernel: AttentionKernel | Literal[""] = ""  # the kernel of attention; empty for the trainer's own
-    # how tokens go to experts: `deepep` sends a token once to each node, `alltoall` once to each expert, `allgather` to
-    # all ranks, which scatter the sums of outputs
+    attention_kernel: AttentionKernel | Literal[""] = ""  # empty for the trainer's own
+    # How tokens are sent to experts: `deepep` sends a token once per node, `alltoall` once per expert, and `allgather`
+    # to all ranks, which scatter the sums of outputs.
     dispatcher: Dispatcher = "alltoall"
-    expert_overlap: bool = False  # all-to-all of one micro-batch runs beside the computation of another
-    expert_imbalance: float = 1.0  # tokens of the busiest rank's experts, divided by the mean
-    # the tokens that a rank's buffers hold, divided by that mean: more than there are if their number is unknown before
+    expert_overlap: bool = False  # the all-to-all of one micro-batch overlaps with the computation of another
+    expert_imbalance: float = 1.0  # the tokens of the busiest rank's experts, divided by the mean
+    # The tokens for which a rank has buffers, divided by that mean; larger if their number is unknown in advance.
     expert_buffers: float = 1.0

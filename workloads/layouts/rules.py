@@ -1,6 +1,6 @@
-"""The rules that make a layout valid: what every trainer needs, and what this project's own one does.
+"""The rules that make a layout valid: the rules of every trainer, and those of particular trainers.
 
-A rule is a row of `RULES`. A rule that only some trainers have names them in its row.
+A rule is a row in `RULES`. If only some trainers have a rule, its row names them.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from workloads.layouts.layout import DEGREES, SPLIT_SCHEDULES, V_SCHEDULES, Job
 from workloads.layouts.trainers import OWN, TRAINERS, find_trainer
 
 PLAIN_PRECISIONS = ("bf16", "fp32")
-BLOCK_PRECISIONS = {  # of `workload=parallel`: torchao's layers, and a block with kernels of its own
+BLOCK_PRECISIONS = {  # of `workload=parallel`: torchao's layers, and a block with its own kernels
     "pytorch": (*PLAIN_PRECISIONS, "fp8_tensorwise", "fp8_rowwise", "mxfp8", "nvfp4"),
     "manual": (*PLAIN_PRECISIONS, "fp8_tensorwise", "fp8_blockwise"),
 }
@@ -25,16 +25,16 @@ VARLEN_TORCH = SPLIT_LOSS_TORCH = (2, 13)
 
 @dataclass(frozen=True)
 class Site:
-    """The ranks on which a layout is to run, as far as rules depend on it."""
+    """The properties of a layout's ranks on which rules depend."""
 
     ranks: int
     domain: int  # ranks of a node, or of a larger domain that links connect
     device: str = ""
-    # of each device by data type; empty where it is not known
+    # The peak of each device by data type; empty if unknown.
     peak_tflops: Mapping[str, float] = field(default_factory=dict)
     tp_across_domains: bool = False  # tensor parallel may leave a domain
     on_gpu: bool = True
-    # the version that runs the layout; None where the layout is planned for another machine
+    # The torch version that runs the layout; None if the layout is planned for another machine.
     torch: tuple[int, ...] | None = None
 
     @classmethod
@@ -54,13 +54,13 @@ Check = Callable[[Job, Site], Iterator[str]]
 
 
 class Rule(NamedTuple):
-    """A row: the rule's name, and a check that yields the reasons why a job breaks it."""
+    """A row: the name of a rule, and a check that yields the reasons why a job breaks it."""
 
     name: str
     check: Check
-    trainers: frozenset[str] | None = None  # those that have the rule; None for all
-    # a search checks it for each value of checkpointing and resharding, which trade memory for time. Weights that
-    # nothing shards are not among them: a search reshards them in every layout.
+    trainers: frozenset[str] | None = None  # the trainers that have the rule; None for all
+    # A search checks the rule for each value of checkpointing and resharding, which trade memory for time. This does
+    # not include the resharding of unsharded weights, which a search sets in every layout.
     is_tradable: bool = False
 
 
@@ -71,7 +71,7 @@ class Violation:
 
 
 def find_violation(job: Job, place: Cluster | Site, rules: Iterable[Rule] | None = None) -> Violation | None:
-    """Return the first rule that the job breaks, of its trainer's rules if none are given; None for a valid job."""
+    """Return the first of the `rules` that the job breaks, or None. The default is the rules of its trainer."""
     site = place if isinstance(place, Site) else Site.of(place)
     for rule in rules_of(job.trainer) if rules is None else rules:
         for reason in rule.check(job, site):
@@ -139,7 +139,7 @@ def _check_batch(job: Job, site: Site) -> Iterator[str]:
 
 def _check_stages(job: Job, site: Site) -> Iterator[str]:
     layout, is_single = job.layout, job.layout.stages_per_rank == 1
-    # Primus's zero_bubble.yaml has a stage of each rank, PyTorch's InterleavedZeroBubble several.
+    # Primus's zero_bubble.yaml has one stage per rank, PyTorch's InterleavedZeroBubble several.
     needs_single = layout.schedule in (("1f1b", "zero_bubble") if job.trainer == "primus" else ("1f1b",))
     if layout.stages > job.model.layers:
         yield f"{layout.stages} stages, but the model has {job.model.layers} layers"
@@ -178,13 +178,13 @@ def _check_multiple(job: Job, multiple: int) -> Iterator[str]:
 
 
 def _check_rounds(job: Job, site: Site) -> Iterator[str]:
-    """Check what PyTorch's looped schedules need."""
+    """Check the requirements of PyTorch's looped schedules."""
     if job.layout.schedule in ("interleaved", "zero_bubble"):
         yield from _check_multiple(job, max(1, job.layout.microbatches // job.layout.pp))
 
 
 def _check_interleaved(job: Job, site: Site) -> Iterator[str]:
-    """Check what Megatron-LM's interleaved schedule needs (pipeline_parallel/schedules.py, core 0.16.1 to 0.20)."""
+    """Check the requirements of Megatron-LM's interleaved schedule (pipeline_parallel/schedules.py, 0.16.1 to 0.20)."""
     if job.layout.schedule == "interleaved":
         yield from _check_multiple(job, job.layout.pp)
 
@@ -200,7 +200,7 @@ def _check_experts(job: Job, site: Site) -> Iterator[str]:
 
 
 def _check_borrowed_experts(job: Job, site: Site) -> Iterator[str]:
-    """Check what prime-rl's expert parallelism takes: all ranks of `cp`, and some of `dp_shard`."""
+    """Check that prime-rl's expert parallelism spans all ranks of `cp` and some of `dp_shard`."""
     ep, cp, shards = job.layout.ep, job.layout.cp, job.layout.dp_shard
     if ep > 1 and (ep % cp or shards * cp % ep):
         yield f"ep {ep} has to be a multiple of cp {cp} and a divisor of dp_shard x cp = {shards * cp}"
@@ -247,7 +247,7 @@ def _check_dtype(job: Job, site: Site) -> Iterator[str]:
 
 
 def matrix_dtype(precision: str) -> str:
-    """Return the data type of a recipe's matrix products, as a device's peaks name it: `fp8` of `fp8_tensorwise`."""
+    """Return the data type of a recipe's GEMMs, named as in a device's peaks: `fp8` for `fp8_tensorwise`."""
     name = precision.split("_")[0]
     return {"mxfp8": "fp8", "nvfp4": "fp4", "mxfp4": "fp4"}.get(name, name)
 
@@ -289,7 +289,7 @@ def _check_tied_head(job: Job, site: Site) -> Iterator[str]:
 
 
 def _check_low_precision(job: Job, site: Site) -> Iterator[str]:
-    """Check what layers in low precision support: tokens and sizes on a rank, and tensor parallelism in fp8 alone."""
+    """Check what low-precision layers support: tokens and sizes per rank, and tensor parallelism only in fp8."""
     layout, model, dtype = job.layout, job.model, job.precision
     if dtype in PLAIN_PRECISIONS:
         return
@@ -313,7 +313,7 @@ def _check_low_precision(job: Job, site: Site) -> Iterator[str]:
 
 
 def _check_async_tp(job: Job, site: Site) -> Iterator[str]:
-    """Check what PyTorch's asynchronous tensor parallelism (`async_tp`, in a plan `tp_overlap=async`) needs."""
+    """Check the needs of PyTorch's asynchronous tensor parallelism (`async_tp`; `tp_overlap=async` in a plan)."""
     tp = job.layout.tp
     if job.layout.tp_overlap == "none":
         return
@@ -328,7 +328,7 @@ def _check_async_tp(job: Job, site: Site) -> Iterator[str]:
 
 
 def _check_cuda_graph(job: Job, site: Site) -> Iterator[str]:
-    """Check that a recording holds: it has no collectives, and nothing of FSDP, which allocates weights anew."""
+    """Check that a recording stays valid: it must not contain collectives or FSDP, which reallocates weights."""
     if not job.layout.cuda_graph:
         return
     if not site.on_gpu:
@@ -358,7 +358,7 @@ def _check_state(job: Job, site: Site) -> Iterator[str]:
 
 
 def _check_block(job: Job, site: Site) -> Iterator[str]:
-    """Check that a rank has whole weights and whole sequences, which the manual backward pass is written for."""
+    """Check that a rank has whole weights and whole sequences, as the manual backward pass requires."""
     tp, cp, schedule = job.layout.tp, job.layout.cp, job.layout.schedule
     if not job.manual_backward:
         return
@@ -369,7 +369,7 @@ def _check_block(job: Job, site: Site) -> Iterator[str]:
 
 
 def _check_own_model(job: Job, site: Site) -> Iterator[str]:
-    """Check what blocks of experts, and of norms of queries and keys, are written for."""
+    """Check the limits of blocks with experts, or with norms of queries and keys."""
     model, schedule = job.model, job.layout.schedule
     part = "experts" if model.experts else "norms of queries and keys" if model.qk_norm else ""
     if not part:
@@ -428,4 +428,4 @@ RULES = (
     Rule("the manual block is supported", _check_block, ONLY_OWN),
     Rule("the model's blocks are supported", _check_own_model, ONLY_OWN),
 )
-COMMON_RULES = tuple(rule for rule in RULES if rule.trainers != ONLY_OWN)  # of a program that is not known
+COMMON_RULES = tuple(rule for rule in RULES if rule.trainers != ONLY_OWN)  # for an unknown program

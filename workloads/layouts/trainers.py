@@ -1,4 +1,4 @@
-"""The table of trainers: the values of a layout that each runs and that a search tries, and how it computes."""
+"""The table of trainers: the layout values that each one runs and that a search tries, and how it computes."""
 
 import csv
 import statistics
@@ -13,9 +13,9 @@ from workloads.layouts.layout import AttentionKernel, Job
 
 EFFICIENCIES = Path(__file__).with_name("efficiencies.csv")
 OWN = "own"
-Values = Mapping[str, tuple[Any, ...]]  # by the name of a layout's field
+Values = Mapping[str, tuple[Any, ...]]  # keyed by layout field
 VALUES = {"runs", "search", "alone"}
-BASES = ("fsdp", "fsdp1")  # rows that others are like, which no trainer has
+BASES = ("fsdp", "fsdp1")  # rows on which other rows are based; no trainer has these names
 
 
 @dataclass(frozen=True)
@@ -23,42 +23,42 @@ class Trainer:
     """A row of the table."""
 
     name: str
-    # whose engine it runs on: trainers of one core have similar efficiencies
+    # The engine that it runs on. Trainers with the same core have similar efficiencies.
     core: Literal["pytorch", "megatron", "deepspeed"] = "pytorch"
-    # the values of a layout's fields that it runs; fields that are not named may have any
+    # The values of layout fields that it runs; a field that is not listed may have any value.
     runs: Values = field(default_factory=dict)
-    # those that a search tries, of checkpointing and resharding the fastest first
+    # The values that a search tries; for checkpointing and resharding, the fastest first.
     search: Values = field(default_factory=dict)
-    without: tuple[str, ...] = ()  # degrees that it does not have, or that are not modelled of it: they are 1
+    without: tuple[str, ...] = ()  # degrees that are always 1, because it does not have them or they are not modeled
     alone: Values = field(default_factory=dict)  # degrees that it does not combine with a sharding
-    # ranks of tensor parallelism may share a key-value head: their number may be a multiple of the heads'
+    # Tensor-parallel ranks may share a key-value head, so their number may be a multiple of the number of heads.
     shares_kv_heads: bool = False
     attention: AttentionKernel = "cudnn"  # the kernel that it calls
-    fused: bool = True  # norms, activations and residual sums are fused kernels even where nothing is compiled
-    compiles: bool = False  # it has torch.compile, which a search takes as on
-    gradient_bytes: int = 4  # of a gradient in its reduction
-    main_gradients: bool = False  # gradients of all micro-batches are added up in fp32, unsharded (Megatron)
-    overlaps_data_parallel: bool = True  # collectives of data parallelism run beside computation
-    tensor_link_share: float = 0.78  # of the link's bandwidth that tensor parallel collectives reach
-    loss_bytes: float = 28  # bytes read and written for a logit, forward and backward
-    logit_bytes: float = 14  # bytes held at once for a logit at the peak of the loss, which one GPU computes eagerly
+    fused: bool = True  # norms, activations and residual sums are fused kernels even if nothing is compiled
+    compiles: bool = False  # it supports torch.compile, which a search assumes to be on
+    gradient_bytes: int = 4  # per gradient in the reduction
+    main_gradients: bool = False  # gradients of all micro-batches are accumulated in fp32, unsharded (Megatron)
+    overlaps_data_parallel: bool = True  # data-parallel collectives overlap with computation
+    tensor_link_share: float = 0.78  # the share of the link's bandwidth that tensor-parallel collectives reach
+    loss_bytes: float = 28  # bytes read and written per logit, forward and backward
+    logit_bytes: float = 14  # bytes allocated per logit at the peak of the loss, computed eagerly on one GPU
     compiles_loss: bool = False  # the loss is compiled with the blocks
-    chunked_loss: bool = False  # logits of a few tokens at a time exist
-    # gradients are averaged over copies of the model once a step, not for each micro-batch
+    chunked_loss: bool = False  # only the logits of a few tokens exist at a time
+    # Gradients are averaged over replicas of the model once per step, not for each micro-batch.
     averages_copies_once: bool = False
     buffers_gib: float = 0.0  # buckets of gathered weights and of gradients that are not parts of a layer
-    # what the allocator holds at most beyond what it gave out, as a share of it: no measured row has more
+    # Memory that the allocator reserves beyond the allocated memory, as a share of it: the largest measured share.
     reserved_share: float = 0.09
 
     def fixed_degrees(self, sharding: str | None = None) -> dict[str, int]:
-        """Return the degrees that it does not have, and those that it cannot combine with a sharding: they are 1."""
+        """Return the degrees that must be 1: those that it does not have, or cannot combine with a sharding."""
         return dict.fromkeys((*self.without, *self.alone.get(sharding or "", ())), 1)
 
     def divides_kv_heads(self, kv_heads: int, tp: int) -> bool:
         return not kv_heads % tp or (self.shares_kv_heads and not tp % kv_heads)
 
     def find_unsupported(self, given: Mapping[str, Any]) -> str:
-        """Return why it cannot run given fields of a layout; empty where it can."""
+        """Return why it cannot run the given fields of a layout; empty if it can."""
         for name, value in self.fixed_degrees(given.get("sharding")).items():
             if given.get(name, value) != value:
                 if name not in self.without:
@@ -94,7 +94,7 @@ def is_own(job: Job) -> bool:
 
 
 def find_trainer(name: str) -> Trainer:
-    """Return the row of a trainer. Raises KeyError if the table has none of that name."""
+    """Return the row of a trainer. Raises KeyError if the table does not have it."""
     return TRAINERS[SYNONYMS.get(name, name)]
 
 
@@ -110,10 +110,10 @@ def find_efficiency(trainer: str, device: str) -> float:
 
 
 def nearest_efficiency(trainer: str, device: str, table: Mapping[tuple[str, str], float]) -> float:
-    """Return a pair's efficiency, or the median of the nearest pairs that the table has.
+    """Return the efficiency of a trainer on a device, or the median over the nearest pairs in the table.
 
-    Nearest is the same trainer on another device, then another trainer of the same core on this device or on any, then
-    any trainer on this device; 1 where nothing is known.
+    The nearest is the same trainer on another device, then another trainer with the same core on this device or on any,
+    then any trainer on this device. If nothing is known, it is 1.
     """
     name = SYNONYMS.get(trainer, trainer)
     core = find_trainer(name).core

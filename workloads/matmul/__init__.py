@@ -1,6 +1,6 @@
 """`workload=matmul`: the rate of one matrix product (GEMM), C[m, n] = A[m, k] · B[k, n].
 
-The search over m, n and k finds the highest rate that this device's library achieves. The products of a model
+The search over m, n and k finds the highest rate that this device's library achieves. The GEMMs of a model
 (`space=llama3_8b`) show how close training can come to it.
 """
 
@@ -31,7 +31,7 @@ class MatmulParameters:
             nn and tn for a model's gradients), and nt for formats of 8 bits or fewer, whose units support no other.
         output_dtype: data type of C. `auto` is that of A and B, and bf16 for formats of 8 bits or fewer.
         accumulation: fp32, or reduced: partial sums may be rounded (PyTorch's default for bf16 and fp16 on NVIDIA GPUs;
-            the fast accumulators of fp8). `auto` is reduced where the device and the backend have it, else fp32.
+            the fast accumulators of fp8). `auto` is reduced if the device and the backend support it, else fp32.
         backend: `torch` is torch.mm with its default library, `cublas` and `cublaslt` select the vendor's library (on
             ROCm hipBLAS and hipBLASLt), `ck` is AMD's Composable Kernel, `tunable` is PyTorch's search over the kernels
             of hipBLASLt and rocBLAS, done before the first call, `triton` is Inductor's kernel tuned for the shape.
@@ -39,7 +39,7 @@ class MatmulParameters:
         statistic: statistic of the repeats, each with the last-level cache flushed before it (cold) or not (warm).
         warmup: calls that are not timed.
         warmup_s: seconds of load before a worker's first trial.
-        repeats: timed readings, each of one call; of several where a call with a warm cache is short.
+        repeats: timed readings, each of one call, or of several calls if they are short and the cache is warm.
         sustained_s: if above 0, the product also runs back to back for this many seconds once the clocks have settled.
         seed: seed of the random operands.
     """
@@ -90,13 +90,13 @@ class MatmulParameters:
 
 
 class Matmul(Workload):
-    """A matrix product with its result checked."""
+    """A GEMM whose result is checked."""
 
     name = "matmul"
     Parameters = MatmulParameters
-    # Each repeat is timed by itself on the same random inputs; the output is rewritten; the GPU's settings stay. On a
-    # CPU, repeats that other processes disturb are measured again (new in 4). On a GPU the cost of events is
-    # subtracted, short warm calls are timed many at once, and the flush reads and writes (new in 5).
+    # Each repeat is timed by itself on the same random inputs; the output is rewritten; the GPU's settings stay the
+    # same. On a CPU, repeats that other processes disturb are repeated (new in 4). On a GPU, the cost of events is
+    # subtracted, many short warm calls are timed together, and the flush reads and writes (new in 5).
     benchmark_version = "burst/5"
     work = ("model", "dtype", "output_dtype", "accumulation", "statistic")
     ways = ("layout", "backend", "warmup", "warmup_s", "repeats", "sustained_s", "seed")
@@ -105,7 +105,7 @@ class Matmul(Workload):
     module = "gemm"
 
     def recorded_parameters(self, parameters: MatmulParameters) -> Mapping[str, Scalar]:
-        """Return the parameters without m, n and k, or without the model's layer: whichever does not give the shape."""
+        """Return the parameters without those that do not determine the shape: m, n and k, or the model's layer."""
         unused = ("model", "layer", "product", "tokens") if parameters.model is None else ("m", "n", "k")
         values = super().recorded_parameters(parameters)
         return {name: value for name, value in values.items() if name not in unused}

@@ -1,4 +1,4 @@
-"""Time one matrix product by a library with its arithmetic switches set, and check its result."""
+"""Time one GEMM of a library with its arithmetic switches set, and check its result."""
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -18,7 +18,7 @@ from workloads.matmul import MatmulParameters, rules, tunable
 from workloads.matmul.operands import make_operands
 from workloads.precision.formats import rocm_of_build
 
-# The names of a backend's library in PyTorch, and those of the library that runs, by PyTorch's name of it.
+# The backends that select a library in PyTorch, and the names of the library that runs, by PyTorch's name for it.
 SELECTED = ("cublas", "cublaslt", "ck")
 CUDA_LIBRARIES = {"Cublas": "cublas", "Cublaslt": "cublaslt"}
 ROCM_LIBRARIES = {"Cublas": "hipblas", "Cublaslt": "hipblaslt", "Ck": "ck"}
@@ -46,7 +46,7 @@ def measure(parameters: MatmulParameters, rank: Rank) -> Measurement:
                 operands.multiply, lambda: make().multiply, operands.bytes, device, parameters, rank.clock_mhz
             )
             c = operands.multiply()
-        # Read back, while the switches are set.
+        # Read back while the switches are set.
         machine_info: dict[str, Any] = {
             "layout": operands.layout,
             "output_dtype": str(c.dtype).removeprefix("torch."),
@@ -96,7 +96,7 @@ def _warm_up(device: torch.device, seconds: float) -> None:
 
 
 def _tuned(parameters: MatmulParameters, operands: Operands) -> AbstractContextManager[tunable.Tuning | None]:
-    """Let PyTorch run the kernel that TunableOp finds for the product until the block ends, if that is the backend."""
+    """If TunableOp is the backend, make PyTorch run the kernel that it finds for the GEMM until the block ends."""
     if parameters.backend != "tunable":
         return nullcontext()
     rotating_mib = devices.flush_mib(operands.a.device) if parameters.statistic.endswith("_cold") else 0
@@ -108,7 +108,7 @@ def arithmetic(parameters: MatmulParameters, architecture: str) -> Iterator[None
     """Set PyTorch's arithmetic for one trial and restore it. Raises Infeasible if the library is missing."""
     settings, backend = torch.backends.cuda.matmul, parameters.backend
     reduced = rules.executed_accumulation(parameters, architecture) == "reduced"
-    # fp32 is never executed as tf32, which is another type with another peak.
+    # fp32 is never executed as tf32, which is a different type with a different peak.
     switches = {"allow_tf32": parameters.dtype == "tf32"} | dict.fromkeys(REDUCING.values(), reduced)
     before = {name: getattr(settings, name) for name in switches}
     library_before = torch.backends.cuda.preferred_blas_library()
@@ -130,7 +130,7 @@ def arithmetic(parameters: MatmulParameters, architecture: str) -> Iterator[None
 
 
 def executed_accumulation(parameters: MatmulParameters, architecture: str) -> str:
-    """Return the type that GEMMs accumulate in now: PyTorch's setting for 16-bit types on NVIDIA GPUs, else the
+    """Return the accumulation that is in effect now: PyTorch's setting for 16-bit types on NVIDIA GPUs, or else the
     rule's."""
     switch = REDUCING.get(parameters.dtype)
     if switch is None or not architecture.startswith("sm") or parameters.backend not in rules.LIBRARY_BACKENDS:
@@ -139,13 +139,13 @@ def executed_accumulation(parameters: MatmulParameters, architecture: str) -> st
 
 
 def executed_backend(parameters: MatmulParameters) -> str:
-    """Return the library that PyTorch has selected, which may refuse one on some GPUs; else the requested backend."""
+    """Return the library that PyTorch has selected (it rejects some on some GPUs), or else the requested backend."""
     name = _preferred()
     return CUDA_LIBRARIES.get(name, name.lower()) if parameters.backend in SELECTED else parameters.backend
 
 
 def library(parameters: MatmulParameters, architecture: str) -> dict[str, str]:
-    """Return the library that runs the product as `machine_info` has it; empty where none is selected."""
+    """Return the library that runs the GEMM, for `machine_info`; empty if none is selected."""
     scaled = parameters.dtype not in ("fp32", "tf32", "fp16", "bf16")
     if architecture.startswith("cpu") or scaled or parameters.backend not in ("torch", *SELECTED):
         return {}

@@ -1,4 +1,4 @@
-"""Create the two matrices of a product in any number format, and the call that multiplies them."""
+"""Create the two operands of a GEMM in any number format, and the call that multiplies them."""
 
 import math
 from collections.abc import Callable
@@ -19,9 +19,9 @@ from workloads.precision.formats import scale_layout
 def make_operands(
     parameters: MatmulParameters, device: torch.device, generator: torch.Generator, architecture: str
 ) -> Operands:
-    """Create normally distributed operands. Scales are one: the time of a product does not depend on their values.
+    """Create normally distributed operands. Scales are one, since the time of a GEMM does not depend on their values.
 
-    Raises Infeasible if the backend does not support this product. `rules` has the combinations that are known to be
+    Raises Infeasible if the backend does not support this GEMM. `rules` has the combinations that are known to be
     unsupported.
     """
     shape = parameters.shape()

@@ -1,7 +1,7 @@
 """The GEMM parameters that PyTorch rejects or silently ignores, by device. No torch.
 
-A parameter without effect must not stand as executed, so every such combination is infeasible, with the reason. The
-rules are those of PyTorch 2.11 to 2.13; the files named are in aten/src/ATen.
+A parameter without effect must not be recorded as executed, so every such combination is infeasible, with a reason. The
+rules are those of PyTorch 2.11 to 2.13; the source files are in aten/src/ATen.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ from workloads.api.recipes import RECIPES, unsupported_output_reason, unsupporte
 if TYPE_CHECKING:
     from workloads.matmul import MatmulParameters
 
-# Backends for which torch.mm is called: PyTorch's default library, one that is selected, or a search over two.
+# Backends that call torch.mm: PyTorch's default library, a selected library, or a search over two libraries.
 LIBRARY_BACKENDS = ("torch", "cublas", "cublaslt", "ck", "tunable")
 # Context.cpp, Context::ckSupported.
 CK_ARCHITECTURES = ("gfx90a", "gfx942", "gfx950")
-# Data types whose partial sums a library may round: PyTorch's switches for 16-bit types, the fast accumulators of fp8.
+# Data types whose partial sums may be rounded: by PyTorch's switches for 16-bit types, and fp8's fast accumulators.
 REDUCIBLE = ("bf16", "fp16", "fp8_tensorwise", "fp8_rowwise")
 # Formats with scales that TunableOp dispatches (native/cuda/ScaledBlas.cpp, _tunable_scaled_gemm_rocm). It has no
 # branch for 4-bit types, which would run no kernel at all.
 TUNABLE_SCALED = ("fp8_tensorwise", "fp8_rowwise")
-# Backends that do not promise their library for an fp32 result of 16-bit operands on ROCm (cuda/CUDABlas.cpp): CK
-# raises, TunableOp is passed over ("TODO: Support tuning"), and a call of hipBLASLt that finds no kernel continues with
-# hipblasGemmEx and says so in a warning only.
+# Backends that do not guarantee their library for an fp32 result from 16-bit operands on ROCm (cuda/CUDABlas.cpp): CK
+# raises, TunableOp is skipped ("TODO: Support tuning"), and hipBLASLt falls back to hipblasGemmEx, with only a warning,
+# if it finds no kernel.
 UNPROMISED = {
     "ck": "CK has no such product",
     "tunable": "PyTorch passes TunableOp over",
@@ -47,8 +47,8 @@ def unsupported_backend_reason(backend: str, architecture: str) -> str:
 def unsupported_accumulation_reason(accumulation: str, architecture: str) -> str:
     """Return why a device does not support an accumulation; empty if it does.
 
-    On ROCm cuda/CUDABlas.cpp passes neither the switches of the 16-bit types nor the fast accumulation of fp8 to
-    hipBLAS or hipBLASLt (`#ifndef USE_ROCM`): both sum in fp32.
+    On ROCm, cuda/CUDABlas.cpp passes neither the switches of the 16-bit types nor the fast accumulation of fp8 to
+    hipBLAS or hipBLASLt (`#ifndef USE_ROCM`); both accumulate in fp32.
     """
     if accumulation != "reduced" or architecture.startswith("sm"):
         return ""
@@ -56,7 +56,7 @@ def unsupported_accumulation_reason(accumulation: str, architecture: str) -> str
 
 
 def executed_accumulation(parameters: MatmulParameters, architecture: str) -> str:
-    """Return what `auto` means on this device, as PyTorch does by default; else the parameter."""
+    """Return the accumulation, with `auto` resolved to PyTorch's default on this device."""
     if parameters.accumulation != "auto":
         return parameters.accumulation
     reason = unsupported_accumulation_reason("reduced", architecture) or _unreducible_reason(parameters)
@@ -86,7 +86,7 @@ def unsupported_reason(parameters: MatmulParameters, architecture: str) -> str:
         return reason
     if not _is_rocm(architecture):
         return ""
-    # hipBLASLt alone has tf32: the other routes call hipblasSgemm or fp32 CK.
+    # Only hipBLASLt has tf32; the other paths call hipblasSgemm or CK in fp32.
     if dtype == "tf32" and backend in ("cublas", "ck"):
         return f"backend={backend} computes fp32 on ROCm, not tf32; set backend=cublaslt"
     if backend in UNPROMISED and sums_into_fp32_output(parameters):
@@ -95,7 +95,7 @@ def unsupported_reason(parameters: MatmulParameters, architecture: str) -> str:
 
 
 def sums_into_fp32_output(parameters: MatmulParameters) -> bool:
-    """Return whether 16-bit operands give an fp32 result, which PyTorch computes by another function."""
+    """Return whether 16-bit operands give an fp32 result, which PyTorch computes with a different function."""
     return parameters.dtype in ("bf16", "fp16") and parameters.output_dtype == "fp32"
 
 

@@ -1,7 +1,7 @@
 """TunableOp: PyTorch's own search over the kernels of hipBLASLt and rocBLAS, done before anything is timed.
 
-It runs every kernel that accepts the product and keeps the fastest (torch.cuda.tunable). On CUDA it knows the default
-kernel alone.
+It runs every kernel that accepts the GEMM and keeps the fastest (torch.cuda.tunable). On CUDA, it has only the default
+kernel.
 """
 
 import tempfile
@@ -14,14 +14,14 @@ from typing import Any, NamedTuple
 import torch
 from torch.cuda import tunable
 
-# Milliseconds that one kernel is timed for at most: TunableOp's own default. There are up to thousands of kernels, of
-# which slow ones are given up after a few calls; what bounds the whole search is the trial's timeout.
+# The longest time for timing one kernel, in milliseconds: TunableOp's own default. There may be thousands of kernels,
+# and slow ones are abandoned after a few calls. The trial's timeout limits the whole search.
 MAX_TUNING_MS = 30
 
 
 class Tuning(NamedTuple):
-    kernel: str  # that was chosen, such as Gemm_Hipblaslt_1219, or Default
-    seconds: float  # that the search took; close to 0 for a product that this process has tuned before
+    kernel: str  # the chosen kernel, such as Gemm_Hipblaslt_1219, or Default
+    seconds: float  # the duration of the search; close to 0 for a GEMM that this process has already tuned
 
 
 _chosen_kernels: dict[str, str] = {}
@@ -29,16 +29,16 @@ _chosen_kernels: dict[str, str] = {}
 
 @contextmanager
 def tuned(multiply: Callable[[], object], product: str, rotating_mib: int) -> Iterator[Tuning]:
-    """Search for the fastest kernel of a product, and let PyTorch run it until the block ends.
+    """Search for the fastest kernel for a GEMM, and make PyTorch run it until the block ends.
 
-    `product` names its shape, layout and data type. The search rotates among `rotating_mib` of operands, so that a
-    cache holds none; 0 for a warm cache.
+    `product` names its shape, layout and data type. The search rotates among `rotating_mib` of operands, so that none
+    of them is cached; 0 gives a warm cache.
     """
     tunable.set_filename(f"{_results_folder().name}/results.csv")
     tunable.set_max_tuning_duration(MAX_TUNING_MS)
     tunable.set_rotating_buffer_size(rotating_mib)
     tunable.enable(True)
-    # Operator, parameters, kernel and milliseconds of every tuned product; torch's annotation is of one.
+    # The operator, parameters, kernel and milliseconds of every tuned GEMM; torch's annotation describes only one.
     results: Callable[[], Any] = tunable.get_results
     try:
         known = results()
@@ -48,7 +48,7 @@ def tuned(multiply: Callable[[], object], product: str, rotating_mib: int) -> It
             multiply()
             torch.cuda.synchronize()
         finally:
-            tunable.tuning_enable(False)  # otherwise a product of another shape within the block would be tuned
+            tunable.tuning_enable(False)  # otherwise a GEMM of another shape within the block would be tuned
         seconds = time.perf_counter() - started
         if new := [result for result in results() if result not in known]:
             _chosen_kernels[product] = new[-1][2]
@@ -59,5 +59,5 @@ def tuned(multiply: Callable[[], object], product: str, rotating_mib: int) -> It
 
 @cache
 def _results_folder() -> tempfile.TemporaryDirectory[str]:
-    """Return a folder that is removed when the process ends: TunableOp writes its results into the current one."""
+    """Return a folder that is removed when the process ends, since TunableOp writes its results to the current one."""
     return tempfile.TemporaryDirectory(prefix="tunableop")

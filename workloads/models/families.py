@@ -1,4 +1,4 @@
-"""Families of models: the names of sizes in their `config.json`, and what their blocks have beyond these."""
+"""Families of models: the names of sizes in their `config.json`, and other properties of their blocks."""
 
 import re
 import tomllib
@@ -14,11 +14,11 @@ Names = dict[str, tuple[str, ...]]
 
 
 def _rotary(config: Config, layer: int) -> bool:
-    rotary = config["no_rope_layers"]  # 1 where a layer has rotary embeddings
+    rotary = config["no_rope_layers"]  # 1 for a layer with rotary embeddings
     return bool(rotary[layer] if rotary else (layer + 1) % config["no_rope_layer_interval"])
 
 
-# Which layers have the window, or are linear, where the file has no layer_types.
+# Which layers have the window, or are linear, if the file has no layer_types.
 LAYERS: dict[str, Callable[[Config, int], bool]] = {
     "every": lambda config, layer: True,
     "none": lambda config, layer: False,
@@ -37,34 +37,34 @@ GROUPS: dict[str, Names] = {
 
 @dataclass(frozen=True)
 class Family:
-    """What a family's blocks have beyond the sizes in its files, as its module in transformers 5.23 builds them."""
+    """Properties of a family's blocks besides the sizes in its files, as in its module in transformers 5.23."""
 
     activation: Activation = "swiglu"
     positions: Positions = "rope"
-    norms: int = 2  # of a block; `norm_vectors` of each, a scale and a bias
+    norms: int = 2  # per block; each has `norm_vectors`: a scale and possibly a bias
     norm_vectors: int = 1
-    qk_norm: QkNorm = ""  # of queries and keys: over a head's features, or over those of all heads
-    # rope_theta, norm_eps: of files that lack them
+    qk_norm: QkNorm = ""  # norm of queries and keys: over each head's features, or over all heads' features
+    # rope_theta, norm_eps: the values for files that lack them
     rope_theta: float = 10_000.0
     norm_eps: float = 1e-6
-    # qkv_bias, output_bias, mlp_bias: whether these have biases, or the key that says so
+    # qkv_bias, output_bias, mlp_bias: whether these have biases, or the key in the file that states it
     qkv_bias: bool | str = "attention_bias"
     output_bias: bool | str = "attention_bias"
     mlp_bias: bool | str = False
     expert_bias: bool = False  # experts and routers have biases
     sinks: bool = False  # each head has an attention sink
     shared_expert_gate: bool = False  # a matrix with one output weighs the shared expert
-    router_scores: RouterScores = "softmax"  # what gives the scores of experts
-    # whether those of a token are divided by their sum, or the key that says so
+    router_scores: RouterScores = "softmax"  # the function that gives the scores of experts
+    # Whether a token's scores are divided by their sum, or the key in the file that states it.
     renormalized: bool | str = "norm_topk_prob"
-    # which layers have a window; None where none has, then a file may not have one
+    # Which layers have a window. None if no layer has one; a file then must not have one.
     window: Callable[[Config, int], bool] | None = None
     chunked: bool = False  # windows are chunks
-    # which layers are linear, where the file has no layer_types; None where none can be
+    # Which layers are linear if the file has no layer_types; None if no layer can be linear.
     linear: Callable[[Config, int], bool] | None = None
-    split_blocks: bool = False  # a block is a mixer or an MLP alone, as its `layer_types` say
+    split_blocks: bool = False  # a block is only a mixer or only an MLP, according to `layer_types`
     attention_gate: bool = False
-    expansion: int = 0  # of the hidden size in the MLP, where the file does not have its size
+    expansion: int = 0  # the MLP's size as a multiple of the hidden size, if the file does not have it
     names: Names = field(default_factory=dict)  # of sizes, in addition to those of every family or instead
     defaults: Config = field(default_factory=dict)  # values of keys that files may lack
     adapt: Callable[[Config], dict[str, Any]] = lambda config: {}  # returns the keys that follow from others
@@ -76,7 +76,7 @@ class Family:
 
     @property
     def flags(self) -> set[str]:
-        """Return the boolean keys of a file."""
+        """Return the boolean keys that a file may have."""
         flags = (self.qkv_bias, self.output_bias, self.mlp_bias, self.renormalized)
         named = (key for key in flags if isinstance(key, str))
         return {*named, *(key for key, value in self.defaults.items() if type(value) is bool), "tie_word_embeddings"}
@@ -94,7 +94,7 @@ class Family:
 
 def _falcon(config: Config) -> dict[str, Any]:
     is_new, is_parallel = config["new_decoder_architecture"], config["parallel_attn"]
-    usual = None if is_new or not config["multi_query"] else 1  # as many as heads
+    usual = None if is_new or not config["multi_query"] else 1  # None: as many as heads
     norms = config["num_ln_in_parallel_attn"] or (2 if is_new else 1)
     return {
         "num_kv_heads": (config["num_kv_heads"] if is_new else None) or usual,
@@ -117,7 +117,7 @@ def _latent(config: Config) -> dict[str, Any]:
 
 
 def _delta_rule(config: Config) -> dict[str, Any]:
-    """Return the sizes of a gated delta rule: queries, keys, values and a gate, and two scalars of each head."""
+    """Return the sizes of a gated delta rule: queries, keys, values and a gate, and two scalars per head."""
     heads, value_size = config["linear_num_value_heads"], config["linear_value_head_dim"]
     keys, values = config["linear_num_key_heads"] * config["linear_key_head_dim"], heads * value_size
     return {
@@ -161,9 +161,9 @@ def _build_family(row: dict[str, Any]) -> Family:
 
 FAMILIES = {name: _build_family(row) for name, row in _TABLE["family"].items()}
 FAMILIES["kimi_k2"] = FAMILIES["deepseek_v3"]
-# Families that wrap a text part, and the family of that part where the file does not say.
+# Families that wrap a text part, with the family of that part for files that do not give it.
 TEXT_PARTS: dict[str, str] = _TABLE["text_parts"]
 UNSUPPORTED_FAMILIES = {name: reason for reason, names in _TABLE["unsupported"].items() for name in names}
-# A key with one of these words in its name may change shapes, unless it is one of those below.
+# A key with one of these words in its name may change shapes, unless it is one of the keys below.
 SHAPE_WORDS = re.compile(rf"(^|_)({'|'.join(_TABLE['shapes']['words'])})(_|$)")
 WITHOUT_SHAPE = re.compile("|".join(_TABLE["shapes"]["without"]))

@@ -1,4 +1,4 @@
-"""The floating-point operations of training a decoder, per token, and the documents that its sequences consist of."""
+"""The FLOPs per token of training a decoder, and the lengths of the documents in its sequences."""
 
 import math
 from collections.abc import Mapping
@@ -12,21 +12,21 @@ RecomputedLayer = Literal["qkv", "attention", "output", "gate", "up"]
 
 
 def document_lengths(sequence_length: int, document_tokens: int) -> tuple[int, ...]:
-    """Return the lengths of the documents of a sequence, in ascending order; 0 tokens stand for one document.
+    """Return the lengths of the documents in a sequence, in ascending order; 0 `document_tokens` mean one document.
 
-    Documents are packed into sequences, and tokens attend to earlier tokens of their own document alone. Lengths are
+    Documents are packed into sequences, and tokens attend only to earlier tokens of their own document. Lengths are
     quantiles of the exponential distribution with this mean: most documents are short, most tokens are in long ones.
-    Every sequence has the same lengths in an order of its own, so that all ranks and steps do the same work.
+    Every sequence has the same lengths in a different order, so that all ranks and steps do the same work.
     """
     count = max(1, round(sequence_length / document_tokens)) if document_tokens else 1
     quantiles = [-math.log(1 - (number + 0.5) / count) for number in range(count)]
-    shared_tokens = sequence_length - count  # each document has one token at least
+    shared_tokens = sequence_length - count  # each document has at least one token
     ends = [0, *(round(shared_tokens * total / sum(quantiles)) for total in accumulate(quantiles))]
     return tuple(sorted(1 + stop - start for start, stop in pairwise(ends)))
 
 
 def attended_length(sequence_length: int, document_tokens: int) -> float:
-    """Return the length of a sequence without documents whose attention costs as much for each of its tokens."""
+    """Return the length of a sequence without documents for which attention costs the same per token."""
     return sum(length**2 for length in document_lengths(sequence_length, document_tokens)) / sequence_length
 
 
@@ -34,12 +34,12 @@ def attended_length(sequence_length: int, document_tokens: int) -> float:
 def model_flops_per_token(model: Model, sequence_length: float) -> float:
     """Return the FLOPs per token that the model needs, forward and backward, without recomputation.
 
-    For a dense model L(6D(2D + 2K + 3F) + 6SD) + 6DV with L the layers, D the hidden size, K kv heads x head size, F
-    the intermediate size, S the sequence length and V the vocabulary. A linear layer costs six FLOPs per weight (Kaplan
-    et al. 2020, table 1). Attention costs twelve per pair of token and earlier token and unit of the hidden size; it is
-    causal, so half of the pairs are never computed and do not count. Routers count, and so do indexers, which have a
-    loss of their own; multi-token prediction does not.
-    Sequences that are packed with documents have their `attended_length`.
+    For a dense model, this is L(6D(2D + 2K + 3F) + 6SD) + 6DV with L the layers, D the hidden size, K kv heads x head
+    size, F the intermediate size, S the sequence length and V the vocabulary. A linear layer costs six FLOPs per weight
+    (Kaplan et al. 2020, table 1). Attention costs twelve per pair of tokens and unit of the hidden size; it is causal,
+    so half of the pairs are never computed and do not count. Routers count, and so do indexers, which have their own
+    loss; multi-token prediction does not.
+    For sequences packed with documents, pass the `attended_length`.
     """
     total = 6.0 * model.active_parameters
     for layer in range(model.layers):
@@ -48,7 +48,7 @@ def model_flops_per_token(model: Model, sequence_length: float) -> float:
                 attended = model.attended_tokens(layer, sequence_length)
                 total += 6 * attended * model.heads * (model.head_size + model.value_features)
                 total += 3 * sequence_length * model.index_features(layer)
-            case "linear":  # an element of the state is updated and read, two FLOPs each
+            case "linear":  # updating and reading an element of the state takes two FLOPs each
                 total += 12 * model.linear_state
     return total
 
@@ -56,13 +56,13 @@ def model_flops_per_token(model: Model, sequence_length: float) -> float:
 def hardware_flops_per_token(model: Model, sequence_length: float, recompute: Mapping[RecomputedLayer, float]) -> float:
     """Return the FLOPs per token that the device executes, recomputation included.
 
-    They are the model's FLOPs, those of the layers computed again in the backward pass, and those of the attention
-    scores. A fused attention kernel always computes the scores again in its backward pass: one of the two causal matrix
-    products (Dao 2023). `recompute` says of each kind of layer in how many blocks it is computed again.
+    They are the model's FLOPs plus those of recomputing layers and attention scores in the backward pass. A fused
+    attention kernel always recomputes the scores in its backward pass, which is one of the two causal GEMMs (Dao 2023).
+    `recompute` gives, for each kind of layer, the number of blocks in which it is recomputed.
     """
     attended = sum(model.attended_tokens(layer, sequence_length) for layer in range(model.layers)) / model.layers
-    attention = 2 * attended * model.heads * model.head_size  # of one of the two products, mean of blocks
-    # Of the experts that a token goes through, at the mean over blocks.
+    attention = 2 * attended * model.heads * model.head_size  # of one of the two GEMMs, mean over blocks
+    # For the experts that a token goes through, as the mean over blocks.
     mlps = sum(model.active_mlp_weights(n) - model.has_experts(n) * model.router_weights for n in range(model.layers))
     gate_or_up = mlps / model.mlp_matrices / model.layers
     weights: dict[RecomputedLayer, float] = {

@@ -1,4 +1,4 @@
-"""Models by name, or by the sizes in their Hugging Face `config.json`."""
+"""Load models by name, or from the sizes in their Hugging Face `config.json`."""
 
 import json
 from collections.abc import Iterable, Mapping
@@ -20,14 +20,14 @@ from workloads.suggestions import hint, suggest
 
 REQUIRED = ("layers", "hidden_size", "heads", "vocabulary")
 MAX_LAYERS, MAX_SIZE = 10_000, 2**31 - 1
-# Whole numbers and lists in files from which follows what a layer has.
+# Whole numbers and lists in files that determine the kinds of layers.
 NUMBERS = {
-    **dict.fromkeys(("sliding_window_pattern", "no_rope_layer_interval", "decoder_sparse_step"), 1),  # the least
+    **dict.fromkeys(("sliding_window_pattern", "no_rope_layer_interval", "decoder_sparse_step"), 1),  # the minimum
     **dict.fromkeys(("interleave_moe_layer_step", "moe_layer_freq", "index_topk_freq"), 1),
     **dict.fromkeys(("max_window_layers", "first_k_dense_replace", "num_ln_in_parallel_attn"), 0),
     "index_skip_topk_offset": 0,
 }
-# Whole numbers from which others follow: 1 at least, and never null.
+# Whole numbers from which others follow: at least 1, and never null.
 FACTORS = (
     *("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim", "full_attention_interval"),
     *("linear_num_key_heads", "linear_num_value_heads", "linear_key_head_dim", "linear_value_head_dim"),
@@ -49,11 +49,11 @@ WORDS = {Mapping: "a mapping", str: "text"}
 
 
 class UnsupportedModel(ValueError):
-    """A model that the planner does not know, with the reason in a line."""
+    """The planner does not support a model; the message gives the reason in one line."""
 
 
 def load_model(name: str) -> Model:
-    """Return a model by its name or by the path of a Hugging Face `config.json`. Raises UnsupportedModel."""
+    """Return a model by its name or from a Hugging Face `config.json`, given its path. Raises UnsupportedModel."""
     if name in MODELS:
         return MODELS[name]
     if name.endswith(".json"):
@@ -78,7 +78,7 @@ def read_config(path: str) -> Config:
 
 
 def read_hugging_face(config: Config) -> Model:
-    """Return the sizes in a configuration. Raises UnsupportedModel, also for a size that is missing or impossible."""
+    """Return the model of a configuration. Raises UnsupportedModel, including for a missing or impossible size."""
     name, given, remark = _text_part(config)
     if name in UNSUPPORTED_FAMILIES:
         raise UnsupportedModel(f"{name} is not modelled: {UNSUPPORTED_FAMILIES[name]}")
@@ -117,9 +117,9 @@ def read_hugging_face(config: Config) -> Model:
 
 
 def _rotary_and_epsilon(family: Family, given: Config, remark: str) -> dict[str, Any]:
-    """Return the base of rotary frequencies, Llama 3.1's scaling of them, the norms' epsilon, and what is left out."""
+    """Return the rotary base, Llama 3.1's scaling of rotary frequencies, the norms' epsilon, and a remark."""
     rotary = dict(given.get("rope_scaling") or {}) | dict(given.get("rope_parameters") or {})
-    rotary = rotary.get("full_attention", rotary)  # of Gemma 3's and OLMo 3's layers, by their kind
+    rotary = rotary.get("full_attention", rotary)  # Gemma 3 and OLMo 3 have one per kind of layer
     if not isinstance(rotary, Mapping):
         raise UnsupportedModel(f"full_attention is {rotary!r}: must be a mapping")
     values = {**rotary, **given}
@@ -146,7 +146,7 @@ def _text_part(config: Config) -> tuple[str, Config, str]:
     if name not in TEXT_PARTS:
         return name, config, ""
     text = config.get("text_config")
-    if text is None:  # older files have one level
+    if text is None:  # older files are flat
         text = {key: value for key, value in config.items() if key != "vision_config"}
     if not isinstance(text, Mapping):
         raise UnsupportedModel(f"text_config is {text!r}: must be a mapping")
@@ -157,7 +157,7 @@ def _text_part(config: Config) -> tuple[str, Config, str]:
 
 
 def _check_keys(name: str, config: Config) -> None:
-    """Raise UnsupportedModel for a key that may change shapes and has no effect on the model here."""
+    """Raise UnsupportedModel for a key that may change shapes but that this module ignores."""
     known = FAMILIES[name].keys
     ignored = {"sliding_window", "max_window_layers"} if config.get("use_sliding_window") is False else set()
     for key, value in config.items():
@@ -192,7 +192,7 @@ def _check_values(family: Family, config: Config) -> None:
 
 
 def _read_sizes(family: Family, config: Config) -> dict[str, Any]:
-    """Return each size by the first of its names that the file has; 0 where it has none or says null."""
+    """Return each size, from the first of its names in the file; 0 if there is none or it is null."""
     sizes = {}
     for size, keys in family.size_names.items():
         limit, least = MAX_LAYERS if size == "layers" else MAX_SIZE, 1 if size in REQUIRED else 0
@@ -285,7 +285,7 @@ def _windows(name: str, config: Config, sizes: Mapping[str, Any]) -> dict[str, A
 
 
 def _unindexed_layers(family: Family, config: Config, sizes: Mapping[str, Any]) -> tuple[int, ...]:
-    """Return the layers that attend to the tokens which the indexer of an earlier layer has selected."""
+    """Return the layers that attend to the tokens selected by the indexer of an earlier layer."""
     if "index_heads" not in family.names:
         return ()
     _require(family, sizes, ("query_rank",))
@@ -312,13 +312,13 @@ def _linear_layers(family: Family, config: Config, layers: int) -> dict[str, Any
 
 
 def _other_vectors(family: Family, config: Config, sizes: Mapping[str, Any], output_bias: bool) -> int:
-    """Return the elements of a block's biases without a field, of sinks, and of norms of latent features."""
+    """Return the number of elements in a block's sinks, norms of latent features, and biases without a field."""
     hidden_size = sizes["hidden_size"]
     total = hidden_size * output_bias + sizes["heads"] * family.sinks
     if "kv_rank" in family.names:  # norms of the latent features, and biases of their projections
         latent = sizes["query_rank"] + sizes["kv_rank"]
         total += latent + bool(config.get("attention_bias")) * (latent + sizes["rope_size"])
-    if family.expert_bias:  # of the gate, the up and the down projection of each, and of the router
+    if family.expert_bias:  # biases of each expert's gate, up and down projections, and of the router
         total += sizes["experts"] * (2 * sizes["expert_intermediate_size"] + hidden_size + 1)
     return total
 

@@ -1,4 +1,4 @@
-"""Models: their sizes, parameters and GEMMs, and the table that has them by name."""
+"""Models: their sizes, parameters and GEMMs, and the table of models by name."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
 
-# The models of the table that this project's workloads train: dense ones, which all of them do, and those with experts,
-# which `workload=parallel` does, and offloading where every block has routed experts alone.
+# The models in the table that this project's workloads train. All workloads train dense models; `workload=parallel`
+# also trains models with experts, and so does offloading if every block has only routed experts.
 ModelName = Literal["llama_tiny", "llama3_1b", "llama3_8b", "llama3_70b", "qwen2_5_7b", "qwen2_5_14b", "qwen2_5_32b"]
 EXPERT_MODELS = (
     *("experts_tiny", "olmoe_1b_7b", "qwen1_5_moe_a2_7b", "qwen3_30b_a3b", "mixtral_8x7b", "qwen3_moe_tiny"),
@@ -27,7 +27,7 @@ LayerKind = tuple[bool, bool, Mixer, bool, bool]  # has experts, attends to all 
 
 
 class Matrix(NamedTuple):
-    """A linear layer of a mixer, and what tensor parallelism divides of its product: a side, or the tokens."""
+    """A linear layer of a mixer, and what tensor parallelism divides in its GEMM: a side, or the tokens."""
 
     name: str
     inputs: int
@@ -41,91 +41,91 @@ class Model:
 
     layers: int  # number of blocks
     hidden_size: int  # features of the residual stream
-    # heads, kv_heads, head_size: attention heads of the queries, of keys and values (fewer for grouped-query
-    # attention), and the features of one head
+    # heads, kv_heads, head_size: attention heads for queries, heads for keys and values (fewer with grouped-query
+    # attention), and the features of one head.
     heads: int
     kv_heads: int
     head_size: int
-    intermediate_size: int  # features inside a dense MLP; 0 where every block has experts
+    intermediate_size: int  # features inside a dense MLP; 0 if every block has experts
     vocabulary: int  # number of tokens
-    # of the MLP. Gated ones (`swiglu`, `gelu_gated`) have three matrices, the others two.
+    # The MLP's activation. Gated MLPs (`swiglu`, `gelu_gated`) have three matrices, the others two.
     activation: Activation = "swiglu"
     tied: bool = False  # the head shares the embedding's weights
-    # qkv_bias, mlp_bias: the projections to queries, keys and values, or the MLP, have biases
+    # qkv_bias, mlp_bias: whether the projections to queries, keys and values, or the MLP, have biases.
     qkv_bias: bool = False
     mlp_bias: bool = False
-    positions: Positions = "rope"  # of the tokens; learned ones have weights
-    max_positions: int = 0  # learned positions; 0 without
-    # window, full_layers: tokens that a layer with a window attends to, 0 without; and the layers that attend to the
-    # whole sequence although the others have the window. A chunked window begins anew after each of its lengths.
+    positions: Positions = "rope"  # the position encoding; learned positions have weights
+    max_positions: int = 0  # number of learned positions; 0 without them
+    # window, full_layers: the tokens in a layer's attention window (0 without windows), and the layers that attend to
+    # the whole sequence although the others have a window. A chunked window starts over after every `window` tokens.
     window: int = 0
     full_layers: tuple[int, ...] = ()
     chunked_window: bool = False
-    # Multi-head latent attention (arXiv 2405.04434); 0 without. kv_rank, query_rank: features of the latent keys and
-    # values, and of latent queries (0 where these are projected at once). rope_size: features of a head's key that all
-    # heads share. value_size: features of a head's value, 0 for as many as the key has.
+    # Multi-head latent attention (arXiv 2405.04434); 0 without it. kv_rank, query_rank: features of latent keys and
+    # values, and of latent queries (0 if queries are projected directly). rope_size: features of a key that all heads
+    # share. value_size: features of a head's value; 0 for as many as in the key.
     kv_rank: int = 0
     query_rank: int = 0
     rope_size: int = 0
     value_size: int = 0
-    # Sparse attention (DeepSeek-V3.2): as many tokens as a window has are those with the highest scores of an indexer,
-    # whose queries have index_heads heads of index_size features; 0 without. unindexed_layers take the tokens of the
-    # layer before.
+    # Sparse attention (DeepSeek-V3.2): an indexer selects the `window` tokens with the highest scores. Its queries have
+    # index_heads heads of index_size features; 0 without an indexer. unindexed_layers use the tokens of the layer
+    # before.
     index_heads: int = 0
     index_size: int = 0
     unindexed_layers: tuple[int, ...] = ()
-    attention_gate: bool = False  # a projection as wide as the queries' weighs the output of attention
-    # linear_layers: blocks whose mixer has a state in place of scores: Mamba-2, or a gated delta rule. linear_in,
-    # linear_out: features that its two projections give and take. linear_state: elements of the state of all heads
+    attention_gate: bool = False  # a projection of the queries' width gates the output of attention
+    # linear_layers: blocks whose mixer has a state instead of scores: Mamba-2, or a gated delta rule. linear_in,
+    # linear_out: output and input features of its two projections. linear_state: elements of the state of all heads.
     linear_layers: tuple[int, ...] = ()
     linear_in: int = 0
     linear_out: int = 0
     linear_state: int = 0
-    split_blocks: bool = False  # a block is a mixer alone, or an MLP alone if it is one of `mlp_only_layers`
+    split_blocks: bool = False  # a block is only a mixer, or only an MLP if it is in `mlp_only_layers`
     mlp_only_layers: tuple[int, ...] = ()
     prediction_layers: int = 0  # blocks of multi-token prediction, each followed by the head; not among `layers`
-    # experts, experts_per_token: routed experts of a block and how many of them a token goes through; 0 if dense
+    # experts, experts_per_token: the routed experts in a block, and the number that a token goes through; 0 if dense.
     experts: int = 0
     experts_per_token: int = 0
     expert_intermediate_size: int = 0  # features inside one routed expert
     shared_expert_intermediate_size: int = 0  # features inside the shared expert; 0 without one
     expert_hidden_size: int = (
-        0  # features that routed experts read and give, between two projections; 0 for hidden_size
+        0  # input and output features of routed experts, between two projections; 0 for hidden_size
     )
-    shared_expert_gate: bool = False  # a matrix with one output weighs the shared expert
-    dense_layers: tuple[int, ...] = ()  # blocks that have a dense MLP although the others have experts
-    # Vectors, which cost next to nothing. norms, norm_vectors: norms of a block, and the vectors of one, a scale and a
-    # bias. qk_norm: RMS norms of queries and keys, over a head's features or over those of all heads. other_vectors:
-    # elements of a block with attention beyond: other biases, sinks. linear_vectors: those of a linear layer:
-    # convolution, decay, norm.
+    shared_expert_gate: bool = False  # a matrix with one output gates the shared expert
+    dense_layers: tuple[int, ...] = ()  # blocks with a dense MLP in a model with experts
+    # Vectors, which cost almost nothing. norms, norm_vectors: the norms in a block, and the vectors in each: a scale,
+    # and possibly a bias. qk_norm: RMS norms of queries and keys, over each head's features or all heads' features.
+    # other_vectors: all other elements in an attention block, such as other biases and sinks. linear_vectors: the
+    # elements in a linear layer's convolution, decay and norm.
     norms: int = field(default=2, compare=False)
     norm_vectors: int = field(default=1, compare=False)
     qk_norm: QkNorm = field(default="", compare=False)
     other_vectors: int = field(default=0, compare=False)
     linear_vectors: int = field(default=0, compare=False)
-    remark: str = field(default="", compare=False)  # what of a file is not in the model
-    # The router, for this project's trainer. router_scores: of experts; renormalized: the scores of a token's experts
-    # are divided by their sum; then they are multiplied by router_scale. expert_groups, groups_per_token: a token's
-    # experts are of the groups with the largest sum of two scores (DeepSeek-V3, arXiv 2412.19437).
+    remark: str = field(default="", compare=False)  # what the model omits from its file
+    # The router, for this project's trainer. router_scores: the function for experts' scores. renormalized: the scores
+    # of a token's experts are divided by their sum; then they are multiplied by router_scale. expert_groups,
+    # groups_per_token: a token's experts are in the groups with the largest sum of two scores (arXiv 2412.19437).
     router_scores: RouterScores = field(default="softmax", compare=False)
     renormalized: bool = field(default=False, compare=False)
     router_scale: float = field(default=1.0, compare=False)
     expert_groups: int = field(default=1, compare=False)
     groups_per_token: int = field(default=1, compare=False)
-    # rope_theta, rotary_share: base of the rotary frequencies, and the share of a head's features that is rotated.
-    # norm_eps: epsilon of the norms
+    # rope_theta, rotary_share: the base of rotary frequencies, and the share of a head's features that are rotated.
+    # norm_eps: the epsilon of norms.
     rope_theta: float = field(default=500_000.0, compare=False)
     rotary_share: float = field(default=1.0, compare=False)
     norm_eps: float = field(default=1e-5, compare=False)
-    # a block of gpt-oss (arXiv 2508.10925): attention sinks, biases of the attention's output, of routers and of
-    # experts, a clamped SwiGLU, and rotary embeddings by YaRN
+    # A gpt-oss block (arXiv 2508.10925): attention sinks, biases in the attention's output, routers and experts, a
+    # clamped SwiGLU, and rotary embeddings with YaRN.
     gpt_oss: bool = field(default=False, compare=False)
-    # the factor by which Llama 3.1 scales low rotary frequencies; None without scaling
+    # The factor by which Llama 3.1 scales low rotary frequencies; None without scaling.
     rope_factor: float | None = field(default=None, compare=False)
 
     @property
     def rope_scaling(self) -> dict[str, Any] | None:
-        """`rope_scaling` of Hugging Face's config: low frequencies are scaled for longer sequences."""
+        """The `rope_scaling` in a Hugging Face config: low frequencies are scaled for longer sequences."""
         if self.gpt_oss:
             rotations = {"beta_fast": 32.0, "beta_slow": 1.0, "truncate": False}
             return {"rope_type": "yarn", "factor": 32.0, **rotations, "original_max_position_embeddings": 4096}
@@ -158,7 +158,7 @@ class Model:
         return not self.window or layer in self.full_layers
 
     def attended_tokens(self, layer: int, sequence_length: float) -> float:
-        """Return how many earlier tokens a token attends to, at the mean over a sequence."""
+        """Return the number of earlier tokens that a token attends to, as the mean over a sequence."""
         if self.attends_to_all(layer):
             return sequence_length / 2
         window = min(self.window, sequence_length)
@@ -172,7 +172,7 @@ class Model:
         return *kind, self.index_features(layer) > 0
 
     def index_features(self, layer: int) -> int:
-        """Return an indexer's products for a pair of tokens: scores of its heads and their sum; 0 without one."""
+        """Return an indexer's multiplications per pair of tokens: its heads' scores and their sum; 0 without one."""
         return 0 if layer in self.unindexed_layers else self.index_heads * (self.index_size + 1)
 
     @cached_property
@@ -190,16 +190,16 @@ class Model:
             "lm_head": (self.hidden_size, self.vocabulary),
         }[layer]
 
-    # Weights are those of matrices and norms, without biases, which estimates leave out. Parameters have all.
+    # "Weights" are those of matrices and norms, without biases, which estimates omit. "Parameters" include everything.
 
     @property
     def value_features(self) -> int:
-        """Return the features of a head's value."""
+        """Return the number of features in a head's value."""
         return self.value_size or self.head_size
 
     @property
     def kv_features(self) -> int:
-        """Return the features of the keys and values of all heads."""
+        """Return the number of features in the keys and values of all heads."""
         return self.kv_heads * (self.head_size + self.value_features)
 
     def mixer_matrices(self, layer: int) -> tuple[Matrix, ...]:
@@ -215,7 +215,7 @@ class Model:
         if not self.kv_rank:
             gate = queries if self.attention_gate else 0
             return Matrix("qkv", hidden, queries + self.kv_features + gate, "outputs"), output
-        # Of an indexer, whose one key has the weights of its heads beside it.
+        # The matrices of an indexer: the one for its single key also gives the weights of its heads.
         index_query = Matrix("index_query", self.query_rank, self.index_heads * self.index_size, "tokens")
         index_key = Matrix("index_key", hidden, self.index_size + self.index_heads, "tokens")
         down = (Matrix("query_down", hidden, self.query_rank, "tokens"),) if self.query_rank else ()
@@ -235,12 +235,12 @@ class Model:
         return self.mlp_matrices * self.hidden_size * intermediate_size
 
     def active_mlp_weights(self, layer: int) -> int:
-        """Return the weights of a block's MLP, or of the router and the experts that a token goes through."""
+        """Return the number of weights in a block's MLP, or in the router and the experts that a token goes through."""
         routed = self.experts_per_token * self.weights_of_an_expert
         return self.shared_mlp_weights(layer) + (routed if self.has_experts(layer) else 0)
 
     def shared_mlp_weights(self, layer: int) -> int:
-        """Return the weights of a block's MLP that every token goes through."""
+        """Return the number of weights in a block's MLP that every token goes through."""
         if not self.has_mlp(layer):
             return 0
         if not self.has_experts(layer):
@@ -264,7 +264,7 @@ class Model:
         return self.experts * self.weights_of_an_expert if self.has_experts(layer) else 0
 
     def shared_weights(self, layer: int) -> int:
-        """Return the weights of a block that are not those of routed experts."""
+        """Return the number of weights in a block outside the routed experts."""
         return self.mixer_weights(layer) + self.shared_mlp_weights(layer) + self.norms * self.norm_weights
 
     @property
@@ -277,12 +277,12 @@ class Model:
 
     @property
     def head_weights(self) -> int:
-        """Return the weights of the output layer, also where it shares the embedding's."""
+        """Return the number of weights in the output layer, even if it shares them with the embedding."""
         return self.vocabulary * self.hidden_size
 
     @property
     def qk_norm_sizes(self) -> tuple[int, int]:
-        """Return the features of a norm of queries and of one of keys; zeros without these norms."""
+        """Return the features of the norm of queries and of the norm of keys; zeros without these norms."""
         heads, kv_heads = {"": (0, 0), "head": (1, 1), "all": (self.heads, self.kv_heads)}[self.qk_norm]
         return heads * self.head_size, kv_heads * self.head_size
 
@@ -302,12 +302,12 @@ class Model:
 
     @property
     def parameters(self) -> int:
-        """Return the number of all parameters, 8,030,261,248 for Llama 3 8B."""
+        """Return the total number of parameters: 8,030,261,248 for Llama 3 8B."""
         return sum(map(self.block_parameters, range(self.layers))) + self.embedding_and_head_parameters
 
     @property
     def active_parameters(self) -> int:
-        """Return the number of parameters that a token multiplies with: not those of embeddings, which it looks up."""
+        """Return the number of parameters that a token is multiplied with; an embedding, a lookup, does not count."""
         blocks = (self.mixer_weights(layer) + self.active_mlp_weights(layer) for layer in range(self.layers))
         return sum(blocks) + self.head_weights
 
@@ -332,7 +332,7 @@ TRAINED_MODELS: dict[str, Model] = {name: MODELS[name] for name in _TRAINED}
 
 
 def find_trained_name(model: Model) -> str | None:
-    """Return the name of the model of these sizes that this project's workloads train; None where they train none."""
+    """Return the name of the model with these sizes that this project's workloads train, or None if there is none."""
     return next((name for name, trained in TRAINED_MODELS.items() if trained == model), None)
 
 
@@ -343,7 +343,7 @@ class GemmShape:
     m: int
     n: int
     k: int
-    layout: str  # BLAS letters for A and B: n if the matrix lies in memory as written here, t if transposed
+    layout: str  # BLAS letters for A and B: n if the matrix is in memory as written here, t if it is transposed
 
 
 def gemm_shape(model: str, layer: LayerName, which: PassName, tokens: int) -> GemmShape:

@@ -1,4 +1,4 @@
-"""How many tokens each expert of a mixture gets. No torch."""
+"""The number of tokens that each expert of a mixture receives. No torch."""
 
 import random
 from dataclasses import dataclass
@@ -8,18 +8,18 @@ from workloads.models.model import Model
 
 @dataclass(frozen=True)
 class Routing:
-    """How tokens are routed to experts, and what balances them."""
+    """How tokens are routed to experts, and how the experts' loads are balanced."""
 
-    # tokens of the busiest expert over the mean, to which tokens are sent whatever their scores: 1 is forced balance,
-    # above it loads follow Zipf's law. None for natural routing: each token's best experts.
+    # The tokens of the busiest expert divided by the mean, which is forced whatever the scores: 1 is perfect balance,
+    # and above 1 the loads follow Zipf's law. None for natural routing to each token's best experts.
     imbalance: float | None = None
-    # coefficient of the loss that is 1 with equal loads (Fedus et al. 2022, equation 4, of k experts of a token).
+    # The coefficient of the loss that is 1 for equal loads (Fedus et al. 2022, equation 4, for k experts per token).
     auxiliary_loss: float = 0.0
     z_loss: float = 0.0  # coefficient of the mean square of the logits' logsumexp (Zoph et al. 2022, equation 5).
-    # what is added after a step to the bias of each expert with fewer tokens than the mean, and subtracted from that of
-    # each with more; it changes which experts are chosen, not their weights (Wang et al. 2024, arXiv 2408.15664).
+    # After a step, this is added to the bias of each expert with fewer tokens than the mean, and subtracted for each
+    # with more; it changes which experts are chosen, not their weights (Wang et al. 2024, arXiv 2408.15664).
     bias_rate: float = 0.0
-    seed: int = 0  # of the order of busy and idle experts, and of the tokens that are sent to them
+    seed: int = 0  # for the order of busy and idle experts, and for the tokens that are sent to them
 
 
 NATURAL = Routing()
@@ -43,11 +43,11 @@ def executed_imbalance(requested: float | None, measured: float | None, shape: M
 def tokens_of_experts(tokens: int, experts: int, imbalance: float, seed: int = 0) -> list[int]:
     """Return the tokens of each expert, in random order: the loads follow Zipf's law, rank^-s.
 
-    The exponent s is the one for which the busiest expert has `imbalance` times the mean; 1 gives equal loads, and none
-    gives more than `experts`. Loads are whole numbers whose sum is `tokens`.
+    The exponent s is chosen so that the busiest expert has `imbalance` times the mean. 1 gives equal loads, and the
+    imbalance cannot exceed `experts`. Loads are whole numbers whose sum is `tokens`.
     """
     low, high = 0.0, 64.0
-    for _ in range(60):  # the share of the first grows with s
+    for _ in range(60):  # the share of the first expert grows with s
         middle = (low + high) / 2
         low, high = (middle, high) if _shares(experts, middle)[0] * experts < imbalance else (low, middle)
     exact = [tokens * share for share in _shares(experts, low if imbalance > 1 else 0.0)]

@@ -1,5 +1,5 @@
-"""The models that `workload=parallel` trains: those of the table, and any `config.json` with a block that it
-supports."""
+"""The models that `workload=parallel` trains: the models in the table, and any `config.json` with a supported
+block."""
 
 import json
 from collections.abc import Iterator
@@ -16,7 +16,7 @@ TRAINED_FAMILIES = (
     *("llama", "mistral", "qwen2", "qwen3"),
     *("mixtral", "olmoe", "qwen2_moe", "qwen3_moe", "glm4_moe", "gpt_oss"),
 )
-# The values of keys with which a block is one that is computed here. A file may lack them.
+# The values of keys for which a block can be computed here. A file may lack them.
 COMPUTED: dict[str, object] = {
     "hidden_act": "silu",
     "clip_qkv": None,
@@ -26,13 +26,13 @@ COMPUTED: dict[str, object] = {
 
 
 def load_trained_model(name: str) -> Model:
-    """Return a model by name or `config.json`. Raises UnsupportedModel for what the block does not support."""
+    """Return a model by name or `config.json`. Raises UnsupportedModel if the block does not support it."""
     if name in TRAINED_MODELS:
         return TRAINED_MODELS[name]
     if not name.endswith(".json"):
         available = f"Available: {', '.join(TRAINED_MODELS)}, or the path of a config.json."
         raise UnsupportedModel(f"'{name}' is not trained here. {available}{hint(name, TRAINED_MODELS)}")
-    return _read_content(json.dumps(read_config(name)))  # not cached by the path, whose file may change
+    return _read_content(json.dumps(read_config(name)))  # not cached by path, because the file may change
 
 
 @cache
@@ -41,7 +41,7 @@ def _read_content(content: str) -> Model:
 
 
 def read_trained(config: Config) -> Model:
-    """Return the model of a configuration with all that the trainer needs. Raises UnsupportedModel."""
+    """Return the model of a configuration with everything that the trainer needs. Raises UnsupportedModel."""
     family = str(config.get("model_type"))
     if family not in TRAINED_FAMILIES:
         available = f"Available: {', '.join(TRAINED_FAMILIES)}"
@@ -72,7 +72,7 @@ def read_trained(config: Config) -> Model:
 
 
 def read_rope(config: Config) -> dict[str, Any]:
-    """Return the keys of the rotary embedding, which transformers 5 has in `rope_parameters` and 4 in two places."""
+    """Return the keys of the rotary embedding: transformers 5 has them in `rope_parameters`, 4 in two places."""
     scaling = config.get("rope_parameters") or config.get("rope_scaling") or {}
     share = config.get("partial_rotary_factor", 0.5 if config.get("model_type") == "glm4_moe" else 1.0)
     rope = {"rope_theta": config.get("rope_theta"), "partial_rotary_factor": share, **scaling}

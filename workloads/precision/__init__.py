@@ -5,7 +5,7 @@
     precision_linear     linear layers forward and backward, casts included, against a roofline from measured rates
 
 `workload=parallel` trains models in these recipes. A format that the device's matrix units do not support is emulated:
-its error is measured, its speed is not.
+its error is measured, but not its speed.
 """
 
 from dataclasses import dataclass, field
@@ -23,7 +23,7 @@ NOT_EMULATED = ("fp8_blockwise", "nvfp4")  # torchao has no emulation of these l
 # torchao 0.18's layer casts along columns with a CUDA kernel, and orders scales for NVIDIA's units.
 NVIDIA_LAYER = "mxfp8"
 
-# What a plan says below the formats.
+# The text in a plan below the formats.
 OF_PRODUCTS = "the error of an emulated one is measured, its speed is not"
 OF_LAYERS = f"{OF_PRODUCTS}; an unsupported one is refused"
 OF_CASTS = "a cast is timed on any device: this is about the products that take its result"
@@ -33,7 +33,7 @@ OF_CASTS = "a cast is timed on any device: this is about the products that take 
 class GemmParameters:
     """One GEMM of a model's linear layer, timed interleaved with bf16.
 
-    Both operands are contiguous along k (layout nt), the only layout that matrix units take for formats of 8 bits or
+    Both operands are contiguous along k (layout nt), the only layout that matrix units support for formats of 8 bits or
     fewer. The bf16 GEMM has the same layout.
 
     Attributes:
@@ -63,7 +63,7 @@ class CastParameters:
 
     Attributes:
         format: the format that the matrix is cast to.
-        direction: the dimension that a scale spans: along rows, along columns, or one cast of each.
+        direction: the dimension that a scale spans: along rows, along columns, or both, with one cast each.
         implementation: torchao's eager function, the same function compiled, or torchao's own kernel.
         rows, columns: size of the matrix.
         warmup: calls that are not timed.
@@ -105,19 +105,19 @@ class LinearParameters:
 
 
 def gemm_format(recipe: str) -> str:
-    """Return the number format of a training recipe's products in low precision."""
+    """Return the number format of a training recipe's low-precision GEMMs."""
     return recipe.removesuffix("_gw_hp")  # weight gradients in bf16
 
 
 def unsupported_layer_reason(recipe: str, architecture: str) -> str:
-    """Return why torchao has no layer for a recipe that the device's units take; empty if it has."""
+    """Return why torchao has no layer for a recipe that the device's units support; empty if it has one."""
     if recipe == NVIDIA_LAYER and architecture.startswith("gfx") and support(recipe, architecture)[0] is Support.NATIVE:
         return f"torchao's {recipe} layer is for NVIDIA GPUs: its casts are CUDA kernels"
     return ""
 
 
 def unsupported_layer_rate_reason(recipe: str, architecture: str) -> str:
-    """Return why a layer's rate is not measured on this device; empty if units and torchao's layer are there for it."""
+    """Return why a layer's rate is not measured on this device; empty if its units and torchao support the recipe."""
     if reason := unsupported_rate_reason(recipe, architecture):
         return reason
     reason = unsupported_layer_reason(recipe, architecture)
@@ -125,14 +125,14 @@ def unsupported_layer_rate_reason(recipe: str, architecture: str) -> str:
 
 
 class PrecisionWorkload(Workload):
-    """One of the three: its plan describes the support of `recipes` and ends with `note`."""
+    """The base of the three workloads. Its plan describes the support for `recipes` and ends with `note`."""
 
     recipes: ClassVar[Any]
     note: ClassVar[str]
     finalists = 0  # each point is a result
 
     def preview(self, parameters: Any, machine: Machine) -> str:
-        """Return a line for each recipe: native, emulated or unsupported on this device, and why."""
+        """Return a line per recipe: whether it is native, emulated or unsupported on this device, and why."""
         recipes, architecture = get_args(self.recipes), machine.architecture
         if not architecture:
             return "the architecture of the device is unknown, and so is what it multiplies natively"
@@ -155,8 +155,8 @@ class Gemm(PrecisionWorkload):
     Parameters = GemmParameters
     work = ("recipe", "model")
     ways = ("warmup", "repeats", "seed")
-    # Recipe and bf16 interleaved, cold cache, operands converted beforehand. The cost of events is subtracted, and the
-    # flush reads and writes (new in 2, here and below).
+    # The recipe and bf16 are interleaved, with a cold cache and operands that were converted beforehand. The cost of
+    # events is subtracted, and the flush reads and writes (new in 2, here and below).
     benchmark_version = "gemm/2"
     recipes, note, module = Recipe, OF_PRODUCTS, "gemm"
 

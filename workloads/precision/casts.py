@@ -1,4 +1,4 @@
-"""Casts from bf16, measured against the memory's bandwidth."""
+"""Measure casts from bf16 in comparison with the memory bandwidth."""
 
 from collections.abc import Callable
 from typing import Any
@@ -22,7 +22,7 @@ def measure(parameters: CastParameters, rank: Rank) -> Measurement:
     The bytes per step are the minimum: the matrix is read once and the cast's outputs are written once. A cast that
     reads the matrix twice therefore shows a lower bandwidth.
 
-    Raises Infeasible if torchao is not installed, or it has no such cast for this device.
+    Raises Infeasible if torchao is not installed or has no such cast for this device.
     """
     formats.require_torchao()
     device = devices.device_of(rank)
@@ -81,7 +81,7 @@ def _eager_cast(format_name: str, direction: str, architecture: str) -> Cast:
 
 
 def _eager_float8_cast(format_name: str, direction: str, fp8: torch.dtype) -> Cast:
-    """Return the cast with one scale for the whole matrix, for each row or column, or for each 128 numbers of one."""
+    """Return the cast with one scale for the matrix, for each row or column, or for every 128 numbers in these."""
     from torchao.float8 import ScalingGranularity
     from torchao.float8.float8_scaling_utils import hp_tensor_to_float8_dynamic
     from torchao.float8.float8_training_tensor import LinearMMConfig

@@ -1,4 +1,4 @@
-"""Matrices in torchao's number formats, the order of block scales that PyTorch takes, and the GEMM of two of them."""
+"""Matrices in torchao's number formats, the order of block scales that PyTorch expects, and their GEMM."""
 
 import importlib.util
 import logging
@@ -15,15 +15,15 @@ from workloads.api.recipes import fp8_dtype, rocm_version
 for _logger_name in ("torchao", "torch.utils._pytree"):
     logging.getLogger(_logger_name).setLevel(logging.ERROR)
 
-# hipBLASLt takes the scales of gfx950 in tiles of 32 x 8 from these versions of ROCm on. PyTorch builds with the
-# scaling type BlockWiseBlk32Ue8m0_32_8_EXT demand that (ATen's ScaledBlas.cpp); builds before it, up to 2.13, and after
-# it (pytorch/pytorch#190290) take scales as they are.
+# Since these versions of ROCm, hipBLASLt expects scales on gfx950 in tiles of 32 x 8. PyTorch builds with the scaling
+# type BlockWiseBlk32Ue8m0_32_8_EXT require these tiles (ATen's ScaledBlas.cpp). Builds before it, up to 2.13, and after
+# it (pytorch/pytorch#190290) accept untiled scales.
 FIRST_TILED_ROCM = {"mxfp4": (7, 13), "mxfp8": (7, 14)}
 TILED_TYPE = "BlockWiseBlk32Ue8m0_32_8_EXT"
 
 
 class ScaleLayout(NamedTuple):
-    """How the scales of a matrix [rows, blocks] lie in memory."""
+    """The memory layout of the scales of a matrix [rows, blocks]."""
 
     scaling_type: Any  # as `torch.nn.functional.scaled_mm` takes it
     swizzle: Any  # likewise
@@ -39,7 +39,7 @@ class ScaleLayout(NamedTuple):
 
 
 def rocm_of_build() -> str:
-    """Return the version of ROCm that PyTorch was built with, which is HIP's up to 7; empty for others."""
+    """Return the ROCm version of the PyTorch build, which is HIP's version up to 7; empty for other builds."""
     return getattr(torch.version, "rocm", None) or torch.version.hip or ""
 
 
@@ -66,8 +66,8 @@ def require_torchao() -> None:
 def convert(recipe: str, matrix: torch.Tensor, role: str, architecture: str) -> Any:
     """Return matrix[rows, k] in bf16 as torchao's tensor in a format with scales along k.
 
-    The tensor has the attributes `qdata` and `scale` and the method `dequantize`. In fp8_blockwise a "weight" has
-    blocks of 128 x 128, an "activation" of 1 x 128. The architecture decides which 8-bit type is used.
+    The tensor has the attributes `qdata` and `scale` and the method `dequantize`. In fp8_blockwise, a "weight" has
+    blocks of 128 x 128, and an "activation" has blocks of 1 x 128. The architecture determines the 8-bit type.
     """
     from torchao.prototype.mx_formats.config import ScaleCalculationMode
     from torchao.prototype.mx_formats.mx_tensor import MXTensor
@@ -92,9 +92,9 @@ def convert(recipe: str, matrix: torch.Tensor, role: str, architecture: str) -> 
 
 
 def native_gemm(recipe: str, a: Any, b: Any) -> Callable[[], torch.Tensor]:
-    """Return a function that computes C[m, n] = A[m, k] · B[n, k]ᵀ of `convert` on the matrix units, with C in bf16.
+    """Return a function that computes C[m, n] = A[m, k] · B[n, k]ᵀ on the matrix units, for `convert`ed A and B.
 
-    Raises Infeasible if this build of PyTorch takes block scales in an order that torchao does not write.
+    C is in bf16. Raises Infeasible if this PyTorch build expects block scales in an order that torchao does not write.
     """
     from torch.nn import functional
     from torch.nn.functional import ScalingType, SwizzleType
@@ -119,7 +119,7 @@ def native_gemm(recipe: str, a: Any, b: Any) -> Callable[[], torch.Tensor]:
         options |= {"swizzle_a": layout.swizzle, "swizzle_b": layout.swizzle}
         if recipe != "mxfp8":
             data = [x.view(torch.float4_e2m1fn_x2) for x in data]
-        if recipe == "nvfp4":  # one scale for each 16 numbers and one for the whole matrix
+        if recipe == "nvfp4":  # one scale for every 16 numbers and one for the whole matrix
             scales = [[scale, x.per_tensor_scale] for scale, x in zip(scales, (a, b), strict=True)]
             types = [[layout.scaling_type, ScalingType.TensorWise]] * 2
             options |= {name: [layout.swizzle, SwizzleType.NO_SWIZZLE] for name in ("swizzle_a", "swizzle_b")}

@@ -1,4 +1,4 @@
-"""GEMMs in low-precision recipes: their rate against bf16, and their error."""
+"""Measure GEMMs in low-precision recipes: their rate compared with bf16, and their error."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -22,7 +22,7 @@ SAMPLE_SIZE = 256  # rows and columns of the result that the error is computed f
 def measure(parameters: GemmParameters, rank: Rank) -> Measurement:
     """Time A·Bᵀ in the recipe and in bf16, interleaved, and compare a sample of the result with fp64.
 
-    The operands are converted beforehand; `precision_casts` and `precision_linear` measure that cost. If the device
+    The operands are converted beforehand; `precision_casts` and `precision_linear` measure this cost. If the device
     does not support the recipe natively, only the error is measured: the converted operands are multiplied in fp32.
 
     Raises Infeasible if torchao is not installed or the recipe does not support the GEMM's shape, and ArithmeticError
@@ -83,7 +83,7 @@ def measure(parameters: GemmParameters, rank: Rank) -> Measurement:
 def time_against_bf16(
     steps: Sequence[Callable[[], object]], device: torch.device, parameters: GemmParameters | LinearParameters
 ) -> Measurement:
-    """Measure the step of a recipe, interleaved with that of bf16, and the energy of the recipe's step."""
+    """Measure a recipe's step, interleaved with the bf16 step, and the energy of the recipe's step."""
     with monitor_gpu(device) as watch:
         times_s, *baseline = time_in_turns(steps, device, warmup=parameters.warmup, repeats=parameters.repeats)
     energy = measure_energy(steps[0], device, median(times_s))

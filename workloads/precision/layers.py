@@ -1,6 +1,6 @@
-"""Linear layers in torchao's training recipes, and how fast and exact they are forward and backward.
+"""Linear layers in torchao's training recipes: convert them, and measure their speed and error, forward and backward.
 
-A step has the casts that a GEMM alone does not show.
+A step includes the casts that a single GEMM does not show.
 """
 
 import copy
@@ -22,7 +22,7 @@ from workloads.models.model import MODELS
 from workloads.precision import NOT_EMULATED, LinearParameters, formats, gemm_format, unsupported_layer_reason
 from workloads.precision.gemm import time_against_bf16
 
-# The names in torchao.float8 of the recipes that it converts.
+# The names in torchao.float8 for the recipes that it converts.
 FLOAT8_RECIPES = {
     "fp8_tensorwise": "tensorwise",
     "fp8_rowwise": "rowwise",
@@ -33,12 +33,12 @@ FLOAT8_RECIPES = {
 def apply_recipe(
     module: nn.Module, recipe: str, architecture: str, tokens: int, *, gathers_fp8: bool = False
 ) -> tuple[nn.Module, str]:
-    """Convert the module's linear layers to a recipe: in place where it is not a linear layer itself.
+    """Convert the module's linear layers to a recipe, in place unless the module is itself a linear layer.
 
-    The output layer of a model (`lm_head`) is not converted, as torchao advises. `tokens` are the rows of the layers'
-    input. With fp8_tensorwise and `gathers_fp8`, FSDP casts weights before it gathers them.
+    The output layer of a model (`lm_head`) is not converted, as torchao advises. `tokens` is the number of rows in the
+    layers' input. With fp8_tensorwise and `gathers_fp8`, FSDP casts weights before it gathers them.
 
-    Returns the converted module, and why its speed is not ranked: the layers are emulated. Empty where they are native.
+    Returns the converted module, and why its speed is not ranked: the layers are emulated. Empty if they are native.
     Raises Infeasible if torchao has no such layer for this device or the recipe does not support the layers' sizes, and
     RuntimeError if torchao left a layer unconverted.
     """
@@ -102,7 +102,7 @@ def _layer_converter(recipe: str, emulate: bool) -> Callable[[nn.Linear], nn.Mod
 
 
 def read_recipe(layer: nn.Module) -> str:
-    """Return the recipe that a layer of fp8, mxfp8 or nvfp4 computes in; empty for a plain linear layer."""
+    """Return the recipe in which an fp8, mxfp8 or nvfp4 layer computes; empty for a plain linear layer."""
     if type(layer) is nn.Linear:
         return ""
     if recipe := {"MXFP8Linear": "mxfp8", "NVFP4Linear": "nvfp4"}.get(type(layer).__name__):
@@ -120,9 +120,9 @@ def gathers_fp8(layer: nn.Module) -> bool:
 
 
 def fill_buffers(module: nn.Module, seed: int) -> None:
-    """Fill the buffers of layers that were converted on the meta device, which hold nothing after `to_empty`.
+    """Fill the buffers of layers that were converted on the meta device, which are uninitialized after `to_empty`.
 
-    Those of nvfp4 are the key of its stochastic rounding and the signs of its Hadamard transform.
+    The buffers of nvfp4 are the key of its stochastic rounding and the signs of its Hadamard transform.
     """
     layers: list[Any] = [layer for layer in module.modules() if type(layer).__name__ == "NVFP4Linear"]
     if not layers:
@@ -147,7 +147,7 @@ class SwiGLU(nn.Module):
 
 
 def measure(parameters: LinearParameters, rank: Rank) -> Measurement:
-    """Time forward and backward of the layers in the recipe and in bf16, interleaved.
+    """Time the layers' forward and backward passes in the recipe and in bf16, interleaved.
 
     Errors of the output and of both gradients are relative to the same layers in fp32.
 
@@ -225,16 +225,16 @@ def _errors_db(exact: nn.Module, converted: nn.Module, x: torch.Tensor, d_out: t
 def predict_speedup(parameters: LinearParameters, module: nn.Module, architecture: str, device: torch.device) -> float:
     """Return the speed-up over bf16 that a roofline of this device's own rates predicts (Williams et al. 2009).
 
-    The rates are measured by this call. A step takes the time of its GEMMs on the matrix units plus that of its casts
-    at the memory's bandwidth; the two do not overlap. The forward pass casts each layer's input and weight. The
-    backward pass casts the output's gradient, and all three along the other dimension. Each cast reads two bytes and
-    writes one for every number.
+    This call measures the rates. A step takes the time of its GEMMs on the matrix units plus the time of its casts at
+    the memory bandwidth, without overlap. The forward pass casts each layer's input and weight. The backward pass casts
+    the output's gradient, and all three along the other dimension. Each cast reads two bytes and writes one byte per
+    number.
 
-    The gradients' GEMMs are taken to last as long as the forward one. The reads that find a scale before its cast are
-    not counted.
+    The GEMMs for gradients are assumed to take as long as the forward GEMM. The reads that determine a scale before its
+    cast are not counted.
     """
     low_format = gemm_format(parameters.recipe)
-    # With weight gradients in bf16, one GEMM of three stays in bf16 and neither of its operands is cast.
+    # With weight gradients in bf16, one of the three GEMMs stays in bf16, and neither of its operands is cast.
     bf16_gemms, casts = (1, (1, 2, 1)) if parameters.recipe == "fp8_rowwise_gw_hp" else (0, (2, 2, 2))
     bf16_s = gemms_s = moved_bytes = 0.0
 
@@ -255,7 +255,7 @@ def predict_speedup(parameters: LinearParameters, module: nn.Module, architectur
         gemms_s += (3 - bf16_gemms) * gemm_s + bf16_gemms * bf16_gemm_s
         bf16_s += 3 * bf16_gemm_s
         moved_bytes += sum(3.0 * count * matrix.numel() for count, matrix in zip(casts, (x, weight, out), strict=True))
-    # The memory's bandwidth in a copy; reads and writes both count.
+    # The memory bandwidth of a copy; reads and writes both count.
     source = torch.empty(2**28, dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
     (copy_s,) = medians_s(lambda: target.copy_(source))
