@@ -1,4 +1,4 @@
-"""Run one trial in this process and print its measurement as JSON, of its files the size in bytes.
+"""Run one trial in this process and print its measurement as JSON, with files listed by their size in bytes.
 
 python -m workloads matmul m=1024 n=1024 k=1024 dtype=fp32
 """
@@ -18,15 +18,15 @@ from workloads.api.registry import load, names, unknown_reason
 from workloads.api.trial import run_trial
 from workloads.suggestions import suggest
 
-USAGE_ERROR = 2  # as argparse exits
+USAGE_ERROR = 2  # the exit code of argparse
 TYPES: dict[Any, str] = {int: "a whole number", float: "a number", bool: "true or false", type(None): "null"}
-# The presets of `python -m sweeper workload=…`: in conf/ beside this package, or where that is installed.
+# The presets of `python -m sweeper workload=…`: in conf/ next to this package, or where conf/ is installed.
 BESIDE = Path(__file__).resolve().parents[1]
 PRESETS = next((path for path in (BESIDE / "sweeper/conf", BESIDE / "conf") if path.is_dir()), BESIDE) / "workload"
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Run the workload with the `key=value` parameters of the command line. Exits with 2 for invalid input."""
+    """Run the workload with the `key=value` parameters on the command line. Exits with 2 for invalid input."""
     described = describe_workloads()
     formatter = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser("python -m workloads", None, __doc__, described, formatter_class=formatter)
@@ -49,7 +49,7 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def describe_workloads(presets: Path = PRESETS) -> str:
-    """Return the names of the workloads, each with the presets that run it in a sweep, a line each."""
+    """Return a line for each workload, with its name and the presets that run it in a sweep."""
     running = find_presets(presets)
     width = max(map(len, running))
     lines = [f"  {name:{width}}  {', '.join(presets) or 'none in conf'}" for name, presets in running.items()]
@@ -57,7 +57,7 @@ def describe_workloads(presets: Path = PRESETS) -> str:
 
 
 def find_presets(folder: Path = PRESETS) -> dict[str, list[str]]:
-    """Return the names of the workloads with the presets in the folder that run them."""
+    """Return the workloads' names, each with the presets in the folder that run it."""
     running: dict[str, list[str]] = {name: [] for name in names()}
     for path in sorted(folder.glob("*.yaml")):
         if match := re.search(r"^workload:\s*\{?\s*name: *(\w+)", path.read_text(), re.MULTILINE):
@@ -66,7 +66,7 @@ def find_presets(folder: Path = PRESETS) -> dict[str, list[str]]:
 
 
 def format_measurement(measurement: Measurement) -> str:
-    """Return a measurement as JSON. A file is bytes, which JSON cannot hold: it is listed with its size."""
+    """Return a measurement as JSON. Files are bytes, which JSON cannot hold, so they are listed with their sizes."""
     files = {name: len(content) for name, content in measurement.files.items()}
     return json.dumps({**asdict(measurement), "files": files}, indent=2)
 
@@ -111,7 +111,7 @@ def _parse_value(key: str, text: str, annotation: Any) -> Scalar:
 
 
 def _list_options(annotation: Any) -> list[Any]:
-    """Return the types and the values that an annotation allows."""
+    """Return the types and values that an annotation allows."""
     parts = get_args(annotation)
     return [option for part in parts for option in _list_options(part)] if parts else [annotation]
 

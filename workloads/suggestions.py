@@ -1,23 +1,23 @@
-"""Suggestions for misspelt words."""
+"""Suggestions for misspelled words."""
 
 import difflib
 from collections.abc import Iterable
 
 
 def suggest(word: str, allowed: Iterable[str], prefix: str = "") -> str:
-    """Return the sentences that follow an unknown word: the nearest one behind `prefix`, and those available."""
+    """Return the sentences to print after an unknown word: the nearest word after `prefix`, and the available ones."""
     names = sorted(allowed)
     return f"{hint(word, names, prefix)} Available: {', '.join(names) or 'none'}.".strip()
 
 
 def hint(word: str, allowed: Iterable[str], prefix: str = "") -> str:
-    """Return the question for the nearest allowed word, which follows a sentence; empty if none is near."""
+    """Return a question that suggests the nearest allowed word, to append to a sentence; empty if none is near."""
     close = nearest(word, allowed)
     return f" Did you mean {prefix}{close}?" if close else ""
 
 
 def nearest(word: str, allowed: Iterable[str]) -> str | None:
-    """Return the allowed word that a misspelt one is closest to, whatever its case; of those that it begins if any."""
+    """Return the allowed word nearest to a misspelled one, ignoring case; words that it begins take precedence."""
     names = {name.lower(): name for name in allowed}
     begun = [name for name in names if word and name.startswith(word.lower())]
     close = difflib.get_close_matches(word.lower(), begun or names, n=1, cutoff=0.0 if begun else 0.6)

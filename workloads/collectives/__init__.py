@@ -1,6 +1,6 @@
 """`workload=collectives`: a collective over a gang, and the bandwidth of the links between its devices.
 
-`workload=allreduce` is its all-reduce with a size in MiB.
+`workload=allreduce` is the all-reduce with a size in MiB.
 """
 
 from dataclasses import dataclass, field, replace
@@ -16,9 +16,9 @@ class CollectivesParameters:
     """Parameters of one collective.
 
     Attributes:
-        collective: what the ranks do together; in `send_receive` each sends to the next one and receives from the last.
-        kib: size in KiB, as nccl-tests counts it: the larger buffer of a rank, so the gathered one of an all-gather.
-        ranks: ranks of a group. Groups of neighboring ranks run at the same time; 0 is one group of all.
+        collective: the operation. In `send_receive`, each rank sends to the next one and receives from the previous.
+        kib: size in KiB, counted as in nccl-tests: a rank's larger buffer, which is the gathered one in an all-gather.
+        ranks: ranks per group. Groups of neighboring ranks run at the same time; 0 means one group of all ranks.
         dtype: number format of the buffers.
         warmup: calls that are not timed.
         repeats: timed calls.
@@ -33,7 +33,7 @@ class CollectivesParameters:
 
 
 class Collectives(Workload):
-    """A collective by NCCL or RCCL between GPUs, by gloo between processors, with its result checked."""
+    """A collective, with NCCL or RCCL between GPUs and gloo between CPUs, whose result is checked."""
 
     name = "collectives"
     Parameters: type = CollectivesParameters
@@ -63,7 +63,7 @@ class AllreduceParameters:
 
 
 class Allreduce(Collectives):
-    """The all-reduce, under the name, parameters and benchmark version of the sweeps that have measured it."""
+    """The all-reduce, with the name, parameters and benchmark version under which earlier sweeps measured it."""
 
     name = "allreduce"
     Parameters = AllreduceParameters

@@ -17,7 +17,7 @@ from workloads.instruments.telemetry import monitor_gpu
 from workloads.instruments.timing import time_steps
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
-# Bytes that each link carries for each byte of the size, over n ranks: nccl-tests, doc/PERFORMANCE.md.
+# Bytes that each link carries per byte of the size, over n ranks: nccl-tests, doc/PERFORMANCE.md.
 BUS_FACTORS: dict[Collective, Callable[[int], float]] = {
     "all_reduce": lambda n: 2 * (n - 1) / n,
     "all_gather": lambda n: (n - 1) / n,
@@ -31,16 +31,16 @@ class Group(NamedTuple):
     handle: dist.ProcessGroup | None  # None for all ranks
     first: int  # the lowest rank
     size: int
-    position: int  # of this rank among them
+    position: int  # of this rank in the group
 
 
 class Operation(NamedTuple):
-    """A collective with its buffers, which are the same one where the operation is in place."""
+    """A collective with its buffers, which are one and the same if the operation is in place."""
 
     source: torch.Tensor
     result: torch.Tensor
     call: Callable[[], object]
-    # Of each equal part of the result, where each rank's source holds its position plus one.
+    # The value in each equal part of the result, if each rank's source holds its position plus one.
     expected: tuple[float, ...]
 
     @property
@@ -61,10 +61,10 @@ class Operation(NamedTuple):
 
 
 def measure(parameters: CollectivesParameters, rank: Rank) -> Measurement:
-    """Time the collective of a buffer. `bus_gb_s` is the bandwidth of each device's link in each direction.
+    """Time the collective on a buffer. `bus_gb_s` is the bandwidth of each device's link in each direction.
 
-    Raises Infeasible if a group has a single rank, or groups do not divide the gang; ArithmeticError if the result is
-    wrong.
+    Raises Infeasible if a group has a single rank or the groups do not divide the gang, and ArithmeticError if the
+    result is wrong.
     """
     size = parameters.ranks or rank.world_size
     if size == 1:
@@ -74,7 +74,7 @@ def measure(parameters: CollectivesParameters, rank: Rank) -> Measurement:
     device, dtype = devices.device_of(rank), DTYPES[parameters.dtype]
     with process_group(rank, device):
         group = Group(None, 0, size, rank.rank)
-        if size < rank.world_size:  # groups of neighboring ranks, all of which every rank makes, as PyTorch asks for
+        if size < rank.world_size:  # PyTorch requires every rank to create all groups
             handles = {start: dist.new_group(range(start, start + size)) for start in range(0, rank.world_size, size)}
             first = rank.rank // size * size
             group = Group(handles[first], first, size, rank.rank - first)
@@ -110,7 +110,7 @@ def time_calls(call: Callable[[], object], device: torch.device, warmup: int, re
 
 
 def build_operation(name: Collective, kib: int, dtype: torch.dtype, device: torch.device, group: Group) -> Operation:
-    """Return a collective with buffers of the size, rounded up to equal parts for all ranks."""
+    """Return a collective with buffers of this size, rounded up to equal parts for all ranks."""
     n, handle = group.size, group.handle
     part = math.ceil(kib * 1024 / dtype.itemsize / n)
     whole = torch.zeros(part * n, dtype=dtype, device=device)

@@ -1,7 +1,7 @@
 """A Python function as a workload: `sweeper.run(workload=my_function, space={…})`.
 
-The function travels with each trial as cloudpickle has packed it, so a worker needs neither its module nor the notebook
-that it was written in.
+Each trial carries the function, packed by cloudpickle, so a worker needs neither its module nor the notebook in which
+it was written.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from workloads.api.contract import Measurement, Rank, Scalar, Workload
 from workloads.api.steps import StepReports
 
 VALUE = "value"  # the metric of a function that returns a number
-RANK = "rank"  # a parameter of this name is given the rank, and is none of the space
-REPORT = "report"  # likewise one of this name, what reports the steps
-# What a function may return beside metrics, from which all rates are derived as for any workload.
+RANK = "rank"  # a parameter of this name receives the rank, and is not part of the space
+REPORT = "report"  # likewise, a parameter of this name receives the function that reports the steps
+# Values that a function may return in addition to metrics. All rates are derived from them, as for any workload.
 RAW_NAMES = ("step_times_s", "tokens_per_step", "flops_per_step", "bytes_per_step", "matrix_dtype", "statistic")
 
 
@@ -29,11 +29,11 @@ class FunctionSettings:
     """A packed function. --help prints what the keys mean.
 
     Attributes:
-        name: of the function.
-        digest: of its source: another function is another benchmark.
-        code: the function as cloudpickle packs it, in base64.
+        name: the function's name.
+        digest: a digest of its source, since a different function is a different benchmark.
+        code: the function, packed by cloudpickle, in base64.
         parameters: its parameters that a space may have.
-        defaults: the defaults of those that have one.
+        defaults: the defaults of the parameters that have one.
         takes_rank: it has a parameter `rank`.
         takes_report: it has a parameter `report`, and its trials may be pruned.
     """
@@ -49,7 +49,7 @@ class FunctionSettings:
 
 @cache
 def load_function(code: str) -> Callable[..., Any]:
-    """Return a packed function: the same one for every trial of a process, with what it keeps between its calls."""
+    """Return a packed function. All trials of a process get the same object, with its state from earlier calls."""
     function: Callable[..., Any] = pickle.loads(base64.b64decode(code))
     return function
 
@@ -57,14 +57,14 @@ def load_function(code: str) -> Callable[..., Any]:
 class StepReport:
     """Reports the steps of a function, which calls it as `report(value)` or `report({"loss": loss})` after each step.
 
-    It ends the trial, by an exception in the function, at `trial.timeout_s` and where the pruner says so.
+    It ends the trial with an exception in the function at `trial.timeout_s`, and when the pruner ends the trial.
     """
 
     def __init__(self, function: str, rank: Rank) -> None:
         self._function, self._steps = function, StepReports(rank)
 
     def __call__(self, metrics: float | Mapping[str, Any]) -> None:
-        """Report a step's end, with the objective `value` or metrics by name. Raises Pruned or TrialTimeout."""
+        """Report a finished step, with the objective `value` or metrics by name. Raises Pruned or TrialTimeout."""
         values = metrics if isinstance(metrics, Mapping) else {VALUE: metrics}
         numbers = {str(name): _number(self._function, "reported", name, value) for name, value in values.items()}
         if ending := self._steps.report(numbers):
@@ -84,7 +84,7 @@ class Function(Workload):
         self.settings = settings
 
     def with_settings(self, settings: FunctionSettings) -> Function:
-        """Return the workload of this function. Its parameters have the types of the space's values."""
+        """Return the workload for this function. Its parameters have the types of the values in the space."""
         function = Function(settings)
         required = [(name, Any) for name in settings.parameters if name not in settings.defaults]
         optional = [(name, Any, field(default=value)) for name, value in settings.defaults.items()]
@@ -111,7 +111,7 @@ class Function(Workload):
 
 
 def _number(name: str, verb: str, key: object, value: Any) -> float:
-    """Return a metric as a number; a tensor or an array of one value has one."""
+    """Return a metric as a number. A tensor or array with one value is accepted."""
     try:
         return float(value)
     except (TypeError, ValueError) as error:

@@ -1,4 +1,4 @@
-"""`workload=grouped_matmul`: the products of a mixture of experts, each expert's weights with the tokens routed to it.
+"""`workload=grouped_matmul`: the GEMMs of a mixture of experts, each expert's weights times the tokens routed to it.
 
 One call multiplies rows that are sorted by expert: y[rows of e] = x[rows of e] · W[e]ᵀ for every expert e.
 """
@@ -26,17 +26,17 @@ ExpertModelName = Literal[
 
 @dataclass(frozen=True)
 class GroupedMatmulParameters:
-    """Parameters of a grouped product, by a model or by four sizes.
+    """Parameters of a grouped GEMM, given by a model or by four sizes.
 
     Attributes:
         model: a model whose experts give the sizes.
-        hidden_size: features of a token, where no model is given.
-        expert_size: features inside an expert (of a gate or an up projection), where no model is given.
-        experts: routed experts of a block, where no model is given.
-        experts_per_token: experts that a token goes through, where no model is given.
-        expert_parallel: ranks that the experts are dealt out to: the product has the experts of one of them. Its tokens
-            are those of `expert_parallel` ranks, so that the rows stay tokens · experts_per_token.
-        layer: gate and up projection in one product, or the down projection.
+        hidden_size: features of a token, if no model is given.
+        expert_size: features inside an expert (of a gate or an up projection), if no model is given.
+        experts: routed experts in a block, if no model is given.
+        experts_per_token: experts that a token goes through, if no model is given.
+        expert_parallel: ranks over which the experts are distributed; the GEMM has the experts of one rank. Its tokens
+            come from `expert_parallel` ranks, so the number of rows stays tokens · experts_per_token.
+        layer: the gate and up projections in one GEMM, or the down projection.
         product: the layer's forward product or one of its two gradients.
         tokens: tokens of one rank, before they are copied for their experts.
         imbalance: rows of the busiest expert over the mean; 1 is forced balance. Loads follow Zipf's law.
@@ -45,7 +45,7 @@ class GroupedMatmulParameters:
             quack-kernels, tuned for the product before it is timed.
         statistic: median of the repeats, each with the last-level cache flushed before it (cold) or not (warm).
         warmup: calls that are not timed.
-        repeats: timed readings, each of one call; of several where a call with a warm cache is short.
+        repeats: timed readings, each of one call, or of several calls if they are short and the cache is warm.
         sustained_s: if above 0, the product also runs back to back for this many seconds once the clocks have settled.
         seed: seed of the random operands and of the order of busy and idle experts.
     """
@@ -94,7 +94,7 @@ class GroupedMatmulParameters:
             )
 
     def sizes(self) -> tuple[int, int, int, int]:
-        """Return hidden size, size of an expert, experts, and experts of a token."""
+        """Return the hidden size, the size of an expert, the number of experts, and the experts per token."""
         if self.model is not None:
             model = MODELS[self.model]
             return model.hidden_size, model.expert_intermediate_size, model.experts, model.experts_per_token
@@ -107,7 +107,7 @@ class GroupedMatmulParameters:
 
     @property
     def features(self) -> tuple[int, int]:
-        """Return (in_features, out_features) of the layer of one expert."""
+        """Return (in_features, out_features) of one expert's layer."""
         hidden, width, _, _ = self.sizes()
         return (hidden, 2 * width) if self.layer == "gate_up" else (width, hidden)
 
@@ -116,14 +116,14 @@ class GroupedMatmulParameters:
         return 16 if self.dtype == "fp8_rowwise" else 1
 
     def rows(self) -> list[int]:
-        """Return the rows of each expert of this rank; multiples of 16 in fp8, whose units load 16 bytes at a time."""
+        """Return the rows of each expert on this rank; in fp8, multiples of 16, since the units load 16 bytes."""
         rows, unit = self.tokens * self.sizes()[3], self._row_unit
         loads = tokens_of_experts(rows // unit, self.local_experts, self.imbalance, self.seed)
         return [load * unit for load in loads]
 
 
 class GroupedMatmul(Workload):
-    """A grouped product with its result checked."""
+    """A grouped GEMM whose result is checked."""
 
     name = "grouped_matmul"
     Parameters = GroupedMatmulParameters

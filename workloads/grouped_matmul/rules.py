@@ -1,4 +1,4 @@
-"""What devices support of grouped products. No torch.
+"""The devices' support for grouped GEMMs. No torch.
 
 The rules are those of PyTorch 2.11 to 2.13 (aten/src/ATen/native/cuda/GroupedBlas.cpp) and of quack-kernels 0.6.
 """
@@ -26,7 +26,7 @@ def unsupported_reason(parameters: GroupedMatmulParameters, architecture: str) -
     dtype, is_cpu = parameters.dtype, architecture.startswith("cpu")
     if parameters.backend == "quack" and dtype not in ("bf16", "fp16"):
         return f"backend=quack computes bf16 and fp16 here, not dtype={dtype}: set backend=torch"
-    if dtype == "fp8_rowwise" and not re.match(r"sm90|gfx942|gfx950", architecture):  # as PyTorch's own tests
+    if dtype == "fp8_rowwise" and not re.match(r"sm90|gfx942|gfx950", architecture):  # like PyTorch's own tests
         return "dtype=fp8_rowwise: PyTorch groups products with scales of rows on sm90, gfx942 and gfx950 alone"
     if dtype in ("fp32", "fp16") and parameters.backend == "torch" and not is_cpu:
         return f"dtype={dtype}: PyTorch's grouped kernels compute bf16; others run one product for each expert"

@@ -1,1 +1,1 @@
-"""GPUs, topologies and data types, as descriptions and measured rates. Standard library only."""
+"""GPUs, topologies and data types: their descriptions and measured rates. Standard library only."""

@@ -1,4 +1,4 @@
-"""The GPUs of a cluster and the network between them, topologies from plain values, and rates measured on devices."""
+"""A cluster's GPUs and the network between them, topologies from plain values, and rates measured on devices."""
 
 import csv
 import math
@@ -14,11 +14,11 @@ Wiring = Literal["switch", "pairs", "host"]
 
 
 class AttentionRates(NamedTuple):
-    """The rates of an attention kernel over long sequences, as shares of the rate of bf16 products."""
+    """The rates of an attention kernel over long sequences, as shares of the rate of bf16 GEMMs."""
 
     forward_share: float
     backward_share: float
-    half_tokens: float  # the length of sequences at which half of these rates is reached
+    half_tokens: float  # the sequence length at which half of these rates is reached
 
 
 @dataclass(frozen=True)
@@ -26,18 +26,18 @@ class Device:
     """A GPU."""
 
     name: str  # the key of its file in conf/hardware
-    peak_tflops: Mapping[str, float]  # dense peaks by data type, of the vendor's data sheet
-    memory_gib: float  # what the driver reports
-    memory_gb_s: float  # bandwidth of the device's memory, of the vendor's data sheet; infinite where it is unknown
+    peak_tflops: Mapping[str, float]  # dense peaks by data type, from the vendor's data sheet
+    memory_gib: float  # as reported by the driver
+    memory_gb_s: float  # memory bandwidth, from the vendor's data sheet; infinite if unknown
     power_w: float | None  # the power cap at which it runs
-    # measured rates of large matrix products under load, by data type; empty where none was
+    # Measured rates of large GEMMs under load, by data type; empty if none was measured.
     sustained_tflops: Mapping[str, float]
-    architecture: str = ""  # of the compiler: sm80, sm90, sm100, gfx942; empty where it is not known
-    # how much faster products run while the power cap does not limit them, against sustained ones
+    architecture: str = ""  # the compiler's name for it: sm80, sm90, sm100, gfx942; empty if unknown
+    # The speed of GEMMs that the power cap does not limit, relative to sustained GEMMs.
     power_headroom: float = 1.0
-    # bytes that copies read and write in a second, as measured; None where they were not
+    # Measured bytes per second that copies read and write; None if not measured.
     copy_gb_s: float | None = None
-    # measured rates of attention kernels by the planner's names of them
+    # Measured rates of attention kernels, by the planner's names for them.
     attention: Mapping[str, AttentionRates] = field(default_factory=dict)
 
 
@@ -46,14 +46,14 @@ class Topology:
     """Links and network of a cluster of equal nodes. Bandwidths are each way."""
 
     name: str  # the key of its file
-    gpus_per_domain: int  # GPUs that reach each other without the network: of a node, or 72 of a GB200 NVL72
-    # `switch`: a GPU uses its whole bandwidth towards any other; `pairs`: one link to each other GPU, which only
-    # collectives of the whole domain can all use (xGMI); `host`: PCIe, through the processors
+    gpus_per_domain: int  # GPUs that reach each other without the network: those of a node, or 72 in a GB200 NVL72
+    # `switch`: a GPU can use its whole bandwidth to any other GPU; `pairs`: there is one link to each other GPU, and
+    # only collectives over the whole domain use all links (xGMI); `host`: PCIe, through the CPUs.
     wiring: Wiring
-    link_gb_s: float  # of one GPU within its domain, all links together
-    network_gb_s: float  # of one GPU between domains: the NICs of a domain, divided by its GPUs
-    oversubscription: float = 1.0  # how many times the bandwidth of the NICs exceeds that of the switches above them
-    # link_latency_s, network_latency_s: of one message
+    link_gb_s: float  # per GPU within its domain, over all links
+    network_gb_s: float  # per GPU between domains: the bandwidth of a domain's NICs, divided by its GPUs
+    oversubscription: float = 1.0  # the bandwidth of the NICs divided by that of the switches above them
+    # link_latency_s, network_latency_s: the latency of one message
     link_latency_s: float = 4e-6
     network_latency_s: float = 12e-6
 
@@ -67,7 +67,7 @@ class Cluster:
 
 @dataclass(frozen=True)
 class Group:
-    """Ranks of a collective: `ranks` of them, `stride` apart."""
+    """The ranks in a collective: `ranks` of them, `stride` apart."""
 
     ranks: int
     stride: int = 1
@@ -76,7 +76,7 @@ class Group:
         return max(1, min(self.ranks, gpus_per_domain // self.stride))
 
 
-ASSUMED_TFLOPS = 0.05  # of a device whose rate was not measured: only the order of layouts depends on it
+ASSUMED_TFLOPS = 0.05  # for a device without a measured rate: only the order of layouts depends on it
 UNKNOWN_CLUSTER = Cluster(
     Device("unknown", {}, 0.0, math.inf, None, dict.fromkeys(("bf16", "fp32", "fp8", "fp4"), ASSUMED_TFLOPS)),
     Topology("unknown", 1, "switch", link_gb_s=25.0, network_gb_s=25.0),
@@ -90,7 +90,7 @@ WIRINGS = get_args(Wiring)
 
 
 def build_topology(values: Mapping[str, Any]) -> Topology:
-    """Return the topology that a file describes. Raises ValueError for a key that is missing, unknown or wrong."""
+    """Return the topology that a file describes. Raises ValueError for a missing or unknown key, or a wrong value."""
     name = f"topology {values.get('name', '')}".rstrip()
     allowed = [field.name for field in fields(Topology)]
     unknown = [key for key in values if key not in (*allowed, "source")]
@@ -126,7 +126,7 @@ def measured_tflops(device: str) -> dict[str, float]:
 
 
 def power_headroom(device: str) -> float:
-    """Return how much faster a device's products run while the power cap does not limit them; 1 where unknown."""
+    """Return the speed of a device's GEMMs without the limit of the power cap over the sustained one; 1 if unknown."""
     rows = (row for row in _device_rates() if row["device"] == device and row["power_headroom"])
     return next((float(row["power_headroom"]) for row in rows), 1.0)
 

@@ -1,4 +1,4 @@
-"""`workload=memory`: the bandwidth of a device's memory, or of its link to the host, by passes over a buffer."""
+"""`workload=memory`: the bandwidth of a device's memory, or of its link to the host, with passes over a buffer."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -7,7 +7,7 @@ from typing import Literal
 
 from workloads.api.contract import Infeasible, Measurement, Rank, Workload
 
-# Bytes that each operation moves for a byte of the buffer.
+# Bytes that each operation moves per byte of the buffer.
 MOVED = {"copy": 2, "read": 1, "write": 1, "to_device": 1, "from_device": 1}
 
 
@@ -17,8 +17,8 @@ class MemoryParameters:
 
     Attributes:
         operation: copy a buffer into another one, read it (a sum), write it (a constant), or copy it from pinned memory
-            of the host to the device or back.
-        mib: size of a buffer; far above the last-level cache, or the cache is measured.
+            on the host to the device or back.
+        mib: size of a buffer; it must be much larger than the last-level cache, or the cache is measured.
         warmup: calls that are not timed.
         repeats: timed calls.
     """
@@ -30,7 +30,7 @@ class MemoryParameters:
 
 
 class Memory(Workload):
-    """A pass over a device's memory, with its result checked."""
+    """A pass over a device's memory whose result is checked."""
 
     name = "memory"
     Parameters = MemoryParameters

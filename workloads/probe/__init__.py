@@ -19,8 +19,8 @@ from workloads.api.contract import HostBusy, Measurement, Rank, Workload
 class ProbeParameters:
     """Parameters of one trial.
 
-    On a node whose processes have SWEEPER_PROBE=slow in their environment a trial takes twice as long; with
-    SWEEPER_PROBE=fails it fails.
+    On a node whose processes have SWEEPER_PROBE=slow in their environment, a trial takes twice as long; with
+    SWEEPER_PROBE=fails, it fails.
 
     Attributes:
         x, y: search parameters; the best score is at (3, -1).
@@ -40,7 +40,7 @@ class ProbeParameters:
 
 
 class Probe(Workload):
-    """Ends as `behaviour` says. The score is exp(-(x-3)² - (y+1)²)."""
+    """A trial that ends as `behaviour` specifies. The score is exp(-(x-3)² - (y+1)²)."""
 
     name = "probe"
     Parameters = ProbeParameters
@@ -74,7 +74,7 @@ class Probe(Workload):
             case "killed":
                 os.kill(os.getpid(), signal.SIGKILL)
             case "disturbed":
-                mark = Path(f"{parameters.ledger}.{parameters.x:g}")  # of an earlier trial of this x
+                mark = Path(f"{parameters.ledger}.{parameters.x:g}")  # left by an earlier trial with this x
                 if not (parameters.ledger and mark.exists()):
                     if parameters.ledger:
                         mark.touch()
