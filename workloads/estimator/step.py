@@ -230,7 +230,7 @@ def _not_modelled(placed: PlacedJob) -> Iterator[str]:
     device, trainer = placed.cluster.device, placed.trainer.name
     if placed.layout.tp > placed.cluster.topology.gpus_per_domain:
         yield "tensor parallelism over the network: latency of small messages under load"
-    if device.architecture not in ("sm80", "sm90"):
+    if device.architecture not in ("sm80", "sm90", "sm100", "sm103"):
         yield f"attention's own rate on {device.name}: no source has it, shares of an H200's stand in"
     if (trainer, device.name) not in efficiencies():
         yield f"the efficiency of {trainer} on {device.name}: that of the nearest pair is taken"
