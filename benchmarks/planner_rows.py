@@ -198,10 +198,11 @@ def _settings(row: Mapping[str, str], trainer: str, cluster: Cluster) -> set[str
     is_recent = TRAINERS[trainer].core == "megatron" and re.search(r"2026|\b26\.\d\d", source)
     is_recipe = "Megatron-Bridge" in source and re.search(r"26\.06|2026-0[78]", source)
     is_blackwell = cluster.device.architecture.startswith("sm10")
+    graphs = r"full(-iteration)? cuda graphs?|cuda graphs in many|use-cuda-graphs"
     has = {
         "deepep": is_recent or re.search("deepep|hybridep", text),
         "overlap": re.search("(1f1b|a2a|ep) overlap", text),
-        "graph": (is_recipe and is_blackwell) or re.search(r"full(-iteration)? cuda graphs?|cuda graphs in many", text),
+        "graph": (is_recipe and is_blackwell) or re.search(graphs, text),
     }
     return {name for name, found in has.items() if found}
 
