@@ -106,7 +106,7 @@ def cast_s(placed: PlacedJob, product: Product, *, backward: bool) -> float:
         # pass is left that transposes what is inside experts (`workloads.llama.fp8_experts`).
         return placed.pass_s(2 * rows * (product.n if product.name == "up" else product.k)) if backward else 0.0
     activations = rows * (product.n if backward and product.grouped else width) * precision.cast_bytes
-    weights = product.n * product.k * product.count * precision.weight_bytes / 2
+    weights = product.n * product.k * product.count * precision.weight_bytes / 2 * placed.weight_casts
     return placed.pass_s(activations + weights, precision.instructions_gb_s)
 
 
@@ -288,7 +288,8 @@ def block_seconds(placed: PlacedJob, layer: int) -> BlockSeconds:
     kernels = (job.trainer, job.precision, placed.attention_kernel, job.compiled, job.dispatcher, job.manual_backward)
     choices = (layout.checkpointing, layout.sequence_parallel, layout.cp_method, layout.cuda_graph)
     rates = (device.name, device.architecture, device.memory_gb_s, device.copy_gb_s, *device.sustained_tflops.items())
-    key = (job.model, job.expert_imbalance, sizes, kernels, choices, rates, *device.attention.items())
+    model = (job.model, job.model.qk_norm, placed.weight_casts, job.expert_imbalance)
+    key = (*model, sizes, kernels, choices, rates, *device.attention.items())
     if key not in _BLOCK_SECONDS:
         products_s = products_of_s(placed, layer)
         forward = _seconds(placed, layer, products_s, backward=False)

@@ -43,6 +43,9 @@ class PlacedJob:
         self.gradient_bytes = job.gradient_bytes or usual  # in its reduction
         # Of a weight in its gathering: the block with a manual backward pass casts what was gathered.
         self.gathered_bytes = self.element_bytes if job.manual_backward else self.precision.gathered_bytes
+        # Of a weight for each micro-batch: Transformer Engine keeps a step's first one (`is_first_microbatch`).
+        keeps_casts = self.trainer.core == "megatron" and not self.is_sharded and self.precision.weight_bytes > 0
+        self.weight_casts = 1 / layout.microbatches if keeps_casts else 1.0
         self.tensor_group = Group(layout.tp, 1)
         self.context_group = Group(layout.cp, layout.tp)
         # The ranks that divide weights or optimizer states, of all weights and of the same experts.
