@@ -20,6 +20,7 @@ PRIOR_RUNS = 1
 NEUTRAL = (
     (operations, "EAGER_FACTOR", 1),  # single kernels move the bytes of fused ones
     (operations, "ROUTING_S", 0),  # routing does not wait for the host
+    (operations, "LAUNCHES_S", 0),  # nor do experts for launches
     (placed_job, "HOST_GB_S", 600),  # the data sheets of two sockets with DDR5, all of it
     (step, "STEP_OVERHEAD_S", 0),  # launches are hidden
     (step, "IDLE_POWER_SHARE", 0),  # a GPU that waits draws as much as one that computes

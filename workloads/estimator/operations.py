@@ -229,10 +229,10 @@ def _attention_over_ranks_elements(placed: PlacedJob, *, backward: bool) -> floa
 
 
 # In most trainers a dropless mixture of experts tells the host how many tokens each expert has, so that in each pass
-# through a block the GPU waits for launches, and has small kernels of the router. A graph of the whole step does not
-# wait: with one Qwen3 235B takes 36.3 s and without 50.0 on 128 GB200s, 2.3 ms for each block and micro-batch
-# (Megatron-LM, PR 5728).
-ROUTING_S = 1.2e-3
+# through a block the GPU waits for launches, and has small kernels of the router; and a block takes at least as long as
+# the host needs for all of its launches. A graph of the whole step does not wait: with one Qwen3 235B takes 36.3 s and
+# without 50.0 on 128 GB200s, 6.0 and 8.3 ms for each block and micro-batch (Megatron-LM, PR 5728).
+ROUTING_S, LAUNCHES_S = 0.6e-3, 8e-3
 # Megatron adds the biases of experts' outputs, times the routing's weights, in single kernels and joins the results
 # (core/transformer/moe/experts.py at d98e8a64, `_apply_bias`): values read and written for each, forward and backward.
 EXPERT_BIAS_PASSES = (6, 8)
@@ -248,8 +248,8 @@ def pass_s(placed: PlacedJob, layer: int, *, backward: bool) -> float:
     model, tp, ranks = placed.model, placed.layout.tp, placed.layout.ep
     residual = (8 if backward else 5) * model.norms * model.hidden_size / placed.residual_parts
     activation = _activation_elements(placed, layer, backward=backward)
-    is_rotated = model.positions == "rope" and model.mixer(layer) == "attention"
-    rotary = 2 * (model.heads + model.kv_heads) * model.head_size / tp if is_rotated else 0.0
+    queries_keys = (model.heads + model.kv_heads) * model.head_size / tp * (model.mixer(layer) == "attention")
+    rotary = queries_keys * (2 * (model.positions == "rope") + (3 if backward else 2) * (model.qk_norm != ""))
     fused = placed.trainer.fused or placed.job.compiled
     elements = placed.tokens * (residual + activation + rotary) * (1 if fused else EAGER_FACTOR)
     elements += placed.tokens * _attention_over_ranks_elements(placed, backward=backward)
@@ -265,8 +265,13 @@ def pass_s(placed: PlacedJob, layer: int, *, backward: bool) -> float:
     if model.gpt_oss and placed.trainer.core == "megatron" and not placed.layout.cuda_graph:
         copies += EXPERT_BIAS_PASSES[backward] * count
     sorting_s = placed.pass_s(placed.tokens / tp * copies * (model.expert_hidden_size or model.hidden_size) * 2)
-    waits = not placed.layout.cuda_graph and not is_own(placed.job)  # here the numbers stay on the device
-    return seconds + sorting_s + (ROUTING_S if waits else 0.0)
+    return seconds + sorting_s + (ROUTING_S if launches_s(placed, layer) else 0.0)
+
+
+def launches_s(placed: PlacedJob, layer: int) -> float:
+    """Return what the host takes for a block whose experts wait for it: this project keeps numbers on the device."""
+    waits = placed.model.has_experts(layer) and not placed.layout.cuda_graph and not is_own(placed.job)
+    return LAUNCHES_S if waits else 0.0
 
 
 @dataclass(frozen=True)

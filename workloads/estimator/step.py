@@ -184,7 +184,7 @@ def _block_time(placed: PlacedJob, layer: int, efficiency: float, with_data_para
     if placed.model.mixer(layer) == "attention":
         context = communication.context_s(placed, forward.attention, backward=False) * (1 + is_repeated)
         context += communication.context_s(placed, backward.attention, backward=True)
-    return BlockTime(
+    time = BlockTime(
         forward,
         backward,
         tensor=communication.tensor_s(placed, layer) * (2 + placed.repeated_collectives_share),
@@ -193,6 +193,8 @@ def _block_time(placed: PlacedJob, layer: int, efficiency: float, with_data_para
         data=data,
         copies=copies,
     )
+    least_s = operations.launches_s(placed, layer) * (1 + is_repeated / 3)
+    return replace(time, forward=forward + Seconds(other=max(0.0, least_s - time.total)))
 
 
 def _copies_s(placed: PlacedJob, weights: Weights) -> float:

@@ -70,8 +70,8 @@ def test_the_neutral_score_knows_nothing_of_the_rows(
 ) -> None:
     main(["--json"])
     printed = json.loads(capsys.readouterr().out)
-    monkeypatch.setattr(operations, "EAGER_FACTOR", 1)
-    monkeypatch.setattr(operations, "ROUTING_S", 0)
+    for name, value in (("EAGER_FACTOR", 1), ("ROUTING_S", 0), ("LAUNCHES_S", 0)):
+        monkeypatch.setattr(operations, name, value)
     monkeypatch.setattr(placed_job, "HOST_GB_S", 600)
     monkeypatch.setattr(step, "IDLE_POWER_SHARE", 0)
     monkeypatch.setattr(step, "STEP_OVERHEAD_S", 0)
