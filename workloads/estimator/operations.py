@@ -67,8 +67,8 @@ def block_products(placed: PlacedJob, layer: int) -> list[Product]:
 
 # Of a single product's sustained rate that grouped kernels reach: on an H100 at its power cap the median of 48 products
 # of eight models is 669 TFLOP/s in bf16 and 1,119 in fp8 (benchmarks/results/grouped_h100.md), where 690 and 1,300 are
-# sustained. Of fp4 nothing is known.
-GROUPED_SHARES = {"fp8": 0.86, "fp4": 0.86}
+# sustained. Of other GPUs nothing is known: power limits both alike.
+GROUPED_SHARES = {("sm90", "fp8"): 0.86}
 GROUPED_SHARE = 0.97
 GROUPED_ROWS = 128  # rows of a tile: an expert's tokens are computed tile by tile
 
@@ -84,7 +84,7 @@ def product_s(placed: PlacedJob, product: Product, dtype: str) -> float:
     traffic = product.count * (read * element_bytes + placed.element_bytes * product.rows * product.n)
     flops = product.flops
     if product.grouped:
-        rate *= GROUPED_SHARES.get(dtype, GROUPED_SHARE)
+        rate *= GROUPED_SHARES.get((device.architecture, dtype), GROUPED_SHARE)
         flops *= math.ceil(product.rows / GROUPED_ROWS) * GROUPED_ROWS / product.rows
     overhead = PRODUCT_OVERHEAD_S * (2 if product.grouped else product.count)
     return max(flops / rate, traffic / (device.memory_gb_s * 1e9)) + overhead
