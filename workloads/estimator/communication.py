@@ -68,7 +68,7 @@ def all_to_all_s(cluster: Cluster, group: Group, sent_bytes: float, network_byte
         return 0.0
     topology = cluster.topology
     link_s = sent_bytes / (topology.link_gb_s * LINK_SHARE * 1e9)
-    if group.ranks <= group.ranks_per_domain(topology.gpus_per_domain):
+    if not network_bytes:
         return link_s + topology.link_latency_s
     network_s = network_bytes / (_network_gb_s(topology) * 1e9)
     return max(link_s, network_s) + topology.link_latency_s + topology.network_latency_s
@@ -143,7 +143,12 @@ def expert_s(placed: PlacedJob, layer: int) -> float:
         gathers_s = [all_gather_s(placed.cluster, group, total) for total in (gathered_bytes, choice_bytes)]
         return 2 * gathers_s[0] + gathers_s[1]
     domain = placed.cluster.topology.gpus_per_domain
-    nodes = max(1, group.ranks // group.ranks_per_domain(domain))
+    local = group.ranks_per_domain(domain)
+    # Of 64 consecutive GPUs in racks of 72, eight are in one rack and 56 in the next, unless nodes come in blocks, as
+    # HybridEP demands (NeMo AutoModel, PR 3914).
+    if placed.job.dispatcher == "alltoall" and placed.cluster.gpus > domain:
+        local = math.gcd(local, domain)
+    nodes = max(1, group.ranks // local)
     tokens = placed.tokens / placed.layout.tp * placed.job.expert_imbalance
     token_bytes = (model.expert_hidden_size or model.hidden_size) * 2
     copies = _copies(placed, group.ranks)
