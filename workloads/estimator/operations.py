@@ -116,8 +116,6 @@ ATTENTION_BACKWARD_PRODUCTS = 2.5
 # Bytes of unfused attention for a score in fp16: its product, scaled and masked softmax, dropout with its mask, and the
 # product with the values; backward the gradients of each.
 SCORE_FORWARD_BYTES, SCORE_BACKWARD_BYTES = 13, 21
-# Of an architecture that the table lacks: about FlashAttention 2 on sm90.
-UNKNOWN_RATES = AttentionRates(0.45, 0.4, 900)
 
 
 def attention_s(placed: PlacedJob, layer: int, *, backward: bool) -> float:
@@ -141,20 +139,15 @@ def attention_s(placed: PlacedJob, layer: int, *, backward: bool) -> float:
     flops += placed.tokens * length * model.index_features(layer)
     rates = attention_rates(placed.cluster.device, placed.attention_kernel)
     share = rates.backward_share if backward else rates.forward_share
-    half_tokens = rates.half_tokens * _context_parts(placed)
+    # A kernel's pairs take 1 + half_tokens / length times as long as at its highest rate, where a call without the
+    # causal mask counts as one of twice its keys. Summed over the calls of the slowest context parallel rank, that is
+    # 2 half_tokens / length with gathered keys, whose two parts of the sequence have a causal call and one for all
+    # tokens before them, and cp half_tokens / length in a ring of cp calls.
+    layout = placed.layout
+    half_tokens = rates.half_tokens * (layout.cp if layout.cp_method == "ring" else min(layout.cp, 2))
     rate = sustained_flops(placed.cluster.device, placed.plain_dtype) * share * keys / (keys + half_tokens)
     rate *= min(1.0, 0.5 + model.head_size / 256)
     return flops * (ATTENTION_BACKWARD_PRODUCTS if backward else 1) / rate
-
-
-def _context_parts(placed: PlacedJob) -> int:
-    """Return how many times as long the starts and ends of attention's kernels take over context parallel ranks. A
-    kernel's pairs take 1 + half_tokens / length times as long as at its highest rate, where a call without the causal
-    mask counts as one of twice its keys. Summed over the calls of the slowest rank, that is 2 half_tokens / length with
-    gathered keys, whose two parts of the sequence have a causal call and one for all tokens before them, and cp
-    half_tokens / length in a ring of cp calls."""
-    cp = placed.layout.cp
-    return cp if placed.layout.cp_method == "ring" else min(cp, 2)
 
 
 # Of a linear mixer (Mamba-2, gated delta rule), assumed: no microbenchmark of its kernels is known to us. Values that
@@ -173,12 +166,12 @@ def _attention_table() -> dict[tuple[str, str], AttentionRates]:
 
 
 def attention_rates(device: Device, kernel: AttentionKernel) -> AttentionRates:
-    """Return the rates of a fused kernel: as measured on the device, else those of the table for its architecture."""
+    """Return the rates of a fused kernel: measured on the device, else the table's, of an H100 where it lacks one."""
     if kernel in device.attention:
         return device.attention[kernel]
     table = _attention_table()
     known = (table.get((name, device.architecture)) for name in (kernel, "flash2", "cudnn"))
-    return next((rates for rates in known if rates), UNKNOWN_RATES)
+    return next((rates for rates in known if rates), table["flash2", "sm90"])
 
 
 # Bytes of norms, rotary embeddings and activations in single PyTorch kernels, in fp32 where cast; chosen with
