@@ -1,7 +1,7 @@
 """Find out which parts of a sweep's code a node has.
 
-Ray sends this module by value (`cluster._request_description`), so a node can respond without our code. The module therefore
-imports only the standard library.
+Ray sends this module by value (`cluster._request_description`), so a node can respond without our code. The module
+therefore imports only the standard library.
 """
 
 import hashlib
