@@ -94,10 +94,10 @@ def measure(parameters: CollectivesParameters, rank: Rank) -> Measurement:
 
 
 def time_calls(call: Callable[[], object], device: torch.device, warmup: int, repeats: int) -> tuple[float, ...]:
-    """Return the seconds of each call. All ranks have to call equally often.
+    """Return the seconds of each call. All ranks must make the same number of calls.
 
-    On a CPU `time_steps` measures again what other processes disturbed, which each rank decides alone: the others would
-    wait for it, or take its extra call for their next one.
+    `time_steps` is not used on a CPU, where it repeats disturbed calls. Each rank would decide this alone, and the
+    others would wait for it or match its extra call with their next one.
     """
     if device.type != "cpu":
         return time_steps(call, device, warmup=warmup, repeats=repeats, cold_cache=False)

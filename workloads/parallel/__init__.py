@@ -21,12 +21,12 @@ from workloads.models.trained import load_trained_model
 from workloads.parallel.points import Listing
 from workloads.precision import unsupported_layer_rate_reason
 
-# The parameters that are fields of a layout by the same name.
+# The parameters that are layout fields with the same name.
 LAYOUT_PARAMETERS = (
     *(*DEGREES, "stages_per_rank", "schedule", "micro_batch", "checkpointing", "checkpointing_freq"),
     *("reshard_after_forward", "cp_method", "cuda_graph", "ep"),
 )
-# Those that have an effect on mixtures of experts alone.
+# The parameters that only affect mixtures of experts.
 EXPERT_PARAMETERS = ("imbalance", "auxiliary_loss", "z_loss", "bias_rate")
 TORCH_VERSION = tuple(int(part) for part in version("torch").split(".")[:2])
 BlockKind = Literal["pytorch", "manual"]
@@ -38,48 +38,48 @@ def degree() -> int:  # a whole number from 1, by default 1
 
 @dataclass(frozen=True)
 class ParallelParameters:
-    """A layout (`workloads.layouts.layout.Layout`) and the model that is trained in it.
+    """A layout (`workloads.layouts.layout.Layout`) and the model that is trained with it.
 
     Attributes:
         model: the model that is trained, by its name or by the path of a Hugging Face config.json.
-        layers: the blocks of the model that are trained, its first ones; None for all.
-        sequence_length: tokens of each sequence.
-        global_batch: sequences in a step, of all ranks together.
-        document_tokens: mean length of the documents that are packed into a sequence; tokens attend to their own
-            document alone. 0 stands for one document in each sequence.
-        dp_replicate: data parallel degree: whole copies of the model.
-        dp_shard: sharded data parallel degree (FSDP2) within each copy.
-        tp: tensor parallel degree, with sequence parallel.
-        cp: context parallel degree: each rank has a part of the sequence.
-        cp_method: keys and values of all ranks are gathered before attention, or go around a ring beside it.
-        async_tp: tensor parallel collectives run in parts beside the matrix products, over symmetric memory.
+        layers: the number of blocks to train, from the start of the model; None for all.
+        sequence_length: tokens per sequence.
+        global_batch: sequences per step over all ranks.
+        document_tokens: mean length of the documents that are packed into a sequence; tokens attend only to their own
+            document. 0 means one document per sequence.
+        dp_replicate: data-parallel degree: full replicas of the model.
+        dp_shard: sharded data-parallel degree (FSDP2) within each replica.
+        tp: tensor-parallel degree, with sequence parallelism.
+        cp: context-parallel degree: each rank has a part of the sequence.
+        cp_method: all ranks' keys and values are gathered before attention, or move around a ring during attention.
+        async_tp: tensor-parallel collectives are split and overlap with the GEMMs, over symmetric memory.
         cuda_graph: the passes of a step are recorded once and replayed, on one GPU with state bf16.
-        pp: pipeline parallel degree.
-        ep: expert parallel degree: ranks, of those of `dp_shard` and `cp`, that divide the experts of a mixture.
-        stages_per_rank: pipeline stages of each rank.
+        pp: pipeline-parallel degree.
+        ep: expert-parallel degree: the ranks among those of `dp_shard` and `cp` that divide the experts of a mixture.
+        stages_per_rank: pipeline stages per rank.
         schedule: order of the pipeline's micro-batches.
         micro_batch: sequences that a rank computes at once.
         checkpointing: activations that are recomputed in the backward pass.
         checkpointing_freq: every Nth block is checkpointed: full and 2 are torchtitan's selective_ac_option=2.
-        reshard_after_forward: gather sharded weights again for the backward pass; false keeps them whole for a step.
+        reshard_after_forward: gather sharded weights again for the backward pass; false keeps them gathered for a step.
         tp_across_nodes: tensor parallel may span nodes.
         compile: each block is compiled separately.
-        dtype: data type of the matrix products. fp8, mxfp8 and nvfp4 apply to those of blocks. In block pytorch they
-            are torchao's layers, where fp8_tensorwise also casts before weights are gathered, and before tensor
-            parallel activations are; block manual has fp8_tensorwise and fp8_blockwise by its own kernels. Each is
-            refused where the device has no units or the block no layer for it.
+        dtype: data type of the GEMMs. fp8, mxfp8 and nvfp4 apply to those in blocks. With block pytorch, they use
+            torchao's layers, and fp8_tensorwise also casts weights, and tensor-parallel activations, before they are
+            gathered; block manual has its own kernels for fp8_tensorwise and fp8_blockwise. A data type is rejected if
+            the device has no units or the block no layer for it.
         state: fp32 keeps weights, gradients and optimizer states in fp32, reduces in fp32 and clips the norm of the
             gradients at 1.0, as torchtitan does; bf16 keeps all of them in bf16 and does not clip.
-        block: pytorch compiles a plain block, in every layout; manual has a backward pass of its own, where tp and cp
-            are 1. Results of the two are not ranked together, and those of the two states neither.
-        imbalance: tokens of the busiest expert over the mean, to which tokens are sent whatever their scores: 1 is
-            forced balance, above it loads follow Zipf's law. None: each token goes to its best experts.
-        auxiliary_loss: coefficient of the loss that balances experts; None for none.
-        z_loss: coefficient of the loss that keeps the router's logits small; None for none.
-        bias_rate: step of the bias that balances experts without a loss; None for none.
+        block: pytorch compiles a plain block, in every layout; manual has its own backward pass, and needs tp and cp
+            of 1. Results of different blocks are not ranked together, nor are results of different states.
+        imbalance: the tokens of the busiest expert over the mean, which is forced whatever the scores: 1 is perfect
+            balance, and above 1 the loads follow Zipf's law. None: each token goes to its best experts.
+        auxiliary_loss: coefficient of the loss that balances experts; None for no such loss.
+        z_loss: coefficient of the loss that keeps the router's logits small; None for no such loss.
+        bias_rate: step of the bias that balances experts without a loss; None for no such bias.
         data: a file of tokens or text to train on, see `workloads.llama.data`; None: synthetic tokens.
         tokenizer: a tokenizer.json that encodes the text; None: one token per byte.
-        warmup: steps that are not timed but train the model too.
+        warmup: untimed steps, which also train the model.
         steps: timed steps.
         learning_rate: AdamW's learning rate.
         gc_freq: steps between collections of Python's garbage, as in torchtitan; 0 leaves them to Python.
@@ -156,7 +156,7 @@ class ParallelParameters:
         return replace(model, layers=self.layers, dense_layers=dense, experts=experts)
 
     def unsupported_dtype_reason(self, architecture: str) -> str:
-        """Return why the block does not train in this data type on a device, as what follows "it is"."""
+        """Return why the block does not train in this data type on a device, as text to follow "it is"."""
         find = unsupported_block_rate_reason if self.block == "manual" else unsupported_layer_rate_reason
         return find(self.dtype, architecture)
 
@@ -167,7 +167,7 @@ class ParallelParameters:
 
     @property
     def rank_imbalance(self) -> float:
-        """Tokens of the busiest rank over the mean, as they are sent; 1 for natural routing, where it is unknown."""
+        """The forced tokens of the busiest rank over the mean; 1 for natural routing, where it is unknown."""
         if self.imbalance is None or self.ep == 1:
             return 1.0
         loads = tokens_of_experts(10**6, self.shape.experts, self.imbalance, self.seed)
@@ -176,7 +176,7 @@ class ParallelParameters:
 
     @property
     def buffers_imbalance(self) -> float:
-        """Tokens that a rank has buffers for, over the mean; with natural routing all that may come to its experts."""
+        """The tokens for which a rank has buffers, over the mean; with natural routing, all that may come to it."""
         if self.imbalance is not None or self.ep == 1 or not self.shape.experts:
             return self.rank_imbalance
         return self.ep * min(1.0, self.shape.experts // self.ep / self.shape.experts_per_token)
@@ -192,13 +192,13 @@ class ParallelParameters:
 
     @property
     def attended_length(self) -> float:
-        """The length of a sequence without documents whose attention costs as much."""
+        """The length of a sequence without documents for which attention costs the same."""
         return attended_length(self.sequence_length, self.document_tokens)
 
     @property
     def job(self) -> Job:
-        """The job that is estimated. Documents are counted as documents of one length, whose attention costs as
-        much."""
+        """The job that is estimated. Its documents all have the same length, for which attention costs the
+        same."""
         return Job(
             model=self.shape,
             layout=self.layout,
@@ -217,13 +217,13 @@ class ParallelParameters:
     def find_violation(
         self, ranks: int, ranks_per_node: int, *, on_gpu: bool, rules: Iterable[Rule] | None = None
     ) -> Violation | None:
-        """Return the first rule that the layout breaks on these ranks, of all rules or some; None for a valid one."""
+        """Return the first of all or the given rules that the layout breaks on these ranks; None if it is valid."""
         across = self.tp_across_nodes
         site = Site(ranks, ranks_per_node, tp_across_domains=across, on_gpu=on_gpu, torch=TORCH_VERSION)
         return find_violation(self.job, site, rules)
 
     def estimate_speed(self, machine: Machine) -> dict[str, float]:
-        """Estimate the metrics of the layout's speed; the MFU where the device's peak is known."""
+        """Estimate the layout's speed metrics, including the MFU if the device's peak is known."""
         job, cluster = self.job, machine.cluster
         step_s = step_seconds(job, cluster)
         tokens_per_s = job.layout.global_batch * job.sequence_length / step_s
@@ -245,7 +245,7 @@ class Parallel(Workload):
     )
     ways = (*LAYOUT_PARAMETERS, "async_tp", "tp_across_nodes", "compile", "warmup", "steps", "gc_freq", "seed")
     # New in 2: new tokens in each step, fp32 state and PyTorch's block by default, FSDP in torchtitan's units.
-    # New in 3: initial weights as torchtitan's.
+    # New in 3: initial weights as in torchtitan.
     benchmark_version = "parallel/3"
     max_world_size = None
     finals_rounds = 3
@@ -285,7 +285,7 @@ class Parallel(Workload):
         return Listing(self, dimensions, constants, machine).candidates()
 
     def scale(self, parameters: ParallelParameters, factor: int) -> ParallelParameters:
-        """Return the layout on `factor` times the devices, with as many more copies and as much larger a batch."""
+        """Return the layout on `factor` times the devices, with replicas and batch scaled by the same factor."""
         copies, batch = parameters.dp_replicate * factor, parameters.global_batch * factor
         return replace(parameters, dp_replicate=copies, global_batch=batch)
 

@@ -1,14 +1,14 @@
 """Apply a layout to a model. The steps depend on their order:
 
 1. Pipeline: build only this rank's layers, on the meta device.
-2. Context parallel: give blocks an attention that knows its process group. Or document masks: one within documents.
-3. Tensor parallel: shard every block's matrices before anything wraps the block, since the plan names them. Expert
-   parallel: keep this rank's experts.
-4. Checkpointing: wrap blocks, so that sharded computation is what is recomputed. Blocks with a manual backward pass do
+2. Context parallelism: give blocks an attention over their process group. Or document masks: attention in documents.
+3. Tensor parallelism: shard every block's matrices before anything wraps the block, since the plan names them. Expert
+   parallelism: keep this rank's experts.
+4. Checkpointing: wrap blocks, so that the sharded computation is recomputed. Blocks with a manual backward pass do
    their own checkpointing.
-5. Compilation: compile whole blocks with their checkpointing inside, so that no product is repeated whose result the
-   backward pass does not read. In blocks with a manual backward pass only what is between the products is compiled.
-6. FSDP: wrap last, since it takes parameters as they are, sharded or not, and gathers them just before a block runs.
+5. Compilation: compile whole blocks including their checkpointing, so that a GEMM is not repeated if the backward pass
+   does not read its result. In blocks with a manual backward pass, only the operations between GEMMs are compiled.
+6. FSDP: wrap last, since it accepts parameters as they are, sharded or not, and gathers them just before a block runs.
 7. Allocate each rank's memory and fill it with weights that do not depend on the layout.
 """
 
@@ -51,14 +51,14 @@ from workloads.precision.layers import apply_recipe, fill_buffers, gathers_fp8
 GROUPS_PER_TRIAL = 1000  # more than a layout creates
 
 
-# Asynchronous tensor parallelism: PyTorch's compiler fuses an all-gather with the products after it and a product with
-# the reduce-scatter after it, over memory that all ranks of the group map (symmetric memory;
+# Asynchronous tensor parallelism: PyTorch's compiler fuses an all-gather with the GEMMs after it, and a GEMM with the
+# reduce-scatter after it, over memory that all ranks of the group map (symmetric memory;
 # torchtitan/distributed/compile.py enables it in the same way).
 def separate_group_names(sequence_number: int) -> None:
-    """Give the groups that are created from now on names that no other trial of this process has.
+    """Make the names of groups that are created from now on unique among the trials of this process.
 
-    Symmetric memory keeps what it knows of a group by its name for the life of the process, and names count from 0
-    again after `destroy_process_group`. All ranks have to call it with the same number.
+    Symmetric memory stores its data on a group by name for the life of the process, and names count from 0 again after
+    `destroy_process_group`. All ranks must call this with the same number.
     """
     dist.distributed_c10d._world.group_count += GROUPS_PER_TRIAL * sequence_number
 
@@ -68,8 +68,8 @@ def enable_async_tp(group: dist.ProcessGroup) -> dict[str, Any]:
     from torch.distributed._symmetric_memory import enable_symm_mem_for_group
 
     if torch.cuda.device_count() == 1:
-        # A worker sees its own GPU alone, so all ranks have device 0, which counts as the same one without this
-        # (validate_rendezvous_requests in CUDASymmetricMemory.cu).
+        # A worker sees only its own GPU, so all ranks have device 0, which would be treated as the same GPU without
+        # this setting (validate_rendezvous_requests in CUDASymmetricMemory.cu).
         os.environ["TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES"] = "1"
     with warnings.catch_warnings():  # deprecated, but the compiler still reads what it sets (2.13)
         warnings.simplefilter("ignore", FutureWarning)
@@ -80,16 +80,16 @@ def enable_async_tp(group: dist.ProcessGroup) -> dict[str, Any]:
 def shard_stage(stage: Stage, mesh: DeviceMesh, dtype: torch.dtype, *, reshard_after_forward: bool) -> None:
     """Wrap the units of a stage in FSDP: the embedding, every block, and the last norm with the head.
 
-    torchtitan 0.2.2 wraps them so (apply_fsdp in torchtitan/models/llama3/infra/parallelize.py). A unit is gathered
-    before it runs, while the one before it computes. As a single unit, embedding and head would be gathered before the
-    first block and reduced after the last backward pass, beside no computation. Weights are gathered in `dtype` and
-    gradients reduced in their own.
+    torchtitan 0.2.2 does the same (apply_fsdp in torchtitan/models/llama3/infra/parallelize.py). A unit is gathered
+    while the unit before it computes. As a single unit, embedding and head would be gathered before the first block and
+    reduced after the last backward pass, without overlap. Weights are gathered in `dtype`, and gradients are reduced in
+    their own data type.
 
     The head stays gathered after the forward pass, since the backward pass begins with it. If the head's matrix is the
-    embedding, both and the norm are in the unit of the whole stage, which stays gathered too.
+    embedding, both are in the unit of the whole stage together with the norm, and this unit stays gathered too.
     """
     state_dtype = next(stage.parameters()).dtype
-    # Tensors that a block takes beside its input, such as the rotary embedding's in fp32, are not cast.
+    # A block's other inputs, such as the rotary embedding's tensors in fp32, are not cast.
     policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=state_dtype, cast_forward_inputs=False)
     shard = partial(fully_shard, mesh=mesh, mp_policy=policy, ignored_params=set(stage.divided_experts))
     if stage.embedding is not None and not stage.shape.tied:
@@ -104,9 +104,9 @@ def shard_stage(stage: Stage, mesh: DeviceMesh, dtype: torch.dtype, *, reshard_a
 def set_gradient_sync(stages: list[Stage], layout: Layout, *, is_last_microbatch: bool, keeps_weights: bool) -> None:
     """Set what FSDP communicates in the coming backward pass.
 
-    Gradients are averaged over copies in the last micro-batch of a step only. Without `reshard_after_forward` they are
-    also reduce-scattered only there, and weights stay gathered until then. With it they stay gathered until the next
-    forward pass if `keeps_weights`.
+    Gradients are averaged over replicas only in the last micro-batch of a step. Without `reshard_after_forward`, they
+    are also reduce-scattered only there, and weights stay gathered until then. With it, weights stay gathered until the
+    next forward pass if `keeps_weights` is set.
     """
     for stage in stages:
         if isinstance(stage, FSDPModule):
@@ -118,7 +118,7 @@ def set_gradient_sync(stages: list[Stage], layout: Layout, *, is_last_microbatch
 
 
 def precompute_fp8_scales(stage: Stage) -> None:
-    """Compute the scales of all weights that are gathered in fp8 at once, not one by one as they are gathered."""
+    """Compute the scales of all weights that are gathered in fp8 together, instead of one at a time when gathering."""
     if any(gathers_fp8(module) for module in stage.modules()):
         from torchao.float8 import precompute_float8_dynamic_scale_for_fsdp
 
@@ -126,7 +126,7 @@ def precompute_fp8_scales(stage: Stage) -> None:
 
 
 def fsdp_dtypes(module: nn.Module) -> MixedPrecisionPolicy:
-    """Return the data types in which FSDP gathers the module's weights and reduces its gradients, None without it."""
+    """Return the data types in which FSDP gathers the module's weights and reduces its gradients; None without FSDP."""
     # PyTorch has no public way to read it back (torch 2.11 to 2.13).
     return fully_shard.state(module)._mp_policy if isinstance(module, FSDPModule) else MixedPrecisionPolicy()  # type: ignore[attr-defined]
 
@@ -144,9 +144,9 @@ class ModelSpec:
 
     shape: Model
     sequence_length: int
-    dtype: torch.dtype  # of activations, of gathered weights, and of the matrix products of blocks without a recipe
-    recipe: str = ""  # of the matrix products of blocks, by torchao's layers or the manual block; empty for none
-    compiled: bool = False  # block by block
+    dtype: torch.dtype  # of activations, gathered weights, and GEMMs in blocks without a recipe
+    recipe: str = ""  # of the GEMMs in blocks, in torchao's layers or the manual block; empty for none
+    compiled: bool = False  # each block separately
     state: State = "fp32"  # of weights, gradients and optimizer states between steps; bf16 stands for `dtype`
     block: BlockKind = "pytorch"  # the backward pass of blocks
     document_tokens: int = 0  # mean length of the documents in a sequence; 0 for one document
@@ -164,7 +164,7 @@ class Groups:
     mesh: DeviceMesh  # pp, dp_replicate, dp_shard_cp (context parallel within each shard group) and tp
     cp_group: dist.ProcessGroup | None  # this rank's; None without context parallel
     ep_group: dist.ProcessGroup | None  # the ranks that divide the experts; None without expert parallel
-    expert_group: dist.ProcessGroup | None  # those that have copies of the same experts
+    expert_group: dist.ProcessGroup | None  # the ranks that have copies of the same experts
 
     @property
     def tp_mesh(self) -> DeviceMesh | None:  # None without tensor parallel
@@ -172,7 +172,7 @@ class Groups:
 
 
 def build_groups(layout: Layout, device_type: str) -> Groups:
-    """Create the process groups. A collective operation: all ranks have to call it."""
+    """Create the process groups. This is a collective operation, which all ranks must call."""
     sizes = (layout.pp, layout.dp_replicate, layout.dp_shard * layout.cp, layout.tp)
     mesh = init_device_mesh(device_type, sizes, mesh_dim_names=("pp", "dp_replicate", "dp_shard_cp", "tp"))
     cp_group = ep_group = expert_group = None
@@ -227,7 +227,7 @@ def build_stages(
 
 
 def _apply_layout(stage: Stage, spec: ModelSpec, layout: Layout, groups: Groups, device: torch.device) -> Stage:
-    rope, stage.rope = stage.rope, torch.empty(0)  # it is not part of what is sharded and moved
+    rope, stage.rope = stage.rope, torch.empty(0)  # it must not be sharded or moved
     if groups.cp_group is not None:
         part_length = spec.sequence_length // (2 * layout.cp)
         kernel = fastest_kernel(AttentionShape.of_model(spec.shape, part_length, spec.dtype, layout.tp), device)
@@ -267,11 +267,11 @@ def _apply_layout(stage: Stage, spec: ModelSpec, layout: Layout, groups: Groups,
 
 
 def _block_plan(recipe: str) -> dict[str, ParallelStyle]:
-    """Return the plan of a block, whose inputs and outputs are sharded along the sequence, its inside along heads and
-    intermediate size. With a scale per tensor, inputs are cast to fp8 before they are gathered. With scales per row
-    they are gathered in bf16, as in torchtitan 0.2.2 (parallelize_llama in
-    torchtitan/models/llama3/infra/parallelize.py). There PrepareFloat8ModuleInput casts once for the products of q, k
-    and v, and for those of gate and up; here each of these is one product, which casts its own input."""
+    """Return the plan for a block. Its inputs and outputs are sharded along the sequence, and the tensors inside along
+    heads and intermediate size. With a scale per tensor, inputs are cast to fp8 before they are gathered. With scales
+    per row, they are gathered in bf16, as in torchtitan 0.2.2 (parallelize_llama in
+    torchtitan/models/llama3/infra/parallelize.py). There, PrepareFloat8ModuleInput casts once for the GEMMs of q, k and
+    v, and once for gate and up; here, each of these two is a single GEMM, which casts its own input."""
     columns, rows = ColwiseParallel, RowwiseParallel
     if recipe == "fp8_tensorwise":
         from torchao.float8.float8_tensor_parallel import Float8ColwiseParallel, Float8RowwiseParallel
@@ -285,7 +285,7 @@ def _block_plan(recipe: str) -> dict[str, ParallelStyle]:
 
 
 def fp8_gathers(stage: Stage) -> dict[str, bool]:
-    """Return whether a block's weights are cast to fp8 before FSDP gathers them, and inputs before tensor parallel."""
+    """Return whether a block's weights, and its tensor-parallel inputs, are cast to fp8 before they are gathered."""
     layer = stage.first_block.qkv
     return {"fp8_all_gather": gathers_fp8(layer), "fp8_tp_all_gather": input_style(layer) == "Float8ColwiseParallel"}
 
@@ -321,5 +321,5 @@ def reorder_fused_rows(name: str, weight: Tensor, shape: Model, tp: int) -> Tens
 
 
 def count_local_parameters(stage: nn.Module) -> int:
-    """Return how many parameters of the stage this rank stores."""
+    """Return the number of the stage's parameters that this rank stores."""
     return sum(math.prod(p.to_local().shape if isinstance(p, DTensor) else p.shape) for p in stage.parameters())

@@ -1,10 +1,10 @@
 """Context parallelism: causal attention over a sequence that is divided over ranks.
 
 Each rank has a part from the front of the sequence and one from its back, so that all ranks do the same work. Keys and
-values are gathered, and each part attends to itself and the parts before it (Dubey et al. 2024, 3.3.2), or they go from
-rank to rank in a ring while attention to those that are there is computed (Liu et al. 2023, Ring Attention with
-Blockwise Transformers). Of another rank's parts a rank needs either the first one, for all of its queries, or both, for
-its second half of queries: all ranks do the same work in every hop.
+values are gathered, and each part attends to itself and the parts before it (Dubey et al. 2024, 3.3.2), or they move
+around a ring while attention to those that have arrived is computed (Liu et al. 2023, Ring Attention with Blockwise
+Transformers). A rank needs either another rank's first part, for all of its own queries, or both parts, for the second
+half of its queries, so all ranks do the same work in every hop.
 
 PyTorch's own context parallelism is a prototype that is being replaced; this needs only its attention kernels and
 collectives.
@@ -25,7 +25,7 @@ Attended = tuple[Tensor, Tensor, Tensor]  # out, lse, and the keys and values fo
 
 
 def _select_visible(length: int, rank: int, source: int) -> tuple[slice, slice, bool]:
-    """Return which of a rank's queries see which keys of `source`, both with `length` tokens, and if causally."""
+    """Return which of a rank's queries see which keys of `source`, both with `length` tokens, and whether causally."""
     whole = slice(0, length)
     if source == rank:
         return whole, whole, True
@@ -83,7 +83,7 @@ def _ring_backward(
         row_d_out, row_out, row_lse = (tensor[:, :, rows].contiguous() for tensor in (d_out, out, lse))
         part_d_q, *part_d_kv = kernel.backward(row_d_out, q[:, :, rows], part_k, part_v, row_out, row_lse, causal)
         d_q[:, :, rows] += part_d_q
-        # The gradient of these keys and values travels behind them, and arrives at their rank after the last hop.
+        # The gradient of these keys and values follows them, and arrives at their rank after the last hop.
         d_keys_values = d_coming.wait() if d_coming else torch.zeros_like(keys_values, dtype=torch.float32)
         d_keys_values[:, :, columns] += torch.cat(part_d_kv, dim=1)
         d_coming = _Hop(d_keys_values, group)
@@ -93,13 +93,13 @@ def _ring_backward(
 
 
 def local_positions(length: int, cp: int, rank: int) -> Tensor:
-    """Return the positions of a rank's tokens in a sequence of `length`, in the order in which the rank has them."""
+    """Return the positions of a rank's tokens in a sequence of `length`, in the order on the rank."""
     parts = torch.arange(length).chunk(2 * cp)
     return torch.cat([parts[rank], parts[2 * cp - 1 - rank]])
 
 
 class ContextAttention:
-    """Causal attention over a group of ranks. q, k, v: of this rank's tokens, [batch, heads, length, head_size]."""
+    """Causal attention over a group of ranks, for this rank's q, k and v, each [batch, heads, length, head_size]."""
 
     def __init__(self, kernel: Kernel, group: dist.ProcessGroup, method: ContextMethod = "allgather") -> None:
         self.name, self.method = kernel.name, method
@@ -111,18 +111,18 @@ class ContextAttention:
         return out
 
 
-# The groups of this process by name: operations of `torch.library` take no objects. Names count from 0 again in each
-# trial, so that what is compiled for one trial serves the next.
+# The groups of this process by name, because operations of `torch.library` do not accept objects. Names count from 0
+# in each trial, so code that is compiled for one trial can be used in the next.
 _GROUPS: dict[str, dist.ProcessGroup] = {}
 
 
-# One operation to the compiler, collectives inside: a block with it is one graph, and selective checkpointing saves its
-# results. PyTorch's cache on disk knows it by its name alone: other shapes of results need another name.
+# To the compiler, this is one operation including its collectives, so a block with it is one graph, and selective
+# checkpointing saves its results. PyTorch's cache on disk identifies it only by name: new result shapes need a new name.
 @torch.library.custom_op("gpu_sweeper::attend_over_ranks", mutates_args=())
 def attend_over_ranks(
     q: Tensor, k: Tensor, v: Tensor, kernel: str, group: str, method: str
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return out, lse, and the keys and values that the backward pass takes, those of all ranks or this one's."""
+    """Return out, lse, and the keys and values for the backward pass, from all ranks or only from this one."""
     out, lse, keys_values = _METHODS[method][0](KERNELS[kernel], _GROUPS[group], q, k, v)
     return out.contiguous(), lse.contiguous(), keys_values.contiguous()
 
@@ -208,7 +208,7 @@ class _Part(NamedTuple):
     k: Tensor
     v: Tensor
     earlier: tuple[Tensor, Tensor] | None  # the keys and values of all tokens before it
-    positions: slice  # where it stands in the sequence
+    positions: slice  # its positions in the sequence
 
 
 def _split(q: Tensor, keys_values: Tensor, group: dist.ProcessGroup) -> Iterator[_Part]:
@@ -222,7 +222,7 @@ def _split(q: Tensor, keys_values: Tensor, group: dist.ProcessGroup) -> Iterator
 
 
 def _all_gather_sequence(local: Tensor, group: dist.ProcessGroup) -> Tensor:
-    """Return all tokens of the sequence in order, of each rank's tokens [batch, heads, length, head_size]."""
+    """Return all tokens of the sequence in order, from each rank's tokens [batch, heads, length, head_size]."""
     gathered = local.new_empty((dist.get_world_size(group), *local.shape))
     dist.all_gather_into_tensor(gathered.flatten(0, 1), local.contiguous(), group=group)
     fronts, backs = zip(*(rank_tokens.chunk(2, dim=2) for rank_tokens in gathered), strict=True)

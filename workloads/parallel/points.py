@@ -1,4 +1,4 @@
-"""The points of a space of layouts with their estimates; many points that break one rule are one entry. No torch."""
+"""List the points of a space of layouts with estimates, with one entry for all that break the same rule. No torch."""
 
 import heapq
 import math
@@ -16,8 +16,8 @@ Values = Mapping[str, Sequence[Scalar]]
 
 Level = tuple[tuple[str, ...], tuple[str, ...]]
 
-# Parameters that are chosen together, and the rules that depend on these and those chosen before, in the order of
-# `RULES`, so that a point counts for the rule that it would break first by itself.
+# Parameters that are chosen together, with the rules that depend on them and on those chosen before, in the order of
+# `RULES`, so that a point counts toward the rule that it would break first by itself.
 LEVELS: tuple[Level, ...] = (
     (
         ("model", "sequence_length", "tp_across_nodes", "cp_method"),
@@ -27,9 +27,9 @@ LEVELS: tuple[Level, ...] = (
     (("stages_per_rank", "schedule"), ("stages and schedule agree", "micro-batches fill the pipeline")),
 )
 WORLD_SIZE_RULE = RULES[0].name
-# What trades time for memory, with the fastest value: no other value of these makes a layout faster.
+# Parameters that trade time for memory, with the fastest value: no other value makes a layout faster.
 FASTEST: dict[str, Scalar] = {"checkpointing": "none", "reshard_after_forward": False}
-LISTED = 5_000  # layouts; of more, those that are slower than this many others are left out
+LISTED = 5_000  # layouts; a layout is left out if at least this many others are faster
 SLOWER_RULE = f"the layout is among the {LISTED:,} fastest"
 
 
@@ -47,7 +47,7 @@ class Listing:
         self.best: list[float] = []
 
     def candidates(self) -> Iterator[Candidate]:
-        """Yield every point with its estimate, and points that break one rule of `LEVELS` as one candidate."""
+        """Yield every point with its estimate, and all points that break the same rule in `LEVELS` as one candidate."""
         degrees = {name: values for name, values in self._dimensions.items() if name in DEGREES}
         total = math.prod(map(len, self._dimensions.values()))
         remaining = total // math.prod(map(len, degrees.values()))

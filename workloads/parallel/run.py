@@ -36,11 +36,11 @@ from workloads.precision.layers import read_recipe
 
 
 class GarbageCollector:
-    """Collects Python's garbage every `freq` steps within its context, where Python's own collections are off.
+    """Collects Python's garbage every `freq` steps within its context, with Python's automatic collections off.
 
     A collection at a random time on one rank makes all the others wait. As in torchtitan's `GarbageCollection`
-    (tools/utils.py), the collections are of the second generation. Beyond it, what exists before the first step is
-    frozen: no collection traverses the model and the imported modules. With 0 it does nothing.
+    (tools/utils.py), the collections are of the second generation. In addition, all objects that exist before the first
+    step are frozen, so no collection traverses the model and the imported modules. With 0, it does nothing.
     """
 
     def __init__(self, freq: int) -> None:
@@ -64,12 +64,12 @@ class GarbageCollector:
 
     @property
     def executed_freq(self) -> int:
-        """The steps between collections as Python's collector is set now; 0 if it runs by itself."""
+        """The steps between collections, according to the state of Python's collector; 0 if it runs automatically."""
         return 0 if gc.isenabled() else self._freq
 
 
 GIB = 2**30
-# The products that the backward pass computes again.
+# The GEMMs that the backward pass recomputes.
 RECOMPUTED: dict[str, tuple[RecomputedLayer, ...]] = {
     "none": (),
     "selective": ("gate", "up"),
@@ -79,7 +79,7 @@ DTYPE_NAMES = {torch.bfloat16: "bf16", torch.float32: "fp32"}
 
 
 def measure(parameters: ParallelParameters, rank: Rank) -> Measurement:
-    """Train in this layout, together with the other ranks; each rank alone where the layout is one of one GPU.
+    """Train in this layout together with the other ranks, or each rank alone if the layout has one GPU.
 
     Raises Infeasible if the layout is invalid, the device lacks the data type or the attention, or torchao is missing.
     """
@@ -87,7 +87,7 @@ def measure(parameters: ParallelParameters, rank: Rank) -> Measurement:
     if parameters.layout.gpus == 1:
         rank = replace(rank, rank=0, world_size=1, ranks_per_node=1)
     process_setup.keep_compiled_kernels()
-    # As torchtitan's run_train.sh sets it; before CUDA is initialized, which reading the architecture does.
+    # As in torchtitan's run_train.sh. This must come before reading the architecture, which initializes CUDA.
     process_setup.enable_expandable_segments(device)
     if violation := parameters.find_violation(rank.world_size, rank.ranks_per_node, on_gpu=device.type == "cuda"):
         raise Infeasible(violation.reason)
@@ -110,7 +110,7 @@ def measure(parameters: ParallelParameters, rank: Rank) -> Measurement:
     devices.release_memory(device)
     torch.compiler.reset()
     try:
-        kernel: AbstractContextManager[str] = nullcontext("")  # other blocks have a kernel of their own
+        kernel: AbstractContextManager[str] = nullcontext("")  # other blocks have their own kernel
         if spec.shape.gpt_oss:
             kernel = nullcontext(find_sink_kernel(device))
         elif layout.cp == 1 and not spec.document_tokens and spec.block == "pytorch":
@@ -132,7 +132,7 @@ def _train(
     initializer = build_initializer(parameters.seed, device, is_tied=shape.tied)
     stages = apply.build_stages(spec, layout, groups, device, initializer)
     if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(device)  # the peak is of training, not of filling the weights
+        torch.cuda.reset_peak_memory_stats(device)  # so that the peak is that of training, not of filling the weights
     keeps = keeps_weights(PlacedJob(parameters.job, UNKNOWN_CLUSTER))
     trainer = Trainer(
         stages, layout, groups, device, parameters.learning_rate, clips=parameters.state == "fp32", keeps_weights=keeps
@@ -164,7 +164,7 @@ def _train(
         step_times_s=tuple(times_s[parameters.warmup :]),
         flops_per_step=model_flops_per_token(shape, attended) * tokens_per_step * share,
         hardware_flops_per_step=hardware_flops * tokens_per_step * share,
-        tokens_per_step=0 if rank.rank else tokens_per_step,  # rank 0 reports those of all ranks
+        tokens_per_step=0 if rank.rank else tokens_per_step,  # rank 0 reports the tokens of all ranks
         # Attention and the head stay in bf16: a mixed step has no meaningful share of the fp8 peak.
         matrix_dtype=parameters.dtype,
         energy=watch.energy(parameters.steps),
@@ -182,7 +182,7 @@ def _train(
 
 
 def _open_source(parameters: ParallelParameters) -> TokenSource | TextSource:
-    """Return what draws tokens. Raises Infeasible if the file has too few, or others than the vocabulary's."""
+    """Return the source of tokens. Raises Infeasible if the file has too few or any outside the vocabulary."""
     vocabulary, length, seed = parameters.shape.vocabulary, parameters.sequence_length, parameters.seed
     if parameters.data is None:
         return TokenSource(vocabulary, length, seed, parameters.document_tokens)
@@ -197,9 +197,9 @@ def _open_source(parameters: ParallelParameters) -> TokenSource | TextSource:
 
 
 def _measure_imbalance(trainer: Trainer, device: torch.device) -> dict[str, float]:
-    """Return the tokens of the busiest expert over the mean in the timed passes: of a block, and of the worst one."""
+    """Return the tokens of the busiest expert over the mean in the timed passes, for the mean and the worst block."""
     imbalances = [experts.imbalance for stage in trainer.stages for experts in stage.experts.values()]
-    # Without a dtype, a pipeline's rank that has no experts would add integers to the others' floats.
+    # Without a dtype, a pipeline rank without experts would add integers to the others' floats.
     total = torch.tensor([sum(imbalances), len(imbalances)], dtype=torch.float32, device=device)
     worst = torch.tensor(max(imbalances, default=0.0), device=device)
     dist.all_reduce(total)
