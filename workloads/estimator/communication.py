@@ -1,21 +1,21 @@
-"""Seconds of collectives on a topology, by ring or tree, and how much of them a block and a step leave exposed."""
+"""The seconds of collectives on a topology, by ring or tree, and the part that a block and a step leave exposed."""
 
 import math
 
 from workloads.estimator.placed_job import PlacedJob, Weights, divided_weights
 from workloads.hardware.cluster import Cluster, Group, Topology
 
-# nccl-tests of large messages: all-gather reaches 350 to 370 of an H100's 450 GB/s, 230 to 235 of an A100's 300.
+# nccl-tests with large messages: all-gather reaches 350 to 370 of an H100's 450 GB/s, and 230 to 235 of an A100's 300.
 LINK_SHARE = 0.78
 # 45 to 48 of a NIC's 50 GB/s (nccl-tests on eight NICs of 400 Gb/s a node).
 NETWORK_SHARE = 0.9
 
 
 def bandwidth_gb_s(cluster: Cluster, group: Group, link_share: float = LINK_SHARE) -> float:
-    """Return the bandwidth of a ring, each way: of one GPU's links, or of all NICs that a group has in a domain.
+    """Return the bandwidth of a ring, each way: that of one GPU's links, or of all NICs of a group in a domain.
 
-    Rings of one group enter a domain over the NICs of all of its ranks there, and groups that share a domain have
-    different ranks and so different NICs.
+    The rings of a group enter a domain over the NICs of all its ranks there. Groups that share a domain have different
+    ranks and thus different NICs.
     """
     topology = cluster.topology
     local = group.ranks_per_domain(topology.gpus_per_domain)
@@ -82,23 +82,23 @@ def send_s(cluster: Cluster, stride: int, total_bytes: float) -> float:
     return total_bytes / (_network_gb_s(topology) * 1e9) + topology.network_latency_s
 
 
-# A collective's kernels occupy 16 to 24 of an H100's 132 multiprocessors, so that computation beside it takes longer by
+# A collective's kernels occupy 16 to 24 of an H100's 132 multiprocessors, so overlapping computation takes longer by
 # about this share of the collective's time.
 CONTENTION = 0.15
-ASYNC_TENSOR_EXPOSED = 0.5  # of tensor parallel collectives in pieces beside their products
+ASYNC_TENSOR_EXPOSED = 0.5  # of tensor-parallel collectives that are split and overlap with their GEMMs
 
 
 def exposed(collective_s: float, beside_s: float) -> float:
-    """Return what a collective adds to the computation that runs beside it."""
+    """Return the time that a collective adds to the computation that it overlaps with."""
     hidden = min(collective_s, beside_s)
     return collective_s - hidden + CONTENTION * hidden
 
 
 def tensor_s(placed: PlacedJob, layer: int) -> float:
-    """Return the exposed seconds of a block's tensor parallel collectives of the residual stream, one way through it.
+    """Return the exposed seconds of a block's tensor-parallel collectives on the residual stream, one way through it.
 
-    Attention has an all-gather and a reduce-scatter, and so has a dense MLP; without sequence parallelism two of them
-    are one all-reduce. Experts take the tokens as they are divided.
+    Attention has an all-gather and a reduce-scatter, and so does a dense MLP; without sequence parallelism, the two are
+    one all-reduce. Experts use the tokens as they are divided.
     """
     model = placed.model
     is_dense = not model.has_experts(layer) or model.shared_expert_intermediate_size > 0
@@ -158,7 +158,7 @@ def expert_s(placed: PlacedJob, layer: int) -> float:
 
 
 def _copies(placed: PlacedJob, places: int) -> float:
-    """Return how often a token leaves for other GPUs or nodes. DeepEP sends it once to each that has its experts."""
+    """Return how often a token is sent to other GPUs or nodes. DeepEP sends it once to each one with its experts."""
     count = placed.model.experts_per_token
     if placed.job.dispatcher == "deepep":
         return (places - 1) * (1 - (1 - 1 / places) ** count)
@@ -174,7 +174,7 @@ def sharded_s(placed: PlacedJob, weights: Weights, element_bytes: int) -> float:
 
 
 def average_s(placed: PlacedJob, weights: Weights) -> float:
-    """Return the seconds of averaging the gradients that a rank owns over copies of the model."""
+    """Return the seconds of averaging the gradients that a rank owns over replicas of the model."""
     owned_bytes = divided_weights(placed, weights) * placed.gradient_bytes
     return all_reduce_s(placed.cluster, placed.replicate_group, owned_bytes)
 
@@ -182,7 +182,7 @@ def average_s(placed: PlacedJob, weights: Weights) -> float:
 def pipeline_send_s(placed: PlacedJob) -> float:
     """Return the seconds of sending a micro-batch's residual stream to the next stage.
 
-    Each tensor parallel rank sends its part, also without sequence parallelism: Megatron-LM gathers the parts over
+    Each tensor-parallel rank sends only its part, even without sequence parallelism: Megatron-LM gathers the parts over
     NVLink afterwards (arXiv 2104.04473, section 4.1).
     """
     layout = placed.layout

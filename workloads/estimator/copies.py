@@ -1,4 +1,4 @@
-"""Bytes that copies of weights and gradients read and write: casts, buffers of collectives, sums over micro-batches."""
+"""Bytes read and written to copy weights and gradients: casts, collectives' buffers, sums over micro-batches."""
 
 from workloads.estimator.own_trainer import keeps_weights
 from workloads.estimator.placed_job import PlacedJob
@@ -12,11 +12,11 @@ STATE_BYTES = {"fp32": (4, 8), "amp": (4, 8), "bf16": (2, 4), "int8": (2, 2)}  #
 
 
 def copied_bytes(placed: PlacedJob, ranks: int) -> float:
-    """Return the bytes of a micro-batch for a weight that `ranks` ranks share, the weight unsharded.
+    """Return the bytes copied per micro-batch for each unsharded weight that `ranks` ranks share.
 
-    FSDP2 as torch/distributed/fsdp/_fully_shard has it (2.11 to 2.13). A gather casts a shard into the collective's
-    buffer, and copies all shards out of it; on one rank it casts and copies. A reduction copies gradients into a buffer
-    of the reduction's data type, on one rank once more, and adds its result to the gradient's shard.
+    FSDP2 is counted as in torch/distributed/fsdp/_fully_shard (2.11 to 2.13). A gather casts a shard into the
+    collective's buffer and copies all shards out of it; on one rank, it casts and copies. A reduction copies gradients
+    into a buffer in its data type, once more on one rank, and adds the result to the gradient's shard.
     """
     layout = placed.layout
     sums = (layout.microbatches - 1) / layout.microbatches  # of a micro-batch's gradients to those before
@@ -37,7 +37,7 @@ def copied_bytes(placed: PlacedJob, ranks: int) -> float:
 
 
 def host_copies_s(placed: PlacedJob, owned_weights: float) -> float:
-    """Return the seconds of copying gradients to the host and weights back, where the optimizer is there."""
+    """Return the seconds of copying gradients to the host and weights back, if the optimizer is on the host."""
     if not placed.layout.offload_optimizer:
         return 0.0
     return owned_weights * (2 + 2) / (HOST_LINK_GB_S * 1e9)

@@ -1,4 +1,4 @@
-"""What the planner says of a job: where each millisecond and each GiB goes."""
+"""The planner's estimate of a job, which accounts for each millisecond and each GiB."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from workloads.layouts.layout import Job
 
 @dataclass(frozen=True)
 class StepTime:
-    """Seconds of a step on the slowest GPU's critical path, by use. Communication counts where nothing hides it."""
+    """The seconds of a step on the slowest GPU's critical path, by use. Only exposed communication counts."""
 
-    products: float  # matrix products of the blocks, forward, backward and recomputed
+    products: float  # GEMMs in blocks, forward, backward and recomputed
     attention: float  # scores and their product with the values, forward, backward and recomputed
     head_and_loss: float  # the output layer and the loss
-    other_compute: float  # norms, activations, casts and the rest that the memory's bandwidth limits
-    bubble: float = 0.0  # a pipeline's stage waits for others
+    other_compute: float  # norms, activations, casts and other operations that are limited by memory bandwidth
+    bubble: float = 0.0  # the time for which a pipeline stage waits for others
     # Communication by kind.
     data_parallel: float = 0.0
     tensor_parallel: float = 0.0
@@ -39,35 +39,35 @@ class StepTime:
 
 @dataclass(frozen=True)
 class StageMemory:
-    """GiB of a GPU of one pipeline stage at its peak, by use."""
+    """The peak GiB on a GPU of one pipeline stage, by use."""
 
     parameters: float  # weights as they are stored between steps, masters included
-    gathered: float  # weights that are gathered for their use, and copies in the data type of the products
+    gathered: float  # weights that are gathered for use, and copies in the data type of the GEMMs
     gradients: float  # as they are accumulated
     optimizer_states: float  # the moments
-    activations: float  # what is kept for the backward pass
+    activations: float  # tensors that are saved for the backward pass
     working: float  # temporary tensors of the largest layer or of the loss
     runtime: float  # the context, the communication library's buffers and the libraries' workspaces
-    reserved: float = 0.0  # what the allocator holds beyond what it gave out
+    reserved: float = 0.0  # memory that the allocator has reserved but not allocated
 
     @property
     def allocated_gib(self) -> float:
-        """What the framework reports as its peak of allocated memory: neither `runtime` nor `reserved`."""
+        """The framework's reported peak of allocated memory, without `runtime` and `reserved`."""
         return self.total_gib - self.runtime - self.reserved
 
     @property
     def reserved_gib(self) -> float:
-        """What the framework reports as its peak of reserved memory."""
+        """The framework's reported peak of reserved memory."""
         return self.total_gib - self.runtime
 
     @property
     def needed_gib(self) -> float:
-        """What the driver reports as used while the allocator returns all that it holds beyond what it gave out."""
+        """The used memory that the driver would report if the allocator returned all unallocated memory."""
         return self.total_gib - self.reserved
 
     @property
     def total_gib(self) -> float:
-        """What the driver reports as used."""
+        """The used memory that the driver reports."""
         return float(sum(vars(self).values()))
 
 
@@ -77,11 +77,11 @@ class JobEstimate:
 
     step: StepTime  # where the time goes
     stages: tuple[StageMemory, ...]  # the memory of each pipeline rank
-    tokens: int  # trained in a step by all GPUs
-    model_flops: float  # of a step, by the causal convention (`workloads.models.flops`)
+    tokens: int  # trained on per step by all GPUs
+    model_flops: float  # per step, by the causal convention (`workloads.models.flops`)
     peak_tflops: float | None  # of one GPU in the data type of the products, for the MFU; None where no source has it
     gpus: int  # the number of GPUs
-    not_modelled: tuple[str, ...] = ()  # what the job has that the estimate leaves out, in plain sentences
+    not_modelled: tuple[str, ...] = ()  # properties of the job that the estimate ignores, in plain sentences
 
     @property
     def memory(self) -> StageMemory:
@@ -105,14 +105,14 @@ COVERED = 0.9  # of the runs are within the band, each source with the same weig
 
 @dataclass(frozen=True)
 class Known:
-    """What runs of a family show: pairs `trainer@device`, the most GPUs and the most tokens of a sequence."""
+    """The range of a family's runs: pairs `trainer@device`, the most GPUs, and the longest sequence in tokens."""
 
     gpus: int
     tokens: int
     pairs: frozenset[str]
 
     def missing(self, job: Job, cluster: Cluster) -> list[str]:
-        """Return what of a job no run has, in plain words."""
+        """Return the properties of a job that no run has, in plain words."""
         device, known = cluster.device.name, [pair.split("@") for pair in self.pairs]
         trainers = {trainer for trainer, _ in known if trainer.startswith(job.trainer)}  # megatron: megatron-lm, …
         lacks = [f"on {device}"] if device not in {name for _, name in known} else []
@@ -129,14 +129,14 @@ class Known:
 
 @dataclass(frozen=True)
 class Band:
-    """The band around estimates of a family of jobs, at a distance from the runs that it rests on."""
+    """The band around estimates for a family of jobs, at a distance from the runs on which it is based."""
 
-    # half its width, of memory what it has above an estimate: it covers 90% of the runs that lack as much, each
-    # estimated and compared without its own source
+    # Half the width of the band, or for memory the part above the estimate. It covers 90% of the runs at this distance,
+    # each estimated and compared without its own source.
     error_share: float
     runs: int  # of this family, at any distance
     sources: int
-    low: int  # of these runs, estimated to be faster, or to need less memory, than was measured
+    low: int  # the number of these runs that were estimated to be faster, or to need less memory, than measured
     known: Known
 
     @property
@@ -147,7 +147,7 @@ class Band:
 
 @cache
 def bands() -> dict[str, tuple[Band, ...]]:
-    """Return the bands of each family by distance: how much of a job no run has, from nothing on."""
+    """Return the bands of each family by distance: the number of a job's properties that no run has, from 0."""
     families: dict[str, tuple[Band, ...]] = {}
     with BANDS.open(newline="") as lines:
         for row in csv.DictReader(lines):
@@ -159,7 +159,7 @@ def bands() -> dict[str, tuple[Band, ...]]:
 
 
 def find_band(job: Job, cluster: Cluster, family: str = "") -> Band:
-    """Return the band of a job's step time, or of another family: wider, the more of the job no run has."""
+    """Return the band of a job's step time, or of another family. It widens with the properties that no run has."""
     nearest, *farther = bands()[family or ("moe" if job.model.experts else "dense")]
     distance = len(nearest.known.missing(job, cluster))
     return [nearest, *farther][min(distance, len(farther))]

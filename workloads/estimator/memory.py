@@ -1,4 +1,4 @@
-"""GiB of each pipeline rank at its peak, as the framework reports it."""
+"""Estimate the peak GiB of each pipeline rank, as the framework reports it."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -15,12 +15,12 @@ from workloads.layouts.trainers import is_own
 GIB = 2**30
 RUNTIME_GIB = 1.5  # CUDA's context, NCCL's buffers, workspaces of the libraries
 OPTIMIZER_STATES = 2  # of AdamW, in the data type of the weights
-OWN_WORKSPACES_GIB = 0.35  # of the libraries, which PyTorch counts as allocated: the most that a row has beyond tensors
-LOSS_CHUNK_TOKENS = 2048  # the loss takes its tokens in chunks of this size, so that the full logits never exist
+OWN_WORKSPACES_GIB = 0.35  # libraries' workspaces, which PyTorch counts as allocated: the most in any row
+LOSS_CHUNK_TOKENS = 2048  # the loss processes tokens in chunks of this size, so that the full logits never exist
 
 
 def peak_memory(job: Job, cluster: Cluster) -> StageMemory:
-    """Return the memory of the pipeline rank that takes the most, the same as the largest of `stage_memories`."""
+    """Return the memory of the pipeline rank that needs the most, which is the largest of `stage_memories`."""
     stages = stage_memories(PlacedJob(job, cluster), peak_ranks(job.model, job.layout))
     return max(stages, key=lambda stage: stage.total_gib)
 
@@ -68,7 +68,7 @@ def stage_memories(placed: PlacedJob, ranks: Sequence[int] | None = None) -> tup
 
 
 def _is_gathered(placed: PlacedJob) -> bool:
-    """Return whether weights are gathered, or cast, for their use: not where a GPU has them whole in bf16."""
+    """Return whether weights are gathered or cast for use, which is not the case if a GPU has all of them in bf16."""
     return placed.is_sharded and (placed.shard_group.ranks > 1 or placed.job.state != "bf16")
 
 
@@ -91,13 +91,13 @@ def _states(placed: PlacedJob, weights: Weights) -> tuple[float, float, float]:
 
 
 def _has_whole_gradients(placed: PlacedJob) -> bool:
-    """Return whether gradients stay whole until the last micro-batch, as FSDP2 has them in others' pipelines alone."""
+    """Return whether gradients stay unsharded until the last micro-batch, as FSDP2 does in others' pipelines."""
     layout = placed.layout
     return not layout.reshard_after_forward and (layout.pp > 1 or (is_own(placed.job) and layout.microbatches > 1))
 
 
 def _gathered_weights(placed: PlacedJob, weights: Weights) -> float:
-    """Return the weights that FSDP has: none of the experts that this project's trainer divides."""
+    """Return the weights that FSDP manages, which excludes experts that this project's trainer divides."""
     return weights.shared if is_own(placed.job) and placed.layout.ep > 1 else weights.total
 
 
@@ -116,7 +116,7 @@ def _gathered_bytes(placed: PlacedJob, weights: Weights, layer: int) -> float:
 
 
 def saved_bytes(placed: PlacedJob, layer: int) -> float:
-    """Return the bytes of activations that a block keeps for its backward pass of one micro-batch."""
+    """Return the bytes of activations that a block saves for the backward pass of one micro-batch."""
     model, layout = placed.model, placed.layout
     share = placed.checkpointed_share
     kept = saved_elements(placed, layer, layout.checkpointing)
@@ -134,8 +134,8 @@ def _score_bytes(placed: PlacedJob) -> float:
 
 
 def _logit_bytes(placed: PlacedJob) -> float:
-    """Return the bytes held at once for a logit. A compiled loss has the logits and their gradient in bf16. PyTorch's
-    loss over tensor parallel ranks makes one more fp32 copy than that of one rank
+    """Return the bytes allocated at once per logit. A compiled loss has the logits and their gradient in bf16.
+    PyTorch's loss over tensor-parallel ranks makes one more fp32 copy than the loss on one rank
     (torch/distributed/tensor/parallel/loss.py)."""
     trainer, job = placed.trainer, placed.job
     if job.compiled and job.compiled_loss and trainer.compiles_loss:
@@ -144,7 +144,7 @@ def _logit_bytes(placed: PlacedJob) -> float:
 
 
 def saved_elements(placed: PlacedJob, layer: int, checkpointing: str) -> float:
-    """Return the values of 2 bytes that a block keeps for a token."""
+    """Return the number of 2-byte values that a block saves per token."""
     model, tp = placed.model, placed.layout.tp
     residual = model.hidden_size / placed.residual_parts
     if checkpointing == "full":
@@ -184,10 +184,10 @@ def _mixer_elements(placed: PlacedJob, layer: int) -> tuple[float, float, float]
 
 
 def _own_memory(placed: PlacedJob, rank: int, layers: int) -> StageMemory:
-    """Return the memory of a pipeline rank of this project's trainer at its peak, counted tensor by tensor. With fp32
-    states a parameter takes 16 bytes for the weight, its gradient and AdamW's two states, sharded, and 2 more for
-    gathered weights. The peak is at the start of the last backward pass, when all activations are saved, or at its end,
-    when all gradients exist, FSDP has gathered the embedding again and reduces its gradient."""
+    """Return the peak memory of a pipeline rank in this project's trainer, counted tensor by tensor. With fp32 states,
+    a parameter takes 16 bytes for the weight, its gradient and AdamW's two states, all sharded, and 2 more if its
+    weight is gathered. The peak is at the start of the last backward pass, when all activations are saved, or at its
+    end, when all gradients exist and FSDP has gathered the embedding again and reduces its gradient."""
     layout, element_bytes = placed.layout, placed.element_bytes
     state_bytes = 4 if placed.job.state == "fp32" else element_bytes  # of a weight, its gradient and each moment
     uses_fsdp = layout.uses_fsdp(placed.job.state)

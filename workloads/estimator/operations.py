@@ -1,4 +1,4 @@
-"""Seconds of a block on one GPU: its matrix products, its attention, and what the memory's bandwidth limits."""
+"""The seconds of a block on one GPU: its GEMMs, its attention, and operations limited by memory bandwidth."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from workloads.hardware.precisions import sustained_flops
 from workloads.layouts.layout import AttentionKernel
 from workloads.layouts.trainers import is_own
 
-# A product takes so long beyond its FLOPs at the sustained rate: 512^3 to 2048^3 on an H200 (timing_h200.md, profiler).
+# The time of a GEMM beyond its FLOPs at the sustained rate: 512^3 to 2048^3 on an H200 (timing_h200.md, profiler).
 PRODUCT_OVERHEAD_S = 2.5e-6
 
 
 @dataclass(frozen=True)
 class Product:
-    """A linear layer of a block: `count` products of `rows` x `k` with `k` x `n`."""
+    """A linear layer in a block: `count` GEMMs of `rows` x `k` times `k` x `n`."""
 
     name: str
     rows: float
@@ -74,7 +74,7 @@ GROUPED_ROWS = 128  # rows of a tile: an expert's tokens are computed tile by ti
 
 
 def product_s(placed: PlacedJob, product: Product, dtype: str) -> float:
-    """Return the seconds of a product, or of one of the two of its backward pass."""
+    """Return the seconds of a GEMM, or of one of the two GEMMs in its backward pass."""
     device = placed.cluster.device
     rate = sustained_flops(device, dtype)
     if dtype in ("fp8", "fp4"):
@@ -91,13 +91,13 @@ def product_s(placed: PlacedJob, product: Product, dtype: str) -> float:
 
 
 def products_of_s(placed: PlacedJob, layer: int, name: str = "") -> float:
-    """Return the seconds of a block's products, or of those with this name."""
+    """Return the seconds of a block's GEMMs, or of those with this name."""
     products = (product for product in block_products(placed, layer) if name in ("", product.name))
     return sum(product_s(placed, product, placed.precision.dtype) for product in products)
 
 
 def cast_s(placed: PlacedJob, product: Product, *, backward: bool) -> float:
-    """Return the seconds of the casts before a product: its input, or its output's gradient, and its weights."""
+    """Return the seconds of the casts before a GEMM: its input, or its output's gradient, and its weights."""
     precision = placed.precision
     width = product.n * product.count if backward else product.k
     rows = product.rows if not product.grouped else product.rows * product.count
@@ -111,7 +111,7 @@ def cast_s(placed: PlacedJob, product: Product, *, backward: bool) -> float:
 
 
 ATTENTION_RATES = Path(__file__).parent / "tables" / "attention_rates.csv"
-# A backward pass of fused attention has five products where a forward pass has two.
+# The backward pass of fused attention has five GEMMs, the forward pass two.
 ATTENTION_BACKWARD_PRODUCTS = 2.5
 # Bytes of unfused attention for a score in fp16: its product, scaled and masked softmax, dropout with its mask, and the
 # product with the values; backward the gradients of each.
@@ -234,9 +234,9 @@ EXPERT_BIAS_PASSES = (6, 8)
 def pass_s(placed: PlacedJob, layer: int, *, backward: bool) -> float:
     """Return the seconds of norms, rotary embeddings, activations, residual sums, and of sorting tokens by expert.
 
-    A token is read once and written once for each of its experts, and back. An all-to-all needs the copies sorted by
-    rank before and by expert after it, both ways. DeepEP brings a token to a rank once for all of its experts there. An
-    all-gather brings every token to every rank.
+    A token is read once and written once per expert, and the same on the way back. An all-to-all needs the copies
+    sorted by rank before it and by expert after it, both ways. DeepEP sends a token to a rank once for all of its
+    experts there. An all-gather sends every token to every rank.
     """
     model, tp, ranks = placed.model, placed.layout.tp, placed.layout.ep
     residual = (8 if backward else 5) * model.norms * model.hidden_size / placed.residual_parts
@@ -269,7 +269,7 @@ def launches_s(placed: PlacedJob, layer: int) -> float:
 
 @dataclass(frozen=True)
 class BlockSeconds:
-    """Seconds of a block for one micro-batch: `recomputed` is what the backward pass computes again."""
+    """The seconds of a block for one micro-batch; `recomputed` is recomputation in the backward pass."""
 
     forward: Seconds
     backward: Seconds
@@ -280,7 +280,7 @@ _BLOCK_SECONDS: dict[tuple[object, ...], BlockSeconds] = {}
 
 
 def block_seconds(placed: PlacedJob, layer: int) -> BlockSeconds:
-    """Return the seconds of a block. A search asks for the same operations in many layouts, so they are kept."""
+    """Return the seconds of a block. They are cached, since a search needs the same operations in many layouts."""
     job, layout, device = placed.job, placed.layout, placed.cluster.device
     sizes = (layer, job.sequence_length, job.document_tokens, layout.micro_batch, layout.tp, layout.cp, layout.ep)
     kernels = (job.trainer, job.precision, placed.attention_kernel, job.compiled, job.dispatcher, job.manual_backward)
@@ -305,7 +305,7 @@ def _seconds(placed: PlacedJob, layer: int, products_s: float, *, backward: bool
 # torchtitan saves every second product of a block, so that of q, k, v, output, gate, up and down it repeats k, output
 # and up (torchtitan/parallelisms/parallelize_llama.py at 9dec370: mm_count).
 def recomputed(placed: PlacedJob, layer: int, once: Seconds) -> Seconds:
-    """Return the seconds of what a block's backward pass computes again; `once` are the forward pass's."""
+    """Return the seconds of recomputation in a block's backward pass; `once` are the seconds of the forward pass."""
     match placed.layout.checkpointing:
         case "full" if is_own(placed.job) and placed.job.manual_backward:  # the last product's result is not needed
             return Seconds(once.products - products_of_s(placed, layer, "down"), once.attention, once.other)
@@ -337,7 +337,7 @@ EAGER_LOSS_BYTES = 40
 
 
 def head_s(placed: PlacedJob) -> float:
-    """Return the seconds of the output layer and the loss of a micro-batch, forward and backward."""
+    """Return the seconds of the output layer and the loss for a micro-batch, forward and backward."""
     model, tp = placed.model, placed.layout.tp
     head = Product("head", placed.tokens, model.vocabulary / tp, model.hidden_size)
     logits = placed.tokens * model.vocabulary / tp

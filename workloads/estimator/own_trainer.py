@@ -1,11 +1,11 @@
-"""What this project's trainer saves of a micro-batch, and which weights it keeps gathered between two of them."""
+"""What this project's trainer saves for a micro-batch, and which weights it keeps gathered between micro-batches."""
 
 from workloads.estimator.placed_job import PlacedJob, block_gpu_weights
 from workloads.layouts.trainers import is_own
 
 
 def is_counted(placed: PlacedJob) -> bool:
-    """Return whether the trainer is this project's own, and the job one that it runs."""
+    """Return whether the trainer is this project's own and supports the job."""
     job, layout = placed.job, placed.layout
     return (
         is_own(job)
@@ -47,8 +47,8 @@ def own_saved_elements(placed: PlacedJob, checkpointing: str) -> float:
 def keeps_weights(placed: PlacedJob) -> bool:
     """Return whether weights stay gathered from a micro-batch's backward pass to the next one's forward pass.
 
-    They do where blocks have less of them than of the activations that their backward passes free, by the embedding and
-    its gradient: the peak of memory stays the same.
+    They do if the blocks' weights take less memory than the activations that their backward passes free, by the size of
+    the embedding and its gradient. The memory peak then stays the same.
     """
     layout = placed.layout
     if not (is_counted(placed) and layout.uses_fsdp(placed.job.state) and layout.reshard_after_forward):

@@ -1,6 +1,6 @@
 """Pipelines: the layers of each rank, the order of its passes in each schedule, the timeline, and the bubble.
 
-Schedules are as PyTorch carries them out. Sources: arXiv 2104.04473 (1F1B, interleaved), 2401.10241 (zero bubble),
+Schedules are modeled as PyTorch executes them. Sources: arXiv 2104.04473 (1F1B, interleaved), 2401.10241 (zero bubble),
 2405.15362 (ZBV), DeepSeek's DualPipe (DualPipeV).
 """
 
@@ -17,7 +17,7 @@ from workloads.models.model import Model
 
 @dataclass(frozen=True)
 class RankLayers:
-    """So many layers of a pipeline rank that are equal to `layer`."""
+    """A number of layers on a pipeline rank that are equal to `layer`."""
 
     layer: int
     count: int
@@ -30,10 +30,10 @@ def rank_layers(model: Model, layout: Layout) -> tuple[tuple[RankLayers, ...], .
 
 
 def peak_ranks(model: Model, layout: Layout) -> Sequence[int]:
-    """Return ranks of which one needs the most memory.
+    """Return the ranks among which one needs the most memory.
 
-    They are those with the embedding or the head, and of others with the same layers the first one: no rank holds the
-    activations of more micro-batches than a rank before it (`in_flight`).
+    They are the ranks with the embedding or the head and, among others with the same layers, the first one, since no
+    rank holds the activations of more micro-batches than a rank before it (`in_flight`).
     """
     return _peak_ranks(rank_layers(model, layout), head_rank(layout))
 
@@ -93,7 +93,7 @@ def bubble_s(rank_s: list[float], layout: Layout, repeated_share: float = 0.0) -
 
 
 def in_flight(rank: int, layout: Layout) -> float:
-    """Return how many micro-batches' activations a rank holds at once, as a share of all its layers' for one.
+    """Return the activations that a rank holds at once, in units of all its layers' activations for a micro-batch.
 
     1F1B holds one for each later rank; interleaving holds those of its warm-up, chunk by chunk. PyTorch's interleaved
     zero bubble warms up with one instead of two chunks for each later rank, so that all ranks hold at most `pp`.
@@ -213,7 +213,7 @@ class Operation:
 
 @dataclass(frozen=True)
 class PassTimes:
-    """Seconds of a rank's passes of a micro-batch through all its stages; `weights` is a part of `backward`."""
+    """The seconds of a micro-batch's passes through all stages of a rank; `weights` is a part of `backward`."""
 
     forward_s: float
     backward_s: float
@@ -232,8 +232,8 @@ class PassTimes:
 def build_timeline(layout: Layout, ranks: Sequence[PassTimes], microbatches: int) -> list[Operation]:
     """Return the passes of a step with `microbatches` micro-batches, in the order in which they end.
 
-    Sends take no time, and a rank does one thing at a time: a forward and a backward pass that DualPipeV has together
-    are one after the other, as PyTorch runs them. Each stage takes an equal part of its rank's times.
+    Sends take no time, and a rank does one thing at a time: forward and backward passes that DualPipeV combines run one
+    after the other, as in PyTorch. Each stage takes an equal part of its rank's times.
     """
     pp, chunks = layout.pp, layout.stages_per_rank
     waiting = [list_actions(layout.schedule, rank, pp, chunks, microbatches)[::-1] for rank in range(pp)]

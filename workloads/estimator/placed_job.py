@@ -10,7 +10,7 @@ from workloads.hardware.precisions import PRECISIONS
 from workloads.layouts.layout import AttentionKernel, Job
 from workloads.layouts.trainers import Trainer, find_trainer, is_own
 
-# Plain copies and the optimizer's update reach this share of the bandwidth of the data sheet.
+# Plain copies and the optimizer's update reach this share of the data sheet's bandwidth.
 COPY_SHARE = 0.85
 # What norms, activations and residual sums take beyond their copies, for their instructions: those of a Llama 3 8B
 # block move 8.6 GB for 16,384 tokens and take 3 ms on an H200 at 4.8 TB/s (benchmarks/offload.md, entry 14).
@@ -18,7 +18,7 @@ PASS_INSTRUCTIONS_GB_S = 9_800
 
 
 class PlacedJob:
-    """A job, a cluster and the trainer's rules, with what many parts of an estimate need."""
+    """A job, a cluster and the trainer's rules, with values that many parts of an estimate need."""
 
     def __init__(self, job: Job, cluster: Cluster) -> None:
         layout = job.layout
@@ -66,7 +66,7 @@ class PlacedJob:
 
 @dataclass(frozen=True)
 class Weights:
-    """The weights of one GPU, unsharded: `shared` by all its data parallel ranks, and of the experts that it has."""
+    """The unsharded weights of one GPU: those `shared` by all its data-parallel ranks, and those of its experts."""
 
     shared: float
     experts: float = 0.0
@@ -93,7 +93,7 @@ def end_weights(placed: PlacedJob, rank: int) -> Weights:
 
 
 def rank_weights(placed: PlacedJob, rank: int, layers: tuple[RankLayers, ...]) -> Weights:
-    """Return the weights of a pipeline rank on one GPU, with the embedding and the head where it has them."""
+    """Return the weights of a pipeline rank on one GPU, including the embedding and the head if it has them."""
     blocks = [(block_gpu_weights(placed, some.layer), some.count) for some in layers]
     shared = end_weights(placed, rank).shared + sum(block.shared * count for block, count in blocks)
     return Weights(shared, sum(block.experts * count for block, count in blocks))

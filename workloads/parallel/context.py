@@ -117,7 +117,7 @@ _GROUPS: dict[str, dist.ProcessGroup] = {}
 
 
 # To the compiler, this is one operation including its collectives, so a block with it is one graph, and selective
-# checkpointing saves its results. PyTorch's cache on disk identifies it only by name: new result shapes need a new name.
+# checkpointing saves its results. PyTorch's disk cache identifies it only by name: new result shapes need a new name.
 @torch.library.custom_op("gpu_sweeper::attend_over_ranks", mutates_args=())
 def attend_over_ranks(
     q: Tensor, k: Tensor, v: Tensor, kernel: str, group: str, method: str
