@@ -178,14 +178,14 @@ def _job(row: Mapping[str, str], model: Model, cluster: Cluster) -> Job:
         compiled_loss="2024-" not in row["source"],
         manual_backward=_has_manual_backward(trainer, precision, row),
         gradient_bytes=2 if is_pure else None,
-        attention_kernel=_attention_kernel(row, trainer),
+        attention_kernel="cudnn_fp8" if "fp8_attention" in settings else _attention_kernel(row, trainer),
         dispatcher="deepep" if "deepep" in settings else "alltoall",
         expert_overlap="overlap" in settings,
     )
 
 
 def _settings(row: Mapping[str, str], trainer: str, cluster: Cluster) -> set[str]:
-    """Return which of these a run has: `deepep`, `overlap` of what experts exchange, a `graph` of whole steps.
+    """Return what a run has: `deepep`, `overlap` of what experts exchange, a `graph` of whole steps, `fp8_attention`.
 
     They are those of the recipe behind the row if one is known. Else DeepEP or HybridEP is what a row names and what
     Megatron's recipes of 2026 have; a graph is what a row names, and NVIDIA's recipes for Blackwell have from 26.06 on.

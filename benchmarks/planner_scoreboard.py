@@ -39,7 +39,7 @@ were written down before they ran: 0.3 to 28% too fast, 7.1% at the mean (`paral
 Rows of Megatron-Bridge with experts have the dispatcher, the overlap and the CUDA graph of the recipe behind them
 (`benchmarks/planner_recipes.csv`, read in its repository at each release). Before that their releases were guessed, and
 mixtures of experts had an error of 20.4%. Two rows that their source calls a regression are not scored: with them the
-mean would be 13.2%. Nor is GLM-5.2, whose attention selects tokens: with it the mean would be 13.2%.
+mean would be 13.1%. Nor is GLM-5.2, whose attention selects tokens: with it the mean would be 13.0%.
 """
 OTHERS = """## Other planners
 

@@ -17,7 +17,7 @@ Checkpointing = Literal["none", "per_op", "selective", "core_attention", "norm_a
 State = Literal["fp32", "amp", "bf16", "int8"]
 TensorOverlap = Literal["none", "async"]
 ContextMethod = Literal["allgather", "ring"]
-AttentionKernel = Literal["flash2", "flash3", "cudnn", "unfused"]
+AttentionKernel = Literal["flash2", "flash3", "cudnn", "cudnn_fp8", "unfused"]
 Dispatcher = Literal["alltoall", "deepep", "allgather"]
 DEGREES = ("dp_replicate", "dp_shard", "tp", "cp", "pp")
 
