@@ -47,31 +47,31 @@ class OffloadParameters:
     """Parameters of an offloaded training run with AdamW.
 
     Attributes:
-        device_gib: the limit of each device's allocator. On a CPU the plan keeps to it, but nothing enforces it.
-        host_gib: the limit of the pinned arenas of all GPUs, the only host memory that state is stored in.
+        device_gib: the limit of each device's allocator. On a CPU, the plan observes it, but nothing enforces it.
+        host_gib: the limit of the pinned arenas of all GPUs, the only host memory in which state is stored.
         distribution: what several GPUs divide (`workloads.offload.plan.Distribution`); None: the plan chooses.
-        model: the model that is trained. One with experts has routed experts alone, in every block.
-        sequence_length: tokens of each sequence.
-        sequences_per_step: sequences that one step trains on; the planner divides them into rounds and chunks.
+        model: the model that is trained. A model with experts must have only routed experts, in every block.
+        sequence_length: tokens per sequence.
+        sequences_per_step: sequences per step; the planner divides them into rounds and chunks.
         dtype: data type of weights, gradients and activations. With fp8_tensorwise and fp8_blockwise
             (`workloads.llama.fp8_quantize`) they are bf16, and the operands of the matrix products of
             blocks are fp8; embedding, attention, head and routers stay in bf16. Experts have no fp8_blockwise.
-        master_weights: keep a copy of the weights in fp32, which AdamW updates. With dtype=fp32 the weights are that.
-        optimizer_states: data type of AdamW's momentum and variance. int8: one byte for each number and an fp32 scale
-            for each block of 256, rounded by torchao (`pip install 'gpu-sweeper[precision]'`). None: as the weights,
-            but fp32 with master weights.
+        master_weights: keep an fp32 copy of the weights, which AdamW updates. With dtype=fp32, no copy is needed.
+        optimizer_states: data type of AdamW's momentum and variance. int8: one byte per number and an fp32 scale per
+            block of 256, rounded by torchao (`pip install 'gpu-sweeper[precision]'`). None: the data type of the
+            weights, but fp32 with master weights.
         rounding: how AdamW rounds bf16 weights. stochastic: up or down at random, so that the mean is exact.
-        imbalance: tokens of the busiest expert over the mean, to which tokens are sent whatever their scores: 1 is
-            forced balance, above it loads follow Zipf's law. None: each token goes to its best experts.
-        warmup: steps that are not timed but train the model too.
-        warmup_rounds: the most rounds of a warm-up step, which ends in an update; None: all of a step's. One round
-            compiles every kernel of a large step.
+        imbalance: the tokens of the busiest expert over the mean, which is forced whatever the scores: 1 is perfect
+            balance, and above 1 the loads follow Zipf's law. None: each token goes to its best experts.
+        warmup: untimed steps, which also train the model.
+        warmup_rounds: the largest number of rounds in a warm-up step, which ends in an update; None: all rounds. One
+            round compiles every kernel of a large step.
         steps: timed steps.
         learning_rate: AdamW's learning rate.
         data: a file of tokens or text to train on, see `workloads.llama.data`; None: synthetic tokens.
         tokenizer: a tokenizer.json that encodes the text; None: one token per byte.
         checkpoint: a Hugging Face folder to start from; None: random weights from `seed`.
-        save_to: a folder that a Hugging Face checkpoint is written to at the end; None: none is written.
+        save_to: a folder to which a Hugging Face checkpoint is written at the end; None: none is written.
         profile: run one more step under PyTorch's profiler and keep its trace, with the ranges of
             `workloads.offload.engine`.
         seed: seed of the random weights and tokens.

@@ -1,6 +1,6 @@
 """The plan of a training run: where every tensor is stored and how a step is divided. No torch.
 
-`workloads.offload.plan_search` chooses a plan, `workloads.offload.engine` carries it out.
+`workloads.offload.plan_search` chooses a plan, and `workloads.offload.engine` executes it.
 """
 
 from dataclasses import dataclass
@@ -10,24 +10,24 @@ from workloads.models.flops import RecomputedLayer
 from workloads.models.model import Model
 
 Location = Literal["device", "host"]
-# The division of a step among the GPUs of a host. replicas: each GPU trains the whole model on its sequences. sharded:
-# each keeps a share of every layer and gathers the others' for each use. ring: each keeps the layers that are dealt
-# out to it in turn, and passes chunks on.
+# The division of a step among the GPUs of a host. replicas: each GPU trains the whole model on its own sequences.
+# sharded: each keeps a share of every layer and gathers the others for each use. ring: layers are assigned to the GPUs
+# in turn, and each GPU passes chunks on.
 Distribution = Literal["replicas", "sharded", "ring"]
 SavedActivations = Literal["full", "gate", "projections", "attention", "input"]
 
 GIB = 2**30
-WEIGHT_SLOTS = 2  # device buffers that streamed layers share: one for the layer that computes, one for the next copy
+WEIGHT_SLOTS = 2  # device buffers that streamed layers share: one for the computing layer, one for the next copy
 GRADIENT_SLOTS = 3  # the same, and one for the copy back to the host
 GATHERED_SLOTS = 2  # whole layers of a sharded model: the one that computes, and one that is gathered or reduced
-# Chunks whose activations are being copied at once. Two, because the copy of a chunk may take longer than its
-# computation where the chunks beside it stay on the device. The backward pass copies as many back before it needs them.
+# Chunks whose activations are copied at the same time. Two, because copying a chunk may take longer than computing it
+# if its neighbors stay on the device. The backward pass copies this many chunks back before it needs them.
 CHUNKS_IN_FLIGHT = 2
 LOGIT_TOKENS = 2048  # tokens whose logits the loss computes at a time
 
 # The tensors of `workloads.llama.block.Activations` that each choice saves for the backward pass, from the most to the
-# fewest: all but one of the MLP's two wide ones (gate), all but both (projections), the block's input and the output of
-# attention (attention), or the block's input alone (input). The backward pass recomputes the others.
+# fewest: all except one of the MLP's two wide tensors (gate), all except both (projections), the block's input and the
+# output of attention (attention), or only the block's input (input). The backward pass recomputes the others.
 SAVED_TENSORS: dict[SavedActivations, tuple[str, ...]] = {
     "full": ("x", "q", "kv", "attn_out", "lse", "residual", "gate", "up"),
     "gate": ("x", "q", "kv", "attn_out", "lse", "residual", "gate"),
@@ -49,7 +49,7 @@ RECOMPUTED_UNDER: dict[RecomputedLayer, tuple[SavedActivations, ...]] = {
 
 
 def recomputed_under(shape: Model) -> dict[RecomputedLayer, tuple[SavedActivations, ...]]:
-    """Return RECOMPUTED_UNDER for a model; norms of heads also recompute the product that they read."""
+    """Return RECOMPUTED_UNDER for a model. With norms per head, the GEMM that they read is also recomputed."""
     return {**RECOMPUTED_UNDER, "qkv": SAVED_ACTIVATIONS} if shape.qk_norm else RECOMPUTED_UNDER
 
 
@@ -62,9 +62,9 @@ class ActivationPlan(NamedTuple):
 
 @dataclass(frozen=True)
 class LayerPlan:
-    """The locations of one block's tensors. Those on the host are copied to the device for each use.
+    """The locations of one block's tensors. Tensors on the host are copied to the device for each use.
 
-    Chunk n of a round has entry n of `activations`, counted in a circle; so one entry holds for all chunks.
+    Chunk n of a round uses entry n of `activations`, modulo its length, so a single entry applies to all chunks.
     """
 
     weights: Location = "device"
@@ -78,7 +78,7 @@ class LayerPlan:
 
 @dataclass(frozen=True, kw_only=True)
 class Division:
-    """The division of a training step, and the locations of what does not belong to one layer.
+    """The division of a training step, and the locations of tensors that do not belong to a layer.
 
     A step accumulates gradients over `accumulation_rounds` rounds. A round runs forward and backward over all layers
     once, each layer on `chunks_per_round` chunks. A chunk is `sequences_per_chunk` whole sequences or, where
@@ -123,12 +123,12 @@ class Plan(Division):
     layers: tuple[LayerPlan, ...]
 
     def list_activations(self) -> list[ActivationPlan]:
-        """Return what is saved of each chunk of each layer in a round."""
+        """Return what is saved for each chunk at each layer in a round."""
         return [layer.activations_of(chunk) for layer in self.layers for chunk in range(self.chunks_per_round)]
 
 
 def count_training_state_bytes(shape: Model, element_bytes: int, state_bytes_per_parameter: float) -> float:
-    """Return the bytes of weights, gradients and the optimizer's states. No training run needs less."""
+    """Return the bytes of weights, gradients and optimizer states, the minimum for any training run."""
     return shape.parameters * (2 * element_bytes + state_bytes_per_parameter)
 
 
@@ -144,9 +144,9 @@ def list_saved_tensors(saved_activations: SavedActivations, segments_per_sequenc
 def count_saved_bytes_per_token(
     shape: Model, saved_activations: SavedActivations, element_bytes: int, segments_per_sequence: int
 ) -> int:
-    """Return the bytes that a chunk saves at a layer for each token. The log-sum-exp of attention (lse) is fp32.
+    """Return the bytes per token that a chunk saves at a layer. The log-sum-exp of attention (lse) is in fp32.
 
-    Gate and up of experts are one product (`workloads.llama.expert_block`): who saves one of them saves both.
+    Gate and up of experts are one GEMM (`workloads.llama.expert_block`), so they are always saved together.
     """
     gate, up = shape.intermediate_size, shape.intermediate_size
     if shape.experts:
@@ -163,5 +163,5 @@ def count_saved_bytes_per_token(
 
 
 def count_kv_bytes_per_token(shape: Model, element_bytes: int) -> int:
-    """Return the bytes of a layer's keys and values for each token."""
+    """Return the bytes per token of a layer's keys and values."""
     return 2 * shape.kv_heads * shape.head_size * element_bytes

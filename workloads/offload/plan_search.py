@@ -1,7 +1,7 @@
-"""The search for the fastest plan within memory budgets, by the measured rates of the device. No torch.
+"""Search for the fastest plan within memory budgets, using the measured rates of the device. No torch.
 
-Every plan that fits a budget fits every larger one, and the search takes the fastest of them. So a larger budget is
-never predicted to be slower.
+Every plan that fits a budget also fits every larger one, and the search chooses the fastest. A larger budget is
+therefore never predicted to be slower.
 """
 
 from collections.abc import Mapping, Sequence
@@ -42,7 +42,7 @@ ChunkCounts = dict[ActivationPlan, int]  # chunks of all layers by what is saved
 
 @dataclass(frozen=True)
 class Prediction:
-    """A plan with its predicted times and memory, of one GPU where several train together."""
+    """A plan with its predicted times and memory, per GPU if several train together."""
 
     plan: Plan
     times: StepTimes[float]
@@ -70,7 +70,7 @@ def find_fastest_plan(
 def explain_too_small(
     model: ModelSizes, sequence_length: int, sequences_per_step: int, budget: MemoryBudget, rates: DeviceRates
 ) -> str:
-    """Return by how many GiB the plan that exceeds a budget the least exceeds it."""
+    """Return the GiB by which the smallest plan exceeds a budget."""
     own = _share_budget(model, budget)
     missing = [
         (gib, placement)
@@ -105,7 +105,7 @@ def find_fastest_plans(
     budgets: Sequence[MemoryBudget],
     rates: DeviceRates,
 ) -> list[Prediction | None]:
-    """Return the same as `find_fastest_plan` for each of many budgets, or None where no plan fits, in less time."""
+    """Return the fastest plan for each of many budgets, or None if no plan fits, faster than `find_fastest_plan`."""
     distributed = _list_distributions(model)
     if len(distributed) > 1:
         found = [find_fastest_plans(one, sequence_length, sequences_per_step, budgets, rates) for one in distributed]
@@ -133,9 +133,9 @@ def find_fastest_plans(
 def _list_placements(
     model: ModelSizes, sequence_length: int, sequences_per_step: int, rates: DeviceRates
 ) -> list[tuple[float, Placement]]:
-    """Return all placements with the seconds that a step takes at least, the fastest first. They are every division of
-    a GPU's sequences into rounds and chunks with every number of resident layers, in steps of a sixteenth of the
-    layers. A chunk has a multiple of `token_multiple` tokens, at least `min_chunk_tokens` or those of the whole step,
+    """Return all placements, fastest first, each with a lower bound on the seconds per step. They combine each division
+    of a GPU's sequences into rounds and chunks with every number of resident layers, in steps of a sixteenth of the
+    layers. A chunk has a multiple of `token_multiple` tokens, at least `min_chunk_tokens` or the whole step's tokens,
     and at most MAX_CHUNK_TOKENS. If every shape has more, the smallest ones remain."""
     if model.distribution != "ring":
         if sequences_per_step % model.gpus:
@@ -184,10 +184,10 @@ def _list_divisors(number: int) -> list[int]:
 def _choose_saved_activations(
     placement: Placement, memories: Mapping[int, ActivationMemory], rates: DeviceRates
 ) -> dict[int, _Candidate]:
-    """Return the placement with the fastest choice of saved activations for each memory that any choice fits into. The
-    activations of as many chunks as fit are saved on the device, those of the others on the host. The ways to divide
-    the chunks of all layers among the choices are rows of a table [ways, choices], so that all of them are judged at
-    once, for all memories."""
+    """Return the placement with the fastest choice of saved activations for each memory size that any choice fits.
+    Activations are saved on the device for as many chunks as fit, and on the host for the others. The ways to divide
+    the chunks of all layers among the choices are rows of a table [ways, choices], so all of them are evaluated at
+    once, for all memory sizes."""
     if not memories:
         return {}
     counts = _list_divisions(placement.model.shape.layers * placement.chunks_per_round)
@@ -227,8 +227,8 @@ def _choose_saved_activations(
 @cache
 def _list_divisions(chunks: int) -> NDArray[np.int64]:
     """Return the ways to divide the chunks of all layers among the choices of saved activations, [ways, choices]. Each
-    way has one or two choices. The time that is recomputed is a function of the bytes that are saved; two choices reach
-    every point of its convex hull."""
+    way uses one or two choices. The recomputed time is a function of the saved bytes, and two choices reach every point
+    of its convex hull."""
     step = -(-chunks // MAX_DIVISIONS)
     rows = {
         tuple(first if n == i else chunks - first if n == j else 0 for n in range(len(SAVED_ACTIVATIONS)))
@@ -241,7 +241,7 @@ def _list_divisions(chunks: int) -> NDArray[np.int64]:
 def _build_prediction(candidate: _Candidate, rates: DeviceRates) -> Prediction:
     placement, chunk_counts, times = candidate
     layers, chunks, resident = placement.model.shape.layers, placement.chunks_per_round, placement.resident_layers
-    # What is saved of each chunk of each layer: each choice is spread evenly over all of them.
+    # The choice for each chunk at each layer: every choice is spread evenly over all of them.
     positions = [((n + 0.5) / count, choice) for choice, count in chunk_counts.items() for n in range(count)]
     choices = [choice for _, choice in sorted(positions)]
     layer_plans = []

@@ -48,15 +48,15 @@ SAVED_ACTIVATIONS_TEXT: dict[SavedActivations, str] = {
     "attention": "input and attention",
     "input": "input",
 }
-# Of a GPU's process with its compilers, in addition to pinned memory: two that train 70B took 12 GiB. The kernel killed
-# one when they had pinned 235.7 of 247 available GiB, so one more is left (benchmarks/results/offload_70b_h200.md).
+# The memory of a GPU's process and its compilers, besides pinned memory: two processes training 70B took 12 GiB. The
+# kernel killed one with 235.7 of 247 available GiB pinned, so 1 more is left (benchmarks/results/offload_70b_h200.md).
 PROCESS_GIB = 7.0
 SMALLER_PLAN = 0.95  # of the device's budget, for the plan that follows one that ran out of memory
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32} | dict.fromkeys(FP8_RECIPES, torch.bfloat16)
 
 
 def measure(parameters: OffloadParameters, rank: Rank) -> Measurement:
-    """Train under the fastest plan within the budgets, and where it runs out of memory once under a smaller one.
+    """Train under the fastest plan within the budgets, and once more under a smaller one if it runs out of memory.
 
     Raises Infeasible if no plan fits or this device cannot train the model, before state is allocated, and
     ArithmeticError if the loss is not finite.
@@ -70,7 +70,7 @@ def measure(parameters: OffloadParameters, rank: Rank) -> Measurement:
     precision = select_precision(parameters, devices.architecture(device))
     devices.release_memory(device)
     shape, model = MODELS[parameters.model], model_sizes(parameters, rank.world_size)
-    if device.type == "cpu":  # where the device's memory is the host's
+    if device.type == "cpu":  # the device's memory is the host's
         needed = count_training_state_bytes(shape, model.element_bytes, model.state_bytes_per_parameter)
         if needed > (available := available_memory_bytes()):
             raise Infeasible(
@@ -79,7 +79,7 @@ def measure(parameters: OffloadParameters, rank: Rank) -> Measurement:
             )
     if parameters.checkpoint:
         checkpoint.open_reader(Path(parameters.checkpoint), shape)  # rejects a wrong one before anything is measured
-    torch.compiler.reset()  # what earlier trials compiled in this process counts against the limit of recompilations
+    torch.compiler.reset()  # compilations of earlier trials in this process count against the limit of recompilations
     group = process_group(rank, device) if rank.world_size > 1 else nullcontext()
     with process_setup.device_memory_limit(device, parameters.device_gib), group:
         measured = load_or_measure(parameters.model, parameters.sequence_length, device, precision, parameters.routing)
@@ -129,9 +129,9 @@ def _plan_and_train(
     alignment_bytes = (8 * chunks_on_host + 32 * (model.shape.layers + 1)) * ALIGNMENT_BYTES
     arena_bytes = math.ceil(prediction.host_bytes) + alignment_bytes
     if rank.world_size > 1:
-        dist.barrier()  # no rank has the memory of an earlier plan any more
+        dist.barrier()  # every rank has released the memory of an earlier plan
         check_host_memory(arena_bytes, rank.world_size, device.type, available_memory_bytes())
-        dist.barrier()  # no rank takes its part before all have looked
+        dist.barrier()  # no rank allocates its part before all have checked
     with Arena(arena_bytes, device) as arena:
         started_s["host memory"] = time.perf_counter()
         return _train(parameters, prediction, measured, arena, device, precision, started_s, rank)
@@ -150,7 +150,7 @@ def check_host_memory(arena_bytes: int, ranks: int, device_type: str, available_
 
 
 def select_precision(parameters: OffloadParameters, architecture: str) -> Precision:
-    """Return the data types to train with. Raises Infeasible if the device or the sequences do not fit them."""
+    """Return the data types to train with. Raises Infeasible if the device or the sequences do not support them."""
     if reason := infeasible_reason(parameters.dtype, parameters.sequence_length, architecture, parameters.shape):
         raise Infeasible(reason)
     if parameters.optimizer_states == "int8" and find_spec("torchao") is None:
@@ -279,7 +279,7 @@ def _train(
 
 
 def _rehearse(engine: Engine, groups: torch.Tensor) -> None:
-    """Run a round without the other ranks. Raises GangOutOfMemory in all of them if it takes too much memory in one."""
+    """Run a round without the other ranks. Raises GangOutOfMemory on all ranks if one runs out of memory."""
     try:
         agree(lambda: engine.rehearse(groups))
     except GangOutOfMemory:
@@ -290,7 +290,7 @@ def _rehearse(engine: Engine, groups: torch.Tensor) -> None:
 def _executed_parameters(
     parameters: OffloadParameters, engine: Engine, batches: list[torch.Tensor], steps: int
 ) -> dict[str, Scalar]:
-    """Return the parameters, read back from the engine that ran and its tokens except budgets, files and the seed."""
+    """Return the parameters. All but budgets, files and the seed are read back from the engine and its tokens."""
     types, dtype = engine.describe_types(), engine.matrix_dtype
     *sequences, length = batches[-1].shape
     distribution = engine.gang.distribution if parameters.distribution else None
@@ -337,7 +337,7 @@ def _run_steps(
         if rank.rank == 0:
             tokens = batch[..., 1:].numel() * engine.gang.batches
             endings = [reports.report_training(times_s[-1], tokens, flops, peak_bytes, losses[-1])]
-        if rank.world_size > 1:  # all ranks end after the same step
+        if rank.world_size > 1:  # all ranks must end after the same step
             dist.broadcast_object_list(endings, src=0)
         if endings[0]:
             engine.close()  # in all ranks, whose processes run the next trial
