@@ -22,10 +22,12 @@ for (const table of tables) {
     body.append(...rows) }))
 }
 
-function fitTables() {
+function fitToPage() {
   for (const table of tables) {
     table.classList.remove('stacked');
     table.classList.toggle('stacked', table.offsetWidth > table.parentElement.clientWidth + 1) }
+  for (const box of document.querySelectorAll('.scroll'))  // a phone shows no scrollbar
+    box.classList.toggle('wider', box.scrollWidth > box.clientWidth + 1)
 }
 
 function paintPlots() {
@@ -49,14 +51,14 @@ function resizePlots(printing) {
 
 function setPrinting(on) {
   root.classList.toggle('printing', on);
-  fitTables();
+  fitToPage();
   if (dark.matches) paintPlots();
   resizePlots(on)
 }
 
 addEventListener('beforeprint', () => setPrinting(true));
 addEventListener('afterprint', () => setPrinting(false));
-addEventListener('resize', fitTables);
+addEventListener('resize', fitToPage);
 dark.addEventListener('change', paintPlots);
-fitTables();
+fitToPage();
 if (dark.matches) paintPlots();

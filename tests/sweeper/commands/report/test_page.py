@@ -57,6 +57,8 @@ def test_the_report_fits_any_screen_and_any_paper_and_needs_no_network(report_pa
             tab.open(report_path.as_uri(), width=width, dark=dark)
             assert tab.evaluate("document.documentElement.scrollWidth") <= width
             assert tab.evaluate(WIDEST_CELL) <= width  # no cell has to be scrolled into view
+            # Charts with many axes scroll on a phone, and say so.
+            assert (tab.evaluate("document.querySelectorAll('.wider > .figure').length") > 0) == (width == 390)
             background = tab.evaluate("getComputedStyle(document.body).backgroundColor")
             assert background == ("rgb(22, 24, 28)" if dark else "rgb(255, 255, 255)")
             figures = tab.evaluate(FIGURES)
