@@ -172,7 +172,7 @@ class SweepResult:
 
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
         """Print the summary with an exclamation mark before each command, so that a notebook can run it."""
-        printer.text(re.sub(r"(?m)^(\w+ +)(?=\S*python \S|\S+/mlflow ui)", r"\1!", str(self)))
+        printer.text(re.sub(r"(?m)^(\w+ +)(?=\S*python \S)", r"\1!", str(self)))
 
 
 def read_result(folder: Path, **outcome: Any) -> SweepResult:

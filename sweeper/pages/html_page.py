@@ -39,6 +39,12 @@ class Table:
         return [all(NUMBER.fullmatch(cell) for cell in column) for column in zip(*self.rows, strict=True)]
 
 
+def drop_empty(heading: Sequence[str], rows: Sequence[Sequence[str]]) -> tuple[list[str], list[list[str]]]:
+    """Return a table's heading and rows without the columns in which every cell is empty."""
+    kept = [column for column in range(len(heading)) if any(row[column] for row in rows)]
+    return [heading[column] for column in kept], [[row[column] for column in kept] for row in rows]
+
+
 @dataclass(frozen=True)
 class Chart:
     """One figure, or several side by side if there is room. Below `min_width_px` the chart scrolls."""

@@ -260,13 +260,7 @@ class Summary:
             return [*lines, f"review   {mask(uri).rstrip('/')}{page}"]
         change_directory = "" if directory == Path.cwd() else f"cd {shlex.quote(str(directory))} && "
         store = f" --backend-store-uri {shlex.quote(mask(uri))}" if uri else ""
-        beside_python = Path(sys.executable).with_name("mlflow")
-        if shutil.which("mlflow"):
-            mlflow = "mlflow"
-        elif beside_python.exists():
-            mlflow = relative_path(beside_python)
-        else:
-            mlflow = f"{relative_path(Path(sys.executable))} -m mlflow"
+        mlflow = "mlflow" if shutil.which("mlflow") else f"{relative_path(Path(sys.executable))} -m mlflow"
         command = f"review   {change_directory}{mlflow} ui{store}"
         return [*lines, command, f"         http://127.0.0.1:5000{page}"]
 

@@ -11,7 +11,7 @@ from sweeper.commands.accept.experiments import spread_of
 from sweeper.commands.accept.judge import finding_verdict
 from sweeper.common.format import decimals_apart, one_line, round_to_band
 from sweeper.pages import junit
-from sweeper.pages.html_page import Chart, Table, build_page
+from sweeper.pages.html_page import Chart, Table, build_page, drop_empty
 from sweeper.pages.trial_tables import markdown_of
 
 ORDER = ("fail", "inconclusive", "measured", "pass")  # verdicts, the most urgent first
@@ -35,7 +35,7 @@ def list_problem_tables(record: Record) -> list[Table]:
     urgent = [row for row in sort_results(record) if row["verdict"] in ORDER[:2]]
     findings = [[finding[name] for name in ("location", "problem", "remedy")] for finding in record["findings"]]
     tables = [
-        Table("Failed and open", HEADING, [_build_row(record["kind"], row) for row in urgent]),
+        Table("Failed and open", *drop_empty(HEADING, [_build_row(record["kind"], row) for row in urgent])),
         Table("Problems of nodes and GPUs", ["place", "problem", "remedy"], findings),
         Table("Nodes that differ", ["property", "most nodes", "others"], list(list_differences(record["nodes"]))),
     ]
@@ -85,10 +85,10 @@ def build_html(record: Record) -> str:
     """Return an HTML page for offline use and printing: verdict, problems, charts, tests and the environment."""
     environment = [[*item] for node in [*record["nodes"].values()][:1] for item in node.items()]
     tables = [
-        Table("Tests", TESTS, list(summarize_tests(record)), "All results are in accept.json."),
+        Table("Tests", *drop_empty(TESTS, [*summarize_tests(record)]), "All results are in accept.json."),
         Table("Environment", ["property", "value on the first node"], environment),
     ]
-    charts = [*_build_map(record["results"]), *_build_distributions(record["results"])]
+    charts = [*_build_map(record), *_build_distributions(record["results"])]
     made = f"profile {record['profile']}, {record['date']}, sweeper {record['sweeper']}, sha256 {record['sha256'][:16]}"
     return build_page(
         record["sentence"],
@@ -97,11 +97,11 @@ def build_html(record: Record) -> str:
     )
 
 
-def _build_map(results: Sequence[Mapping[str, Any]]) -> Iterator[Chart]:
+def _build_map(record: Record) -> Iterator[Chart]:
     from plotly import graph_objects
 
     margins: dict[str, dict[int, float]] = defaultdict(dict)
-    for row in results:
+    for row in record["results"]:
         if row["scope"] == "device" and row["value"] and row["limit"]:
             number = int(found[1]) if (found := re.search(r" GPU (\d+)$", row["part"])) else 0
             of_node, margin = margins[row["nodes"][0]], row["value"] / row["limit"] - 1
@@ -114,14 +114,15 @@ def _build_map(results: Sequence[Mapping[str, Any]]) -> Iterator[Chart]:
         ["" if value is None else f"{100 * value:+.{decimals_apart(100 * value, 0.0, 1)}f}%" for value in cells]
         for cells in grid
     ]
-    names = [f"GPU {column}" for column in columns]
+    device = record["kind"].upper()
+    names = [f"GPU {column}" for column in columns] if device == "GPU" else [device]  # the CPUs of a node are one part
     heat = graph_objects.Heatmap(z=grid, x=names, y=list(margins), text=text, texttemplate="%{text}", showscale=False)
     heat.update(colorscale=COLORS, zmin=-0.1, zmax=0.1, hovertemplate="%{y} %{x}: %{z:+.1%}")
     figure = graph_objects.Figure(heat)
     figure.update_layout(height=75 + 22 * len(margins), margin={"t": 60, "l": 60, "r": 15, "b": 15})
     figure.update_xaxes(side="top")
     figure.update_yaxes(autorange="reversed", type="category")
-    yield Chart("Nodes and GPUs", [figure], "Margin of the worst test of each GPU to its limit; below zero it fails.")
+    yield Chart(f"Nodes and {device}s", [figure], f"Margin of each {device}'s worst test to its limit; below 0 fails.")
 
 
 def _build_distributions(results: Sequence[Mapping[str, Any]]) -> Iterator[Chart]:
@@ -150,7 +151,7 @@ def build_markdown(record: Record) -> str:
     """Return Markdown: the verdict, failed and open tests, the doctor's findings, nodes that differ, and the tests."""
     devices = f"{record['devices']} x {record['model']}, {record['date']}"
     tables = [markdown_of(table.heading, table.rows) for table in list_problem_tables(record)]
-    tables += [markdown_of(TESTS, rows)] if (rows := list(summarize_tests(record))) else []
+    tables += [markdown_of(*drop_empty(TESTS, rows))] if (rows := [*summarize_tests(record)]) else []
     return "\n\n".join([f"**{record['sentence']}**", devices, *tables, ""])
 
 

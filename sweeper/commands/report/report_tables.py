@@ -26,7 +26,7 @@ from sweeper.common.format import (
 from sweeper.common.trials import WITHOUT_RESULT, TrialStatus
 from sweeper.metrics.derivation import MEMORY_METRICS, Prices, cost_metrics
 from sweeper.metrics.intervals import missing_reason
-from sweeper.pages.html_page import Table
+from sweeper.pages.html_page import Table, drop_empty
 from sweeper.pages.trial_tables import markdown_of
 from sweeper.results import imported, ranking
 from sweeper.results.mlflow_results import Stored
@@ -67,8 +67,7 @@ def build_tables(stored: Stored, prices: Prices | None, fronts: Iterable[Table] 
 
 
 def _build_table(title: str, rows: Sequence[Mapping[str, str]], note: str = "", *, unranked: bool = False) -> Table:
-    heading = [name for name in (rows[0] if rows else ()) if any(row[name] for row in rows)]
-    return Table(title, heading, [[row[name] for name in heading] for row in rows], note, unranked)
+    return Table(title, *drop_empty([*(rows[0] if rows else ())], [[*row.values()] for row in rows]), note, unranked)
 
 
 def _build_sweeps_table(stored: Stored) -> Table:

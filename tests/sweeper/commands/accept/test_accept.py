@@ -276,6 +276,10 @@ def test_the_pages_begin_with_what_failed_and_name_the_nodes_that_differ(record:
     assert sorted(order, key=page.index) == order
     named = {"kernel": "6.8", "cores": "8", "GPUs": "2", "GPU driver": "580", "GPU memory": "79.6 GiB"}
     assert record["nodes"]["n"] == named
+    assert "median °C" not in page and "median °C" not in "\n".join(markdown)  # nothing was read
+    of_cpu = [row | {"part": "n", "test": "fp32 products burst"} for row in record["results"]]
+    page = build_html(record | {"kind": "cpu", "results": of_cpu})
+    assert "<h2>Nodes and CPUs" in page and "GPU 0" not in page and '"CPU"' in page
 
 
 def test_a_rate_is_shown_with_the_digits_in_which_runs_agree(record: dict[str, Any]) -> None:
