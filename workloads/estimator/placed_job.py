@@ -30,7 +30,7 @@ class PlacedJob:
         # Of the blocks whose whole forward pass is computed again.
         self.repeated_share = self.checkpointed_share if layout.checkpointing == "full" else 0.0
         # Of tensor parallel collectives: recomputation that saves products gathers again, but does not reduce.
-        gathers_again = layout.checkpointing in ("selective", "selective_up", "per_op")
+        gathers_again = layout.checkpointing in ("selective", "per_op")
         self.repeated_collectives_share = self.checkpointed_share / 2 if gathers_again else self.repeated_share
         self.tokens = layout.micro_batch * job.sequence_length / layout.cp  # of a micro-batch on a GPU
         self.residual_parts = layout.tp if layout.sequence_parallel else 1  # of the residual stream

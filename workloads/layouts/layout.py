@@ -13,7 +13,7 @@ Sharding = Literal["none", "zero1", "zero2", "fsdp1", "fsdp2", "megatron_fsdp"]
 Schedule = Literal["1f1b", "interleaved", "zero_bubble", "zbv", "dualpipev"]
 V_SCHEDULES = ("zbv", "dualpipev")  # the stages go from the first rank to the last and back, so each rank has two
 SPLIT_SCHEDULES = ("zero_bubble", *V_SCHEDULES)  # these compute input gradients and weight gradients separately
-Checkpointing = Literal["none", "per_op", "selective_up", "selective", "core_attention", "norm_act", "full"]
+Checkpointing = Literal["none", "per_op", "selective", "core_attention", "norm_act", "full"]
 State = Literal["fp32", "amp", "bf16", "int8"]
 TensorOverlap = Literal["none", "async"]
 ContextMethod = Literal["allgather", "ring"]
@@ -48,8 +48,8 @@ class Layout:
     # All ranks' keys and values are gathered before attention, or move around a ring during attention.
     cp_method: ContextMethod = "allgather"
     offload_optimizer: bool = False  # the optimizer's states and step are on the host
-    # What the backward pass recomputes. `per_op` is torchtitan's selective mode, `selective` (gate, up and activations)
-    # this project's, `core_attention` Megatron's; `selective_up` saves gate; `norm_act` recomputes norms and activations.
+    # What the backward pass recomputes. `per_op` is torchtitan's selective mode, `selective` this project's,
+    # `core_attention` Megatron's; `norm_act` recomputes norms and activations.
     checkpointing: Checkpointing = "none"
     # The number of checkpointed blocks; None for the blocks that `checkpointing_freq` selects.
     checkpointed_layers: int | None = None

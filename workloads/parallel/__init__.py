@@ -59,8 +59,7 @@ class ParallelParameters:
         stages_per_rank: pipeline stages per rank.
         schedule: order of the pipeline's micro-batches.
         micro_batch: sequences that a rank computes at once.
-        checkpointing: activations that are recomputed in the backward pass: those of selective_up are fewer than
-            those of selective, by half of the MLP's widest product.
+        checkpointing: activations that are recomputed in the backward pass.
         checkpointing_freq: every Nth block is checkpointed: full and 2 are torchtitan's selective_ac_option=2.
         reshard_after_forward: gather sharded weights again for the backward pass; false keeps them gathered for a step.
         tp_across_nodes: tensor parallel may span nodes.
@@ -104,7 +103,7 @@ class ParallelParameters:
     stages_per_rank: int = degree()
     schedule: Schedule = "1f1b"
     micro_batch: int = degree()
-    checkpointing: Literal["none", "selective_up", "selective", "full"] = "none"
+    checkpointing: Literal["none", "selective", "full"] = "none"
     checkpointing_freq: int = degree()
     reshard_after_forward: bool = True
     tp_across_nodes: bool = False

@@ -1,7 +1,6 @@
 """A pipeline stage of a Llama, or the whole model: what every layout divides over ranks."""
 
 import math
-from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from typing import Any, ClassVar
@@ -36,22 +35,14 @@ SAVED_OPS = {
 WEIGHT_ARGUMENTS = {torch.ops.aten.mm.default: 1, torch.ops.aten.addmm.default: 2}
 
 
-def _save_all_but(widest: tuple[tuple[int, ...], ...], gate: tuple[int, ...]) -> Any:
-    """Return contexts that save SAVED_OPS and matrix products, but not those whose weight's sorted size is in `widest`.
-
-    Of the products with a weight of the size `gate` only the first one is saved.
-    """
+def _save_all_but(widest: tuple[tuple[int, ...], ...]) -> Any:
+    """Return contexts that save SAVED_OPS and matrix products, but not those whose weight's sorted size is given."""
     saved_ops = SAVED_OPS | find_varlen_ops()
-    passed: Counter[bool] = Counter()  # such products, in the forward pass and in its repetition
 
-    def policy(context: Any, function: Any, *args: Any, **__: object) -> CheckpointPolicy:
+    def policy(_: object, function: Any, *args: Any, **__: object) -> CheckpointPolicy:
         is_saved = function in saved_ops
         if at := WEIGHT_ARGUMENTS.get(function):
-            size = tuple(args[at].shape)
-            is_saved = tuple(sorted(size)) not in widest and (at == 1 or args[0].dim() == 1)
-            if size == gate:
-                passed[context.is_recompute] += 1
-                is_saved = passed[context.is_recompute] == 1
+            is_saved = tuple(sorted(args[at].shape)) not in widest and (at == 1 or args[0].dim() == 1)
         return CheckpointPolicy.MUST_SAVE if is_saved else CheckpointPolicy.PREFER_RECOMPUTE
 
     return create_selective_checkpoint_contexts(policy)
@@ -65,14 +56,12 @@ class CheckpointedBlock(nn.Module):
         self.block, self.checkpointing = block, checkpointing
         # Of experts it is the shared one's.
         weights: list[Tensor] = [w for name, w in block.named_parameters() if name.endswith("gate_up.weight")]
-        block.splits_gate_up = checkpointing == "selective_up"
-        gate = (block.shape.hidden_size, block.shape.intermediate_size) if block.splits_gate_up else ()
         weights += [weight.to_local() for weight in weights if isinstance(weight, DTensor)]
         widest = tuple(sorted({tuple(sorted(weight.shape)) for weight in weights}))
         # PyTorch's cache of compiled graphs pickles the function, and takes the hash for what it does. Without either,
         # every trial compiles the block again.
-        self._contexts = partial(_save_all_but, widest, gate)
-        self._contexts.cache_hash = f"{sorted(map(str, SAVED_OPS))} {widest} {gate} biases"  # type: ignore[attr-defined]
+        self._contexts = partial(_save_all_but, widest)
+        self._contexts.cache_hash = f"{sorted(map(str, SAVED_OPS))} {widest} biases"  # type: ignore[attr-defined]
 
     def forward(self, *inputs: Tensor) -> Tensor:
         if self.checkpointing == "full":
@@ -89,7 +78,6 @@ class ManualBackwardBlock(Block):
     # What is saved for the backward pass; the rest is recomputed.
     SAVED_ACTIVATIONS: ClassVar[dict[Checkpointing, tuple[str, ...]]] = {
         "none": ("q", "kv", "attn_out", "lse", "residual", "gate", "up"),
-        "selective_up": ("q", "kv", "attn_out", "lse", "residual", "gate"),
         "selective": ("q", "kv", "attn_out", "lse", "residual"),
         "full": (),
     }
