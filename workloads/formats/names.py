@@ -162,7 +162,7 @@ def read_names(settings: Settings, names: Iterable[Name], fields: Sequence[str])
 
 
 def _convert(value: Any, default: Any) -> Any:
-    """Convert the value to the type of its default. Raises ValueError or TypeError if that is impossible."""
+    """Convert the value to the type of its default. Raises ValueError, TypeError or KeyError otherwise."""
     if isinstance(default, bool):
         return {"true": True, "false": False, "1": True, "0": False}[str(value).lower()]
     if isinstance(default, int) and (isinstance(value, bool) or float(value) != int(float(value))):

@@ -70,7 +70,7 @@ def find_fastest_plan(
 def explain_too_small(
     model: ModelSizes, sequence_length: int, sequences_per_step: int, budget: MemoryBudget, rates: DeviceRates
 ) -> str:
-    """Return the GiB by which the smallest plan exceeds a budget."""
+    """Return a sentence: by how many GiB the smallest plan exceeds a budget, or what cannot be divided."""
     own = _share_budget(model, budget)
     missing = [
         (gib, placement)

@@ -5,7 +5,7 @@
     python -m sweeper doctor record
 
 Checks every node's versions, memory and GPUs, and the MLflow server at tracking.uri; runs a matrix product on each GPU
-and an all-reduce over all of them (skipped with --quick). Prints the catalogue's values for the GPUs and their sources,
+and an all-reduce on each node (skipped with --quick). Prints the catalogue's values for the GPUs and their sources,
 and each problem with its remedy. The exit code is 1 if a problem makes measurements wrong or slow (marked with "!").
 
 record writes what this machine's drivers, torch, Ray and kernel report to FILE (machine.json), so that a mock of the

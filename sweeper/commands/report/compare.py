@@ -25,7 +25,7 @@ def compare_sweeps(stored: Stored, first: str, second: str, gate: Gate) -> tuple
 
     Best results of different spaces answer different questions, so such sweeps are compared at their common points.
 
-    Raises UserInputError if a sweep is unknown, or the first sweep has no result.
+    Raises UserInputError if a sweep is unknown.
     """
     names = set(stored.sweeps["run"])
     for name in (first, second):
