@@ -48,8 +48,8 @@ SAVED_ACTIVATIONS_TEXT: dict[SavedActivations, str] = {
     "attention": "input and attention",
     "input": "input",
 }
-# The memory of a GPU's process and its compilers, besides pinned memory: two processes training 70B took 12 GiB. The
-# kernel killed one with 235.7 of 247 available GiB pinned, so 1 GiB more is left (benchmarks/results/offload_70b_h200.md).
+# The memory of a GPU's process and its compilers besides pinned memory: two processes training 70B took 12 GiB. With
+# 235.7 of 247 available GiB pinned the kernel killed one, so each has 1 GiB more (offload_70b_h200.md).
 PROCESS_GIB = 7.0
 SMALLER_PLAN = 0.95  # of the device's budget, for the plan that follows one that ran out of memory
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32} | dict.fromkeys(FP8_RECIPES, torch.bfloat16)
