@@ -25,7 +25,7 @@ class Comparison:
 
     @property
     def sentences(self) -> str:
-        """Two sentences: what costs the most, and what it gains in exchange."""
+        """Two sentences: what costs the most time, and what is gained in exchange."""
         name = next(iter(self.parts_s))
         cause = f"{CAUSES[name][0].upper()}{CAUSES[name][1:]} ({name})."
         gained = {part: value for part, value in self.parts_s.items() if value < -5e-4}
@@ -35,14 +35,14 @@ class Comparison:
 
 
 def compare(slower: JobEstimate, faster: JobEstimate) -> Comparison:
-    """Compare two estimates of steps with as many tokens."""
+    """Compare two estimates of steps with the same number of tokens."""
     differences = {name: seconds - getattr(faster.step, name) for name, seconds in vars(slower.step).items()}
     parts = {name: value for name, value in sorted(differences.items(), key=lambda item: -item[1]) if value}
     return Comparison(slower.step.total_s / faster.step.total_s - 1, parts)
 
 
 def alternatives(job: Job, cluster: Cluster) -> dict[str, tuple[Job, Cluster]]:
-    """Return the same job with one resource doubled, by what is doubled."""
+    """Return the job with each resource doubled in turn, by the resource's name."""
     topology, device, layout = cluster.topology, cluster.device, job.layout
     links = replace(topology, link_gb_s=2 * topology.link_gb_s)
     network = replace(topology, network_gb_s=2 * topology.network_gb_s)
@@ -58,14 +58,14 @@ def alternatives(job: Job, cluster: Cluster) -> dict[str, tuple[Job, Cluster]]:
 
 @dataclass(frozen=True)
 class Reliability:
-    """How often a job fails and what that costs. All figures are assumptions of the user's."""
+    """How often a job fails and what a failure costs. All values are the user's assumptions."""
 
     failures_per_gpu_day: float = FAILURES_PER_GPU_DAY  # unexpected interruptions
     restart_s: float = 600.0  # from a failure until training goes on
     checkpoint_s: float = 20.0  # a checkpoint stops training for so long
 
     def failure_interval_s(self, gpus: int) -> float:
-        """Return the mean time between failures of a job on this many GPUs; infinite without failures."""
+        """Return a job's mean time between failures on this many GPUs; infinite without failures."""
         failures = self.failures_per_gpu_day * gpus
         return SECONDS_PER_DAY / failures if failures else math.inf
 
@@ -91,7 +91,7 @@ class TrainingRun:
 def training_run(
     estimate: JobEstimate, tokens: float, reliability: Reliability, price_per_hour: float | None
 ) -> TrainingRun:
-    """Return what it takes to train on this many tokens. `price_per_hour` is that of one GPU."""
+    """Return the time and cost of training on this many tokens. `price_per_hour` is per GPU."""
     lost = reliability.lost_share(estimate.gpus)
     seconds = tokens / (estimate.tokens_per_s_per_gpu * estimate.gpus) / (1 - lost)
     gpu_hours = seconds / 3600 * estimate.gpus

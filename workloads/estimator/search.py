@@ -1,4 +1,4 @@
-"""The fastest layouts of a job on a cluster. A bound leaves out those that cannot be among them; none is hidden."""
+"""Find the fastest layouts of a job on a cluster. A bound excludes only layouts that cannot be among them."""
 
 import heapq
 import math
@@ -22,21 +22,21 @@ def usable_gib(cluster: Cluster) -> float:
 
 
 def bound_gib(memory: StageMemory, job: Job, cluster: Cluster) -> float:
-    """Return the most GiB that a layout needs, the band included. A layout fits if they are usable."""
+    """Return the upper bound of a layout's memory in GiB, band included. A layout fits if that much is usable."""
     return memory.needed_gib * (1 + find_band(job, cluster, "memory").error_share)
 
 
 def fills_memory(memory: StageMemory, cluster: Cluster) -> bool:
-    """Return whether the allocator cannot hold what it usually does: the step then may stall.
+    """Return whether the allocator lacks room for what it usually reserves, so that the step may stall.
 
-    In six such layouts on two H100s it took 18, 10, 9, 3, 2 and 1% of a step to return segments
-    (benchmarks/results/parallel_h100.md). The fastest that was measured is among them, so that none is ranked lower.
+    In six such layouts on two H100s, returning segments took 18, 10, 9, 3, 2 and 1% of a step
+    (benchmarks/results/parallel_h100.md). The fastest measured layout is among them, so none is ranked lower for it.
     """
     return memory.total_gib > usable_gib(cluster)
 
 
 def within_usable(memory: StageMemory, cluster: Cluster) -> StageMemory:
-    """Return memory whose allocator holds no more than there is room for: it returns the rest, see `fills_memory`."""
+    """Return the memory with the reserved part cut to the available room; the rest is returned (`fills_memory`)."""
     return replace(memory, reserved=min(memory.reserved, max(0.0, usable_gib(cluster) - memory.needed_gib)))
 
 
@@ -65,7 +65,7 @@ def find_layouts(
     fixed: Mapping[str, Any],
     keep: int = 20,
 ) -> SearchResult:
-    """Return the `keep` fastest layouts that fit; `options` and `fixed` are those of `list_families`."""
+    """Return the `keep` fastest layouts that fit; `options` and `fixed` are as in `list_families`."""
     for share in (1 + find_band(job, cluster, "memory").error_share, 1.0):
         search = _Search(job, cluster, keep, usable_gib(cluster) / share)
         search.run(list_families(job, cluster, options, fixed))
@@ -77,7 +77,7 @@ def find_layouts(
 
 
 class _Search:
-    """The state of a search: the best layouts so far, as a heap with the slowest of them first."""
+    """The state of a search: a heap of the best layouts so far, the slowest first."""
 
     def __init__(self, job: Job, cluster: Cluster, keep: int, room_gib: float) -> None:
         self.best: list[tuple[float, int, Layout]] = []
@@ -90,8 +90,8 @@ class _Search:
         self._order = count()
 
     def run(self, families: Iterable[Family]) -> None:
-        """Consider layouts by the bound of their step, so that the first ones exclude most of the others. A family is
-        considered once for each of its ways of checkpointing, since each slower way has a later bound."""
+        """Consider layouts by their step's lower bound, so that the first ones exclude most others. A family is
+        considered once per value of `checkpointing`, since each slower value has a higher bound."""
         waiting = [self._next(family, 0) for family in families]
         heapq.heapify(waiting)
         while waiting:

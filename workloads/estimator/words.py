@@ -1,4 +1,4 @@
-"""A layout in the words of the command, `key=value`."""
+"""Write a layout as the command's arguments, `key=value`."""
 
 from collections.abc import Mapping
 
@@ -20,7 +20,7 @@ def layout_words(layout: Layout) -> dict[str, str]:
 
 
 def describe(layout: Layout) -> str:
-    """Return the layout in a line, without the fields that have their usual value."""
+    """Return the layout as one line, without fields that have their usual value."""
     words = layout_words(layout)
     unusual: dict[str, object] = {name: value for name, value in words.items() if value not in USUAL.get(name, ())}
     optional = {"checkpointed_layers": layout.checkpointed_layers, "layers_per_stage": layout.layers_per_stage}

@@ -1,11 +1,11 @@
 """Causal attention by kernels that return the logsumexp of the scores in addition to the output.
 
-With the logsumexp (`lse`) the backward pass needs no autograd graph, and the attention over a long sequence is merged
+With the logsumexp (`lse`), the backward pass needs no autograd graph, and attention over a long sequence can be merged
 from its parts.
 
 Shapes in this module: q is [batch, heads, queries, head_size], k and v are [batch, kv_heads, keys, head_size], with any
-strides but 1 in the last dimension. lse is [batch, heads, queries] in fp32. Gradients have the shapes of what they
-belong to.
+strides but 1 in the last dimension. lse is [batch, heads, queries] in fp32. A gradient has the shape of its
+tensor.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class AttentionShape:
 
     @classmethod
     def of_model(cls, shape: Model, length: int, dtype: torch.dtype, tp: int = 1) -> AttentionShape:
-        """Return the attention of one of `tp` ranks over `length` tokens."""
+        """Return the shape of attention over `length` tokens on one of `tp` ranks."""
         return cls(shape.heads // tp, shape.kv_heads // tp, shape.head_size, length, dtype)
 
 
@@ -55,8 +55,8 @@ def fastest_kernel(shape: AttentionShape, device: torch.device, candidates: tupl
     """Return the kernel with the shortest forward and backward time for a shape.
 
     The candidates, by default all of the GPU, are timed on random data, interleaved, and the minimum of three repeats
-    counts. One that fails, or whose results are wrong, is excluded and its reason is printed. A single one that is left
-    is returned untimed, and so is the one kernel of a CPU. Raises Infeasible if no fused kernel works for this shape.
+    counts. A kernel that fails or gives wrong results is excluded, and the reason is printed. If only one is left, it
+    is returned untimed, as is the only kernel of a CPU. Raises Infeasible if no fused kernel works for this shape.
     """
     if device.type == "cpu" and candidates is None:
         return CPU_KERNEL
@@ -92,7 +92,7 @@ def _run(kernel: Kernel, inputs: list[Tensor]) -> tuple[Tensor, Tensor, Gradient
 
 
 def _unusable_reason(kernel: Kernel, inputs: list[Tensor]) -> str:
-    """Return why a kernel is excluded; empty if it works and its results are right."""
+    """Return why a kernel is excluded; empty if it works and its results are correct."""
     if inputs[0].dtype not in kernel.dtypes:
         return f"it has no {inputs[0].dtype}"
     try:
@@ -111,8 +111,8 @@ def _unusable_reason(kernel: Kernel, inputs: list[Tensor]) -> str:
 def measure_error(inputs: list[Tensor], out: Tensor, lse: Tensor, gradients: Gradients) -> float:
     """Return the largest error of a kernel's results over causal attention, relative to their norm; inf for a NaN.
 
-    Compared are the last tokens of the first sequence, for the last head of keys and the queries that share it. Their
-    queries attend to all keys, and their keys are attended by them alone, so that output, lse and all gradients follow
+    It compares the last tokens of the first sequence, for the last key head and the queries that share it. Their
+    queries attend to all keys, and only they attend to their keys, so output, lse and all gradients can be computed
     without the scores of the other tokens (Dao 2023, algorithm 2). `inputs` are q, k, v and the output's gradient.
     """
     q, k, v, d_out = inputs
@@ -151,7 +151,7 @@ def attend(kernel: Kernel, q: Tensor, k: Tensor, v: Tensor, past_kv: Pair | None
 
 @compiled_on_gpu
 def merge_attention(out: Tensor, lse: Tensor, past_out: Tensor, past_lse: Tensor) -> tuple[Tensor, Tensor]:
-    """Return out, in its data type, and lse over two groups of keys from those over each group."""
+    """Return out, in its data type, and lse over two groups of keys, merged from the results for each group."""
     merged_lse = torch.logaddexp(lse, past_lse)
     weight, past_weight = (lse - merged_lse).exp()[..., None], (past_lse - merged_lse).exp()[..., None]
     return (out * weight + past_out * past_weight).to(out.dtype), merged_lse
@@ -162,7 +162,7 @@ def attend_backward(
 ) -> tuple[Gradients, Pair | None]:
     """Return (dq, dk, dv), and the gradients of `past_kv` or None.
 
-    `out` and `lse` are those of `attend`, over all keys. With them the backward pass of each group of keys gives its
+    `out` and `lse` come from `attend` over all keys. With them, the backward pass of each group of keys gives its
     exact part of the gradients (Dao 2023; Liu et al. 2023).
     """
     dq, dk, dv = kernel.backward(d_out, q, k, v, out, lse, True)

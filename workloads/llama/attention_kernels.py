@@ -1,11 +1,11 @@
-"""Attention kernels, forward and backward: those of NVIDIA's GPUs, of AMD's GPUs, and of processors.
+"""Attention kernels, forward and backward, for NVIDIA's GPUs, AMD's GPUs and CPUs.
 
-The ATen functions are those that scaled_dot_product_attention calls, which does not return the logsumexp itself. None
+The ATen functions are the ones that scaled_dot_product_attention calls, which does not return the logsumexp. None
 of the functions here is documented: torch.nn.attention.varlen returns a logsumexp too, but no public function takes one
 for a backward pass. `tests/workloads/instruments/test_torch_internals.py` checks their arguments. There is no dropout,
 so the backward functions never read the state of the random number generator that they require.
 
-None of AMD's kernels has run for this project. Their signatures and layouts are those of the sources: PyTorch's
+None of AMD's kernels has been run by this project. Their signatures and layouts come from the sources: PyTorch's
 aten/src/ATen/native/transformers (hip/flash_attn/flash_api.h, aot/mha_all_aot.hip, ck/mha_bwd_ck.hip,
 cuda/attention_backward.cu), AITER 0.1.4 to 0.1.20 (aiter/ops/mha.py) and flash-attn 2.7 and later
 (flash_attn/flash_attn_interface.py). `workloads.llama.attention`, which has the shapes, therefore checks the results of
@@ -101,7 +101,7 @@ def _cpu_bwd(d_out: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: T
 def rocm_attention_library(name: str) -> Iterator[None]:
     """Let PyTorch's attention on ROCm run by `aotriton` or `ck` until the block ends. Raises RuntimeError without CK.
 
-    The choice is one of the process, and TORCH_ROCM_FA_PREFER_CK sets it too: both are therefore set by name.
+    The choice holds for the whole process, and TORCH_ROCM_FA_PREFER_CK also makes it, so both are set by name.
     """
     # A PyTorch without this function takes AOTriton, with a warning alone, for a CK that it lacks (flash_api.h).
     is_available = getattr(torch.backends.cuda, "is_ck_sdpa_available", lambda: False)

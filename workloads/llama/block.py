@@ -1,10 +1,10 @@
 """One Llama block with a manual backward pass, in which any activation can be saved, moved or recomputed.
 
-The mathematics are those of `workloads.llama.model.Block`, which autograd differentiates; a test compares both.
+It computes the same as `workloads.llama.model.Block`, which autograd differentiates; a test compares the two.
 
-Weights and gradients are dictionaries under that module's parameter names. Activations are [tokens, features] of one
-chunk: of `sequences` sequences of `length` tokens, or of one piece of a sequence. A gradient is added to the one that
-the dictionary holds, or stored where it holds none.
+Weights and gradients are dictionaries by that module's parameter names. Activations are [tokens, features] of one
+chunk: of `sequences` sequences of `length` tokens, or of one piece of a sequence. A gradient is added to the one in
+the dictionary, or stored if there is none.
 """
 
 from collections.abc import Callable
@@ -37,10 +37,10 @@ Activations = dict[str, Tensor]
 
 
 class BlockMath:
-    """Forward and backward of any block of one shape.
+    """The forward and backward passes of any block of one shape.
 
     Attributes:
-        recipe: that of the matrix products, in `workloads.api.recipes`; empty: they are in the weights' data type.
+        recipe: of the matrix products, from `workloads.api.recipes`; empty if they use the weights' data type.
         scales: how the recipe scales their operands; empty without one.
         norm: (x, weight) to the RMS norm of x[tokens, hidden_size].
         norm_backward: (x, weight, d_out, d_residual) to the norm of x, d_out's gradient with respect to x plus
@@ -107,11 +107,11 @@ class BlockMath:
 
     @property
     def imbalance(self) -> float | None:
-        """The tokens of the busiest expert over the mean, at the mean of all forward passes; None without experts."""
+        """The busiest expert's tokens over the mean, averaged over all forward passes; None without experts."""
         return None
 
     def cast_weights(self, weights: NamedTensors, *, forward: bool = True, backward: bool = True) -> NamedTensors:
-        """Return a block's weights as the forward pass, or a recomputation, and the backward pass take them."""
+        """Return a block's weights as the forward pass (or a recomputation) and the backward pass read them."""
         return weights
 
     def forward(self, weights: NamedTensors, x: Tensor, rope: Tensor, past_kv: Past) -> tuple[Tensor, Activations]:
@@ -147,7 +147,7 @@ class BlockMath:
             activations["attn_out"] = out.transpose(1, 2).flatten(2).flatten(0, 1)
 
     def _project_qkv(self, weights: NamedTensors, x: Tensor, rope: Tensor) -> Activations:
-        """Return q and kv, and what the backward pass of their norms reads, where they have norms."""
+        """Return q and kv and, if they have norms, what the backward pass of the norms reads."""
         qkv = self._multiply_qkv(weights, x, rope)
         q, kv = self._rotate(qkv, rope, *(weights[name] for name in HEAD_NORMS if name in weights))
         return {"q": q, "kv": kv} | ({"qkv": qkv} if self.shape.qk_norm else {})
@@ -171,11 +171,11 @@ class BlockMath:
     ) -> Tensor:
         """Return the gradient of x and add those of the weights to `gradients`.
 
-        `weights`, `rope` and `past_kv` are those of `forward`.
+        `weights`, `rope` and `past_kv` are as in `forward`.
 
         Args:
-            activations: those that were saved, at least x. Missing ones are recomputed; all but x are removed once
-                used, so that their memory is freed.
+            activations: the saved ones, at least x. Missing ones are recomputed; all but x are removed after their
+                last use, which frees their memory.
             d_out: the gradient of the block's output [tokens, hidden_size].
             kv_gradients: for pieces, in fp32: the gradient of this piece's keys and values from the later pieces, and
                 the buffer to which the gradient of `past_kv` is added. Both have the layout of `KeysValues`.
@@ -209,7 +209,7 @@ class BlockMath:
     def _qkv_backward(
         self, weights: NamedTensors, gradients: NamedTensors, x: Tensor, d_qkv: Tensor, d_residual: Tensor
     ) -> Tensor:
-        """Return the gradient of x, with that of `residual`."""
+        """Return the gradient of x, including the gradient of `residual`."""
         d_normed = torch.mm(d_qkv, weights["qkv.weight"])
         normed, d_x, d_norm = self.norm_backward(x, weights["attention_norm.weight"], d_normed, d_residual)
         _accumulate_weight_gradient(gradients, "qkv.weight", normed, d_qkv)
@@ -262,7 +262,7 @@ def split_kv(kv: KeysValues) -> tuple[Tensor, Tensor]:
 
 
 def _accumulate_weight_gradient(gradients: NamedTensors, name: str, x: Tensor, *d_outs: Tensor) -> None:
-    """Add the gradient of a weight whose rows, in this order, made the outputs of `d_outs` from x."""
+    """Add the gradient of a weight whose rows, in this order, computed the outputs of `d_outs` from x."""
     sizes, is_stored = [d_out.shape[1] for d_out in d_outs], name in gradients
     if not is_stored:
         gradients[name] = x.new_empty(sum(sizes), x.shape[1])

@@ -1,4 +1,4 @@
-"""Read and write Hugging Face checkpoints of the families that are trained: safetensors files and a config.json."""
+"""Read and write Hugging Face checkpoints of the trained model families: safetensors files and a config.json."""
 
 import json
 from collections.abc import Callable, Iterable, Iterator
@@ -101,8 +101,8 @@ def _block_names(family: str, count: int) -> dict[str, list[str]]:
 def open_reader(folder: Path, shape: Model) -> Callable[[str], Tensor]:
     """Return a function from a parameter's name in `workloads.llama.model.Llama` to its tensor in the checkpoint.
 
-    A tensor is read from its file at each call, on the CPU and in the checkpoint's data type. Both raise ValueError:
-    for a folder without a checkpoint of this shape, of whatever family, and for a tensor that the checkpoint lacks.
+    Each call reads a tensor from its file, to the CPU and in the checkpoint's data type. Raises ValueError for a
+    folder without a checkpoint of this shape in any family; a call does for a tensor that the checkpoint lacks.
     """
     files = sorted(folder.glob("*.safetensors"))
     if not files or not (folder / "config.json").exists():
@@ -138,10 +138,10 @@ def open_reader(folder: Path, shape: Model) -> Callable[[str], Tensor]:
 
 
 def save(folder: Path, shape: Model, weights: Weights) -> None:
-    """Write a checkpoint that `transformers` reads, in files of about 4 GB, each as soon as it is full.
+    """Write a checkpoint that `transformers` can read, in files of about 4 GB, each as soon as it is full.
 
-    `weights` are in any order. The first one's data type goes into config.json. Raises ValueError if no family computes
-    the model, or has its router's biases.
+    `weights` may be in any order. The data type of the first is written to config.json. Raises ValueError if no family
+    computes the model or has its router's biases.
     """
     config = build_config(shape, find_family(shape))
     folder.mkdir(parents=True, exist_ok=True)
@@ -180,7 +180,7 @@ def save(folder: Path, shape: Model, weights: Weights) -> None:
 
 
 def _with_router_biases(weights: Weights, shape: Model, family: str) -> Iterator[tuple[str, Tensor]]:
-    """Yield the weights with `experts.bias` where the family has it, without where it has not and they are zeros."""
+    """Yield the weights, with `experts.bias` only if the family has it; without it, the biases must be zeros."""
     biases = [f"blocks.{layer}.experts.bias" for layer in range(shape.layers) if shape.has_experts(layer)]
     given = set[str]()
     for name, weight in weights:
@@ -194,7 +194,7 @@ def _with_router_biases(weights: Weights, shape: Model, family: str) -> Iterator
 
 
 def build_config(shape: Model, family: str) -> dict[str, Any]:
-    """Return the keys of Hugging Face's config.json that decide what the model computes."""
+    """Return the keys of Hugging Face's config.json that determine what the model computes."""
     config: dict[str, Any] = {
         "model_type": family,
         "architectures": [family.title().replace("_", "") + "ForCausalLM"],

@@ -11,10 +11,10 @@ TOKEN_ID_TYPES = {".u16": np.uint16, ".bin": np.uint16, ".u32": np.uint32}
 def load_sequences(
     data: str | None, tokenizer: str | None, *, count: int, length: int, vocabulary: int, seed: int
 ) -> torch.Tensor:
-    """Return tokens [count, length], int64, from the beginning of the file `data`; synthetic ones without it.
+    """Return tokens [count, length], int64, from the beginning of the file `data`, or synthetic ones without a file.
 
     Files that end in .bin or .u16 hold little-endian token ids of two bytes, .u32 of four. Any other file is text,
-    which the tokenizer.json `tokenizer` encodes; without one each byte is a token.
+    which `tokenizer`, a tokenizer.json, encodes; without one, each byte is a token.
 
     Raises ValueError if the file does not exist, has too few tokens, or has ids outside the vocabulary, or if the
     tokenizer does not exist or cannot be loaded without the package tokenizers.

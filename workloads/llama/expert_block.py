@@ -1,7 +1,7 @@
-"""`workloads.llama.block` with experts in the place of the MLP: those of `workloads.llama.experts`, without autograd.
+"""`workloads.llama.block` with experts instead of the MLP: those of `workloads.llama.experts`, without autograd.
 
-Saved are the products of gate and up projections of all rows: a token has a row for each of its experts. Both are views
-of one product, so that a plan that saves one of them saves both. Router, order and copies of rows are computed again.
+It saves the gate and up projections of all rows; a token has one row per expert. Both are views of one product, so a
+plan that saves either saves both. The router, the order and the copies of rows are recomputed.
 """
 
 from typing import NamedTuple
@@ -32,7 +32,7 @@ class Routed(NamedTuple):
 
 
 class ExpertBlockMath(BlockMath):
-    """`BlockMath` of a block with routed experts, whose tokens come to them by `routing`, without losses or biases."""
+    """`BlockMath` of a block with routed experts, to which `routing` sends tokens, without router losses or biases."""
 
     row_multiple = 1  # that the rows of an expert are padded to
 
@@ -137,5 +137,5 @@ class ExpertBlockMath(BlockMath):
 
 
 def halve_product(product: Tensor) -> Activations:
-    """Return `gate` and `up` of their one product."""
+    """Return `gate` and `up`, two views of one product."""
     return dict(zip(("gate", "up"), product.chunk(2, dim=-1), strict=True))

@@ -1,4 +1,4 @@
-"""A mixture of experts in the place of a block's MLP: router, routed experts, and a shared expert."""
+"""A mixture of experts instead of a block's MLP: a router, routed experts and a shared expert."""
 
 from typing import NamedTuple
 
@@ -22,7 +22,7 @@ class Choice(NamedTuple):
 
 
 def choose_experts(logits: Tensor, bias: Tensor, shape: Model, forced: Tensor | None = None) -> Choice:
-    """Return the experts with the best scores, which `bias` [experts] is added to, or those that are forced.
+    """Return the experts with the best scores after adding `bias` [experts], or the forced ones.
 
     Weights are the scores themselves, from logits[tokens, experts], in fp32.
     """
@@ -50,9 +50,9 @@ def clamped_swiglu(gate: Tensor, up: Tensor) -> Tensor:
 
 
 class Order(NamedTuple):
-    """The rows of tokens, one for each of a token's experts, sorted by expert; those after the last one's are empty.
+    """The rows of tokens, one per expert of a token, sorted by expert; rows after the last expert's are empty.
 
-    Where the rows of an expert are padded, the empty ones among them have token and place -1.
+    If the rows of an expert are padded, the empty ones have token and place -1.
     """
 
     ends: Tensor  # [experts] int32, the row after each expert's last
@@ -65,8 +65,8 @@ class Order(NamedTuple):
 def sort_by_expert(experts: Tensor, count: int, most_rows: int | None = None, *, multiple: int = 1) -> Order:
     """Return the order of experts[tokens, experts_per_token] among `count` experts, without waiting for the host.
 
-    Numbers from `count` on are experts of other ranks, which have no rows; the others have at most `most_rows`. Above
-    1, `multiple` pads the rows of each expert to a multiple of it, and one without tokens has as many.
+    Numbers from `count` up are experts of other ranks, which have no rows; the others have at most `most_rows`. A
+    `multiple` above 1 pads each expert's rows to a multiple of it, and gives an expert without tokens that many.
     """
     # A radix sort takes a pass for each byte of its keys.
     keys, places = experts.flatten().to(torch.int16).sort(stable=True)
@@ -89,7 +89,7 @@ def sort_by_expert(experts: Tensor, count: int, most_rows: int | None = None, *,
 def force_experts(tokens: int, shape: Model, imbalance: float, seed: int) -> Tensor:
     """Return experts for each token, [tokens, experts_per_token] int64, with the loads of `tokens_of_experts`.
 
-    No token has an expert twice: none has more rows than there are tokens.
+    No token has the same expert twice, so no expert has more rows than there are tokens.
     """
     loads = tokens_of_experts(tokens * shape.experts_per_token, shape.experts, imbalance, seed)
     experts = torch.arange(shape.experts).repeat_interleave(torch.tensor(loads)).view(-1, tokens).t()
@@ -112,14 +112,14 @@ class _AddLoss(torch.autograd.Function):
 
 
 class Experts(nn.Module):
-    """The experts that the router chooses for a token, and a shared expert for all: the sum of their weighted outputs.
+    """The sum of the weighted outputs of the experts that the router chooses for a token, and of a shared expert.
 
-    Gate and up projection are one matrix. A row's weight multiplies the input of the down projection, which is narrower
-    than its output; the product is linear. `start` has to be called where the module was built on the meta device.
+    The gate and up projections are one matrix. A row's weight multiplies the input of the down projection, which is
+    linear and whose input is narrower than its output. Call `start` if the module was built on the meta device.
 
-    After `divide` a rank has its share of the experts, and takes the tokens of all ranks of a group through them. They
-    are gathered whole, and the sums of their outputs are scattered. With as many experts of a token as ranks, or more,
-    an all-to-all of rows would carry no less, and the host would have to know their number.
+    After `divide`, a rank has its share of the experts and runs the tokens of all ranks of a group through them: tokens
+    are gathered, and the sums of the outputs are scattered. If a token has at least as many experts as there are
+    ranks, an all-to-all of rows would send as much, and the host would have to know their number.
     """
 
     group_name = ""  # of the ranks that divide the experts; empty where each has all
@@ -149,9 +149,9 @@ class Experts(nn.Module):
         self.start(NATURAL, 0, self.down.device)
 
     def start(self, routing: Routing, tokens: int, device: torch.device, *, loss_share: float = 1.0) -> None:
-        """Reset the counters, and choose the experts of a pass of `tokens` where they are forced.
+        """Reset the counters and, if routing is forced, choose the experts for a pass of `tokens`.
 
-        Losses of the router have `loss_share` of their gradients: that of a micro-batch in a step.
+        The router's losses get `loss_share` of their gradients, the share of a micro-batch in a step.
         """
         self.routing, self.loss_share = routing, loss_share
         self.bias = self.bias.float()  # also where the weights are cast to bf16
@@ -181,7 +181,7 @@ class Experts(nn.Module):
 
     @property
     def divided(self) -> tuple[nn.Parameter, ...]:
-        """The weights that are divided over ranks."""
+        """The weights that are divided among ranks."""
         return tuple(getattr(self, name) for name in self._stacked) if self.ranks > 1 else ()
 
     def forward(self, x: Tensor) -> Tensor:
@@ -215,7 +215,7 @@ class Experts(nn.Module):
         return (out if shared is None else out + shared).view_as(x)
 
     def _run(self, tokens: Tensor, weights: Tensor, order: Order) -> Tensor:
-        """Return the sum of the weighted outputs of this rank's experts for tokens[tokens, hidden_size]."""
+        """Return the weighted sum of the outputs of this rank's experts for tokens[tokens, hidden_size]."""
         rows = sum_rows(tokens, order.tokens, order.rows)
         product = multiply_groups(rows, self.gate_up.to(rows.dtype).mT, order.ends)
         row_weights = sum_rows(weights.reshape(-1, 1), order.places, order.rows.view(-1, 1))
@@ -258,12 +258,12 @@ class Experts(nn.Module):
 
     @torch.no_grad()
     def balance(self) -> None:
-        """Move the bias towards equal loads, of all tokens that `load` has counted since the last call."""
+        """Move the bias toward equal loads, by all tokens that `load` has counted since the last call."""
         self.bias.add_((self.load.float().mean() - self.load).sign(), alpha=self.routing.bias_rate)
         self.load.zero_()
 
     @property
     def imbalance(self) -> float:
-        """The tokens of the busiest expert over the mean, of a pass, at the mean over all passes since `start`."""
+        """The busiest expert's tokens over the mean in a pass, averaged over all passes since `start`."""
         busiest, total = self.passes.tolist()
         return busiest * self.shape.experts / total

@@ -1,8 +1,8 @@
-"""FlashAttention 4 as PyTorch's switch calls it; importing this module imports the package.
+"""FlashAttention 4 with the interface that PyTorch's switch calls. Importing this module imports the package.
 
 PyTorch (2.11 to 2.13, torch/nn/attention/_fa4.py) unpacks two results of the forward pass and three of the backward
-pass. The pinned version of flash-attn-4 returns more: what sparse attention needs. It also refuses an output with a
-stride of 0, which a compiled graph may give to a batch of one: the output has the strides of the queries.
+pass. The pinned version of flash-attn-4 also returns what sparse attention needs. It refuses an output with a stride
+of 0, which a compiled graph may create for a batch of one, so the output gets the strides of the queries.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`workloads.llama.block` with its matrix products in fp8: a scale for each matrix, or for each block of a matrix.
+"""`workloads.llama.block` with matrix products in fp8, and one scale per matrix or per block of a matrix.
 
 Weights, gradients and activations keep the data type of `BlockMath`, bf16, and so do attention, the rotary embedding,
 norms and residuals. The operands of the products alone are cast: weights once for all chunks that use them, activations
@@ -30,7 +30,7 @@ ROWS, COLUMNS, SCALE = " rows", " columns", " scale"
 def build_block_math(
     shape: Model, kernel: Kernel, recipe: str, *, compiled: bool, routing: Routing = NATURAL
 ) -> BlockMath:
-    """Return the mathematics of a block with its products in a recipe; empty: in the data type of the weights.
+    """Return the mathematics of a block with products in a recipe; if empty, in the data type of the weights.
 
     `routing` is that of experts, whose products are in bf16 or fp8_tensorwise.
     """

@@ -116,7 +116,7 @@ class EmbeddingAndHead:
                 self._copy_streams.acquire(*states)  # so that their memory is not reused before the copies are done
 
     def load(self, get_weight: Callable[[str], Tensor]) -> None:
-        """Copy all weights from `get_weight(name)`, and the fp32 master weights where there are any."""
+        """Copy all weights from `get_weight(name)`, and into the fp32 master weights if there are any."""
         for name, weight in self._weights.items():
             value = get_weight(name)
             weight.copy_(value)
@@ -152,7 +152,7 @@ class Engine:
         routing: Routing = NATURAL,
         gang: Gang | None = None,
     ) -> None:
-        """Allocate everything that the plan stores; the weights are zero until `load` or `initialize`."""
+        """Allocate everything that the plan stores. The weights are zero until `load` or `initialize`."""
         assert plan.chunks_per_round % plan.segments_per_sequence == 0
         self.gang = gang or Gang()
         self._own_layers = self.gang.list_own(shape.layers)
@@ -222,8 +222,8 @@ class Engine:
     def step(self, tokens: Tensor) -> Tensor:
         """Train on tokens[rounds, groups, sequences, sequence_length + 1]. Return the mean loss, on the device.
 
-        The rounds are at most those of the plan. In a gang the tokens are those of this process, and the loss is the
-        mean over all processes.
+        There are at most as many rounds as in the plan. In a gang, the tokens are this process's own, and the loss is
+        the mean over all processes.
         """
         plan, rounds = self.plan, min(len(tokens), self.plan.accumulation_rounds)
         expected = (rounds, plan.groups_per_round, plan.sequences_per_chunk, plan.sequence_length + 1)
@@ -239,9 +239,9 @@ class Engine:
 
     @torch.no_grad()
     def rehearse(self, groups: Tensor) -> None:
-        """Run a round of `step`'s tokens without an update, and without exchanges that others would wait for.
+        """Run a round of `step`'s tokens without an update and without exchanges that other processes would wait for.
 
-        Kernels are compiled then, and this process has needed nearly all of its memory.
+        After it, kernels are compiled, and the process has used nearly all of the memory that it needs.
         """
         counting, self._math = self._math, copy(self._math)  # the copy counts tokens that missing weights route
         self.copy_streams.skips_exchanges = True
@@ -255,7 +255,7 @@ class Engine:
         self.copy_streams.take_span_times_s()
 
     def _run_round(self, groups: Tensor, rounds: int, *, is_first: bool, is_last: bool) -> Tensor:
-        """Run forward and backward over all layers; update them in the last round. Return its part of the loss."""
+        """Run forward and backward over all layers; the last round updates them. Return its part of the loss."""
         plan, length = self.plan, self.plan.chunk_length
         inputs = [chunk for group in groups for chunk in group[:, :-1].split(length, dim=1)]
         targets = [chunk for group in groups for chunk in group[:, 1:].split(length, dim=1)]
@@ -285,7 +285,7 @@ class Engine:
         return loss
 
     def _forward_layer(self, n: int, x: dict[int, Tensor]) -> None:
-        """Run block n on all chunks. `x` has the chunks' inputs of the block, and then its outputs."""
+        """Run block n on all chunks. `x` holds the chunks' inputs of the block and then its outputs."""
         weights = self._fetch_weights(n)
         for m in [m for m in self._weights.streamed_layers if m > n][:1]:
             self._weights.fetch(m)
@@ -299,7 +299,7 @@ class Engine:
         self.copy_streams.release(weights.buffer)
 
     def _fetch_weights(self, n: int) -> Slot:
-        """Return the slot of layer n's whole weights. Queues the transfers of those that are not there."""
+        """Return the slot of layer n's whole weights, and queue the transfers that it still needs."""
         return self._whole.gather(n, self._weights) if self._whole else self._weights.fetch(n)
 
     def _forward_chunk(self, n: int, weights: NamedTensors, c: int, x: Tensor) -> Tensor:
@@ -320,7 +320,7 @@ class Engine:
         return out
 
     def _backward_layer(self, n: int, d: dict[int, Tensor], *, is_first: bool, is_last: bool) -> None:
-        """Run backward through block n for all chunks, the last first; then finish it, or the one before if sharded.
+        """Run backward through block n for all chunks, the last first; then finish it, or if sharded the previous one.
         `d` has the chunks' gradients with respect to the block's outputs, and then to its inputs."""
         weights, kept_gradients = self._fetch_weights(n), self._gradients.get(n)
         if is_first:
@@ -422,7 +422,7 @@ class Engine:
         self.synchronize()
 
     def initialize(self, seed: int) -> None:
-        """Draw normal weights with a deviation of 0.02; norms are one, biases zero. They do not depend on the plan."""
+        """Draw normal weights with a deviation of 0.02, independent of the plan; norms are one, biases zero."""
         device, dtype = self.device, self.precision.dtype
         generator = torch.Generator(device).manual_seed(seed)
 
@@ -435,7 +435,7 @@ class Engine:
         self.load(draw)
 
     def copy_weights(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield copies of all weights on the host, by their names in `Llama`. All processes have to take all."""
+        """Yield copies of all weights on the host, by their names in `Llama`. Every process has to consume them all."""
         self.synchronize()
         yield from self._embedding_and_head.copy_weights()
         for n in range(self.shape.layers):
@@ -454,11 +454,11 @@ class Engine:
         return self._whole.peers.size_bytes if self._whole and self._whole.peers else 0
 
     def peak_device_bytes(self) -> int:
-        """Return the most memory of the GPU that this process had reserved; 0 on a CPU, which does not report it."""
+        """Return the most GPU memory that this process has reserved; 0 on a CPU, which does not report it."""
         return torch.cuda.max_memory_reserved(self.device) + self.peer_bytes if self.copy_streams.on_gpu else 0
 
     def close(self) -> None:
-        """Free the memory that processes share, in all of them together. The engine must not be used any more."""
+        """Free the memory that processes share; all call this together. The engine must not be used afterwards."""
         self.synchronize()
         if self._whole and self._whole.peers:
             self._whole.peers.close()
@@ -470,11 +470,11 @@ class Engine:
 
     @property
     def imbalance(self) -> float | None:
-        """The tokens of the busiest expert over the mean, at the mean of chunks and layers; None without experts."""
+        """The busiest expert's tokens over the mean, averaged over chunks and layers; None without experts."""
         return self._math.imbalance
 
     def describe_types(self) -> dict[str, str]:
-        """Return the data types of the tensors that the engine trains with, read from them."""
+        """Return the data types of the engine's tensors, read from the tensors."""
         layer, states = self._layers[0], self._layers[0].optimizer_states
         types = {
             "type_of_block_products": self.matrix_dtype,

@@ -1,4 +1,4 @@
-"""The GPUs of a host that train one model together, by the process group of their trial."""
+"""The GPUs of a host that train one model together, through the process group of their trial."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -33,15 +33,15 @@ class Gang:
 
     @property
     def batches(self) -> int:
-        """The parts of a step's sequences: all processes of a ring train on the same."""
+        """The number of parts of a step's sequences; all processes of a ring train on the same sequences."""
         return 1 if self.is_ring else self.ranks
 
     def list_own(self, count: int) -> range:
-        """Return which of so many layers, or of chunks at the head, this process computes."""
+        """Return which of `count` layers, or chunks at the head, this process computes."""
         return range(self.rank, count, self.ranks) if self.is_ring else range(count)
 
     def count_kept(self, numel: int) -> int:
-        """Return the numbers of a vector that each process keeps, padded to whole blocks of the optimizer's scales."""
+        """Return how many elements of a vector each process keeps, padded to whole blocks of the optimizer's scales."""
         if not self.is_sharded:
             return numel
         return -(-numel // (INT8_BLOCK * self.ranks)) * INT8_BLOCK
@@ -56,7 +56,7 @@ class Gang:
             dist.all_reduce(tensor)
 
     def gather(self, n: int, kept: Tensor) -> Tensor:
-        """Return layer n's whole vector. `kept` is this process's share; in a ring the layer's home has it all."""
+        """Return layer n's whole vector. `kept` is this process's share; in a ring, the layer's home keeps it all."""
         if self.is_ring:
             dist.broadcast(kept, n % self.ranks)
         if not self.is_sharded:
@@ -67,7 +67,7 @@ class Gang:
 
 
 class WholeLayers:
-    """Device buffers for whole layers of a sharded model, which take turns."""
+    """Device buffers for whole layers of a sharded model, which share them."""
 
     def __init__(
         self,
@@ -92,7 +92,7 @@ class WholeLayers:
         self._weights, self._gradients = slots[:GATHERED_SLOTS], slots[GATHERED_SLOTS:]
 
     def gather(self, n: int, kept: LayerSlots) -> Slot:
-        """Return the slot of layer n's weights. Queues the copy of the kept share and the gather unless it has them."""
+        """Return the slot of layer n's weights. Queues the copy of the kept share and the gather if it lacks them."""
         slot = self._weights[n % GATHERED_SLOTS]
         if slot.layer != n:
             share, whole = kept.fetch(n).buffer, slot.buffer

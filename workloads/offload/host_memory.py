@@ -1,8 +1,8 @@
 """Host memory within a budget, on the NUMA node of the GPU: copies from another node cross the link between processors.
 
 Pages are bound by mbind, and their nodes are read back by get_mempolicy (man 2 mbind, get_mempolicy). Both act on a
-range of memory, so that it does not matter which thread touches a page first, nor where it runs. Docker's default
-seccomp profile allows them only with the capability SYS_NICE; without it memory is where the kernel puts it.
+range of memory, so it does not matter which thread first touches a page or where that thread runs. Docker's default
+seccomp profile allows them only with the capability SYS_NICE; without it, the kernel decides where memory is.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ ALIGNMENT_BYTES = 512
 
 
 class Arena:
-    """The only host memory of a run's state: one block, pinned with a GPU, to which nothing is returned."""
+    """The only host memory of a run's state: one block, pinned with a GPU, whose parts are never returned."""
 
     def __init__(self, size_bytes: int, device: torch.device) -> None:
         """Allocate the block on the GPU's NUMA node and pin it. Raises OutOfMemory if the host refuses."""
@@ -73,7 +73,7 @@ class Arena:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Unpin the block. Its tensors must not be used any more."""
+        """Unpin the block. Its tensors must not be used afterwards."""
         if self._pinned:
             torch.cuda.cudart().cudaHostUnregister(self._block.data_ptr())
             self._pinned = False
@@ -98,7 +98,7 @@ def _usable_nodes(root: Path = Path("/")) -> set[int]:
 
 
 def bind_pages(block: torch.Tensor, node: int) -> str:
-    """Let the pages of a block come from a node where it has enough memory. Return why that failed; empty if not."""
+    """Place the pages of a block on a node if it has enough memory. Return why that failed; empty if it did not."""
     mask = (ctypes.c_ulong * (MAX_NODES // 64))()
     mask[node // 64] = 1 << (node % 64)
     start, size = _whole_pages(block)
@@ -107,7 +107,7 @@ def bind_pages(block: torch.Tensor, node: int) -> str:
 
 
 def read_nodes(block: torch.Tensor) -> set[int]:
-    """Return the nodes of some pages of a block that was touched; empty if the kernel does not tell."""
+    """Return the nodes of some pages of a touched block; empty if the kernel does not report them."""
     start, size = _whole_pages(block)
     nodes, flags = set(), ctypes.c_ulong(MPOL_F_NODE | MPOL_F_ADDR)
     for offset in range(0, size, max(mmap.PAGESIZE, size // SAMPLED_PAGES // mmap.PAGESIZE * mmap.PAGESIZE)):

@@ -1,7 +1,7 @@
 """Copies between the GPUs of a host by their copy engines, which leave all multiprocessors to the computation.
 
-NCCL's collectives run on multiprocessors. Beside matrix products two H200s receive 129 GB/s by them and 370 GB/s by
-copy engines; the former make the products 4% slower, the latter do not (benchmarks/results/offload_gang_h100.md).
+NCCL's collectives run on multiprocessors. While matrix products run, two H200s receive 129 GB/s through NCCL and 370
+GB/s through copy engines; NCCL slows the products by 4%, copies do not (benchmarks/results/offload_gang_h100.md).
 
 The memory comes from CUDA itself, since copies between PyTorch's expandable segments reach 113 GB/s. Streams wait for
 each other by counters in the same memory, without a kernel. The calls are documented:
@@ -33,7 +33,7 @@ class _Handle(ctypes.Structure):
 class CudaDriver:
     """CUDA's driver on the current device and stream. Every call raises RuntimeError if the driver refuses it.
 
-    That is torch.OutOfMemoryError where memory is short. Addresses are integers. Copies and counters follow the stream.
+    If memory is short, that is torch.OutOfMemoryError. Addresses are integers. Copies and counters follow the stream.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -46,7 +46,7 @@ class CudaDriver:
             raise kind(f"{name} failed with error {error}")
 
     def allocate(self, size_bytes: int) -> int:
-        """Return the address of zeros."""
+        """Allocate zeroed memory and return its address."""
         address = ctypes.c_uint64()
         self._call("cuMemAlloc_v2", ctypes.byref(address), ctypes.c_size_t(size_bytes))
         self._call("cuMemsetD8_v2", address, ctypes.c_ubyte(0), ctypes.c_size_t(size_bytes))
@@ -62,7 +62,7 @@ class CudaDriver:
         return bytes(handle)
 
     def open(self, handle: bytes) -> int:
-        """Return the address of what another process has exported."""
+        """Return the address of memory that another process has exported."""
         address, flags = ctypes.c_uint64(), ctypes.c_uint(LAZY_PEER_ACCESS)
         self._call("cuIpcOpenMemHandle_v2", ctypes.byref(address), _Handle.from_buffer_copy(handle), flags)
         return address.value
@@ -80,11 +80,11 @@ class CudaDriver:
         self._call("cuMemcpyDtoDAsync_v2", *addresses, ctypes.c_size_t(size_bytes), self._stream())
 
     def write(self, address: int, value: int) -> None:
-        """Write a number after a memory fence, which is the default of CUDA's driver."""
+        """Write a number after a memory fence, which CUDA's driver adds by default."""
         self._queue_counter("cuStreamWriteValue32_v2", address, value)
 
     def wait(self, address: int, value: int) -> None:
-        """Let the stream wait until 32 bits are at least `value`, modulo 2^32. Only writes by NICs need a flush."""
+        """Make the stream wait until 32 bits are at least `value`, modulo 2^32. Only writes by NICs need a flush."""
         self._queue_counter("cuStreamWaitValue32_v2", address, value)
 
     def _queue_counter(self, name: str, address: int, value: int) -> None:
@@ -95,12 +95,12 @@ class CudaDriver:
 
 
 class PeerMemory:
-    """Flat tensors on the device that the other processes of the group copy to. Every process has the same ones."""
+    """Flat tensors on the device, to which the other processes of the group copy. Every process has the same set."""
 
     def __init__(self, driver: CudaDriver, dtype: torch.dtype, sizes: Sequence[int]) -> None:
-        """Allocate a tensor of zeros for each size, and map those of the others.
+        """Allocate a tensor of zeros for each size, and map the other processes' tensors.
 
-        Raises RuntimeError in all processes if the driver refuses it to one, GangOutOfMemory for lack of memory.
+        If the driver refuses one process, all raise RuntimeError, or GangOutOfMemory for lack of memory.
         """
         self._driver, self._rank, ranks = driver, dist.get_rank(), dist.get_world_size()
         padded = [-(-numel * dtype.itemsize // ALIGNMENT_BYTES) * ALIGNMENT_BYTES for numel in sizes]
@@ -127,8 +127,8 @@ class PeerMemory:
     def push(self, copies: Sequence[tuple[int, Tensor, Tensor]]) -> None:
         """Queue copies to other processes on the current stream: (process, target, source).
 
-        A target is the part of this process's tensors that stands for the same part of the other's. It is written once
-        the streams of all processes have come this far. What is queued after it finds all copies of the others here.
+        A target is the part of this process's tensors that corresponds to the other's. It is written once the streams
+        of all processes have reached this point. Work that is queued afterwards sees all copies of the others.
         """
         self._meet()
         for number, target, source in copies:
@@ -146,7 +146,7 @@ class PeerMemory:
             self._driver.wait(self._own + 4 * number, self._met)
 
     def close(self) -> None:
-        """Free the memory, in all processes together. Its tensors must not be used any more."""
+        """Free the memory; all processes call this together. Its tensors must not be used afterwards."""
         for address in self._others.values():
             self._driver.close(address)
         dist.barrier()
@@ -155,7 +155,7 @@ class PeerMemory:
 
 
 def open_peer_memory(device: torch.device, dtype: torch.dtype, sizes: Sequence[int]) -> PeerMemory | None:
-    """Return memory of GPUs that share it, or None where they do not, as on AMD's and between processors."""
+    """Return memory that the GPUs share, or None if they cannot share it, such as AMD's GPUs and CPUs."""
     if device.type != "cuda" or torch.version.hip:
         return None
     try:
@@ -165,7 +165,7 @@ def open_peer_memory(device: torch.device, dtype: torch.dtype, sizes: Sequence[i
 
 
 def agree(call: Callable[[], Any], failure: str = "") -> list[Any]:
-    """Return what a call returns in each process. All raise RuntimeError or GangOutOfMemory if it fails in one."""
+    """Return the results of a call in all processes. All raise RuntimeError or GangOutOfMemory if it fails in one."""
     result: Any
     try:
         result = call()

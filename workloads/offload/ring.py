@@ -1,8 +1,8 @@
-"""A ring of GPUs: each layer has its home on one of them, and chunks go from home to home.
+"""A ring of GPUs: each layer has its home on one GPU, and chunks move from home to home.
 
-A round is divided into turns. In a turn each GPU computes at most one chunk at one layer, or at the head; then all pass
-on what they computed, and only then go on. A GPU that received while it computes would lose more: NCCL's kernels wait
-on multiprocessors that its products need. And since every GPU passes turns in the same order, none can wait forever.
+A round is divided into turns. In a turn, each GPU computes at most one chunk at one layer or at the head; then all GPUs
+pass on their results before the next turn. Receiving during computation would cost more, since NCCL's kernels wait on
+multiprocessors that the products need. Every GPU takes turns in the same order, so none can wait forever.
 """
 
 from collections import defaultdict
@@ -16,7 +16,7 @@ from workloads.offload.transfers import Buffer, CopyStreams
 
 
 class Turn(NamedTuple):
-    """What one GPU does in a turn."""
+    """The work of one GPU in a turn."""
 
     chunk: int | None = None  # that it computes
     target: int | None = None  # the rank that it passes the chunk on to
@@ -26,7 +26,7 @@ class Turn(NamedTuple):
 def list_turns(layers: int, chunks: int, ranks: int, rank: int) -> list[Turn]:
     """Return the turns of a rank in a round: forward over all layers, the head, backward over all layers.
 
-    Layers are dealt out in turn: a GPU whose layers were neighbors would wait for all chunks of the GPU before it.
+    Layers are assigned round-robin: a GPU with adjacent layers would wait for all chunks of the GPU before it.
     """
     free, ready = [0] * ranks, [0] * chunks  # the first turn in which each rank has nothing else to do, and each chunk
     turns: dict[int, Turn] = defaultdict(Turn)
@@ -49,7 +49,7 @@ def list_turns(layers: int, chunks: int, ranks: int, rank: int) -> list[Turn]:
 class PassedChunks(dict[int, Tensor]):
     """The hidden states of a round's chunks, or their gradients, that this GPU holds.
 
-    Reading a chunk receives what comes before it, and writing it passes it on.
+    Reading a chunk receives it from the previous GPU, and writing it passes it on.
     """
 
     def __init__(

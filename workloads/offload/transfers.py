@@ -1,4 +1,4 @@
-"""Copies between host and device while it computes: streams, the slots of layers, and saved activations."""
+"""Copies between host and device during computation: streams, slots of layers, and saved activations."""
 
 import time
 from collections import defaultdict, deque
@@ -28,8 +28,8 @@ class Buffer:
 class CopyStreams:
     """The CUDA streams of a training run: the current one computes, others copy. On a CPU every copy is synchronous.
 
-    Each kind of traffic has one stream in each direction, so that a copy that is needed soon is not queued behind one
-    that has to wait. On AMD's GPUs these five streams share four hardware queues by default, and streams on one queue
+    Each kind of traffic has one stream per direction, so that an urgent copy is not queued behind one that has to
+    wait. On AMD's GPUs these five streams share four hardware queues by default, and streams on one queue
     wait for each other (ROCm/rocm-systems#8916, ROCm/hip#3769): `space.env.GPU_MAX_HW_QUEUES` searches their number.
     """
 
@@ -74,13 +74,13 @@ class CopyStreams:
             buffer.last_event = done
 
     def acquire(self, *buffers: Buffer) -> None:
-        """Let computation that is queued from now on wait for the work queued on these buffers."""
+        """Make later computation wait for the work that is queued on these buffers."""
         if self.on_gpu and any(buffer.last_event is not None for buffer in buffers):
             with self.span("copy_wait"):
                 self._wait_for_events(torch.cuda.current_stream(), *buffers)
 
     def release(self, *buffers: Buffer) -> None:
-        """Let the next user of these buffers wait for the computation queued so far."""
+        """Make the next user of these buffers wait for the computation queued so far."""
         if self.on_gpu:
             done = torch.cuda.current_stream().record_event()
             for buffer in buffers:
@@ -178,7 +178,7 @@ class SavedChunk:
 
 
 class ActivationStack:
-    """The saved activations of all chunks and layers. The backward pass takes those first that were saved last."""
+    """The saved activations of all chunks and layers. The backward pass takes them in reverse order."""
 
     def __init__(self, arena: Arena, device: torch.device, copy_streams: CopyStreams) -> None:
         self._arena, self._device, self._copy_streams = arena, device, copy_streams
@@ -189,7 +189,7 @@ class ActivationStack:
         self._leaving: deque[SavedChunk] = deque()
 
     def push(self, saved: Activations, location: Location) -> None:
-        """Save a chunk's activations. Those for the host are copied there while the computation goes on.
+        """Save a chunk's activations. Activations for the host are copied there during computation.
 
         Computation waits for the oldest copies if more than CHUNKS_IN_FLIGHT chunks are being copied.
         """
@@ -221,7 +221,7 @@ class ActivationStack:
         self._leaving.clear()  # they are the first that it needs, so they stay on the device
 
     def pop(self) -> Activations:
-        """Return the activations that were saved last, on the device. Queues the copies of those of a later chunk."""
+        """Return the activations that were saved last, on the device. Queues the copies for a later chunk."""
         chunk = self._chunks.pop()
         if not chunk.on_host:
             return chunk.on_device

@@ -1,4 +1,4 @@
-"""A pipeline stage of a Llama, or the whole model: what every layout divides over ranks."""
+"""A pipeline stage of a Llama, or the whole model, which every layout divides among ranks."""
 
 import math
 from collections.abc import Callable
@@ -128,7 +128,7 @@ class _ManualBackward(torch.autograd.Function):
 
 
 class Head(nn.Module):
-    """The last norm, and the matrix that gives the logits: one module, so that FSDP gathers both before the norm."""
+    """The last norm and the matrix of the logits in one module, so that FSDP gathers both before the norm."""
 
     def __init__(self, shape: Model) -> None:
         super().__init__()
@@ -146,9 +146,9 @@ class Stage(nn.Module):
     """Layers of a Llama. The first stage also has the embedding, the last one the last norm and the head.
 
     forward takes tokens [batch, length] in the first stage, and the output of the stage before [batch, length,
-    hidden_size] in the others. The last stage returns the normed hidden states, from which `lm_head_weight` and the
-    targets give the loss. Where sequences are packed with documents, every stage takes their lengths too, [batch,
-    documents per sequence].
+    hidden_size] in the others. The last stage returns the normed hidden states, from which the loss is computed with
+    `lm_head_weight` and the targets. If sequences are packed with documents, every stage also takes their lengths,
+    [batch, documents per sequence].
     """
 
     def __init__(self, shape: Model, layers: range, rope: Tensor, build_block: Callable[[int], Block]) -> None:
@@ -174,17 +174,17 @@ class Stage(nn.Module):
 
     @property
     def experts(self) -> dict[int, Experts]:
-        """The experts of the stage's blocks that have some, by the block's number."""
+        """The experts of the stage's blocks, by block number; only of blocks that have experts."""
         blocks: dict[int, Any] = {int(name): getattr(block, "block", block) for name, block in self.blocks.items()}
         return {number: block.experts for number, block in blocks.items() if block.has_experts}
 
     @property
     def divided_experts(self) -> dict[nn.Parameter, Experts]:
-        """The experts' weights of which other ranks have other parts, with their experts."""
+        """The expert weights that are divided among ranks, and the experts that they belong to."""
         return {weight: experts for experts in self.experts.values() for weight in experts.divided}
 
     def forget_scales(self) -> None:
-        """Let the next cast of each weight compute its scale."""
+        """Make the next cast of each weight compute its scale."""
         for block in self.blocks.values():
             getattr(block, "scales", {}).clear()
 
@@ -233,7 +233,7 @@ def build_initializer(seed: int, device: torch.device, *, is_tied: bool = False)
 
 
 def initial_deviation(name: str, size: tuple[int, ...], is_tied: bool) -> float:
-    """Return the standard deviation of a matrix's initial values, as torchtitan's llama3 has it.
+    """Return the standard deviation of a matrix's initial values, the same as in torchtitan's llama3.
 
     It shrinks with the block's number for a block's last products, so that the sum of all blocks stays bounded and
     training is stable without a warm-up of the learning rate. An embedding that is also the head has the head's.

@@ -1,4 +1,4 @@
-"""Train a model that a layout divides over ranks, step by step: batches, loss, schedules, and the trainer."""
+"""Train a model that a layout divides among ranks: batches, loss, schedules and the trainer."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ class Batch:
 class TokenSource:
     """Draws sequences of `length` inputs over the whole vocabulary, of documents with `document_tokens` on average.
 
-    The probability of an id falls as 1 / (id + 1), as that of words does (Zipf's law) and roughly that of a tokenizer's
-    ids. So a model learns within a few steps: its loss falls from ln(vocabulary), which uniform tokens would keep.
+    The probability of an id is proportional to 1 / (id + 1), as for words (Zipf's law) and roughly for a tokenizer's
+    ids. So a model learns within a few steps: its loss falls from ln(vocabulary), where uniform tokens would stay.
     """
 
     vocabulary: int
@@ -70,7 +70,7 @@ class TokenSource:
 
 @dataclass(frozen=True)
 class TextSource:
-    """Draws the sequences of a text in their order."""
+    """Takes the sequences of a text in order."""
 
     tokens: Tensor  # of all steps, [sequences, length + 1] int64
     global_batch: int
@@ -91,10 +91,10 @@ MAX_NORM = 1.0  # torchtitan's training.max_norm and Megatron's --clip-grad
 
 
 def clip_gradients(parameters: Sequence[nn.Parameter], divided: Sequence[nn.Parameter], groups: Groups) -> Tensor:
-    """Scale the gradients of this rank's stages to a global norm of at most MAX_NORM. Returns the norm before.
+    """Scale the gradients of this rank's stages to a global norm of at most MAX_NORM. Returns the original norm.
 
-    PyTorch's norm of distributed tensors covers the ranks that share a stage. Those of the stages, and of experts that
-    are `divided` over ranks, are summed here, as in torchtitan/distributed/utils.py, clip_grad_norm_.
+    PyTorch's norm of distributed tensors covers the ranks that share a stage. The norms of stages and of experts that
+    are `divided` among ranks are combined here, as in torchtitan/distributed/utils.py, clip_grad_norm_.
 
     A collective operation: all ranks have to call it.
     """
@@ -161,12 +161,12 @@ Passes = Callable[..., Tensor]  # of a step's tensors, to its loss; adds to the 
 
 
 class GraphedPasses:
-    """A step's passes as one CUDA graph, which the host launches once, where a small model waits for many launches.
+    """A step's passes as one CUDA graph, which the host launches once; otherwise a small model waits for many launches.
 
-    Records the passes at the first call and replays them at every one, over other tensors of the same sizes.
+    Records the passes at the first call and replays them at every call, with other tensors of the same sizes.
 
-    The optimizer's step is not recorded. `torch.cuda.graph` asks for runs on another stream before a recording; they
-    compile what is compiled.
+    The optimizer's step is not recorded. `torch.cuda.graph` requires runs on another stream before the recording;
+    compilation happens in them.
     """
 
     RUNS_BEFORE = 2
