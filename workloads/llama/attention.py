@@ -23,10 +23,10 @@ from workloads.instruments.timing import time_in_turns
 from workloads.llama.attention_kernels import CPU_KERNEL, CUDA_KERNELS, ROCM_KERNELS, Gradients, Kernel
 from workloads.models.model import Model
 
-# The largest error of a kernel's results. Kernels in bf16 differ by 0.002 to 0.01 from fp64.
+# The largest error allowed in a kernel's results. bf16 kernels differ from fp64 by 0.002 to 0.01.
 TOLERANCE = 0.03
 TIMED_TOKENS = 8192
-# Gradients of scores vanish for a single token, and with two the rounding of bf16 comes to 0.03 of them; 0.004 with 16.
+# The scores' gradients vanish for a single token. bf16 rounding is 0.03 of them for two tokens and 0.004 for 16.
 MIN_LENGTH = 16
 CHECKED_TOKENS = 128
 Pair = tuple[Tensor, Tensor]  # keys and values
@@ -142,7 +142,7 @@ def measure_error(inputs: list[Tensor], out: Tensor, lse: Tensor, gradients: Gra
 
 
 def attend(kernel: Kernel, q: Tensor, k: Tensor, v: Tensor, past_kv: Pair | None) -> tuple[Tensor, ...]:
-    """Return out and lse of queries that attend to all of `past_kv` and causally to their own keys and values."""
+    """Return out and lse for queries that attend to all of `past_kv` and causally to their own keys and values."""
     out, lse = kernel.forward(q, k, v, True)
     if past_kv is None:
         return out, lse

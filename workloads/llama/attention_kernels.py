@@ -8,8 +8,8 @@ so the backward functions never read the state of the random number generator th
 None of AMD's kernels has been run by this project. Their signatures and layouts come from the sources: PyTorch's
 aten/src/ATen/native/transformers (hip/flash_attn/flash_api.h, aot/mha_all_aot.hip, ck/mha_bwd_ck.hip,
 cuda/attention_backward.cu), AITER 0.1.4 to 0.1.20 (aiter/ops/mha.py) and flash-attn 2.7 and later
-(flash_attn/flash_attn_interface.py). `workloads.llama.attention`, which has the shapes, therefore checks the results of
-each kernel before it is timed.
+(flash_attn/flash_attn_interface.py). Therefore `workloads.llama.attention`, which documents the shapes, checks each
+kernel's results before timing it.
 """
 
 import inspect
@@ -27,10 +27,10 @@ HALF_PRECISION = (torch.bfloat16, torch.float16)
 
 
 class Kernel(NamedTuple):
-    """An attention kernel: (q, k, v, causal) to (out, lse), and (d_out, q, k, v, out, lse, causal) to (dq, dk, dv)."""
+    """An attention kernel: (q, k, v, causal) -> (out, lse) and (d_out, q, k, v, out, lse, causal) -> (dq, dk, dv)."""
 
     name: str  # in logs and results
-    dtypes: tuple[torch.dtype, ...]  # that it computes correctly; cuDNN's kernel does not refuse other ones
+    dtypes: tuple[torch.dtype, ...]  # computed correctly; cuDNN's kernel does not reject others
     forward: Callable[[Tensor, Tensor, Tensor, bool], tuple[Tensor, Tensor]]
     backward: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, bool], Gradients]
 
@@ -54,7 +54,7 @@ def _flash_fwd(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> tuple[Tensor, T
 
 
 def _flash_bwd(d_out: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, causal: bool) -> Gradients:
-    # On ROCm both libraries return and take seed and offset as int64 scalars (prepare_philox_arguments of
+    # On ROCm both libraries return and accept the seed and offset as int64 scalars (prepare_philox_arguments of
     # mha_all_aot.hip).
     size, dtype = ((), torch.int64) if torch.version.hip else ((2,), torch.uint64)
     rng_state = torch.zeros(size, dtype=dtype, device=q.device)
@@ -63,7 +63,7 @@ def _flash_bwd(d_out: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse:
     )
 
 
-# The memory-efficient kernel has no grouped-query attention: keys and values are repeated for each query head.
+# The memory-efficient kernel lacks grouped-query attention, so keys and values are repeated for each query head.
 
 
 def _efficient_fwd(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> tuple[Tensor, Tensor]:
@@ -74,9 +74,9 @@ def _efficient_fwd(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> tuple[Tenso
 
 
 def _efficient_bwd(d_out: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, causal: bool) -> Gradients:
-    # CUTLASS's kernel reads the lse in whole blocks of 32 queries. AOTriton's views it as [batch * heads, queries], so
-    # that it takes the compact one that its forward pass returns (attention_backward.cu): padding it fails for lengths
-    # that are not multiples of 32.
+    # CUTLASS's kernel reads the lse in whole blocks of 32 queries. AOTriton's kernel views it as
+    # [batch * heads, queries], so it needs the compact lse that its forward pass returns (attention_backward.cu): a
+    # padded one fails for lengths that are not multiples of 32.
     if not torch.version.hip:
         lse = functional.pad(lse, (0, -lse.shape[-1] % 32), value=float("inf"))
     kv_heads = k.shape[1]
@@ -99,11 +99,11 @@ def _cpu_bwd(d_out: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: T
 
 @contextmanager
 def rocm_attention_library(name: str) -> Iterator[None]:
-    """Let PyTorch's attention on ROCm run by `aotriton` or `ck` until the block ends. Raises RuntimeError without CK.
+    """Run PyTorch's attention on ROCm with `aotriton` or `ck` until the block ends. Raises RuntimeError without CK.
 
     The choice holds for the whole process, and TORCH_ROCM_FA_PREFER_CK also makes it, so both are set by name.
     """
-    # A PyTorch without this function takes AOTriton, with a warning alone, for a CK that it lacks (flash_api.h).
+    # A PyTorch that lacks this function and CK falls back to AOTriton with only a warning (flash_api.h).
     is_available = getattr(torch.backends.cuda, "is_ck_sdpa_available", lambda: False)
     if name == "ck" and not is_available():
         raise RuntimeError("this PyTorch is built without CK's attention, or CK does not support this GPU")
@@ -123,8 +123,8 @@ def _run_by(library: str, function: Callable[..., Any]) -> Callable[..., Any]:
     return run
 
 
-# Kernels of packages take [batch, tokens, heads, head_size] with any strides but 1 in the last dimension. Their lse is
-# [batch, heads, queries], and they sum the gradients of grouped heads.
+# Kernels from packages take [batch, tokens, heads, head_size]; only the last dimension must have a stride of 1. Their
+# lse is [batch, heads, queries], and they sum the gradients of grouped heads.
 
 
 def _by_tokens(*tensors: Tensor) -> Any:
@@ -132,8 +132,8 @@ def _by_tokens(*tensors: Tensor) -> Any:
 
 
 # FlashAttention 4 (the package flash-attn-4) compiles at the first call.
-# torch.nn.attention.activate_flash_attention_impl("FA4") calls the same two functions in place of PyTorch's own flash
-# kernel, for the whole process: then the two could not be timed interleaved.
+# torch.nn.attention.activate_flash_attention_impl("FA4") would replace PyTorch's own flash kernel with the same two
+# functions in the whole process, so the two kernels could not be timed interleaved.
 
 
 def _flash4_fwd(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> tuple[Tensor, Tensor]:
@@ -168,7 +168,7 @@ def _aiter_fwd(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> tuple[Tensor, T
 def _aiter_bwd(d_out: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, causal: bool) -> Gradients:
     from aiter.ops.mha import _flash_attn_backward
 
-    # The kernels in assembly add up dq in any order: they are left out where the result has to be deterministic.
+    # The assembly kernels sum dq in no fixed order, so they are excluded where the result has to be deterministic.
     gradients = [torch.empty_like(x) for x in _by_tokens(q, k, v)]
     arguments = _rocm_arguments(q, causal) | {"dbias": None, "bias": None, "deterministic": False}
     arguments |= dict(zip(("dq", "dk", "dv"), gradients, strict=True))

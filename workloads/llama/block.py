@@ -22,17 +22,17 @@ from workloads.models.model import Model
 HEAD_NORMS = ("q_norm.weight", "k_norm.weight")
 NamedTensors = dict[str, Tensor]
 KeysValues = Tensor  # [sequences, tokens, 2 * kv_heads, head_size], keys rotated
-Past = KeysValues | None  # those of the earlier pieces of the sequences; None for whole sequences
+Past = KeysValues | None  # keys and values of the sequences' earlier pieces; None for whole sequences
 
-# The activations of one chunk that the backward pass can use, by name. It recomputes those that are missing.
+# The activations of one chunk that the backward pass can use, by name. It recomputes the missing ones.
 #   x         the block's input [tokens, hidden_size]
 #   q         queries, rotated [sequences, length, heads, head_size]
 #   kv        keys, rotated, and values [sequences, length, 2 * kv_heads, head_size]
-#   qkv       both before norms and rotation, where the model has norms of heads; no choice saves it
+#   qkv       both before norms and rotation, if the model normalizes heads; no choice saves it
 #   attn_out  the output of attention [tokens, heads * head_size], and lse, the logsumexp of its scores
 #   residual  x plus the attention branch [tokens, hidden_size]
 #   gate, up  the two halves of the MLP's first GEMM, [tokens, intermediate_size] each. They are separate tensors,
-#             because a compiler that writes the gradients of both into one tensor takes twice as long for it
+#             because compiled code takes twice as long if it writes both gradients into one tensor
 Activations = dict[str, Tensor]
 
 
@@ -115,14 +115,14 @@ class BlockMath:
         return weights
 
     def forward(self, weights: NamedTensors, x: Tensor, rope: Tensor, past_kv: Past) -> tuple[Tensor, Activations]:
-        """Return the block's output [tokens, hidden_size] for one chunk with its activations; `rope` is its table."""
+        """Return one chunk's output [tokens, hidden_size] and its activations; `rope` is the chunk's table."""
         activations = {"x": x}
         self._compute_missing(weights, activations, rope, past_kv)
         hidden = self._swiglu(activations["gate"], activations["up"])
         return torch.addmm(activations["residual"], hidden, weights["down.weight"].t()), activations
 
     def _compute_missing(self, weights: NamedTensors, activations: Activations, rope: Tensor, past_kv: Past) -> None:
-        """Add the missing activations. The last GEMM is not among them: the backward pass does not need its output."""
+        """Add the missing activations, except the last GEMM's output, which the backward pass does not need."""
         self._compute_residual(weights, activations, rope, past_kv)
         halves = dict(zip(("gate", "up"), weights["gate_up.weight"].chunk(2), strict=True))
         if missing := [name for name in halves if name not in activations]:
@@ -169,7 +169,7 @@ class BlockMath:
         past_kv: Past = None,
         kv_gradients: Pair | None = None,
     ) -> Tensor:
-        """Return the gradient of x and add those of the weights to `gradients`.
+        """Return the gradient of x, and add the weights' gradients to `gradients`.
 
         `weights`, `rope` and `past_kv` are as in `forward`.
 
@@ -177,8 +177,8 @@ class BlockMath:
             activations: the saved ones, at least x. Missing ones are recomputed; all but x are removed after their
                 last use, which frees their memory.
             d_out: the gradient of the block's output [tokens, hidden_size].
-            kv_gradients: for pieces, in fp32: the gradient of this piece's keys and values from the later pieces, and
-                the buffer to which the gradient of `past_kv` is added. Both have the layout of `KeysValues`.
+            kv_gradients: only for pieces, in fp32: the gradient of this piece's keys and values from later pieces, and
+                the buffer that the gradient of `past_kv` is added to. Both have the layout of `KeysValues`.
         """
         self._compute_missing(weights, activations, rope, past_kv)
         d_residual = self._mlp_backward(weights, gradients, activations, d_out)
@@ -251,12 +251,12 @@ class BlockMath:
 
 
 def split_heads(q: Tensor, kv: KeysValues) -> tuple[Tensor, Tensor, Tensor]:
-    """Return q, k and v as `workloads.llama.attention` takes them: views."""
+    """Return views of q, k and v in the layout of `workloads.llama.attention`."""
     return q.transpose(1, 2), *split_kv(kv)
 
 
 def split_kv(kv: KeysValues) -> tuple[Tensor, Tensor]:
-    """Return keys and values, or the gradients of both, as `workloads.llama.attention` takes them: views."""
+    """Return views of the keys and values, or of their gradients, in the layout of `workloads.llama.attention`."""
     k, v = kv.transpose(1, 2).chunk(2, dim=1)
     return k, v
 

@@ -18,11 +18,11 @@ from workloads.models.model import Model
 from workloads.models.trained import read_trained
 
 SHARD_BYTES = 4 * 10**9
-STACKED = (".experts.gate_up", ".experts.down")  # one matrix for each expert
-Weights = Iterable[tuple[str, Tensor]]  # by their names in `workloads.llama.model.Llama`
+STACKED = (".experts.gate_up", ".experts.down")  # one matrix per expert
+Weights = Iterable[tuple[str, Tensor]]  # keyed by their names in `workloads.llama.model.Llama`
 
-# Hugging Face's names of the parameters of `workloads.llama.model.Llama`. Where there are several, the parameter here
-# is their concatenation along the first dimension.
+# Hugging Face's names for the parameters of `workloads.llama.model.Llama`. A parameter with several names is the
+# concatenation of those tensors along the first dimension.
 HF_BLOCK_NAMES = {
     "attention_norm.weight": ["input_layernorm.weight"],
     "qkv.weight": [f"self_attn.{x}_proj.weight" for x in "qkv"],
@@ -99,7 +99,7 @@ def _block_names(family: str, count: int) -> dict[str, list[str]]:
 
 
 def open_reader(folder: Path, shape: Model) -> Callable[[str], Tensor]:
-    """Return a function from a parameter's name in `workloads.llama.model.Llama` to its tensor in the checkpoint.
+    """Return a function that reads a parameter from the checkpoint by its name in `workloads.llama.model.Llama`.
 
     Each call reads a tensor from its file, to the CPU and in the checkpoint's data type. Raises ValueError for a
     folder without a checkpoint of this shape in any family; a call does for a tensor that the checkpoint lacks.
@@ -110,7 +110,7 @@ def open_reader(folder: Path, shape: Model) -> Callable[[str], Tensor]:
             f"checkpoint={folder} has no *.safetensors files with a config.json; "
             "set it to a folder that `save_pretrained` of transformers has written"
         )
-    # Layers of multi-token prediction follow the blocks; they are not read.
+    # The multi-token prediction layers follow the blocks and are not read.
     config = {**read_config(str(folder / "config.json")), "num_nextn_predict_layers": 0}
     try:
         actual = read_trained(config)
@@ -146,7 +146,7 @@ def save(folder: Path, shape: Model, weights: Weights) -> None:
     config = build_config(shape, find_family(shape))
     folder.mkdir(parents=True, exist_ok=True)
     qkv_rows = [heads * shape.head_size for heads in (shape.heads, shape.kv_heads, shape.kv_heads)]
-    shard, written, dtype = dict[str, Tensor](), list[list[str]](), ""  # `written` has the names of each file
+    shard, written, dtype = dict[str, Tensor](), list[list[str]](), ""  # `written` lists the names in each file
     written_bytes = total_bytes = 0
 
     def write() -> None:

@@ -17,7 +17,7 @@ def load_sequences(
     which `tokenizer`, a tokenizer.json, encodes; without one, each byte is a token.
 
     Raises ValueError if the file does not exist, has too few tokens, or has ids outside the vocabulary, or if the
-    tokenizer does not exist or cannot be loaded without the package tokenizers.
+    tokenizer does not exist or the package tokenizers is not installed.
     """
     if data is None:
         return synthetic_tokens(vocabulary, count, length, seed)

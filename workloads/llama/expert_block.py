@@ -24,22 +24,22 @@ ROUTER, GATE_UP, DOWN = "experts.router.weight", "experts.gate_up", "experts.dow
 class Routed(NamedTuple):
     """The rows of a chunk's tokens, sorted by expert."""
 
-    normed: Tensor  # what experts and router read [tokens, hidden_size]
+    normed: Tensor  # the input of the experts and the router [tokens, hidden_size]
     logits: Tensor  # [tokens, experts]
     choice: Choice
     order: Order
-    weights: Tensor  # of the outputs of rows [rows, 1] fp32
+    weights: Tensor  # of the rows' outputs, [rows, 1] fp32
 
 
 class ExpertBlockMath(BlockMath):
     """`BlockMath` of a block with routed experts, to which `routing` sends tokens, without router losses or biases."""
 
-    row_multiple = 1  # that the rows of an expert are padded to
+    row_multiple = 1  # each expert's rows are padded to a multiple of this
 
     def __init__(self, shape: Model, kernel: Kernel, routing: Routing, *, compiled: bool, recipe: str = "") -> None:
         super().__init__(shape, kernel, compiled=compiled, recipe=recipe)
         self._routing, self._forced = routing, torch.empty(0)
-        self._busiest = torch.zeros(2, dtype=torch.float64)  # over the mean, summed over forward passes; and the passes
+        self._busiest = torch.zeros(2, dtype=torch.float64)  # [sum over forward passes of busiest/mean, passes]
 
         def weigh(gate: Tensor, up: Tensor, weights: Tensor) -> Tensor:
             return (swiglu(gate, up) * weights).to(gate.dtype)
@@ -60,7 +60,7 @@ class ExpertBlockMath(BlockMath):
         return sum_rows(rows, routed.order.rows, routed.order.tokens).add_(activations["residual"]), activations
 
     def _run_experts(self, weights: NamedTensors, activations: Activations, routed: Routed) -> Tensor:
-        """Return the output of every row's expert [rows, hidden_size]. Adds `gate` and `up`, [rows, features] each."""
+        """Return each row's output [rows, hidden_size]. Adds `gate` and `up` to activations, [rows, features] each."""
         order = routed.order
         rows = sum_rows(routed.normed, order.tokens, order.rows)
         activations |= halve_product(multiply_groups(rows, weights[GATE_UP].mT, order.ends))
@@ -75,7 +75,7 @@ class ExpertBlockMath(BlockMath):
         normed = self.norm(residual, weights["mlp_norm.weight"])
         forced = None
         if (imbalance := self._routing.imbalance) is not None:
-            if len(self._forced) != len(normed):  # all chunks but the last few of a measurement have one size
+            if len(self._forced) != len(normed):  # all but a measurement's last few chunks have the same size
                 self._forced = force_experts(len(normed), self.shape, imbalance, self._routing.seed).to(normed.device)
             forced = self._forced
         with annotate("router"):
@@ -83,7 +83,7 @@ class ExpertBlockMath(BlockMath):
             choice = choose_experts(logits, logits.new_zeros(()), self.shape, forced)
         with annotate("permutation"):
             order = sort_by_expert(choice.experts, self.shape.experts, multiple=self.row_multiple)
-            row_weights = choice.weights.flatten()[order.places]  # of an empty row any
+            row_weights = choice.weights.flatten()[order.places]  # arbitrary for an empty row
         return Routed(normed, logits, choice, order, row_weights)
 
     def _count(self, order: Order) -> None:
@@ -118,7 +118,7 @@ class ExpertBlockMath(BlockMath):
     def _experts_backward(
         self, weights: NamedTensors, gradients: NamedTensors, activations: Activations, routed: Routed, d_out: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Return the gradients of every row of the norm [rows, hidden_size], and of its weight [rows, 1]."""
+        """Return the gradients of each row's normed input [rows, hidden_size] and of its weight [rows, 1]."""
         order = routed.order
         rows = sum_rows(routed.normed, order.tokens, order.rows)
         if "gate" not in activations or "up" not in activations:

@@ -1,4 +1,4 @@
-"""A Llama decoder in plain PyTorch: the model that every workload here trains, whatever else carries it out."""
+"""A Llama decoder in plain PyTorch: the model that every workload here trains, whichever engine runs it."""
 
 import math
 from collections.abc import Callable
@@ -17,14 +17,14 @@ Attention = Callable[..., Tensor]
 
 
 class Block(nn.Module):
-    """One transformer block: x + attention(norm(x)), then x + mlp(norm(x)), of a dense MLP or of experts.
+    """One transformer block: x + attention(norm(x)), then x + mlp(norm(x)), with a dense MLP or experts.
 
-    Layers that read the same input are one matrix, as in `Model.linear`. Under tensor parallelism the block has a part
-    of the heads and of the intermediate size, and `output` and `down` give partial sums. `layer` is its number, on
-    which depend its experts and its window.
+    Layers that read the same input share one matrix, as in `Model.linear`. Under tensor parallelism the block holds a
+    part of the heads and of the intermediate size, and `output` and `down` return partial sums. The layer number
+    `layer` decides whether the block has experts and a window.
 
-    `attention` maps (q, k, v) to the output [batch, heads, length, head_size]. With `document_offsets`
-    (`workloads.llama.pytorch_attention`) these are its fourth argument.
+    `attention` maps (q, k, v) to the output [batch, heads, length, head_size]. If the block is called with
+    `document_offsets` (`workloads.llama.pytorch_attention`), they are passed to it as the fourth argument.
     """
 
     def __init__(self, shape: Model, layer: int = 0) -> None:
@@ -47,7 +47,7 @@ class Block(nn.Module):
         self.attention: Attention = causal_attention
 
     def forward(self, x: Tensor, rope: Tensor, *document_offsets: Tensor) -> Tensor:
-        """Return the block's output for x[batch, length, hidden_size] and `rope_table` at its positions."""
+        """Return the block's output for x[batch, length, hidden_size] and the `rope_table` of its positions."""
         x = x + self.output(self._attend(self.qkv(self.attention_norm(x)), rope, *document_offsets))
         normed = self.mlp_norm(x)
         if self.has_experts:
@@ -83,9 +83,9 @@ def rope_table(shape: Model, length: int, device: torch.device) -> Tensor:
     exponents = torch.arange(0, rotated, 2, device=device, dtype=torch.float32) / rotated
     frequencies, amplitude = shape.rope_theta**-exponents, 1.0
     if scaling := shape.rope_scaling:
-        # A frequency with less than `low` rotations in the original context is divided by the factor, one with more
-        # than `high` is unchanged, and between them it is interpolated: over rotations in Llama 3.1, over their
-        # logarithms in YaRN (arXiv 2309.00071), which also scales the scores.
+        # A frequency with fewer than `low` rotations in the original context is divided by the factor, and one with
+        # more than `high` is left unchanged. In between, Llama 3.1 interpolates over the rotations, and YaRN
+        # (arXiv 2309.00071) over their logarithms. YaRN also scales the scores.
         rotations = scaling["original_max_position_embeddings"] * frequencies / (2 * math.pi)
         if shape.gpt_oss:
             rotations, amplitude = rotations.log(), 1 + 0.1 * math.log(scaling["factor"])
@@ -101,8 +101,8 @@ def rope_table(shape: Model, length: int, device: torch.device) -> Tensor:
 def apply_rotary_emb(x: Tensor, rope: Tensor) -> Tensor:
     """Return x[batch, heads, length, head_size] rotated by its positions, in x's data type.
 
-    Feature i is paired with feature i + half of the rotated ones, as in Hugging Face's checkpoints. Features beyond
-    those are not rotated.
+    The first half of the rotated features is paired with the second half, as in Hugging Face's checkpoints. The
+    remaining features are not rotated.
     """
     cos, sin = rope.to(x.dtype)
     half = cos.shape[-1]
@@ -112,7 +112,7 @@ def apply_rotary_emb(x: Tensor, rope: Tensor) -> Tensor:
 
 
 class Llama(nn.Module):
-    """The decoder with its loss; at most `chunk_tokens` tokens have logits at a time."""
+    """The decoder and its loss. The logits of at most `chunk_tokens` tokens exist at a time."""
 
     def __init__(self, shape: Model, *, chunk_tokens: int = 4096) -> None:
         super().__init__()
@@ -125,7 +125,7 @@ class Llama(nn.Module):
             self.lm_head.weight = self.embedding.weight
 
     def forward(self, tokens: Tensor, targets: Tensor, rope: Tensor) -> Tensor:
-        """Return the mean loss of `targets` after `tokens`, both [batch, length] int64."""
+        """Return the mean loss of predicting `targets` from `tokens`, both [batch, length] int64."""
         x = self.embedding(tokens)
         for block in self.blocks:
             x = block(x, rope)
@@ -137,7 +137,7 @@ def loss_and_gradients(
 ) -> tuple[Tensor, Tensor]:
     """Return the mean loss of `ChunkedLoss` times `share` in fp32, and its gradient with respect to `hidden`.
 
-    The gradient with respect to `weight` is added to `d_weight`. Both are computed chunk by chunk: no logits are saved.
+    The gradient with respect to `weight` is added to `d_weight`. All are computed in chunks; no logits are saved.
     """
     loss = torch.zeros((), device=hidden.device, dtype=torch.float32)
     d_hidden = torch.empty_like(hidden)
@@ -155,7 +155,7 @@ def loss_and_gradients(
 class ChunkedLoss(torch.autograd.Function):
     """The mean cross entropy of the logits hidden[tokens, hidden_size] @ weight[vocabulary, hidden_size]ᵀ.
 
-    The correct tokens `targets` are [tokens] int64. The logits of at most `chunk_tokens` tokens exist at a time. The
+    `targets` holds the correct tokens, [tokens] int64. The logits of at most `chunk_tokens` tokens exist at a time. The
     gradients are computed in the forward pass.
     """
 
@@ -175,7 +175,7 @@ class ChunkedLoss(torch.autograd.Function):
 
 @compiled_on_gpu
 def _loss_and_gradient(logits: Tensor, targets: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the summed loss of a chunk times `scale`, and its gradient with respect to the logits in their dtype."""
+    """Return a chunk's summed loss times `scale`, and its gradient with respect to the logits, in their dtype."""
     log_sum = torch.logsumexp(logits.float(), dim=-1, keepdim=True)
     probabilities = torch.exp(logits.float() - log_sum)
     one_hot = torch.arange(logits.shape[-1], device=logits.device)[None, :] == targets[:, None]
