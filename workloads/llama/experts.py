@@ -44,7 +44,7 @@ def choose_experts(logits: Tensor, bias: Tensor, shape: Model, forced: Tensor | 
 
 
 def clamped_swiglu(gate: Tensor, up: Tensor) -> Tensor:
-    """Return gate * sigmoid(1.702 gate) * (up + 1) of clamped gate and up (gpt-oss, arXiv 2508.10925)."""
+    """Return gate * sigmoid(1.702 gate) * (up + 1) for clamped gate and up (gpt-oss, arXiv 2508.10925)."""
     gate, up = gate.clamp(max=7.0), up.clamp(-7.0, 7.0)
     return gate * torch.sigmoid(1.702 * gate) * (up + 1)
 
@@ -97,7 +97,7 @@ def force_experts(tokens: int, shape: Model, imbalance: float, seed: int) -> Ten
 
 
 class _AddLoss(torch.autograd.Function):
-    """Returns x, and gives a loss that nothing else reads the gradient `share`."""
+    """Returns x, and gives the gradient `share` to a loss that nothing else reads."""
 
     @staticmethod
     def forward(ctx, x: Tensor, loss: Tensor, share: float) -> Tensor:  # type: ignore[no-untyped-def]
@@ -122,13 +122,13 @@ class Experts(nn.Module):
     ranks, an all-to-all of rows would send as much, and the host would have to know their number.
     """
 
-    group_name = ""  # of the ranks that divide the experts; empty where each has all
+    group_name = ""  # the ranks that divide the experts; empty if each holds all
     ranks, rank = 1, 0  # of that group
-    most_rows: int | None = None  # that tokens of the group have on this rank
+    most_rows: int | None = None  # of the group's tokens on this rank
 
     load: Tensor  # [experts] int64, tokens of each since the last `balance`
-    passes: Tensor  # [2] int64, of all passes: the tokens of the busiest expert, and of all
-    bias: Tensor  # [experts] fp32, added to scores where experts are chosen
+    passes: Tensor  # [2] int64, over all passes: the busiest expert's tokens, and all tokens
+    bias: Tensor  # [experts] fp32, added to the scores to choose experts
 
     def __init__(self, shape: Model) -> None:
         super().__init__()
@@ -154,7 +154,7 @@ class Experts(nn.Module):
         The router's losses get `loss_share` of their gradients, the share of a micro-batch in a step.
         """
         self.routing, self.loss_share = routing, loss_share
-        self.bias = self.bias.float()  # also where the weights are cast to bf16
+        self.bias = self.bias.float()  # even if the weights are cast to bf16
         for name, size in {"load": self.shape.experts, "passes": 2}.items():
             self.register_buffer(name, torch.zeros(size, dtype=torch.int64, device=device), persistent=False)
         self.forced: Tensor | None = None
@@ -187,7 +187,7 @@ class Experts(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Return the output for x[batch, length, hidden_size]."""
         tokens = x.flatten(0, 1)
-        gathered = gather_rows(tokens, 0, self.group_name) if self.ranks > 1 else tokens  # beside the router
+        gathered = gather_rows(tokens, 0, self.group_name) if self.ranks > 1 else tokens  # overlaps the router
         logits = self.router(tokens)
         choice = choose_experts(logits, self.bias, self.shape, self.forced)
         if self.ranks > 1:
@@ -204,10 +204,10 @@ class Experts(nn.Module):
         if self.ranks == 1:
             out = self._run(tokens, weights, order)
             return (out + self._shared(tokens)).view_as(x) if self._has_shared else out.view_as(x)
-        # One exchange of both: fp32 has the numbers of experts exactly.
+        # Both are exchanged at once: fp32 represents expert numbers exactly.
         both = gather_rows(torch.cat([weights, choice.experts.float()], dim=1), 0, self.group_name)
         weights, experts = both.chunk(2, dim=1)
-        shared = self._shared(tokens) if self._has_shared else None  # beside the exchange
+        shared = self._shared(tokens) if self._has_shared else None  # overlaps the exchange
         local, share = experts.detach().long() - self.rank * len(self.down), len(self.down)
         order = sort_by_expert(local.where(local >= 0, share), share, self.most_rows)
         out = self._run(gathered, weights, order)
@@ -223,12 +223,12 @@ class Experts(nn.Module):
             gate, up = product.chunk(2, dim=-1)
             hidden = (functional.silu(gate) * up * row_weights).to(rows.dtype)
             return sum_rows(multiply_groups(hidden, self.down.to(rows.dtype).mT, order.ends), order.rows, order.tokens)
-        # A product with rows of zeros and a one adds the bias of a row's expert: its gradient has no atomic additions.
+        # A one-hot GEMM adds the bias of each row's expert, because its gradient needs no atomic additions.
         at = torch.arange(len(rows), device=rows.device, dtype=order.ends.dtype)
         experts = torch.searchsorted(order.ends, at, right=True)[:, None]
         is_expert = (experts == torch.arange(len(order.ends), device=rows.device)).to(rows.dtype)
         product = torch.addmm(product, is_expert, self.gate_up_bias.to(rows.dtype))
-        # Gradients of empty rows may be NaN, which the zeros of `is_expert` would not keep from the bias.
+        # Gradients of empty rows may be NaN, and the zeros of `is_expert` would not keep NaN out of the bias.
         gate, up = product.where(experts < len(order.ends), 0).chunk(2, dim=-1)
         hidden = (clamped_swiglu(gate, up) * row_weights).to(rows.dtype)
         out = multiply_groups(hidden, self.down.to(rows.dtype).mT, order.ends)

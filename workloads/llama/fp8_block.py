@@ -1,8 +1,8 @@
 """`workloads.llama.block` with matrix products in fp8, and one scale per matrix or per block of a matrix.
 
 Weights, gradients and activations keep the data type of `BlockMath`, bf16, and so do attention, the rotary embedding,
-norms and residuals. The operands of the products alone are cast: weights once for all chunks that use them, activations
-and gradients in each chunk.
+norms and residuals. Only the GEMMs' operands are cast: weights once for all chunks that use them, activations and
+gradients in each chunk.
 """
 
 from torch import Tensor
@@ -23,7 +23,7 @@ SCALES: dict[Granularity, str] = {
 }
 MATRICES = ("qkv.weight", "output.weight", "gate_up.weight", "down.weight", GATE_UP, DOWN)
 NORMS = ("attention_norm.weight", "mlp_norm.weight")
-# The names of a cast weight's parts, and of their scales, after its own.
+# Suffixes that name a cast weight's parts and their scales.
 ROWS, COLUMNS, SCALE = " rows", " columns", " scale"
 
 
@@ -43,7 +43,7 @@ def build_block_math(
 
 
 class Fp8BlockMath(BlockMath):
-    """`BlockMath` with fp8 operands in every product, cast by Triton's kernels if `compiled`."""
+    """`BlockMath` with fp8 operands in every GEMM, cast by Triton kernels if `compiled`."""
 
     def __init__(self, shape: Model, kernel: Kernel, *, compiled: bool, recipe: str) -> None:
         super().__init__(shape, kernel, compiled=compiled, recipe=recipe)
@@ -58,8 +58,8 @@ class Fp8BlockMath(BlockMath):
     def cast_weights(self, weights: NamedTensors, *, forward: bool = True, backward: bool = True) -> NamedTensors:
         """Return the weights, and for each matrix its fp8 rows (forward) and columns (backward) with their scales.
 
-        The weight of a norm gets the scale of what the norm returns, if the recipe derives it from the weight. Scales
-        of whole weights that are among `weights` are not computed again.
+        A norm's weight gets the scale of the norm's output, if the recipe derives that from the weight. Scales of
+        whole weights that are already in `weights` are not recomputed.
         """
         operands = dict(weights)
         for name in (name for name in MATRICES if name in weights):
@@ -113,7 +113,7 @@ class Fp8BlockMath(BlockMath):
     ) -> Tensor:
         rows, columns = self._casts.cast(d_residual, rows=True, columns=True)
         (inputs,) = self._casts.cast(attn_out, columns=True)
-        # The gradient of a weight [out, in] is the product of the transposes of its output's gradient and its input.
+        # The gradient of a weight [out, in] is a GEMM of its transposed output gradient and its transposed input.
         accumulate(gradients, "output.weight", multiply(columns, inputs))
         return multiply(rows, _operand(weights, "output.weight", COLUMNS))
 
@@ -148,7 +148,7 @@ class Fp8BlockMath(BlockMath):
     def _norm_backward(
         self, weights: NamedTensors, gradients: NamedTensors, name: str, x: Tensor, d_normed: Tensor, d_residual: Tensor
     ) -> tuple[Tensor, Fp8Matrix]:
-        """Return the gradient of x plus `d_residual`, and the transpose of the norm of x in fp8."""
+        """Return the gradient of x plus `d_residual`, and the transposed norm of x in fp8."""
         d_x, d_weight, normed = self._casts.norm_backward(
             x, weights[name], d_normed, d_residual, self.shape.norm_eps, weights.get(name + SCALE)
         )
@@ -157,7 +157,7 @@ class Fp8BlockMath(BlockMath):
 
 
 class Fp8ExpertBlockMath(ExpertBlockMath, Fp8BlockMath):
-    """`ExpertBlockMath` with fp8 operands in every product but the router's."""
+    """`ExpertBlockMath` with fp8 operands in every GEMM except the router's."""
 
     row_multiple = ROW_MULTIPLE
 
@@ -202,5 +202,5 @@ class Fp8ExpertBlockMath(ExpertBlockMath, Fp8BlockMath):
 
 
 def _operand(weights: NamedTensors, name: str, part: str) -> Fp8Matrix:
-    """Return a weight [out, in] for products that sum over the inputs, or its transpose for those over the outputs."""
+    """Return a weight [out, in] for GEMMs that sum over inputs, or its transpose for GEMMs that sum over outputs."""
     return Fp8Matrix(weights[name + part], weights[name + part + SCALE])

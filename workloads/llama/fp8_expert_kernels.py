@@ -1,4 +1,4 @@
-"""The casts of `workloads.llama.fp8_experts` in Triton."""
+"""The Triton casts of `workloads.llama.fp8_experts`."""
 
 # mypy: disallow-untyped-defs=False
 
@@ -12,7 +12,7 @@ from torch import Tensor
 from workloads.llama.fp8_kernels import scale_of, swiglu_derivatives
 from workloads.llama.fp8_quantize import FP8, Fp8Matrix
 
-# Numbers that a program has at a time: fewer where it has more tensors of them.
+# Numbers that a program holds at a time: fewer if it holds more tensors.
 WEIGH_TILE, WEIGH_BACKWARD_TILE = 4096, 2048
 ROWS_TILE = {"BLOCK_ROWS": 16, "BLOCK_FEATURES": 512, "num_warps": 4}
 COLUMNS_TILE = {"BLOCK_ROWS": 128, "BLOCK_FEATURES": 128, "num_warps": 8}
@@ -34,7 +34,7 @@ def arrange_kernel(
     BLOCK_ROWS: tl.constexpr,
     BLOCK_FEATURES: tl.constexpr,
 ):
-    """Write rows of x by rows and by columns: with COPY those of `sources`, of -1 zeros; with SCALE times factors."""
+    """Write x by rows and columns. COPY selects the rows `sources` (-1: zeros); SCALE multiplies rows by `factors`."""
     tiles = tl.cdiv(features, BLOCK_FEATURES)
     t = ((tl.program_id(0) // tiles) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)).to(tl.int64)
     n = ((tl.program_id(0) % tiles) * BLOCK_FEATURES + tl.arange(0, BLOCK_FEATURES)).to(tl.int64)
@@ -60,7 +60,7 @@ def launch_arrange(
 ) -> list[Tensor]:
     """Return rows of x[rows, features] by rows and by columns (transposed).
 
-    They are those of sources[rows, 1], of -1 zeros, or all of x, times factors[rows].
+    The rows are those in sources[rows, 1] (zeros for -1), or all of x, multiplied by factors[rows] if given.
     """
     count, features = len(x if sources is None else sources), x.shape[1]
     by_rows = x.new_empty(count, features) if rows else x
@@ -91,7 +91,7 @@ def weigh_kernel(
     BLOCK_ROWS: tl.constexpr,
     SIZE: tl.constexpr,
 ):
-    """Cast whole rows of silu(gate) * up * weights, and with BACKWARD of the gradients. SIZE: a power of two."""
+    """Cast whole rows of silu(gate) * up * weights, and of the gradients if BACKWARD. SIZE is a power of two."""
     t = (tl.program_id(0) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)).to(tl.int64)
     n = tl.arange(0, SIZE)
     has_row = t < rows
@@ -123,9 +123,9 @@ def weigh_kernel(
 def launch_weigh(
     gate: Tensor, up: Tensor, weights: Tensor, d_hidden: Tensor | None = None
 ) -> tuple[Fp8Matrix, Fp8Matrix, Tensor]:
-    """Return `workloads.llama.fp8_experts.weigh` for gate and up of one stride.
+    """Return `workloads.llama.fp8_experts.weigh` for gate and up with the same stride.
 
-    With `d_hidden` also the gradients of gate and up, side by side by rows, and of weights; else nothing of them.
+    If `d_hidden` is given, also return the gradients of gate and up (side by side, by rows) and of the weights.
     """
     (rows, features), is_backward = gate.shape, d_hidden is not None
     hidden, d = (

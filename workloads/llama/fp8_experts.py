@@ -1,12 +1,12 @@
-"""The casts of experts in fp8, and their grouped products. `workloads.llama.fp8_expert_kernels` has Triton's casts.
+"""The fp8 casts and grouped GEMMs of experts. The Triton casts are in `workloads.llama.fp8_expert_kernels`.
 
-The inputs of experts and the gradients of their outputs are cast before they are copied for each expert of a token,
-with one scale. What is inside experts has a scale for each row, so that a cast reads its inputs once, without a pass
-for their largest magnitude. Products that sum over rows need one scale for all of them, the largest: from one power of
-two to another no number is rounded again but those below 2^-14 of the largest.
+The experts' inputs and the gradients of their outputs are cast with one scale, before they are copied for each of a
+token's experts. Tensors inside the experts have one scale per row, so a cast reads its inputs once, with no pass for
+the largest magnitude. GEMMs that sum over rows need one scale for all rows, the largest. Changing from one power of two
+to another rounds only numbers below 2^-14 of the largest again.
 
-An expert has a multiple of 16 rows, at least as many: the units read 16 bytes along the dimension that a product sums
-over, and CUTLASS computes no empty sum.
+An expert has a multiple of 16 rows and at least 16, because the units read 16 bytes along the dimension that a GEMM
+sums over, and CUTLASS does not compute empty sums.
 """
 
 from itertools import pairwise
@@ -24,11 +24,11 @@ ROW_MULTIPLE = RECIPES["fp8_tensorwise"].multiples[2]
 
 
 def multiply_fp8_groups(a: Fp8Matrix, b: Fp8Matrix, ends: Tensor) -> Tensor:
-    """Return a[rows of e] · b[e]ᵀ for every expert e in bf16, [rows, n] of a[rows, k] and b[experts, n, k].
+    """Return a[rows of e] · b[e]ᵀ for every expert e in bf16: [rows, n] for a[rows, k] and b[experts, n, k].
 
-    Of b[n, rows] the rows are summed over: a[:, rows of e] · b[:, rows of e]ᵀ, [experts, m, n] of a[m, rows]. Sums over
-    features are those of the matrix units' own accumulators; over rows, of which there may be many, they are in fp32.
-    `ends`, [experts] int32, has the row after each expert's last. The result of rows after the last one's is anything.
+    For b[n, rows], the sum is over rows: a[:, rows of e] · b[:, rows of e]ᵀ, [experts, m, n] for a[m, rows]. Sums over
+    features use the matrix units' own accumulators; sums over rows, which may be long, are in fp32. `ends`,
+    [experts] int32, holds the row after each expert's last. Results after the last expert's rows are undefined.
     """
     over_rows = b.data.dim() == 2
     with annotate("experts"):
@@ -51,7 +51,7 @@ def multiply_fp8_groups(a: Fp8Matrix, b: Fp8Matrix, ends: Tensor) -> Tensor:
 
 
 def copy_rows(x: Fp8Matrix, tokens: Tensor, *, rows: bool = False, columns: bool = False) -> list[Fp8Matrix]:
-    """Return x[tokens[i, 0]] for every i, of -1 zeros, with x's scale: by rows, by columns, or both in this order."""
+    """Return x[tokens[i, 0]] for every i (zeros for -1) with x's scale, by rows, by columns, or both in this order."""
     with annotate("permutation"):
         data = x.data.view(torch.uint8)
         if data.device.type != "cpu":
@@ -65,7 +65,7 @@ def copy_rows(x: Fp8Matrix, tokens: Tensor, *, rows: bool = False, columns: bool
 
 
 def weigh(gate: Tensor, up: Tensor, weights: Tensor) -> Fp8Matrix:
-    """Return silu(gate) * up * weights[rows, 1] by rows, with a scale for each."""
+    """Return silu(gate) * up * weights[rows, 1] by rows, with one scale per row."""
     with annotate("experts"):
         if gate.device.type != "cpu":
             from workloads.llama.fp8_expert_kernels import launch_weigh
@@ -77,7 +77,7 @@ def weigh(gate: Tensor, up: Tensor, weights: Tensor) -> Fp8Matrix:
 def weigh_backward(
     gate: Tensor, up: Tensor, weights: Tensor, d_hidden: Tensor, ends: Tensor
 ) -> tuple[Fp8Matrix, Fp8Matrix, Fp8Matrix, Tensor]:
-    """Return `weigh` by columns, the gradients of gate and up side by side by rows and by columns, and of weights."""
+    """Return `weigh` by columns, gate's and up's gradients (side by side) by rows and columns, and the weights'."""
     with annotate("experts"):
         if gate.device.type != "cpu":
             from workloads.llama.fp8_expert_kernels import launch_weigh
@@ -100,7 +100,7 @@ def _cast_rows(x: Tensor) -> Fp8Matrix:
 
 
 def _transpose(x: Fp8Matrix, ends: Tensor) -> Fp8Matrix:
-    """Return a matrix by columns with one scale, the largest of the rows before the last end."""
+    """Return a matrix by columns with one scale, the largest scale of the rows before the last end."""
     is_read = torch.arange(len(x.scale), device=ends.device) < ends[-1]
     scale = x.scale.where(is_read, 0.0).amax()
     factors = x.scale / scale

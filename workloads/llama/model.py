@@ -101,8 +101,8 @@ def rope_table(shape: Model, length: int, device: torch.device) -> Tensor:
 def apply_rotary_emb(x: Tensor, rope: Tensor) -> Tensor:
     """Return x[batch, heads, length, head_size] rotated by its positions, in x's data type.
 
-    The first half of the rotated features is paired with the second half, as in Hugging Face's checkpoints. The
-    remaining features are not rotated.
+    Feature i is paired with feature i + `half`, half of the number of rotated features, as in Hugging Face's
+    checkpoints. The remaining features are not rotated.
     """
     cos, sin = rope.to(x.dtype)
     half = cos.shape[-1]
