@@ -1,4 +1,4 @@
-"""The kernels of fp8 casts in Triton, each fused with the elementwise operations before it; `fp8_launch` calls them.
+"""Triton kernels for fp8 casts, each fused with the elementwise operations before it; `fp8_launch` calls them.
 
 Values are computed in fp32 from bf16 inputs and rounded once. Kernels of granularity `tensor` take a scale that an
 earlier kernel has found, those of granularity `block` find the scales of the blocks that they write
@@ -24,7 +24,7 @@ def scale_of(amax):
 
 @triton.jit
 def amax_kernel(x, up, partial, numel, SWIGLU: tl.constexpr, BLOCK: tl.constexpr):
-    """Find the largest magnitudes of x, or with SWIGLU of silu(x) * up, a part of them in each program."""
+    """Find the largest magnitude of x, or of silu(x) * up if SWIGLU; each program covers one part."""
     peak = tl.zeros([BLOCK], tl.float32)
     for start in range(tl.program_id(0) * BLOCK, numel, tl.num_programs(0) * BLOCK):
         at = start + tl.arange(0, BLOCK)
@@ -155,7 +155,7 @@ def cast_kernel(
     BLOCK_TOKENS: tl.constexpr,
     BLOCK_FEATURES: tl.constexpr,
 ):
-    """Cast x, or with NORM its norm: x times the factor of its row times that of its column.
+    """Cast x, or its norm if NORM: x times its row's factor times its column's factor.
 
     With SCALED there is one `scale` for all, and columns belong to matrices of `group` tokens each; otherwise each
     block gets its own.
@@ -234,7 +234,7 @@ def norm_kernel(
     SIZE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Write the norm of one token, and with ADD what it is of. SIZE: a power of two of at least `features`.
+    """Write one token's norm, and if ADD also the sum that it normalizes. SIZE: a power of two >= `features`.
 
     With SCALED there is one `scale` for all; otherwise each block gets its own.
     """
@@ -291,7 +291,7 @@ def swiglu_backward_block_kernel(
     BLOCK_TOKENS: tl.constexpr,
     BLOCK_FEATURES: tl.constexpr,
 ):
-    """Write the gradients of gate and up side by side: by rows with ROWS, else by columns, and then `hidden` too."""
+    """Write the gradients of gate and up side by side: by rows if ROWS, else by columns together with `hidden`."""
     tiles = tl.cdiv(features, BLOCK_FEATURES)
     token_tile, feature_tile = tl.program_id(0) // tiles, tl.program_id(0) % tiles
     t = (token_tile * BLOCK_TOKENS + tl.arange(0, BLOCK_TOKENS)).to(tl.int64)

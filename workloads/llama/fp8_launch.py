@@ -1,7 +1,7 @@
-"""The casts of `workloads.llama.fp8_quantize` by the kernels of `workloads.llama.fp8_kernels`.
+"""The casts of `workloads.llama.fp8_quantize`, computed by the kernels of `workloads.llama.fp8_kernels`.
 
-With granularity `tensor` a matrix needs its largest magnitude before it can be cast, so every cast is two passes over
-its inputs: the first computes the values and keeps their maximum alone, the second computes them again and writes them
+With granularity `tensor` a matrix needs its largest magnitude before it can be cast, so every cast takes two passes
+over its inputs: the first computes the values and keeps only their maximum, and the second recomputes and writes them
 in fp8. A block's scale depends on the block alone, so with granularity `block` every cast reads its inputs once.
 
 The products of a Hopper GPU take operands that are contiguous along the summed dimension. So a matrix
@@ -140,7 +140,7 @@ def _find_scale(partial_maxima: Tensor) -> Tensor:
 
 
 def _allocate(rows: int, summed: int, device: torch.device, scale: Tensor | None = None) -> Fp8Matrix:
-    """Return a matrix, not initialized, with this scale or with those of blocks of 1 x 128."""
+    """Return an uninitialized matrix with this scale, or with one scale per block of 1 x 128."""
     data = torch.empty(rows, summed, dtype=FP8, device=device)
     if scale is None:
         scale = torch.empty(triton.cdiv(summed, BLOCK), rows, dtype=torch.float32, device=device)

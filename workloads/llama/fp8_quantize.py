@@ -1,4 +1,4 @@
-"""Matrices in fp8, their products, and their casts in plain PyTorch. `workloads.llama.fp8_launch` has Triton's casts.
+"""Matrices in fp8, their GEMMs, and their casts in plain PyTorch. The Triton casts are in `workloads.llama.fp8_launch`.
 
 Weights, activations and gradients are e4m3. A scale is a power of two that brings the largest magnitude of what it
 belongs to between 224 and 448, the largest number of the type. It is that of the numbers themselves, not of an earlier
@@ -25,13 +25,13 @@ from workloads.llama.model import swiglu
 
 Granularity = Literal["tensor", "block"]
 FP8 = torch.float8_e4m3fn
-BLOCK = 128  # numbers along the dimension that a product sums over; of a weight along both
+BLOCK = 128  # numbers along the dimension that a GEMM sums over; for a weight, along both
 # cuBLASLt reads the scales of a weight in rows of a multiple of four.
 SCALE_MULTIPLE = 4
 
 
 class Fp8Matrix(NamedTuple):
-    """A matrix divided by its scale, contiguous along the dimension that products sum over; of experts a stack."""
+    """A matrix, or a stack for experts, divided by its scale, contiguous along the dimension that GEMMs sum over."""
 
     data: Tensor  # [rows, summed] in fp8, or [experts, rows, summed]
     # fp32 on the matrix's device. One number; or of rows [rows]; or of blocks [summed / 128, rows]; or of a weight's
@@ -40,7 +40,7 @@ class Fp8Matrix(NamedTuple):
 
 
 def scale_of(amax: Tensor) -> Tensor:
-    """Return the scale of this largest magnitude: the smallest power of two with amax / scale <= 448.
+    """Return the scale for a largest magnitude: the smallest power of two with amax / scale <= 448.
 
     It is computed on the bits of fp32: 448 is 1.75 x 2^8, so a mantissa above 1.75 adds one to the exponent. The scale
     of an infinite magnitude is NaN, because a conversion to fp8 would replace infinity by 448.
@@ -61,7 +61,7 @@ def multiply(a: Fp8Matrix, b: Fp8Matrix, bias: Tensor | None = None, *, fast: bo
     """Return a @ bᵀ, both [rows, summed] with scales of one granularity, in bf16. `b` may be a weight.
 
     The bias is added to every row, in bf16. `fast` sums in the matrix units' own accumulators, which have fewer bits
-    than fp32. It is without effect on blocks, whose sums are added in fp32.
+    than fp32. It has no effect on blocks, whose sums are added in fp32.
     """
     is_tensorwise, on_cpu = a.scale.dim() == 0, a.data.device.type == "cpu"
     if is_tensorwise and on_cpu:
@@ -80,7 +80,7 @@ def multiply(a: Fp8Matrix, b: Fp8Matrix, bias: Tensor | None = None, *, fast: bo
 
 
 def dequantize(matrix: Fp8Matrix) -> Tensor:
-    """Return a matrix with scales of blocks in fp32."""
+    """Return a matrix with block scales as fp32."""
     rows, summed = matrix.data.shape
     scale = matrix.scale.repeat_interleave(BLOCK, 0)[:rows] if _has_weight_blocks(matrix) else matrix.scale.t()
     return matrix.data.float() * scale.repeat_interleave(BLOCK, 1)[:, :summed]
@@ -127,7 +127,7 @@ class Casts:
     ) -> list[Fp8Matrix]:
         """Return a weight by rows, by columns, or both in this order; with the same scales. Blocks have to be whole.
 
-        `scale` is that of the whole weight, where it is known.
+        `scale` is the whole weight's scale, if it is known.
         """
         if self.granularity == "tensor":
             return self.cast(weight, rows=rows, columns=columns, scale=scale)
@@ -142,14 +142,14 @@ class Casts:
     def add_and_norm(
         self, x: Tensor, addend: Tensor | None, weight: Tensor, eps: float, scale: Tensor | None
     ) -> tuple[Tensor, Fp8Matrix]:
-        """Return x + addend in their data type, or x without an addend, and the norm of that by rows."""
+        """Return x + addend (or x if there is no addend) in their data type, and its norm by rows."""
         total = x if addend is None else x + addend
         return total, self._quantize(_norm(total, weight, eps), scale)
 
     def norm_backward(
         self, x: Tensor, weight: Tensor, d_out: Tensor, d_residual: Tensor, eps: float, scale: Tensor | None
     ) -> tuple[Tensor, Tensor, Fp8Matrix]:
-        """Return the gradient of x plus `d_residual`, that of weight, and the norm of x by columns."""
+        """Return the gradient of x plus `d_residual`, the gradient of the weight, and the norm of x by columns."""
         _, vjp = torch.func.vjp(partial(_norm, eps=eps), x.float(), weight.float())  # type: ignore[misc]
         d_x, d_weight = vjp(d_out.float())
         d_x, d_weight = (d_x + d_residual.float()).to(x.dtype), d_weight.to(weight.dtype)
@@ -162,7 +162,7 @@ class Casts:
     def swiglu_backward(self, gate: Tensor, up: Tensor, d_hidden: Tensor) -> tuple[Fp8Matrix, Fp8Matrix, Fp8Matrix]:
         """Return the output by columns, and the gradients of gate and up side by side by rows and by columns.
 
-        With granularity `tensor` both gradients have one scale, so that one product sums over both.
+        With granularity `tensor`, both gradients share one scale, so that one GEMM sums over both.
         """
         hidden, vjp = torch.func.vjp(swiglu, gate.float(), up.float())  # type: ignore[misc]
         d_gate_up = torch.cat(vjp(d_hidden.float()), dim=1)

@@ -1,7 +1,7 @@
-"""Grouped products, and sums of rows, as operations of `torch.library`: a block with them is one graph.
+"""Grouped GEMMs and sums of rows as `torch.library` operations, so a block that uses them is one graph.
 
 The rows of tokens are sorted by expert, and the offsets between experts stay on the device: nothing waits for the host,
-and each expert multiplies its own rows alone, without padding. PyTorch traces its own grouped product in bf16 only.
+and each expert multiplies only its own rows, without padding. PyTorch traces its own grouped GEMM only in bf16.
 """
 
 from itertools import pairwise
@@ -16,11 +16,11 @@ from workloads.instruments.trace import annotate
 
 @torch.library.custom_op("gpu_sweeper::multiply_groups", mutates_args=())
 def multiply_groups(a: Tensor, b: Tensor, ends: Tensor) -> Tensor:
-    """Return a[rows of e] · b[e] for every expert e, [rows, n] of a[rows, k] and b[experts, k, n].
+    """Return a[rows of e] · b[e] for every expert e: [rows, n] for a[rows, k] and b[experts, k, n].
 
-    Of b[rows, n] the rows are summed over: a[:, rows of e] · b[rows of e], [experts, k, n] of a[k, rows]. `ends`,
-    [experts] int32, has the row after each expert's last; an expert may have no rows. The result of rows after the last
-    expert's is anything; on a CPU it is -inf, so that tests find what reads it.
+    For b[rows, n], the sum is over rows: a[:, rows of e] · b[rows of e], [experts, k, n] for a[k, rows]. `ends`,
+    [experts] int32, holds the row after each expert's last; an expert may have no rows. Results after the last expert's
+    rows are undefined; on a CPU they are -inf, so that tests find code that reads them.
     """
     with annotate("experts"):
         if a.device.type != "cpu":
@@ -40,7 +40,7 @@ def _(a: Tensor, b: Tensor, ends: Tensor) -> Tensor:
 def _multiply_backward(ctx: Any, d_out: Tensor) -> tuple[Tensor | None, ...]:
     a, b, ends = ctx.saved_tensors
     d_out = d_out.contiguous()
-    # The gradient of the weights that b is the transpose of has their layout.
+    # b is the transpose of the weights, and their gradient has their layout.
     return multiply_groups(d_out, b.mT, ends), multiply_groups(d_out.t(), a, ends).mT, None
 
 
@@ -51,12 +51,12 @@ multiply_groups.register_autograd(
 
 @torch.library.custom_op("gpu_sweeper::sum_rows", mutates_args=())
 def sum_rows(x: Tensor, rows: Tensor, uses: Tensor) -> Tensor:
-    """Return the sum of x[rows[i, j]] over j for every i, added in fp32 and rounded once. With one term it copies rows.
+    """Return the sum of x[rows[i, j]] over j for every i, in fp32 and rounded once. With one term it copies rows.
 
     Args:
         x: [rows, features].
-        rows: [outputs, terms] int64, without a row that occurs twice in one of them; -1 adds nothing.
-        uses: [rows of x, uses of each] int64, the outputs that a row is a term of, or -1: the gradient is a sum of
+        rows: [outputs, terms] int64, where no row occurs twice in one output; -1 adds nothing.
+        uses: [rows of x, uses of each] int64, the outputs that use a row, or -1; the row's gradient sums over
             them.
     """
     with annotate("permutation"):

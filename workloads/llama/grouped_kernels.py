@@ -1,4 +1,4 @@
-"""Sums of rows in Triton: each output is written once, whatever the order of the rows that it is the sum of."""
+"""Sums of rows in Triton: each output is written once, regardless of the order of the rows that it sums."""
 
 # mypy: disallow-untyped-defs=False
 
@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-TILE = 4096  # numbers that a program writes, of 1024 features at most
+TILE = 4096  # numbers that a program writes, from at most 1024 features
 
 
 @triton.jit

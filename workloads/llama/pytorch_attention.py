@@ -1,4 +1,4 @@
-"""Attention by PyTorch's public functions: scaled_dot_product_attention, and attention within packed documents."""
+"""Attention with PyTorch's public functions: scaled_dot_product_attention, and attention within packed documents."""
 
 import inspect
 import warnings
@@ -18,8 +18,8 @@ from workloads.llama.attention import AttentionShape, fastest_kernel
 from workloads.llama.attention_kernels import KERNELS, rocm_attention_library
 from workloads.models.flops import document_lengths
 
-# cuDNN's attention before FlashAttention: on an H200 620 TFLOP/s forward against 320. The mathematical one stores all
-# scores: a figure with it would be none of the device.
+# cuDNN's attention comes before FlashAttention: it reaches 620 TFLOP/s forward on an H200, against 320. The math
+# kernel is left out: it stores all scores, so its rate would not describe the device.
 FUSED = [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION]
 NAMES = {SDPBackend.CUDNN_ATTENTION: "cudnn", SDPBackend.FLASH_ATTENTION: "flash"}
 
@@ -41,7 +41,7 @@ def _repeat_kv_heads(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
 
 @contextmanager
 def fused_attention(shape: AttentionShape, device: torch.device) -> Iterator[str]:
-    """Let `causal_attention` use fused kernels alone, and yield the name of the one that it takes for a shape.
+    """Let `causal_attention` use only fused kernels, and yield the name of the kernel that it uses for a shape.
 
     Code compiled within the context keeps the choice. On a CPU nothing changes, and the name is empty. Raises
     Infeasible if no fused kernel supports the shape.
@@ -57,7 +57,7 @@ def fused_attention(shape: AttentionShape, device: torch.device) -> Iterator[str
 
 @contextmanager
 def fastest_attention(shape: AttentionShape, device: torch.device) -> Iterator[str]:
-    """As `fused_attention`, with FlashAttention 4 in the place of PyTorch's own where it is the fastest kernel."""
+    """Like `fused_attention`, but replace PyTorch's flash kernel with FlashAttention 4 if that is the fastest."""
     flash4_is_fastest = False
     if device.type != "cpu" and can_replace_flash():
         with suppress(Infeasible):  # `choose_backend` raises it with PyTorch's reasons
@@ -89,7 +89,7 @@ def _draw_inputs(shape: AttentionShape, device: torch.device) -> tuple[Tensor, T
 
 
 def choose_backend(q: Tensor, k: Tensor, v: Tensor) -> SDPBackend:
-    """Return the kernel that scaled_dot_product_attention takes. Raises Infeasible with PyTorch's reasons."""
+    """Return the kernel that scaled_dot_product_attention selects. Raises Infeasible with PyTorch's reasons."""
     with warnings.catch_warnings(record=True) as reasons:
         warnings.simplefilter("always")
         try:
@@ -109,7 +109,7 @@ def can_replace_flash() -> bool:
 
 @contextmanager
 def flash4_as_flash() -> Iterator[None]:
-    """Let PyTorch's flash kernel be FlashAttention 4 until the block ends. Raises Infeasible."""
+    """Replace PyTorch's flash kernel with FlashAttention 4 until the block ends. Raises Infeasible."""
     if not can_replace_flash():
         raise Infeasible(f"kernel=flash4 needs torch 2.11 or later for CUDA, this is {torch.__version__}")
     register = partial(torch_internals.register_flash4, "workloads.llama.flash4_functions")
@@ -144,10 +144,10 @@ class DocumentAttention:
 
 
 def _load_varlen() -> Callable[..., Tensor]:
-    """Import PyTorch's function on use, since its module imports the compiler, and return attention by it."""
+    """Return attention by PyTorch's function, imported here on use because its module imports the compiler."""
     from torch.nn.attention.varlen import varlen_attn
 
-    # Older versions take grouped heads without being told (torch 2.11).
+    # Older versions accept grouped heads without a flag (torch 2.11).
     grouped: dict[str, Any] = {"enable_gqa": True} if "enable_gqa" in inspect.signature(varlen_attn).parameters else {}
 
     def attend_varlen(q: Tensor, k: Tensor, v: Tensor, offsets: Tensor, longest: int) -> Tensor:
@@ -160,7 +160,7 @@ def _load_varlen() -> Callable[..., Tensor]:
 
 
 def find_varlen_ops() -> set[Any]:
-    """Return the operation of PyTorch's variable-length attention; empty before it is loaded."""
+    """Return the operation of PyTorch's variable-length attention, or an empty set before it is loaded."""
     operation = getattr(torch.ops.torch_attn, "_varlen_attn", None)
     return {operation.default} if operation else set()
 

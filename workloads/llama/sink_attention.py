@@ -1,7 +1,7 @@
-"""Causal attention with a sink for each head, and within windows: that of gpt-oss (arXiv 2508.10925).
+"""Causal attention with a sink for each head and optional windows, as in gpt-oss (arXiv 2508.10925).
 
-A sink is a score of no token: it takes part in the softmax, and what falls to it is lost. Attention without sinks and
-its logsumexp give the attention with them, and kernels take the logsumexp with the sink for their backward pass.
+A sink is a score without a token: it takes part in the softmax, and its share is dropped. Attention with sinks follows
+from attention without them and its logsumexp; kernels use the logsumexp with the sink for their backward pass.
 """
 
 import math
@@ -16,7 +16,7 @@ Results = tuple[Tensor, Tensor]
 
 
 def find_sink_kernel(device: torch.device) -> str:
-    """Return the name of what computes attention with sinks on a device. Raises Infeasible if nothing does."""
+    """Return the name of the kernel for attention with sinks on a device. Raises Infeasible if there is none."""
     if device.type == "cpu":
         return "reference"
     try:
@@ -29,13 +29,13 @@ def find_sink_kernel(device: torch.device) -> str:
     return "flash4"
 
 
-# One operation to the compiler: it could not trace the kernel, and selective checkpointing saves its results.
+# A single operation, because the compiler cannot trace the kernel and selective checkpointing saves its results.
 @torch.library.custom_op("gpu_sweeper::attend_with_sinks", mutates_args=())
 def attend_with_sinks(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor, window: int) -> Results:
     """Return the output, like q [batch, heads, length, head_size], and the logsumexp of scores and sinks[heads].
 
-    k and v may have fewer heads. A token attends to itself and the `window` - 1 tokens before it; 0 for all of them.
-    On a GPU FlashAttention 4 computes it, on a CPU a reference that has all scores in memory.
+    k and v may have fewer heads. A token attends to itself and the `window` - 1 tokens before it, or all if it is 0.
+    On a GPU, FlashAttention 4 computes it; on a CPU, a reference that holds all scores in memory.
     """
     if q.is_cuda:
         from flash_attn.cute.interface import _flash_attn_fwd
