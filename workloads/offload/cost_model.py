@@ -1,4 +1,4 @@
-"""The memory and the time that a placement needs, by the measured rates of the device. No torch."""
+"""Compute the memory and time that a placement needs from the device's measured rates. No torch."""
 
 from __future__ import annotations
 
@@ -16,37 +16,37 @@ from workloads.offload import plan
 
 Array = NDArray[np.float64]
 Number = TypeVar("Number", float, Array)
-# Seconds that a second of a collective adds to the computation beside it: 0.9 in shards of 8B and 0.65 in those of 32B
-# on two H100s, whose clocks fell by 2 and 5% (benchmarks/results/offload_gang_h100.md).
+# Seconds by which a second of a collective slows concurrent computation: 0.9 for shards of 8B and 0.65 for 32B on two
+# H100s, whose clocks fell by 2 and 5% (benchmarks/results/offload_gang_h100.md).
 CONTENTION = 0.75
-# Seconds that a second of a ring's computation waits for other GPUs beyond what its chunks explain: 6.4% of a step of
-# 70B on two H200s, of which 3.3% were planned (benchmarks/results/offload_70b_h200.md).
+# Seconds of waiting for other GPUs per second of a ring's computation, beyond what its chunks explain: 70B on two H200s
+# waited 6.4% of a step where 3.3% was planned (benchmarks/results/offload_70b_h200.md).
 RING_WAIT = 0.03
-ALLOCATOR_SLACK = 1.03  # bytes that an allocator reserves, over the bytes that are allocated from it
+ALLOCATOR_SLACK = 1.03  # the bytes that an allocator reserves, divided by the bytes allocated from it
 
 
 @dataclass(frozen=True)
 class DeviceRates:
-    """The measured rates of one device for one model and sequence length."""
+    """The measured rates of one device, for one model and sequence length."""
 
-    # Of one block with every activation saved; for sequences of more than `min_chunk_tokens` in segments of as many.
+    # One block with every activation saved; sequences longer than `min_chunk_tokens` run in segments of that length.
     forward_s_per_token: float
     backward_s_per_token: float
-    recompute_s_per_token: Mapping[plan.SavedActivations, float]  # added to the backward pass of one block
-    lm_head_s_per_token: float  # of the LM head with its loss, forward and backward
-    h2d_s_per_byte: float  # of copies from the host to the device, while those back run too
+    recompute_s_per_token: Mapping[plan.SavedActivations, float]  # added to one block's backward pass
+    lm_head_s_per_token: float  # LM head and loss, forward and backward
+    h2d_s_per_byte: float  # copies from host to device while copies in the other direction also run
     d2h_s_per_byte: float
-    optimizer_s_per_byte: float  # of AdamW, for each byte of weights
-    workspace_bytes_per_token: float  # the most that the backward pass of one block allocates
-    min_chunk_tokens: int  # the fewest tokens of a chunk that these rates hold for
-    weight_cast_s: float = 0.0  # of one block for a pass over it; 0 if its products take the weights as they are
-    gradient_sum_s: float = 0.0  # of adding a chunk's weight gradients of one block; 0 if the products add them
-    split_forward_s_per_token: float = 0.0  # of one block, for each further segment of a sequence
+    optimizer_s_per_byte: float  # AdamW, per byte of weights
+    workspace_bytes_per_token: float  # the most that one block's backward pass allocates
+    min_chunk_tokens: int  # the smallest chunk for which these rates hold
+    weight_cast_s: float = 0.0  # per pass over a block; 0 if its products read the weights without a cast
+    gradient_sum_s: float = 0.0  # adding a chunk's weight gradients of a block; 0 if the products add them
+    split_forward_s_per_token: float = 0.0  # one block, per additional segment of a sequence
     split_backward_s_per_token: float = 0.0
-    link_s_per_byte: float = 0.0  # of bytes that a GPU receives from the others of its host
+    link_s_per_byte: float = 0.0  # per byte that a GPU receives from the others of its host
     links_are_the_hosts: bool = False  # GPUs reach each other over their links to the host
-    peer_copy_s_per_byte: float = 0.0  # of shares by copy engines (`peer_copies`); 0: they come by collectives
-    sum_s_per_byte: float = 0.0  # of adding a vector to another, for each byte of it
+    peer_copy_s_per_byte: float = 0.0  # shares sent by copy engines (`peer_copies`); 0 if collectives send them
+    sum_s_per_byte: float = 0.0  # adding one vector to another, per byte
 
     def pass_s_per_token(self, sequence_length: int, segments: int) -> tuple[float, float]:
         """Return the seconds per token of a block's forward and backward pass over sequences in `segments` segments."""
@@ -59,25 +59,25 @@ class DeviceRates:
 
 @dataclass(frozen=True)
 class MemoryBudget:
-    device_gib: float  # of each GPU
+    device_gib: float  # per GPU
     host_gib: float  # of the host, for all GPUs together
 
 
 @dataclass(frozen=True)
 class ModelSizes:
-    """The sizes of the model to train, and the GPUs of a host that train it."""
+    """The sizes of the model, and the GPUs of a host that train it."""
 
     shape: Model
-    element_bytes: int  # of one number of weights, gradients and activations
+    element_bytes: int  # per element of weights, gradients and activations
     state_bytes_per_parameter: float  # of the optimizer's states
-    cast_bytes_per_parameter: int = 0  # of the block that computes, cast for its products
-    token_multiple: int = 1  # the tokens of a chunk are a multiple of it
-    padded_tokens: int = 0  # of a chunk, whose rows of experts are as many as those that pad the rows of each
+    cast_bytes_per_parameter: int = 0  # of the current block, whose weights are cast for its products
+    token_multiple: int = 1  # the tokens of a chunk must be a multiple of this
+    padded_tokens: int = 0  # a chunk with this many tokens has as many rows of experts as padding adds
     gpus: int = 1
     distribution: plan.Distribution | None = None  # None: for one GPU, or not chosen yet
 
     def distribute(self, distribution: plan.Distribution | None, gpus: int) -> ModelSizes:
-        """Return the sizes for one of several GPUs; of a ring, for the one with the most layers; 0 if one has none."""
+        """Return the sizes for one of several GPUs; in a ring, for the one with the most layers; 0 if one has none."""
         layers = self.shape.layers
         if distribution == "ring":
             layers = -(-layers // gpus) if gpus <= layers else 0
@@ -93,7 +93,7 @@ class ModelSizes:
         return self.shape.block_parameters(0)
 
     @property
-    def kept_parameters(self) -> float:  # of a layer, by one GPU
+    def kept_parameters(self) -> float:  # per layer, on one GPU
         return self.layer_parameters / (self.gpus if self.distribution == "sharded" else 1)
 
     @property
@@ -106,12 +106,12 @@ class ModelSizes:
 
     @property
     def reduced_share(self) -> float:
-        """Bytes that a GPU receives to reduce a vector over all GPUs, or to gather it, for each byte of it."""
+        """The bytes that a GPU receives to reduce a vector over all GPUs or to gather it, per byte of the vector."""
         return (self.gpus - 1) / self.gpus
 
 
 class ActivationMemory(NamedTuple):
-    """Bytes of a budget that are left for saved activations, and by how many GiB a placement exceeds the budget."""
+    """The bytes of a budget left for saved activations, and the GiB by which a placement exceeds the budget."""
 
     device_bytes: float
     host_bytes: float
@@ -120,14 +120,14 @@ class ActivationMemory(NamedTuple):
 
 @dataclass(frozen=True)
 class Placement(plan.Division):
-    """The division of a step and the state that stays on the device, before the saved activations are chosen."""
+    """How a step is divided and which state stays on the device, before the saved activations are chosen."""
 
     model: ModelSizes
-    resident_layers: int  # whose weights and gradients stay on the device
-    resident_state_layers: int  # whose optimizer states stay on the device
+    resident_layers: int  # layers whose weights and gradients stay on the device
+    resident_state_layers: int  # layers whose optimizer states stay on the device
 
     def activation_memory(self, budget: MemoryBudget, rates: DeviceRates) -> ActivationMemory:
-        """Return what is left; a placement exceeds the budget if even layers that save their input alone do not fit."""
+        """Return what is left. A placement exceeds the budget if not even layers that save only their input fit."""
         device = budget.device_gib * plan.GIB / ALLOCATOR_SLACK - self.fixed_device_bytes(rates)
         host = budget.host_gib * plan.GIB - self.fixed_host_bytes()
         fewest = self.fewest_activation_bytes()
@@ -135,16 +135,16 @@ class Placement(plan.Division):
         return ActivationMemory(device, host, missing / plan.GIB)
 
     def fewest_activation_bytes(self) -> int:
-        """Return the bytes that a round saves if every layer saves its input alone."""
+        """Return the bytes that a round saves if every layer saves only its input."""
         return self.model.shape.layers * self.chunks_per_round * self.saved_bytes("input")
 
-    def saved_bytes(self, saved: plan.SavedActivations) -> int:  # of a chunk at a layer
+    def saved_bytes(self, saved: plan.SavedActivations) -> int:  # per chunk and layer
         shape, element_bytes = self.model.shape, self.model.element_bytes
         tokens = self.chunk_tokens + (self.model.padded_tokens if saved in ("full", "gate") else 0)
         return tokens * plan.count_saved_bytes_per_token(shape, saved, element_bytes, self.segments_per_sequence)
 
     def transfer_bytes(self, saved: plan.SavedActivations) -> int:
-        """Return the device memory for chunks that are saved on the host: those in flight, and the one in use."""
+        """Return the device memory for chunks that are saved on the host: those in flight and the one in use."""
         return (plan.CHUNKS_IN_FLIGHT + 1) * self.saved_bytes(saved)
 
     def _kv_bytes(self, tokens: int) -> int:
@@ -152,7 +152,7 @@ class Placement(plan.Division):
             return 0
         return tokens * plan.count_kv_bytes_per_token(self.model.shape, self.model.element_bytes)
 
-    def host_kv_bytes(self) -> int:  # of a layer in a round
+    def host_kv_bytes(self) -> int:  # per layer in a round
         return self._kv_bytes(self.round_tokens) if self.keys_values_on == "host" else 0
 
     def fixed_device_bytes(self, rates: DeviceRates) -> float:
@@ -160,22 +160,22 @@ class Placement(plan.Division):
         model, shape, element_bytes = self.model, self.model.shape, self.model.element_bytes
         streamed_layers = shape.layers - self.resident_layers
         total = 2.0 * model.embedding_and_head_parameters * element_bytes
-        # States on the host are copied to the device for one weight at a time, of which the embedding is the largest.
+        # States on the host are copied to the device for one weight at a time; the embedding is the largest.
         states_on_device = self.embedding_and_head_states == "device"
         parameters = model.embedding_and_head_parameters if states_on_device else shape.vocabulary * shape.hidden_size
         total += parameters * model.state_bytes_per_parameter
         is_sharded = model.distribution == "sharded"
-        # A share is updated while the next layer computes, so it takes one slot more.
+        # A share is updated while the next layer computes, which takes one more slot.
         layer_vectors = 2 * self.resident_layers + min(plan.WEIGHT_SLOTS + is_sharded, streamed_layers)
         total += model.layer_weight_bytes * (layer_vectors + min(plan.GRADIENT_SLOTS, streamed_layers))
-        if is_sharded:  # whole weights and gradients, and what the others send of the latter
+        if is_sharded:  # whole weights and gradients, and the gradients that the others send
             total += (2 * plan.GATHERED_SLOTS + model.reduced_share) * model.layer_parameters * element_bytes
         state_layers = self.resident_state_layers + min(2, shape.layers - self.resident_state_layers)
         total += model.layer_state_bytes * state_layers
         total += model.layer_parameters * model.cast_bytes_per_parameter
-        # Hidden states between two blocks, and what the embedding and the LM head compute with.
+        # Hidden states between two blocks, and the buffers of the embedding and the LM head.
         total += (self.round_tokens + 4 * self.chunk_tokens) * shape.hidden_size * element_bytes
-        # Keys and values of the sequences that are computed, with their gradients in fp32, and those that are saved.
+        # Keys and values of the current sequences, with their gradients in fp32, and the saved ones.
         group_kv_bytes = self._kv_bytes(self.sequences_per_chunk * self.sequence_length)
         total += group_kv_bytes * (1 + 4 / element_bytes)
         if self.keys_values_on == "device":
@@ -186,7 +186,7 @@ class Placement(plan.Division):
         return total + max(loss, self.chunk_tokens * rates.workspace_bytes_per_token)
 
     def fixed_host_bytes(self) -> float:
-        """Return the host memory beside saved activations; gradients only if there are several rounds."""
+        """Return the host memory apart from saved activations; it has gradients only if there are several rounds."""
         model, layers, vectors = self.model, self.model.shape.layers, 2 if self.accumulation_rounds > 1 else 1
         total = model.layer_state_bytes * (layers - self.resident_state_layers) + layers * self.host_kv_bytes()
         if self.embedding_and_head_states == "host":
@@ -195,10 +195,10 @@ class Placement(plan.Division):
 
 
 class StepTimes(NamedTuple, Generic[Number]):
-    """The predicted time of a step, or of a part of it; as arrays, for several choices of saved activations."""
+    """The predicted time of a step or a part of it; arrays stand for several choices of saved activations."""
 
     step_s: Number
-    copy_wait_s: Number  # of `step_s`, in which computation waits for copies, or in a ring for other GPUs
+    copy_wait_s: Number  # the part of `step_s` in which computation waits for copies or, in a ring, for other GPUs
     copied_bytes: Number  # in both directions
 
 
@@ -207,24 +207,24 @@ def predict_step_times(
 ) -> StepTimes[Array]:
     """Predict the times of a step.
 
-    Copies and computation overlap. Each pass over a layer takes as long as the longest of them, since weights are
-    copied no further ahead than one layer. Chunks that are saved alike are spread evenly over all layers, so that
-    every layer copies as many activations. `recompute_s_per_token` is the mean over layers and chunks, and `host_bytes`
-    are the activations of a round, of all layers, that are saved on the host; its last dimension is that of the former.
+    Copies and computation overlap. Each pass over a layer takes as long as the slower of the two, since weights are
+    copied at most one layer ahead. Chunks that are saved in the same way are spread evenly over all layers, so that
+    every layer copies equally many activations. `recompute_s_per_token` is a mean over layers and chunks. `host_bytes`
+    are the activations of a round, in all layers, saved on the host; its last dimension is that of the former.
     """
     model, rounds = placement.model, placement.accumulation_rounds
     layers, weight_bytes = model.shape.layers, model.layer_weight_bytes
     is_ring = model.distribution == "ring"
-    # How often a step passes over the layers, the vectors (weights or gradients) of a streamed layer that are copied to
-    # the device and back, whether it is a backward pass, and whether it updates the layers, whose states are copied in
-    # both directions then. After the first round the accumulated gradients are copied to the device too.
+    # How often a step passes over the layers; how many vectors (weights or gradients) of a streamed layer are copied to
+    # the device and back; whether the pass is a backward pass; and whether it updates the layers, whose states are then
+    # copied in both directions. After the first round, the accumulated gradients are also copied to the device.
     passes = (
         (rounds, 1, 0, False, False),
         (1, 2 if rounds > 1 else 1, 1, True, True),  # the last round
         (min(1, rounds - 1), 1, 1, True, False),  # the first of several
         (max(0, rounds - 2), 2, 1, True, False),
     )
-    # Bytes that are copied of a layer, and the share of the layers that it holds for: streamed, then resident.
+    # The bytes copied per layer, and the share of the layers for which they hold: streamed, then resident.
     resident, resident_states = placement.resident_layers / layers, placement.resident_state_layers / layers
     vectors = ((weight_bytes, 1 - resident), (0, resident))
     optimizer_states = ((model.layer_state_bytes, 1 - resident_states), (0, resident_states))
@@ -236,7 +236,7 @@ def predict_step_times(
     backward_s = placement.round_tokens * (backward_s_per_token + recompute_s_per_token)
     backward_s = backward_s + placement.chunks_per_round * rates.gradient_sum_s
     times = StepTimes(*(np.zeros_like(activations) for _ in range(3)))
-    if is_ring:  # every GPU waits for the first chunk of a pass, and for as many chunks as there are GPUs
+    if is_ring:  # every GPU waits for the first chunk of a pass, and for one chunk per GPU
         chunk_s = (forward_s + backward_s) / placement.chunks_per_round
         times.step_s[:] += rounds * ((model.gpus - 1) * chunk_s + RING_WAIT * layers * (forward_s + backward_s))
         times.copy_wait_s[:] += times.step_s
@@ -251,7 +251,7 @@ def predict_step_times(
         h2d_bytes = h2d_vectors * vector_bytes + state_copy_bytes + is_backward * activations
         d2h_bytes = d2h_vectors * vector_bytes + state_copy_bytes + (not is_backward) * activations
         update_s = weight_bytes * rates.optimizer_s_per_byte if updates else 0.0
-        # All GPUs of a ring wait for the one that begins or updates a layer, each in another turn.
+        # All GPUs of a ring wait for the one that starts or updates a layer, each in a different turn.
         once_s = (rates.weight_cast_s + update_s) * (model.gpus if is_ring else 1)
         compute_s = (backward_s if is_backward else forward_s) + once_s
         received_bytes = _count_received_bytes(placement, is_backward, updates)
@@ -261,8 +261,8 @@ def predict_step_times(
             link_s = received_bytes * rates.peer_copy_s_per_byte
         else:
             link_s = received_bytes * rates.link_s_per_byte
-            # Shards are exchanged beside the computation. Replicas average a layer's gradients before they update it,
-            # and a ring passes chunks on before it goes on.
+            # Shards are exchanged during computation. Replicas average a layer's gradients before they update it, and a
+            # ring passes chunks on before the next turn.
             compute_s = compute_s + link_s * (CONTENTION if model.distribution == "sharded" else 1)
         if rates.links_are_the_hosts:
             h2d_bytes, d2h_bytes = h2d_bytes + received_bytes, d2h_bytes + received_bytes
@@ -271,8 +271,8 @@ def predict_step_times(
         times.step_s[:] += count * pass_s
         times.copy_wait_s[:] += count * (pass_s - compute_s + (link_s if is_ring else 0))
         times.copied_bytes[:] += count * (h2d_bytes + d2h_bytes)
-    # Outside the blocks: embedding, last norm, LM head and their update, of which every GPU has a copy. States on the
-    # host are copied to the device, updated and copied back, with nothing to compute meanwhile.
+    # Outside the blocks: embedding, last norm, LM head and their update, which every GPU repeats. States on the host
+    # are copied to the device, updated and copied back, with nothing to compute meanwhile.
     parameters, states_on_host = model.embedding_and_head_parameters, placement.embedding_and_head_states == "host"
     head_chunks = -(-placement.chunks_per_round // model.gpus) if is_ring else placement.chunks_per_round
     head_s = rounds * head_chunks * placement.chunk_tokens * rates.lm_head_s_per_token
@@ -284,7 +284,7 @@ def predict_step_times(
 
 
 def _count_summed_bytes(model: ModelSizes, rates: DeviceRates) -> float:
-    """Return the bytes that are added to others after a layer's backward pass, if it is sharded: what the other GPUs
+    """Return the bytes that are added to others after a sharded layer's backward pass: what the other GPUs
     have sent by copies, and the reduced share to the kept one. The whole gradients are zeroed, a third of a sum."""
     received = model.reduced_share if rates.peer_copy_s_per_byte else 0.0
     return (received + 1 / model.gpus + 1 / 3) * model.layer_parameters * model.element_bytes
@@ -292,7 +292,7 @@ def _count_summed_bytes(model: ModelSizes, rates: DeviceRates) -> float:
 
 def _count_received_bytes(placement: Placement, is_backward: bool, updates: bool) -> float:
     model, whole_bytes = placement.model, placement.model.layer_parameters * placement.model.element_bytes
-    if model.distribution == "ring":  # the hidden states of the round, or their gradients
+    if model.distribution == "ring":  # the round's hidden states, or their gradients
         return placement.round_tokens * model.shape.hidden_size * model.element_bytes
     if model.distribution == "sharded":  # weights for each pass, and gradients
         return (2 if is_backward else 1) * model.reduced_share * whole_bytes
