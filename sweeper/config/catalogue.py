@@ -118,7 +118,7 @@ def _has_name(hardware: Hardware, device_name: str) -> bool:
 
 
 def partition_of(gpu: GpuIdentity) -> str | None:
-    """Return the partition modes of a GPU, or None if it is undivided or reports none, like a virtual function."""
+    """Return a GPU's partition modes, or None if it is not partitioned or, like a virtual function, reports none."""
     modes = f"{gpu.compute_partition or 'SPX'}/{gpu.memory_partition or 'NPS1'}"
     return None if modes == UNDIVIDED else modes
 

@@ -44,7 +44,7 @@ class GridAxis(NamedTuple):
 
 
 def build_grid_axis(title: str, values: Sequence[Any], max_cells: int | None = None) -> GridAxis:
-    """Return an axis with a cell per value, in order. More than `max_cells` numbers share cells of equal width."""
+    """Return an axis with a cell per value; more than `max_cells` numbers are grouped into cells of equal width."""
     numeric = all(isinstance(value, (int, float, np.number)) for value in values)
     distinct = sorted(set(values), key=None if numeric else str)
     if max_cells is None or len(distinct) <= max_cells or not numeric:

@@ -142,7 +142,7 @@ class Projection:
 
 
 def nodes_step(world_size: int, gpus_per_node: int) -> int:
-    """Return the fewest nodes that copies of a trial fill. A trial can be projected to multiples of this number."""
+    """Return the fewest nodes that copies of a trial fill; its cost extrapolates to any multiple of them."""
     return math.lcm(world_size, gpus_per_node) // gpus_per_node
 
 

@@ -71,7 +71,7 @@ class Gate:
 
     @property
     def detected(self) -> float:
-        """The loss that is found in 90% of cases, as a logarithm."""
+        """The slowdown that is detected in 90% of cases, as a logarithm."""
         return DETECTED_OVER_THRESHOLD * self.tolerated
 
 

@@ -104,7 +104,7 @@ def gpu_identities() -> tuple[GpuIdentity, ...]:
 
 
 def gpus_used_gib() -> tuple[float, ...]:
-    """Return the GiB in use on each GPU, in the order of CUDA's or HIP's numbers; 0 if a GPU does not report it."""
+    """Return the GiB in use on each GPU, ordered by CUDA or HIP device index; 0 if a GPU does not report it."""
     with open_gpus() as gpus:
         return tuple(gpu.used_gib() or 0.0 for gpu in gpus)
 

@@ -31,8 +31,8 @@ def stage_memories(placed: PlacedJob, ranks: Sequence[int] | None = None) -> tup
     ranks = range(len(layers)) if ranks is None else ranks
     if is_counted(placed):
         return tuple(_own_memory(placed, rank, sum(some.count for some in layers[rank])) for rank in ranks)
-    # Bytes for one micro-batch: what a block of each kind saves, and what it holds while it is computed again, with the
-    # gradients of that.
+    # Bytes for one micro-batch: what a block of each kind saves, and what it holds, with gradients, while it is
+    # recomputed.
     saved = {layer: saved_bytes(placed, layer) for layer in model.layer_kinds.values()}
     recomputed = 0.0
     if layout.checkpointing != "none":
@@ -80,7 +80,7 @@ def _states(placed: PlacedJob, weights: Weights) -> tuple[float, float, float]:
     gradient_bytes = 4 if placed.trainer.main_gradients or weight_bytes == 4 else 2
     owned, whole = divided_weights(placed, weights), weights.total
     if _is_gathered(placed):
-        # Whole gradients are among what is gathered.
+        # The gathered memory includes whole gradients.
         divided = weights.total - _gathered_weights(placed, weights) if _has_whole_gradients(placed) else owned
         gradients = 0.0 if layout.offload_optimizer else divided * gradient_bytes
         return owned * weight_bytes, gradients, owned * moment_bytes
@@ -163,7 +163,7 @@ def saved_elements(placed: PlacedJob, layer: int, checkpointing: str) -> float:
     inside = (3 if gated else 2) * width  # the products of the activation, and its result
     if checkpointing in ("norm_act", "selective"):
         return model.norms * residual + queries + outputs + keys + (inside - width) + routed
-    # PyTorch saves what is gathered for a tensor parallel product; Megatron gathers it again (arXiv 2205.05198).
+    # PyTorch saves the gathered input of a tensor-parallel product; Megatron gathers it again (arXiv 2205.05198).
     gathered = 2 * model.hidden_size if tp > 1 and placed.trainer.core == "pytorch" else 0.0
     return 2 * model.norms * residual + queries + outputs + keys + inside + routed + gathered
 
@@ -191,7 +191,7 @@ def _own_memory(placed: PlacedJob, rank: int, layers: int) -> StageMemory:
     layout, element_bytes = placed.layout, placed.element_bytes
     state_bytes = 4 if placed.job.state == "fp32" else element_bytes  # of a weight, its gradient and each moment
     uses_fsdp = layout.uses_fsdp(placed.job.state)
-    # A pipeline keeps weights and gradients unsharded between micro-batches, as is done without resharding.
+    # A pipeline keeps weights and gradients unsharded between micro-batches, as if there were no resharding.
     gathers_each_pass = uses_fsdp and layout.reshard_after_forward and layout.pp == 1
     # Parameters, divided by the tensor parallel degree but not sharded. A tied model's head is its embedding.
     layer = block_gpu_weights(placed, 0).total
@@ -206,12 +206,12 @@ def _own_memory(placed: PlacedJob, rank: int, layers: int) -> StageMemory:
     everything = own_saved_elements(placed, "none")
     checkpointed = int(layers * placed.checkpointed_share)  # the fewest that a rank may have
     saved_by_all = checkpointed * saved + (layers - checkpointed) * everything
-    # The loss's chunk: logits and their gradient; with tensor parallel more fp32 copies, since nothing is compiled.
+    # A chunk of the loss: logits and their gradient; with tensor parallelism more fp32 copies, as it is eager.
     logit_bytes = 16 if layout.tp > 1 else 2 * element_bytes
     logits = min(LOSS_CHUNK_TOKENS, placed.tokens) * placed.model.vocabulary / layout.tp * logit_bytes
     loss_bytes = logits + head * element_bytes if head else 0.0
     held_layers = 3 if gathers_each_pass else 1  # two layers' weights, one layer's gradients
-    # The buffer in which FSDP reduces gradients, those of the head while the last layer's are computed.
+    # The buffer in which FSDP reduces gradients: the head's while the last layer's are computed.
     reduced = max(head, layer if state_bytes > element_bytes else 0.0)
     model = placed.model
     backward = everything - saved + (3 * model.intermediate_size + 2 * model.hidden_size) / layout.tp

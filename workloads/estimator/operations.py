@@ -65,9 +65,9 @@ def block_products(placed: PlacedJob, layer: int) -> list[Product]:
     return products
 
 
-# Of a single product's sustained rate that grouped kernels reach: on an H100 at its power cap the median of 48 products
-# of eight models is 669 TFLOP/s in bf16 and 1,119 in fp8 (benchmarks/results/grouped_h100.md), where 690 and 1,300 are
-# sustained. Of other GPUs nothing is known: power limits both alike.
+# The share of a single product's sustained rate that grouped kernels reach: on an H100 at its power cap the median of
+# 48 products of eight models is 669 TFLOP/s in bf16 and 1,119 in fp8 (benchmarks/results/grouped_h100.md), where 690
+# and 1,300 are sustained. Nothing is known of other GPUs; the power cap limits both kinds alike.
 GROUPED_SHARES = {("sm90", "fp8"): 0.86}
 GROUPED_SHARE = 0.97
 GROUPED_ROWS = 128  # rows of a tile: an expert's tokens are computed tile by tile
@@ -102,8 +102,8 @@ def cast_s(placed: PlacedJob, product: Product, *, backward: bool) -> float:
     width = product.n * product.count if backward else product.k
     rows = product.rows if not product.grouped else product.rows * product.count
     if product.grouped and placed.job.manual_backward and precision.cast_bytes:
-        # Rows are copied in fp8 and written in it by what is before them, and weights are cast once for all chunks: a
-        # pass is left that transposes what is inside experts (`workloads.llama.fp8_experts`).
+        # Rows are written and copied in fp8, and weights are cast once for all chunks. What remains is a pass that
+        # transposes the rows inside experts (`workloads.llama.fp8_experts`).
         return placed.pass_s(2 * rows * (product.n if product.name == "up" else product.k)) if backward else 0.0
     activations = rows * (product.n if backward and product.grouped else width) * precision.cast_bytes
     weights = product.n * product.k * product.count * precision.weight_bytes / 2 * placed.weight_casts
@@ -113,8 +113,8 @@ def cast_s(placed: PlacedJob, product: Product, *, backward: bool) -> float:
 ATTENTION_RATES = Path(__file__).parent / "tables" / "attention_rates.csv"
 # The backward pass of fused attention has five GEMMs, the forward pass two.
 ATTENTION_BACKWARD_PRODUCTS = 2.5
-# Bytes of unfused attention for a score in fp16: its product, scaled and masked softmax, dropout with its mask, and the
-# product with the values; backward the gradients of each.
+# Bytes of unfused attention per score in fp16: its product, scaled and masked softmax, dropout with its mask, and the
+# product with the values; in the backward pass, the gradients of each.
 SCORE_FORWARD_BYTES, SCORE_BACKWARD_BYTES = 13, 21
 
 
@@ -132,8 +132,8 @@ def attention_s(placed: PlacedJob, layer: int, *, backward: bool) -> float:
         flops = 4 * scores * model.head_size * (2 if backward else 1)
         return flops / sustained_flops(placed.cluster.device, "bf16") + placed.pass_s(traffic)
     length = job.document_tokens or job.sequence_length
-    # As in a causal sequence with as many keys per token. In a window of 128 of 8,192 tokens FlashAttention 2 has
-    # 0.24 of its causal rate on an H200 (64 heads of 64 features, forward; backward 0.26).
+    # Like a causal sequence with the same number of keys per token. In a window of 128 of 8,192 tokens, FlashAttention
+    # 2 has 0.24 of its causal rate on an H200 (64 heads of 64 features, forward; backward 0.26).
     keys = 2 * model.attended_tokens(layer, length)
     flops = placed.tokens * keys * model.heads * (model.head_size + model.value_features) / placed.layout.tp
     flops += placed.tokens * length * model.index_features(layer)
@@ -150,9 +150,9 @@ def attention_s(placed: PlacedJob, layer: int, *, backward: bool) -> float:
     return flops * (ATTENTION_BACKWARD_PRODUCTS if backward else 1) / rate
 
 
-# Of a linear mixer (Mamba-2, gated delta rule), assumed: no microbenchmark of its kernels is known to us. Values that
-# its convolution, gate, norm and chunks read and write for each that its projections give and take, and the tokens of a
-# chunk, after which its state is written and read in fp32.
+# Assumed for a linear mixer (Mamba-2, gated delta rule), because we know no microbenchmark of its kernels: the values
+# that its convolution, gate, norm and chunks read and write per value that its projections return and read, and the
+# tokens of a chunk, after which its state is written and read in fp32.
 LINEAR_PASSES, LINEAR_CHUNK = 6, 128
 
 
@@ -302,8 +302,8 @@ def _seconds(placed: PlacedJob, layer: int, products_s: float, *, backward: bool
     return Seconds(products_s, attention_s(placed, layer, backward=backward), other)
 
 
-# torchtitan saves every second product of a block, so that of q, k, v, output, gate, up and down it repeats k, output
-# and up (torchtitan/parallelisms/parallelize_llama.py at 9dec370: mm_count).
+# torchtitan saves every second product of a block, so of q, k, v, output, gate, up and down it repeats k, output and
+# up (torchtitan/parallelisms/parallelize_llama.py at 9dec370: mm_count).
 def recomputed(placed: PlacedJob, layer: int, once: Seconds) -> Seconds:
     """Return the seconds of recomputation in a block's backward pass; `once` are the seconds of the forward pass."""
     match placed.layout.checkpointing:
@@ -331,8 +331,8 @@ def recomputed(placed: PlacedJob, layer: int, once: Seconds) -> Seconds:
     return Seconds()
 
 
-# Of this project's loss over a divided vocabulary, which is not compiled, for a logit: cast to fp32 (6), logsumexp (4),
-# difference (8), exponential (8), division (8) and cast to bf16 (6).
+# Bytes per logit of this project's loss over a divided vocabulary, which is not compiled: cast to fp32 (6), logsumexp
+# (4), difference (8), exponential (8), division (8) and cast to bf16 (6).
 EAGER_LOSS_BYTES = 40
 
 

@@ -188,8 +188,8 @@ def _list_dualpipev(rank: int, pp: int, _: int, microbatches: int) -> list[str]:
     ]
 
 
-# A pass is named by its kind and the stage of the rank: `F0`, `I1`. W without a number is the oldest backward pass for
-# weights that is waiting.
+# A pass is named by its kind and the rank's stage: `F0`, `I1`. W without a number is the oldest waiting backward pass
+# for weights.
 Steps = Callable[[int, int, int, int], Iterable[str]]
 STEPS: dict[Schedule, Steps] = {
     "1f1b": lambda *sizes: _list_looped(*sizes, hops=1, is_split=False),

@@ -12,8 +12,8 @@ from workloads.layouts.trainers import Trainer, find_trainer, is_own
 
 # Plain copies and the optimizer's update reach this share of the data sheet's bandwidth.
 COPY_SHARE = 0.85
-# What norms, activations and residual sums take beyond their copies, for their instructions: those of a Llama 3 8B
-# block move 8.6 GB for 16,384 tokens and take 3 ms on an H200 at 4.8 TB/s (benchmarks/offload.md, entry 14).
+# The time of norms, activations and residual sums beyond their copies, for their instructions: in a Llama 3 8B block
+# they move 8.6 GB for 16,384 tokens and take 3 ms on an H200 at 4.8 TB/s (benchmarks/offload.md, entry 14).
 PASS_INSTRUCTIONS_GB_S = 9_800
 
 
@@ -27,9 +27,9 @@ class PlacedJob:
         self.precision = PRECISIONS[job.precision]
         self.attention_kernel: AttentionKernel = job.attention_kernel or self.trainer.attention
         self.checkpointed_share = layout.count_checkpointed(job.model.layers) / job.model.layers  # of the blocks
-        # Of the blocks whose whole forward pass is computed again.
+        # The share of blocks whose whole forward pass is recomputed.
         self.repeated_share = self.checkpointed_share if layout.checkpointing == "full" else 0.0
-        # Of tensor parallel collectives: recomputation that saves products gathers again, but does not reduce.
+        # The share of tensor-parallel collectives: recomputation that saves products gathers again but does not reduce.
         gathers_again = layout.checkpointing in ("selective", "per_op")
         self.repeated_collectives_share = self.checkpointed_share / 2 if gathers_again else self.repeated_share
         self.tokens = layout.micro_batch * job.sequence_length / layout.cp  # of a micro-batch on a GPU
@@ -41,18 +41,18 @@ class PlacedJob:
         self.plain_dtype = "fp32" if job.precision == "fp32" else "bf16"  # of attention and the head
         self.element_bytes = 4 if job.precision == "fp32" else 2  # of a weight in matrix products and of an activation
         self.gradient_bytes = job.gradient_bytes or usual  # in its reduction
-        # Of a weight in its gathering: the block with a manual backward pass casts what was gathered.
+        # Bytes per gathered weight: the block with a manual backward pass casts after gathering.
         self.gathered_bytes = self.element_bytes if job.manual_backward else self.precision.gathered_bytes
         # Of a weight for each micro-batch: Transformer Engine keeps a step's first one (`is_first_microbatch`).
         keeps_casts = self.trainer.core == "megatron" and not self.is_sharded and self.precision.weight_bytes > 0
         self.weight_casts = 1 / layout.microbatches if keeps_casts else 1.0
         self.tensor_group = Group(layout.tp, 1)
         self.context_group = Group(layout.cp, layout.tp)
-        # The ranks that divide weights or optimizer states, of all weights and of the same experts.
+        # The ranks that divide the weights or optimizer states: of all weights, and of the same experts.
         self.shard_group = Group(layout.dp_shard * layout.cp, layout.tp)
         self.replicate_group = Group(layout.dp_replicate, layout.tp * self.shard_group.ranks)
         self.expert_group = Group(layout.ep, 1)
-        # This project's trainer keeps experts whole where it divides them over ranks.
+        # This project's trainer does not shard experts that it divides among ranks.
         shards = 1 if is_own(job) and layout.ep > 1 else self.shard_group.ranks * layout.tp // layout.ep
         self.expert_shard_group = Group(max(1, shards), layout.ep)
 
@@ -107,8 +107,8 @@ def divided_weights(placed: PlacedJob, weights: Weights) -> float:
 # AdamW reads the weight, its gradient and two moments, and writes all but the gradient: 28 bytes in fp32, and 2 for the
 # copy in bf16; clipping reads the gradients once more.
 UPDATE_BYTES = {"fp32": 34, "amp": 32, "bf16": 16, "int8": 16}
-# Memory bandwidth of a host of eight GPUs that its processors reach in AdamW's update. Assumed: a quarter of the 600
-# GB/s of two sockets with DDR5. No microbenchmark of it is known to us.
+# The memory bandwidth that the processors of a host with eight GPUs reach in AdamW's update. Assumed: a quarter of the
+# 600 GB/s of two sockets with DDR5. We know no microbenchmark of it.
 HOST_GB_S = 150
 
 

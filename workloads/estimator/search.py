@@ -53,7 +53,7 @@ class SearchResult:
     best: tuple[Candidate, ...]  # the fastest layouts that fit; if the bound of none does, those whose estimate does
     smallest: Candidate | None  # the layout that needs the least memory; None if no layout is valid
     estimated: int  # layouts that fit and were among the best when they were estimated
-    # layouts that do not fit. Where one does not, neither does the same with a larger micro-batch or fewer shards.
+    # layouts that do not fit. If one does not fit, neither does the same with a larger micro-batch or fewer shards.
     too_large: int
     slower: int  # layouts that are too slow to be among the best, by their own step or by a bound of it
 
@@ -85,7 +85,7 @@ class _Search:
         self.estimated = self.too_large = self.slower = 0
         self.smallest_gib = math.inf
         self._job, self._cluster, self._keep, self._room_gib = job, cluster, keep, room_gib
-        # By what else a layout is, the micro-batches and shards that do not fit.
+        # The micro-batches and shards that do not fit, by the other properties of a layout.
         self._without_room = dict[tuple[object, ...], list[tuple[int, int]]]()
         self._order = count()
 

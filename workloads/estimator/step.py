@@ -106,7 +106,7 @@ def rank_seconds(job: Job, cluster: Cluster) -> list[PassTimes]:
 # A step's launches, its optimizer's and its logging's, while the GPU waits: the median of what six layouts of this
 # project's trainer took beyond their estimate on two H200s (planner_rows_h200_fp32.csv). A graph of the step has none.
 STEP_OVERHEAD_S = 0.025
-# Of the power cap's, the power that a GPU does not draw while it waits for others or for data: a pipeline of two H200s
+# The share of the power cap that a GPU does not draw while it waits for others or for data: a pipeline of two H200s
 # whose GPUs wait for 21% of the time has 1.10 times the rate that this leaves (benchmarks/results/parallel_h200.md),
 # and products follow the power to 0.62 (hardware/device_rates.csv). Chosen with that run and published ones in sight.
 IDLE_POWER_SHARE = 0.6
@@ -145,7 +145,7 @@ def _step_time(placed: PlacedJob, efficiency: float, with_data_parallel: bool) -
         tensor_parallel=sum(block.tensor * count for block, count in counts),
         context_parallel=sum(block.context * count for block, count in counts),
         expert_parallel=sum(block.expert * count for block, count in counts),
-        # Nothing hides what is sent between stages but interleaving.
+        # Only interleaving hides what is sent between stages.
         pipeline=exposed(sends, float("inf")) if layout.schedule != "1f1b" else sends,
     )
     if not with_data_parallel:
@@ -177,7 +177,7 @@ def _block_time(placed: PlacedJob, layer: int, efficiency: float, with_data_para
             gather = communication.sharded_s(placed, weights, placed.gathered_bytes)
             reduce = communication.sharded_s(placed, weights, placed.gradient_bytes)
             reduce += 0.0 if trainer.averages_copies_once else communication.average_s(placed, weights)
-            # Of a step's first micro-batch alone, where the others find weights that the last one has left.
+            # Only in a step's first micro-batch, if the others reuse the weights that the one before has left.
             first_share = 1 / layout.microbatches if keeps_weights(placed) else 1.0
             data = exposed(gather, forward.total) * first_share + exposed(gather + reduce, backward.total)
     context = 0.0
@@ -207,8 +207,8 @@ def _step_data_parallel_s(placed: PlacedJob, weights: Weights, micro_batch_s: fl
     layout = placed.layout
     reduce = communication.sharded_s(placed, weights, placed.gradient_bytes) + communication.average_s(placed, weights)
     gather = communication.sharded_s(placed, weights, placed.gathered_bytes)
-    # Nothing runs beside the gather of the first weights and the reduction of their gradients: the embedding's, which
-    # FSDP2 wraps, and which are in Megatron's last bucket (core/distributed/param_and_grad_buffer.py at d98e8a64).
+    # Nothing overlaps the gather of the first weights and the reduction of their gradients: those of the embedding,
+    # which FSDP2 wraps and which is in Megatron's last bucket (core/distributed/param_and_grad_buffer.py at d98e8a64).
     embedding = Weights(placed.model.embedding_weights / layout.tp)
     first_s = communication.sharded_s(placed, embedding, ELEMENT + placed.gradient_bytes)
     if placed.is_sharded and layout.reshard_after_forward:

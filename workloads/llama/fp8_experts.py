@@ -65,7 +65,7 @@ def copy_rows(x: Fp8Matrix, tokens: Tensor, *, rows: bool = False, columns: bool
 
 
 def weigh(gate: Tensor, up: Tensor, weights: Tensor) -> Fp8Matrix:
-    """Return silu(gate) * up * weights[rows, 1] by rows, with one scale per row."""
+    """Return silu(gate) * up * weights[rows, 1], quantized by rows with one scale per row."""
     with annotate("experts"):
         if gate.device.type != "cpu":
             from workloads.llama.fp8_expert_kernels import launch_weigh

@@ -23,7 +23,7 @@ CHUNK_TOKENS = 8192  # the fewest of a chunk on a GPU (`device_rates.TIMED_CHUNK
 # (benchmarks/results/offload_h200_rates.json), half of it with PCIe 4. GH200 and GB200 reach their host faster.
 HOST_LINK_GB_S, OLDER_HOST_LINK_GB_S = 49.0, 24.0
 OLDER = ("sm70", "sm75", "sm80", "sm86", "sm89", "gfx90")  # architectures whose GPUs have PCIe 4 or less
-# AdamW with int8 moments takes this many times as long as its memory: it rounds (experts_h100.md).
+# AdamW with int8 moments takes this many times as long as its memory traffic, because it rounds (experts_h100.md).
 INT8_UPDATE = 3.7
 VECTORS_OF_ADAMW = 7  # it reads weight, gradient and two moments, and writes all but the gradient
 STATE_BYTES = {"fp32": 4.0, "bf16": 2.0, "int8": 1 + 4 / 256}  # of one moment
@@ -134,7 +134,7 @@ def estimate_rates(model: Model, sequence_length: int, precision: str, cluster: 
         gradient_sum_s = placed.copy_s(3) * placed.element_bytes * expert_weights  # two are read, one is written
         if placed.precision.cast_bytes:  # read twice, for their largest magnitude, and written by rows and by columns
             cast_s = placed.copy_s(2 * placed.element_bytes + 2) * expert_weights
-        # The backward pass copies a token to its rows again.
+        # The backward pass copies each token to its rows again.
         repeated_s = placed.pass_s(placed.element_bytes * model.hidden_size * (1 + model.experts_per_token))
     return DeviceRates(
         forward_s_per_token=block.forward.total / tokens,

@@ -45,10 +45,10 @@ SPLIT_READINGS = 3  # of each length of segments
 
 KEPT_FOR_S = 24 * 3600
 PACKAGES = ("triton", "flash-attn-4", "flash-attn", "amd-aiter", "torchao")
-# Environment variables whose names begin so can change what a GPU reaches; trials set some (space.env).
+# Environment variables with these prefixes can change a GPU's rates; trials set some (space.env).
 ENVIRONMENT = ("AITER_", "CUBLAS", "CUDA_", "GPU_", "HIP", "HSA_", "MIOPEN_", "PYTORCH_", "ROC", "TORCH", "TRITON_")
-# As the process found it: PyTorch's compiler adds paths of its tools while it runs (Inductor's compile_tasks.py), which
-# would have every process measure twice.
+# The environment at the start: PyTorch's compiler adds paths of its tools while it runs (Inductor's compile_tasks.py),
+# which would make every process measure twice.
 FOUND_ENVIRONMENT = sorted(item for item in os.environ.items() if item[0].startswith(ENVIRONMENT))
 
 
@@ -183,7 +183,7 @@ def measure_device_rates(
     with torch.no_grad():
         state = _BlockState.draw(block_math, device, dtype)
         passes, saved_bytes = _build_passes(state, tokens, length, tokens_before_last or None)
-        # A CPU reports no peak: an estimate on the safe side.
+        # A CPU reports no peak, so this is a conservative estimate.
         workspace_bytes = (_measure_peak_bytes(passes[-1], device) or 3.0 * saved_bytes) / tokens
         if tokens_before_last:
             del passes
@@ -195,7 +195,7 @@ def measure_device_rates(
             split_forward_s, split_backward_s = _measure_split(state, sequence_length, length)
         del state
         cast_s, sum_s = _measure_weight_passes(block_math, device, precision)
-    # Sums are nearly all of a pass of few tokens through experts. What is left has the forward pass's products twice.
+    # With few tokens, sums take nearly all of a pass through experts. The rest is twice the forward pass's products.
     without_s = {saved: max(s - sum_s, forward_s) for saved, s in zip(SAVED_ACTIVATIONS, backward_s, strict=True)}
     by_choice = {saved: s / tokens for saved, s in without_s.items()}
     copy_s_per_byte = _measure_copies(device)
@@ -253,7 +253,7 @@ def _compare_segments(state: _BlockState, sequence_length: int, longer: int, sho
 
 
 def _measure_weight_passes(block_math: BlockMath, device: torch.device, precision: Precision) -> tuple[float, float]:
-    # Products take the weights as they are and add to the gradients themselves, but those in fp8 and those of experts.
+    # Products read the weights without a cast and add to the gradients themselves, except in fp8 and in experts.
     if not precision.recipe and not block_math.shape.experts:
         return 0.0, 0.0
     weights, gradients = (_draw_weights(block_math.shape, device, precision.dtype) for _ in range(2))

@@ -156,7 +156,7 @@ class Engine:
         assert plan.chunks_per_round % plan.segments_per_sequence == 0
         self.gang = gang or Gang()
         self._own_layers = self.gang.list_own(shape.layers)
-        # A ring's plan is that of the process with the most layers.
+        # A ring's plan is made for the process with the most layers.
         self.plan = plan = replace(plan, layers=plan.layers[: len(self._own_layers)])
         assert len(plan.layers) == len(self._own_layers)
         self.shape, self.device = shape, device
@@ -321,7 +321,7 @@ class Engine:
 
     def _backward_layer(self, n: int, d: dict[int, Tensor], *, is_first: bool, is_last: bool) -> None:
         """Run backward through block n for all chunks, the last first; then finish it, or if sharded the previous one.
-        `d` has the chunks' gradients with respect to the block's outputs, and then to its inputs."""
+        `d` holds the chunks' gradients with respect to the block's outputs, and then to its inputs."""
         weights, kept_gradients = self._fetch_weights(n), self._gradients.get(n)
         if is_first:
             kept_gradients.layer = n
@@ -407,7 +407,7 @@ class Engine:
     def load(self, get_weight: Callable[[str], Tensor]) -> None:
         """Copy all weights from `get_weight(name)`, by their names in `workloads.llama.model.Llama`."""
         for n in range(self.shape.layers):
-            # Read once and all: a function that draws weights would return others for master weights and later layers.
+            # Read every weight exactly once: a function that draws weights would return different ones the second time.
             flat = torch.cat([get_weight(f"blocks.{n}.{name}").flatten() for name in self._shapes])
             if n not in self._own_layers:
                 continue
@@ -480,7 +480,7 @@ class Engine:
             "type_of_block_products": self.matrix_dtype,
             "type_of_weights": DTYPE_NAMES[layer.weights.tensor.dtype],
             "type_of_optimizer_states": DTYPE_NAMES[states[0].tensor.dtype],  # of momentum and variance
-            # The optimizer's other vectors are two, or four with int8.
+            # The optimizer has two other vectors, or four with int8.
             "type_of_master_weights": "fp32" if len(states) % 2 == 1 else "none",
             "type_of_embedding_and_head": DTYPE_NAMES[self._embedding_and_head.dtype],
         }

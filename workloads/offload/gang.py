@@ -126,7 +126,7 @@ class WholeLayers:
             dist.reduce_scatter_tensor(self._gang.select_share(whole), whole)
             return
         shares, slots = whole.chunk(self._gang.ranks), self._received.tensor.chunk(len(self._others))
-        # Each of the others receives from this process in a slot of its own.
+        # Each other process receives data from this one in its own slot.
         self.peers.push([(n, slots[(self._gang.rank - n) % self._gang.ranks - 1], shares[n]) for n in self._others])
 
     def take_reduced(self, n: int, target: Buffer, *, is_first: bool) -> None:

@@ -23,8 +23,8 @@ class Precision:
     dtype: torch.dtype = torch.bfloat16  # of weights, gradients and activations
     master_weights: bool = False  # the optimizer has a copy of the weights in fp32
     recipe: str = ""  # of `workloads.api.recipes`, for the matrix products of blocks; empty: they are in `dtype`
-    # Of momentum and variance. int8: codes of a table of 256 numbers, with an fp32 scale for each block of INT8_BLOCK.
-    # None: as the weights, but fp32 with master weights.
+    # Momentum and variance. int8: codes of a table of 256 numbers, with an fp32 scale per block of INT8_BLOCK numbers.
+    # None: the weights' type, but fp32 with master weights.
     optimizer_states: StateFormat | None = None
 
     def list_state_vectors(self, numel: int) -> list[tuple[int, torch.dtype]]:
@@ -57,10 +57,10 @@ class AdamW:
         The states are as `Precision.list_state_vectors` lists them. Where there are master weights, they are updated,
         and `w` is rounded from them.
         """
-        # No tensor is passed twice: a compiled function that writes to it would copy it first.
+        # No tensor is passed twice, because a compiled function that writes to it would first copy it.
         vectors = [w, g, *states]
         pieces = -(-w.numel() // CPU_UPDATE_NUMEL) if w.device.type == "cpu" else 1
-        # Numbers that differ between steps or trials are tensors: others would compile a compiled function again.
+        # Numbers that differ between steps or trials are tensors; otherwise the function would be compiled again.
         rate = torch.full((), self.learning_rate / (1 - self.beta1**step), device=w.device)
         correction = torch.full((), 1 / (1 - self.beta2**step), device=w.device)
         decay = torch.full((), 1 - self.learning_rate * self.weight_decay, device=w.device)

@@ -33,7 +33,7 @@ class _Handle(ctypes.Structure):
 class CudaDriver:
     """CUDA's driver on the current device and stream. Every call raises RuntimeError if the driver refuses it.
 
-    If memory is short, that is torch.OutOfMemoryError. Addresses are integers. Copies and counters follow the stream.
+    If memory is short, it raises torch.OutOfMemoryError. Addresses are integers. Copies and counters follow the stream.
     """
 
     def __init__(self, device: torch.device) -> None:

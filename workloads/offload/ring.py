@@ -34,7 +34,7 @@ def list_turns(layers: int, chunks: int, ranks: int, rank: int) -> list[Turn]:
         if stage == layers:  # chunks take longer at the head than at a layer, so no turn has both
             free = [max(free)] * ranks
         for chunk in range(chunks) if stage <= layers else reversed(range(chunks)):
-            # The ranks of a layer forward, the head, a layer backward, or the embedding.
+            # The ranks that compute a layer forward, the head, a layer backward, or the embedding.
             homes = (chunk if n == layers else max(0, min(n, 2 * layers - n)) for n in (stage, stage + 1))
             source, target = (home % ranks for home in homes)
             number = max(free[source], ready[chunk])

@@ -205,7 +205,7 @@ def build_stages(
         return ManualBackwardBlock(block_math, layout.checkpointing_of(layer)) if block_math else Block(shape, layer)
 
     tokens = layout.micro_batch * spec.sequence_length // layout.cp
-    # A pipeline of PyTorch divides gradients by its micro-batches (scale_grads of its schedules).
+    # PyTorch's pipeline schedules divide gradients by the number of micro-batches (scale_grads).
     loss_share = 1 / layout.microbatches if layout.pp == 1 else 1.0
     stages = []
     layers_of_stages = stage_layers(shape.layers, layout.stages)
@@ -253,13 +253,13 @@ def _apply_layout(stage: Stage, spec: ModelSpec, layout: Layout, groups: Groups,
         options = None
         if layout.tp_overlap == "async" and groups.tp_mesh is not None:
             options = enable_async_tp(groups.tp_mesh.get_group())
-        # The compiler cannot store a DTensor's mesh for a recomputation of everything (torch 2.13).
+        # The compiler cannot store a DTensor's mesh for full recomputation (torch 2.13).
         is_outside = layout.checkpointing == "full" and groups.tp_mesh is not None
         for block in stage.blocks.values():
             compiled: Any = getattr(block, "block", block) if is_outside else block
             compiled.compile(dynamic=False, fullgraph=True, options=options)
     if layout.uses_fsdp(spec.state):
-        # Gradients are averaged over the mesh, which may be of one rank.
+        # Gradients are averaged over the mesh, which may have only one rank.
         mesh = groups.mesh["dp_replicate", "dp_shard_cp"] if layout.dp_replicate > 1 else groups.mesh["dp_shard_cp"]
         shard_stage(stage, mesh, spec.dtype, reshard_after_forward=layout.reshard_after_forward)
     stage.rope = rope

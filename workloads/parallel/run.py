@@ -286,7 +286,7 @@ def _executed_parameters(parameters: ParallelParameters, groups: apply.Groups, t
     mesh, cp = groups.mesh, dist.get_world_size(groups.cp_group) if groups.cp_group is not None else 1
     recipe = block.block_math.recipe if isinstance(block, ManualBackwardBlock) else read_recipe(block.qkv)
     product_dtype = recipe or DTYPE_NAMES[apply.fsdp_dtypes(stages[0]).param_dtype or block.qkv.weight.dtype]
-    # Of weights, optimizer states and the reduction of gradients; several if they differ.
+    # The types of weights, optimizer states and gradient reduction; several if they differ.
     reductions = {dtype for stage in stages if (dtype := apply.fsdp_dtypes(stage).reduce_dtype)}
     state_dtypes = sorted(DTYPE_NAMES[dtype] for dtype in trainer.state_dtypes() | reductions)
     executed: dict[str, Scalar] = {
@@ -304,7 +304,7 @@ def _executed_parameters(parameters: ParallelParameters, groups: apply.Groups, t
         "state": ", ".join(state_dtypes),
         "block": "manual" if isinstance(block, ManualBackwardBlock) else "pytorch",
     }
-    # The requested checkpointing where each of this rank's blocks has it; else what the blocks have.
+    # The requested checkpointing if all of this rank's blocks have it; otherwise what the blocks have.
     blocks = {int(name): block for stage in stages for name, block in stage.blocks.items()}
     kinds = {number: getattr(block, "checkpointing", "none") for number, block in blocks.items()}
     if kinds != {number: parameters.layout.checkpointing_of(number) for number in blocks}:

@@ -20,8 +20,8 @@ from workloads.llama.sink_attention import ATTEND_WITH_SINKS
 from workloads.models.model import Model
 from workloads.parallel.context import ATTEND_OVER_RANKS
 
-# Selective checkpointing saves the results of attention, and of every matrix product but the widest, which is computed
-# again. It saves none of experts: neither grouped products nor their sums with biases, which are matrices.
+# Selective checkpointing saves the results of attention and of every matrix product except the widest, which is
+# recomputed. It saves nothing inside experts: neither grouped products nor their sums with biases.
 SAVED_OPS = {
     torch.ops.aten._scaled_dot_product_cudnn_attention.default,
     torch.ops.aten._scaled_dot_product_flash_attention.default,
@@ -31,7 +31,7 @@ SAVED_OPS = {
     ATTEND_WITH_SINKS,
     torch.ops._c10d_functional.reduce_scatter_tensor.default,  # of tensor parallelism: not communicated again
 }
-# The index of the weight among a matrix product's arguments.
+# The index of the weight in the arguments of a matrix product.
 WEIGHT_ARGUMENTS = {torch.ops.aten.mm.default: 1, torch.ops.aten.addmm.default: 2}
 
 
@@ -49,17 +49,17 @@ def _save_all_but(widest: tuple[tuple[int, ...], ...]) -> Any:
 
 
 class CheckpointedBlock(nn.Module):
-    """A block whose activations are recomputed in the backward pass, all of them or some."""
+    """A block that recomputes some or all of its activations in the backward pass."""
 
     def __init__(self, block: Block, checkpointing: Checkpointing) -> None:
         super().__init__()
         self.block, self.checkpointing = block, checkpointing
-        # Of experts it is the shared one's.
+        # In a block with experts, these are the shared expert's.
         weights: list[Tensor] = [w for name, w in block.named_parameters() if name.endswith("gate_up.weight")]
         weights += [weight.to_local() for weight in weights if isinstance(weight, DTensor)]
         widest = tuple(sorted({tuple(sorted(weight.shape)) for weight in weights}))
-        # PyTorch's cache of compiled graphs pickles the function, and takes the hash for what it does. Without either,
-        # every trial compiles the block again.
+        # PyTorch's cache of compiled graphs pickles the function and identifies it by this hash. Without either, every
+        # trial would compile the block again.
         self._contexts = partial(_save_all_but, widest)
         self._contexts.cache_hash = f"{sorted(map(str, SAVED_OPS))} {widest} biases"  # type: ignore[attr-defined]
 
@@ -112,7 +112,7 @@ class _ManualBackward(torch.autograd.Function):
         out, activations = block_math.forward(operands, x.flatten(0, 1), rope, None)
         ctx.block_math, ctx.scales, ctx.saved_names, ctx.weight_names = block_math, scales, saved_names, weight_names
         ctx.save_for_backward(rope, x, *(activations[name] for name in saved_names), *weights)
-        # Not a view for autograd: schedules that divide the backward pass detach a stage's output in place.
+        # This must not be a view for autograd: schedules that split the backward pass detach a stage's output in place.
         return torch.ops.aten._unsafe_view(out, x.shape)
 
     @staticmethod

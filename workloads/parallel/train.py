@@ -28,7 +28,7 @@ class Batch:
     """Sequences of a step."""
 
     tokens: Tensor  # [sequences, length + 1] int64: inputs and, one token later, their targets
-    # Of each sequence's documents in their order, [sequences, documents] int64; None where a sequence is one document.
+    # The lengths of each sequence's documents, [sequences, documents] int64; None if a sequence is one document.
     document_lengths: Tensor | None = None
 
     def pin_memory(self) -> Batch:
@@ -60,7 +60,7 @@ class TokenSource:
         tokens, lengths = [], []
         for sequence in sequences:
             random = np.random.default_rng([self.seed, step, sequence])
-            # The logarithm is uniform, so id n has the share ln((n + 2) / (n + 1)) / ln(vocabulary + 1).
+            # The logarithm is uniform, so id n has a share of ln((n + 2) / (n + 1)) / ln(vocabulary + 1).
             drawn = np.exp(random.random(self.length + 1) * np.log(self.vocabulary + 1)).astype(np.int64) - 1
             tokens.append(drawn)
             lengths.append(random.permutation(document_lengths(self.length, self.document_tokens)))
@@ -197,7 +197,7 @@ class GraphedPasses:
         with torch.cuda.stream(stream):
             for _ in range(self.RUNS_BEFORE):
                 self._passes(*self._inputs)
-                # Dropped, so that the recorded passes allocate the gradients in the graph's own memory.
+                # The gradients are dropped so that the recorded passes allocate them in the graph's own memory.
                 for parameter in self._parameters:
                     parameter.grad = None
         torch.cuda.current_stream().wait_stream(stream)
@@ -229,7 +229,7 @@ class Trainer:
         divided = set(self._divided)
         parameters = [parameter for stage in stages for parameter in stage.parameters()]
         self._parameters = [parameter for parameter in parameters if parameter not in divided]
-        # Tensors that FSDP divides and others are not updated in one operation.
+        # Tensors that FSDP shards and other tensors cannot be updated in one operation.
         parts: list[Any] = [{"params": part} for part in (self._parameters, self._divided) if part]
         self._optimizer = torch.optim.AdamW(
             parts, lr=learning_rate, betas=(0.9, 0.95), weight_decay=0.1, fused=device.type == "cuda"

@@ -1,4 +1,4 @@
-"""Read the experiments of an acceptance and the spreads of their results from the tables next to this module."""
+"""Read the acceptance experiments and the expected spreads of their results from the tables next to this module."""
 
 import csv
 import math
@@ -22,7 +22,7 @@ PRODUCT_OF_RANKS = {"ranks": 1, "4 * ranks": 4}  # values that are multiples of 
 
 @dataclass(frozen=True)
 class Experiment:
-    """A trial of an acceptance, and the results to take from it: metrics by the names of tests."""
+    """One trial of an acceptance run, and the results to take from it: metrics by the names of tests."""
 
     workload: str
     scope: Scope

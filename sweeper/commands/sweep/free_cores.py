@@ -1,4 +1,4 @@
-"""Choose the cores for a sweep of this machine's CPU: the ones that no other process uses, by the counters in /proc."""
+"""Choose the cores for a sweep on this machine's CPU: those that no other process uses, by the counters in /proc."""
 
 from __future__ import annotations
 

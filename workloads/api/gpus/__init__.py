@@ -51,7 +51,7 @@ class GpuLimits:
 
 @dataclass(frozen=True)
 class GpuErrors:
-    """The error counts of a GPU since it was made (NVIDIA) or since the driver was loaded (AMD)."""
+    """A GPU's error counts: over its lifetime (NVIDIA) or since the driver was loaded (AMD)."""
 
     ecc: bool | None = None  # whether error correction is on
     uncorrected_errors: int | None = None
