@@ -111,7 +111,7 @@ class SweepResult:
 
     @cached_property
     def remeasured(self) -> pd.DataFrame:
-        """The rounds of the finals and the node comparisons, formatted like `trials`, each with its `remeasured_trial`."""
+        """The rounds of the finals and the node comparisons, like `trials`, each with its `remeasured_trial`."""
         return self._tabulate(remeasured=True)
 
     def _tabulate(self, *, remeasured: bool) -> pd.DataFrame:
