@@ -29,7 +29,7 @@ _RESERVED = (
 
 
 def flatten(entries: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the entries of a space or a point, with the entries of its section `env` named `env.NAME`."""
+    """Return the entries of a space or a point, naming those in its `env` section `env.NAME`."""
     flat = dict[str, Any]()
     for key, entry in entries.items():
         if key == SECTION and isinstance(entry, Mapping):

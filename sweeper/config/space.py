@@ -90,7 +90,7 @@ class Range:
         return (stepped(self.low, self.step, i) for i in range(len(self)))
 
     def nearest(self, value: int | float) -> int | float:
-        """Return the value nearest to a number that rounding has moved, such as a sampler's sum of steps."""
+        """Return the allowed value nearest to a number with a rounding error, such as a sampler's sum of steps."""
         return stepped(self.low, self.step, round((value - self.low) / self.step))
 
 

@@ -43,7 +43,7 @@ class ChildRuns:
 
     @property
     def written_trials(self) -> list[int]:
-        """The numbers of trials with a run that was read and is complete."""
+        """The numbers of the trials whose run was read and is complete."""
         return [number for number, run in self._runs.items() if run.info.status != "RUNNING"]
 
     def find(self, number: int) -> Any | None:

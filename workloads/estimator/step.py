@@ -80,8 +80,8 @@ def step_bound_s(job: Job, cluster: Cluster) -> float:
 def rank_seconds(job: Job, cluster: Cluster) -> list[PassTimes]:
     """Return the seconds of each pipeline rank's passes of a micro-batch, for a timeline.
 
-    Half of the exposed communication and of the copies goes to each direction. The slowest rank's seconds are those of
-    `estimate_job`. The weights' gradients take as long as those of the inputs, without what is computed again.
+    Half of the exposed communication and of the copies goes to each direction. `estimate_job` uses the slowest
+    rank's time. The weights' gradients take as long as those of the inputs, without what is computed again.
     """
     placed = PlacedJob(job, cluster)
     efficiency, layout = find_efficiency(job.trainer, cluster.device.name), job.layout

@@ -148,7 +148,7 @@ def read_printed_layout(text: str, gpus: int | None = None) -> dict[str, object]
 
 
 def read_model(text: str) -> Model | None:
-    """Return the model whose sizes Megatron-LM's arguments, or the YAML of programs on it, give. None if they do not.
+    """Return the model whose sizes are in Megatron-LM's arguments, or in the YAML of a program on it; None without.
 
     Raises UserInputError if it has layers with operations that are not known here.
     """

@@ -171,7 +171,7 @@ class Script:
         self._guard, self._is_negated = True, False
 
     def _open_bracket(self, words: list[str]) -> None:
-        """Begin a subshell, or the brackets after a word, which are empty, as in `f()`, or hold a test's expression."""
+        """Begin a subshell, or the parentheses after a word: empty, as in `f()`, or holding a test's expression."""
         is_executed = None if self._is_function and not words else self._guard
         if words:
             self._end_command(words, "(")

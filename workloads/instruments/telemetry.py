@@ -27,7 +27,7 @@ _OPEN_DRIVERS = ExitStack()  # the drivers stay open until the process ends
 class GpuReadings:
     """The readings taken during one measurement.
 
-    `reasons` are the reasons for a lower clock that applied, if the GPU reports them (`reasons_known`). The energy is
+    `reasons` lists why the clock was lowered, if the GPU reports that (`reasons_known`). The energy is
     that of the window from `started_s` to `ended_s`, in the time of `time.perf_counter`.
     """
 

@@ -42,7 +42,7 @@ class Family:
 def list_families(
     job: Job, cluster: Cluster, options: Mapping[str, Sequence[Any]], fixed: Mapping[str, Any]
 ) -> Iterator[Family]:
-    """Yield the valid layouts of a job, in families. Only the global batch of the job's own layout matters.
+    """Yield a job's valid layouts, grouped by family. Only the global batch of the job's own layout matters.
 
     `options` are the values to try for `schedule`, `sharding`, `checkpointing` (fastest first) and
     `reshard_after_forward`; `fixed` are the layout fields with a single value.

@@ -95,8 +95,8 @@ def _has_weight_blocks(matrix: Fp8Matrix) -> bool:
 class Casts:
     """The casts of a transformer block's operands, each with the elementwise operations before it.
 
-    Weights [out, in] and activations [tokens, features] are cast by rows, for products that sum over the second
-    dimension, or by columns: that is their transpose, for products that sum over the first one.
+    Weights [out, in] and activations [tokens, features] are cast by rows for products that sum over the second
+    dimension, or by columns (as their transpose) for products that sum over the first.
     """
 
     def __init__(self, granularity: Granularity) -> None:

@@ -172,7 +172,7 @@ class Model:
         return *kind, self.index_features(layer) > 0
 
     def index_features(self, layer: int) -> int:
-        """Return an indexer's multiplications per pair of tokens: its heads' scores and their sum; 0 without one."""
+        """Return an indexer's multiplications per pair of tokens (scores and their sum); 0 without an indexer."""
         return 0 if layer in self.unindexed_layers else self.index_heads * (self.index_size + 1)
 
     @cached_property

@@ -55,7 +55,7 @@ class RunsRequest(FileRequest, StoreRequest):
 
     Attributes:
         threshold: the tolerated loss; a loss 1.5 times as large is detected in at least 90% of cases.
-        between_runs: standard deviation of equal runs, assumed until 12 runs measure it.
+        between_runs: standard deviation between identical runs, assumed until there are 12 runs to estimate it.
     """
 
     sweeps: list[str] = field(default_factory=list, metadata=words("SWEEP"))
