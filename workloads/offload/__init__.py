@@ -60,7 +60,7 @@ class OffloadParameters:
         optimizer_states: data type of AdamW's momentum and variance. int8: one byte per number and an fp32 scale per
             block of 256, rounded by torchao (`pip install 'gpu-sweeper[precision]'`). None: the data type of the
             weights, but fp32 with master weights.
-        rounding: how AdamW rounds bf16 weights. stochastic: up or down at random, so that the mean is exact.
+        rounding: how AdamW rounds bf16 weights; None: to nearest. stochastic: at random, so that the mean is exact.
         imbalance: the tokens of the busiest expert over the mean, which is forced whatever the scores: 1 is perfect
             balance, and above 1 the loads follow Zipf's law. None: each token goes to its best experts.
         warmup: untimed steps, which also train the model.
@@ -88,7 +88,7 @@ class OffloadParameters:
     )
     master_weights: Literal["none", "fp32"] = "none"
     optimizer_states: Literal["fp32", "bf16", "int8"] | None = None
-    rounding: Literal["nearest", "stochastic"] = "nearest"
+    rounding: Literal["nearest", "stochastic"] | None = None
     imbalance: float | None = field(default=None, metadata={"min": 1})
     warmup: int = field(default=1, metadata={"min": 0})
     warmup_rounds: int | None = field(default=None, metadata={"min": 1})

@@ -64,16 +64,15 @@ class AdamW:
         rate = torch.full((), self.learning_rate / (1 - self.beta1**step), device=w.device)
         correction = torch.full((), 1 / (1 - self.beta2**step), device=w.device)
         decay = torch.full((), 1 - self.learning_rate * self.weight_decay, device=w.device)
-        seed = torch.full((), step * 0x9E3779B1 % 2**31, dtype=torch.int32, device=w.device)
+        seed = None
+        if self.rounding == "stochastic":
+            seed = torch.full((), step * 0x9E3779B1 % 2**31, dtype=torch.int32, device=w.device)
         maps = _load_int8_maps(w.device) if states[0].dtype == torch.uint8 else ()
         update = _update if w.device.type == "cpu" else _compile_update()
         sizes = [-(-CPU_UPDATE_NUMEL * len(vector) // len(w)) if pieces > 1 else len(vector) for vector in vectors]
         with torch.no_grad():
             for parts in zip(*(v.split(size) for v, size in zip(vectors, sizes, strict=True)), strict=True):
-                update(
-                    *(parts, maps, rate, correction, decay, self.beta1, self.beta2, self.epsilon),
-                    seed if self.rounding == "stochastic" else None,
-                )
+                update(parts, maps, rate, correction, decay, self.beta1, self.beta2, self.epsilon, seed)
 
 
 def _update(

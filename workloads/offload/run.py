@@ -175,7 +175,7 @@ def _train(
     rank: Rank,
 ) -> Measurement:
     plan, shape, warmup = prediction.plan, MODELS[parameters.model], parameters.warmup
-    optimizer = AdamW(learning_rate=parameters.learning_rate, rounding=parameters.rounding)
+    optimizer = AdamW(learning_rate=parameters.learning_rate, rounding=parameters.rounding or "nearest")
     steps = warmup + parameters.steps
     tokens = load_sequences(
         parameters.data,
@@ -308,7 +308,7 @@ def _executed_parameters(
         # Weights in fp32 need no copies in fp32.
         "master_weights": parameters.master_weights if dtype == "fp32" else types["type_of_master_weights"],
         "optimizer_states": types["type_of_optimizer_states"] if parameters.optimizer_states else None,
-        "rounding": engine.optimizer.rounding,
+        "rounding": engine.optimizer.rounding if parameters.rounding else None,
         "warmup_rounds": warmup_rounds,
         "steps": steps,
         "learning_rate": engine.optimizer.learning_rate,

@@ -31,6 +31,13 @@ def test_a_workload_declares_its_own_parameters_as_work_or_as_ways(name: str) ->
     assert not set(workload.work) & set(workload.ways)
 
 
+def test_a_parameter_that_a_version_adds_leaves_earlier_results_comparable() -> None:
+    offload, space = registry.load("offload"), {"device_gib": 24.0, "host_gib": 70.0}
+    usual = identify(offload, space)
+    assert not {"rounding", "imbalance", "optimizer_states"} & set(usual)
+    assert identify(offload, {**space, "rounding": "stochastic"}) == {**usual, "rounding": "stochastic"}
+
+
 def test_environment_variables_are_recorded_and_are_not_part_of_the_work() -> None:
     matmul = registry.load("matmul")
     space = {**MATMUL, "env": {"NCCL_DEBUG": "WARN", "OMP_NUM_THREADS": "choice(1, 2)"}}

@@ -151,6 +151,7 @@ def test_stochastic_rounding_keeps_the_mean_of_updates_that_nearest_rounding_los
 def test_states_of_a_trial_are_read_back() -> None:
     parameters = {"model": "llama_tiny", "sequence_length": 32, "sequences_per_step": 4, "dtype": "fp32", "steps": 1}
     parameters |= {"device_gib": 1.0, "host_gib": 0.0, "optimizer_states": "int8", "master_weights": "fp32"}
+    parameters |= {"rounding": "nearest"}
     measurement = run_trial("offload", parameters, Rank())
     assert measurement.executed["rounding"] == "nearest"
     assert measurement.executed["optimizer_states"] == "int8" == measurement.machine_info["type_of_optimizer_states"]
