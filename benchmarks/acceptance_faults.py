@@ -27,6 +27,7 @@ from typing import Any
 from workloads.api.host import parse_numbers
 
 FAULTS = ("none", "products", "copies", "memory", "link", "cores", "numa")
+LOADS_CORES = ("cores", "numa")
 SIZE = 16384  # of the products: three matrices of 512 MiB
 COPIED_MIB = 2048
 LEFT_MIB = 8192  # of a GPU's memory: too little for two buffers of 4 GiB
@@ -37,9 +38,9 @@ def disturb(fault: str, gpu: int) -> None:
     """Load a GPU, its link to another GPU or one core without end, or hold most of a GPU's memory."""
     if fault == "numa":
         os.sched_setaffinity(0, list_local_cores(gpu))
-    if fault in ("cores", "numa"):
+    if fault in LOADS_CORES:
         print("loading", flush=True)
-    while fault in ("cores", "numa"):
+    while fault in LOADS_CORES:
         pass
     import torch
 
@@ -113,7 +114,7 @@ def is_found(record: dict[str, Any], fault: str, gpu: int) -> bool:
     texts = [f"{row['cause']} {row['problem']}" for row in rows]
     if fault == "numa" and record["verdict"] == "pass":
         return any("processes" in finding["problem"] for finding in record["findings"])
-    if fault in ("cores", "numa"):  # takes the time of later tests too
+    if fault in LOADS_CORES:  # takes the time of later tests too
         return any("other processes" in text for text in texts)
     if fault == "none":
         return bool(record["verdict"] == "pass")

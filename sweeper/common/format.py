@@ -7,6 +7,7 @@ from typing import Any
 
 MAX_WHOLE = 2**53  # floats represent every integer up to this number
 MAX_DECIMALS = 16
+DOUBTFUL = "; doubtful: "  # in the verdict, if rounds of a finalist differ by more than noise
 TIE = "a tie"  # the start of the verdict if the first two finalists do not differ significantly
 
 

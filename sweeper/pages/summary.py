@@ -97,8 +97,7 @@ class Summary:
         value = f"{format_number(leader.value.value)} {get_metric(results.objective).unit}".strip()
         interval = format_interval(leader.value.low, leader.value.high)
         method = f"mean of {leader.rounds} rounds, interleaved with the others{lack_of_rounds(leader.rounds)}"
-        doubt = describe_disturbed(results.finalists)
-        measured = f"{value} ({f'95% {interval}; ' if interval else ''}{method}){doubt}"
+        measured = f"{value} ({f'95% {interval}; ' if interval else ''}{method}){describe_disturbed(results.finalists)}"
         tied = [finalist.trial.number for finalist in others if finalist.tied]
         if not tied:
             return f"trial {leader.trial.number} wins: {measured}"

@@ -95,9 +95,9 @@ class StoredSweep:
         if self.is_running:
             return "running"
         end = self.description.end if self.description else None
-        return (
-            "interrupted" if end is None else "finished" if end.is_over else "failed" if end.reason else "interrupted"
-        )
+        if end is None or not (end.is_over or end.reason):
+            return "interrupted"
+        return "finished" if end.is_over else "failed"
 
     @property
     def driver(self) -> str:

@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from sweeper.common.format import DOUBTFUL
 from sweeper.common.trials import Remeasurement, TrialRecord, TrialStatus
 from sweeper.metrics.criteria import Criteria
 from sweeper.metrics.intervals import Interval, student_interval
@@ -163,7 +164,7 @@ def describe_disturbed(finalists: Sequence[FinalistResult]) -> str:
     disturbed = [finalist for finalist in finalists if finalist.round_ratio > MAX_ROUND_RATIO]
     ratios = ", ".join(f"trial {finalist.trial.number} {finalist.round_ratio:.1f} times" for finalist in disturbed)
     advice = "more than noise: was the machine used by another process? A new name= measures again"
-    return f"; doubtful: the rounds of a trial differ, {ratios}, {advice}" if disturbed else ""
+    return f"{DOUBTFUL}the rounds of a trial differ, {ratios}, {advice}" if disturbed else ""
 
 
 def find_exceeded(

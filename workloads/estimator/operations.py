@@ -258,13 +258,12 @@ def pass_s(placed: PlacedJob, layer: int, *, backward: bool) -> float:
     if model.gpt_oss and placed.trainer.core == "megatron" and not placed.layout.cuda_graph:
         copies += EXPERT_BIAS_PASSES[backward] * count
     sorting_s = placed.pass_s(placed.tokens / tp * copies * (model.expert_hidden_size or model.hidden_size) * 2)
-    return seconds + sorting_s + (ROUTING_S if launches_s(placed, layer) else 0.0)
+    return seconds + sorting_s + (ROUTING_S if waits_for_host(placed, layer) else 0.0)
 
 
-def launches_s(placed: PlacedJob, layer: int) -> float:
-    """Return what the host takes for a block whose experts wait for it: this project keeps numbers on the device."""
-    waits = placed.model.has_experts(layer) and not placed.layout.cuda_graph and not is_own(placed.job)
-    return LAUNCHES_S if waits else 0.0
+def waits_for_host(placed: PlacedJob, layer: int) -> bool:
+    """Return whether a block's experts wait for the host. This project's trainer keeps their counts on the device."""
+    return placed.model.has_experts(layer) and not placed.layout.cuda_graph and not is_own(placed.job)
 
 
 @dataclass(frozen=True)

@@ -193,7 +193,7 @@ def _block_time(placed: PlacedJob, layer: int, efficiency: float, with_data_para
         data=data,
         copies=copies,
     )
-    least_s = operations.launches_s(placed, layer) * (1 + is_repeated / 3)
+    least_s = operations.LAUNCHES_S * operations.waits_for_host(placed, layer) * (1 + is_repeated / 3)
     return replace(time, forward=forward + Seconds(other=max(0.0, least_s - time.total)))
 
 

@@ -327,8 +327,7 @@ def _read_table() -> dict[str, Model]:
 
 
 MODELS = _read_table()
-_TRAINED = (*get_args(ModelName), "ml_dataflow_15b", *EXPERT_MODELS)
-TRAINED_MODELS: dict[str, Model] = {name: MODELS[name] for name in _TRAINED}
+TRAINED_MODELS = {name: MODELS[name] for name in (*get_args(ModelName), "ml_dataflow_15b", *EXPERT_MODELS)}
 
 
 def find_trained_name(model: Model) -> str | None:

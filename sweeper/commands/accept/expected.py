@@ -56,6 +56,10 @@ def _collectives(target: Target, experiment: Experiment, ranks: int) -> float | 
     return others * moved / all_to_all_s(cluster, group, others * moved, remote * moved) / 1e9
 
 
+def _training(target: Target, experiment: Experiment, ranks: int) -> float | None:
+    return _find_layout(target, experiment, ranks)[0]
+
+
 def _find_layout(target: Target, experiment: Experiment, ranks: int) -> tuple[float, dict[str, Scalar]]:
     """Return the tokens/s and the parameters of the fastest training layout; 0 tokens/s if none fits."""
     ranks = 1 if experiment.scope == "device" else ranks
@@ -80,5 +84,4 @@ def choose_parameters(target: Target, experiment: Experiment, ranks: int) -> dic
     return layout if rate else {}
 
 
-RATES = {"matmul": _products, "memory": _copies, "collectives": _collectives}
-RATES["parallel"] = lambda *place: _find_layout(*place)[0]
+RATES = {"matmul": _products, "memory": _copies, "collectives": _collectives, "parallel": _training}

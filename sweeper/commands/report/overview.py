@@ -12,7 +12,7 @@ import pandas as pd
 
 from sweeper.commands.report.fronts import SweepFront
 from sweeper.common.clock import SECONDS_PER_HOUR
-from sweeper.common.format import TIE, count, format_interval, format_number, format_percent, format_point
+from sweeper.common.format import DOUBTFUL, TIE, count, format_interval, format_number, format_percent, format_point
 from sweeper.metrics.derivation import MEMORY_METRICS
 from sweeper.pages.trial_tables import varying_parameters
 from sweeper.results.mlflow_results import Stored
@@ -88,7 +88,7 @@ def _describe_lead(result: BestResult, names: list[str], stored: Stored) -> str:
     if result.rounds:
         verdicts = _select(stored.sweeps, result).get("tag.winner", pd.Series(dtype=str)).dropna()
         is_tie = any(str(verdict).startswith(TIE) for verdict in verdicts)
-        doubt = ", of rounds that differ by more than noise" if verdicts.str.contains("; doubtful: ").any() else ""
+        doubt = ", of rounds that differ by more than noise" if verdicts.str.contains(DOUBTFUL).any() else ""
         return f"{lead}; the finals {'call it a tie' if is_tie else 'confirm it'}{doubt}"
     if not (result.speed.has_interval and value.has_interval):
         return f"{lead}, of unknown certainty: there are no intervals to compare"

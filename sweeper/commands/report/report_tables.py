@@ -181,10 +181,9 @@ def build_text(stored: Stored, tables: Sequence[Table], text_format: str) -> str
         return "\n\n".join(text for part in parts for text in part if text)
     rows = [_export_result(result) for result in stored.best_results]
     if text_format == "json":
-        content = {table.title: [dict(zip(table.heading, row, strict=True)) for row in table.rows] for table in tables}
-        content = content | {BEST_RESULTS: rows}
-        content.pop(PARAMETERS, None)  # the best results include them
-        typed = {title: [_type_cells(row) for row in rows] for title, rows in content.items()}
+        shown = [table for table in tables if table.title != PARAMETERS]  # the best results include them
+        content = {table.title: [dict(zip(table.heading, row, strict=True)) for row in table.rows] for table in shown}
+        typed = {title: [*map(_type_cells, rows)] for title, rows in (content | {BEST_RESULTS: rows}).items()}
         return json.dumps(typed, indent=1, ensure_ascii=False)
     if not rows:
         raise UserInputError("format=csv: there is no complete trial")
