@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 __version__ = "0.3.0"
 __all__ = ["Infeasible", "Rank", "SweepError", "SweepResult", "UserInputError", "load_results", "plan_layouts", "run"]
 
-# The names for Python programs, with their modules. They are imported on first use, since workers import this package.
+# The public names and their modules. Each is imported on first use because every worker imports this package.
 _LAZY = {
     "UserInputError": "workloads.api.errors",
     "SweepError": "sweeper.notebook.result",
@@ -41,11 +41,11 @@ def __dir__() -> list[str]:
 
 
 def _pin_workloads() -> None:
-    """Import our `workloads` from next to this package, even if a user's folder has the same name: `python -m sweeper`
-    and its Ray workers search the working directory first."""
+    """Import the `workloads` package next to this one, even if the working directory has a `workloads` folder, which
+    `python -m sweeper` and its Ray workers search first."""
     folder = Path(__file__).resolve().parent.parent / "workloads"
     if not folder.is_dir():
-        return  # Ray has sent it to its own folder, which is searched before the working directory
+        return  # Ray has copied `workloads` to a folder that precedes the working directory in the search path
     loaded = sys.modules.get("workloads")
     if loaded is not None and Path(loaded.__file__ or "").resolve().parent == folder:
         return

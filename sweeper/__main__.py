@@ -1,4 +1,4 @@
-"""The command `sweeper`: it runs a sweep, or the subcommand that its first argument names."""
+"""The command `sweeper`: run a sweep, or the subcommand named by the first argument."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def run(words: list[str]) -> None:
 
 
 def find_shadow() -> tuple[Path, str] | None:
-    """Return the file that `python -m` has imported from the working directory, and the module that it hides."""
+    """Return a file that `python -m` imported from the working directory, and the module that the file shadows."""
     here = Path.cwd()
     for name in {*sys.stdlib_module_names, *packages_distributions()} & sys.modules.keys() - {"sweeper", "workloads"}:
         file = Path(getattr(sys.modules[name], "__file__", None) or "/")

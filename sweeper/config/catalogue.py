@@ -1,7 +1,7 @@
-"""The catalog of GPUs: a YAML file for each kind, used to recognize GPUs even if they are partitioned.
+"""The GPU catalog: one YAML file per GPU model, used to recognize GPUs even if they are partitioned.
 
-An Instinct may be divided into several devices, and the driver shows each of them as a GPU. The modes, such as
-CPX/NPS4, give the number of devices (SPX: one; CPX: one per die) and how their memory is interleaved.
+An AMD Instinct GPU may be divided into several devices, each of which the driver lists as a GPU. A partition mode such
+as CPX/NPS4 sets the number of devices (SPX: one; CPX: one per die) and how their memory is interleaved.
 """
 
 import re
@@ -18,10 +18,10 @@ from sweeper.config.validation import build
 from workloads.api.errors import UserInputError, first_line
 from workloads.api.gpus import GpuIdentity
 
-# PyYAML's C loader if available: reading thirty files takes 0.1 s less than with OmegaConf's Python loader.
+# PyYAML's C loader, if available, reads the thirty files 0.1 s faster than OmegaConf's Python loader.
 LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 UNDIVIDED = "SPX/NPS1"
-# The kinds of values (the keys of `sources`), each with its field and unit.
+# The field and unit for each kind of value; the kinds are the keys of `sources`.
 FIGURES = {
     "peaks": ("dense_peak_tflops", "TFLOP/s"),
     "memory": ("memory_gib", "GiB"),
@@ -36,7 +36,7 @@ _config_dirs: tuple[Path, ...] = ()
 
 
 def use_config_dir(folder: str | Path | None) -> None:
-    """Add the GPUs in `hardware/` of the user's configuration folder to the catalog, until the next call."""
+    """Add the GPUs from `hardware/` in the user's configuration folder, replacing those from an earlier call."""
     global _config_dirs
     if folder is None and not _config_dirs:
         return
@@ -47,11 +47,11 @@ def use_config_dir(folder: str | Path | None) -> None:
 
 @cache
 def catalogue() -> dict[str, Hardware]:
-    """Return every kind of GPU by its name. Raises UserInputError if one of the user's files is invalid."""
+    """Return the entry for each GPU model by name. Raises UserInputError if a file of the user's is invalid."""
     entries: dict[str, Hardware] = {}
     files: dict[str, dict[str, Any]] = {}
     for path in [path for folder in (CONF, *_config_dirs) for path in sorted((folder / "hardware").glob("*.yaml"))]:
-        if path.stem in files:  # as in Hydra, a user's file does not replace ours
+        if path.stem in files:  # as in Hydra, our file wins over a user's file with the same name
             continue
         try:
             values = yaml.load(path.read_text(), Loader=LOADER)
@@ -61,7 +61,7 @@ def catalogue() -> dict[str, Hardware]:
             raise UserInputError(f"{path}: must be a mapping: key: value")
         merged: dict[str, Any] = {}
         for base in values.pop("defaults", ()):
-            merged |= files.get(str(base), {}) | {"price_per_hour": None}  # the price differs for each GPU
+            merged |= files.get(str(base), {}) | {"price_per_hour": None}  # GPUs that share a base differ in price
         files[path.stem] = merged = merged | {str(key): value for key, value in values.items()}
         entry = build(Hardware, merged, f"{path.name if path.is_relative_to(CONF) else path}: ")
         if entry.kind == "gpu" and entry.name != "auto":
@@ -71,7 +71,7 @@ def catalogue() -> dict[str, Hardware]:
 
 @cache
 def find_hardware(device_name: str) -> Hardware | None:
-    """Return the catalog entry for a driver's or Ray's name of a GPU; for one partition if the name has its modes."""
+    """Return the catalog entry for the driver's or Ray's name of a GPU or, if the name has modes, of a partition."""
     name, _, partition = device_name.rpartition(" ")
     if not MODES.fullmatch(partition):
         name, partition = device_name, ""
@@ -82,7 +82,7 @@ def find_hardware(device_name: str) -> Hardware | None:
 
 
 def list_figures(hardware: Hardware) -> list[tuple[str, str, str]]:
-    """Return a row for each kind of value in a GPU's entry: the kind, the values with their unit, and their source."""
+    """Return a row for each kind of value in a GPU's entry: the kind, the values with a unit, and the source."""
     rows = []
     for kind, (name, unit) in FIGURES.items():
         if value := getattr(hardware, name):
@@ -93,15 +93,15 @@ def list_figures(hardware: Hardware) -> list[tuple[str, str, str]]:
 
 
 def is_kind(gpu: GpuIdentity, label: str | None, hardware: Hardware) -> bool:
-    """Return whether a GPU is of this kind, by its id, else by its name, else by Ray's label.
+    """Return whether a GPU is of this kind, judging by its PCI id, then its name, then Ray's label.
 
-    Ray derives an AMD GPU's label from the id, which AMD SMI may report even without a name. Ray's labels for NVIDIA
-    GPUs omit the form factor, which affects the peaks, so they are not used.
+    Ray derives an AMD GPU's label from the id, which AMD SMI may report even if it reports no name. Ray's labels for
+    NVIDIA GPUs are ignored because they omit the form factor, which affects the peaks.
     """
     device_id = (gpu.device_id or "").lower().removeprefix("0x")
     if device_id in hardware.device_ids:
         return True
-    if device_id in _device_ids():  # the id of another kind
+    if device_id in _device_ids():  # the id belongs to another kind
         return False
     if find_hardware(gpu.name) or _has_name(hardware, gpu.name):
         return _has_name(hardware, gpu.name)
@@ -118,7 +118,7 @@ def _has_name(hardware: Hardware, device_name: str) -> bool:
 
 
 def partition_of(gpu: GpuIdentity) -> str | None:
-    """Return a GPU's partition modes, or None if it is not partitioned or, like a virtual function, reports none."""
+    """Return a GPU's partition modes, or None if the GPU is undivided or reports none (as virtual functions do)."""
     modes = f"{gpu.compute_partition or 'SPX'}/{gpu.memory_partition or 'NPS1'}"
     return None if modes == UNDIVIDED else modes
 
@@ -134,7 +134,7 @@ def check_partition(hardware: Hardware) -> None:
 
 
 def devices_per_gpu(hardware: Hardware) -> int:
-    """Return the number of devices into which the partition mode divides a GPU; 1 if it is unknown."""
+    """Return the number of devices into which the partition mode divides a GPU, or 1 if that number is unknown."""
     mode, *_ = (hardware.partition or UNDIVIDED).split("/")
     return DEVICES_PER_GPU.get(mode, hardware.dies or 1)
 
@@ -142,11 +142,11 @@ def devices_per_gpu(hardware: Hardware) -> int:
 def divide(hardware: Hardware, units: int | None = None, memory_gib: float | None = None) -> Hardware:
     """Return the hardware entry for one device of a GPU in its partition mode.
 
-    Each device has an equal part of the matrix units, the memory, its bandwidth and the links. The driver also divides
-    the memory evenly (amdgpu_amdkfd_xcp_memory_size in Linux), but for each device AMD SMI may report all memory of
-    the GPU, or of the group in which it is interleaved (ROCm/ROCm#4750).
+    Each device gets an equal part of the matrix units, the memory, the memory bandwidth and the links. The driver also
+    divides the memory evenly (amdgpu_amdkfd_xcp_memory_size in Linux). AMD SMI, however, may report for each device
+    the memory of the whole GPU or of the group in which memory is interleaved (ROCm/ROCm#4750).
 
-    `units` and `memory_gib` are the driver's values for a device; fewer units reveal a mode that it does not report.
+    `units` and `memory_gib` are the driver's values for one device; fewer units than expected reveal a hidden mode.
     """
     total_units = hardware.compute_units or 0
     known = units if units and total_units else None

@@ -1,9 +1,9 @@
-"""Values in a space that depend on the devices: their number, a fixed layout by name, and their environment.
+"""Values in a space that depend on the devices: the number of GPUs, a named layout, and environment variables.
 
-tp: divisors(gpus)               every degree that divides the number of GPUs: 1, 2, 3 and 6 for 6 GPUs
+tp: divisors(gpus)               all divisors of the number of GPUs, such as 1, 2, 3 and 6 for 6 GPUs
 global_batch: multiple(gpus, 64) the smallest multiple of the number of GPUs that is at least 64
 workload.strategy=NAME           a fixed layout from the table `conf/strategies.yaml`
-environment                      variables that a device's YAML in `conf/hardware/` sets by default
+environment                      variables that a device's YAML file in `conf/hardware/` sets by default
 """
 
 import re
@@ -27,14 +27,14 @@ from workloads.suggestions import suggest
 
 DIVISORS = "divisors(gpus)"
 MULTIPLE = re.compile(r"multiple\(gpus, *([1-9]\d*)\)")
-# The values of parameters that a row in the table of strategies omits.
+# The values of parameters that a row of the strategies table omits.
 DEFAULTS = {"dp_replicate": 1, "cp": 1, "stages_per_rank": 1, "schedule": "1f1b"}
 FROM_SPACE = "space.env"
 FROM_NODES = "the nodes' environment"
 
 
 def fill_space(resolved: ResolvedConfig, target: Target, gpus: int) -> ResolvedConfig:
-    """Return the configuration for this number of GPUs. Raises UserInputError if the strategy has no layout for it."""
+    """Return the configuration for this many GPUs. Raises UserInputError if the strategy has no layout for them."""
     resolved = resolved.with_space(_apply_count(resolved.config.space, gpus))
     strategy = resolved.config.workload.strategy
     if strategy is None:
@@ -42,7 +42,7 @@ def fill_space(resolved: ResolvedConfig, target: Target, gpus: int) -> ResolvedC
     strategies = read_strategies()
     if strategy not in strategies:
         raise UserInputError(f"workload.strategy={strategy}: unknown strategy. {suggest(strategy, strategies)}")
-    vendor = "amd" if (target.architecture or "").startswith("gfx") else "nvidia"  # a CPU takes either
+    vendor = "amd" if (target.architecture or "").startswith("gfx") else "nvidia"  # either will do for a CPU
     model = spaces.parse(resolved.config.space, target.hardware.kind).constants.get("model")
     model = model or (resolved.settings or {}).get("model")
     rows = {row.model: row for row in strategies[strategy] if row.vendor == vendor}
@@ -77,7 +77,7 @@ def read_strategies() -> dict[str, list[Strategy]]:
 
 
 def layout_on(gpus: int, name: str, row: Strategy) -> dict[str, Any]:
-    """Return a row's values for this number of GPUs, with `dp_shard` = GPUs / (tp x pp). Raises UserInputError."""
+    """Return a strategy's values for this many GPUs, with `dp_shard` = GPUs / (tp x pp). Raises UserInputError."""
     divided = row.space["tp"] * row.space["pp"]
     if gpus % divided:
         degrees = f"tp={row.space['tp']} x pp={row.space['pp']} for {row.model} on {row.vendor}"
@@ -87,7 +87,7 @@ def layout_on(gpus: int, name: str, row: Strategy) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class DefaultVariable:
-    """A variable that a device's YAML sets, with its reason and source."""
+    """An environment variable that a device's YAML file sets, with the reason and the source."""
 
     value: str
     reason: str
@@ -95,7 +95,7 @@ class DefaultVariable:
 
 
 def read_defaults(hardware: Hardware) -> dict[str, DefaultVariable]:
-    """Return the device's variables by name, without null entries. Raises UserInputError for an incomplete entry."""
+    """Return the device's variables by name, skipping null entries. Raises UserInputError for an incomplete entry."""
     defaults = {}
     for name, entry in hardware.environment.items():
         key = f"hardware.environment.{name}"
@@ -114,9 +114,9 @@ def default_names(chosen: Hardware) -> set[str]:
 
 
 def apply_defaults(space: Space, target: Target) -> tuple[Space, dict[str, str]]:
-    """Return the space with the device's variables, and where each constant variable was set.
+    """Return the space with the device's variables added, and where each constant variable was set.
 
-    The space takes precedence, then the nodes' environment, then the default. Raises UserInputError if nodes differ.
+    The space takes precedence, then the nodes' environment, then the default. Raises UserInputError if nodes disagree.
     """
     constants: dict[str, str] = {}
     sources = dict.fromkeys(only_variables(space.constants), FROM_SPACE)

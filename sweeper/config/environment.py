@@ -1,7 +1,7 @@
 """Environment variables as parameters: `space.env.NAME` in a space, `env.NAME` in points, records and reports.
 
-Variables are read before torch is imported, so each environment gets its own workers. A value is a number or text in
-the space, and text in the process. With null, the sweep does not set the variable.
+Libraries read variables before torch is imported, so each environment gets its own workers. A value is a number or a
+string in the space, and a string in the process. If the value is null, the sweep does not set the variable.
 """
 
 import re
@@ -13,12 +13,12 @@ from workloads.api.secrets import is_secret, mask
 
 SECTION = "env"
 PREFIX = f"{SECTION}."
-# POSIX reserves lower case for applications; a variable in the wrong case would be set and have no effect.
+# POSIX leaves lowercase names to applications. A variable in the wrong case would be set without any effect.
 _NAME = re.compile(r"[A-Z_][A-Z0-9_]*")
 _DEVICES = "decides which GPUs a worker sees, which Ray sets"
 _LOADING = "decides how programs and libraries are loaded; set it where the cluster is started"
 _RANKS = "is set for each rank"
-# Variables that a trial's environment must not set, with the reason.
+# Variables that a trial's environment must not set, and why.
 _RESERVED = (
     (r"(CUDA|HIP|ROCR|NVIDIA)_VISIBLE_DEVICES|GPU_DEVICE_ORDINAL|CUDA_DEVICE_ORDER", _DEVICES),
     (r"RAY_\w+", "configures Ray, which is running by then"),
@@ -29,7 +29,7 @@ _RESERVED = (
 
 
 def flatten(entries: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the entries of a space or a point, naming those in its `env` section `env.NAME`."""
+    """Return the entries of a space or a point, with entries of the `env` section renamed to `env.NAME`."""
     flat = dict[str, Any]()
     for key, entry in entries.items():
         if key == SECTION and isinstance(entry, Mapping):
@@ -52,13 +52,13 @@ def only_variables(parameters: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def process_values(parameters: Mapping[str, Any]) -> dict[str, str | None]:
-    """Return the values that a process gets for the variables among the parameters: text by name, None if not set."""
+    """Return the environment variables among the parameters as strings by name; None means that one is not set."""
     variables = only_variables(parameters)
     return {name.removeprefix(PREFIX): None if value is None else str(value) for name, value in variables.items()}
 
 
 def check_name(variable: str) -> None:
-    """Raise UserInputError with the reason if a trial's environment must not set this variable."""
+    """Raise UserInputError if a trial's environment must not set this variable."""
     key = f"space.{PREFIX}{variable}"
     if not _NAME.fullmatch(variable):
         upper = re.sub(r"\W", "_", variable).upper().strip("_")
@@ -72,7 +72,7 @@ def check_name(variable: str) -> None:
 
 
 def check_values(variable: str, values: Iterable[Any]) -> None:
-    """Raise UserInputError for a value of a variable that is a secret or that a process would not get as written."""
+    """Raise UserInputError if a value looks like a secret or would not reach the process as written."""
     key = f"space.{PREFIX}{variable}"
     for value in values:
         if isinstance(value, bool):  # YAML reads true, True and yes alike, but a program may not

@@ -1,4 +1,4 @@
-"""The devices of a sweep: the cluster's nodes with one kind of hardware, and how many trials fit on them."""
+"""The devices of a sweep: the nodes with one kind of hardware, and the number of trials that fit on them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from workloads.api.gpu_setup import GpuProblem
 from workloads.api.gpus import GpuIdentity
 
 ASSUMED_GPUS_PER_NODE = 8  # on nodes that a plan assumes
-FOREIGN_USE_GIB = 1.0  # less is used by a display, or by a process that only has the GPU open
+FOREIGN_USE_GIB = 1.0  # a display, or an idle process with a GPU context, uses less
 PLANNED_ADDRESS = "planned"  # the address of a node that a plan assumes
 
 
@@ -23,38 +23,38 @@ class Node:
     cpus: int  # the cores that a sweep uses
     cpu_name: str
     gpus: int = 0
-    accelerator: str | None = None  # Ray's label for its GPUs
+    accelerator: str | None = None  # Ray's label for the node's GPUs
     gpu_identities: tuple[GpuIdentity, ...] = ()  # the driver's report on each GPU
-    gpus_used_gib: tuple[tuple[int, float], ...] = ()  # by GPU number: use by others before a sweep, if local
-    gpu_problems: tuple[GpuProblem, ...] = ()  # what prevents the use of its GPUs
-    id: str | None = None  # Ray's id of a node of a running cluster
+    gpus_used_gib: tuple[tuple[int, float], ...] = ()  # GPU number and memory that other processes use
+    gpu_problems: tuple[GpuProblem, ...] = ()  # why the node's GPUs cannot be used
+    id: str | None = None  # Ray's node id, if the cluster is running
     cpu_architecture: str = "cpu"
-    memory_gib: float | None = None  # what the scheduler may assign; None before a cluster runs
+    memory_gib: float | None = None  # memory that the scheduler may assign; None before the cluster starts
     gpu_domain: str | None = None  # Ray's label for an NVLink domain that nodes share, as in a GB200 NVL72
     environment: tuple[tuple[str, str], ...] = ()  # the variables that `discover_nodes` was asked to read
     code_problem: str = ""  # why a joining node cannot run the sweep's code
     idle_cpus: int = 0  # cores that a sweep leaves to other processes
 
     def using(self, cpus: int) -> Node:
-        """Return the node with only this many of its cores in use."""
+        """Return the node with only this many cores in use."""
         return replace(self, cpus=cpus, idle_cpus=self.cpus + self.idle_cpus - cpus)
 
     def capacity(self, host_gib: float) -> int:
-        """Return how many processes fit if each takes a GPU and `host_gib` of memory."""
+        """Return the number of processes that fit if each takes one GPU and `host_gib` of host memory."""
         if not host_gib or self.memory_gib is None:
             return self.gpus
         return min(self.gpus, int(self.memory_gib / host_gib))
 
     @property
     def model(self) -> str | None:
-        """The name of its GPUs with their partition modes: the driver's name if known, otherwise Ray's label."""
+        """The driver's name for the node's GPUs, with any partition modes, or Ray's label if that name is unknown."""
         if not self.gpu_identities:
             return self.accelerator
         return " ".join(filter(None, (self.gpu_identities[0].name, partition_of(self.gpu_identities[0]))))
 
     @property
     def partitions(self) -> set[str]:
-        """The partition modes of its GPUs, such as CPX/NPS4."""
+        """The partition modes of the node's GPUs, such as CPX/NPS4."""
         return {mode or UNDIVIDED for mode in {partition_of(gpu) for gpu in self.gpu_identities} or {None}}
 
     @property
@@ -64,13 +64,13 @@ class Node:
 
     @property
     def label(self) -> str:
-        """The address with the start of Ray's id, since several nodes may share an address."""
+        """The address followed by the start of Ray's node id, because several nodes may share an address."""
         return f"{self.address} ({self.id[:8]})" if self.id else self.address
 
 
 @dataclass(frozen=True)
 class Target:
-    """The devices of a sweep: one model of one kind of hardware, on the nodes that have it."""
+    """The devices of a sweep: one device model, and the nodes that have it."""
 
     hardware: Hardware
     model: str
@@ -82,17 +82,17 @@ class Target:
 
     @property
     def is_planned(self) -> bool:
-        """Whether a plan assumes these devices, which are not in the cluster."""
+        """Whether these devices are only assumed by a plan and not in the cluster."""
         return self.nodes[0].address == PLANNED_ADDRESS
 
     @property
     def devices(self) -> int:
-        """The number of GPUs, or of CPU cores."""
+        """The number of GPUs or, for a CPU target, of cores."""
         return sum(node.gpus if self.is_gpu else node.cpus for node in self.nodes)
 
     @property
     def architecture(self) -> str | None:
-        """The architecture as in `workloads.api.recipes`; None for a GPU that is not in the catalog."""
+        """The architecture, named as in `workloads.api.recipes`, or None for a GPU that is not in the catalog."""
         return self.hardware.architecture if self.is_gpu else self.nodes[0].cpu_architecture
 
     @property
@@ -100,17 +100,16 @@ class Target:
         return "GPUs" if self.is_gpu else "CPU cores"
 
     def least_memory_gib(self) -> float:
-        """Return the memory of the smallest node; 0 if unknown."""
+        """Return the host memory of the node with the least, or 0 if unknown."""
         return min((node.memory_gib or 0.0 for node in self.nodes), default=0.0)
 
     def count_gangs(
         self, ranks: int, requested: int | None, *, whole_nodes: bool = False, host_gib: float = 0.0
     ) -> int:
-        """Return how many gangs of `ranks` run at once: by default all that fit, or on a CPU one, for its timings.
+        """Return how many gangs of `ranks` run at once: by default all that fit, but only one on a CPU.
 
-        `whole_nodes`: no two gangs share a node. `host_gib`: how much of its node's memory each process takes.
-
-        Raises UserInputError if more are `requested` than fit.
+        One gang at a time keeps CPU timings undisturbed. With `whole_nodes`, no two gangs share a node. Each process
+        takes `host_gib` of host memory. Raises UserInputError if more gangs are `requested` than fit.
         """
         limit = self.devices // ranks
         if self.is_gpu and self.nodes:
@@ -126,14 +125,14 @@ class Target:
         return requested or (limit if self.is_gpu else 1)
 
     def ranks_per_node(self, ranks: int, host_gib: float = 0.0) -> int:
-        """Return how many ranks of a gang share a node. If the gang does not fit, the largest node sets the number."""
+        """Return how many ranks of a gang share a node. If the gang does not fit, the largest node decides."""
         if not self.is_gpu:
             return min(ranks, max(node.cpus for node in self.nodes))
         most = max(node.gpus for node in self.nodes)
         return find_ranks_per_node(ranks, self._capacities(host_gib)) or min(ranks, most)
 
     def devices_per_node(self, ranks: int) -> int:
-        """Return the GPUs per node (eight on a planned node), or on a CPU the ranks of a trial, which share it."""
+        """Return the GPUs per node (eight on a planned node), or for a CPU all ranks, which share one node."""
         if not self.is_gpu:
             return ranks
         if self.is_planned:
@@ -141,7 +140,7 @@ class Target:
         return max(node.gpus for node in self.nodes)
 
     def fits_gpu_domain(self, ranks: int, host_gib: float = 0.0) -> bool:
-        """Return whether a gang that needs several nodes fits into one NVLink domain."""
+        """Return whether a gang needs several nodes and fits into one NVLink domain."""
         return self._count_in_domains(ranks, host_gib) > 0
 
     def _count_in_domains(self, ranks: int, host_gib: float) -> int:
@@ -164,7 +163,7 @@ class Target:
         ]
 
     def with_nodes(self, nodes: Iterable[Node]) -> Target:
-        """Return the target with those `nodes` added that have the same devices."""
+        """Return the target extended by those `nodes` that have the same devices."""
         return replace(self, nodes=(*self.nodes, *filter(self._has_same_devices, nodes)))
 
     def without_nodes(self, ids: Collection[str]) -> Target:
@@ -177,11 +176,11 @@ class Target:
         return is_same_kind and node.gpu_problems in ((), self.nodes[0].gpu_problems) and node.model == self.model
 
     def cores_of_whole_nodes(self, ranks: int) -> int:
-        """Return the cores per rank of a gang that uses all cores of its nodes, sized for the smallest node."""
+        """Return the cores per rank if a gang uses whole nodes, sized for the node with the fewest cores per rank."""
         return max(1, min(node.cpus // min(ranks, max(1, node.gpus)) for node in self.nodes))
 
     def cores_per_rank(self, ranks: int) -> int:
-        """Return the most cores that each of `ranks` processes can have if no process spans two nodes."""
+        """Return the most cores that each of `ranks` processes can have, given that no process spans two nodes."""
         cores = max(node.cpus for node in self.nodes)
         while cores > 1 and sum(node.cpus // cores for node in self.nodes) < ranks:
             cores -= 1
@@ -189,11 +188,11 @@ class Target:
 
 
 def has_hardware(node: Node, hardware: Hardware) -> bool:
-    """Return whether a node's GPUs are of this kind, by PCI id, else by the driver's name, else by Ray's label."""
+    """Return whether a node's GPUs are of this kind, judging by PCI id, then driver name, then Ray's label."""
     if not node.gpus:
         return False
     if node.gpu_identities:
-        models = {(gpu.device_id, gpu.name): gpu for gpu in node.gpu_identities}  # usually one entry for many GPUs
+        models = {(gpu.device_id, gpu.name): gpu for gpu in node.gpu_identities}  # usually all GPUs are alike
         return all(is_kind(gpu, node.accelerator, hardware) for gpu in models.values())
     return node.accelerator in hardware.accelerators
 
@@ -212,23 +211,23 @@ def hardware_of(node: Node) -> Hardware:
 
 
 def find_ranks_per_node(ranks: int, capacities: Sequence[int]) -> int | None:
-    """Return how many ranks of a gang share each of its nodes, or None if the gang does not fit.
+    """Return how many ranks of a gang to place on each node, or None if the gang does not fit.
 
-    This is the largest divisor of `ranks` for which enough nodes have room, so a gang that fits on one node uses one.
-    `capacities` has the number of ranks that fit on each node."""
+    This is the largest divisor of `ranks` for which enough nodes have room, so a gang that fits on one node stays on
+    one. `capacities` lists how many ranks fit on each node."""
     divisors = (share for share in range(ranks, 0, -1) if ranks % share == 0)
     return next((n for n in divisors if sum(capacity >= n for capacity in capacities) >= ranks // n), None)
 
 
 def count_placements(ranks: int, capacities: Sequence[int], share: int | None = None) -> int:
-    """Return how many gangs fit at once with `share` ranks per node, by default the result of `find_ranks_per_node`."""
+    """Return how many gangs fit at once with `share` ranks per node (default: the result of `find_ranks_per_node`)."""
     share = share or find_ranks_per_node(ranks, capacities)
     if share is None:
         return 0
     nodes_per_gang = ranks // share
     shares = [capacity // share for capacity in capacities]
     gangs = sum(shares) // nodes_per_gang
-    # A gang takes at most one share of each node, so a node provides at most one share per gang.
+    # A gang takes at most one share from a node, so a node with many shares cannot host a gang alone.
     while sum(min(count, gangs) for count in shares) < gangs * nodes_per_gang:
         gangs -= 1
     return gangs

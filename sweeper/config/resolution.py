@@ -1,4 +1,4 @@
-"""Turn a composed Hydra configuration into one immutable object: only this module reads the configuration."""
+"""Turn a composed Hydra configuration into one immutable object. No other module reads the configuration."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from workloads.api.recipes import is_architecture
 from workloads.suggestions import hint
 
 RUN_SCRIPT = re.compile(r"(?:\{python\}|(?:\S*/)?(?:python[\d.]*|sh|bash)) ([\w./-]+\.(?:py|sh))(?= |$)")
-# `conf` is inside an installed package, and next to the package in a repository.
+# `conf` is inside the package if it is installed, and next to the package in the repository.
 PACKAGE = Path(__file__).resolve().parent.parent
 CONF = next((path for path in (PACKAGE / "conf", PACKAGE.parent / "conf") if path.is_dir()), PACKAGE / "conf")
 
@@ -37,30 +37,30 @@ class ResolvedConfig:
     config: Config
     workload: Workload  # with its settings
     criteria: Criteria  # what ranks the trials
-    projection_nodes: list[int]  # the numbers of nodes that the best point is projected to; may be empty
+    projection_nodes: list[int]  # cluster sizes, in nodes, to project the best point to; may be empty
 
     @cached_property
     def settings(self) -> dict[str, Any] | None:
-        """The settings of a command as plain values; None for other workloads."""
+        """The command's settings as plain values, or None if the workload is not a command."""
         return self.worker_settings if self.workload.runs_command else None
 
     @cached_property
     def worker_settings(self) -> dict[str, Any] | None:
-        """The settings from which a worker builds the workload; None if it has none."""
+        """The settings from which a worker builds the workload, or None if the workload has no settings."""
         return None if self.workload.settings is None else asdict(self.workload.settings)
 
     @property
     def is_local(self) -> bool:
-        """Whether trials run on this machine, rather than on a cluster whose nodes may have other files."""
+        """Whether trials run on this machine, not on a cluster with nodes that may have different files."""
         return (self.config.cluster.address or os.environ.get("RAY_ADDRESS") or "local") == "local"
 
     def with_space(self, entries: Mapping[str, Any]) -> ResolvedConfig:
-        """Return the configuration with these entries added to its space, or replacing its own."""
+        """Return the configuration with these entries added to the space, replacing entries with the same names."""
         return replace(self, config=replace(self.config, space={**self.config.space, **entries}))
 
 
 def resolve(composed: DictConfig, workload: Workload | None = None) -> ResolvedConfig:
-    """Check a composed configuration and load its workload. Raises UserInputError for errors that no device can fix."""
+    """Check a composed configuration and load the workload. Raises UserInputError for errors on any device."""
     try:
         if OmegaConf.select(composed, "workload.name") is None:
             raise UserInputError(f"workload.name: required. Available: {', '.join(registry.names())}")
@@ -105,7 +105,7 @@ def _check_rules(config: Config) -> None:
     tracking, budget = config.tracking, config.budget
     texts = {"dir": config.dir, "cluster.address": config.cluster.address, "tracking.uri": tracking.uri}
     for key, text in {**texts, "tracking.experiment": tracking.experiment}.items():
-        if text == "":  # such as tracking.uri=$UNSET
+        if text == "":  # as with tracking.uri=$UNSET
             raise UserInputError(f"{key}=: must not be empty")
     if config.name is not None and not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", config.name):
         allowed = "letters, digits, '.', '_' and '-', starting with a letter or digit"
@@ -143,7 +143,7 @@ def _load_workload(config: Config) -> Workload:
 
 
 def check_world_size(workload: Workload, config: Config, gpus: int) -> None:
-    """Raise UserInputError if a trial of the workload needs more GPUs than `gpus`, or cannot span that many."""
+    """Raise UserInputError if a trial of the workload cannot run on `gpus` GPUs: too few or too many."""
     name, fewest, limit = config.workload.name, workload.min_world_size, workload.max_world_size
     trial = f"gpus={config.gpus}: a trial of {name}"
     if gpus < fewest:
@@ -153,7 +153,7 @@ def check_world_size(workload: Workload, config: Config, gpus: int) -> None:
 
 
 def check_program(resolved: ResolvedConfig) -> None:
-    """Raise UserInputError if plan=run has no program to run, or a local command's program or directory is missing."""
+    """Raise UserInputError if plan=run has no program to run, or if a local command has no program or directory."""
     settings = resolved.settings
     if settings is None and resolved.config.plan == "run":
         raise UserInputError(f"plan=run: {resolved.config.workload.name} runs no program; use plan=true")
@@ -166,14 +166,14 @@ def check_program(resolved: ResolvedConfig) -> None:
     if script and not (path := directory / script[1]).exists():
         raise UserInputError(f"command.run: {path}: no such file")
     if isinstance(run, str) or "{" in run[0] or "PATH" in settings["environment"]:
-        return  # the shell finds the program, or its name depends on parameters
+        return  # the shell finds the program, or the program's name depends on parameters
     if not (shutil.which(run[0]) or ("/" in run[0] and (directory / run[0]).exists())):
         raise UserInputError(f"command.run: {run[0]}: no such program")
 
 
 def _split_objectives(entries: dict[str, Any]) -> dict[str, Any]:
-    """Return the configuration with the leading objective in `workload`, and with all of them in `objective` if there
-    are several. The key `objective` is short for `workload.objective`, and both take one metric or a list."""
+    """Put the leading objective in `workload`, and a list of several objectives in `objective`. The user may set
+    `objective` or `workload.objective`, to one metric or to a list."""
     section = entries.get("workload")
     if not isinstance(section, Mapping):
         return entries
@@ -197,8 +197,8 @@ def _split_objectives(entries: dict[str, Any]) -> dict[str, Any]:
 
 
 def _read_own_metrics(values: Any) -> dict[str, str]:
-    """Return the directions of the user's metrics. Raises UserInputError if one is invalid or differs from ours."""
-    own = values if isinstance(values, Mapping) else {}  # the schema rejects text
+    """Return the directions of the user's metrics. Raises UserInputError if one is invalid or contradicts ours."""
+    own = values if isinstance(values, Mapping) else {}  # the schema rejects a string
     for name, direction in own.items():
         if name in DIRECTIONS and direction != DIRECTIONS[name]:
             own_is = f"not a metric of your own; its direction is {DIRECTIONS[name]}"

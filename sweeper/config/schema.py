@@ -1,4 +1,4 @@
-"""The schema of a configuration, as dataclasses. The defaults are in `conf/config.yaml`, which documents each key."""
+"""The configuration schema, as dataclasses. `conf/config.yaml` has the defaults and documents each key."""
 
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -11,9 +11,9 @@ class WorkloadSection:
     """The workload and the objective that ranks its trials.
 
     Attributes:
-        name: the benchmark that runs; workload=NAME selects a file that sets it.
-        preset: the name of a file that sets what the benchmark trains, and that its sweeps are named after; empty if
-            the benchmark's own file sets it.
+        name: the benchmark to run; workload=NAME selects a file that sets this key.
+        preset: the name of the file that sets what the benchmark trains, which also names the sweeps; empty if the
+            benchmark's own file sets it.
         objective: the metric that ranks trials; the leading one if there are several.
         direction: whether a higher or a lower objective is better.
         strategy: the name of a fixed layout in `conf/strategies.yaml`, such as balanced.
@@ -32,31 +32,31 @@ class WorkloadSection:
 
 @dataclass(frozen=True)
 class Hardware:
-    """A kind of device. Peaks are dense TFLOP/s of one device by data type; unpublished peaks are missing.
+    """A kind of device. Peaks are dense TFLOP/s per device, by data type; unpublished peaks are left out.
 
     Attributes:
-        name: the name that hardware=NAME selects; auto: the devices of the cluster.
+        name: the name that hardware=NAME selects; auto selects the cluster's devices.
         kind: whether the device is a CPU or a GPU.
-        architecture: the instruction set, such as sm90 or gfx942; decides which number formats are supported.
+        architecture: the instruction set, such as sm90 or gfx942, which decides the supported number formats.
         accelerators: Ray's labels for the device.
         device_ids: PCI device ids in hex, such as 74a1; a virtual function has its own id.
-        device_names: regular expressions for the driver's names of the device.
-        partition: the compute and memory mode that divides an Instinct, such as CPX/NPS4; null for the cluster's mode.
-        dies: the number of devices into which the mode CPX divides the GPU.
+        device_names: regular expressions that match the driver's names for the device.
+        partition: the compute and memory mode that divides an Instinct, such as CPX/NPS4; null: the cluster's mode.
+        dies: the number of devices into which CPX mode divides the GPU.
         compute_units: the number of compute units of the undivided device.
-        clock_headroom: the factor by which the clock may exceed that of the peaks. An MFU above it is impossible.
+        clock_headroom: the factor by which the clock may exceed the peaks' clock. An MFU above it is impossible.
         dense_peak_tflops: peaks by data type, without sparsity: {bf16: 989, fp8: 1979}.
-        achieved_share: the share of these peaks that GEMMs achieve, used if none was measured here. The default fits an
-            H200 at its power limit: its GEMMs sustain 0.67 to 0.69 of the peak, and 0.7 fits its training.
-        memory_gib: the memory of one device as reported by its driver, which is less than the vendor's figure.
-        bandwidth_tb_s: the bandwidth of the device's memory.
-        link_gb_s: the bandwidth from one device to the others in its node (NVLink, Infinity Fabric), in each direction.
-        link_peers: the number of devices with a direct link to it, each with an equal part of link_gb_s; null for a
-            switch.
+        achieved_share: the share of the peaks that GEMMs achieve, used until it is measured. The default fits an H200
+            at its power limit, where GEMMs sustain 0.67 to 0.69 of the peak and training fits 0.7.
+        memory_gib: the memory of one device as the driver reports it, which is less than the vendor's figure.
+        bandwidth_tb_s: the memory bandwidth of the device.
+        link_gb_s: the bandwidth per direction from one device to the others in the node (NVLink, Infinity Fabric).
+        link_peers: the number of devices directly linked to a device, each with an equal part of link_gb_s; null for
+            a switch.
         power_w: the maximum power draw of one device.
-        price_per_hour: an assumed price in USD, a provider's on-demand list price; null if none was found.
-        environment: variables with which every worker is started, each with its value, reason and source.
-        sources: the document, table and date behind peaks, memory, bandwidth, power and price.
+        price_per_hour: an assumed price in USD, taken from a provider's on-demand price list; null if none was found.
+        environment: variables set for every worker, each with a value, a reason and a source.
+        sources: the document, table and date for the peaks, memory, bandwidth, power and price.
         source: the source of all values without an entry in `sources`.
     """
 
@@ -85,15 +85,15 @@ class Hardware:
 
 @dataclass(frozen=True)
 class TopologySection:
-    """Links and network of the cluster, for estimates. Bandwidths are per GPU and direction, in GB/s.
+    """The cluster's links and network, for estimates. Bandwidths are per GPU and direction, in GB/s.
 
     Attributes:
-        name: the name that topology=NAME selects; auto: what was measured, else nodes of eight with the GPU's links.
-        gpus_per_domain: the number of GPUs that reach each other without the network: a node, or 72 in a GB200 NVL72.
-        wiring: how GPUs are linked: switch; pairs, a link to each other GPU (xGMI); or host, through the processors.
-        link_gb_s: bandwidth within the domain, over all links of a GPU together.
-        network_gb_s: bandwidth to other domains: that of a domain's NICs, divided by its GPUs.
-        oversubscription: how many times the bandwidth of the NICs exceeds that of the switches above them.
+        name: the name that topology=NAME selects; auto uses measurements, else nodes of eight with the GPU's links.
+        gpus_per_domain: the number of GPUs that can bypass the network: those of a node, or 72 in a GB200 NVL72.
+        wiring: how GPUs are linked: switch; pairs (a link to every other GPU, as with xGMI); or host (via the CPUs).
+        link_gb_s: bandwidth within the domain, summed over all links of a GPU.
+        network_gb_s: bandwidth to other domains: the domain's total NIC bandwidth divided by its number of GPUs.
+        oversubscription: the ratio of NIC bandwidth to the bandwidth of the switches above.
         link_latency_s: the latency of one message within the domain.
         network_latency_s: the latency of one message between domains.
         source: the source of these values.
@@ -130,7 +130,7 @@ class Search:
 
 @dataclass(frozen=True)
 class Budget:
-    """The limits of a sweep, which ends when it reaches the first of them."""
+    """The limits of a sweep. The sweep ends when it reaches any of them."""
 
     trials: int | None = field(default=None, metadata={"min": 1})
     time_s: float | None = field(default=None, metadata={"min": 0.001})
@@ -142,7 +142,7 @@ class Budget:
 
 @dataclass(frozen=True)
 class Finals:
-    top: int = field(metadata={"min": 0})  # how many of the best trials are remeasured; null for the workload's default
+    top: int = field(metadata={"min": 0})  # the number of best trials to remeasure; null: the workload's default
     rounds: int = field(metadata={"min": 2})
 
 
@@ -170,7 +170,7 @@ class Tracking:
 
 @dataclass(frozen=True)
 class ProjectionSection:
-    nodes: Any = None  # the numbers of nodes to which the best point is projected
+    nodes: Any = None  # cluster sizes, in nodes, to project the best point to
 
 
 @dataclass(frozen=True)
@@ -189,7 +189,7 @@ class Config:
     projection: ProjectionSection = ProjectionSection()
     command: dict[str, Any] | None = None
     objective: Any = None  # short for workload.objective
-    limits: dict[str, Any] = field(default_factory=dict)  # upper bounds if less is better, otherwise lower bounds
+    limits: dict[str, Any] = field(default_factory=dict)  # upper bounds if lower is better, otherwise lower bounds
     metrics: dict[str, Any] = field(default_factory=dict)  # the directions of your own metrics: maximize or minimize
     name: str | None = None
     exclusive: Literal["gpu", "node"] | None = None

@@ -1,6 +1,6 @@
-"""The space of a sweep: each parameter is a constant, a choice, a range with a step, or an interval.
+"""The search space of a sweep: each parameter is a constant, a choice, a range with a step, or an interval.
 
-The syntax is Hydra's, in YAML and on the command line:
+YAML files and the command line use Hydra's syntax:
 
     k: 4096                           a constant
     dtype: choice(bf16, fp16)         also [bf16, fp16], and on the command line space.dtype=bf16,fp16
@@ -8,8 +8,8 @@ The syntax is Hydra's, in YAML and on the command line:
     lr: interval(0.001, 0.1)          any number in between, both ends inclusive
     batch: tag(log, range(1, 1025))   sampled on a logarithmic scale
 
-`{cpu: …, gpu: …}` gives different entries for a CPU and a GPU. `env: {NAME: …}` contains environment variables, which
-are parameters called `env.NAME` (`environment.py`).
+`{cpu: …, gpu: …}` gives different entries for a CPU and a GPU. `env: {NAME: …}` lists environment variables, which
+become parameters named `env.NAME` (`environment.py`).
 """
 
 import itertools
@@ -33,7 +33,7 @@ from workloads.api.errors import UserInputError
 
 Value = str | int | float | bool | None
 Parameters = dict[str, Value]
-NULL_CHOICE = re.compile(r"^choice\((.*\bnull\b.*)\)$")  # Hydra's function does not accept null, but a list does
+NULL_CHOICE = re.compile(r"^choice\((.*\bnull\b.*)\)$")  # Hydra's choice() rejects null, but a list may contain it
 ALLOWED_FORMS = "range(first, end, step), choice(a, b), interval(low, high) or a constant"
 
 
@@ -57,7 +57,7 @@ class Choice:
 
 
 def stepped(first: int | float, step: int | float, count: int) -> int | float:
-    """Return `first + count * step` in decimal arithmetic, like Optuna's bounds, so that 0.1 + 2 x 0.1 is 0.3."""
+    """Return `first + count * step` in decimal arithmetic, as Optuna computes bounds: 0.1 + 2 * 0.1 gives 0.3."""
     if isinstance(first, int) and isinstance(step, int):
         return first + count * step
     return float(Decimal(str(first)) + count * Decimal(str(step)))
@@ -65,7 +65,7 @@ def stepped(first: int | float, step: int | float, count: int) -> int | float:
 
 @dataclass(frozen=True)
 class Range:
-    """low, low + step, … up to and including `high`."""
+    """The values low, low + step, and so on, up to and including `high`."""
 
     low: int | float
     high: int | float
@@ -90,7 +90,7 @@ class Range:
         return (stepped(self.low, self.step, i) for i in range(len(self)))
 
     def nearest(self, value: int | float) -> int | float:
-        """Return the allowed value nearest to a number with a rounding error, such as a sampler's sum of steps."""
+        """Return the allowed value nearest to a number with rounding error, such as a sampler's sum of steps."""
         return stepped(self.low, self.step, round((value - self.low) / self.step))
 
 
@@ -115,28 +115,28 @@ Dimension = Choice | Range | Interval
 
 @dataclass(frozen=True)
 class Space:
-    """The dimensions that vary and the constants. A point has one value for each parameter."""
+    """The dimensions that vary, and the constants. A point has a value for each parameter."""
 
     dimensions: dict[str, Dimension] = field(default_factory=dict)
     constants: Parameters = field(default_factory=dict)
-    only: tuple[Parameters, ...] | None = None  # the points to try, most promising first; None: all combinations
+    only: tuple[Parameters, ...] | None = None  # the points to try, most promising first; None means all combinations
 
     @cached_property
     def size(self) -> float:
-        """The number of points; infinite if a dimension is an interval."""
+        """The number of points, which is infinite if a dimension is an interval."""
         if self.only is not None:
             return len(self.only)
         return math.prod(math.inf if isinstance(d, Interval) else len(d) for d in self.dimensions.values())
 
     def __contains__(self, point: Mapping[str, Value]) -> bool:
-        """Return whether every parameter that the point names has a value in the space."""
+        """Return whether the space contains each of the point's values."""
         return all(
             value in self.dimensions[name] if name in self.dimensions else self.constants.get(name) == value
             for name, value in point.items()
         )
 
     def points(self) -> Iterator[Parameters]:
-        """Yield every combination (last parameter fastest), or `only`. Raises UserInputError if it has an interval."""
+        """Yield `only`, or else every combination, last parameter fastest. Raises UserInputError for an interval."""
         if self.only is not None:
             yield from map(dict, self.only)
             return
@@ -149,17 +149,17 @@ class Space:
             yield dict(zip(self.dimensions, values, strict=True))
 
     def described(self) -> dict[str, Value]:
-        """Return the space as text, with one entry per parameter, for identity and provenance."""
+        """Return the space with one entry per parameter and dimensions as strings, for identity and provenance."""
         return {**self.constants, **{name: str(dimension) for name, dimension in self.dimensions.items()}}
 
 
 def point_key(params: Mapping[str, Any]) -> str:
-    """Return a text that is equal for equal points."""
+    """Return a string that is equal for equal points."""
     return json.dumps(dict(params), sort_keys=True)
 
 
 def parse(entries: Mapping[str, Any], kind: str) -> Space:
-    """Return the space of a configuration for a device of `kind` ("cpu" or "gpu"). Raises UserInputError."""
+    """Parse the configured space for a device of `kind` ("cpu" or "gpu"). Raises UserInputError."""
     dimensions: dict[str, Dimension] = {}
     constants: Parameters = {}
     for name, entry in flatten(entries).items():
@@ -172,7 +172,7 @@ def parse(entries: Mapping[str, Any], kind: str) -> Space:
 
 
 def select_kind(entry: Any, kind: str, key: str) -> Any:
-    """Return the value for this kind of device from `{cpu: …, gpu: …}`, or any other entry unchanged."""
+    """Select this device kind's value from `{cpu: …, gpu: …}`. Any other entry is returned unchanged."""
     if not isinstance(entry, Mapping):
         return entry
     if set(entry) - {"cpu", "gpu"}:
@@ -183,7 +183,7 @@ def select_kind(entry: Any, kind: str, key: str) -> Any:
 
 
 def parse_entry(name: str, entry: Any) -> Dimension | Value:
-    """Return one entry of a space: a list is a choice, text is parsed, and other values are constants."""
+    """Parse one entry of a space: a list is a choice, a string is parsed, and other values are constants."""
     key = f"space.{name}"
     if isinstance(entry, list):
         return _choice(key, entry)
@@ -218,12 +218,12 @@ def _choice(key: str, values: list[Any]) -> Choice | Value:
 
 
 def _numbers(key: str, text: str, sweep: RangeSweep | IntervalSweep) -> Dimension | Value:
-    """Return a range or an interval, after checking that its numbers fit the integers of Optuna and NumPy."""
+    """Return a range or an interval after checking that its numbers fit into 64 bits, as Optuna and NumPy require."""
     first, end = sweep.start or 0, sweep.end if isinstance(sweep, IntervalSweep) else sweep.stop
     step = sweep.step if isinstance(sweep, RangeSweep) else 1
     log = "log" in sweep.tags
     assert end is not None
-    if not all(abs(number) < MAX_INTEGER for number in (first, end, step)):  # neither is infinite or NaN
+    if not all(abs(number) < MAX_INTEGER for number in (first, end, step)):  # also rejects infinity and NaN
         raise UserInputError(f"{key}={shorten(text, 80)}: its numbers must be between -2^63 and 2^63")
     if isinstance(sweep, IntervalSweep):
         if not first < end:

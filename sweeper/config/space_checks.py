@@ -1,4 +1,4 @@
-"""Check the space of a sweep against the workload's parameters and the device."""
+"""Check a sweep's search space against the workload's parameters and the device."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import Field, dataclass, fields
@@ -18,16 +18,16 @@ from workloads.api.errors import UserInputError
 from workloads.api.secrets import is_secret
 from workloads.suggestions import suggest
 
-POINTS = 5  # how many a warm start tries: the first ones gain most, since they differ in what matters
+POINTS = 5  # tried by a warm start; the first ones gain most because they differ in the parameters that matter
 
 
 def check_space(resolved: ResolvedConfig, target: Target) -> tuple[Space, list[str], dict[str, str]]:
-    """Return the space for these devices with their variables, the excluded values, and where each variable was set."""
+    """Return the space with the devices' variables, the excluded values, and where each variable was set."""
     space, excluded = read_space(resolved, target.hardware.kind, target.architecture)
     space, sources = apply_defaults(space, target)
     if target.is_gpu or not resolved.is_local:
         return space, excluded, sources
-    # This machine must have enough memory for the smallest value of each parameter.
+    # This machine needs enough memory for the smallest value of each parameter.
     memory_gib, parameters = host.memory_bytes() / 2**30, resolved.workload.Parameters
     hints = get_type_hints(parameters)
     for parameter in [field for field in fields(parameters) if "cpu_gib" in field.metadata]:
@@ -77,7 +77,7 @@ def read_space(resolved: ResolvedConfig, kind: str, architecture: str | None) ->
                 dimensions[name] = Choice(supported)
             else:
                 constants[name] = supported[0]
-    # Variables come first: a grid changes its first parameter last, and each change of a variable starts new workers.
+    # Variables come first: a grid changes the first parameter least often, and a new environment needs new workers.
     return Space(variables.dimensions | dimensions, variables.constants | constants), excluded
 
 
@@ -134,10 +134,10 @@ def _possible_values(space: Space, parameter: Field[Any]) -> Sequence[Value]:
 
 
 def reserved_host_gib(resolved: ResolvedConfig, space: Space, ranks: int = 1) -> float:
-    """Return how many GiB of its node's memory each process of a trial may need, according to its parameters."""
+    """Return how many GiB of host memory each process of a trial may need, according to the parameters."""
     total_gib = 0.0
     for parameter in fields(resolved.workload.Parameters):
-        if owner := parameter.metadata.get("host_memory"):  # "trial" if its processes share the memory
+        if owner := parameter.metadata.get("host_memory"):  # "trial" if the trial's processes share the memory
             values = _possible_values(space, parameter)
             largest_gib = max(float(value) for value in values if isinstance(value, (int, float)))
             total_gib += largest_gib / (ranks if owner == "trial" else 1)
@@ -158,7 +158,7 @@ def read_initial_points(resolved: ResolvedConfig, space: Space, kind: str, *, st
     hints = get_type_hints(resolved.workload.Parameters)
     points = [environment.flatten(point) for point in points]
     for name, value in [item for point in points for item in point.items()]:
-        if environment.is_variable(name):  # it has no type; whether it is in the space is checked below
+        if environment.is_variable(name):  # a variable has no type; a value outside the space is found below
             continue
         if name not in hints:
             raise UserInputError(f"{key}: unknown parameter {name}. {suggest(name, hints)}")
@@ -175,17 +175,17 @@ def read_initial_points(resolved: ResolvedConfig, space: Space, kind: str, *, st
 
 @dataclass(frozen=True)
 class WarmStart:
-    """Points of another sweep that this sweep tries first. The other sweep's metrics are never read here."""
+    """Points of another sweep that this sweep tries first. The other sweep's metrics are not used."""
 
-    sweep: str  # its name in the configuration
-    study: str  # the id of its study
-    points: tuple[Mapping[str, Value], ...]  # every parameter of its better trials, best first
+    sweep: str  # the other sweep's name in the configuration
+    study: str  # the id of the other sweep's study
+    points: tuple[Mapping[str, Value], ...]  # all parameters of the other sweep's better trials, best first
 
     def legal_points(self, space: Space) -> list[Parameters]:
-        """Return the best points that are in this space, reduced to the parameters that vary here.
+        """Return the best points in this space, reduced to the parameters that vary in it.
 
-        If only some combinations are allowed, a point that is not allowed is replaced by the allowed point that agrees
-        in the most parameters. Raises UserInputError if none of the points is in the space.
+        If only some combinations are allowed, any other point is replaced by the allowed point that shares the most
+        values with it. Raises UserInputError if no point is in the space.
         """
         legal: list[Parameters] = []
         for point in self.points:
@@ -200,8 +200,8 @@ class WarmStart:
 
 
 def _nearest(point: Parameters, space: Space) -> Parameters | None:
-    """Return the point if it is legal. Otherwise return the allowed point that agrees in the most parameters (the most
-    promising if there are several), or None if it agrees in less than half of them."""
+    """Return the point if it is allowed. Otherwise return the allowed point that shares the most values with it (of
+    several, the most promising), or None if fewer than half of the values agree."""
     if space.only is None:
         return point if point in space else None
     if not space.only or not point:

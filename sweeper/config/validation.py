@@ -1,4 +1,4 @@
-"""Dataclasses as schemas: plain values are checked against annotations, and docstrings describe the keys."""
+"""Use dataclasses as schemas: check plain values against annotations, and read key descriptions from docstrings."""
 
 import contextlib
 import inspect
@@ -13,12 +13,12 @@ from workloads.api.errors import UserInputError
 from workloads.suggestions import nearest, suggest
 
 T = TypeVar("T")
-MAX_INTEGER = 2**63  # the limit of Optuna's, NumPy's and SQLite's integers
-SECONDS = {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}  # by the units of time that people write
-SI_PREFIXES = {"k": 3, "K": 3, "M": 6, "G": 9, "B": 9, "T": 12}  # B as in 8B: billions
-# PyTorch's names of data types.
+MAX_INTEGER = 2**63  # the limit for integers in Optuna, NumPy and SQLite
+SECONDS = {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}  # by the time units that people write
+SI_PREFIXES = {"k": 3, "K": 3, "M": 6, "G": 9, "B": 9, "T": 12}  # B stands for billions, as in 8B
+# PyTorch's names for dtypes, and ours.
 TORCH_NAMES = {"float32": "fp32", "float16": "fp16", "half": "fp16", "bfloat16": "bf16"}
-# Units by the ending of a key; the longest matching ending applies.
+# Units by key suffix. The longest matching suffix applies.
 UNITS = {
     "_s": "seconds",
     "_w": "watts",
@@ -32,15 +32,15 @@ UNITS = {
 
 
 def find_unit(name: str) -> str:
-    """Return the unit that a name's ending stands for; empty if it has none."""
+    """Return the unit that a name's suffix stands for, or an empty string."""
     return next((UNITS[end] for end in sorted(UNITS, key=len, reverse=True) if name.endswith(end)), "")
 
 
 def build(cls: type[T], values: Mapping[str, Any], prefix: str = "") -> T:
     """Check every value and return an instance of the dataclass `cls`.
 
-    Annotations may be int, float, str, bool, `X | None`, Literal, nested dataclasses and mappings to them. Values of
-    other lists and mappings, and of Any, are not checked. `metadata={"min": …, "max": …}` bounds a number.
+    Annotations may be int, float, str, bool, `X | None`, Literal, nested dataclasses, and mappings to dataclasses. The
+    contents of other lists and mappings are not checked, nor is Any. `metadata={"min": …, "max": …}` bounds a number.
 
     Raises UserInputError for an unknown or missing key, a wrong type or a number out of bounds.
     """
@@ -50,7 +50,7 @@ def build(cls: type[T], values: Mapping[str, Any], prefix: str = "") -> T:
     for name, value in values.items():
         key = f"{prefix}{name}"
         if name not in known:
-            section = prefix.rpartition(": ")[2]  # without the file
+            section = prefix.rpartition(": ")[2]  # without the file name
             raise UserInputError(f"{key}: unknown key. {suggest(name, known, section)}")
         converted[name] = convert(hints[name], value, key)
         check_bounds(converted[name], known[name].metadata, key)
@@ -59,12 +59,12 @@ def build(cls: type[T], values: Mapping[str, Any], prefix: str = "") -> T:
             raise UserInputError(f"{prefix}{name}: required ({describe_type(hints[name])})")
     try:
         return cls(**converted)
-    except ValueError as error:  # a rule of the class that covers several values
+    except ValueError as error:  # from a rule in the class about several values
         raise UserInputError(f"{prefix.rstrip('.') or 'configuration'}: {error}") from error
 
 
 def convert(annotation: Any, value: Any, key: str) -> Any:
-    """Return `value` as the annotation's type: whole floats become ints, ints floats. Raises UserInputError."""
+    """Convert `value` to the annotated type: whole floats to int, ints to float. Raises UserInputError."""
     if annotation is Any:
         return value
     if get_origin(annotation) in (Union, types.UnionType):
@@ -155,16 +155,16 @@ class Key:
     name: str
     annotation: Any
     default: Any  # MISSING for a required key
-    meaning: str = ""  # from the dataclass's docstring; empty if it has none
+    meaning: str = ""  # from the dataclass's docstring; empty if not described
     bounds: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def unit(self) -> str:
-        """The unit that the ending of the key's name stands for; empty if it has none."""
+        """The unit that the key's suffix stands for, or an empty string."""
         return find_unit(self.name)
 
     def allowed(self) -> str:
-        """Return the allowed values as text; empty if any value is allowed."""
+        """Return a description of the allowed values, or an empty string if any value is allowed."""
         words = [] if self.annotation is Any else [describe_type(self.annotation)]
         words += [f"at least {self.bounds['min']}"] if "min" in self.bounds else []
         words += [f"at most {self.bounds['max']}"] if "max" in self.bounds else []
@@ -172,7 +172,7 @@ class Key:
 
 
 def keys_of(cls: type[Any], prefix: str = "") -> Iterator[Key]:
-    """Yield the keys of a dataclass and of its nested dataclasses, in order."""
+    """Yield the keys of a dataclass and of the dataclasses nested in it, in order."""
     hints, meanings = get_type_hints(cls), attribute_docs(cls)
     for item in fields(cls):
         name, annotation = f"{prefix}{item.name}", hints[item.name]
@@ -184,7 +184,7 @@ def keys_of(cls: type[Any], prefix: str = "") -> Iterator[Key]:
 
 
 def attribute_docs(cls: type[Any]) -> dict[str, str]:
-    """Return the entries in the section "Attributes:" of a class's docstring. `a, b: text` describes both names."""
+    """Return the entries in the "Attributes:" section of a class docstring. `a, b: text` describes both names."""
     _, heading, section = inspect.cleandoc(cls.__doc__ or "").partition("Attributes:\n")
     section, *_ = re.split(r"\n(?=\S)", section, maxsplit=1)  # the next section
     docs: dict[str, str] = {}
@@ -195,6 +195,6 @@ def attribute_docs(cls: type[Any]) -> dict[str, str]:
 
 
 def literal_values(annotation: Any) -> tuple[str, ...]:
-    """Return the values of a Literal or an optional Literal; empty for any other type."""
+    """Return the values of a Literal or an optional Literal, or an empty tuple for any other type."""
     options = (annotation, *get_args(annotation))
     return tuple(str(value) for option in options if get_origin(option) is Literal for value in get_args(option))
