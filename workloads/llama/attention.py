@@ -1,11 +1,11 @@
-"""Causal attention by kernels that return the logsumexp of the scores in addition to the output.
+"""Causal attention with kernels that return the logsumexp of the scores as well as the output.
 
-With the logsumexp (`lse`), the backward pass needs no autograd graph, and attention over a long sequence can be merged
-from its parts.
+Given the logsumexp (`lse`), the backward pass needs no autograd graph, and the attention outputs of the parts of a long
+sequence can be merged.
 
-Shapes in this module: q is [batch, heads, queries, head_size], k and v are [batch, kv_heads, keys, head_size], with any
-strides but 1 in the last dimension. lse is [batch, heads, queries] in fp32. A gradient has the shape of its
-tensor.
+Shapes in this module: q is [batch, heads, queries, head_size], k and v are [batch, kv_heads, keys, head_size], with
+stride 1 in the last dimension and any other strides. lse is [batch, heads, queries] in fp32. Each gradient has the
+shape of its tensor.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from workloads.instruments.timing import time_in_turns
 from workloads.llama.attention_kernels import CPU_KERNEL, CUDA_KERNELS, ROCM_KERNELS, Gradients, Kernel
 from workloads.models.model import Model
 
-# The largest error allowed in a kernel's results. bf16 kernels differ from fp64 by 0.002 to 0.01.
+# The largest relative error allowed in a kernel's results. bf16 kernels differ from fp64 by 0.002 to 0.01.
 TOLERANCE = 0.03
 TIMED_TOKENS = 8192
-# The scores' gradients vanish for a single token. bf16 rounding is 0.03 of them for two tokens and 0.004 for 16.
+# The gradients of the scores vanish for a single token. bf16 rounding is 3% of them for two tokens, 0.4% for 16.
 MIN_LENGTH = 16
 CHECKED_TOKENS = 128
 Pair = tuple[Tensor, Tensor]  # keys and values
@@ -52,11 +52,11 @@ def gpu_kernels() -> tuple[Kernel, ...]:
 
 @cache
 def fastest_kernel(shape: AttentionShape, device: torch.device, candidates: tuple[Kernel, ...] | None = None) -> Kernel:
-    """Return the kernel with the shortest forward and backward time for a shape.
+    """Return the kernel with the shortest total forward and backward time for a shape.
 
-    The candidates, by default all of the GPU, are timed on random data, interleaved, and the minimum of three repeats
-    counts. A kernel that fails or gives wrong results is excluded, and the reason is printed. If only one is left, it
-    is returned untimed, as is the only kernel of a CPU. Raises Infeasible if no fused kernel works for this shape.
+    The candidates, by default all kernels for the GPU, are timed on random data in interleaved order; each kernel's
+    time is the minimum of three repeats. A kernel that fails or gives wrong results is excluded, and the reason is
+    printed. A single candidate is not timed. Raises Infeasible if no fused kernel works for this shape.
     """
     if device.type == "cpu" and candidates is None:
         return CPU_KERNEL
@@ -111,8 +111,8 @@ def _unusable_reason(kernel: Kernel, inputs: list[Tensor]) -> str:
 def measure_error(inputs: list[Tensor], out: Tensor, lse: Tensor, gradients: Gradients) -> float:
     """Return the largest error of a kernel's results over causal attention, relative to their norm; inf for a NaN.
 
-    It compares the last tokens of the first sequence, for the last key head and the queries that share it. Their
-    queries attend to all keys, and only they attend to their keys, so output, lse and all gradients can be computed
+    The check covers the last tokens of the first sequence, for the last key head and its query heads. These queries
+    attend to all keys, and no other queries attend to their keys, so output, lse and all gradients can be computed
     without the scores of the other tokens (Dao 2023, algorithm 2). `inputs` are q, k, v and the output's gradient.
     """
     q, k, v, d_out = inputs
@@ -151,7 +151,7 @@ def attend(kernel: Kernel, q: Tensor, k: Tensor, v: Tensor, past_kv: Pair | None
 
 @compiled_on_gpu
 def merge_attention(out: Tensor, lse: Tensor, past_out: Tensor, past_lse: Tensor) -> tuple[Tensor, Tensor]:
-    """Return out, in its data type, and lse over two groups of keys, merged from the results for each group."""
+    """Merge the results for two groups of keys. Return out, in the data type of `out`, and lse over both groups."""
     merged_lse = torch.logaddexp(lse, past_lse)
     weight, past_weight = (lse - merged_lse).exp()[..., None], (past_lse - merged_lse).exp()[..., None]
     return (out * weight + past_out * past_weight).to(out.dtype), merged_lse
@@ -162,8 +162,8 @@ def attend_backward(
 ) -> tuple[Gradients, Pair | None]:
     """Return (dq, dk, dv), and the gradients of `past_kv` or None.
 
-    `out` and `lse` come from `attend` over all keys. With them, the backward pass of each group of keys gives its
-    exact part of the gradients (Dao 2023; Liu et al. 2023).
+    `out` and `lse` come from `attend` over all keys. Given these, the backward pass over each group of keys gives the
+    group's exact part of the gradients (Dao 2023; Liu et al. 2023).
     """
     dq, dk, dv = kernel.backward(d_out, q, k, v, out, lse, True)
     if past_kv is None:

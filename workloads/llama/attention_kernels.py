@@ -1,14 +1,14 @@
-"""Attention kernels, forward and backward, for NVIDIA's GPUs, AMD's GPUs and CPUs.
+"""Forward and backward attention kernels for NVIDIA GPUs, AMD GPUs and CPUs.
 
-The ATen functions are the ones that scaled_dot_product_attention calls, which does not return the logsumexp. None
-of the functions here is documented: torch.nn.attention.varlen returns a logsumexp too, but no public function takes one
-for a backward pass. `tests/workloads/instruments/test_torch_internals.py` checks their arguments. There is no dropout,
-so the backward functions never read the state of the random number generator that they require.
+The ATen functions are those that scaled_dot_product_attention calls; it does not return the logsumexp itself. None of
+the functions in this module is documented: torch.nn.attention.varlen also returns a logsumexp, but no public function
+accepts one for a backward pass. `tests/workloads/instruments/test_torch_internals.py` checks their arguments. Dropout
+is never used, so the backward functions do not read the random number generator state that they require.
 
-None of AMD's kernels has been run by this project. Their signatures and layouts come from the sources: PyTorch's
+This project has not run any of AMD's kernels. Their signatures and layouts come from source code: PyTorch's
 aten/src/ATen/native/transformers (hip/flash_attn/flash_api.h, aot/mha_all_aot.hip, ck/mha_bwd_ck.hip,
 cuda/attention_backward.cu), AITER 0.1.4 to 0.1.20 (aiter/ops/mha.py) and flash-attn 2.7 and later
-(flash_attn/flash_attn_interface.py). Therefore `workloads.llama.attention`, which documents the shapes, checks each
+(flash_attn/flash_attn_interface.py). `workloads.llama.attention`, which documents the shapes, therefore checks each
 kernel's results before timing it.
 """
 
@@ -30,7 +30,7 @@ class Kernel(NamedTuple):
     """An attention kernel: (q, k, v, causal) -> (out, lse) and (d_out, q, k, v, out, lse, causal) -> (dq, dk, dv)."""
 
     name: str  # in logs and results
-    dtypes: tuple[torch.dtype, ...]  # computed correctly; cuDNN's kernel does not reject others
+    dtypes: tuple[torch.dtype, ...]  # that the kernel computes correctly; cuDNN's kernel does not reject other types
     forward: Callable[[Tensor, Tensor, Tensor, bool], tuple[Tensor, Tensor]]
     backward: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, bool], Gradients]
 
@@ -74,9 +74,9 @@ def _efficient_fwd(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> tuple[Tenso
 
 
 def _efficient_bwd(d_out: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, causal: bool) -> Gradients:
-    # CUTLASS's kernel reads the lse in whole blocks of 32 queries. AOTriton's kernel views it as
-    # [batch * heads, queries], so it needs the compact lse that its forward pass returns (attention_backward.cu): a
-    # padded one fails for lengths that are not multiples of 32.
+    # CUTLASS's kernel reads the lse in whole blocks of 32 queries. AOTriton's kernel views the lse as [batch * heads,
+    # queries], so it needs the compact lse of its forward pass (attention_backward.cu): a padded lse fails for lengths
+    # that are not multiples of 32.
     if not torch.version.hip:
         lse = functional.pad(lse, (0, -lse.shape[-1] % 32), value=float("inf"))
     kv_heads = k.shape[1]
@@ -101,9 +101,9 @@ def _cpu_bwd(d_out: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: T
 def rocm_attention_library(name: str) -> Iterator[None]:
     """Run PyTorch's attention on ROCm with `aotriton` or `ck` until the block ends. Raises RuntimeError without CK.
 
-    The choice holds for the whole process, and TORCH_ROCM_FA_PREFER_CK also makes it, so both are set by name.
+    The choice holds for the whole process. TORCH_ROCM_FA_PREFER_CK can preset it, so both libraries are set by name.
     """
-    # A PyTorch that lacks this function and CK falls back to AOTriton with only a warning (flash_api.h).
+    # A PyTorch build without this function and without CK falls back to AOTriton with only a warning (flash_api.h).
     is_available = getattr(torch.backends.cuda, "is_ck_sdpa_available", lambda: False)
     if name == "ck" and not is_available():
         raise RuntimeError("this PyTorch is built without CK's attention, or CK does not support this GPU")
@@ -131,9 +131,9 @@ def _by_tokens(*tensors: Tensor) -> Any:
     return tuple(tensor.transpose(1, 2) for tensor in tensors)
 
 
-# FlashAttention 4 (the package flash-attn-4) compiles at the first call.
+# FlashAttention 4 (the package flash-attn-4) compiles on the first call.
 # torch.nn.attention.activate_flash_attention_impl("FA4") would replace PyTorch's own flash kernel with the same two
-# functions in the whole process, so the two kernels could not be timed interleaved.
+# functions in the whole process, so the two kernels could not be timed in interleaved order.
 
 
 def _flash4_fwd(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> tuple[Tensor, Tensor]:
@@ -159,7 +159,7 @@ def _aiter_fwd(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> tuple[Tensor, T
 
     arguments = _rocm_arguments(q, causal) | {"return_lse": True, "return_softmax": False, "sink_size": 0}
     arguments |= dict.fromkeys(("bias", "q_descale", "k_descale", "v_descale"))
-    known = inspect.signature(_flash_attn_forward).parameters  # sink_size and the scales came with 0.1.8
+    known = inspect.signature(_flash_attn_forward).parameters  # AITER 0.1.8 added sink_size and the scales
     arguments = {name: value for name, value in arguments.items() if name in known}
     out, lse, *_ = _flash_attn_forward(*_by_tokens(q, k, v), **arguments)
     return out.transpose(1, 2), lse
@@ -168,7 +168,7 @@ def _aiter_fwd(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> tuple[Tensor, T
 def _aiter_bwd(d_out: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, causal: bool) -> Gradients:
     from aiter.ops.mha import _flash_attn_backward
 
-    # The assembly kernels sum dq in no fixed order, so they are excluded where the result has to be deterministic.
+    # The assembly kernels sum dq in no fixed order, so they are excluded when results must be deterministic.
     gradients = [torch.empty_like(x) for x in _by_tokens(q, k, v)]
     arguments = _rocm_arguments(q, causal) | {"dbias": None, "bias": None, "deterministic": False}
     arguments |= dict(zip(("dq", "dk", "dv"), gradients, strict=True))

@@ -1,10 +1,10 @@
-"""One Llama block with a manual backward pass, in which any activation can be saved, moved or recomputed.
+"""A Llama block with a manual backward pass, in which any activation can be saved, moved or recomputed.
 
-It computes the same as `workloads.llama.model.Block`, which autograd differentiates; a test compares the two.
+It computes the same function as `workloads.llama.model.Block`, which autograd differentiates. A test compares them.
 
-Weights and gradients are dictionaries by that module's parameter names. Activations are [tokens, features] of one
-chunk: of `sequences` sequences of `length` tokens, or of one piece of a sequence. A gradient is added to the one in
-the dictionary, or stored if there is none.
+Weights and gradients are dictionaries keyed by its parameter names. Activations are [tokens, features] of one chunk:
+`sequences` sequences of `length` tokens, or one piece of a sequence. A new gradient is added to the gradient in the
+dictionary, or stored if there is none.
 """
 
 from collections.abc import Callable
@@ -24,12 +24,12 @@ NamedTensors = dict[str, Tensor]
 KeysValues = Tensor  # [sequences, tokens, 2 * kv_heads, head_size], keys rotated
 Past = KeysValues | None  # keys and values of the sequences' earlier pieces; None for whole sequences
 
-# The activations of one chunk that the backward pass can use, by name. It recomputes the missing ones.
+# The activations of one chunk that the backward pass can use, by name. Missing ones are recomputed.
 #   x         the block's input [tokens, hidden_size]
-#   q         queries, rotated [sequences, length, heads, head_size]
-#   kv        keys, rotated, and values [sequences, length, 2 * kv_heads, head_size]
-#   qkv       both before norms and rotation, if the model normalizes heads; no choice saves it
-#   attn_out  the output of attention [tokens, heads * head_size], and lse, the logsumexp of its scores
+#   q         rotated queries [sequences, length, heads, head_size]
+#   kv        rotated keys, and values [sequences, length, 2 * kv_heads, head_size]
+#   qkv       q and kv before norms and rotation, if the model normalizes heads; no plan saves it
+#   attn_out  the output of attention [tokens, heads * head_size], and lse, the logsumexp of the scores
 #   residual  x plus the attention branch [tokens, hidden_size]
 #   gate, up  the two halves of the MLP's first GEMM, [tokens, intermediate_size] each. They are separate tensors,
 #             because compiled code takes twice as long if it writes both gradients into one tensor
@@ -37,14 +37,14 @@ Activations = dict[str, Tensor]
 
 
 class BlockMath:
-    """The forward and backward passes of any block of one shape.
+    """The forward and backward passes of all blocks of one shape.
 
     Attributes:
-        recipe: of the matrix products, from `workloads.api.recipes`; empty if they use the weights' data type.
-        scales: how the recipe scales their operands; empty without one.
-        norm: (x, weight) to the RMS norm of x[tokens, hidden_size].
-        norm_backward: (x, weight, d_out, d_residual) to the norm of x, d_out's gradient with respect to x plus
-            `d_residual`, and its gradient with respect to weight.
+        recipe: the matrix products' recipe from `workloads.api.recipes`; empty: they use the weights' data type.
+        scales: how the recipe scales the operands of matrix products; empty without a recipe.
+        norm: maps (x, weight) to the RMS norm of x[tokens, hidden_size].
+        norm_backward: maps (x, weight, d_out, d_residual) to the norm of x, the gradient with respect to x plus
+            `d_residual`, and the gradient with respect to weight.
     """
 
     scales = ""
@@ -107,7 +107,7 @@ class BlockMath:
 
     @property
     def imbalance(self) -> float | None:
-        """The busiest expert's tokens over the mean, averaged over all forward passes; None without experts."""
+        """The busiest expert's tokens divided by the mean, averaged over all forward passes; None without experts."""
         return None
 
     def cast_weights(self, weights: NamedTensors, *, forward: bool = True, backward: bool = True) -> NamedTensors:
@@ -147,7 +147,7 @@ class BlockMath:
             activations["attn_out"] = out.transpose(1, 2).flatten(2).flatten(0, 1)
 
     def _project_qkv(self, weights: NamedTensors, x: Tensor, rope: Tensor) -> Activations:
-        """Return q and kv and, if they have norms, what the backward pass of the norms reads."""
+        """Return q and kv and, if heads are normalized, the tensor that the norms' backward pass reads."""
         qkv = self._multiply_qkv(weights, x, rope)
         q, kv = self._rotate(qkv, rope, *(weights[name] for name in HEAD_NORMS if name in weights))
         return {"q": q, "kv": kv} | ({"qkv": qkv} if self.shape.qk_norm else {})
@@ -174,11 +174,11 @@ class BlockMath:
         `weights`, `rope` and `past_kv` are as in `forward`.
 
         Args:
-            activations: the saved ones, at least x. Missing ones are recomputed; all but x are removed after their
-                last use, which frees their memory.
+            activations: the saved activations, at least x. Missing ones are recomputed. All except x are removed after
+                their last use to free memory.
             d_out: the gradient of the block's output [tokens, hidden_size].
-            kv_gradients: only for pieces, in fp32: the gradient of this piece's keys and values from later pieces, and
-                the buffer that the gradient of `past_kv` is added to. Both have the layout of `KeysValues`.
+            kv_gradients: for pieces only: the gradient of this piece's keys and values from later pieces, and the
+                buffer to which the gradient of `past_kv` is added. Both are fp32 in the layout of `KeysValues`.
         """
         self._compute_missing(weights, activations, rope, past_kv)
         d_residual = self._mlp_backward(weights, gradients, activations, d_out)
@@ -262,7 +262,7 @@ def split_kv(kv: KeysValues) -> tuple[Tensor, Tensor]:
 
 
 def _accumulate_weight_gradient(gradients: NamedTensors, name: str, x: Tensor, *d_outs: Tensor) -> None:
-    """Add the gradient of a weight whose rows, in this order, computed the outputs of `d_outs` from x."""
+    """Add the gradient of a weight that maps x to stacked outputs; `d_outs` are their gradients in row order."""
     sizes, is_stored = [d_out.shape[1] for d_out in d_outs], name in gradients
     if not is_stored:
         gradients[name] = x.new_empty(sum(sizes), x.shape[1])

@@ -19,10 +19,10 @@ from workloads.models.trained import read_trained
 
 SHARD_BYTES = 4 * 10**9
 STACKED = (".experts.gate_up", ".experts.down")  # one matrix per expert
-Weights = Iterable[tuple[str, Tensor]]  # keyed by their names in `workloads.llama.model.Llama`
+Weights = Iterable[tuple[str, Tensor]]  # pairs of a name in `workloads.llama.model.Llama` and a tensor
 
 # Hugging Face's names for the parameters of `workloads.llama.model.Llama`. A parameter with several names is the
-# concatenation of those tensors along the first dimension.
+# concatenation of the named tensors along the first dimension.
 HF_BLOCK_NAMES = {
     "attention_norm.weight": ["input_layernorm.weight"],
     "qkv.weight": [f"self_attn.{x}_proj.weight" for x in "qkv"],
@@ -52,7 +52,7 @@ HF_EMBEDDING_AND_HEAD_NAMES = {
 
 
 def find_family(shape: Model) -> str:
-    """Return the `model_type` whose modules compute this model. Raises ValueError if there is none."""
+    """Return the Hugging Face `model_type` that computes this model. Raises ValueError if there is none."""
     if shape.experts:
         families = {"": "mixtral", "all": "olmoe", "head": "qwen3_moe"}
         family = "qwen2_moe" if shape.shared_expert_gate else families[shape.qk_norm]
@@ -101,8 +101,8 @@ def _block_names(family: str, count: int) -> dict[str, list[str]]:
 def open_reader(folder: Path, shape: Model) -> Callable[[str], Tensor]:
     """Return a function that reads a parameter from the checkpoint by its name in `workloads.llama.model.Llama`.
 
-    Each call reads a tensor from its file, to the CPU and in the checkpoint's data type. Raises ValueError for a
-    folder without a checkpoint of this shape in any family; a call does for a tensor that the checkpoint lacks.
+    Each call of this function reads one tensor to the CPU in the checkpoint's data type, and raises ValueError if the
+    checkpoint lacks the tensor. Raises ValueError if the folder has no checkpoint of this shape in any family.
     """
     files = sorted(folder.glob("*.safetensors"))
     if not files or not (folder / "config.json").exists():
@@ -138,10 +138,10 @@ def open_reader(folder: Path, shape: Model) -> Callable[[str], Tensor]:
 
 
 def save(folder: Path, shape: Model, weights: Weights) -> None:
-    """Write a checkpoint that `transformers` can read, in files of about 4 GB, each as soon as it is full.
+    """Write a checkpoint that `transformers` can read, in files of about 4 GB. A file is written once it is full.
 
-    `weights` may be in any order. The data type of the first is written to config.json. Raises ValueError if no family
-    computes the model or has its router's biases.
+    `weights` may be in any order. The data type of the first weight is written to config.json. Raises ValueError if no
+    family supports the model or its router biases.
     """
     config = build_config(shape, find_family(shape))
     folder.mkdir(parents=True, exist_ok=True)
@@ -180,7 +180,7 @@ def save(folder: Path, shape: Model, weights: Weights) -> None:
 
 
 def _with_router_biases(weights: Weights, shape: Model, family: str) -> Iterator[tuple[str, Tensor]]:
-    """Yield the weights, with `experts.bias` only if the family has it; without it, the biases must be zeros."""
+    """Yield the weights. If the family has no `experts.bias`, drop the router biases, which must then be zero."""
     biases = [f"blocks.{layer}.experts.bias" for layer in range(shape.layers) if shape.has_experts(layer)]
     given = set[str]()
     for name, weight in weights:

@@ -11,10 +11,10 @@ TOKEN_ID_TYPES = {".u16": np.uint16, ".bin": np.uint16, ".u32": np.uint32}
 def load_sequences(
     data: str | None, tokenizer: str | None, *, count: int, length: int, vocabulary: int, seed: int
 ) -> torch.Tensor:
-    """Return tokens [count, length], int64, from the beginning of the file `data`, or synthetic ones without a file.
+    """Return int64 tokens [count, length] from the start of the file `data`, or synthetic tokens if it is None.
 
-    Files that end in .bin or .u16 hold little-endian token ids of two bytes, .u32 of four. Any other file is text,
-    which `tokenizer`, a tokenizer.json, encodes; without one, each byte is a token.
+    Files ending in .bin or .u16 hold two-byte little-endian token ids, and .u32 files hold four-byte ids. Any other
+    file is text. `tokenizer`, a tokenizer.json, encodes the text; without a tokenizer, each byte is a token.
 
     Raises ValueError if the file does not exist, has too few tokens, or has ids outside the vocabulary, or if the
     tokenizer does not exist or the package tokenizers is not installed.
@@ -49,7 +49,7 @@ def load_sequences(
 
 
 def synthetic_tokens(vocabulary: int, count: int, length: int, seed: int) -> torch.Tensor:
-    """Return tokens [count, length], int64, of a random Markov chain that a model can learn.
+    """Return int64 tokens [count, length] from a random Markov chain that a model can learn.
 
     Each token is one of four equally likely successors of the token before it. Only the first 1024 tokens of the
     vocabulary occur. A model that knows the chain has a loss of ln 4.

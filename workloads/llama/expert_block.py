@@ -1,7 +1,7 @@
-"""`workloads.llama.block` with experts instead of the MLP: those of `workloads.llama.experts`, without autograd.
+"""`workloads.llama.block` with the experts of `workloads.llama.experts` instead of the MLP, without autograd.
 
-It saves the gate and up projections of all rows; a token has one row per expert. Both are views of one product, so a
-plan that saves either saves both. The router, the order and the copies of rows are recomputed.
+The block saves the gate and up projections of all rows; a token has one row per expert. The two projections are views
+of one product, so saving one saves both. The router, the sort order and the copied rows are recomputed.
 """
 
 from typing import NamedTuple
@@ -32,7 +32,7 @@ class Routed(NamedTuple):
 
 
 class ExpertBlockMath(BlockMath):
-    """`BlockMath` of a block with routed experts, to which `routing` sends tokens, without router losses or biases."""
+    """`BlockMath` with routed experts. `routing` assigns tokens to experts, without router losses or biases."""
 
     row_multiple = 1  # each expert's rows are padded to a multiple of this
 
@@ -60,7 +60,7 @@ class ExpertBlockMath(BlockMath):
         return sum_rows(rows, routed.order.rows, routed.order.tokens).add_(activations["residual"]), activations
 
     def _run_experts(self, weights: NamedTensors, activations: Activations, routed: Routed) -> Tensor:
-        """Return each row's output [rows, hidden_size]. Adds `gate` and `up` to activations, [rows, features] each."""
+        """Return each row's output [rows, hidden_size], and add `gate` and `up` [rows, features] to `activations`."""
         order = routed.order
         rows = sum_rows(routed.normed, order.tokens, order.rows)
         activations |= halve_product(multiply_groups(rows, weights[GATE_UP].mT, order.ends))
@@ -105,7 +105,7 @@ class ExpertBlockMath(BlockMath):
         del d_rows
         with annotate("router"):
 
-            def weigh(logits: Tensor) -> Tensor:  # the experts stay those of `choice`
+            def weigh(logits: Tensor) -> Tensor:  # keeps the experts of `choice`
                 return choose_experts(logits, logits.new_zeros(()), self.shape, choice.experts).weights
 
             d_logits: Tensor = torch.func.vjp(weigh, logits)[1](d_row_weights.flatten()[order.rows])[0]
@@ -118,7 +118,7 @@ class ExpertBlockMath(BlockMath):
     def _experts_backward(
         self, weights: NamedTensors, gradients: NamedTensors, activations: Activations, routed: Routed, d_out: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Return the gradients of each row's normed input [rows, hidden_size] and of its weight [rows, 1]."""
+        """Return the gradients of each row's normed input [rows, hidden_size] and of each row's weight [rows, 1]."""
         order = routed.order
         rows = sum_rows(routed.normed, order.tokens, order.rows)
         if "gate" not in activations or "up" not in activations:

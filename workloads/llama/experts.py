@@ -1,4 +1,4 @@
-"""A mixture of experts instead of a block's MLP: a router, routed experts and a shared expert."""
+"""A mixture of experts that replaces a block's MLP: a router, routed experts and a shared expert."""
 
 from typing import NamedTuple
 
@@ -14,17 +14,17 @@ from workloads.models.routing import NATURAL, Routing, tokens_of_experts
 
 
 class Choice(NamedTuple):
-    """The experts of each token."""
+    """The experts chosen for each token."""
 
     experts: Tensor  # [tokens, experts_per_token] int64
-    weights: Tensor  # of their outputs, [tokens, experts_per_token] fp32
+    weights: Tensor  # of the experts' outputs, [tokens, experts_per_token] fp32
     scores: Tensor  # of all experts, [tokens, experts] fp32
 
 
 def choose_experts(logits: Tensor, bias: Tensor, shape: Model, forced: Tensor | None = None) -> Choice:
-    """Return the experts with the best scores after adding `bias` [experts], or the forced ones.
+    """Return the experts with the highest scores after adding `bias` [experts], or the forced experts.
 
-    Weights are the scores themselves, from logits[tokens, experts], in fp32.
+    Weights are the fp32 scores of logits[tokens, experts], without the bias.
     """
     logits = logits.float()
     scores = logits.sigmoid() if shape.router_scores == "sigmoid" else logits.softmax(dim=-1)
@@ -50,25 +50,25 @@ def clamped_swiglu(gate: Tensor, up: Tensor) -> Tensor:
 
 
 class Order(NamedTuple):
-    """The rows of tokens, one per expert of a token, sorted by expert; rows after the last expert's are empty.
+    """Token rows sorted by expert, one row per expert of each token. Rows after the last expert's are empty.
 
-    If the rows of an expert are padded, the empty ones have token and place -1.
+    If an expert's rows are padded, the padding rows have token and place -1.
     """
 
     ends: Tensor  # [experts] int32, the row after each expert's last
     counts: Tensor  # [experts] int64, rows of each expert
     tokens: Tensor  # [rows, 1] int64, the token of a row
     rows: Tensor  # [tokens, experts_per_token] int64, the rows of a token; -1 for an expert of another rank
-    places: Tensor  # [rows, 1] int64, a row's place among all tokens' experts
+    places: Tensor  # [rows, 1] int64, a row's index among the flattened experts
 
 
 def sort_by_expert(experts: Tensor, count: int, most_rows: int | None = None, *, multiple: int = 1) -> Order:
-    """Return the order of experts[tokens, experts_per_token] among `count` experts, without waiting for the host.
+    """Return the rows of experts[tokens, experts_per_token] sorted by expert, without waiting for the host.
 
-    Numbers from `count` up are experts of other ranks, which have no rows; the others have at most `most_rows`. A
-    `multiple` above 1 pads each expert's rows to a multiple of it, and gives an expert without tokens that many.
+    Expert numbers of `count` and above belong to other ranks and have no rows; the others have at most `most_rows` in
+    total. A `multiple` above 1 pads each expert's rows to a multiple of it; an expert without tokens gets that many.
     """
-    # A radix sort takes a pass for each byte of its keys.
+    # A radix sort makes one pass per byte of the keys, so the keys are int16.
     keys, places = experts.flatten().to(torch.int16).sort(stable=True)
     ends = torch.searchsorted(keys, torch.arange(count, dtype=keys.dtype, device=keys.device), right=True)
     counts, at = ends.diff(prepend=ends.new_zeros(1)), torch.arange(len(places), device=places.device)
@@ -87,7 +87,7 @@ def sort_by_expert(experts: Tensor, count: int, most_rows: int | None = None, *,
 
 
 def force_experts(tokens: int, shape: Model, imbalance: float, seed: int) -> Tensor:
-    """Return experts for each token, [tokens, experts_per_token] int64, with the loads of `tokens_of_experts`.
+    """Return each token's experts, [tokens, experts_per_token] int64, with the loads from `tokens_of_experts`.
 
     No token has the same expert twice, so no expert has more rows than there are tokens.
     """
@@ -97,7 +97,7 @@ def force_experts(tokens: int, shape: Model, imbalance: float, seed: int) -> Ten
 
 
 class _AddLoss(torch.autograd.Function):
-    """Returns x, and gives the gradient `share` to a loss that nothing else reads."""
+    """An identity on x that passes the gradient `share` to a loss that nothing else reads."""
 
     @staticmethod
     def forward(ctx, x: Tensor, loss: Tensor, share: float) -> Tensor:  # type: ignore[no-untyped-def]
@@ -112,22 +112,22 @@ class _AddLoss(torch.autograd.Function):
 
 
 class Experts(nn.Module):
-    """The sum of the weighted outputs of the experts that the router chooses for a token, and of a shared expert.
+    """A layer that adds the weighted outputs of a token's routed experts and the output of a shared expert.
 
     The gate and up projections are one matrix. A row's weight multiplies the input of the down projection, which is
-    linear and whose input is narrower than its output. Call `start` if the module was built on the meta device.
+    linear and has a narrower input than output. Call `start` if the module was built on the meta device.
 
-    After `divide`, a rank has its share of the experts and runs the tokens of all ranks of a group through them: tokens
-    are gathered, and the sums of the outputs are scattered. If a token has at least as many experts as there are
-    ranks, an all-to-all of rows would send as much, and the host would have to know their number.
+    After `divide`, each rank holds its share of the experts and runs the tokens of the whole group through them: tokens
+    are gathered, and sums of outputs are scattered. If a token has at least as many experts as there are ranks, an
+    all-to-all of rows would send just as much, and the host would have to know the number of rows.
     """
 
-    group_name = ""  # the ranks that divide the experts; empty if each holds all
-    ranks, rank = 1, 0  # of that group
+    group_name = ""  # the group that divides the experts; empty if each rank holds all
+    ranks, rank = 1, 0  # of the group that divides the experts
     most_rows: int | None = None  # of the group's tokens on this rank
 
-    load: Tensor  # [experts] int64, tokens of each since the last `balance`
-    passes: Tensor  # [2] int64, over all passes: the busiest expert's tokens, and all tokens
+    load: Tensor  # [experts] int64, tokens per expert since the last `balance`
+    passes: Tensor  # [2] int64, sums over all passes: the busiest expert's tokens, and all tokens
     bias: Tensor  # [experts] fp32, added to the scores to choose experts
 
     def __init__(self, shape: Model) -> None:
@@ -151,7 +151,7 @@ class Experts(nn.Module):
     def start(self, routing: Routing, tokens: int, device: torch.device, *, loss_share: float = 1.0) -> None:
         """Reset the counters and, if routing is forced, choose the experts for a pass of `tokens`.
 
-        The router's losses get `loss_share` of their gradients, the share of a micro-batch in a step.
+        The gradients of the router's losses are scaled by `loss_share`, the share of a micro-batch in a step.
         """
         self.routing, self.loss_share = routing, loss_share
         self.bias = self.bias.float()  # even if the weights are cast to bf16
@@ -204,7 +204,7 @@ class Experts(nn.Module):
         if self.ranks == 1:
             out = self._run(tokens, weights, order)
             return (out + self._shared(tokens)).view_as(x) if self._has_shared else out.view_as(x)
-        # Both are exchanged at once: fp32 represents expert numbers exactly.
+        # Weights and experts are exchanged at once, since fp32 represents expert numbers exactly.
         both = gather_rows(torch.cat([weights, choice.experts.float()], dim=1), 0, self.group_name)
         weights, experts = both.chunk(2, dim=1)
         shared = self._shared(tokens) if self._has_shared else None  # overlaps the exchange
@@ -215,7 +215,7 @@ class Experts(nn.Module):
         return (out if shared is None else out + shared).view_as(x)
 
     def _run(self, tokens: Tensor, weights: Tensor, order: Order) -> Tensor:
-        """Return the weighted sum of the outputs of this rank's experts for tokens[tokens, hidden_size]."""
+        """Return the weighted sum of this rank's expert outputs for tokens[tokens, hidden_size]."""
         rows = sum_rows(tokens, order.tokens, order.rows)
         product = multiply_groups(rows, self.gate_up.to(rows.dtype).mT, order.ends)
         row_weights = sum_rows(weights.reshape(-1, 1), order.places, order.rows.view(-1, 1))
@@ -258,12 +258,12 @@ class Experts(nn.Module):
 
     @torch.no_grad()
     def balance(self) -> None:
-        """Move the bias toward equal loads, by all tokens that `load` has counted since the last call."""
+        """Move the bias toward equal loads, based on the tokens that `load` has counted since the last call."""
         self.bias.add_((self.load.float().mean() - self.load).sign(), alpha=self.routing.bias_rate)
         self.load.zero_()
 
     @property
     def imbalance(self) -> float:
-        """The busiest expert's tokens over the mean in a pass, averaged over all passes since `start`."""
+        """The busiest expert's tokens divided by the mean, averaged over all passes since `start`."""
         busiest, total = self.passes.tolist()
         return busiest * self.shape.experts / total

@@ -1,8 +1,8 @@
-"""`workloads.llama.block` with matrix products in fp8, and one scale per matrix or per block of a matrix.
+"""`workloads.llama.block` with fp8 matrix products and one scale per matrix or per block of a matrix.
 
-Weights, gradients and activations keep the data type of `BlockMath`, bf16, and so do attention, the rotary embedding,
-norms and residuals. Only the GEMMs' operands are cast: weights once for all chunks that use them, activations and
-gradients in each chunk.
+Weights, gradients and activations stay in bf16, the data type of `BlockMath`, as do attention, the rotary embedding,
+norms and residuals. Only GEMM operands are cast: weights once for all chunks that use them, activations and gradients
+once per chunk.
 """
 
 from torch import Tensor
@@ -30,9 +30,9 @@ ROWS, COLUMNS, SCALE = " rows", " columns", " scale"
 def build_block_math(
     shape: Model, kernel: Kernel, recipe: str, *, compiled: bool, routing: Routing = NATURAL
 ) -> BlockMath:
-    """Return the mathematics of a block with products in a recipe; if empty, in the data type of the weights.
+    """Return the math of a block with matrix products in a recipe, or in the weights' data type if it is empty.
 
-    `routing` is that of experts, whose products are in bf16 or fp8_tensorwise.
+    `routing` applies to experts, which compute their products in bf16 or fp8_tensorwise.
     """
     if shape.experts:
         experts_math = Fp8ExpertBlockMath if recipe else ExpertBlockMath
@@ -56,9 +56,9 @@ class Fp8BlockMath(BlockMath):
             self._casts = TritonCasts(granularity)
 
     def cast_weights(self, weights: NamedTensors, *, forward: bool = True, backward: bool = True) -> NamedTensors:
-        """Return the weights, and for each matrix its fp8 rows (forward) and columns (backward) with their scales.
+        """Return the weights plus, for each matrix, its fp8 rows (forward) and columns (backward) with their scales.
 
-        A norm's weight gets the scale of the norm's output, if the recipe derives that from the weight. Scales of
+        A norm's weight gets the scale of the norm's output, if the recipe derives this scale from the weight. Scales of
         whole weights that are already in `weights` are not recomputed.
         """
         operands = dict(weights)
@@ -113,7 +113,7 @@ class Fp8BlockMath(BlockMath):
     ) -> Tensor:
         rows, columns = self._casts.cast(d_residual, rows=True, columns=True)
         (inputs,) = self._casts.cast(attn_out, columns=True)
-        # The gradient of a weight [out, in] is a GEMM of its transposed output gradient and its transposed input.
+        # The gradient of a weight [out, in] is a GEMM of the transposed output gradient and the transposed input.
         accumulate(gradients, "output.weight", multiply(columns, inputs))
         return multiply(rows, _operand(weights, "output.weight", COLUMNS))
 

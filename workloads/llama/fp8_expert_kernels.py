@@ -1,4 +1,4 @@
-"""The Triton casts of `workloads.llama.fp8_experts`."""
+"""Triton casts for `workloads.llama.fp8_experts`."""
 
 # mypy: disallow-untyped-defs=False
 
@@ -12,7 +12,7 @@ from torch import Tensor
 from workloads.llama.fp8_kernels import scale_of, swiglu_derivatives
 from workloads.llama.fp8_quantize import FP8, Fp8Matrix
 
-# Numbers that a program holds at a time: fewer if it holds more tensors.
+# Elements that a program holds at a time; fewer if it holds more tensors.
 WEIGH_TILE, WEIGH_BACKWARD_TILE = 4096, 2048
 ROWS_TILE = {"BLOCK_ROWS": 16, "BLOCK_FEATURES": 512, "num_warps": 4}
 COLUMNS_TILE = {"BLOCK_ROWS": 128, "BLOCK_FEATURES": 128, "num_warps": 8}
@@ -58,9 +58,9 @@ def arrange_kernel(
 def launch_arrange(
     x: Tensor, sources: Tensor | None, factors: Tensor | None, *, rows: bool = False, columns: bool = False
 ) -> list[Tensor]:
-    """Return rows of x[rows, features] by rows and by columns (transposed).
+    """Return selected rows of x[rows, features], stored by rows and by columns (transposed).
 
-    The rows are those in sources[rows, 1] (zeros for -1), or all of x, multiplied by factors[rows] if given.
+    sources[rows, 1] selects the rows (zeros for -1), by default all of x. If given, factors[rows] scale them.
     """
     count, features = len(x if sources is None else sources), x.shape[1]
     by_rows = x.new_empty(count, features) if rows else x

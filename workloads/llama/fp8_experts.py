@@ -1,12 +1,12 @@
-"""The fp8 casts and grouped GEMMs of experts. The Triton casts are in `workloads.llama.fp8_expert_kernels`.
+"""Fp8 casts and grouped GEMMs for experts. The Triton casts are in `workloads.llama.fp8_expert_kernels`.
 
-The experts' inputs and the gradients of their outputs are cast with one scale, before they are copied for each of a
-token's experts. Tensors inside the experts have one scale per row, so a cast reads its inputs once, with no pass for
-the largest magnitude. GEMMs that sum over rows need one scale for all rows, the largest. Changing from one power of two
-to another rounds only numbers below 2^-14 of the largest again.
+Expert inputs and output gradients are cast with one scale before they are copied for each of a token's experts. Tensors
+inside the experts have one scale per row, so a cast reads its inputs once and needs no pass for the largest magnitude.
+GEMMs that sum over rows need one scale for all rows, the largest. Changing from one power of two to another re-rounds
+only numbers below 2^-14 of the largest.
 
-An expert has a multiple of 16 rows and at least 16, because the units read 16 bytes along the dimension that a GEMM
-sums over, and CUTLASS does not compute empty sums.
+An expert has at least 16 rows, and always a multiple of 16: the matrix units read 16 bytes along the dimension that a
+GEMM sums over, and CUTLASS does not compute empty sums.
 """
 
 from itertools import pairwise
@@ -26,9 +26,9 @@ ROW_MULTIPLE = RECIPES["fp8_tensorwise"].multiples[2]
 def multiply_fp8_groups(a: Fp8Matrix, b: Fp8Matrix, ends: Tensor) -> Tensor:
     """Return a[rows of e] · b[e]ᵀ for every expert e in bf16: [rows, n] for a[rows, k] and b[experts, n, k].
 
-    For b[n, rows], the sum is over rows: a[:, rows of e] · b[:, rows of e]ᵀ, [experts, m, n] for a[m, rows]. Sums over
-    features use the matrix units' own accumulators; sums over rows, which may be long, are in fp32. `ends`,
-    [experts] int32, holds the row after each expert's last. Results after the last expert's rows are undefined.
+    If b is [n, rows], the sum is over rows: a[:, rows of e] · b[:, rows of e]ᵀ, [experts, m, n] for a[m, rows]. Sums
+    over features use the matrix units' own accumulators; sums over rows can be long and are in fp32. `ends`, [experts]
+    int32, holds the index after each expert's last row. Results after the last expert's rows are undefined.
     """
     over_rows = b.data.dim() == 2
     with annotate("experts"):
@@ -43,7 +43,7 @@ def multiply_fp8_groups(a: Fp8Matrix, b: Fp8Matrix, ends: Tensor) -> Tensor:
         experts, rows = len(ends), functional.ScalingType.RowWise
         of_a = a.scale.expand(experts * len(a.data) if over_rows else len(a.data)).contiguous()
         of_b = b.scale.expand(experts * len(b.data) if over_rows else b.data.shape[:2]).contiguous()
-        # PyTorch's type stubs lack it.
+        # PyTorch's type stubs lack this function.
         product: Tensor = functional.scaled_grouped_mm(  # type: ignore[attr-defined]
             a.data, b.data.mT, of_a, rows, of_b, rows, offs=ends, use_fast_accum=not over_rows
         )
@@ -77,7 +77,7 @@ def weigh(gate: Tensor, up: Tensor, weights: Tensor) -> Fp8Matrix:
 def weigh_backward(
     gate: Tensor, up: Tensor, weights: Tensor, d_hidden: Tensor, ends: Tensor
 ) -> tuple[Fp8Matrix, Fp8Matrix, Fp8Matrix, Tensor]:
-    """Return `weigh` by columns, gate's and up's gradients (side by side) by rows and columns, and the weights'."""
+    """Return `weigh` by columns, d_gate and d_up (side by side) by rows and by columns, and d_weights."""
     with annotate("experts"):
         if gate.device.type != "cpu":
             from workloads.llama.fp8_expert_kernels import launch_weigh

@@ -1,7 +1,7 @@
-"""Triton kernels for fp8 casts, each fused with the elementwise operations before it; `fp8_launch` calls them.
+"""Triton kernels that fuse fp8 casts with the elementwise operations before them; `fp8_launch` calls the kernels.
 
-Values are computed in fp32 from bf16 inputs and rounded once. Kernels of granularity `tensor` take a scale that an
-earlier kernel has found, those of granularity `block` find the scales of the blocks that they write
+Values are computed in fp32 from bf16 inputs and rounded once. Kernels with granularity `tensor` take a scale that an
+earlier kernel has computed. Kernels with granularity `block` compute the scales of the blocks that they write
 (`workloads.llama.fp8_quantize`).
 """
 
@@ -15,7 +15,7 @@ import triton.language as tl
 
 @triton.jit
 def scale_of(amax):
-    """`workloads.llama.fp8_quantize.scale_of`: scales from the largest magnitudes, on the bits of fp32."""
+    """Return the scales for the largest magnitudes, as `workloads.llama.fp8_quantize.scale_of` does."""
     bits = amax.to(tl.int32, bitcast=True)
     exponent = tl.maximum(((bits + 0x1FFFFF) >> 23) - 8, 1)
     value = (exponent << 23).to(tl.float32, bitcast=True)
@@ -37,7 +37,7 @@ def amax_kernel(x, up, partial, numel, SWIGLU: tl.constexpr, BLOCK: tl.constexpr
 
 @triton.jit
 def swiglu_derivatives(g, u, d):
-    """Return the output, and the gradients of gate and up."""
+    """Return the SwiGLU output and the gradients of gate and up."""
     sigmoid = tl.sigmoid(g)
     silu = g * sigmoid
     return silu * u, d * u * sigmoid * (1.0 + g * (1.0 - sigmoid)), d * silu
@@ -104,8 +104,8 @@ def swiglu_backward_tensor_kernel(
     tl.store(d_rows + at + features, (d_up * inverse).to(dtype), mask=inside)
     inside = (n[:, None] < features) & (t[None, :] < tokens)
     at = n[:, None] * tokens + t[None, :]
-    # The scale is read again, so that rows and columns are converted separately: with shared conversions ptxas 12.8
-    # (Triton 3.6, sm90) writes a quarter of the columns wrong.
+    # The scale is read again to make the compiler convert rows and columns separately. With shared conversions, ptxas
+    # 12.8 (Triton 3.6, sm90) writes a quarter of the columns wrong.
     inverse = 1.0 / tl.load(d_scale, volatile=True)
     tl.store(d_columns + at, tl.trans((d_gate * inverse).to(dtype)), mask=inside)
     tl.store(d_columns + at + features.to(tl.int64) * tokens, tl.trans((d_up * inverse).to(dtype)), mask=inside)
@@ -113,13 +113,13 @@ def swiglu_backward_tensor_kernel(
     tl.store(hidden_columns + at, tl.trans(hidden.to(dtype)), mask=inside)
 
 
-# Casts of granularity `block`: a program writes whole blocks, 128 features of a token by rows, 128 tokens of a feature
-# by columns (transposed).
+# Casts with granularity `block`. A program writes whole blocks: 128 features of a token by rows, and 128 tokens of a
+# feature by columns (transposed).
 
 
 @triton.jit
 def store_rows(value, rows, scales, t, n, has_token, has_feature, tokens, features, block):
-    """Write a tile [tokens, 128 features] to rows[tokens, features] at t and n, which are the block's features."""
+    """Write a tile [tokens, 128 features] to rows[tokens, features] at tokens t and n, the features of the block."""
     scale = scale_of(tl.max(tl.abs(value), 1))
     tl.store(scales + block.to(tl.int64) * tokens + t, scale, mask=has_token)
     cast = (value * (1.0 / scale)[:, None]).to(rows.dtype.element_ty)
@@ -128,7 +128,7 @@ def store_rows(value, rows, scales, t, n, has_token, has_feature, tokens, featur
 
 @triton.jit
 def store_columns(value, columns, scales, t, n, has_token, has_feature, tokens, features, block):
-    """Write a tile [128 tokens, features] to columns[features, tokens] at n and t, which are the block's tokens."""
+    """Write a tile [128 tokens, features] to columns[features, tokens] at features n and t, the tokens of the block."""
     scale = scale_of(tl.max(tl.abs(value), 0))
     tl.store(scales + block.to(tl.int64) * features + n, scale, mask=has_feature)
     cast = tl.trans((value * (1.0 / scale)[None, :]).to(columns.dtype.element_ty))
@@ -155,10 +155,10 @@ def cast_kernel(
     BLOCK_TOKENS: tl.constexpr,
     BLOCK_FEATURES: tl.constexpr,
 ):
-    """Cast x, or its norm if NORM: x times its row's factor times its column's factor.
+    """Cast x, or the norm of x if NORM: x times the factor of the row times the factor of the column.
 
-    With SCALED there is one `scale` for all, and columns belong to matrices of `group` tokens each; otherwise each
-    block gets its own.
+    With SCALED, all blocks share one `scale`, and columns belong to matrices of `group` tokens each. Otherwise each
+    block gets its own scale.
     """
     tiles = tl.cdiv(features, BLOCK_FEATURES)
     token_tile, feature_tile = tl.program_id(0) // tiles, tl.program_id(0) % tiles
@@ -234,9 +234,9 @@ def norm_kernel(
     SIZE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Write one token's norm, and if ADD also the sum that it normalizes. SIZE: a power of two >= `features`.
+    """Write the norm of one token and, if ADD, the sum that is normalized. SIZE is a power of two >= `features`.
 
-    With SCALED there is one `scale` for all; otherwise each block gets its own.
+    With SCALED, all blocks share one `scale`; otherwise each block gets its own scale.
     """
     t = tl.program_id(0).to(tl.int64)
     n = tl.arange(0, SIZE)

@@ -1,12 +1,12 @@
 """The casts of `workloads.llama.fp8_quantize`, computed by the kernels of `workloads.llama.fp8_kernels`.
 
-With granularity `tensor` a matrix needs its largest magnitude before it can be cast, so every cast takes two passes
-over its inputs: the first computes the values and keeps only their maximum, and the second recomputes and writes them
-in fp8. A block's scale depends on the block alone, so with granularity `block` every cast reads its inputs once.
+With granularity `tensor`, the largest magnitude of a matrix must be known before the cast, so every cast takes two
+passes over its inputs. The first keeps only the maximum of the computed values; the second recomputes the values and
+writes them in fp8. A block's scale depends on the block alone, so with granularity `block` a cast reads inputs once.
 
-The products of a Hopper GPU take operands that are contiguous along the summed dimension. So a matrix
-[tokens, features] is written by rows for products that sum over features, by columns (transposed) for those that sum
-over tokens, or both from one tile that is read once.
+Fp8 GEMMs on a Hopper GPU take operands that are contiguous along the summed dimension. A matrix [tokens, features] is
+therefore written by rows for GEMMs that sum over features, by columns (transposed) for GEMMs that sum over tokens, or
+both from one tile that is read once.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from torch import Tensor
 from workloads.llama import fp8_kernels as kernels
 from workloads.llama.fp8_quantize import BLOCK, FP8, SCALE_MULTIPLE, Casts, Fp8Matrix
 
-FLAT_BLOCK = 1024  # numbers that a program reads at a time
+FLAT_BLOCK = 1024  # elements that a program reads at a time
 REDUCING_PROGRAMS = 2048  # programs that share a reduction over a whole matrix
-NORM_BACKWARD_PROGRAMS = 1056  # eight for each multiprocessor of an H200
+NORM_BACKWARD_PROGRAMS = 1056  # eight per multiprocessor of an H200
 
-# The fastest of three to eight each on an H200, with granularity `tensor` of six.
+# The fastest of three to eight candidates per kernel on an H200; of six candidates with granularity `tensor`.
 CAST_TENSOR_TILE = {"BLOCK_TOKENS": 128, "BLOCK_FEATURES": 64, "num_warps": 8}
 SWIGLU_BACKWARD_TENSOR_TILE = {"BLOCK_TOKENS": 64, "BLOCK_FEATURES": 64, "num_warps": 8}
 CAST_ROWS_TILE = {"BLOCK_TOKENS": 64, "BLOCK_FEATURES": BLOCK, "num_warps": 8}
@@ -76,7 +76,7 @@ class TritonCasts(Casts):
     ) -> tuple[Tensor, Tensor, Fp8Matrix]:
         tokens, features = x.shape
         d_x = torch.empty_like(x)
-        row_factors = torch.empty(tokens, dtype=torch.float32, device=x.device)  # of each row of x in its norm
+        row_factors = torch.empty(tokens, dtype=torch.float32, device=x.device)  # each row's factor in the norm of x
         programs = min(NORM_BACKWARD_PROGRAMS, tokens)
         d_weight = torch.empty(programs, features, dtype=torch.float32, device=x.device)
         tensors = (x, weight, d_out, d_residual, d_x, d_weight, row_factors)
@@ -114,7 +114,7 @@ class TritonCasts(Casts):
             grid = _grid(tokens, features, tile)
             kernels.swiglu_backward_tensor_kernel[grid](*inputs, *targets, tokens, features, **tile)
             return hidden, rows, columns
-        # Two kernels, since a tile of 128 x 128 with three results does not fit into registers. `features` is a
+        # Two kernels are used because a 128 x 128 tile with three results does not fit into registers. `features` is a
         # multiple of 128.
         hidden, columns = (_allocate(width, tokens, device) for width in (features, 2 * features))
         rows = _allocate(tokens, 2 * features, device)
@@ -140,7 +140,7 @@ def _find_scale(partial_maxima: Tensor) -> Tensor:
 
 
 def _allocate(rows: int, summed: int, device: torch.device, scale: Tensor | None = None) -> Fp8Matrix:
-    """Return an uninitialized matrix with this scale, or with one scale per block of 1 x 128."""
+    """Return an uninitialized matrix with `scale`, or with one scale per 1 x 128 block."""
     data = torch.empty(rows, summed, dtype=FP8, device=device)
     if scale is None:
         scale = torch.empty(triton.cdiv(summed, BLOCK), rows, dtype=torch.float32, device=device)
@@ -156,8 +156,8 @@ def _allocate_weight(rows: int, summed: int, device: torch.device) -> Fp8Matrix:
 def _cast(
     x: Tensor, rows: bool, columns: bool, scale: Tensor | None = None, factors: tuple[Tensor, Tensor] | None = None
 ) -> list[Fp8Matrix]:
-    """Return x with this scale or with those of its blocks; each matrix of a stack with the one scale. With factors it
-    is x times that of its row times that of its column."""
+    """Return x with `scale` or with block scales; all matrices of a stack share `scale`. With `factors`, first multiply
+    x by the factor of each row and the factor of each column."""
     *stack, group, features = x.shape
     tokens = x.numel() // features
     by_rows = _allocate(tokens, features, x.device, scale) if rows else None

@@ -1,16 +1,16 @@
-"""Matrices in fp8, their GEMMs, and their casts in plain PyTorch. The Triton casts are in `workloads.llama.fp8_launch`.
+"""Fp8 matrices, their GEMMs, and their casts in plain PyTorch. The Triton casts are in `workloads.llama.fp8_launch`.
 
-Weights, activations and gradients are e4m3. A scale is a power of two that brings the largest magnitude of what it
-belongs to between 224 and 448, the largest number of the type. It is that of the numbers themselves, not of an earlier
-step. There are two granularities of scales, for two recipes of `workloads.api.recipes`:
+Weights, activations and gradients are e4m3. A scale is a power of two that brings the largest magnitude of its matrix
+or block between 224 and 448, the largest e4m3 number. Scales come from the current values, not from an earlier step.
+There are two granularities of scales, for two recipes of `workloads.api.recipes`:
 
-- tensor (`fp8_tensorwise`): a matrix has one scale. The norm of x is the exception: its scale is that of its upper
-  bound, the square root of its features times the norm's largest weight. The values of a matrix are so far above the
-  smallest normal number that a scale which is smaller by a power of two rounds nearly all of them alike.
-- block (`fp8_blockwise`): that of DeepSeek-V3's training (arXiv 2412.19437, section 3.3) with powers of two as scales.
-  An activation or a gradient has a scale for each 128 numbers that a product sums over, so it is cast again for
-  products that sum over tokens. A weight has one for each 128 x 128, which holds for its transpose too. No scale
-  depends on other blocks: a cast reads its input once.
+- tensor (`fp8_tensorwise`): a matrix has one scale. The norm of x is the exception: its scale comes from its upper
+  bound, the square root of the number of features times the norm's largest weight. The values of a matrix lie so far
+  above the smallest normal number that a scale one power of two smaller rounds nearly all of them alike.
+- block (`fp8_blockwise`): the scheme of DeepSeek-V3's training (arXiv 2412.19437, section 3.3) with powers of two as
+  scales. An activation or a gradient has one scale per 128 numbers along the summed dimension, so it is cast again for
+  products that sum over tokens. A weight has one scale per 128 x 128 block, which also serves its transpose. No scale
+  depends on other blocks, so a cast reads its input once.
 """
 
 import math
@@ -25,25 +25,25 @@ from workloads.llama.model import swiglu
 
 Granularity = Literal["tensor", "block"]
 FP8 = torch.float8_e4m3fn
-BLOCK = 128  # numbers along the dimension that a GEMM sums over; for a weight, along both
-# cuBLASLt reads the scales of a weight in rows of a multiple of four.
+BLOCK = 128  # elements along the dimension that a GEMM sums over; for a weight, along both dimensions
+# cuBLASLt reads the scales of a weight in rows padded to a multiple of four.
 SCALE_MULTIPLE = 4
 
 
 class Fp8Matrix(NamedTuple):
-    """A matrix, or a stack for experts, divided by its scale, contiguous along the dimension that GEMMs sum over."""
+    """A matrix (for experts, a stack) divided by its scale, contiguous along the dimension that GEMMs sum over."""
 
     data: Tensor  # [rows, summed] in fp8, or [experts, rows, summed]
-    # fp32 on the matrix's device. One number; or of rows [rows]; or of blocks [summed / 128, rows]; or of a weight's
-    # blocks [rows / 128, summed / 128, in multiples of 4].
+    # fp32 on the matrix's device: one number, one per row [rows], one per block [summed / 128, rows], or one per block
+    # of a weight [rows / 128, summed / 128, padded to a multiple of 4].
     scale: Tensor
 
 
 def scale_of(amax: Tensor) -> Tensor:
-    """Return the scale for a largest magnitude: the smallest power of two with amax / scale <= 448.
+    """Return the scale for a largest magnitude: the smallest power of two for which amax / scale <= 448.
 
-    It is computed on the bits of fp32: 448 is 1.75 x 2^8, so a mantissa above 1.75 adds one to the exponent. The scale
-    of an infinite magnitude is NaN, because a conversion to fp8 would replace infinity by 448.
+    The scale is computed from the bits of fp32: 448 is 1.75 x 2^8, so a mantissa above 1.75 adds one to the exponent.
+    The scale of an infinite magnitude is NaN, because a conversion to fp8 would replace infinity with 448.
     """
     bits = amax.float().view(torch.int32)
     exponent = (((bits + 0x1FFFFF) >> 23) - 8).clamp_min(1)
@@ -58,10 +58,10 @@ def halve(matrix: Fp8Matrix) -> tuple[Fp8Matrix, Fp8Matrix]:
 
 
 def multiply(a: Fp8Matrix, b: Fp8Matrix, bias: Tensor | None = None, *, fast: bool = False) -> Tensor:
-    """Return a @ bᵀ, both [rows, summed] with scales of one granularity, in bf16. `b` may be a weight.
+    """Return a @ bᵀ in bf16. Both are [rows, summed] with scales of the same granularity; `b` may be a weight.
 
     The bias is added to every row, in bf16. `fast` sums in the matrix units' own accumulators, which have fewer bits
-    than fp32. It has no effect on blocks, whose sums are added in fp32.
+    than fp32. `fast` has no effect with block scales, where sums are added in fp32.
     """
     is_tensorwise, on_cpu = a.scale.dim() == 0, a.data.device.type == "cpu"
     if is_tensorwise and on_cpu:
@@ -87,13 +87,13 @@ def dequantize(matrix: Fp8Matrix) -> Tensor:
 
 
 def _has_weight_blocks(matrix: Fp8Matrix) -> bool:
-    """Return whether a matrix of more than four rows has scales of 128 x 128: those of 1 x 128 have another shape."""
+    """Return whether a matrix of more than four rows has 128 x 128 scales: 1 x 128 scales have another shape."""
     rows, summed = matrix.data.shape
     return matrix.scale.shape != (-(-summed // BLOCK), rows)
 
 
 class Casts:
-    """The casts of a transformer block's operands, each with the elementwise operations before it.
+    """Casts of a transformer block's operands, each including the elementwise operations before it.
 
     Weights [out, in] and activations [tokens, features] are cast by rows for products that sum over the second
     dimension, or by columns (as their transpose) for products that sum over the first.
@@ -103,13 +103,13 @@ class Casts:
         self.granularity = granularity
 
     def norm_scale(self, weight: Tensor) -> Tensor | None:
-        """Return the scale of any RMS norm with this weight, by its bound; None if each block has its own."""
+        """Return the scale of any RMS norm with this weight, from its upper bound; None if each block has its own."""
         return scale_of(weight.float().abs().amax() * math.sqrt(len(weight))) if self.granularity == "tensor" else None
 
     def cast(
         self, x: Tensor, *, rows: bool = False, columns: bool = False, scale: Tensor | None = None
     ) -> list[Fp8Matrix]:
-        """Return x, or each matrix of a stack, by rows, by columns, or both in this order; with `scale` if given."""
+        """Return x, or each matrix of a stack, by rows, by columns, or both in this order, with `scale` if given."""
         return [self._quantize(matrix, scale) for matrix in (x,) * rows + (x.mT,) * columns]
 
     def _quantize(self, x: Tensor, scale: Tensor | None = None) -> Fp8Matrix:
@@ -125,7 +125,7 @@ class Casts:
     def cast_weight(
         self, weight: Tensor, scale: Tensor | None = None, *, rows: bool = False, columns: bool = False
     ) -> list[Fp8Matrix]:
-        """Return a weight by rows, by columns, or both in this order; with the same scales. Blocks have to be whole.
+        """Return a weight by rows, by columns, or both in this order, with the same scales. Blocks must be whole.
 
         `scale` is the whole weight's scale, if it is known.
         """
@@ -142,7 +142,7 @@ class Casts:
     def add_and_norm(
         self, x: Tensor, addend: Tensor | None, weight: Tensor, eps: float, scale: Tensor | None
     ) -> tuple[Tensor, Fp8Matrix]:
-        """Return x + addend (or x if there is no addend) in their data type, and its norm by rows."""
+        """Return x + addend (or x if there is no addend) in their data type, and the norm of the sum by rows."""
         total = x if addend is None else x + addend
         return total, self._quantize(_norm(total, weight, eps), scale)
 
@@ -162,7 +162,7 @@ class Casts:
     def swiglu_backward(self, gate: Tensor, up: Tensor, d_hidden: Tensor) -> tuple[Fp8Matrix, Fp8Matrix, Fp8Matrix]:
         """Return the output by columns, and the gradients of gate and up side by side by rows and by columns.
 
-        With granularity `tensor`, both gradients share one scale, so that one GEMM sums over both.
+        With granularity `tensor`, both gradients share one scale so that one GEMM can sum over both.
         """
         hidden, vjp = torch.func.vjp(swiglu, gate.float(), up.float())  # type: ignore[misc]
         d_gate_up = torch.cat(vjp(d_hidden.float()), dim=1)

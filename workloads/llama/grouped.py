@@ -1,7 +1,7 @@
-"""Grouped GEMMs and sums of rows as `torch.library` operations, so a block that uses them is one graph.
+"""Grouped GEMMs and row sums as `torch.library` operations, which keep a compiled block in one graph.
 
-The rows of tokens are sorted by expert, and the offsets between experts stay on the device: nothing waits for the host,
-and each expert multiplies only its own rows, without padding. PyTorch traces its own grouped GEMM only in bf16.
+Token rows are sorted by expert, and the offsets between experts stay on the device. Nothing waits for the host, and
+each expert multiplies only its own rows, without padding. PyTorch traces its own grouped GEMM only in bf16.
 """
 
 from itertools import pairwise
@@ -18,9 +18,9 @@ from workloads.instruments.trace import annotate
 def multiply_groups(a: Tensor, b: Tensor, ends: Tensor) -> Tensor:
     """Return a[rows of e] · b[e] for every expert e: [rows, n] for a[rows, k] and b[experts, k, n].
 
-    For b[rows, n], the sum is over rows: a[:, rows of e] · b[rows of e], [experts, k, n] for a[k, rows]. `ends`,
-    [experts] int32, holds the row after each expert's last; an expert may have no rows. Results after the last expert's
-    rows are undefined; on a CPU they are -inf, so that tests find code that reads them.
+    If b is [rows, n], the sum is over rows: a[:, rows of e] · b[rows of e], [experts, k, n] for a[k, rows]. `ends`,
+    [experts] int32, holds the index after each expert's last row; an expert may have no rows. Results after the last
+    expert's rows are undefined; on a CPU they are -inf so that tests find code that reads them.
     """
     with annotate("experts"):
         if a.device.type != "cpu":
@@ -40,7 +40,7 @@ def _(a: Tensor, b: Tensor, ends: Tensor) -> Tensor:
 def _multiply_backward(ctx: Any, d_out: Tensor) -> tuple[Tensor | None, ...]:
     a, b, ends = ctx.saved_tensors
     d_out = d_out.contiguous()
-    # b is the transpose of the weights, and their gradient has their layout.
+    # b is the transpose of the weights, and the gradient has the layout of the weights.
     return multiply_groups(d_out, b.mT, ends), multiply_groups(d_out.t(), a, ends).mT, None
 
 
@@ -51,12 +51,12 @@ multiply_groups.register_autograd(
 
 @torch.library.custom_op("gpu_sweeper::sum_rows", mutates_args=())
 def sum_rows(x: Tensor, rows: Tensor, uses: Tensor) -> Tensor:
-    """Return the sum of x[rows[i, j]] over j for every i, in fp32 and rounded once. With one term it copies rows.
+    """Return the sum of x[rows[i, j]] over j for every i, in fp32 and rounded once. A single term copies rows.
 
     Args:
         x: [rows, features].
         rows: [outputs, terms] int64, where no row occurs twice in one output; -1 adds nothing.
-        uses: [rows of x, uses of each] int64, the outputs that use a row, or -1; the row's gradient sums over
+        uses: [rows of x, uses of each] int64, the outputs that use a row, padded with -1. The row's gradient sums over
             them.
     """
     with annotate("permutation"):

@@ -1,4 +1,4 @@
-"""Sums of rows in Triton: each output is written once, regardless of the order of the rows that it sums."""
+"""Row sums in Triton. Each output is written once, regardless of the order of the summed rows."""
 
 # mypy: disallow-untyped-defs=False
 
@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-TILE = 4096  # numbers that a program writes, from at most 1024 features
+TILE = 4096  # elements that a program writes, from at most 1024 features
 
 
 @triton.jit
@@ -27,7 +27,7 @@ def sum_rows_kernel(
 
 
 def launch_sum_rows(x: Tensor, rows: Tensor) -> Tensor:
-    """Return `workloads.llama.grouped.sum_rows` of contiguous tensors on a GPU."""
+    """Compute `workloads.llama.grouped.sum_rows` for contiguous tensors on a GPU."""
     (outputs, terms), features = rows.shape, x.shape[1]
     out = x.new_empty((outputs, features))
     block_features = min(1024, triton.next_power_of_2(features))

@@ -1,4 +1,4 @@
-"""A Llama decoder in plain PyTorch: the model that every workload here trains, whichever engine runs it."""
+"""A Llama decoder in plain PyTorch. Every training workload trains this model, whichever engine runs it."""
 
 import math
 from collections.abc import Callable
@@ -19,12 +19,12 @@ Attention = Callable[..., Tensor]
 class Block(nn.Module):
     """One transformer block: x + attention(norm(x)), then x + mlp(norm(x)), with a dense MLP or experts.
 
-    Layers that read the same input share one matrix, as in `Model.linear`. Under tensor parallelism the block holds a
+    Layers that read the same input share one matrix, as in `Model.linear`. Under tensor parallelism, the block holds
     part of the heads and of the intermediate size, and `output` and `down` return partial sums. The layer number
     `layer` decides whether the block has experts and a window.
 
     `attention` maps (q, k, v) to the output [batch, heads, length, head_size]. If the block is called with
-    `document_offsets` (`workloads.llama.pytorch_attention`), they are passed to it as the fourth argument.
+    `document_offsets` (`workloads.llama.pytorch_attention`), they are passed to `attention` as the fourth argument.
     """
 
     def __init__(self, shape: Model, layer: int = 0) -> None:
@@ -101,8 +101,8 @@ def rope_table(shape: Model, length: int, device: torch.device) -> Tensor:
 def apply_rotary_emb(x: Tensor, rope: Tensor) -> Tensor:
     """Return x[batch, heads, length, head_size] rotated by its positions, in x's data type.
 
-    Feature i is paired with feature i + `half`, half of the number of rotated features, as in Hugging Face's
-    checkpoints. The remaining features are not rotated.
+    Feature i is paired with feature i + `half`, as in Hugging Face's checkpoints; `half` is half the number of rotated
+    features. The remaining features are not rotated.
     """
     cos, sin = rope.to(x.dtype)
     half = cos.shape[-1]
@@ -169,13 +169,13 @@ class ChunkedLoss(torch.autograd.Function):
     @staticmethod
     def backward(ctx, d_loss: Tensor):  # type: ignore[no-untyped-def]
         d_hidden, d_weight = ctx.saved_tensors
-        # Not scaled in place: a zero-bubble pipeline calls backward twice.
+        # The gradients are not scaled in place, because a zero-bubble pipeline calls backward twice.
         return d_hidden * d_loss, d_weight * d_loss, None, None
 
 
 @compiled_on_gpu
 def _loss_and_gradient(logits: Tensor, targets: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
-    """Return a chunk's summed loss times `scale`, and its gradient with respect to the logits, in their dtype."""
+    """Return a chunk's summed loss times `scale`, and its gradient with respect to the logits, in the logits' dtype."""
     log_sum = torch.logsumexp(logits.float(), dim=-1, keepdim=True)
     probabilities = torch.exp(logits.float() - log_sum)
     one_hot = torch.arange(logits.shape[-1], device=logits.device)[None, :] == targets[:, None]

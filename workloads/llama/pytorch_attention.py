@@ -18,8 +18,8 @@ from workloads.llama.attention import AttentionShape, fastest_kernel
 from workloads.llama.attention_kernels import KERNELS, rocm_attention_library
 from workloads.models.flops import document_lengths
 
-# cuDNN's attention comes before FlashAttention: it reaches 620 TFLOP/s forward on an H200, against 320. The math
-# kernel is left out: it stores all scores, so its rate would not describe the device.
+# cuDNN's attention comes before FlashAttention: its forward pass reaches 620 TFLOP/s on an H200, FlashAttention's 320.
+# The math kernel is left out: it stores all scores, so its rate would not describe the device.
 FUSED = [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION]
 NAMES = {SDPBackend.CUDNN_ATTENTION: "cudnn", SDPBackend.FLASH_ATTENTION: "flash"}
 
@@ -30,8 +30,8 @@ def causal_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 def _repeat_kv_heads(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-    """Return keys and values with as many heads as the fused kernel for their type needs. On a GPU fp32 has the
-    memory-efficient kernel alone, which takes no grouped heads on ROCm, nor in older versions on CUDA
+    """Return keys and values with as many heads as the fused kernel for their type needs. On a GPU, only the
+    memory-efficient kernel supports fp32. It accepts no grouped heads on ROCm, nor on CUDA in older versions
     (can_use_mem_efficient_attention in sdp_utils.cpp)."""
     if q.device.type == "cpu" or q.dtype != torch.float32:
         return k, v
@@ -57,7 +57,7 @@ def fused_attention(shape: AttentionShape, device: torch.device) -> Iterator[str
 
 @contextmanager
 def fastest_attention(shape: AttentionShape, device: torch.device) -> Iterator[str]:
-    """Like `fused_attention`, but replace PyTorch's flash kernel with FlashAttention 4 if that is the fastest."""
+    """Use only fused kernels like `fused_attention`, with FlashAttention 4 as the flash kernel if it is the fastest."""
     flash4_is_fastest = False
     if device.type != "cpu" and can_replace_flash():
         with suppress(Infeasible):  # `choose_backend` raises it with PyTorch's reasons
@@ -75,7 +75,7 @@ def choose_rocm_library(shape: AttentionShape, device: torch.device) -> str:
     """Return the faster library of scaled_dot_product_attention on ROCm."""
     try:
         return fastest_kernel(shape, device, (KERNELS["aotriton"], KERNELS["ck"])).name
-    except Infeasible:  # fp32, or a size that scaled_dot_product_attention pads: AOTriton has these
+    except Infeasible:  # fp32, or a size that scaled_dot_product_attention pads: AOTriton supports these
         return "aotriton"
 
 
@@ -125,12 +125,12 @@ def flash4_as_flash() -> Iterator[None]:
 
 
 def document_offsets(lengths: Tensor) -> Tensor:
-    """Return where documents of lengths [sequences, documents] start among all tokens, and the number of tokens."""
+    """Return the start of every document among all tokens, then the token count, for lengths[sequences, documents]."""
     return functional.pad(lengths.flatten().cumsum(0), (1, 0)).to(torch.int32)
 
 
 class DocumentAttention:
-    """PyTorch's variable-length attention on a GPU, which computes no masked pair, and a masked reference on a CPU."""
+    """PyTorch's variable-length attention on a GPU, which skips masked pairs, or a masked reference on a CPU."""
 
     def __init__(self, sequence_length: int, document_tokens: int, device: torch.device) -> None:
         self.document_tokens = document_tokens
@@ -144,7 +144,7 @@ class DocumentAttention:
 
 
 def _load_varlen() -> Callable[..., Tensor]:
-    """Return attention by PyTorch's function, imported here on use because its module imports the compiler."""
+    """Return attention with PyTorch's function, imported on use because its module imports the compiler."""
     from torch.nn.attention.varlen import varlen_attn
 
     # Older versions accept grouped heads without a flag (torch 2.11).

@@ -1,7 +1,7 @@
 """Causal attention with a sink for each head and optional windows, as in gpt-oss (arXiv 2508.10925).
 
-A sink is a score without a token: it takes part in the softmax, and its share is dropped. Attention with sinks follows
-from attention without them and its logsumexp; kernels use the logsumexp with the sink for their backward pass.
+A sink is a score without a token: it takes part in the softmax, and its share of the weights is dropped. Attention with
+sinks follows from attention without sinks and its logsumexp. Backward kernels use the logsumexp that includes the sink.
 """
 
 import math
@@ -29,13 +29,13 @@ def find_sink_kernel(device: torch.device) -> str:
     return "flash4"
 
 
-# A single operation, because the compiler cannot trace the kernel and selective checkpointing saves its results.
+# This is a single operation because the compiler cannot trace the kernel and selective checkpointing saves its results.
 @torch.library.custom_op("gpu_sweeper::attend_with_sinks", mutates_args=())
 def attend_with_sinks(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor, window: int) -> Results:
     """Return the output, like q [batch, heads, length, head_size], and the logsumexp of scores and sinks[heads].
 
-    k and v may have fewer heads. A token attends to itself and the `window` - 1 tokens before it, or all if it is 0.
-    On a GPU, FlashAttention 4 computes it; on a CPU, a reference that holds all scores in memory.
+    k and v may have fewer heads. A token attends to itself and the `window` - 1 tokens before it; 0 means all earlier
+    tokens. On a GPU, FlashAttention 4 computes it; on a CPU, a reference that holds all scores in memory.
     """
     if q.is_cuda:
         from flash_attn.cute.interface import _flash_attn_fwd
@@ -54,7 +54,7 @@ def attend_with_sinks(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor, window: in
 def _attend_backward(
     d_out: Tensor, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor, out: Tensor, lse: Tensor, window: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    lost = (d_out.float() * out.float()).sum(-1)  # the gradient of every score is reduced by it
+    lost = (d_out.float() * out.float()).sum(-1)  # subtracted from the gradient of every score
     d_sinks = -((sinks.float()[:, None] - lse).exp() * lost).sum((0, 2)).to(sinks.dtype)
     if q.is_cuda:
         from flash_attn.cute.interface import _flash_attn_bwd
