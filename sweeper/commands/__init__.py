@@ -1,1 +1,1 @@
-"""The commands, each in its own package."""
+"""The subcommands of `sweeper`, one package each."""

@@ -1,1 +1,1 @@
-"""Accept a cluster: measure every part of it, and report which part is slow and why."""
+"""Accept a cluster: measure every part, and report the slow parts and the likely causes."""

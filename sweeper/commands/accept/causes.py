@@ -1,4 +1,4 @@
-"""Find the likely cause of a failure in the readings taken with it. The cause is unknown if no reading explains it."""
+"""Infer the likely cause of a failed test from readings taken during the test, or report the cause as unknown."""
 
 import re
 from collections import defaultdict
@@ -14,28 +14,28 @@ from sweeper.common.trials import TrialStatus
 from workloads.api.gpus import TAINTING_SLOWDOWNS
 
 UNKNOWN = "unknown: nothing that was read explains it"
-LOWER_CLOCK = 0.97  # a clock below this fraction of the others' median explains a loss
-AT_LIMIT = 0.97  # above this fraction of the power limit, the power limits the clock
-# Above this load average per core before the test, other processes use the cores. The second is for nodes without GPUs.
-BUSY_LOAD, BUSY_LOAD_OF_CPU = 1.5, 0.4
+LOWER_CLOCK = 0.97  # a clock below this fraction of the other parts' median clock explains a slow result
+AT_LIMIT = 0.97  # a GPU that draws more than this fraction of its power limit is throttled by the limit
+# A load average per core above this value before the test shows that other processes use the cores of a node.
+BUSY_LOAD, BUSY_LOAD_OF_CPU = 1.5, 0.4  # for nodes with GPUs, and for nodes without
 SAVING_GOVERNORS = {"powersave", "conservative"}
 DRIFTS = (("sm_clock", "mhz"), ("temperature", "c"), ("power", "w"))
-ALL_LINKS = 2 / 3  # if at least this fraction of a node's links fails, the node is at fault
+ALL_LINKS = 2 / 3  # if at least this fraction of a node's links fail, the node itself is at fault
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """Readings during the failed test, from its nodes and GPUs and from the other parts in the same test."""
+    """Readings taken during a failed test: from the part that failed, its nodes and GPUs, and the other parts."""
 
     judgement: Judgement
-    states: Mapping[str, Mapping[str, Any]]  # the states of the part's nodes, by name
+    states: Mapping[str, Mapping[str, Any]]  # the states of the part's nodes by node name
     gpus: Sequence[Mapping[str, Any]]  # the part's GPUs
-    others: Sequence[Mapping[str, Any]]  # the readings taken with the other parts' results
-    slow_links: Mapping[str, float]  # by node: the fraction of its partners with a failed or open link test
+    others: Sequence[Mapping[str, Any]]  # device readings taken while the other parts ran this test
+    slow_links: Mapping[str, float]  # by node: the fraction of link partners with a failed or inconclusive test
 
 
 def add_causes(judgements: Sequence[Judgement], states: Mapping[str, Mapping[str, Any]]) -> list[Judgement]:
-    """Add the likely causes to the failed and open judgements. `states` maps node names to node states."""
+    """Add likely causes to failed and inconclusive judgements. `states` maps node names to node states."""
     slow_partners, partners = defaultdict[str, set[str]](set), defaultdict[str, set[str]](set)
     beside = defaultdict[str, list[Mapping[str, Any]]](list)
     for judgement in judgements:
@@ -54,7 +54,7 @@ def add_causes(judgements: Sequence[Judgement], states: Mapping[str, Mapping[str
         numbers = {int(number) for number in re.findall(r"\d+", reading.part.partition(" GPU ")[2])}
         all_gpus = [gpu for state in of_nodes.values() for gpu in state["gpus"]]
         tested = {uuids.get(f"{reading.place} GPU {number}") for number in numbers} - {None}
-        gpus = [gpu for gpu in all_gpus if gpu.get("uuid") in tested]  # ranks count the visible GPUs only
+        gpus = [gpu for gpu in all_gpus if gpu.get("uuid") in tested]  # ranks number only the visible GPUs
         gpus = gpus or [gpu for gpu in all_gpus if not numbers or gpu["number"] in numbers]
         others = [one for one in beside[reading.test] if one is not reading.beside]
         evidence = Evidence(judgement, of_nodes, gpus, others, slow_links)
@@ -65,7 +65,7 @@ def add_causes(judgements: Sequence[Judgement], states: Mapping[str, Mapping[str
 
 
 def is_explained(judgement: Judgement) -> bool:
-    """Return whether a test gets a cause: it failed, or it ran and is inconclusive."""
+    """Return whether to look for a cause: the test failed, or it ran and was inconclusive."""
     was_run = not judgement.reading.problem.startswith(TrialStatus.CANCELLED)
     return judgement.verdict is Verdict.FAIL or (judgement.verdict is Verdict.INCONCLUSIVE and was_run)
 
@@ -135,4 +135,4 @@ def _links(evidence: Evidence) -> Iterator[str]:
             yield f"{name} differs: {' and '.join(values)}"
 
 
-RULES = (_links, _settings, _slowdowns, _clock, _drift, _host)  # causes in the failed part itself come first
+RULES = (_links, _settings, _slowdowns, _clock, _drift, _host)  # rules about the failed part itself come first

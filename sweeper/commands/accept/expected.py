@@ -1,4 +1,4 @@
-"""The expected rates of a healthy part, from the catalogue, the tables of measured rates and the planner."""
+"""Compute the rates expected of a healthy part from the hardware catalog, measured-rate tables and the planner."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -15,11 +15,11 @@ from workloads.estimator.placed_job import COPY_SHARE
 from workloads.hardware.cluster import Cluster, Group
 from workloads.hardware.precisions import sustained_flops
 
-LEAST_KIB = 4096  # the smallest message; launches dominate smaller ones, and the planner does not model them
+LEAST_KIB = 4096  # smallest message with an expected rate: the planner does not model launch-bound messages
 
 
 def expected_rates(target: Target, experiment: Experiment, ranks: int) -> Mapping[str, float]:
-    """Return the expected rate of each test. An unknown device is only expected to sustain its rate to the end."""
+    """Return the expected rate of each test. An unknown device only has to sustain its initial rate to the end."""
     metrics = experiment.tests.items()
     ends = {f"{test}{END_OVER_START}": 1.0 for test, metric in metrics if metric == "tflops_sustained"}
     try:
@@ -43,7 +43,7 @@ def _copies(target: Target, experiment: Experiment, ranks: int) -> float | None:
 
 
 def _collectives(target: Target, experiment: Experiment, ranks: int) -> float | None:
-    """Return the planner's time for the collective as a bus bandwidth, in GB/s as in nccl-tests."""
+    """Convert the planner's time for the collective to a bus bandwidth in GB/s, as defined by nccl-tests."""
     if experiment.parameters["kib"] < LEAST_KIB:
         return None
     size, moved = int(experiment.parameters.get("ranks") or ranks), 1024.0 * experiment.parameters["kib"]
@@ -61,7 +61,7 @@ def _training(target: Target, experiment: Experiment, ranks: int) -> float | Non
 
 
 def _find_layout(target: Target, experiment: Experiment, ranks: int) -> tuple[float, dict[str, Scalar]]:
-    """Return the tokens/s and the parameters of the fastest training layout; 0 tokens/s if none fits."""
+    """Return the tokens/s and the parameters of the fastest training layout, or 0 tokens/s if no layout fits."""
     ranks = 1 if experiment.scope == "device" else ranks
     workload, given = registry.load(experiment.workload), experiment.parameters_for(ranks)
     machine = build_machine(target, ranks, default_topology(target.hardware), {})
@@ -72,7 +72,7 @@ def _find_layout(target: Target, experiment: Experiment, ranks: int) -> tuple[fl
 
 
 def choose_parameters(target: Target, experiment: Experiment, ranks: int) -> dict[str, Scalar]:
-    """Return a trial's parameters. Training uses the planner's fastest layout, or none at all if no layout fits."""
+    """Return a trial's parameters, with the planner's fastest layout for training. Return {} if no layout fits."""
     given = experiment.parameters_for(ranks)
     if experiment.workload != "parallel":
         return given

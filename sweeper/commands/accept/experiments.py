@@ -1,4 +1,4 @@
-"""Read the acceptance experiments and the expected spreads of their results from the tables next to this module."""
+"""Read the acceptance experiments from experiments.yaml and the expected spread of each result from spreads.csv."""
 
 import csv
 import math
@@ -15,14 +15,14 @@ from workloads.api.contract import Scalar
 
 Profile = Literal["quick", "standard", "burn_in"]
 Scope = Literal["device", "pair", "node", "link", "whole"]
-# The suffixes of derived tests: a sustained run's last fifth over its first, and a rate at all parts' median clock.
+# Suffixes of derived tests: a sustained run's last fifth relative to its first, and a rate scaled to the median clock.
 END_OVER_START, EQUAL_CLOCK = ", end over start", ", at equal clock"
-PRODUCT_OF_RANKS = {"ranks": 1, "4 * ranks": 4}  # values that are multiples of the gang's number of ranks
+PRODUCT_OF_RANKS = {"ranks": 1, "4 * ranks": 4}  # parameter values that stand for a multiple of the gang's rank count
 
 
 @dataclass(frozen=True)
 class Experiment:
-    """One trial of an acceptance run, and the results to take from it: metrics by the names of tests."""
+    """One trial of an acceptance run. `tests` maps each test's name to the metric that is its result."""
 
     workload: str
     scope: Scope
@@ -30,7 +30,7 @@ class Experiment:
     tests: Mapping[str, str]
 
     def parameters_for(self, ranks: int) -> dict[str, Scalar]:
-        """Return the parameters for a gang with this number of ranks."""
+        """Return the parameters for a gang of `ranks` ranks, with values such as "4 * ranks" computed."""
         return {
             name: ranks * PRODUCT_OF_RANKS[value] if value in PRODUCT_OF_RANKS else value
             for name, value in self.parameters.items()
@@ -43,15 +43,15 @@ class Reading:
 
     test: str
     scope: Scope
-    part: str  # a device, a pair, a node, a link between nodes, or the whole
+    part: str  # a device, a pair of GPUs, a node, a link between two nodes, or the whole cluster
     nodes: tuple[str, ...]  # the part's nodes
     unit: str
     value: float = math.nan  # the rate, NaN if there is none
-    low: float = math.nan  # the bounds of its 95% interval, NaN if there is none
+    low: float = math.nan  # the bounds of the rate's 95% interval, NaN if it has none
     high: float = math.nan
-    # device readings during the test: clock, power, temperature, reasons for a lower clock
+    # device readings taken during the test: clock, power, temperature, and reasons for throttling
     beside: Mapping[str, Scalar] = field(default_factory=dict)
-    problem: str = ""  # why there is no value; empty if there is one
+    problem: str = ""  # why there is no value; empty if there is a value
 
     @property
     def place(self) -> str:
@@ -59,13 +59,13 @@ class Reading:
 
 
 def name_place(nodes: Sequence[str]) -> str:
-    """Return the name of the part of a cluster that consists of these nodes."""
+    """Return a display name for a set of nodes."""
     return " + ".join(nodes) if len(nodes) <= 2 else f"all {len(nodes)} nodes"
 
 
 @cache
 def read_experiments(kind: str, profile: Profile) -> tuple[Experiment, ...]:
-    """Return the experiments for a kind of device, cpu or gpu, in the order in which they run."""
+    """Return the experiments for a device kind (cpu or gpu) in execution order."""
     rows = yaml.safe_load(Path(__file__).with_name("experiments.yaml").read_text())[kind]
     chosen = [
         {name: value[profile] if isinstance(value, dict) else value for name, value in row["parameters"].items()}
@@ -75,7 +75,7 @@ def read_experiments(kind: str, profile: Profile) -> tuple[Experiment, ...]:
 
 
 def spread_of(kind: str, test: str) -> Spread:
-    """Return the spread of a test's results, from the table's first row whose text occurs in the test's name."""
+    """Return the spread of a test's results, from the first row of spreads.csv that matches part of the test's name."""
     return next(spread for text, spread in _read_spreads(kind) if text in test)
 
 

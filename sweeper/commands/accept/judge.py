@@ -1,4 +1,4 @@
-"""Turn readings into verdicts: one for each test of each part, and one for the whole."""
+"""Turn readings into verdicts: one for each test on each part, and one for the whole cluster."""
 
 import math
 from collections import defaultdict
@@ -13,14 +13,14 @@ from sweeper.common.format import count, decimals_apart, format_number
 from sweeper.metrics.outliers import Limit, limits_among, set_limit
 
 SHOWN_PARTS = 5
-MEDIAN = ", median of the node"  # the suffix of tests whose results are medians of device results
+MEDIAN = ", median of the node"  # suffix of tests that report the median result of a node's devices
 
 
 class Verdict(StrEnum):
     PASS = "pass"
     FAIL = "fail"
     INCONCLUSIVE = "inconclusive"
-    MEASURED = "measured"  # there is nothing to compare it with
+    MEASURED = "measured"  # there is nothing to compare the result with
 
 
 @dataclass(frozen=True)
@@ -29,9 +29,9 @@ class Judgement:
 
     reading: Reading
     verdict: Verdict
-    limit: Limit | None  # the strictest of its comparisons; None if there is nothing to compare with
+    limit: Limit | None  # the strictest limit; None if there is nothing to compare the result with
     reason: str  # the reason for the verdict, in one line
-    cause: str = ""  # the reading that explains a failure, with the remedy; empty if there is none
+    cause: str = ""  # the reading that explains a failure, and the remedy; empty if nothing explains it
 
 
 def judge(
@@ -40,12 +40,12 @@ def judge(
     expected: Mapping[tuple[str, str], float],
     baseline: Mapping[tuple[str, str], float],
 ) -> list[Judgement]:
-    """Return the verdict on every reading. The limits share the false-alarm rate of the whole test.
+    """Return the verdict on every reading. All limits together have one false-alarm rate.
 
     Args:
-        kind: the kind of devices, cpu or gpu.
-        expected: rates by test and part, from the catalogue or the planner.
-        baseline: rates by test and part, from an accepted run.
+        kind: the device kind, cpu or gpu.
+        expected: expected rates by test and part, from the hardware catalog or the planner.
+        baseline: an accepted run's rates by test and part.
     """
     readings = [*readings, *node_medians(readings), *at_equal_clock(readings)]
     by_test = defaultdict[str, list[Reading]](list)
@@ -76,7 +76,7 @@ def judge(
 
 
 def node_medians(readings: Iterable[Reading]) -> Iterator[Reading]:
-    """Yield each node's median device rate, if several nodes have several devices: all of a node's may be slow."""
+    """Yield each node's median device rate, if several nodes have several devices, to find generally slow nodes."""
     groups = defaultdict[str, dict[tuple[str, ...], list[Reading]]](lambda: defaultdict(list))
     for reading in readings:
         if reading.scope == "device" and not reading.problem:
@@ -90,7 +90,7 @@ def node_medians(readings: Iterable[Reading]) -> Iterator[Reading]:
 
 
 def at_equal_clock(readings: Iterable[Reading]) -> Iterator[Reading]:
-    """Yield each device's product rate at the median clock, if all clocks are known, because chips differ in clocks."""
+    """Yield sustained GEMM rates scaled to the devices' median clock, because clocks vary by chip. Needs all clocks."""
     by_test = defaultdict[str, list[Reading]](list)
     for reading in readings:
         # A burst is too short for more than a few clock readings.
@@ -123,10 +123,10 @@ def _judge_reading(reading: Reading, limits: Sequence[Limit]) -> Judgement:
 
 
 def overall_verdict(judgements: Iterable[Judgement], findings: Iterable[Finding]) -> Verdict:
-    """Return the verdict on the whole.
+    """Return the verdict on the whole cluster.
 
-    It fails if a test fails or the doctor finds a problem with a GPU. It is inconclusive if a test has no result, a
-    node's problem affects results, or no result could be compared.
+    The cluster fails if a test fails or `doctor` finds a problem with a GPU. The verdict is inconclusive if a test is
+    inconclusive, a problem with a node affects results, or no result could be compared.
     """
     verdicts = {judgement.verdict for judgement in judgements}
     verdicts |= {finding_verdict(finding.location) for finding in findings if finding.affects_results}
@@ -137,12 +137,12 @@ def overall_verdict(judgements: Iterable[Judgement], findings: Iterable[Finding]
 
 
 def finding_verdict(location: str) -> Verdict:
-    """Return the verdict for a finding on a GPU or a node that affects results."""
+    """Return the verdict for a finding that affects results: fail for a GPU, inconclusive for a node."""
     return Verdict.FAIL if " GPU " in location else Verdict.INCONCLUSIVE
 
 
 def describe(verdict: Verdict, judgements: Sequence[Judgement], findings: Iterable[Finding]) -> str:
-    """Describe the verdict on the whole in one sentence that begins with it."""
+    """Describe the overall verdict in one sentence that starts with the verdict."""
     tests, parts = len({j.reading.test for j in judgements}), len({j.reading.part for j in judgements})
     slow, undecided = (list_parts(judgements, kind) for kind in (Verdict.FAIL, Verdict.INCONCLUSIVE))
     is_first = verdict is Verdict.INCONCLUSIVE and not undecided
@@ -163,7 +163,7 @@ def describe(verdict: Verdict, judgements: Sequence[Judgement], findings: Iterab
 
 
 def list_problems(judgements: Sequence[Judgement], findings: Sequence[Finding]) -> Iterator[str]:
-    """Yield the findings, then the failed tests, then the open tests, each with its reason and likely cause."""
+    """Yield one entry per problem: findings, then failed tests, then inconclusive tests, with reasons and causes."""
     for finding in findings:
         yield f"{'!' if finding.affects_results else '-'} {finding.location}: {finding.problem}\n  {finding.remedy}"
     for sign, verdict in (("!", Verdict.FAIL), ("-", Verdict.INCONCLUSIVE)):
@@ -176,11 +176,11 @@ def list_problems(judgements: Sequence[Judgement], findings: Sequence[Finding]) 
 
 
 def list_parts(judgements: Iterable[Judgement], verdict: Verdict) -> list[str]:
-    """Return the parts that have a test with this verdict, in the order of the tests."""
+    """Return the parts for which any test has this verdict, in test order."""
     return list(dict.fromkeys(j.reading.part for j in judgements if j.verdict is verdict))
 
 
 def name_some(names: Sequence[str]) -> str:
-    """Return the first few names and the number of remaining ones."""
+    """Join the first few names and append the number of remaining names."""
     more = f" and {len(names) - SHOWN_PARTS} more" if len(names) > SHOWN_PARTS else ""
     return ", ".join(dict.fromkeys(names[:SHOWN_PARTS])) + more

@@ -1,19 +1,19 @@
-"""Accept a cluster: check whether it is as fast as it should be, and find the parts that are not.
+"""Accept a cluster: check whether it is as fast as expected, and find the slow parts.
 
     python -m sweeper accept
     python -m sweeper accept cluster.address=auto profile=standard dir=/data/accept
     python -m sweeper accept baseline=acceptance/h100-20261120-101500/accept.json
 
-Measures every device alone and all of them at once (products burst and sustained, memory, copies to and from the
-host), then each node (collectives by size, a training step), pairs of nodes in rounds, and the whole cluster. Each
-result is compared with the other parts, with the rate that the catalogue and the planner expect, and with the baseline,
-if one is given. Over all comparisons, about 1% of healthy clusters fail, if parts vary as assumed
+Measures each device alone and all devices at once (burst and sustained GEMMs, memory, copies to and from the host),
+then each node (collectives by size, a training step), pairs of nodes in rounds, and the whole cluster. Each result is
+compared with the other parts' results, with the rate expected by the hardware catalog or the planner, and with the
+baseline, if one is given. All comparisons together fail about 1% of healthy clusters, if parts vary as assumed
 (docs/guides/accept.md). quick takes up to five minutes, standard half an hour; burn_in loads each GPU for minutes.
 
-Writes accept.json, an HTML page, Markdown and JUnit XML to DIR/acceptance/HARDWARE-DATE, and a run with these files to
-the MLflow experiment acceptance. verify checks that an accept.json is unchanged; compare prints what has become slower
-since an earlier run. The exit code is 0 if everything passes, 1 if a part fails, and 3 if a part is inconclusive. The
-command changes nothing on the machines and does not need root.
+Writes accept.json, an HTML page, Markdown and JUnit XML to DIR/acceptance/HARDWARE-DATE, and logs these files as a run
+in the MLflow experiment acceptance. `verify` checks that an accept.json is unchanged; `compare` prints the results that
+are slower than in an earlier run. The exit code is 0 if everything passes, 1 if a part fails, and 3 if a part is
+inconclusive. The command changes nothing on the machines and does not need root.
 """
 
 from __future__ import annotations
@@ -56,12 +56,12 @@ PAGES = {"accept.html": build_html, "accept.md": build_markdown, "accept.xml": b
 
 @dataclass(frozen=True, kw_only=True)
 class AcceptRequest(StoreRequest):
-    """What to accept.
+    """The cluster to accept, and the thoroughness of the tests.
 
     Attributes:
-        hardware: a kind of local GPU, or cpu.
-        profile: how long the tests take.
-        baseline: the accept.json of an earlier run that passed, to compare the parts with.
+        hardware: name of a local GPU model, or cpu.
+        profile: duration of the tests.
+        baseline: accept.json of an earlier accepted run, to compare the parts with.
     """
 
     hardware: str = "auto"
@@ -72,24 +72,24 @@ class AcceptRequest(StoreRequest):
 
 @dataclass(frozen=True, kw_only=True)
 class VerifyRequest:
-    """The accept.json to check, or its folder."""
+    """The accept.json to check, or the folder that contains it."""
 
     file: str = word("FILE")
 
 
 @dataclass(frozen=True, kw_only=True)
 class CompareRequest:
-    """Two runs on the same machines, the earlier one first."""
+    """Two acceptance runs on the same machines, the earlier run first."""
 
     first: str = word("BEFORE")
     second: str = word("AFTER")
 
 
 def accept(request: AcceptRequest) -> int:
-    """Measure, judge, print and write accept.json. Return the exit code."""
+    """Measure the cluster, judge and print the results, and write accept.json. Return the exit code."""
     started_s = time.monotonic()
     address, insecure = request.cluster.address, request.cluster.insecure
-    ray_environment.prepare(address, insecure)  # before Ray is imported
+    ray_environment.prepare(address, insecure)  # must run before Ray is imported
     from sweeper.commands.accept import measure
     from sweeper.commands.accept.causes import add_causes
     from sweeper.commands.doctor.exercise import NodeWatches
@@ -152,14 +152,14 @@ def accept(request: AcceptRequest) -> int:
 
 
 def find_problems(target: Target, nodes: Sequence[Node], states: Sequence[Mapping[str, Any]]) -> list[Finding]:
-    """List the problems of the tested nodes, and those of other nodes' GPUs, which do not affect the results."""
+    """List the problems of the tested nodes, and GPU problems of untested nodes, marked as not affecting results."""
     untested = check_gpu_setup([node for node in nodes if node not in target.nodes])
     others = [replace(finding, affects_results=False) for finding in untested]
     return [*check_gpu_setup(target.nodes), *check_nodes(states), *others]
 
 
 def record_run(uri: str, folder: Path, record: Mapping[str, Any]) -> str:
-    """Write the acceptance with its files as a run to the MLflow store. Return a line that reports the outcome."""
+    """Record the acceptance and its files as an MLflow run. Return a line that reports the outcome."""
     shown = ("verdict", "sentence", "hardware", "model", "profile", "sweeper", records.HASH)
     tags = {name: str(record[name]) for name in shown}
     values = defaultdict[str, list[float]](list)
@@ -171,7 +171,7 @@ def record_run(uri: str, folder: Path, record: Mapping[str, Any]) -> str:
         from sweeper.commands.ingest.write import write_run  # MLflow takes seconds to import
 
         write_run(uri, FOLDER, folder.name, {KIND: ACCEPTANCE_KIND} | tags, metrics, sorted(folder.iterdir()))
-    except Exception as error:  # any error of any store: the verdict does not depend on it
+    except Exception as error:  # no error of a store may change the verdict
         return f"not recorded in MLflow: {mask(first_line(error))}"
     return f"recorded   experiment {FOLDER} of {mask(uri)}"
 
@@ -185,7 +185,7 @@ def verify(request: VerifyRequest) -> int:
 
 
 def compare(request: CompareRequest) -> int:
-    """Print what is slower or missing in the later run. Return 1 if a result is slower, else 3 if one is missing."""
+    """Print slower and missing results of the later run. Return 1 if a result is slower, else 3 if one is missing."""
     before, after = (records.read_record(Path(file)) for file in (request.first, request.second))
     changes = records.compare_records(before, after)
     slower = [change for change in changes if change.is_slower]

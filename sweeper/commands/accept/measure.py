@@ -1,4 +1,4 @@
-"""Run the experiments of an acceptance: all nodes in parallel, pairs of nodes in rounds, then the whole cluster."""
+"""Run the acceptance experiments: all nodes in parallel, then pairs of nodes in rounds, then the whole cluster."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from sweeper.metrics.derivation import derive, step_times_s
 from sweeper.metrics.intervals import interval_of_steps
 from workloads.api.contract import Measurement
 
-CPU_RANKS = 2  # processes on a CPU that represent the devices of a node
-TRIAL_TIMEOUT_S = 300.0  # excluding a sustained run
-START_TIMEOUT_S = 120.0  # extra time for the first trial, for the workers to start
-LAST_S = 45.0  # the limit of a trial, excluding its sustained run, once half of the jobs have finished it
+CPU_RANKS = 2  # processes that stand in for a node's devices on a CPU
+TRIAL_TIMEOUT_S = 300.0  # excludes the sustained run
+START_TIMEOUT_S = 120.0  # extra time for the first trial, during which the workers start
+LAST_S = 45.0  # time limit of a trial, without its sustained run, once half of the jobs have finished that trial
 ENDS_JOB = (TrialStatus.LOST, TrialStatus.TIMED_OUT)
 POLL_S = 0.05
 UNITS = {"tflops": "TFLOP/s", "tflops_sustained": "TFLOP/s", "tokens_per_s": "tokens/s"} | dict.fromkeys(
@@ -35,12 +35,12 @@ UNITS = {"tflops": "TFLOP/s", "tflops_sustained": "TFLOP/s", "tokens_per_s": "to
 )
 READ_BESIDE = ("sm_clock_mhz", "power_w", "temperature_c", "sm_clock_drift_mhz", "power_drift_w", "temperature_drift_c")
 SHOWN_BESIDE = (*READ_BESIDE, "power_limit_w", "slowed_by", "gpu_uuid", "device")
-DRIFT_S = 10.0  # the end of a sustained run of at least this length is compared with its start
+DRIFT_S = 10.0  # a sustained run of at least this length gets a test that compares its end with its start
 
 
 @dataclass
 class Job:
-    """Experiments that one gang runs in sequence on all devices of its nodes."""
+    """Experiments that one gang runs in sequence on all devices of the job's nodes."""
 
     target: Target
     names: tuple[str, ...]  # the names of the nodes
@@ -48,14 +48,14 @@ class Job:
     experiments: deque[Experiment]
     pool: GangPool | None = None
     deadline_s: float = 0.0  # the running experiment's deadline on the monotonic clock
-    is_lost: bool = False  # one of its nodes was lost, or a test on it never ended
+    is_lost: bool = False  # a node of the job was lost, or a test of the job never ended
 
     @property
     def place(self) -> str:
         return name_place(self.names)
 
     def without(self, lost: Collection[str]) -> Job:
-        """Return the job without the lost nodes. Only a job of the whole can shrink; any other job is then lost."""
+        """Return the job without the lost nodes. A whole-cluster job shrinks; any other job is marked as lost."""
         if not {*self.names} & {*lost}:
             return self
         left = [n for n, name in enumerate(self.names) if name not in lost]
@@ -66,7 +66,7 @@ class Job:
         return replace(self, target=target, names=tuple(self.names[number] for number in left), ranks=ranks)
 
     def find_lost(self, result: TrialResult) -> set[str]:
-        """Return the nodes that a result shows to be lost: the job's only node, or the node that the result names."""
+        """Return the nodes that a result reports as lost: the job's only node, or the node named in the result."""
         if len(self.names) == 1:
             return {*self.names} if result.status in ENDS_JOB else set()
         by_id = dict(zip((node.id for node in self.target.nodes), self.names, strict=True))
@@ -89,7 +89,7 @@ class Job:
         self.deadline_s = time.monotonic() + timeout_s(self.experiments[0]) + further_s
 
     def poll(self) -> tuple[Experiment, TrialResult] | None:
-        """Return the experiment that has ended, if any, and start the next one. A lost node ends the job."""
+        """Return the experiment that has ended, if any, and start the next experiment. A lost node ends the job."""
         assert self.pool
         try:
             ended = self.pool.wait(0.0)
@@ -117,11 +117,11 @@ def _failure(status: TrialStatus, reason: str) -> TrialResult:
 
 
 def plan_phases(target: Target, names: Sequence[str], experiments: Sequence[Experiment]) -> list[list[Job]]:
-    """Return jobs by phase: each node alone, pairs of nodes in rounds, all nodes. A phase's jobs run in parallel."""
+    """Return the jobs of each phase: single nodes, rounds of node pairs, all nodes. Jobs of a phase run in parallel."""
 
     def build(nodes: Sequence[int], scopes: set[Scope]) -> Job | None:
         of_nodes = replace(target, nodes=tuple(target.nodes[number] for number in nodes))
-        # One rank per GPU. A CPU has one rank for all cores, or two if ranks communicate.
+        # A GPU has one rank. A CPU has one rank for all its cores, or two if the ranks communicate.
         on_cpu = 1 if "device" in scopes else max(min(CPU_RANKS, of_nodes.devices), len(of_nodes.nodes))
         ranks = of_nodes.devices if target.is_gpu else on_cpu
         fitting = [e for e in experiments if e.scope in scopes and _fits(e, ranks)]
@@ -144,7 +144,7 @@ def _fits(experiment: Experiment, ranks: int) -> bool:
 
 
 def pair_rounds(count: int) -> list[list[list[int]]]:
-    """Return about log2(count) rounds of a round-robin tournament: disjoint pairs of nodes, none repeated."""
+    """Return about log2(count) rounds of a round-robin tournament. A round has disjoint node pairs; no pair repeats."""
     fixed = count - 1 + count % 2  # this node does not exist if the count is odd
     rounds = []
     for turn in range(max(0, (count - 1).bit_length())):
@@ -156,8 +156,8 @@ def pair_rounds(count: int) -> list[list[list[int]]]:
 def run_phases(phases: Sequence[Sequence[Job]], deadline_s: float) -> Iterator[tuple[Job, Experiment, TrialResult]]:
     """Run the phases and yield each result as it arrives. A test that is still running at the deadline has no result.
 
-    A node takes no part in later phases if it is lost, if a test on it alone does not end, or if tests with two
-    different partners do not end. The deadline is in seconds of the monotonic clock.
+    A node is excluded from later phases if it is lost, if a single-node test on it does not end, or if its tests with
+    two different partners do not end. The deadline is in seconds on the monotonic clock.
     """
     lost, late = set[str](), Counter[str]()
     for phase in phases:
@@ -185,7 +185,7 @@ def run_phases(phases: Sequence[Sequence[Job]], deadline_s: float) -> Iterator[t
 
 
 def _limit_last(running: Sequence[Job], most: int) -> None:
-    """Limit the time of trials that at most `most` jobs are still running, because one of them may never end."""
+    """Limit the time of any trial that at most `most` jobs have yet to finish, because it may never end."""
     left = Counter(test for job in running for experiment in job.experiments for test in experiment.tests)
     for job in running:
         experiment = job.experiments[0]
@@ -201,7 +201,7 @@ def _poll(job: Job, deadline_s: float) -> tuple[Experiment, TrialResult] | None:
 
 
 def skip_measured(phases: Sequence[Sequence[Job]], readings: Iterable[Reading]) -> None:
-    """Remove the experiments that an earlier start has already measured from the jobs."""
+    """Remove experiments from the jobs if an earlier, interrupted run has already measured them."""
     measured = {(reading.place, reading.test) for reading in readings}
     for job in chain(*phases):
         job.experiments = deque(e for e in job.experiments if any((job.place, t) not in measured for t in e.tests))
@@ -231,14 +231,14 @@ def read_result(job: Job, experiment: Experiment, result: TrialResult) -> Iterat
 
 
 def leave_out_unsupported(readings: Sequence[Reading]) -> list[Reading]:
-    """Drop tests that no part supports, which are infeasible for a reason other than lack of memory."""
+    """Drop readings that are infeasible for a reason other than memory, if no part could run the test."""
     measured = {reading.test for reading in readings if not reading.problem}
     unsupported = re.compile(f"{TrialStatus.INFEASIBLE}: (?!.*out of memory)", re.DOTALL)
     return [reading for reading in readings if reading.test in measured or not unsupported.match(reading.problem)]
 
 
 def parts_of(job: Job, experiment: Experiment) -> dict[str, Sequence[int]]:
-    """Return the ranks of each part of the experiment, by the part's name. Ranks follow the order of GPU numbers."""
+    """Return each part's ranks in the experiment by part name. Ranks follow the order of GPU numbers."""
     if experiment.scope == "device" and job.target.is_gpu:
         return {f"{job.place} GPU {n}": [n] for n in range(job.ranks)}
     if experiment.scope == "pair":
@@ -247,7 +247,7 @@ def parts_of(job: Job, experiment: Experiment) -> dict[str, Sequence[int]]:
 
 
 def _interval(metric: str, metrics: Mapping[str, float], ranks: Sequence[Measurement]) -> tuple[float, float, float]:
-    """Return a rate with its own interval, or an interval derived from the step times."""
+    """Return a rate with its 95% interval, which for a bus bandwidth is derived from the step times."""
     value, low, high = (metrics.get(f"{metric}{end}", math.nan) for end in ("", "_ci_low", "_ci_high"))
     if metric == "bus_gb_s" and (times := interval_of_steps(step_times_s(ranks), "median")):
         low, high = value * times.value / times.high, value * times.value / times.low
@@ -255,7 +255,7 @@ def _interval(metric: str, metrics: Mapping[str, float], ranks: Sequence[Measure
 
 
 def _beside(metric: str, measurements: Sequence[Measurement]) -> dict[str, Any]:
-    """Return the first rank's device readings during the steps, or during the sustained run."""
+    """Return the first rank's device readings during the steps, or during the sustained run for a sustained metric."""
     first = measurements[0]
     prefix = "sustained_" if metric.endswith("_sustained") else ""
     read = {**first.machine_info, **{name: first.metrics.get(f"{prefix}{name}") for name in READ_BESIDE}}
@@ -263,7 +263,7 @@ def _beside(metric: str, measurements: Sequence[Measurement]) -> dict[str, Any]:
 
 
 def summarize(title: str, readings: Sequence[Reading]) -> Iterator[str]:
-    """Yield a line for each test of a result: the slowest and the fastest part, or why there is no rate."""
+    """Yield a line for each test: the rates of the slowest and the fastest part, or the reason why there is no rate."""
     for test in dict.fromkeys(reading.test for reading in readings):
         own = [reading for reading in readings if reading.test == test]
         if problems := [reading.problem for reading in own if reading.problem]:

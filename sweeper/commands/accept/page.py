@@ -1,4 +1,4 @@
-"""Render an acceptance record as HTML, Markdown and JUnit XML: the verdict first, then the failures."""
+"""Render an acceptance record as HTML, Markdown and JUnit XML, with the verdict first and then the failures."""
 
 import math
 import re
@@ -19,10 +19,10 @@ HEADING = ["verdict", "part", "test", "measured", "passes from", "reason", "like
 BESIDE = {"sm_clock_mhz": "MHz", "power_w": "W", "temperature_c": "°C"}  # readings shown next to a rate
 TESTS = ["test", "parts", "unit", "median", "slowest", "fastest", "expected", "passes from", "loss found in 99%"]
 TESTS += [f"median {unit}" for unit in BESIDE.values()]
-# Failed parts are orange and passed parts are blue, which color-blind readers can tell apart (Okabe and Ito 2008).
+# Orange for failed and blue for passed parts: color-blind readers can distinguish the two (Okabe and Ito 2008).
 COLORS = [[0.0, "#D55E00"], [0.5, "#F5CBA7"], [0.5, "#D6E6F2"], [1.0, "#0072B2"]]
 BAND = {"fillcolor": "#0072B2", "opacity": 0.12}  # the style of the band of expected rates
-MOST_POINTS = 64  # up to this many parts are all shown as points; with more, only outliers are
+MOST_POINTS = 64  # with more parts than this, only outliers are shown as points
 Record = Mapping[str, Any]
 
 
@@ -31,7 +31,7 @@ def sort_results(record: Record) -> list[dict[str, Any]]:
 
 
 def list_problem_tables(record: Record) -> list[Table]:
-    """Return the non-empty tables of failed and open tests, of the doctor's findings, and of nodes that differ."""
+    """Return the non-empty tables: failed or inconclusive tests, `doctor` findings, and nodes that differ."""
     urgent = [row for row in sort_results(record) if row["verdict"] in ORDER[:2]]
     findings = [[finding[name] for name in ("location", "problem", "remedy")] for finding in record["findings"]]
     tables = [
@@ -51,12 +51,12 @@ def _build_row(kind: str, row: Mapping[str, Any]) -> list[str]:
 
 
 def _round(kind: str, test: str, rate: float | None, other: float | None = None) -> str:
-    """Round a rate to the digits that are reproducible and that distinguish it from `other`; None becomes empty."""
+    """Round a rate to its reproducible digits, or to more if `other` would look equal. Return "" for None."""
     return "" if rate is None else round_to_band(rate, spread_of(kind, test).run, apart_from=other or math.nan)
 
 
 def summarize_tests(record: Record) -> Iterator[list[str]]:
-    """Yield a row of the table TESTS for each test. A test of a single part has no slowest and fastest part."""
+    """Yield a row of the TESTS table for each test. With a single part, the slowest and fastest cells are empty."""
     rows = [row for row in sort_results(record) if row["value"]]
     for test in dict.fromkeys(row["test"] for row in rows):
         measured = [row for row in rows if row["test"] == test]

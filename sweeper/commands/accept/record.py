@@ -1,4 +1,4 @@
-"""accept.json: all the evidence for a verdict, with a hash that reveals later changes."""
+"""Write, read and compare accept.json: all evidence for a verdict, with a hash that reveals later changes."""
 
 import hashlib
 import json
@@ -25,7 +25,7 @@ FORMAT = 1
 HASH = "sha256"
 NEEDED = {HASH, "date", "profile", "kind", "model", "verdict", "sentence", "results"}
 RESUMED_WITHIN_S = 86_400.0  # after a day, the machine may have changed
-FINGERPRINT = {  # the properties of a GPU: name and format by field
+FINGERPRINT = {  # GPU properties: the displayed name and the format of each field
     "driver": ("driver", "{}"),
     "firmware": ("firmware", "{}"),
     "name": ("name", "{}"),
@@ -46,7 +46,7 @@ def build_record(
     findings: Sequence[Finding],
     node_states: Mapping[str, Mapping[str, Any]],
 ) -> dict[str, Any]:
-    """Return the content of accept.json as plain values with their hash. NaN, a missing value, becomes null."""
+    """Return the content of accept.json, including the hash, as plain values. NaN (a missing value) becomes null."""
     record = {
         "format": FORMAT,
         "sweeper": sweeper.__version__,
@@ -66,7 +66,7 @@ def build_record(
 
 
 def fingerprint(state: Mapping[str, Any]) -> dict[str, str]:
-    """Return the properties that should be equal on all nodes, as text: kernel, versions, GPUs and their settings."""
+    """Return, as text, the properties that should be equal on all nodes: kernel, versions, GPUs and GPU settings."""
     values = {"kernel": state["kernel"]["release"], "command line": " ".join(state["kernel"]["command_line"])}
     values |= {name: text for name, text in state["versions"].items() if text}
     values |= {"cores": state["cpus"], "governor": state["governor"], "GPUs": len(state["gpus"]), **state["networks"]}
@@ -86,7 +86,7 @@ def _result(judgement: Judgement) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Journal:
-    """The readings of an unfinished acceptance, one per line. A later start on the same nodes resumes it."""
+    """The readings of an unfinished acceptance, one per line. A rerun on the same nodes resumes the acceptance."""
 
     path: Path
     model: str
@@ -97,7 +97,7 @@ class Journal:
         return json.dumps([FORMAT, self.model, list(self.names)])
 
     def read(self) -> list[Reading]:
-        """Return the readings of an earlier start on these nodes within a day. Without one, begin a new journal."""
+        """Return the readings of an unfinished run on these nodes in the last day. Without any, begin a new journal."""
         lines = self.path.read_text().splitlines() if self.path.exists() else []
         is_recent = bool(lines) and time.time() - self.path.stat().st_mtime < RESUMED_WITHIN_S
         if not is_recent or lines[0] != self._heading:
@@ -111,13 +111,13 @@ class Journal:
         return [Reading(**{**values, "nodes": tuple(values["nodes"])}) for values in rows]
 
     def add(self, readings: Sequence[Reading]) -> None:
-        """Append the readings that have a value; the others will be remeasured."""
+        """Append the readings that have a value. A resumed run remeasures the remaining readings."""
         with self.path.open("a") as file:
             file.writelines(f"{json.dumps(asdict(reading))}\n" for reading in readings if not reading.problem)
 
 
 def hash_of(record: Mapping[str, Any]) -> str:
-    """Return the hash of a record's other values, independent of their order and whitespace in the file."""
+    """Return the hash of a record without its hash field, independent of key order and whitespace in the file."""
     others = {name: value for name, value in record.items() if name != HASH}
     return hashlib.sha256(json.dumps(others, sort_keys=True).encode()).hexdigest()
 
@@ -127,7 +127,7 @@ def write_record(path: Path, record: Mapping[str, Any]) -> None:
 
 
 def read_record(path: Path, key: str = "", *, may_be_changed: bool = False) -> dict[str, Any]:
-    """Return the content of an accept.json. Raises UserInputError, naming the setting `key`, if it was changed."""
+    """Return the content of an accept.json. Raises UserInputError, which names `key`, if it is invalid or changed."""
     named = f"{key}={path}" if key else str(path)
     try:
         record = json.loads((path / "accept.json" if path.is_dir() else path).read_text())
@@ -147,7 +147,7 @@ def is_unchanged(record: Mapping[str, Any]) -> bool:
 
 
 def read_baseline(path: Path, target: Target, profile: str, parts: Collection[str]) -> dict[tuple[str, str], float]:
-    """Return an accepted run's rates by test and part. Raises UserInputError if it cannot serve as the baseline."""
+    """Return an accepted run's rates by test and part. Raises UserInputError if the run cannot be a baseline."""
     record = read_record(path.expanduser(), "baseline")
     if record["verdict"] == "fail":
         raise UserInputError(f"baseline={path}: that run failed; a baseline must be an accepted run")
@@ -167,7 +167,7 @@ def read_baseline(path: Path, target: Target, profile: str, parts: Collection[st
 
 @dataclass(frozen=True)
 class Change:
-    """The ratio of a later run's result to an earlier one's."""
+    """The ratio of a later run's result to the earlier run's result."""
 
     test: str
     part: str
@@ -179,7 +179,7 @@ class Change:
 
 
 def compare_records(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[Change]:
-    """Return the changes of common results, the largest loss first. Raises UserInputError if the runs are unlike."""
+    """Return changes of common results, the largest loss first. Raises UserInputError if model or profile differ."""
     for name in ("model", "profile"):
         if before[name] != after[name]:
             raise UserInputError(f"the runs have the {name} {before[name]} and {after[name]}: only equal ones compare")

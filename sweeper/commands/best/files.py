@@ -1,4 +1,4 @@
-"""The files that rerun one trial: our command, a trainer's own configuration, and the versions of the software."""
+"""Build the files that rerun one trial: the sweeper command, the trainer's configuration, and the software versions."""
 
 import json
 import math
@@ -24,10 +24,10 @@ from workloads.api import registry
 from workloads.api.errors import UserInputError
 from workloads.api.metrics import get_metric
 
-FOLDER = "best"  # the winner's folder in the sweep's folder
+FOLDER = "best"  # the winner's subfolder in a sweep's folder
 LINE, OVERRIDES, RESULT = "sweep.sh", "workload/best.yaml", "best.json"
-PROGRAM = "program"  # the folder of the files that run without this project
-OTHER_TRAINERS = ("torchtitan", "megatron")  # a layout of workload=parallel is also written as files for these
+PROGRAM = "program"  # the subfolder for files that run without this project
+OTHER_TRAINERS = ("torchtitan", "megatron")  # trainers that also get files for a layout of workload=parallel
 
 
 @dataclass(frozen=True)
@@ -36,13 +36,13 @@ class TrialFiles:
 
     folder: Path
     title: str  # the trial and its result
-    line: str  # our command, for a shell
+    line: str  # the sweeper command, quoted for a shell
     files: Mapping[str, str]  # file contents by their path in the folder
-    notes: tuple[str, ...] = ()  # what to know before running the files
-    result: Mapping[str, Any] = field(default_factory=dict)  # the trial, its result and its software, as plain values
+    notes: tuple[str, ...] = ()  # warnings and instructions for running the files
+    result: Mapping[str, Any] = field(default_factory=dict)  # content of best.json: trial, result, software
 
     def write(self) -> None:
-        """Write the files, replacing any earlier ones."""
+        """Write the files, replacing all earlier files in the folder."""
         if self.folder.exists():
             shutil.rmtree(self.folder)
         for name, text in self.files.items():
@@ -54,7 +54,7 @@ class TrialFiles:
 
 
 def build_files(description: SweepDescription, record: TrialRecord, value: Winner | None, folder: Path) -> TrialFiles:
-    """Return the files of a trial for this folder. `value` is None for a trial without an objective value."""
+    """Build the files that rerun a trial from `folder`. `value` is None for a trial without an objective value."""
     title = _describe(description, record, value)
     line = shlex.join(command_words(description, record))
     program, notes = _program_files(description, record, folder / PROGRAM)
@@ -109,7 +109,7 @@ def _program_files(
 ) -> tuple[dict[str, str], list[str]]:
     workload = registry.load(description.workload)
     if workload.Settings is not None:
-        if description.settings is None:  # a function: its parameters are known only from the function itself
+        if description.settings is None:  # a function, which alone defines its parameters
             return {}, []
         workload = workload.with_settings(workload.Settings(**description.settings))
     values = trial_parameters(description, record)
@@ -117,7 +117,7 @@ def _program_files(
     rank = replace(description.first_rank, environment=variables)
     try:
         files = workload.program_files(workload.Parameters(**without_variables(values)), rank, str(folder.absolute()))
-    except Exception as error:  # a failed trial's parameters can raise anything
+    except Exception as error:  # a failed trial's parameters can raise any exception
         return {}, [f"{PROGRAM}: {type(error).__name__}: {error}"]
     return dict(files), []
 
@@ -125,7 +125,7 @@ def _program_files(
 def _other_trainers(description: SweepDescription, record: TrialRecord) -> tuple[dict[str, str], list[str]]:
     if description.workload != "parallel" or record.status is not TrialStatus.COMPLETE:
         return {}, []
-    from workloads.formats.files import read_layout, render  # takes 0.05 s; other sweeps do not need it
+    from workloads.formats.files import read_layout, render  # takes 0.05 s to import
 
     values = trial_parameters(description, record)
     words = " ".join(f"space.{name}={str(value).lower()}" for name, value in without_variables(values).items())
@@ -143,22 +143,22 @@ def _other_trainers(description: SweepDescription, record: TrialRecord) -> tuple
     return files, notes
 
 
-# Arguments that one trial does not need, or that its parameters replace. An entry that ends in a dot is a section.
+# Arguments that a single trial does not need or that its parameters replace. An entry with a final dot is a section.
 REPLACED = (
     *("space.", "search", "search.", "budget.", "finals.", "projection.", "workload.strategy"),
     *("model", "name", "retry", "plan", "progress", "gpus", "hardware", "cluster.cpus"),
 )
-LISTS = "(,["  # unquoted text with one of these characters is a list, a choice or a range
+LISTS = "(,["  # unquoted text with one of these characters is parsed as a list, a choice or a range
 PLAIN_TEXT = re.compile(r"[A-Za-z_./][\w./:-]*")
 
 
 def trial_parameters(description: SweepDescription, record: TrialRecord) -> Parameters:
-    """Return all parameters of a trial, the constants of the sweep's space first."""
+    """Return all parameters of a trial, starting with the constants of the sweep's space."""
     return {**description.constants, **record.params}
 
 
 def _chosen_cpus(description: SweepDescription) -> int | None:
-    """Return the core count of a sweep that limited its cores; older descriptions have only the setting."""
+    """Return the number of cores that a sweep was limited to. Older descriptions contain only the setting."""
     return description.cpus or description.config.get("cluster", {}).get("cpus")
 
 
@@ -183,9 +183,9 @@ def command_words(description: SweepDescription, record: TrialRecord) -> list[st
 
 
 def script_line(description: SweepDescription, record: TrialRecord) -> str:
-    """Return the command with the interpreter that ran the sweep, because the result depends on its packages.
+    """Return the command with the interpreter that ran the sweep, because the result depends on its installed packages.
 
-    Each run gets a new name: under an existing name, it would find its trial finished and measure nothing.
+    Each run gets a new name. Under an existing name, the command would find the trial finished and measure nothing.
     """
     words = command_words(description, record)
     words = words[3:] if words[1:2] == ["-m"] else words[1:]
@@ -194,11 +194,11 @@ def script_line(description: SweepDescription, record: TrialRecord) -> str:
 
 
 def overrides_file(description: SweepDescription, record: TrialRecord, comment: str, folder: Path) -> str:
-    """Return the text of `workload/best.yaml` for the folder: everything that determines what the trial runs.
+    """Return the text of `workload/best.yaml`, which contains every setting that determines what the trial runs.
 
-    It does not depend on the files in conf/workload, which may change, or on the files in the user's own folder. The
-    command sets the hardware and the sampler, because Hydra expands the last group first (1.3.8,
-    _internal/defaults_list.py), so a file of the first group cannot choose files of later groups.
+    The file does not depend on conf/workload, which may change, or on the user's configuration folder. The command line
+    sets the hardware and the sampler, because Hydra expands the last group first (1.3.8, _internal/defaults_list.py).
+    A file in the first group can therefore not choose files in later groups.
     """
     program, _ = _split_program(description.arguments)
     words = [*program, f"--config-dir={folder}", "workload=best", f"hardware={description.hardware}", "search=grid"]
@@ -223,7 +223,7 @@ def overrides_file(description: SweepDescription, record: TrialRecord, comment: 
 
 
 def override_value(name: str, value: Value) -> str:
-    """Return a parameter's value in the syntax of Hydra's command line."""
+    """Format a parameter's value in Hydra's override syntax."""
     if value is None:
         return "null"
     if isinstance(value, bool):
@@ -249,7 +249,7 @@ def _entry(value: Value) -> Any:
 
 
 def _escaped(settings: Any) -> Any:
-    """Escape ${…} in all strings: it is meant for a shell, and OmegaConf would replace it."""
+    """Escape ${…} in all strings, because the shell should expand it and not OmegaConf."""
     if isinstance(settings, Mapping):
         return {key: _escaped(value) for key, value in settings.items()}
     if isinstance(settings, (list, tuple)):
@@ -259,7 +259,7 @@ def _escaped(settings: Any) -> Any:
 
 def _split_program(arguments: Any) -> tuple[list[str], list[str]]:
     words = list(arguments)
-    if words[1:3] == ["-m", "sweeper.function"]:  # as 0.2 recorded it
+    if words[1:3] == ["-m", "sweeper.function"]:  # the form that sweeper 0.2 recorded
         words[2:3] = ["sweeper", "function"]
     size = 3 if words[1:2] == ["-m"] else 1
     size += 2 if words[size : size + 1] == ["function"] else 0

@@ -1,20 +1,20 @@
-"""Print the command that reruns a sweep's winner, or another of its trials.
+"""Print the command that reruns a sweep's winner or any other trial.
 
     python -m sweeper best
     python -m sweeper best SWEEP trial=12
 
-SWEEP is the last sweep by default. The output shows the trial and its result, the command that runs it, its software
-and the paths of its files. The winner's files are in DIR/sweeps/SWEEP/best, and the files of another trial N are in
-DIR/sweeps/SWEEP/files/N/run:
+SWEEP is the last sweep by default. The output shows the trial, its result, the command that reruns it, the software
+versions and the paths of the written files. The winner's files are in DIR/sweeps/SWEEP/best, and the files of another
+trial N are in DIR/sweeps/SWEEP/files/N/run:
 
-    sweep.sh            our command, with every parameter
-    workload/best.yaml  the same as a configuration file; its first lines explain how to run it
-    program/            for a trainer or another command: run.sh, which starts it, and its own configuration
-    torchtitan/, megatron/  for workload=parallel: the layout as a file for each trainer that supports it
-    best.json           the result with its interval, the parameters and the versions
+    sweep.sh            the sweeper command, with every parameter
+    workload/best.yaml  the same trial as a configuration file; the first lines explain how to run it
+    program/            for a trainer or another command: its own configuration, and run.sh to start it
+    torchtitan/, megatron/  for workload=parallel: the layout as a file for each trainer that supports the layout
+    best.json           the result with its interval, the parameters and the software versions
 
-With several objectives there is no winner: the command lists the trials on the Pareto front, and trial=N chooses one.
-The files in best/ are for the front's best trial by the first objective.
+A sweep with several objectives has no winner. The command then lists the trials on the Pareto front, and trial=N
+chooses one. The files in best/ rerun the front's best trial by the first objective.
 """
 
 from dataclasses import dataclass
@@ -34,7 +34,7 @@ class BestRequest:
     """The trial to print.
 
     Attributes:
-        sweep: a sweep in `dir`; by default the last one.
+        sweep: a sweep in `dir`; by default the last sweep.
         trial: number of a trial; by default the winner.
         dir: results directory.
     """
@@ -45,7 +45,7 @@ class BestRequest:
 
 
 def run(request: BestRequest) -> int:
-    """Print the trial or the front. The exit code is 2 for invalid input, or if the sweep has no winner."""
+    """Print the trial or the Pareto front. The exit code is 2 for invalid input or a sweep without a winner."""
     sweep = find_sweep(Path(request.dir), request.sweep)
     if request.trial is None and (front := sweep.front) is not None:
         assert sweep.description is not None
@@ -72,7 +72,7 @@ def run(request: BestRequest) -> int:
 
 
 def write_trial(sweep: StoredSweep, number: int | None) -> TrialFiles:
-    """Write the files of a trial, by default the winner. Raises UserInputError if there is no such trial."""
+    """Write the files of a trial, by default the winner. Raises UserInputError if the trial does not exist."""
     description = sweep.description
     if description is None:
         raise UserInputError(f"{sweep.name}: an earlier version ran it and kept no sweep.json; run its command again")

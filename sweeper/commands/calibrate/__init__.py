@@ -1,1 +1,1 @@
-"""`python -m sweeper calibrate`: measure the local devices and links, and write their rates to files for plans."""
+"""Measure the local devices and links, and write the measured rates to files for plans."""

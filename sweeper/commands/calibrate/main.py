@@ -1,16 +1,16 @@
-"""Measure the rates of the local GPUs and links for plans.
+"""Measure the rates of the local GPUs and links, for use in plans.
 
     python -m sweeper calibrate hardware=h200 dir=results
 
-Runs sweeps of matrix products, memory copies, attention and, with several GPUs, collectives, for two to five minutes.
-Products and attention run back to back until clocks and power have settled, and are then measured, because short runs
-reach rates 10 to 20% above those in training.
+Runs sweeps of GEMMs, memory copies, attention and, with several GPUs, collectives. They take two to five minutes. GEMMs
+and attention run back to back and are measured only after clocks and power have settled, because short runs reach rates
+10 to 20% above the rates in training.
 
 Writes DIR/calibration/HARDWARE.yaml and, with several GPUs, HARDWARE_topology.yaml. From then on, python -m sweeper
-plan in DIR and plans of sweeps with dir=DIR use these rates for this hardware and name their file; calibration=none
-ignores them. Prints the value that each rate replaces. Rerun the same command to resume after an interruption, or to
-remeasure what failed, for example because other processes used the processor. Rerunning a complete calibration measures
-everything again. To start over before that, delete DIR/calibration/HARDWARE.unfinished.
+plan in DIR and plans of sweeps with dir=DIR use these rates for this hardware and print the path of their file;
+calibration=none ignores the file. Prints the value that each rate replaces. Rerun the same command to resume after an
+interruption, or to remeasure failed trials, for example if other processes used the device. Rerunning a complete
+calibration measures everything again. To discard an incomplete one, delete DIR/calibration/HARDWARE.unfinished.
 """
 
 from collections.abc import Mapping
@@ -45,11 +45,11 @@ from workloads.hardware.cluster import Cluster, Device
 
 @dataclass(frozen=True, kw_only=True)
 class CalibrateRequest:
-    """What to measure.
+    """The devices to measure.
 
     Attributes:
-        hardware: a kind of local GPU, or cpu.
-        dir: results directory; files are written to its subfolder calibration/.
+        hardware: name of a local GPU model, or cpu.
+        dir: results directory; the files are written to the subfolder calibration/.
     """
 
     hardware: str = "auto"
@@ -58,7 +58,7 @@ class CalibrateRequest:
 
 
 def run(request: CalibrateRequest) -> int:
-    """Measure, write the files, print the values that they replace, and return the exit code."""
+    """Measure the rates, write the files and print the replaced values. Return the exit code."""
     directory = Path(request.dir).expanduser().resolve()
     target = find_target(request)
     key = device_key(target.hardware)
@@ -94,7 +94,7 @@ def run(request: CalibrateRequest) -> int:
 
 
 def find_target(request: CalibrateRequest) -> Target:
-    """Return the devices to measure. Raises UserInputError if their kind is unknown or not present."""
+    """Return the devices to measure. Raises UserInputError if the device kind is unknown or not present."""
     ray_environment.prepare(request.cluster.address, request.cluster.insecure)
     from sweeper.execution import cluster  # imports Ray, which takes a second
 
@@ -113,7 +113,7 @@ def begin_or_resume(unfinished: Path, hardware: str) -> str:
 
 
 def write_files(path: Path, target: Target, rows: Mapping[str, list[Row]]) -> list[Cells]:
-    """Write the files of the device and its topology. Return the table rows with the value that each rate replaces."""
+    """Write the device file and the topology file. Return table rows that show the value replaced by each rate."""
     products = rates.sustained_tflops(rows["matmul"])
     reference = products.get("bf16") or next(iter(products.values()))
     calibration = Calibration(
@@ -130,13 +130,13 @@ def write_files(path: Path, target: Target, rows: Mapping[str, list[Row]]) -> li
     write_calibration(path, calibration)
     try:
         before = build_device(target.hardware)
-    except UserInputError:  # plans do not support it
+    except UserInputError:  # plans do not support this device
         before = None
     replacements = list(rates.device_replacements(calibration, before, rows["attention"]))
     links = rows.get("collectives")
     if not links:
         return replacements
-    # Two processes on a CPU represent two GPUs of a node.
+    # Two processes on a CPU stand in for two GPUs of a node.
     gpus, per_node = (target.devices, gpus_per_node(target)) if target.is_gpu else (2, 2)
     assumed = default_topology(target.hardware)
     topology = measured_topology(links, assumed, gpus, per_node)

@@ -1,4 +1,4 @@
-"""Compute the rates of a device and its links from a calibration's trials, and the table of what they replace."""
+"""Compute device and link rates from a calibration's trials, and tabulate the values that these rates replace."""
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
@@ -19,9 +19,9 @@ from workloads.hardware.precisions import sustained_flops
 from workloads.layouts.layout import AttentionKernel
 
 Row = dict[str, str]
-Cells = list[str]  # one row of the table
-PAIRS_BELOW = 0.6  # over a switch, two GPUs use all links of a GPU; with links between pairs, they use one of several
-# The planner's names of attention kernels. FlashAttention 3 and 4 have one rate; AMD's kernels are FlashAttention 2.
+Cells = list[str]  # one row of the table of replaced values
+PAIRS_BELOW = 0.6  # a pair of GPUs uses all of a GPU's links through a switch, but only some of them without a switch
+# The planner's names for attention kernels. FlashAttention 3 and 4 share a rate; AMD's kernels are FlashAttention 2.
 PLANNER_KERNELS: dict[str, AttentionKernel] = {
     "flash": "flash2",
     "aotriton": "flash2",
@@ -33,7 +33,7 @@ PLANNER_KERNELS: dict[str, AttentionKernel] = {
 
 
 def sustained_tflops(rows: Sequence[Row]) -> dict[str, Figure]:
-    """Return the sustained rate of products by data type: the operations of all layers over their total time."""
+    """Return the sustained GEMM rate of each dtype: the FLOPs of all layers divided by the layers' total time."""
     by_dtype = _group(rows, "param.dtype")
     bounds = ("tflops_sustained_ci_low", "tflops_sustained_ci_high")
     return {
@@ -46,7 +46,7 @@ def sustained_tflops(rows: Sequence[Row]) -> dict[str, Figure]:
 
 
 def power_headroom(rows: Sequence[Row]) -> float:
-    """Return the speedup of short over sustained products, for bf16 if it was measured, else for all data types."""
+    """Return the speedup of short over sustained GEMMs, for bf16 if bf16 was measured, else for all dtypes together."""
     layers = [row for row in rows if row["param.dtype"] == "bf16"] or rows
     return max(1.0, _joint_rate(layers, "tflops") / _joint_rate(layers, "tflops_sustained"))
 
@@ -58,13 +58,13 @@ def _joint_rate(layers: Iterable[Row], metric: str) -> float:
 
 
 def figure_of(row: Row, metric: str) -> Figure:
-    """Return a trial's metric with its interval."""
+    """Return a trial's metric with its 95% interval."""
     low, high = (float(row[name]) if row.get(name) else None for name in (f"{metric}_ci_low", f"{metric}_ci_high"))
     return Figure(float(row[metric]), low, high)
 
 
 def attention_rates(rows: Sequence[Row], tflops: float) -> dict[str, Attention]:
-    """Return attention rates as fractions of the product rate, by the planner's kernel names. The fastest counts."""
+    """Return attention rates by planner kernel name, as fractions of the GEMM rate. The fastest trial kernel counts."""
     rates: dict[str, Attention] = {}
     for kernel, own in _group(rows, "param.kernel").items():
         fitted, name = _fit_attention(own, tflops), PLANNER_KERNELS[kernel]
@@ -74,9 +74,9 @@ def attention_rates(rows: Sequence[Row], tflops: float) -> dict[str, Attention]:
 
 
 def _fit_attention(rows: Sequence[Row], tflops: float) -> Attention | None:
-    """Return the rates of one kernel, or None unless both passes were measured at two lengths. The planner's rate over
-    L tokens is share · L / (L + half), so its inverse is linear in 1 / L. Both passes use the mean of their halves, and
-    the share comes from the longest sequences."""
+    """Return the rates of one kernel, or None unless both passes were measured at two lengths. The planner models the
+    rate at L tokens as share · L / (L + half), so the inverse rate is linear in 1 / L. Both passes share the mean of
+    their `half` values. Each pass takes its share from the longest sequence."""
     halves, longest = [], {}
     for mode, own in _group(rows, "param.mode").items():
         points = sorted((float(row["param.sequence_length"]), float(row["tflops_sustained"])) for row in own)
@@ -94,7 +94,7 @@ def _fit_attention(rows: Sequence[Row], tflops: float) -> Attention | None:
 
 
 def describe_conditions(rows: Sequence[Row]) -> str:
-    """Describe how long the products ran, and at what clock and power."""
+    """Describe the measurement conditions: how long the GEMMs ran, and at which clock and power."""
     settling = [float(row["sustained_settling_s"]) for row in rows]
     lasted = max(float(row["param.sustained_s"]) for row in rows)
     parts = [
@@ -116,13 +116,13 @@ def _group(rows: Iterable[Row], name: str) -> dict[str, list[Row]]:
 
 
 def list_gathers(rows: Iterable[Row], ranks: int) -> list[Row]:
-    """Return the all-gathers in groups of this many ranks, the smallest first."""
+    """Return the all-gathers in groups of `ranks` ranks, the smallest message first."""
     own = (row for row in rows if float(row["param.ranks"]) == ranks and row["param.collective"] == "all_gather")
     return sorted(own, key=lambda row: float(row["param.kib"]))
 
 
 def bus_gb_s(rows: Iterable[Row], ranks: int) -> float:
-    """Return the bandwidth of the largest all-gather in groups of this many ranks; NaN if none was measured."""
+    """Return the bus bandwidth of the largest all-gather in groups of `ranks` ranks; NaN if none was measured."""
     gathers = list_gathers(rows, ranks)
     return float(gathers[-1]["bus_gb_s"]) if gathers else math.nan
 
@@ -130,7 +130,7 @@ def bus_gb_s(rows: Iterable[Row], ranks: int) -> float:
 def measured_topology(rows: Sequence[Row], assumed: Topology, gpus: int, per_node: int) -> Topology:
     """Return the topology for which the planner predicts the measured all-gathers. Unmeasured values stay as assumed.
 
-    The planner assumes that collectives reach a fraction of a link's bandwidth, so the measured value is divided by it.
+    Measured bandwidths are divided by the fraction of link bandwidth that the planner expects collectives to reach.
     """
     local = 0 if per_node == gpus else per_node
     bus, pair, whole = bus_gb_s(rows, local), bus_gb_s(rows, 2), bus_gb_s(rows, 0)
@@ -156,18 +156,18 @@ def draw_replacements(replacements: Sequence[Cells]) -> Table:
 
 
 def _replace(name: str, before: float, source: str, measured: Figure) -> Cells:
-    """Return a row of the table. `before` is the value that plans used so far, NaN if there was none."""
+    """Return a row of the table. `before` is the value that plans have used until now, NaN if there is none."""
     bounds = [format_number(math.nan if bound is None else bound) for bound in (measured.low, measured.high)]
     change = "" if math.isnan(before) else f"{100 * (measured.value / before - 1):+.1f}"
     return [name, format_number(before), source, format_number(measured.value), *bounds, change]
 
 
 def device_replacements(calibration: Calibration, before: Device | None, rows: Sequence[Row]) -> Iterator[Cells]:
-    """Yield a device's table rows. `before` is None if plans did not support it; `rows` are the attention trials."""
+    """Yield a device's table rows. `before` is None if plans do not support the device. `rows` are attention trials."""
     for dtype, figure in calibration.sustained_tflops.items():
         rate, source = math.nan, ""
         if before and (before.sustained_tflops or before.peak_tflops):
-            with suppress(ValueError):  # the catalogue has no matrix units for this data type
+            with suppress(ValueError):  # the catalog has no matrix units for this dtype
                 rate = sustained_flops(before, dtype) / 1e12
                 source = "table" if dtype in measured_tflops(before.name) else "share of the peak"
         yield _replace(f"products in {dtype}, TFLOP/s", rate, source, figure)
@@ -189,7 +189,7 @@ def device_replacements(calibration: Calibration, before: Device | None, rows: S
 
 
 def link_replacements(measured: Topology, assumed: Topology, rows: Sequence[Row], cluster: Cluster) -> Iterator[Cells]:
-    """Yield the table rows of the links: the bandwidths that collectives reach, and the latency of one message."""
+    """Yield the table rows for links: the bandwidth that collectives reach, and the latency of one message."""
     local = 0 if measured.gpus_per_domain == cluster.gpus else measured.gpus_per_domain
     for ranks in dict.fromkeys((local, 0)):
         bus = bus_gb_s(rows, ranks)

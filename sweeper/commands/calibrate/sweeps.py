@@ -1,4 +1,4 @@
-"""The sweeps of a calibration: their arguments, their names, and the rows of their trials."""
+"""Define the sweeps of a calibration: command arguments, sweep names and trial rows."""
 
 import csv
 import tomllib
@@ -15,13 +15,13 @@ WORDS: dict[str, dict[str, str]] = tomllib.loads(Path(__file__).with_name("sweep
 
 @dataclass(frozen=True)
 class CalibrationSweep:
-    """A sweep of a calibration: the arguments of its command, and the folder of its results."""
+    """One sweep of a calibration: the command arguments, and the results folder."""
 
     words: tuple[str, ...]
     folder: Path
 
     def read_rows(self) -> list[dict[str, str]]:
-        """Return the parameters and metrics of each complete trial by name; empty if the sweep has not ended."""
+        """Return each complete trial's parameters and metrics by name; empty if the sweep has not ended."""
         path = self.folder / "trials.csv"
         if not path.exists():
             return []
@@ -30,15 +30,15 @@ class CalibrationSweep:
 
     @property
     def without_result(self) -> list[TrialStatus]:
-        """The statuses of the trials to remeasure: they failed, were lost or were disturbed."""
+        """The statuses of the trials to remeasure, because they failed, were lost or were disturbed."""
         return [record.status for record in StoredSweep(self.folder).current_records if record.status in WITHOUT_RESULT]
 
 
 def plan_sweeps(target: Target, run: str, directory: Path, further: Sequence[str]) -> dict[str, CalibrationSweep]:
-    """Return a calibration's sweeps by what they measure. Collectives need several GPUs, or a CPU.
+    """Return a calibration's sweeps by the operation that they measure. Collectives need several GPUs or a CPU.
 
     Args:
-        run: the name of the calibration; a rerun uses the same name to resume its sweeps.
+        run: the name of the calibration; a rerun uses the same name to resume the sweeps.
         further: additional arguments for all sweeps.
     """
     sweeps = {}
@@ -47,7 +47,7 @@ def plan_sweeps(target: Target, run: str, directory: Path, further: Sequence[str
         if name == "collectives" and target.is_gpu:
             if target.devices == 1:
                 continue
-            # Groups with different links: all ranks, the ranks of a node, and pairs.
+            # Group sizes that use different links: all ranks, the ranks of a node, and pairs.
             local = gpus_per_node(target)
             sizes = [0, *([local] if 1 < local < target.devices else []), *([2] if local > 2 else [])]
             groups = [str(size) for size in sizes if not size or target.devices % size == 0]
@@ -62,5 +62,5 @@ def plan_sweeps(target: Target, run: str, directory: Path, further: Sequence[str
 
 
 def gpus_per_node(target: Target) -> int:
-    """Return the number of GPUs on the target's node with the fewest GPUs."""
+    """Return the smallest number of GPUs on any of the target's nodes."""
     return min(node.gpus for node in target.nodes)

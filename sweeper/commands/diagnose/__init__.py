@@ -1,1 +1,1 @@
-"""Find out what slows down a training run, from its logs alone."""
+"""Find out what slows down a training run, using only its logs."""

@@ -1,12 +1,12 @@
-"""Find out what slows down a training run, from its logs alone.
+"""Find out what slows down a training run, using only its logs.
 
     python -m sweeper diagnose train.log
     python -m sweeper diagnose rank*.log model=llama3_8b hardware=h100 gpus=64
 
-Reads the same logs as `sweeper ingest`. It reports steps that become slower, jump, are slow for a while or pause, with
-or without a period; a rank or host whose steps take longer than the others'; and steps that are slower than the plan of
-the log's layout by more than its band (with model=, hardware= and gpus=). The exit code is 1 if there is a finding, 0
-if nothing is unusual, and 3 if there are too few steps for a verdict.
+Reads the same logs as `sweeper ingest`. Reports gradual slowdowns, jumps in step time, temporary slow phases, and
+pauses with or without a period. Reports ranks and hosts with slower steps than the others. With model=, hardware= and
+gpus=, also reports steps that are slower than the plan of the log's layout by more than the plan's error band. The exit
+code is 1 if there is a finding, 0 if nothing is unusual, and 3 if there are too few steps for a verdict.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ from workloads.api.errors import UserInputError
 from workloads.estimator.estimate import find_band
 from workloads.formats.logs import LONGEST_LINE, LogReader, Step
 
-# The prefix that a launcher adds to a line: torchrun's and Primus's ranks, srun's tasks, and hosts with a number.
+# The prefixes that launchers add to log lines: torchrun and Primus ranks, srun tasks, and host names with a number.
 SOURCE = re.compile(
     r"\s*(?:\[(rank-?\d+|default\d+)\]|.{0,40}\[(rank-\d+)/\d+\]|(\d+): |([a-z][\w.-]*\d[\w.-]*): )", re.IGNORECASE
 )
-KEPT_LINES = 100  # lines before a step in which to look for a pause's cause
-GROWTH = 0.02  # if the printed memory grows by more than this fraction, it explains a drift
+KEPT_LINES = 100  # number of lines before a step that are searched for the cause of a pause
+GROWTH = 0.02  # memory growth of more than this fraction explains a drift in step time
 TEXTS: dict[str, dict[str, str]] = tomllib.loads(Path(__file__).with_name("findings.toml").read_text())
 PAUSES = {name: re.compile(pattern, re.IGNORECASE) for name, pattern in TEXTS["pause"].items()}
 
@@ -48,7 +48,7 @@ class DiagnoseRequest:
     """The logs of one training run: a single log, or one per rank.
 
     Attributes:
-        model: the trained model, for the comparison with a plan: a name, or the path of a config.json.
+        model: the trained model, to compare with a plan: a name, or the path of a config.json.
         hardware: name of the GPU in conf/hardware.
         gpus: number of GPUs.
     """
@@ -61,16 +61,16 @@ class DiagnoseRequest:
 
 @dataclass
 class Source:
-    """The steps of one rank or host, or of a log that names none."""
+    """The steps of one rank or host, or of a log without rank or host prefixes."""
 
     name: str
     reader: LogReader = field(default_factory=LogReader)
     steps: list[Step] = field(default_factory=list)
-    before: list[list[str]] = field(default_factory=list)  # the lines of all sources before each step
+    before: list[list[str]] = field(default_factory=list)  # the lines from all sources before each step
     last: int = 0  # the line number of the last step
 
     def feed(self, line: str, number: int, recent: Sequence[tuple[int, str]]) -> bool:
-        """Read a line, given the recent lines without a step and their numbers. Return whether it completes a step."""
+        """Read a line and return whether it completes a step. `recent` has earlier non-step lines with line numbers."""
         step = self.reader.feed(line)
         if step and 0 < step.metrics.get("step_time_s", 0) < math.inf:
             self.steps.append(step)
@@ -79,7 +79,7 @@ class Source:
         return step is not None
 
     def select(self) -> Source:
-        """Return the source with only the steps after the warm-up, of the start with the most steps."""
+        """Return the source with only the steps after the warm-up, from the process start that ran the most steps."""
         starts = [step.start for step in self.steps]
         longest = max(dict.fromkeys(starts), key=starts.count)
         kept = [number for number, start in enumerate(starts) if start == longest]
@@ -93,7 +93,7 @@ class Source:
 
 
 def diagnose(request: DiagnoseRequest) -> int:
-    """Print what is unusual in the logs, and return the exit code."""
+    """Print unusual behavior found in the logs, and return the exit code."""
     sources = read_sources([Path(log) for log in request.logs])
     first = max(sources, key=lambda source: len(source.steps))
     found = [*describe_unusual(first), *describe_sources(sources)]
@@ -117,7 +117,7 @@ def diagnose(request: DiagnoseRequest) -> int:
 
 
 def read_sources(paths: Sequence[Path]) -> list[Source]:
-    """Return a source for each rank or host in the logs, or for each log. Raises UserInputError for other files."""
+    """Return a source for each rank or host in the logs, or for each log. Raises UserInputError if no log has steps."""
     sources: dict[str, Source] = {}
     for path in paths:
         try:
@@ -139,7 +139,7 @@ def read_sources(paths: Sequence[Path]) -> list[Source]:
 
 
 def describe_unusual(source: Source) -> Iterator[str]:
-    """Yield a line for each finding in the step times, with its likely cause."""
+    """Yield a line for each finding in the step times, including the likely cause."""
     times_s = source.times_s
     for finding in find_unusual(list(times_s), list(times_s.values())):
         place, bounds = f"steps {finding.first} to {finding.last}", f"(95% {finding.low:.1%} to {finding.high:.1%})"
@@ -173,7 +173,7 @@ def describe_sources(sources: Sequence[Source]) -> Iterator[str]:
 
 
 def compare_with_plan(request: DiagnoseRequest, step_s: float) -> tuple[str, bool]:
-    """Compare the step time with the plan of the log's layout. Return the text, and whether it exceeds the band."""
+    """Compare the step time with the plan of the log's layout. Return a text, and whether the time exceeds the band."""
     model, hardware = str(request.model), str(request.hardware)
     try:
         problem = build_problem(PlanRequest(model=model, hardware=hardware, gpus=request.gpus, layout=request.logs[0]))

@@ -1,1 +1,1 @@
-"""Inventory and diagnose every node of a cluster."""
+"""Take an inventory of a cluster's nodes, and diagnose problems."""

@@ -1,4 +1,4 @@
-"""Check nodes, GPUs and stores. Each problem becomes a finding with its remedy; nothing is printed."""
+"""Check nodes, GPUs and stores. Each problem becomes a finding with a remedy; this module prints nothing."""
 
 import tomllib
 from collections import Counter
@@ -14,18 +14,18 @@ from workloads.api.errors import UserInputError
 MIN_SHARED_MEMORY_GIB = 2.0
 MIN_FREE_MEMORY_GIB = 8.0
 MIN_FREE_DISK_GIB = 5.0
-# Any of these arguments on the kernel's command line lets the GPUs access memory without address translation.
+# With any of these arguments on the kernel command line, GPUs access memory without address translation.
 UNTRANSLATED = {"iommu=pt", "iommu.passthrough=1", "iommu=off", "amd_iommu=off", "intel_iommu=off"}
 UNDIVIDED = ("SPX", "NPS1")
-# GPU values that indicate problems: the worse of two readings counts.
+# GPU values that indicate problems. The worse of two readings counts.
 WORSENING = ("used_gib", "processes", "links_down", "uncorrected_errors", "retired_pages")
-# GPU counters that are reported if they rise during a test: what each counts, and its remedy. Links to other GPUs are
-# left out: the sum of NVML's four error counters rose by 2,574 and 2,955 in a minute on two healthy H100s.
+# GPU counters that are reported if they rise during a test, with a description and a remedy key. NVLink errors are left
+# out, because the sum of NVML's four error counters rose by 2,574 and 2,955 in a minute on two healthy H100s.
 COUNTERS = {
     "corrected_errors": ("corrected memory errors", "retired_pages"),
     "pcie_replays": ("packets that were sent again on its PCIe link", "pcie"),
 }
-REMEDIES = tomllib.loads(Path(__file__).with_name("remedies.toml").read_text())  # for one vendor's GPUs
+REMEDIES = tomllib.loads(Path(__file__).with_name("remedies.toml").read_text())  # by GPU vendor
 
 
 @dataclass(frozen=True)
@@ -35,11 +35,11 @@ class Finding:
     location: str  # the node, GPU or store that has the problem
     problem: str
     remedy: str
-    affects_results: bool = True  # measurements are wrong or slow because of it
+    affects_results: bool = True  # whether the problem makes measurements wrong or slow
 
 
 def check_nodes(node_states: Sequence[Mapping[str, Any]]) -> Iterator[Finding]:
-    """Check each node's state from `workloads.api.host`, and that versions, drivers and GPUs agree across nodes."""
+    """Check each node's state, as read by `workloads.api.host`, and compare versions, drivers and GPUs across nodes."""
     for state in node_states:
         yield from check_node(str(state["node"]), state)
         yield from check_counters(str(state["node"]), state)
@@ -53,7 +53,7 @@ def check_nodes(node_states: Sequence[Mapping[str, Any]]) -> Iterator[Finding]:
 
 
 def check_gpu_setup(nodes: Sequence[Node]) -> Iterator[Finding]:
-    """Check that each node's GPUs are usable: Ray detects them, and torch is built for them."""
+    """Check that each node's GPUs are usable: Ray must detect the GPUs, and torch must support them."""
     for node in nodes:
         for problem in node.gpu_problems:
             yield Finding(node.label, problem.problem, problem.remedy)
@@ -79,7 +79,7 @@ def check_node(node: str, state: Mapping[str, Any]) -> Iterator[Finding]:
 
 
 def check_counters(node: str, state: Mapping[str, Any]) -> Iterator[Finding]:
-    """Report the counters that rose during a test. They are not failures: the rise on healthy machines is unknown."""
+    """Report counters that rose during a test. A rise is not a failure, because the usual rise is unknown."""
     for name, rise in state.get("risen", {}).items():
         remedy = "check the cable and the port of the switch"
         yield Finding(node, f"{name} rose by {rise} during the test", remedy, affects_results=False)
@@ -92,14 +92,14 @@ def check_counters(node: str, state: Mapping[str, Any]) -> Iterator[Finding]:
 
 
 def has_new_use(before: Mapping[str, Any], after: Mapping[str, Any]) -> bool:
-    """Return whether a GPU of the node has more foreign processes, or more memory in use, than before."""
+    """Return whether any GPU of the node has more foreign processes or more used memory than before."""
     least = {"used_gib": FOREIGN_USE_GIB, "processes": 0}
     pairs = _pair_gpus(before, after)
     return any(new.get(name, 0) > old.get(name, 0) + more for old, new in pairs for name, more in least.items())
 
 
 def add_changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any]:
-    """Combine two readings of a node's state: the worse usage and errors of each GPU, and the rise of each counter."""
+    """Combine two readings of a node's state: keep the worse usage and errors of each GPU and each counter's rise."""
     gpus = []
     for old, new in _pair_gpus(before, after):
         gpu = old | {name: new[name] for name in WORSENING if new.get(name, 0) > old.get(name, 0)}
@@ -114,7 +114,7 @@ def _find_risen(before: Mapping[str, int], after: Mapping[str, int]) -> dict[str
 
 
 def _pair_gpus(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
-    """Yield each GPU before and after. A GPU that is no longer listed counts as not responding."""
+    """Yield the earlier and the later state of each GPU. A GPU that is no longer listed counts as not responding."""
     later = {(gpu["vendor"], gpu["number"]): gpu for gpu in after["gpus"]}
     for gpu in before["gpus"]:
         yield gpu, later.get((gpu["vendor"], gpu["number"]), {"responds": False, "number": gpu["number"]})
@@ -163,11 +163,11 @@ def _check_amd(node: str, kernel: Mapping[str, Any], gpus: Sequence[Mapping[str,
     if kernel.get("numa_balancing", "0") != "0":
         problem = "the kernel moves memory between NUMA nodes (kernel.numa_balancing=1), which interrupts the GPUs"
         yield Finding(node, problem, "sysctl kernel.numa_balancing=0 as root; in /etc/sysctl.d to keep it")
-    # In a virtual machine, the host's command line counts, and the guest cannot read it.
+    # In a virtual machine, only the host's kernel command line matters, and the guest cannot read it.
     if not kernel["is_guest"] and not UNTRANSLATED & set(kernel["command_line"]):
         problem = "iommu=pt is not on the kernel's command line: traffic between GPUs is slow, and RCCL may hang"
         yield Finding(node, problem, "add iommu=pt to GRUB_CMDLINE_LINUX, run update-grub, restart the node")
-    # One finding covers all partitions of a kind, because a node may have 64.
+    # One finding covers all partitions with the same modes, because a node may have 64 partitions.
     modes = Counter((gpu.get("compute_partition"), gpu.get("memory_partition")) for gpu in gpus)
     for (compute, memory), count in modes.items():
         if compute in (None, UNDIVIDED[0]) and memory in (None, UNDIVIDED[1]):
@@ -192,7 +192,7 @@ def _check_equal(name: str, value_by_node: Mapping[str, str], *, affects_results
 
 
 def check_store(uri: str | None) -> Iterator[Finding]:
-    """Check that the MLflow server at `uri` responds, if one is given."""
+    """Check that the MLflow server at `uri` responds. Check nothing without a URI."""
     if uri is None:
         return
     try:
@@ -202,5 +202,5 @@ def check_store(uri: str | None) -> Iterator[Finding]:
 
 
 def remedies_of(vendor: str) -> Mapping[str, str]:
-    """Return the remedies for a vendor's GPUs; an unknown vendor gets NVIDIA's."""
+    """Return the remedies for a vendor's GPUs. An unknown vendor gets the remedies for NVIDIA GPUs."""
     return REMEDIES.get(vendor, REMEDIES["nvidia"])

@@ -1,4 +1,4 @@
-"""Run matrix products on all devices at once and an all-reduce on each node, and judge them like an acceptance run."""
+"""Run GEMMs on all devices at once and an all-reduce on each node, and judge the results like an acceptance run."""
 
 import math
 import os
@@ -23,14 +23,14 @@ from sweeper.config.hardware import Node, Target
 from sweeper.execution import cluster
 from workloads.api import host
 
-EXERCISED = ("matmul", "collectives")  # the first experiment of each that needs only one device or one node
+EXERCISED = ("matmul", "collectives")  # workloads; the first single-device or single-node experiment of each runs
 ALONE = ("device", "node")
 UPDATE_TIMEOUT_S = 10.0  # time for all nodes to respond and for the memory of exited workers to be freed
 
 
 def exercise(target: Target, states: Mapping[str, Mapping[str, Any]], console: Console) -> Iterator[Finding]:
-    """Print the measured rates; yield a finding for each that is too slow or did not run. `states` are by node name."""
-    with Path(os.devnull).open("w") as nowhere, redirect_stdout(nowhere):  # hides Ray's messages about its workers
+    """Print the measured rates. Yield a finding for each slow or failed test. `states` maps node names to states."""
+    with Path(os.devnull).open("w") as nowhere, redirect_stdout(nowhere):  # hides Ray's messages about workers
         cluster.start(target, has_variables=False)
     first = {e.workload: e for e in reversed(read_experiments(target.hardware.kind, "quick")) if e.scope in ALONE}
     readings = list[Reading]()
@@ -50,14 +50,14 @@ def exercise(target: Target, states: Mapping[str, Mapping[str, Any]], console: C
 
 
 class NodeWatches:
-    """Reads node states through an actor on each node, or in this process for a node without a Ray id.
+    """Readers of node states: an actor on each node, or this process for a node without a Ray ID.
 
     Attributes:
-        states: by node name: the host name, or the address and Ray id if several nodes share a host.
+        states: node states by node name: the host name, or the address and Ray ID if several nodes share a host.
     """
 
     def __init__(self, nodes: Sequence[Node], folder: str) -> None:
-        """Read the initial states. `folder` is where a sweep writes; its free disk space is part of each state."""
+        """Read the initial states. Each state includes the free disk space of `folder`, to which sweeps write."""
         self._folder, self._local = folder, host.NodeWatch()
         on_node = [NodeAffinitySchedulingStrategy(node_id=node.id, soft=False) if node.id else None for node in nodes]
         watch = ray.remote(host.NodeWatch)
@@ -68,7 +68,7 @@ class NodeWatches:
         self.states = dict(zip(names, states, strict=True))
 
     def update(self) -> None:
-        """Add later changes to the states. A node that is lost or does not respond keeps its last state."""
+        """Update the states with later changes. A node that is lost or does not respond keeps its last state."""
         deadline_s = time.monotonic() + UPDATE_TIMEOUT_S
         before = after = [*self.states.values()]
         while True:
@@ -79,7 +79,7 @@ class NodeWatches:
             time.sleep(0.5)  # the driver takes a moment to free the memory of exited workers
 
     def _read(self, deadline_s: float | None = None) -> list[dict[str, Any]]:
-        """Return the state of each node. With a deadline, a node that is lost or late gets an empty state."""
+        """Return the state of each node. With a deadline, a lost or late node gets an empty state."""
         replies = [actor and actor.read_state.remote(self._folder) for actor in self._actors]
         states = list[dict[str, Any]]()
         for reply in replies:

@@ -1,16 +1,16 @@
-"""Inventory and diagnose every node.
+"""Take an inventory of every node, and diagnose problems.
 
     python -m sweeper doctor
     python -m sweeper doctor cluster.address=auto dir=/data/sweeps --quick
     python -m sweeper doctor record
 
-Checks every node's versions, memory and GPUs, and the MLflow server at tracking.uri; runs a matrix product on each GPU
-and an all-reduce on each node (skipped with --quick). Prints the catalogue's values for the GPUs and their sources,
-and each problem with its remedy. The exit code is 1 if a problem makes measurements wrong or slow (marked with "!").
+Checks every node's versions, memory and GPUs, and the MLflow server at tracking.uri. Runs a GEMM on each GPU and an
+all-reduce on each node (skipped with --quick). Prints the hardware catalog's values for the GPUs with their sources,
+and each problem with a remedy. The exit code is 1 if a problem makes measurements wrong or slow (marked with "!").
 
-record writes what this machine's drivers, torch, Ray and kernel report to FILE (machine.json), so that a mock of the
-machine can be built. The only environment variables in it are the visible devices; host names, user names, serial
-numbers and addresses are masked. Read it before you send it to anybody.
+`record` writes the reports of this machine's drivers, torch, Ray and kernel to FILE (machine.json). Developers can
+build a mock of the machine from this file. The only environment variables in the file are the visible devices. Host
+names, user names, serial numbers and addresses are masked. Read the file before you send it to anybody.
 """
 
 from dataclasses import dataclass, field
@@ -32,10 +32,10 @@ from workloads.api.errors import UserInputError
 
 @dataclass(frozen=True, kw_only=True)
 class DoctorRequest:
-    """What to diagnose.
+    """The nodes and the store to diagnose.
 
     Attributes:
-        dir: where sweeps are written; its free disk space is checked.
+        dir: results directory of sweeps; the check includes its free disk space.
         quick: run nothing on the GPUs.
     """
 
@@ -47,7 +47,7 @@ class DoctorRequest:
 
 @dataclass(frozen=True, kw_only=True)
 class RecordRequest:
-    """Where to record this machine."""
+    """The file for the record of this machine."""
 
     file: str = word("FILE", "machine.json")
     cluster: Cluster = field(default_factory=Cluster)
@@ -55,14 +55,14 @@ class RecordRequest:
 
 def record_machine(request: RecordRequest) -> int:
     """Write the record of this machine and return the exit code."""
-    ray_environment.prepare(request.cluster.address, request.cluster.insecure)  # before Ray is imported
+    ray_environment.prepare(request.cluster.address, request.cluster.insecure)  # must run before Ray is imported
     from sweeper.commands.doctor import record
     from sweeper.execution import cluster
 
     nodes: list[Node] | UserInputError
     try:
         nodes = cluster.discover_nodes(request.cluster.address, request.cluster.insecure)
-    except UserInputError as error:  # for example, Ray does not detect the GPUs; the record shows why
+    except UserInputError as error:  # for example if Ray does not detect the GPUs; the record then shows why
         nodes = error
     gpus = record.write_record(Path(request.file), nodes)["gpus"]
     cluster.stop()
@@ -71,8 +71,8 @@ def record_machine(request: RecordRequest) -> int:
 
 
 def examine(request: DoctorRequest) -> int:
-    """Print the inventory, the measured rates and the findings, and return the exit code."""
-    ray_environment.prepare(request.cluster.address, request.cluster.insecure)  # before Ray is imported
+    """Print the inventory, the measured rates and the findings. Return the exit code."""
+    ray_environment.prepare(request.cluster.address, request.cluster.insecure)  # must run before Ray is imported
     from sweeper.commands.doctor.exercise import NodeWatches, exercise
     from sweeper.execution import cluster
 

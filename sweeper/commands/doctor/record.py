@@ -1,8 +1,8 @@
-"""Record what a machine reports, so that a mock of it can be built elsewhere.
+"""Record a machine's reports about itself, to build a mock of the machine elsewhere.
 
-The record contains the raw driver result of each call by `workloads.api.gpus`; torch's report on its build and its
-devices; Ray's view; and the kernel's settings and versions. Host names, user names, serial numbers, UUIDs and addresses
-are replaced by numbered placeholders. The only environment variables in it are the visible devices.
+The record contains the raw result of each driver call by `workloads.api.gpus`, torch's report on its build and devices,
+Ray's view of the nodes, kernel settings, and versions. Numbered placeholders replace host names, user names, serial
+numbers, UUIDs and addresses. The only environment variables in the record are the visible devices.
 """
 
 import contextlib
@@ -31,13 +31,13 @@ from workloads.api.gpus import amd, open_gpus
 from workloads.api.host import describe_gpu
 from workloads.api.secrets import mask, masked
 
-FORMAT = 1  # the version of the record's format
+FORMAT = 1  # the version of the record format
 VISIBLE_DEVICES = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
 TORCH_TIMEOUT_S = 180
 
 
 def write_record(path: Path, nodes: Sequence[Node] | UserInputError) -> dict[str, Any]:
-    """Write the record of this machine and return it. `nodes` is Ray's view, or the error that prevented one."""
+    """Write the record of this machine and return it. `nodes` is Ray's view, or the error that prevented it."""
     import pynvml
 
     calls: dict[str, list[dict[str, Any]]] = {}
@@ -71,9 +71,9 @@ def write_record(path: Path, nodes: Sequence[Node] | UserInputError) -> dict[str
 
 @contextlib.contextmanager
 def record_calls(module: ModuleType, prefix: str) -> Iterator[list[dict[str, Any]]]:
-    """Record arguments and results of the module's functions named `prefix…` until the block ends.
+    """Record the arguments and results of the module's functions that start with `prefix`, until the block ends.
 
-    A handle is recorded as the index of its GPU.
+    A handle is recorded as its GPU's index.
     """
     calls: list[dict[str, Any]] = []
     handles: list[Any] = []
@@ -116,7 +116,7 @@ def _plain(value: Any, handles: Sequence[Any]) -> Any:
     if isinstance(value, ctypes.Structure):
         return {field[0]: _plain(getattr(value, field[0]), handles) for field in value._fields_}
     if isinstance(value, dict):
-        # A process's name may be another user's private information.
+        # A process name may be private information of another user.
         return {str(key): _plain(inner, handles) for key, inner in value.items() if key != "name"}
     if isinstance(value, list | tuple | ctypes.Array):
         return [_plain(inner, handles) for inner in value]
@@ -124,7 +124,7 @@ def _plain(value: Any, handles: Sequence[Any]) -> Any:
 
 
 def _read_torch() -> dict[str, Any]:
-    """Return torch's report from a separate process, because `sweeper` never imports torch."""
+    """Return the report that torch prints in a separate process, because `sweeper` never imports torch."""
     command = [sys.executable, "-m", "workloads.instruments.device"]
     try:
         result = subprocess.run(command, capture_output=True, text=True, timeout=TORCH_TIMEOUT_S)
@@ -134,7 +134,7 @@ def _read_torch() -> dict[str, Any]:
         return {"error": "torch does not start: run python -m workloads.instruments.device"}
 
 
-SHORTEST_NAME = 4  # a host or user name with at least this many characters is replaced everywhere
+SHORTEST_NAME = 4  # host and user names with at least this many characters are masked everywhere
 _KEY = re.compile(r"(?i)serial|uuid|hostname|node_?id|^(host|node|address|id)$")
 _UUID = re.compile(r"(?i)\b[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}\b")
 _OCTET = r"(?:25[0-5]|2[0-4]\d|1?\d?\d)"
@@ -142,23 +142,23 @@ _IPV4 = re.compile(rf"(?<![\w.]){_OCTET}(?:\.{_OCTET}){{3}}(?![\w.])")
 
 
 def mask_text(text: str) -> str:
-    """Mask the secrets in a text, such as a log, and everything that identifies this machine."""
+    """Mask secrets and identifiers of this machine in a text, such as a log."""
     return _Mask().mask_text(mask(text))
 
 
 class _Mask:
-    """Replaces what identifies this machine. Equal identifiers, such as a GPU's partitions', get equal placeholders."""
+    """Masks identifiers of this machine. Equal identifiers, such as those of one GPU's partitions, stay equal."""
 
     def __init__(self) -> None:
         self._numbers: dict[str, int] = {}
         host = socket.gethostname()
         names = {str(Path.home()): "<home>", host: "<host>", host.partition(".")[0]: "<host>"}
-        with contextlib.suppress(KeyError, OSError):  # a user without an entry in the password file
+        with contextlib.suppress(KeyError, OSError):  # the user may have no entry in the password file
             names[getpass.getuser()] = "<user>"
         self._names = {name: names[name] for name in sorted(names, key=len, reverse=True) if len(name) >= SHORTEST_NAME}
 
     def mask(self, value: Any, key: str = "") -> Any:
-        """Return the JSON value of this key without identifiers."""
+        """Return the JSON value stored under `key` with all identifiers masked."""
         if isinstance(value, dict):
             return {key: self.mask(inner, key) for key, inner in value.items()}
         if isinstance(value, list | tuple):

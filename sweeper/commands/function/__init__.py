@@ -1,1 +1,1 @@
-"""`sweeper function FILE`: run a sweep of a packed Python function."""
+"""Run a sweep of a packed Python function: `sweeper function FILE`."""

@@ -1,8 +1,8 @@
-"""Run a sweep of a Python function that `sweeper.run` has packed into a file.
+"""Run a sweep of a Python function that `sweeper.run` packed into a file.
 
     python -m sweeper function FILE key=value ...
 
-`sweeper.run` starts this command. It also resumes such a sweep from a shell. The file is a program: run only your own.
+`sweeper.run` starts this command. In a shell, the command resumes a sweep. FILE contains code: run only your own files.
 """
 
 import json
@@ -20,7 +20,7 @@ from workloads.api.errors import UserInputError, describe_os_error
 
 
 def main(words: Sequence[str]) -> None:
-    """Run the sweep. The exit codes are the same as for `python -m sweeper`."""
+    """Run the sweep and exit with the same codes as `python -m sweeper`."""
     exit_with(lambda: _run(words))
 
 
@@ -37,7 +37,7 @@ def _run(words: Sequence[str]) -> int:
 
 
 def read_function(path: Path) -> Workload:
-    """Return the workload of a packed function without loading it. Raises UserInputError for any other file."""
+    """Return the workload of a packed function without loading the function. Raises UserInputError for other files."""
     workload = registry.load("function")
     assert workload.Settings is not None
     try:

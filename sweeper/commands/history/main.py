@@ -5,17 +5,17 @@
     python -m sweeper history tuesday tuesday-2 junit=track.xml
     python -m sweeper history plot out=history.svg
 
-The file is performance.json or file=FILE, a small JSON file to commit to a repository. SWEEP is the name of a sweep in
-the MLflow store, by default the last one. Several sweeps of the same work are runs of one version.
+The file is performance.json by default, or file=FILE. It is a small JSON file to commit to a repository. SWEEP is the
+name of a sweep in the MLflow store, by default the last sweep. Several sweeps of the same work count as repeated runs.
 
-compare compares these runs with the file's runs of the same work on the same hardware. Exit code 0: faster or not
-slower. 1: slower. 3: inconclusive; the output gives the number of runs needed. 2: nothing to compare or invalid input.
+`compare` compares these runs with the file's runs of the same work on the same hardware. Exit codes: 0 for faster or
+not slower, 1 for slower, 2 for nothing to compare or invalid input, 3 for inconclusive (prints the runs needed).
 
-append adds these runs to the file, and creates it if necessary.
+`append` adds these runs to the file and creates the file if necessary.
 
-list prints the current level of each kind of work and device in the file, and its run-to-run variance.
+`list` prints the current level and the run-to-run variance of each kind of work and device in the file.
 
-plot draws the history and marks changes of versions and drivers.
+`plot` draws the history and marks version and driver changes.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class FileRequest:
     """The file to read.
 
     Attributes:
-        file: the reference results.
+        file: file of reference results.
     """
 
     file: str = "performance.json"
@@ -54,8 +54,8 @@ class RunsRequest(FileRequest, StoreRequest):
     """Runs, and the file to compare them with or add them to.
 
     Attributes:
-        threshold: the tolerated loss; a loss 1.5 times as large is detected in at least 90% of cases.
-        between_runs: standard deviation between identical runs, assumed until there are 12 runs to estimate it.
+        threshold: tolerated loss; at least 90% of losses 1.5 times as large are detected.
+        between_runs: standard deviation between identical runs, assumed until 12 runs exist to estimate it.
     """
 
     sweeps: list[str] = field(default_factory=list, metadata=words("SWEEP"))
@@ -68,8 +68,8 @@ class CompareRequest(RunsRequest):
     """Runs to compare with the file's runs.
 
     Attributes:
-        junit: write the comparison as a JUnit file.
-        markdown: write the comparison as a Markdown file.
+        junit: path of a JUnit file to write the comparison to.
+        markdown: path of a Markdown file to write the comparison to.
     """
 
     junit: str | None = None
@@ -81,7 +81,7 @@ class AppendRequest(RunsRequest):
     """Runs to add to the file.
 
     Attributes:
-        new_level: the runs start a new level, the reference for later runs: use it after an intended change in speed.
+        new_level: start a new level, the reference for later runs, after an intended change in speed.
     """
 
     new_level: bool = switch()
@@ -92,7 +92,7 @@ class PlotRequest(FileRequest):
     """The picture to draw.
 
     Attributes:
-        out: the picture, FILE.html, .svg or .png; by default sweeps/FILE.html.
+        out: path of the picture, FILE.html, .svg or .png; by default sweeps/FILE.html.
     """
 
     out: str | None = None
@@ -101,7 +101,7 @@ class PlotRequest(FileRequest):
 def read_runs(request: RunsRequest) -> list[NewRun]:
     """Read the requested sweeps' runs from the store."""
     from sweeper.commands.history import new_runs
-    from sweeper.results import mlflow_results  # after the arguments are checked: importing pandas takes 0.5 s
+    from sweeper.results import mlflow_results  # imports pandas (0.5 s): only after argument checks
 
     try:
         return new_runs.read_runs(mlflow_results.read(request.open_uri()), request.sweeps)
@@ -111,7 +111,7 @@ def read_runs(request: RunsRequest) -> list[NewRun]:
 
 
 def compare_runs(request: CompareRequest) -> int:
-    """Print the comparison, write the files for a CI pipeline, and return the exit code of the worst verdict."""
+    """Print the comparison and write the files for a CI pipeline. Return the exit code of the worst verdict."""
     from sweeper.commands.history import new_runs, output, reference_file
     from sweeper.results.comparison import describe_comparison
     from sweeper.results.runs import EXIT_CODES, Gate
@@ -163,7 +163,7 @@ def show_history(request: FileRequest) -> int:
 
 
 def draw_history(request: PlotRequest) -> int:
-    """Write a picture of the file and print its path."""
+    """Draw the history in the file as a picture, and print the picture's path."""
     from sweeper.commands.history import picture, reference_file
 
     path = output_path(request.out, ".", f"{request.path.stem}.html")

@@ -1,4 +1,4 @@
-"""Read new runs from the MLflow store, one per kind of work and device, and compare them with the history."""
+"""Read new runs from the MLflow store, one for each kind of work and device, and compare them with the history."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -13,12 +13,12 @@ from workloads.api.errors import UserInputError
 from workloads.suggestions import suggest
 
 VERSION_TAG = "tag.version."
-UNFINISHED = {"RUNNING": "runs, or was killed", "KILLED": "was interrupted"}  # by MLflow's run status
+UNFINISHED = {"RUNNING": "runs, or was killed", "KILLED": "was interrupted"}  # by MLflow run status
 
 
 @dataclass(frozen=True)
 class NewRun:
-    """A run of a sweep and the identity of what it measured."""
+    """A run of a sweep, and the identity of the series to which it belongs."""
 
     identity: Identity
     run: RecordedRun
@@ -26,17 +26,17 @@ class NewRun:
 
 @dataclass(frozen=True)
 class Compared:
-    """New runs of one series, compared with its earlier runs."""
+    """New runs of one series, compared with the earlier runs of the series."""
 
     identity: Identity
     new: tuple[RecordedRun, ...]
     earlier: tuple[RecordedRun, ...]
     result: Comparison | None = None  # None if there are no earlier runs
-    reason: str = ""  # why there are none, for example how the work differs from the most similar work
+    reason: str = ""  # why there are no earlier runs, such as differences to the most similar work
 
 
 def read_runs(stored: Stored, names: Sequence[str]) -> list[NewRun]:
-    """Return the runs of these sweeps, or of the last one. Raises UserInputError if one has no complete trial."""
+    """Return the runs of these sweeps or the last sweep. Raises UserInputError if a sweep has no complete trial."""
     sweeps = stored.sweeps.sort_values("start")
     if not len(sweeps):
         raise UserInputError("the store has no sweep")
@@ -68,7 +68,7 @@ def _build_run(sweep: dict[Any, Any], result: ranking.BestResult) -> NewRun:
         devices=result.devices,
         basis="finals" if result.rounds else "single trial",
     )
-    # A resumed sweep has one line per value of a tag; sweeps before 0.2 did not record the driver.
+    # A tag of a resumed sweep may have several values, one per line. Sweeps before 0.2 did not record the driver.
     tags = {str(key): ", ".join(value.splitlines()) for key, value in sweep.items() if isinstance(value, str)}
     versions = {key.removeprefix(VERSION_TAG): text for key, text in tags.items() if key.startswith(VERSION_TAG)}
     versions["driver"] = tags.get("tag.driver", "")
@@ -82,13 +82,13 @@ def _build_run(sweep: dict[Any, Any], result: ranking.BestResult) -> NewRun:
         high=high,
         point={key: value for key, value in point.items() if isinstance(value, str)},
         versions={key: version for key, version in sorted(versions.items()) if version},
-        commit=tags.get("tag.git_commit", "")[-40:][:12],  # from the last commit, which has 40 digits
+        commit=tags.get("tag.git_commit", "")[-40:][:12],  # the last commit, whose full hash has 40 digits
     )
     return NewRun(identity, run)
 
 
 def compare(history: History, runs: Sequence[NewRun], gate: Gate) -> list[Compared]:
-    """Compare the new runs of each series with its current level. Series without a level come last."""
+    """Compare the new runs of each series with the current level of the series. Series without a level come last."""
     compared = []
     for identity, new in _group(runs):
         series = history.find(identity)
@@ -110,7 +110,7 @@ def compare(history: History, runs: Sequence[NewRun], gate: Gate) -> list[Compar
 def append(history: History, runs: Sequence[NewRun], gate: Gate, *, new_level: bool) -> History:
     """Return the history with these runs added.
 
-    Raises UserInputError if it already has one of them, or if they are slower or faster than the level they would join.
+    Raises UserInputError if a run is already in the history, or if new runs are slower or faster than their level.
     """
     for identity, new in _group(runs):
         series = history.find(identity)

@@ -1,4 +1,4 @@
-"""The output of a comparison as text, Markdown and JUnit XML, and the tables of a history."""
+"""Render a comparison as text, Markdown and JUnit XML, and build the tables of a history."""
 
 import math
 import statistics
@@ -16,7 +16,7 @@ from sweeper.results.runs import Verdict
 
 COLUMNS = ("work", "device", "earlier", "now", "change", "verdict", "changed")
 CASES = {Verdict.FASTER: junit.PASSED, Verdict.NOT_SLOWER: junit.PASSED, Verdict.SLOWER: junit.FAILED}
-MIN_COLUMNS = 4  # work, device, level and unit are shown in any terminal
+MIN_COLUMNS = 4  # work, device, level and unit are shown even in a narrow terminal
 
 
 def describe_works(compared: Sequence[Compared]) -> list[ComparedWork]:
@@ -39,7 +39,7 @@ def describe_works(compared: Sequence[Compared]) -> list[ComparedWork]:
 
 
 def label_series(identities: Sequence[Identity]) -> list[str]:
-    """Return a label for each series, made of its work and its metric."""
+    """Return a label for each series, composed of the work and the metric."""
     labels = label_works([identity.work for identity in identities])
     return [f"{label} {identity.metric}" for label, identity in zip(labels, identities, strict=True)]
 
@@ -63,7 +63,7 @@ def build_markdown(works: Sequence[ComparedWork], note: str) -> str:
 
 
 def build_junit(works: Sequence[ComparedWork]) -> str:
-    """Return the comparison as JUnit XML: slower work fails, and work without a verdict is skipped."""
+    """Return the comparison as JUnit XML. Slower work counts as failed, and work without a verdict as skipped."""
     cases = []
     for work in works:
         case = CASES.get(work.result.verdict, junit.SKIPPED) if work.result else junit.SKIPPED
@@ -73,7 +73,7 @@ def build_junit(works: Sequence[ComparedWork]) -> str:
 
 
 def build_table(history: History) -> Table:
-    """Return a table with one row per series: its current level, its number of runs, and their spread."""
+    """Return a table with one row per series: the current level, the number of runs, and the spread of the runs."""
     heading = ["work", "device", "level", "unit", "runs", "spread %", "last run", "date"]
     rows = []
     for series, label in zip(history.series, label_series([s.identity for s in history.series]), strict=True):
@@ -86,7 +86,7 @@ def build_table(history: History) -> Table:
 
 
 def build_runs_table(series: Series, title: str) -> Table:
-    """Return a table with one row per run, the latest first, and the versions that changed before it."""
+    """Return a table of runs, the latest run first, with the versions that changed before each run."""
     heading = ["sweep", "date", series.identity.unit, "95%", "point", "changed", "commit"]
     rows = []
     for run, changed in zip(series.runs, series.changes, strict=True):

@@ -15,7 +15,7 @@ from sweeper.pages.chart_style import COLORS, GRAY, build_error_bars
 from sweeper.pages.html_page import Chart, Table
 from sweeper.pages.image import write_image
 
-PANEL_IN = (8.0, 3.6)  # size of one series' chart
+PANEL_IN = (8.0, 3.6)  # size of each series' chart
 NOTE = "Points are runs with their own 95% intervals, dashed lines the levels that later runs are compared with."
 
 
@@ -38,7 +38,7 @@ def build_page(history: History, name: str) -> str:
 
 
 def build_chart(title: str, series: Series) -> Chart:
-    """Chart a series' runs in order, with their levels and a numbered line at each change of versions."""
+    """Chart the runs of a series in order, with the levels and a numbered line at each version change."""
     runs, unit, figure = series.runs, series.identity.unit, go.Figure()
     bounds = [format_interval(*run.interval.bounds[1:]) for run in runs]
     texts = [
@@ -76,7 +76,7 @@ def build_chart(title: str, series: Series) -> Chart:
 
 
 def write_picture(history: History, path: Path) -> None:
-    """Write an image of all series, stacked vertically, in the format of the path's suffix."""
+    """Write an image of all series, stacked vertically. The path's suffix selects the image format."""
     figures = []
     for chart in build_charts(history):
         note = {"text": textwrap.fill(chart.note, width=110), "font": {"size": 7}}

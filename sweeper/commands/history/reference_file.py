@@ -1,4 +1,4 @@
-"""The file of reference results: runs grouped by what they measured, as JSON for a repository."""
+"""Read and write the reference results: a JSON file, kept in a repository, of runs grouped by work and hardware."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SIGNIFICANT_DIGITS = 6
 
 @dataclass(frozen=True)
 class Identity:
-    """The properties that compared runs share."""
+    """The properties that runs must share to be compared."""
 
     metric: str
     unit: str
@@ -30,7 +30,7 @@ class Identity:
     work: dict[str, str]
     device: str
     devices: int = field(metadata={"min": 1})
-    # The values are the mean of the finals' rounds, or a search's best single trial, which is higher by chance.
+    # A run's value is the mean of the finals' rounds, or the best single trial of a search, which is biased upward.
     basis: Literal["finals", "single trial"]
 
     @property
@@ -48,16 +48,16 @@ class Identity:
 
 @dataclass(frozen=True)
 class RecordedRun:
-    """One run of the history."""
+    """One run in the history."""
 
     sweep: str
-    date: str  # when it started, in UTC
+    date: str  # when the run started, in UTC
     value: float = field(metadata={"min": 1e-300})
-    # low, high: the bounds of its 95% interval; None if it has no interval
+    # low, high: the bounds of the value's 95% interval; None if the value has no interval
     low: float | None = None
     high: float | None = None
     point: dict[str, str] = field(default_factory=dict)  # the fastest parameters
-    versions: dict[str, str] = field(default_factory=dict)  # software versions, and the GPU driver's as `driver`
+    versions: dict[str, str] = field(default_factory=dict)  # software versions, including `driver` for the GPU driver
     commit: str = ""
     starts_level: bool = False  # whether later runs are compared only with this run and the runs after it
 
@@ -67,7 +67,7 @@ class RecordedRun:
         return Interval(self.value, low, high)
 
     def is_same(self, other: RecordedRun) -> bool:
-        """Return whether both are the same sweep: a name can be reused with a different start time."""
+        """Return whether both runs are the same sweep, by name and start time, because a name can be reused."""
         return (self.sweep, self.date) == (other.sweep, other.date)
 
     def list_changes(self, before: RecordedRun) -> list[str]:
@@ -79,20 +79,20 @@ class RecordedRun:
 
 @dataclass(frozen=True)
 class Series:
-    """The runs of the same work on the same hardware, in the order in which they were appended."""
+    """The runs of the same work on the same hardware, in the order of appending."""
 
     identity: Identity
     runs: tuple[RecordedRun, ...]
 
     @property
     def level(self) -> tuple[RecordedRun, ...]:
-        """The runs that later runs are compared with: all since the last run that starts a level."""
+        """The runs that later runs are compared with: all runs since the last start of a level."""
         starts = [place for place, run in enumerate(self.runs) if run.starts_level]
         return self.runs[starts[-1] if starts else 0 :]
 
     @property
     def changes(self) -> list[list[str]]:
-        """The changes before each run: changed versions, and the start of a new level."""
+        """The changes before each run: version changes, and the start of a new level."""
         versions = [[], *(after.list_changes(before) for before, after in pairwise(self.runs))]
         levels = [["a new level"] if run.starts_level else [] for run in self.runs]
         return [[*changed, *level] for changed, level in zip(versions, levels, strict=True)]
@@ -116,7 +116,7 @@ class History:
 
 
 def read(path: Path) -> History:
-    """Read the file. Raises UserInputError if it is missing, or is not a history that this version can read."""
+    """Read the file. Raises UserInputError if the file is missing or is not a history that this version can read."""
     prefix = f"file={path}: "
     try:
         content = json.loads(path.read_text())
@@ -149,7 +149,7 @@ def read(path: Path) -> History:
 def write(path: Path, history: History) -> None:
     """Write the file atomically, so that an interrupted command leaves the earlier version intact."""
     content = [
-        {  # empty values are left out
+        {  # omit empty values
             **asdict(series.identity),
             "runs": [{key: v for key, v in asdict(run).items() if v or key == "value"} for run in series.runs],
         }
@@ -161,5 +161,5 @@ def write(path: Path, history: History) -> None:
 
 
 def round_value(value: float) -> float:
-    """Round a value to the number of digits that the file keeps."""
+    """Round a value to the number of significant digits that the file stores."""
     return float(f"{value:.{SIGNIFICANT_DIGITS}g}")

@@ -1,1 +1,1 @@
-"""Import other tools' results into the same store: detect and read files, and derive this project's metrics."""
+"""Import results of other tools into the MLflow store: detect file formats, read the files, and derive metrics."""

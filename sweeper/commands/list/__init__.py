@@ -1,1 +1,1 @@
-"""List the sweeps of a results directory, follow a sweep, or delete one."""
+"""List the sweeps in a results directory, follow a sweep, or delete a sweep."""

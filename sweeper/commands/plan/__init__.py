@@ -1,1 +1,1 @@
-"""`python -m sweeper plan`: estimate the fastest layouts of a training run without a cluster."""
+"""Estimate the fastest layouts of a training run without a cluster: `python -m sweeper plan`."""

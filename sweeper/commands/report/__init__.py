@@ -1,1 +1,1 @@
-"""Tables, charts and comparisons of the sweeps in an MLflow store."""
+"""Build tables, charts and comparisons of the sweeps in an MLflow store."""

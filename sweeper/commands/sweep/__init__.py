@@ -1,1 +1,1 @@
-"""Run a sweep, from its checked plan to its results."""
+"""Run a sweep, from the checked plan to the results."""
