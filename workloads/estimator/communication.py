@@ -1,21 +1,21 @@
-"""The seconds of collectives on a topology, by ring or tree, and the part that a block and a step leave exposed."""
+"""Estimate collective times on a topology, by ring or tree, and the part that stays exposed in a block and a step."""
 
 import math
 
 from workloads.estimator.placed_job import PlacedJob, Weights, divided_weights
 from workloads.hardware.cluster import Cluster, Group, Topology
 
-# nccl-tests with large messages: all-gather reaches 350 to 370 of an H100's 450 GB/s, and 230 to 235 of an A100's 300.
+# All-gathers of large messages in nccl-tests reach 350 to 370 of an H100's 450 GB/s, and 230 to 235 of an A100's 300.
 LINK_SHARE = 0.78
-# 45 to 48 of a NIC's 50 GB/s (nccl-tests on eight NICs of 400 Gb/s a node).
+# nccl-tests on nodes with eight 400 Gb/s NICs reach 45 to 48 of a NIC's 50 GB/s.
 NETWORK_SHARE = 0.9
 
 
 def bandwidth_gb_s(cluster: Cluster, group: Group, link_share: float = LINK_SHARE) -> float:
-    """Return the bandwidth of a ring, each way: that of one GPU's links, or of all NICs of a group in a domain.
+    """Return a ring's bandwidth per direction, limited by one GPU's links or by the group's NICs in a domain.
 
-    The rings of a group enter a domain over the NICs of all its ranks there. Groups that share a domain have different
-    ranks and thus different NICs.
+    A group's rings enter a domain through the NICs of all the group's ranks in the domain. Groups that share a domain
+    have different ranks and therefore different NICs.
     """
     topology = cluster.topology
     local = group.ranks_per_domain(topology.gpus_per_domain)
@@ -50,7 +50,7 @@ def all_gather_s(cluster: Cluster, group: Group, total_bytes: float, link_share:
 
 
 def all_reduce_s(cluster: Cluster, group: Group, total_bytes: float, link_share: float = LINK_SHARE) -> float:
-    """Return the seconds of an all-reduce: a ring, or a tree where its lower latency wins."""
+    """Return the seconds of an all-reduce by ring, or by tree if the tree's latency is lower."""
     if group.ranks == 1:
         return 0.0
     transfer = 2 * total_bytes * (group.ranks - 1) / group.ranks
@@ -63,7 +63,7 @@ def all_reduce_s(cluster: Cluster, group: Group, total_bytes: float, link_share:
 
 
 def all_to_all_s(cluster: Cluster, group: Group, sent_bytes: float, network_bytes: float) -> float:
-    """Return the seconds of an all-to-all: a rank sends `sent_bytes`, `network_bytes` of them to other domains."""
+    """Return the seconds of an all-to-all. Each rank sends `sent_bytes`, including `network_bytes` to other domains."""
     if group.ranks == 1:
         return 0.0
     topology = cluster.topology
@@ -85,20 +85,20 @@ def send_s(cluster: Cluster, stride: int, total_bytes: float) -> float:
 # A collective's kernels occupy 16 to 24 of an H100's 132 multiprocessors, so overlapping computation takes longer by
 # about this share of the collective's time.
 CONTENTION = 0.15
-ASYNC_TENSOR_EXPOSED = 0.5  # of tensor-parallel collectives that are split and overlap with their GEMMs
+ASYNC_TENSOR_EXPOSED = 0.5  # exposed share of tensor-parallel collectives that are split to overlap with their GEMMs
 
 
 def exposed(collective_s: float, beside_s: float) -> float:
-    """Return the time that a collective adds to the computation that it overlaps with."""
+    """Return the time that a collective adds to the computation that it overlaps."""
     hidden = min(collective_s, beside_s)
     return collective_s - hidden + CONTENTION * hidden
 
 
 def tensor_s(placed: PlacedJob, layer: int) -> float:
-    """Return the exposed seconds of a block's tensor-parallel collectives on the residual stream, one way through it.
+    """Return the exposed seconds of a block's tensor-parallel collectives on the residual stream, in one pass.
 
-    Attention has an all-gather and a reduce-scatter, and so does a dense MLP; without sequence parallelism, the two are
-    one all-reduce. Experts use the tokens as they are divided.
+    Attention needs an all-gather and a reduce-scatter, and so does a dense MLP. Without sequence parallelism, an
+    all-reduce replaces each pair. Experts need neither, because they use the divided tokens.
     """
     model = placed.model
     is_dense = not model.has_experts(layer) or model.shared_expert_intermediate_size > 0
@@ -108,10 +108,10 @@ def tensor_s(placed: PlacedJob, layer: int) -> float:
     residual = placed.tokens * placed.model.hidden_size * placed.element_bytes
     share = placed.trainer.tensor_link_share
     once = all_gather_s(placed.cluster, placed.tensor_group, residual, share)
-    if placed.precision.gathered_bytes == 1:  # a quarter of the collectives gathers what a product takes in fp8
+    if placed.precision.gathered_bytes == 1:  # a quarter of the collectives gather fp8 GEMM inputs
         half = all_gather_s(placed.cluster, placed.tensor_group, residual / 2, share)
         once = 0.75 * once + 0.25 * half
-    if placed.layout.tp > model.kv_heads:  # Megatron divides the projections evenly, and gathers what they compute
+    if placed.layout.tp > model.kv_heads:  # Megatron divides the projections evenly and gathers their outputs
         queries_keys_values = placed.tokens * (model.heads * model.head_size + model.kv_features)
         gathered_bytes = queries_keys_values * placed.element_bytes
         once += all_gather_s(placed.cluster, placed.tensor_group, gathered_bytes, share) / collectives
@@ -132,20 +132,20 @@ def context_s(placed: PlacedJob, attention_s: float, *, backward: bool) -> float
 
 
 def expert_s(placed: PlacedJob, layer: int) -> float:
-    """Return the exposed seconds of sending a block's tokens to their experts and back, one way through the block."""
+    """Return the exposed seconds of sending a block's tokens to their experts and back, in one pass."""
     model, group = placed.model, placed.expert_group
     if not model.has_experts(layer) or group.ranks == 1:
         return 0.0
     if placed.job.dispatcher == "allgather":
-        # Whole tokens and outputs; in fp32 the numbers and weights of a token's experts (workloads/llama/experts.py).
+        # Whole tokens and outputs, and each token's expert indices and weights in fp32 (workloads/llama/experts.py).
         gathered_bytes = placed.tokens * group.ranks * model.hidden_size * placed.element_bytes
         choice_bytes = placed.tokens * group.ranks * model.experts_per_token * 8
         gathers_s = [all_gather_s(placed.cluster, group, total) for total in (gathered_bytes, choice_bytes)]
         return 2 * gathers_s[0] + gathers_s[1]
     domain = placed.cluster.topology.gpus_per_domain
     local = group.ranks_per_domain(domain)
-    # Of 64 consecutive GPUs in racks of 72, eight are in one rack and 56 in the next, unless nodes come in blocks, as
-    # HybridEP demands (NeMo AutoModel, PR 3914).
+    # In racks of 72, eight of 64 consecutive GPUs can be in one rack and 56 in the next, unless nodes come in blocks,
+    # as HybridEP requires (NeMo AutoModel, PR 3914).
     if placed.job.dispatcher == "alltoall" and placed.cluster.gpus > domain:
         local = math.gcd(local, domain)
     nodes = max(1, group.ranks // local)
@@ -158,7 +158,7 @@ def expert_s(placed: PlacedJob, layer: int) -> float:
 
 
 def _copies(placed: PlacedJob, places: int) -> float:
-    """Return how often a token is sent to other GPUs or nodes. DeepEP sends it once to each one with its experts."""
+    """Return how often a token is sent to other GPUs or nodes. DeepEP sends one copy to each place with its experts."""
     count = placed.model.experts_per_token
     if placed.job.dispatcher == "deepep":
         return (places - 1) * (1 - (1 - 1 / places) ** count)
@@ -166,7 +166,7 @@ def _copies(placed: PlacedJob, places: int) -> float:
 
 
 def sharded_s(placed: PlacedJob, weights: Weights, element_bytes: int) -> float:
-    """Return the seconds of gathering sharded weights, or of reducing their gradients over shards."""
+    """Return the seconds to gather sharded weights, or to reduce their gradients over shards."""
     shared_s = all_gather_s(placed.cluster, placed.shard_group, element_bytes * weights.shared)
     if not weights.experts:
         return shared_s
@@ -174,16 +174,16 @@ def sharded_s(placed: PlacedJob, weights: Weights, element_bytes: int) -> float:
 
 
 def average_s(placed: PlacedJob, weights: Weights) -> float:
-    """Return the seconds of averaging the gradients that a rank owns over replicas of the model."""
+    """Return the seconds to average the gradients that a rank owns over the model's replicas."""
     owned_bytes = divided_weights(placed, weights) * placed.gradient_bytes
     return all_reduce_s(placed.cluster, placed.replicate_group, owned_bytes)
 
 
 def pipeline_send_s(placed: PlacedJob) -> float:
-    """Return the seconds of sending a micro-batch's residual stream to the next stage.
+    """Return the seconds to send a micro-batch's residual stream to the next stage.
 
-    Each tensor-parallel rank sends only its part, even without sequence parallelism: Megatron-LM gathers the parts over
-    NVLink afterwards (arXiv 2104.04473, section 4.1).
+    In Megatron-LM, each tensor-parallel rank sends only its part even without sequence parallelism, and the receivers
+    gather the parts over NVLink (arXiv 2104.04473, section 4.1).
     """
     layout = placed.layout
     parts = layout.tp if placed.trainer.core == "megatron" else placed.residual_parts

@@ -1,4 +1,4 @@
-"""The planner's estimate of a job, which accounts for each millisecond and each GiB."""
+"""The planner's estimate of a job: step time and memory, itemized by use."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from workloads.layouts.layout import Job
 
 @dataclass(frozen=True)
 class StepTime:
-    """The seconds of a step on the slowest GPU's critical path, by use. Only exposed communication counts."""
+    """Step time in seconds on the slowest GPU's critical path, by use. Only exposed communication counts."""
 
     products: float  # GEMMs in blocks, forward, backward and recomputed
     attention: float  # scores and their product with the values, forward, backward and recomputed
     head_and_loss: float  # the output layer and the loss
-    other_compute: float  # norms, activations, casts and other operations that are limited by memory bandwidth
-    bubble: float = 0.0  # the time for which a pipeline stage waits for others
+    other_compute: float  # norms, activations, casts and other operations limited by memory bandwidth
+    bubble: float = 0.0  # time that a pipeline stage waits for other stages
     # Communication by kind.
     data_parallel: float = 0.0
     tensor_parallel: float = 0.0
@@ -27,7 +27,7 @@ class StepTime:
     expert_parallel: float = 0.0
     pipeline: float = 0.0
     optimizer: float = 0.0  # the optimizer's step, on the GPU or the host
-    copies: float = 0.0  # copies of gathered weights and gradients, and between host and GPU
+    copies: float = 0.0  # copies of gathered weights and gradients, and copies between host and GPU
 
     @property
     def total_s(self) -> float:
@@ -39,35 +39,35 @@ class StepTime:
 
 @dataclass(frozen=True)
 class StageMemory:
-    """The peak GiB on a GPU of one pipeline stage, by use."""
+    """Peak memory in GiB on one GPU of a pipeline stage, by use."""
 
-    parameters: float  # weights as they are stored between steps, masters included
-    gathered: float  # weights that are gathered for use, and copies in the data type of the GEMMs
-    gradients: float  # as they are accumulated
-    optimizer_states: float  # the moments
-    activations: float  # tensors that are saved for the backward pass
+    parameters: float  # weights as stored between steps, including master weights
+    gathered: float  # weights gathered for use, and copies in the GEMM data type
+    gradients: float  # gradients as accumulated
+    optimizer_states: float  # the optimizer's moments
+    activations: float  # tensors saved for the backward pass
     working: float  # temporary tensors of the largest layer or of the loss
-    runtime: float  # the context, the communication library's buffers and the libraries' workspaces
+    runtime: float  # the device context, communication buffers and library workspaces
     reserved: float = 0.0  # memory that the allocator has reserved but not allocated
 
     @property
     def allocated_gib(self) -> float:
-        """The framework's reported peak of allocated memory, without `runtime` and `reserved`."""
+        """The peak of allocated memory that the framework reports, without `runtime` and `reserved`."""
         return self.total_gib - self.runtime - self.reserved
 
     @property
     def reserved_gib(self) -> float:
-        """The framework's reported peak of reserved memory."""
+        """The peak of reserved memory that the framework reports."""
         return self.total_gib - self.runtime
 
     @property
     def needed_gib(self) -> float:
-        """The used memory that the driver would report if the allocator returned all unallocated memory."""
+        """The memory use that the driver would report if the allocator released all unallocated memory."""
         return self.total_gib - self.reserved
 
     @property
     def total_gib(self) -> float:
-        """The used memory that the driver reports."""
+        """The memory use that the driver reports."""
         return float(sum(vars(self).values()))
 
 
@@ -77,11 +77,11 @@ class JobEstimate:
 
     step: StepTime  # where the time goes
     stages: tuple[StageMemory, ...]  # the memory of each pipeline rank
-    tokens: int  # trained on per step by all GPUs
+    tokens: int  # number of tokens per step on all GPUs
     model_flops: float  # per step, by the causal convention (`workloads.models.flops`)
-    peak_tflops: float | None  # of one GPU in the data type of the products, for the MFU; None where no source has it
+    peak_tflops: float | None  # one GPU's peak in the GEMM data type, for the MFU; None if no source has it
     gpus: int  # the number of GPUs
-    not_modelled: tuple[str, ...] = ()  # properties of the job that the estimate ignores, in plain sentences
+    not_modelled: tuple[str, ...] = ()  # sentences about properties of the job that the estimate ignores
 
     @property
     def memory(self) -> StageMemory:
@@ -93,33 +93,33 @@ class JobEstimate:
 
     @property
     def mfu(self) -> float | None:
-        """The share of the peak that the model's FLOPs reach, between 0 and 1."""
+        """The share of the peak that the model's FLOPs reach, between 0 and 1. None if the peak is unknown."""
         if self.peak_tflops is None:
             return None
         return self.model_flops / self.step.total_s / self.gpus / (self.peak_tflops * 1e12)
 
 
 BANDS = Path(__file__).parent / "tables" / "bands.csv"
-COVERED = 0.9  # of the runs are within the band, each source with the same weight
+COVERED = 0.9  # the share of runs within the band, with equal weight for each source
 
 
 @dataclass(frozen=True)
 class Known:
-    """The range of a family's runs: pairs `trainer@device`, the most GPUs, and the longest sequence in tokens."""
+    """The range of a family's measured runs: the most GPUs, the longest sequence, and the `trainer@device` pairs."""
 
     gpus: int
     tokens: int
     pairs: frozenset[str]
 
     def missing(self, job: Job, cluster: Cluster) -> list[str]:
-        """Return the properties of a job that no run has, in plain words."""
+        """Return sentences about the job's properties that no measured run has."""
         device, known = cluster.device.name, [pair.split("@") for pair in self.pairs]
         trainers = {trainer for trainer, _ in known if trainer.startswith(job.trainer)}  # megatron: megatron-lm, …
         lacks = [f"on {device}"] if device not in {name for _, name in known} else []
         lacks += [] if trainers else [f"of trainer={job.trainer}"]
         if not lacks and not self.pairs & {f"{trainer}@{device}" for trainer in trainers}:
             lacks.append(f"of trainer={job.trainer} on {device}")
-        # GLM-5.2 on 192 GB200, with the loss of its indexer and natural routing (benchmarks/planner_rows_2026.csv)
+        # GLM-5.2 on 192 GB200s, with its indexer's loss and natural routing (benchmarks/planner_rows_2026.csv)
         selects = "with attention to selected tokens (the one published run took 8 times its estimate)"
         lacks += [selects] * bool(job.model.index_heads)
         lacks += [f"on more than {self.gpus:,} GPUs"] * (cluster.gpus > self.gpus)
@@ -129,12 +129,12 @@ class Known:
 
 @dataclass(frozen=True)
 class Band:
-    """The band around estimates for a family of jobs, at a distance from the runs on which it is based."""
+    """The error band around estimates for a family of jobs, at a given distance from the measured runs."""
 
-    # Half the width of the band, or for memory the part above the estimate. It covers 90% of the runs at this distance,
-    # each estimated and compared without its own source.
+    # Half the band's width or, for memory, the part above the estimate. The band covers 90% of the runs at this
+    # distance. Each run is estimated and compared without its own source.
     error_share: float
-    runs: int  # of this family, at any distance
+    runs: int  # number of runs of this family, at any distance
     sources: int
     low: int  # the number of these runs that were estimated to be faster, or to need less memory, than measured
     known: Known
@@ -147,7 +147,7 @@ class Band:
 
 @cache
 def bands() -> dict[str, tuple[Band, ...]]:
-    """Return the bands of each family by distance: the number of a job's properties that no run has, from 0."""
+    """Return each family's bands, indexed by distance: the number of the job's properties that no measured run has."""
     families: dict[str, tuple[Band, ...]] = {}
     with BANDS.open(newline="") as lines:
         for row in csv.DictReader(lines):
@@ -159,7 +159,7 @@ def bands() -> dict[str, tuple[Band, ...]]:
 
 
 def find_band(job: Job, cluster: Cluster, family: str = "") -> Band:
-    """Return the band of a job's step time, or of another family. It widens with the properties that no run has."""
+    """Return the band of the job's step time, or of `family`. It widens with each property that no measured run has."""
     nearest, *farther = bands()[family or ("moe" if job.model.experts else "dense")]
     distance = len(nearest.known.missing(job, cluster))
     return [nearest, *farther][min(distance, len(farther))]

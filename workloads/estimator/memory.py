@@ -1,4 +1,4 @@
-"""Estimate the peak GiB of each pipeline rank, as the framework reports it."""
+"""Estimate each pipeline rank's peak memory in GiB, as the framework reports it."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -13,14 +13,14 @@ from workloads.layouts.layout import Job
 from workloads.layouts.trainers import is_own
 
 GIB = 2**30
-RUNTIME_GIB = 1.5  # CUDA's context, NCCL's buffers, workspaces of the libraries
-OPTIMIZER_STATES = 2  # of AdamW, in the data type of the weights
-OWN_WORKSPACES_GIB = 0.35  # libraries' workspaces, which PyTorch counts as allocated: the most in any row
-LOSS_CHUNK_TOKENS = 2048  # the loss processes tokens in chunks of this size, so that the full logits never exist
+RUNTIME_GIB = 1.5  # CUDA context, NCCL buffers, library workspaces
+OPTIMIZER_STATES = 2  # AdamW's moments per weight, in the weight's data type
+OWN_WORKSPACES_GIB = 0.35  # library workspaces, which PyTorch counts as allocated: the maximum of all rows
+LOSS_CHUNK_TOKENS = 2048  # the loss processes chunks of this many tokens and never allocates all logits
 
 
 def peak_memory(job: Job, cluster: Cluster) -> StageMemory:
-    """Return the memory of the pipeline rank that needs the most, which is the largest of `stage_memories`."""
+    """Return the memory of the pipeline rank that needs the most: the maximum of `stage_memories`."""
     stages = stage_memories(PlacedJob(job, cluster), peak_ranks(job.model, job.layout))
     return max(stages, key=lambda stage: stage.total_gib)
 
@@ -31,19 +31,19 @@ def stage_memories(placed: PlacedJob, ranks: Sequence[int] | None = None) -> tup
     ranks = range(len(layers)) if ranks is None else ranks
     if is_counted(placed):
         return tuple(_own_memory(placed, rank, sum(some.count for some in layers[rank])) for rank in ranks)
-    # Bytes for one micro-batch: what a block of each kind saves, and what it holds, with gradients, while it is
-    # recomputed.
+    # Bytes that a block of each kind saves per micro-batch, and bytes that recomputing a block holds, gradients
+    # included.
     saved = {layer: saved_bytes(placed, layer) for layer in model.layer_kinds.values()}
     recomputed = 0.0
     if layout.checkpointing != "none":
         whole = max(2 * placed.tokens * saved_elements(placed, layer, "none") for layer in saved)
         recomputed = 1.25 * (whole + _score_bytes(placed))
-    if is_own(placed.job):  # a block's gradients of experts are whole before they are added to those of other tokens
+    if is_own(placed.job):  # a block's expert gradients are whole before they are added to other tokens' gradients
         recomputed += placed.element_bytes * max(block_gpu_weights(placed, layer).experts for layer in saved)
     # Logits, their gradients and the copies that the loss makes of them.
     tokens = min(placed.tokens, LOSS_CHUNK_TOKENS) if placed.trainer.chunked_loss else placed.tokens
     loss = tokens * model.vocabulary / layout.tp * _logit_bytes(placed)
-    if layout.tp > 1 and layout.sequence_parallel:  # the head's input and its gradient, of the whole sequence
+    if layout.tp > 1 and layout.sequence_parallel:  # the head's input and the input's gradient, for the whole sequence
         loss += tokens * model.hidden_size * 2 * 2
     memories = []
     for rank in ranks:
@@ -68,7 +68,7 @@ def stage_memories(placed: PlacedJob, ranks: Sequence[int] | None = None) -> tup
 
 
 def _is_gathered(placed: PlacedJob) -> bool:
-    """Return whether weights are gathered or cast for use, which is not the case if a GPU has all of them in bf16."""
+    """Return whether weights are gathered or cast for use. They are not if one GPU has all weights in bf16."""
     return placed.is_sharded and (placed.shard_group.ranks > 1 or placed.job.state != "bf16")
 
 
@@ -85,24 +85,24 @@ def _states(placed: PlacedJob, weights: Weights) -> tuple[float, float, float]:
         gradients = 0.0 if layout.offload_optimizer else divided * gradient_bytes
         return owned * weight_bytes, gradients, owned * moment_bytes
     owned = whole if layout.sharding == "none" else owned
-    copies = whole * 2 if weight_bytes == 4 else 0  # in the data type of the products, beside sharded masters
+    copies = whole * 2 if weight_bytes == 4 else 0  # in the GEMM data type, in addition to sharded master weights
     gradients = (owned if layout.sharding == "zero2" else whole) * gradient_bytes
     return copies + owned * weight_bytes, gradients, owned * moment_bytes
 
 
 def _has_whole_gradients(placed: PlacedJob) -> bool:
-    """Return whether gradients stay unsharded until the last micro-batch, as FSDP2 does in others' pipelines."""
+    """Return whether gradients stay unsharded until the last micro-batch, as in other trainers' FSDP2 pipelines."""
     layout = placed.layout
     return not layout.reshard_after_forward and (layout.pp > 1 or (is_own(placed.job) and layout.microbatches > 1))
 
 
 def _gathered_weights(placed: PlacedJob, weights: Weights) -> float:
-    """Return the weights that FSDP manages, which excludes experts that this project's trainer divides."""
+    """Return the weights that FSDP manages. These exclude experts that this project's trainer divides among ranks."""
     return weights.shared if is_own(placed.job) and placed.layout.ep > 1 else weights.total
 
 
 def _gathered_bytes(placed: PlacedJob, weights: Weights, layer: int) -> float:
-    """Return the bytes that FSDP holds whole: two blocks, one's gradients; in a pipeline all, where they stay so."""
+    """Return the bytes that FSDP holds unsharded: two blocks and one block's gradients, or all blocks."""
     if not _is_gathered(placed):
         return 0.0
     if _has_whole_gradients(placed):
@@ -121,7 +121,7 @@ def saved_bytes(placed: PlacedJob, layer: int) -> float:
     share = placed.checkpointed_share
     kept = saved_elements(placed, layer, layout.checkpointing)
     if layout.checkpointing == "per_op" and not placed.job.compiled:
-        kept += model.hidden_size / placed.residual_parts  # the last product, which nothing reads: a compiler drops it
+        kept += model.hidden_size / placed.residual_parts  # the last GEMM's output is unused; a compiler drops it
     everything = saved_elements(placed, layer, "none") if share < 1 else kept
     values = placed.tokens * (share * kept + (1 - share) * everything) * 2
     return values + (_score_bytes(placed) if layout.checkpointing in ("none", "norm_act") else 0.0)
@@ -134,8 +134,8 @@ def _score_bytes(placed: PlacedJob) -> float:
 
 
 def _logit_bytes(placed: PlacedJob) -> float:
-    """Return the bytes allocated at once per logit. A compiled loss has the logits and their gradient in bf16.
-    PyTorch's loss over tensor-parallel ranks makes one more fp32 copy than the loss on one rank
+    """Return the peak bytes per logit. A compiled loss holds only the logits and their gradient, in bf16. PyTorch's
+    loss over tensor-parallel ranks makes one more fp32 copy than the loss on one rank
     (torch/distributed/tensor/parallel/loss.py)."""
     trainer, job = placed.trainer, placed.job
     if job.compiled and job.compiled_loss and trainer.compiles_loss:
@@ -152,66 +152,66 @@ def saved_elements(placed: PlacedJob, layer: int, checkpointing: str) -> float:
     queries, keys, outputs = _mixer_elements(placed, layer)
     copies = model.experts_per_token * placed.job.expert_buffers if model.has_experts(layer) else 0
     if checkpointing == "selective" and is_own(placed.job):
-        copies = 0  # rows of experts are all computed again (`parallel.stage.SAVED_OPS`)
+        copies = 0  # all expert rows are recomputed (`parallel.stage.SAVED_OPS`)
     width = (copies * model.expert_intermediate_size + model.shared_expert_intermediate_size) / tp
     if not copies:
         width = model.intermediate_size / tp if model.has_mlp(layer) else 0
     gated = model.mlp_matrices == 3
     routed = 2 * copies * model.hidden_size / tp
-    if checkpointing == "per_op":  # the block's input, attention, and every second product
+    if checkpointing == "per_op":  # the block's input, attention, and every second GEMM's output
         return residual + queries + outputs + keys / 2 + width + routed
-    inside = (3 if gated else 2) * width  # the products of the activation, and its result
+    inside = (3 if gated else 2) * width  # the activation's inputs and its result
     if checkpointing in ("norm_act", "selective"):
         return model.norms * residual + queries + outputs + keys + (inside - width) + routed
-    # PyTorch saves the gathered input of a tensor-parallel product; Megatron gathers it again (arXiv 2205.05198).
+    # PyTorch saves the gathered input of a tensor-parallel GEMM; Megatron gathers the input again (arXiv 2205.05198).
     gathered = 2 * model.hidden_size if tp > 1 and placed.trainer.core == "pytorch" else 0.0
     return 2 * model.norms * residual + queries + outputs + keys + inside + routed + gathered
 
 
 def _mixer_elements(placed: PlacedJob, layer: int) -> tuple[float, float, float]:
-    """Return a token's values that a mixer's core reads, as queries and as keys with values, and that it gives."""
+    """Return the values per token of a mixer's core: its queries, its keys and values, and its outputs."""
     model, tp = placed.model, placed.layout.tp
     match model.mixer(layer):
         case "none":
             return 0.0, 0.0, 0.0
-        case "linear":  # before and after the convolution
+        case "linear":  # values before and after the convolution
             return 2 * model.linear_in / tp, 0.0, 2 * model.linear_out / tp
     keys = max(1, model.kv_heads / tp) * (model.head_size + model.value_features)
     latent = model.query_rank + model.kv_rank + model.rope_size
-    if model.index_features(layer):  # its queries, key and weights, and the numbers of the chosen tokens
+    if model.index_features(layer):  # the indexer's queries, key and weights, and the chosen tokens' indices
         latent += (model.index_heads + 1) * (model.index_size + 1) + 2 * model.window
     return model.heads * model.head_size / tp + latent, keys, model.heads * model.value_features / tp
 
 
 def _own_memory(placed: PlacedJob, rank: int, layers: int) -> StageMemory:
-    """Return the peak memory of a pipeline rank in this project's trainer, counted tensor by tensor. With fp32 states,
-    a parameter takes 16 bytes for the weight, its gradient and AdamW's two states, all sharded, and 2 more if its
-    weight is gathered. The peak is at the start of the last backward pass, when all activations are saved, or at its
-    end, when all gradients exist and FSDP has gathered the embedding again and reduces its gradient."""
+    """Return a pipeline rank's peak memory in this project's trainer, counted tensor by tensor. With fp32 states, the
+    sharded weight, gradient and two AdamW states take 16 bytes per parameter, and a gathered weight takes 2 more. The
+    peak is at the start of the last backward pass, when all activations are saved, or at its end. By then all gradients
+    exist, and FSDP has gathered the embedding again and reduces the embedding's gradient."""
     layout, element_bytes = placed.layout, placed.element_bytes
-    state_bytes = 4 if placed.job.state == "fp32" else element_bytes  # of a weight, its gradient and each moment
+    state_bytes = 4 if placed.job.state == "fp32" else element_bytes  # per weight, gradient and moment
     uses_fsdp = layout.uses_fsdp(placed.job.state)
-    # A pipeline keeps weights and gradients unsharded between micro-batches, as if there were no resharding.
+    # A pipeline keeps weights and gradients unsharded between micro-batches, as it does without resharding.
     gathers_each_pass = uses_fsdp and layout.reshard_after_forward and layout.pp == 1
-    # Parameters, divided by the tensor parallel degree but not sharded. A tied model's head is its embedding.
+    # Parameters of a tensor-parallel rank, not sharded. A tied model's head is its embedding.
     layer = block_gpu_weights(placed, 0).total
     matrix = placed.model.head_weights / layout.tp
     embedding, head = matrix if rank == 0 else 0.0, matrix if rank == head_rank(layout) else 0.0
     total = layers * layer + embedding + (0.0 if placed.model.tied else head)
     sharded = total / placed.shard_group.ranks
     gradients = total if uses_fsdp and not gathers_each_pass and layout.microbatches > 1 else sharded
-    gathered = 0.0 if not uses_fsdp else head if gathers_each_pass else total  # beside the layers in use
+    gathered = 0.0 if not uses_fsdp else head if gathers_each_pass else total  # in addition to the layers in use
 
     saved = own_saved_elements(placed, layout.checkpointing)
     everything = own_saved_elements(placed, "none")
-    checkpointed = int(layers * placed.checkpointed_share)  # the fewest that a rank may have
+    checkpointed = int(layers * placed.checkpointed_share)  # the fewest that a rank can have
     saved_by_all = checkpointed * saved + (layers - checkpointed) * everything
-    # A chunk of the loss: logits and their gradient; with tensor parallelism more fp32 copies, as it is eager.
+    # A loss chunk holds logits and their gradient. With tensor parallelism, the eager loss holds more fp32 copies.
     logit_bytes = 16 if layout.tp > 1 else 2 * element_bytes
     logits = min(LOSS_CHUNK_TOKENS, placed.tokens) * placed.model.vocabulary / layout.tp * logit_bytes
     loss_bytes = logits + head * element_bytes if head else 0.0
-    held_layers = 3 if gathers_each_pass else 1  # two layers' weights, one layer's gradients
-    # The buffer in which FSDP reduces gradients: the head's while the last layer's are computed.
+    held_layers = 3 if gathers_each_pass else 1  # two layers' weights and one layer's gradients
+    # FSDP's reduction buffer, which holds the head's gradients while the last layer's gradients are computed.
     reduced = max(head, layer if state_bytes > element_bytes else 0.0)
     model = placed.model
     backward = everything - saved + (3 * model.intermediate_size + 2 * model.hidden_size) / layout.tp

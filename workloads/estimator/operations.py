@@ -1,4 +1,4 @@
-"""The seconds of a block on one GPU: its GEMMs, its attention, and operations limited by memory bandwidth."""
+"""Estimate a block's seconds on one GPU: GEMMs, attention, and operations limited by memory bandwidth."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from workloads.hardware.precisions import sustained_flops
 from workloads.layouts.layout import AttentionKernel
 from workloads.layouts.trainers import is_own
 
-# The time of a GEMM beyond its FLOPs at the sustained rate: 512^3 to 2048^3 on an H200 (timing_h200.md, profiler).
+# A GEMM's time beyond its FLOPs at the sustained rate, profiled for 512^3 to 2048^3 on an H200 (timing_h200.md).
 PRODUCT_OVERHEAD_S = 2.5e-6
 
 
@@ -50,7 +50,7 @@ def block_products(placed: PlacedJob, layer: int) -> list[Product]:
             Product("up", tokens, width / tp, model.hidden_size, parts),
             Product("down", tokens, model.hidden_size, width / tp),
         ]
-    if has_experts:  # a GPU's experts have equal shares of its tokens, times the imbalance
+    if has_experts:  # each of a GPU's experts gets an equal share of tokens, times the imbalance
         products.append(Product("router", tokens / tp, model.router_outputs, model.hidden_size))
         hidden = model.expert_hidden_size or model.hidden_size
         if model.expert_hidden_size:
@@ -65,12 +65,12 @@ def block_products(placed: PlacedJob, layer: int) -> list[Product]:
     return products
 
 
-# The share of a single product's sustained rate that grouped kernels reach: on an H100 at its power cap the median of
-# 48 products of eight models is 669 TFLOP/s in bf16 and 1,119 in fp8 (benchmarks/results/grouped_h100.md), where 690
-# and 1,300 are sustained. Nothing is known of other GPUs; the power cap limits both kinds alike.
+# The share of a single GEMM's sustained rate that grouped kernels reach. On an H100 at its power cap, the median of 48
+# grouped GEMMs from eight models is 669 TFLOP/s in bf16 and 1,119 in fp8 (benchmarks/results/grouped_h100.md); single
+# GEMMs sustain 690 and 1,300. Other GPUs are not measured. The power cap limits single and grouped GEMMs alike.
 GROUPED_SHARES = {("sm90", "fp8"): 0.86}
 GROUPED_SHARE = 0.97
-GROUPED_ROWS = 128  # rows of a tile: an expert's tokens are computed tile by tile
+GROUPED_ROWS = 128  # rows per tile; kernels compute an expert's tokens tile by tile
 
 
 def product_s(placed: PlacedJob, product: Product, dtype: str) -> float:
@@ -97,13 +97,13 @@ def products_of_s(placed: PlacedJob, layer: int, name: str = "") -> float:
 
 
 def cast_s(placed: PlacedJob, product: Product, *, backward: bool) -> float:
-    """Return the seconds of the casts before a GEMM: its input, or its output's gradient, and its weights."""
+    """Return the seconds to cast a GEMM's weights and its input, or the output's gradient in the backward pass."""
     precision = placed.precision
     width = product.n * product.count if backward else product.k
     rows = product.rows if not product.grouped else product.rows * product.count
     if product.grouped and placed.job.manual_backward and precision.cast_bytes:
-        # Rows are written and copied in fp8, and weights are cast once for all chunks. What remains is a pass that
-        # transposes the rows inside experts (`workloads.llama.fp8_experts`).
+        # Rows are written and copied in fp8, and weights are cast once for all chunks. The remaining pass transposes
+        # rows inside experts (`workloads.llama.fp8_experts`).
         return placed.pass_s(2 * rows * (product.n if product.name == "up" else product.k)) if backward else 0.0
     activations = rows * (product.n if backward and product.grouped else width) * precision.cast_bytes
     weights = product.n * product.k * product.count * precision.weight_bytes / 2 * placed.weight_casts
@@ -113,8 +113,8 @@ def cast_s(placed: PlacedJob, product: Product, *, backward: bool) -> float:
 ATTENTION_RATES = Path(__file__).parent / "tables" / "attention_rates.csv"
 # The backward pass of fused attention has five GEMMs, the forward pass two.
 ATTENTION_BACKWARD_PRODUCTS = 2.5
-# Bytes of unfused attention per score in fp16: its product, scaled and masked softmax, dropout with its mask, and the
-# product with the values; in the backward pass, the gradients of each.
+# Bytes per fp16 score of unfused attention. The forward pass computes the scores, a scaled and masked softmax, dropout
+# with its mask, and the product with the values. The backward pass computes the gradient of each.
 SCORE_FORWARD_BYTES, SCORE_BACKWARD_BYTES = 13, 21
 
 
@@ -132,17 +132,17 @@ def attention_s(placed: PlacedJob, layer: int, *, backward: bool) -> float:
         flops = 4 * scores * model.head_size * (2 if backward else 1)
         return flops / sustained_flops(placed.cluster.device, "bf16") + placed.pass_s(traffic)
     length = job.document_tokens or job.sequence_length
-    # Like a causal sequence with the same number of keys per token. In a window of 128 of 8,192 tokens, FlashAttention
-    # 2 has 0.24 of its causal rate on an H200 (64 heads of 64 features, forward; backward 0.26).
+    # Treated as a causal sequence with the same number of keys per token. With a window of 128 in 8,192 tokens,
+    # FlashAttention 2 has 0.24 of its causal rate on an H200 (64 heads of 64 features, forward; backward 0.26).
     keys = 2 * model.attended_tokens(layer, length)
     flops = placed.tokens * keys * model.heads * (model.head_size + model.value_features) / placed.layout.tp
     flops += placed.tokens * length * model.index_features(layer)
     rates = attention_rates(placed.cluster.device, placed.attention_kernel)
     share = rates.backward_share if backward else rates.forward_share
-    # A kernel's pairs take 1 + half_tokens / length times as long as at its highest rate, where a call without the
-    # causal mask counts as one of twice its keys. Summed over the calls of the slowest context parallel rank, that is
-    # 2 half_tokens / length with gathered keys, whose two parts of the sequence have a causal call and one for all
-    # tokens before them, and cp half_tokens / length in a ring of cp calls.
+    # A query-key pair takes 1 + half_tokens / length times as long as at the highest rate. A call without the causal
+    # mask counts as a call with twice its keys. Summed over the slowest context-parallel rank's calls, the second term
+    # is 2 half_tokens / length for gathered keys (each of two sequence parts has a causal call and a call for all
+    # earlier tokens), and cp half_tokens / length for a ring of cp calls.
     layout = placed.layout
     half_tokens = rates.half_tokens * (layout.cp if layout.cp_method == "ring" else min(layout.cp, 2))
     rate = sustained_flops(placed.cluster.device, placed.plain_dtype) * share * keys / (keys + half_tokens)
@@ -150,9 +150,9 @@ def attention_s(placed: PlacedJob, layer: int, *, backward: bool) -> float:
     return flops * (ATTENTION_BACKWARD_PRODUCTS if backward else 1) / rate
 
 
-# Assumed for a linear mixer (Mamba-2, gated delta rule), because we know no microbenchmark of its kernels: the values
-# that its convolution, gate, norm and chunks read and write per value that its projections return and read, and the
-# tokens of a chunk, after which its state is written and read in fp32.
+# Assumed for linear mixers (Mamba-2, gated delta rule), because we know of no microbenchmark of their kernels.
+# Convolution, gate, norm and chunks read and write LINEAR_PASSES values per value that the projections return or read.
+# The state is written and read in fp32 after each chunk of LINEAR_CHUNK tokens.
 LINEAR_PASSES, LINEAR_CHUNK = 6, 128
 
 
@@ -166,7 +166,7 @@ def _attention_table() -> dict[tuple[str, str], AttentionRates]:
 
 
 def attention_rates(device: Device, kernel: AttentionKernel) -> AttentionRates:
-    """Return the rates of a fused kernel: measured on the device, else the table's, of an H100 where it lacks one."""
+    """Return a fused kernel's rates: measured on the device, else from the table, else those of an H100."""
     if kernel in device.attention:
         return device.attention[kernel]
     table = _attention_table()
@@ -174,8 +174,8 @@ def attention_rates(device: Device, kernel: AttentionKernel) -> AttentionRates:
     return next((rates for rates in known if rates), table["flash2", "sm90"])
 
 
-# Bytes of norms, rotary embeddings and activations in single PyTorch kernels, in fp32 where cast; chosen with
-# torchtitan's eager rows in sight (benchmarks/results/planner.md).
+# Factor on the bytes of norms, rotary embeddings and activations in separate PyTorch kernels, some of which cast to
+# fp32. Chosen after seeing torchtitan's eager rows (benchmarks/results/planner.md).
 EAGER_FACTOR = 3.5
 
 
@@ -202,16 +202,16 @@ def _activation_elements(placed: PlacedJob, layer: int, *, backward: bool) -> fl
     if model.has_experts(layer):
         width = model.experts_per_token * model.expert_intermediate_size + model.shared_expert_intermediate_size
     passes = (6, 3) if model.mlp_matrices == 3 else (3, 2)  # backward, forward
-    # Compiled code that writes the gradients of gate and up into one tensor computes both for every element: 688 us for
-    # 8192 tokens of 8B instead of 334 (benchmarks/offload.md, entry 11).
+    # Compiled code that writes the gradients of gate and up into one tensor computes both for every element: 688 us
+    # instead of 334 us for 8,192 tokens of an 8B model (benchmarks/offload.md, entry 11).
     repeats = 2 if backward and is_own(placed.job) and not placed.job.manual_backward else 1
     return width / placed.layout.tp * passes[0 if backward else 1] * repeats
 
 
 def _attention_over_ranks_elements(placed: PlacedJob, *, backward: bool) -> float:
-    """Return how many values of a token this project's attention over ranks reads and writes around its kernels.
-    Counted in `workloads.parallel.context` for gathered keys and values: those of all ranks are put in order, each of
-    two parts of the queries merges two results, and sums of gradients are in fp32."""
+    """Return how many values per token this project's context-parallel attention reads and writes around its kernels.
+    For gathered keys and values, `workloads.parallel.context` orders the keys and values of all ranks, merges two
+    results for each of two query parts, and sums gradients in fp32."""
     model, layout = placed.model, placed.layout
     if layout.cp == 1 or not is_own(placed.job) or layout.cp_method != "allgather":
         return 0.0
@@ -221,22 +221,22 @@ def _attention_over_ranks_elements(placed: PlacedJob, *, backward: bool) -> floa
     return 7 * queries + (2 + 2 * layout.cp) * keys_values
 
 
-# In most trainers a dropless mixture of experts tells the host how many tokens each expert has, so that in each pass
-# through a block the GPU waits for launches, and has small kernels of the router; and a block takes at least as long as
-# the host needs for all of its launches. A graph of the whole step does not wait: with one Qwen3 235B takes 36.3 s and
-# without 50.0 on 128 GB200s, 6.0 and 8.3 ms for each block and micro-batch (Megatron-LM, PR 5728).
+# In most trainers, the host must read how many tokens each expert of a dropless mixture gets. ROUTING_S is a pass's
+# wait for the launches after that, plus small router kernels. LAUNCHES_S is the host's time to launch a block, which
+# takes at least that long. A graph of the step does not wait: Qwen3 235B takes 36.3 s with a graph and 50.0 s without
+# on 128 GB200s, or 6.0 and 8.3 ms per block and micro-batch (Megatron-LM, PR 5728).
 ROUTING_S, LAUNCHES_S = 0.6e-3, 8e-3
-# Megatron adds the biases of experts' outputs, times the routing's weights, in single kernels and joins the results
-# (core/transformer/moe/experts.py at d98e8a64, `_apply_bias`): values read and written for each, forward and backward.
+# Megatron adds expert output biases, times routing weights, in separate kernels and joins the results (`_apply_bias` in
+# core/transformer/moe/experts.py at d98e8a64). Number of reads and writes per output value, forward and backward.
 EXPERT_BIAS_PASSES = (6, 8)
 
 
 def pass_s(placed: PlacedJob, layer: int, *, backward: bool) -> float:
-    """Return the seconds of norms, rotary embeddings, activations, residual sums, and of sorting tokens by expert.
+    """Return the seconds of norms, rotary embeddings, activations, residual sums and sorting tokens by expert.
 
-    A token is read once and written once per expert, and the same on the way back. An all-to-all needs the copies
-    sorted by rank before it and by expert after it, both ways. DeepEP sends a token to a rank once for all of its
-    experts there. An all-gather sends every token to every rank.
+    Sorting reads a token once and writes it once per expert, and does the same on the way back. An all-to-all needs
+    copies sorted by rank before and by expert after it, in both directions. DeepEP sends a token to a rank once for all
+    of its experts on that rank. An all-gather sends every token to every rank.
     """
     model, tp, ranks = placed.model, placed.layout.tp, placed.layout.ep
     residual = (8 if backward else 5) * model.norms * model.hidden_size / placed.residual_parts
@@ -262,13 +262,13 @@ def pass_s(placed: PlacedJob, layer: int, *, backward: bool) -> float:
 
 
 def waits_for_host(placed: PlacedJob, layer: int) -> bool:
-    """Return whether a block's experts wait for the host. This project's trainer keeps their counts on the device."""
+    """Return whether a block's experts wait for the host. This project's trainer keeps token counts on the device."""
     return placed.model.has_experts(layer) and not placed.layout.cuda_graph and not is_own(placed.job)
 
 
 @dataclass(frozen=True)
 class BlockSeconds:
-    """The seconds of a block for one micro-batch; `recomputed` is recomputation in the backward pass."""
+    """A block's seconds for one micro-batch. `recomputed` is recomputation in the backward pass."""
 
     forward: Seconds
     backward: Seconds
@@ -279,7 +279,7 @@ _BLOCK_SECONDS: dict[tuple[object, ...], BlockSeconds] = {}
 
 
 def block_seconds(placed: PlacedJob, layer: int) -> BlockSeconds:
-    """Return the seconds of a block. They are cached, since a search needs the same operations in many layouts."""
+    """Return a block's seconds, cached because a search needs the same operations in many layouts."""
     job, layout, device = placed.job, placed.layout, placed.cluster.device
     sizes = (layer, job.sequence_length, job.document_tokens, layout.micro_batch, layout.tp, layout.cp, layout.ep)
     kernels = (job.trainer, job.precision, placed.attention_kernel, job.compiled, job.dispatcher, job.manual_backward)
@@ -301,12 +301,12 @@ def _seconds(placed: PlacedJob, layer: int, products_s: float, *, backward: bool
     return Seconds(products_s, attention_s(placed, layer, backward=backward), other)
 
 
-# torchtitan saves every second product of a block, so of q, k, v, output, gate, up and down it repeats k, output and
+# torchtitan saves every second GEMM of a block. Among q, k, v, output, gate, up and down, it recomputes k, output and
 # up (torchtitan/parallelisms/parallelize_llama.py at 9dec370: mm_count).
 def recomputed(placed: PlacedJob, layer: int, once: Seconds) -> Seconds:
-    """Return the seconds of recomputation in a block's backward pass; `once` are the seconds of the forward pass."""
+    """Return the seconds of recomputation in a block's backward pass. `once` is the forward pass."""
     match placed.layout.checkpointing:
-        case "full" if is_own(placed.job) and placed.job.manual_backward:  # the last product's result is not needed
+        case "full" if is_own(placed.job) and placed.job.manual_backward:  # the last GEMM's output is not needed
             return Seconds(once.products - products_of_s(placed, layer, "down"), once.attention, once.other)
         case "full":
             return once
@@ -330,8 +330,8 @@ def recomputed(placed: PlacedJob, layer: int, once: Seconds) -> Seconds:
     return Seconds()
 
 
-# Bytes per logit of this project's loss over a divided vocabulary, which is not compiled: cast to fp32 (6), logsumexp
-# (4), difference (8), exponential (8), division (8) and cast to bf16 (6).
+# Bytes per logit in this project's uncompiled loss over a divided vocabulary: cast to fp32 (6), logsumexp (4),
+# difference (8), exponential (8), division (8) and cast to bf16 (6).
 EAGER_LOSS_BYTES = 40
 
 
@@ -345,5 +345,5 @@ def head_s(placed: PlacedJob) -> float:
     once_s = 3 * product_s(placed, head, placed.plain_dtype) + placed.pass_s(logits * loss_bytes)
     if not model.prediction_layers:
         return once_s
-    joined = Product("joined", placed.tokens / tp, model.hidden_size, 2 * model.hidden_size)  # with the next embedding
+    joined = Product("joined", placed.tokens / tp, model.hidden_size, 2 * model.hidden_size)  # joins the next embedding
     return once_s + model.prediction_layers * (once_s + 3 * product_s(placed, joined, placed.plain_dtype))

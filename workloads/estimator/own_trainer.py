@@ -1,11 +1,11 @@
-"""What this project's trainer saves for a micro-batch, and which weights it keeps gathered between micro-batches."""
+"""Activations that this project's trainer saves per micro-batch, and whether weights stay gathered between them."""
 
 from workloads.estimator.placed_job import PlacedJob, block_gpu_weights
 from workloads.layouts.trainers import is_own
 
 
 def is_counted(placed: PlacedJob) -> bool:
-    """Return whether the trainer is this project's own and supports the job."""
+    """Return whether the job uses this project's trainer, with only the features that this module counts."""
     job, layout = placed.job, placed.layout
     return (
         is_own(job)
@@ -21,11 +21,11 @@ def is_counted(placed: PlacedJob) -> bool:
 
 
 def own_saved_elements(placed: PlacedJob, checkpointing: str) -> float:
-    """Return the elements per token and layer that are saved for the backward pass.
+    """Return the number of elements per token and layer that the trainer saves for the backward pass.
 
-    A block with a manual backward pass saves what `ManualBackwardBlock.SAVED_ACTIVATIONS` names. Other blocks save a
-    sequence-parallel part of the residual stream, a tensor-parallel part of what is inside attention and MLP, and the
-    whole of what is gathered before a product or reduced after it, which PyTorch saves as it is.
+    A block with a manual backward pass saves the tensors in `ManualBackwardBlock.SAVED_ACTIVATIONS`. In other blocks,
+    sequence parallelism divides the saved residual stream, and tensor parallelism divides the saved tensors inside
+    attention and MLP. PyTorch saves whole tensors that are gathered before a GEMM or reduced after it.
     """
     model, layout = placed.model, placed.layout
     if checkpointing == "full":
@@ -34,21 +34,21 @@ def own_saved_elements(placed: PlacedJob, checkpointing: str) -> float:
     qkv, selective = attention + keys_values, checkpointing == "selective"
     if placed.job.manual_backward:
         return 2 * model.hidden_size + qkv + attention + (0 if selective else 2 * model.intermediate_size)
-    if placed.job.precision.startswith("fp8") and not selective:  # measured: the inputs of products stay in fp8
+    if placed.job.precision.startswith("fp8") and not selective:  # measured: GEMM inputs stay in fp8
         return 3 * model.hidden_size + qkv + attention + 2 * model.intermediate_size
-    # Attention over ranks saves the keys and values that it gathered; a ring has this rank's alone.
+    # Attention with gathered keys and values saves those of all ranks; ring attention saves only this rank's.
     exchanged = keys_values * (1 if layout.cp_method == "ring" else layout.cp) if layout.cp > 1 else 0
-    if selective:  # what `parallel.stage._save_all_but` names and the backward pass reads
+    if selective:  # tensors that `parallel.stage._save_all_but` saves and the backward pass reads
         return (2 * model.hidden_size + qkv + attention + exchanged) / layout.tp
     inside = 2 * qkv + attention + 3 * model.intermediate_size
     return (2 * model.hidden_size + inside + (exchanged or model.hidden_size)) / layout.tp + 2 * model.hidden_size
 
 
 def keeps_weights(placed: PlacedJob) -> bool:
-    """Return whether weights stay gathered from a micro-batch's backward pass to the next one's forward pass.
+    """Return whether weights stay gathered from one micro-batch's backward pass to the next micro-batch's forward pass.
 
-    They do if the blocks' weights take less memory than the activations that their backward passes free, by the size of
-    the embedding and its gradient. The memory peak then stays the same.
+    Weights stay gathered if the backward passes free more activation memory than the blocks' weights, the embedding and
+    the embedding's gradient need together. The memory peak then stays the same.
     """
     layout = placed.layout
     if not (is_counted(placed) and layout.uses_fsdp(placed.job.state) and layout.reshard_after_forward):

@@ -1,4 +1,4 @@
-"""Pipelines: the layers of each rank, the order of its passes in each schedule, the timeline, and the bubble.
+"""Model pipelines: each rank's layers, the order of its passes in each schedule, the timeline, and the bubble.
 
 Schedules are modeled as PyTorch executes them. Sources: arXiv 2104.04473 (1F1B, interleaved), 2401.10241 (zero bubble),
 2405.15362 (ZBV), DeepSeek's DualPipe (DualPipeV).
@@ -17,23 +17,23 @@ from workloads.models.model import Model
 
 @dataclass(frozen=True)
 class RankLayers:
-    """A number of layers on a pipeline rank that are equal to `layer`."""
+    """The number of layers on a pipeline rank that are equal to `layer`."""
 
     layer: int
     count: int
 
 
 def rank_layers(model: Model, layout: Layout) -> tuple[tuple[RankLayers, ...], ...]:
-    """Return the layers of each pipeline rank: its chunks as divided by `layers_per_stage`, else by `stage_layers`."""
+    """Return each pipeline rank's layers, divided into stages by `layers_per_stage` if set, else by `stage_layers`."""
     sizes = layout.layers_per_stage
     return _rank_layers(model, layout.pp, layout.stages_per_rank, layout.schedule in V_SCHEDULES, sizes)
 
 
 def peak_ranks(model: Model, layout: Layout) -> Sequence[int]:
-    """Return the ranks among which one needs the most memory.
+    """Return the candidates for the rank that needs the most memory.
 
-    They are the ranks with the embedding or the head and, among others with the same layers, the first one, since no
-    rank holds the activations of more micro-batches than a rank before it (`in_flight`).
+    The candidates are the ranks with the embedding or the head, and the first of all other ranks with the same layers.
+    No rank holds activations of more micro-batches than an earlier rank (see `in_flight`).
     """
     return _peak_ranks(rank_layers(model, layout), head_rank(layout))
 
@@ -52,15 +52,15 @@ def _rank_layers(
     ranks = [[layer for chunk in chunks[rank::pp] for layer in chunk] for rank in range(pp)]
     if is_folded:
         ranks = [[*chunks[rank], *chunks[-1 - rank]] for rank in range(pp)]
-    ranks[0 if is_folded else -1] += [model.layers - 1] * model.prediction_layers  # beside the head
+    ranks[0 if is_folded else -1] += [model.layers - 1] * model.prediction_layers  # on the head's rank
     samples = model.layer_kinds
     counts = (Counter(model.layer_kind(layer) for layer in layers) for layers in ranks)
     return tuple(tuple(RankLayers(samples[kind], number) for kind, number in rank.items()) for rank in counts)
 
 
 def stage_layers(layers: int, stages: int) -> list[range]:
-    """Return each stage's layers. If they do not divide evenly, the first and the last stage, which have the embedding
-    and the head, get fewer."""
+    """Return each stage's layers. If layers do not divide evenly, the first and last stages get fewer, because they
+    have the embedding and the head."""
     base, remainder = divmod(layers, stages)
     longer_stages = sorted(range(stages), key=lambda stage: (stage in (0, stages - 1), stage))[:remainder]
     return _consecutive([base + (stage in longer_stages) for stage in range(stages)])
@@ -71,20 +71,21 @@ def _consecutive(sizes: Sequence[int]) -> list[range]:
 
 
 def head_rank(layout: Layout) -> int:
-    """Return the rank with the output layer: the first one of V schedules, else the last one."""
+    """Return the rank with the output layer: the first rank in V schedules, else the last rank."""
     return 0 if layout.schedule in V_SCHEDULES and layout.stages_per_rank > 1 else layout.pp - 1
 
 
 def bubble_s(rank_s: list[float], layout: Layout, repeated_share: float = 0.0) -> float:
     """Return the seconds that the slowest rank waits while the pipeline fills and drains.
 
-    For each other rank one forward and one backward pass of a stage (arXiv 2104.04473, section 2.2). Where backward
-    passes are divided, F + I - W: the ranks that wait compute the gradients of weights (ZB-H1, arXiv 2401.10241). With
-    passes of equal length that holds for ZBV and DualPipeV too (`build_timeline`), since the optimizer waits for the
-    last rank. The papers report no bubble for ZBV, whose ranks then start their optimizers one by one, without clipping
-    the norm of all gradients; and for DualPipe the same as here, if its forward passes are hidden beside backward ones.
+    The bubble is a stage's forward and backward pass for each other rank (arXiv 2104.04473, section 2.2). If backward
+    passes are divided, it is F + I - W (forward, input and weight passes), because waiting ranks compute weight
+    gradients (ZB-H1, arXiv 2401.10241). For passes of equal length this also holds for ZBV and DualPipeV
+    (`build_timeline`), because the optimizer waits for the last rank. ZBV's paper reports no bubble: its ranks start
+    their optimizers one by one and do not clip by the global norm. DualPipe's authors report this bubble if backward
+    passes hide forward passes.
 
-    `rank_s` are the seconds of each rank for one micro-batch; `repeated_share` of the forward pass is computed again.
+    `rank_s` has each rank's seconds for one micro-batch. `repeated_share` of the forward pass is recomputed.
     """
     others_s = (sum(rank_s) - max(rank_s)) / layout.stages_per_rank
     if layout.schedule in ("1f1b", "interleaved"):
@@ -93,10 +94,10 @@ def bubble_s(rank_s: list[float], layout: Layout, repeated_share: float = 0.0) -
 
 
 def in_flight(rank: int, layout: Layout) -> float:
-    """Return the activations that a rank holds at once, in units of all its layers' activations for a micro-batch.
+    """Return the peak activations of a rank, in units of one micro-batch's activations in all the rank's layers.
 
-    1F1B holds one for each later rank; interleaving holds those of its warm-up, chunk by chunk. PyTorch's interleaved
-    zero bubble warms up with one instead of two chunks for each later rank, so that all ranks hold at most `pp`.
+    A 1F1B rank holds one unit for itself and each later rank. Interleaving holds its warm-up, chunk by chunk. PyTorch's
+    interleaved zero bubble warms up with one chunk, not two, per later rank; no rank holds more than `pp` units.
     """
     pp, chunks = layout.pp, layout.stages_per_rank
     if layout.schedule in V_SCHEDULES:
@@ -115,23 +116,23 @@ KINDS: dict[str, Kind] = {"F": "forward", "B": "backward", "I": "backward_input"
 
 @dataclass(frozen=True)
 class Action:
-    """A pass of a micro-batch through a stage of a rank."""
+    """A micro-batch's pass through one stage on a rank."""
 
-    kind: Kind  # `backward` is the whole backward pass, of which `backward_input` and `backward_weight` are the parts
-    chunk: int  # which of the rank's stages, from 0
+    kind: Kind  # `backward` is a whole backward pass; `backward_input` and `backward_weight` are its parts
+    chunk: int  # the index of the stage on the rank, from 0
     microbatch: int  # from 0
 
 
 def list_actions(schedule: Schedule, rank: int, pp: int, chunks: int, microbatches: int) -> list[Action]:
-    """Return the passes of a rank with `chunks` stages in their order."""
+    """Return the passes of a rank with `chunks` stages, in execution order."""
     actions = list[Action]()
-    done, waiting = Counter[str](), deque[Action]()  # micro-batches go through each stage by number, in each direction
+    done, waiting = Counter[str](), deque[Action]()  # each stage runs micro-batches in order, in each direction
     for step in STEPS[schedule](rank, pp, chunks, microbatches):
         if step == "W":
             oldest = waiting.popleft()
             actions.append(Action("backward_weight", oldest.chunk, oldest.microbatch))
             continue
-        count = step.replace("B", "I")  # a whole backward pass is one for inputs too
+        count = step.replace("B", "I")  # a whole backward pass includes the pass for inputs
         actions.append(Action(KINDS[step[0]], int(step[1:]), done[count]))
         done[count] += 1
         if step[0] == "I":
@@ -140,8 +141,8 @@ def list_actions(schedule: Schedule, rank: int, pp: int, chunks: int, microbatch
 
 
 def _list_looped(rank: int, pp: int, chunks: int, microbatches: int, *, hops: int, is_split: bool) -> Iterator[str]:
-    """Yield the passes where each rank has every `pp`-th stage: after a warm-up alternating forward and backward. A
-    warm-up has `hops` passes more for each later rank. Split off, weights' gradients wait one for each earlier rank."""
+    """Yield a rank's passes if it has every `pp`-th stage: after a warm-up, alternating forward and backward passes.
+    The warm-up has `hops` more passes per later rank. Split-off weight gradients lag by one pass per earlier rank."""
     in_round = microbatches // max(1, microbatches // pp)
     total = microbatches * chunks
     warm_up = min((chunks - 1) * in_round + hops * (pp - 1 - rank), total)
@@ -188,8 +189,8 @@ def _list_dualpipev(rank: int, pp: int, _: int, microbatches: int) -> list[str]:
     ]
 
 
-# A pass is named by its kind and the rank's stage: `F0`, `I1`. W without a number is the oldest waiting backward pass
-# for weights.
+# A pass is named by its kind and the stage on the rank, such as `F0` or `I1`. W without a number is the oldest waiting
+# backward pass for weights.
 Steps = Callable[[int, int, int, int], Iterable[str]]
 STEPS: dict[Schedule, Steps] = {
     "1f1b": lambda *sizes: _list_looped(*sizes, hops=1, is_split=False),
@@ -213,7 +214,7 @@ class Operation:
 
 @dataclass(frozen=True)
 class PassTimes:
-    """The seconds of a micro-batch's passes through all stages of a rank; `weights` is a part of `backward`."""
+    """A micro-batch's pass times in seconds through all stages of a rank. `backward_s` includes `weights_s`."""
 
     forward_s: float
     backward_s: float
@@ -230,10 +231,10 @@ class PassTimes:
 
 
 def build_timeline(layout: Layout, ranks: Sequence[PassTimes], microbatches: int) -> list[Operation]:
-    """Return the passes of a step with `microbatches` micro-batches, in the order in which they end.
+    """Return the passes of a step with `microbatches` micro-batches, in the order they end.
 
-    Sends take no time, and a rank does one thing at a time: forward and backward passes that DualPipeV combines run one
-    after the other, as in PyTorch. Each stage takes an equal part of its rank's times.
+    Sends take no time, and a rank runs one pass at a time. Forward and backward passes that DualPipeV combines run one
+    after the other, as in PyTorch. Each stage takes an equal share of its rank's times.
     """
     pp, chunks = layout.pp, layout.stages_per_rank
     waiting = [list_actions(layout.schedule, rank, pp, chunks, microbatches)[::-1] for rank in range(pp)]

@@ -1,4 +1,4 @@
-"""A job on a cluster with its trainer, the sizes of one micro-batch, and the weights of one GPU."""
+"""A job placed on a cluster: its trainer's rules, its micro-batch sizes, and the weights on each GPU."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from workloads.hardware.precisions import PRECISIONS
 from workloads.layouts.layout import AttentionKernel, Job
 from workloads.layouts.trainers import Trainer, find_trainer, is_own
 
-# Plain copies and the optimizer's update reach this share of the data sheet's bandwidth.
+# Plain copies and the optimizer update reach this share of the data sheet's memory bandwidth.
 COPY_SHARE = 0.85
-# The time of norms, activations and residual sums beyond their copies, for their instructions: in a Llama 3 8B block
-# they move 8.6 GB for 16,384 tokens and take 3 ms on an H200 at 4.8 TB/s (benchmarks/offload.md, entry 14).
+# Norms, activations and residual sums also spend time on instructions, at this rate. In a Llama 3 8B block they move
+# 8.6 GB for 16,384 tokens and take 3 ms on an H200 with 4.8 TB/s (benchmarks/offload.md, entry 14).
 PASS_INSTRUCTIONS_GB_S = 9_800
 
 
 class PlacedJob:
-    """A job, a cluster and the trainer's rules, with values that many parts of an estimate need."""
+    """A job, its cluster and its trainer's rules, with values that several parts of the estimate use."""
 
     def __init__(self, job: Job, cluster: Cluster) -> None:
         layout = job.layout
@@ -27,28 +27,28 @@ class PlacedJob:
         self.precision = PRECISIONS[job.precision]
         self.attention_kernel: AttentionKernel = job.attention_kernel or self.trainer.attention
         self.checkpointed_share = layout.count_checkpointed(job.model.layers) / job.model.layers  # of the blocks
-        # The share of blocks whose whole forward pass is recomputed.
+        # The share of blocks that recompute their whole forward pass.
         self.repeated_share = self.checkpointed_share if layout.checkpointing == "full" else 0.0
-        # The share of tensor-parallel collectives: recomputation that saves products gathers again but does not reduce.
+        # The share of repeated tensor-parallel collectives. With saved GEMM outputs, only gathers repeat.
         gathers_again = layout.checkpointing in ("selective", "per_op")
         self.repeated_collectives_share = self.checkpointed_share / 2 if gathers_again else self.repeated_share
-        self.tokens = layout.micro_batch * job.sequence_length / layout.cp  # of a micro-batch on a GPU
-        self.residual_parts = layout.tp if layout.sequence_parallel else 1  # of the residual stream
-        self.is_sharded = layout.sharding in ("fsdp1", "fsdp2", "megatron_fsdp")  # gathered for each use
+        self.tokens = layout.micro_batch * job.sequence_length / layout.cp  # per micro-batch and GPU
+        self.residual_parts = layout.tp if layout.sequence_parallel else 1  # number of parts of the residual stream
+        self.is_sharded = layout.sharding in ("fsdp1", "fsdp2", "megatron_fsdp")  # weights are gathered for each use
         # Megatron FSDP's guide advises --grad-reduce-in-bf16.
         is_short = layout.sharding == "megatron_fsdp" or job.state == "bf16"
         usual = 2 if is_short else self.trainer.gradient_bytes
         self.plain_dtype = "fp32" if job.precision == "fp32" else "bf16"  # of attention and the head
-        self.element_bytes = 4 if job.precision == "fp32" else 2  # of a weight in matrix products and of an activation
-        self.gradient_bytes = job.gradient_bytes or usual  # in its reduction
-        # Bytes per gathered weight: the block with a manual backward pass casts after gathering.
+        self.element_bytes = 4 if job.precision == "fp32" else 2  # per weight in a GEMM, and per activation
+        self.gradient_bytes = job.gradient_bytes or usual  # per gradient in its reduction
+        # Bytes per gathered weight. A block with a manual backward pass casts after gathering.
         self.gathered_bytes = self.element_bytes if job.manual_backward else self.precision.gathered_bytes
-        # Of a weight for each micro-batch: Transformer Engine keeps a step's first one (`is_first_microbatch`).
+        # Casts per weight and micro-batch. Transformer Engine keeps the step's first cast (`is_first_microbatch`).
         keeps_casts = self.trainer.core == "megatron" and not self.is_sharded and self.precision.weight_bytes > 0
         self.weight_casts = 1 / layout.microbatches if keeps_casts else 1.0
         self.tensor_group = Group(layout.tp, 1)
         self.context_group = Group(layout.cp, layout.tp)
-        # The ranks that divide the weights or optimizer states: of all weights, and of the same experts.
+        # Ranks that divide the weights or optimizer states outside experts (`shard_group`) and inside experts.
         self.shard_group = Group(layout.dp_shard * layout.cp, layout.tp)
         self.replicate_group = Group(layout.dp_replicate, layout.tp * self.shard_group.ranks)
         self.expert_group = Group(layout.ep, 1)
@@ -66,7 +66,7 @@ class PlacedJob:
 
 @dataclass(frozen=True)
 class Weights:
-    """The unsharded weights of one GPU: those `shared` by all its data-parallel ranks, and those of its experts."""
+    """The number of unsharded weights on one GPU: weights `shared` by all data-parallel ranks, and expert weights."""
 
     shared: float
     experts: float = 0.0
@@ -83,7 +83,7 @@ def block_gpu_weights(placed: PlacedJob, layer: int) -> Weights:
 
 
 def end_weights(placed: PlacedJob, rank: int) -> Weights:
-    """Return the weights of the embedding and the head on one GPU of a pipeline rank that has them."""
+    """Return the embedding and head weights on one GPU of a pipeline rank; zero if the rank has neither."""
     model, ends = placed.model, 0
     if rank == 0:
         ends += model.embedding_weights
@@ -93,22 +93,22 @@ def end_weights(placed: PlacedJob, rank: int) -> Weights:
 
 
 def rank_weights(placed: PlacedJob, rank: int, layers: tuple[RankLayers, ...]) -> Weights:
-    """Return the weights of a pipeline rank on one GPU, including the embedding and the head if it has them."""
+    """Return the weights on one GPU of a pipeline rank, including the embedding and the head if the rank has them."""
     blocks = [(block_gpu_weights(placed, some.layer), some.count) for some in layers]
     shared = end_weights(placed, rank).shared + sum(block.shared * count for block, count in blocks)
     return Weights(shared, sum(block.experts * count for block, count in blocks))
 
 
 def divided_weights(placed: PlacedJob, weights: Weights) -> float:
-    """Return the part of a GPU's weights, or of their states, that it keeps where data parallel ranks divide them."""
+    """Return the number of weights, or of their states, that a GPU keeps if data-parallel ranks divide them."""
     return weights.shared / placed.shard_group.ranks + weights.experts / placed.expert_shard_group.ranks
 
 
-# AdamW reads the weight, its gradient and two moments, and writes all but the gradient: 28 bytes in fp32, and 2 for the
-# copy in bf16; clipping reads the gradients once more.
+# AdamW reads the weight, its gradient and two moments, and writes all but the gradient: 28 bytes in fp32. The bf16 copy
+# takes 2 more bytes, and clipping reads the gradients once more.
 UPDATE_BYTES = {"fp32": 34, "amp": 32, "bf16": 16, "int8": 16}
-# The memory bandwidth that the processors of a host with eight GPUs reach in AdamW's update. Assumed: a quarter of the
-# 600 GB/s of two sockets with DDR5. We know no microbenchmark of it.
+# The host memory bandwidth of AdamW's update on a host with eight GPUs. Assumed to be a quarter of the 600 GB/s of two
+# sockets with DDR5, because we know of no microbenchmark.
 HOST_GB_S = 150
 
 

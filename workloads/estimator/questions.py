@@ -1,4 +1,4 @@
-"""Questions about an estimated job: why another is slower, what would change it, and what a whole training takes."""
+"""Explain why one estimated job is slower than another, what more resources would change, and what training costs."""
 
 import math
 import tomllib
@@ -20,12 +20,12 @@ CAUSES: dict[str, str] = tomllib.loads(Path(__file__).with_name("causes.toml").r
 class Comparison:
     """Why one job's step takes longer than another's."""
 
-    slower_share: float  # by which share of the faster step it is longer
-    parts_s: dict[str, float]  # the differences by use, the largest first; negative where the slower job is faster
+    slower_share: float  # the extra time as a share of the faster step
+    parts_s: dict[str, float]  # time differences by use, largest first; negative where the slower job is faster
 
     @property
     def sentences(self) -> str:
-        """Two sentences: what costs the most time, and what is gained in exchange."""
+        """Two sentences: the largest extra cost, and the largest saving in exchange."""
         name = next(iter(self.parts_s))
         cause = f"{CAUSES[name][0].upper()}{CAUSES[name][1:]} ({name})."
         gained = {part: value for part, value in self.parts_s.items() if value < -5e-4}
@@ -42,7 +42,7 @@ def compare(slower: JobEstimate, faster: JobEstimate) -> Comparison:
 
 
 def alternatives(job: Job, cluster: Cluster) -> dict[str, tuple[Job, Cluster]]:
-    """Return the job with each resource doubled in turn, by the resource's name."""
+    """Return variants of the job with one resource doubled each, keyed by the doubled resource."""
     topology, device, layout = cluster.topology, cluster.device, job.layout
     links = replace(topology, link_gb_s=2 * topology.link_gb_s)
     network = replace(topology, network_gb_s=2 * topology.network_gb_s)
@@ -61,11 +61,11 @@ class Reliability:
     """How often a job fails and what a failure costs. All values are the user's assumptions."""
 
     failures_per_gpu_day: float = FAILURES_PER_GPU_DAY  # unexpected interruptions
-    restart_s: float = 600.0  # from a failure until training goes on
-    checkpoint_s: float = 20.0  # a checkpoint stops training for so long
+    restart_s: float = 600.0  # from a failure until training resumes
+    checkpoint_s: float = 20.0  # how long a checkpoint stops training
 
     def failure_interval_s(self, gpus: int) -> float:
-        """Return a job's mean time between failures on this many GPUs; infinite without failures."""
+        """Return a job's mean time between failures on `gpus` GPUs. It is infinite if the failure rate is zero."""
         failures = self.failures_per_gpu_day * gpus
         return SECONDS_PER_DAY / failures if failures else math.inf
 
@@ -73,7 +73,7 @@ class Reliability:
         failures_s = self.failure_interval_s(gpus)
         if math.isinf(failures_s):
             return 0.0
-        interval_s = math.sqrt(2 * self.checkpoint_s * failures_s)  # which loses the least time (Young 1974)
+        interval_s = math.sqrt(2 * self.checkpoint_s * failures_s)  # loses the least time (Young 1974)
         overhead = self.checkpoint_s / interval_s + (interval_s / 2 + self.restart_s) / failures_s
         return overhead / (1 + overhead)
 
@@ -91,7 +91,7 @@ class TrainingRun:
 def training_run(
     estimate: JobEstimate, tokens: float, reliability: Reliability, price_per_hour: float | None
 ) -> TrainingRun:
-    """Return the time and cost of training on this many tokens. `price_per_hour` is per GPU."""
+    """Return the time and cost of training on `tokens` tokens. `price_per_hour` is the price of one GPU."""
     lost = reliability.lost_share(estimate.gpus)
     seconds = tokens / (estimate.tokens_per_s_per_gpu * estimate.gpus) / (1 - lost)
     gpu_hours = seconds / 3600 * estimate.gpus

@@ -1,4 +1,4 @@
-"""Find the fastest layouts of a job on a cluster. A bound excludes only layouts that cannot be among them."""
+"""Find a job's fastest layouts on a cluster. Bounds exclude only layouts that cannot be among the fastest."""
 
 import heapq
 import math
@@ -14,7 +14,7 @@ from workloads.hardware.cluster import Cluster
 from workloads.layouts.enumeration import Family, list_families
 from workloads.layouts.layout import Job, Layout
 
-USABLE_MEMORY = 0.97  # of what the device's driver reports, by one process
+USABLE_MEMORY = 0.97  # the share of driver-reported memory that one process can use
 
 
 def usable_gib(cluster: Cluster) -> float:
@@ -22,21 +22,21 @@ def usable_gib(cluster: Cluster) -> float:
 
 
 def bound_gib(memory: StageMemory, job: Job, cluster: Cluster) -> float:
-    """Return the upper bound of a layout's memory in GiB, band included. A layout fits if that much is usable."""
+    """Return a layout's memory plus the band, in GiB. A layout fits if this much memory is usable."""
     return memory.needed_gib * (1 + find_band(job, cluster, "memory").error_share)
 
 
 def fills_memory(memory: StageMemory, cluster: Cluster) -> bool:
-    """Return whether the allocator lacks room for what it usually reserves, so that the step may stall.
+    """Return whether the allocator has less room than it usually reserves, which can stall the step.
 
-    In six such layouts on two H100s, returning segments took 18, 10, 9, 3, 2 and 1% of a step
-    (benchmarks/results/parallel_h100.md). The fastest measured layout is among them, so none is ranked lower for it.
+    In six of these layouts on two H100s, releasing segments took 18, 10, 9, 3, 2 and 1% of step time
+    (benchmarks/results/parallel_h100.md). The six include the fastest measured layout, so the search penalizes none.
     """
     return memory.total_gib > usable_gib(cluster)
 
 
 def within_usable(memory: StageMemory, cluster: Cluster) -> StageMemory:
-    """Return the memory with the reserved part cut to the available room; the rest is returned (`fills_memory`)."""
+    """Limit the reserved memory to the available room. The allocator releases the rest (see `fills_memory`)."""
     return replace(memory, reserved=min(memory.reserved, max(0.0, usable_gib(cluster) - memory.needed_gib)))
 
 
@@ -50,12 +50,12 @@ class Candidate:
 class SearchResult:
     """The outcome of a search."""
 
-    best: tuple[Candidate, ...]  # the fastest layouts that fit; if the bound of none does, those whose estimate does
+    best: tuple[Candidate, ...]  # the fastest layouts that fit by their bound, or by their estimate if no bound fits
     smallest: Candidate | None  # the layout that needs the least memory; None if no layout is valid
-    estimated: int  # layouts that fit and were among the best when they were estimated
-    # layouts that do not fit. If one does not fit, neither does the same with a larger micro-batch or fewer shards.
+    estimated: int  # number of layouts that fit and were among the best when they were estimated
+    # number of layouts that do not fit; larger micro-batches or fewer shards do not fit either
     too_large: int
-    slower: int  # layouts that are too slow to be among the best, by their own step or by a bound of it
+    slower: int  # number of layouts that are too slow to be among the best, by step time or by its bound
 
 
 def find_layouts(
@@ -65,7 +65,7 @@ def find_layouts(
     fixed: Mapping[str, Any],
     keep: int = 20,
 ) -> SearchResult:
-    """Return the `keep` fastest layouts that fit; `options` and `fixed` are as in `list_families`."""
+    """Return the `keep` fastest layouts that fit. See `list_families` for `options` and `fixed`."""
     for share in (1 + find_band(job, cluster, "memory").error_share, 1.0):
         search = _Search(job, cluster, keep, usable_gib(cluster) / share)
         search.run(list_families(job, cluster, options, fixed))
@@ -77,7 +77,7 @@ def find_layouts(
 
 
 class _Search:
-    """The state of a search: a heap of the best layouts so far, the slowest first."""
+    """The state of a search, with a heap of the best layouts so far, slowest first."""
 
     def __init__(self, job: Job, cluster: Cluster, keep: int, room_gib: float) -> None:
         self.best: list[tuple[float, int, Layout]] = []
@@ -85,13 +85,13 @@ class _Search:
         self.estimated = self.too_large = self.slower = 0
         self.smallest_gib = math.inf
         self._job, self._cluster, self._keep, self._room_gib = job, cluster, keep, room_gib
-        # The micro-batches and shards that do not fit, by the other properties of a layout.
+        # Micro-batch sizes and shard counts that do not fit, keyed by the layout's other properties.
         self._without_room = dict[tuple[object, ...], list[tuple[int, int]]]()
         self._order = count()
 
     def run(self, families: Iterable[Family]) -> None:
-        """Consider layouts by their step's lower bound, so that the first ones exclude most others. A family is
-        considered once per value of `checkpointing`, since each slower value has a higher bound."""
+        """Consider layouts in order of their lower bound on step time, because the first layouts exclude most others. A
+        family is considered once per value of `checkpointing`, because each slower value has a higher bound."""
         waiting = [self._next(family, 0) for family in families]
         heapq.heapify(waiting)
         while waiting:
@@ -101,7 +101,7 @@ class _Search:
                 continue
             for reshard in family.reshardings:
                 for place, layout in enumerate(family.list_layouts(family.checkpointings[way], reshard)):
-                    if not self._consider(layout):  # nor do those with fewer shards fit: they are not built
+                    if not self._consider(layout):  # layouts with fewer shards do not fit either
                         self.too_large += len(family.shards) - place
                         break
             if way + 1 < len(family.checkpointings):
@@ -113,7 +113,7 @@ class _Search:
         return bound_s, next(self._order), family, way
 
     def _consider(self, layout: Layout) -> bool:
-        """Rank a layout, and return whether it fits."""
+        """Rank a layout and return whether it fits."""
         degrees = (layout.dp, layout.tp, layout.cp, layout.pp, layout.ep, layout.stages_per_rank)
         others = (layout.schedule, layout.sharding, layout.checkpointing, layout.reshard_after_forward)
         failed = self._without_room.setdefault((*degrees, *others), [])

@@ -1,4 +1,4 @@
-"""The estimate of a job: its step time and memory."""
+"""Estimate a job's step time and memory."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -29,7 +29,7 @@ from workloads.models.flops import model_flops_per_token
 
 @dataclass(frozen=True)
 class BlockTime:
-    """Seconds of a block for one micro-batch; of communication what is exposed."""
+    """A block's time in seconds for one micro-batch. Only exposed communication counts."""
 
     forward: Seconds
     backward: Seconds
@@ -46,7 +46,7 @@ class BlockTime:
 
 
 def estimate_job(job: Job, cluster: Cluster, efficiency: float | None = None) -> JobEstimate:
-    """Return the estimate of a job; `efficiency` is the trainer's share of the kernels' rates, None the calibrated one.
+    """Estimate a job. `efficiency` is the trainer's share of the kernels' rates; None means the calibrated share.
 
     Raises ValueError if the device has no matrix units for the precision, KeyError for an unknown trainer or precision.
     """
@@ -68,20 +68,20 @@ def step_seconds(job: Job, cluster: Cluster) -> float:
 
 
 def step_bound_s(job: Job, cluster: Cluster) -> float:
-    """Return seconds that the job's step takes at least, however its data parallel ranks divide into replicas; not less
-    for a later way of checkpointing.
+    """Return a lower bound on the job's step time in seconds, for any division of data-parallel ranks into replicas.
 
-    It is the step without what data parallelism, the optimizer and copies take. Each part of a step only adds to it:
-    while a GPU waits, the power cap leaves higher clocks for the rest, which gain less than the waiting costs.
+    The bound omits data parallelism, the optimizer and copies, and is not lower for later values of `checkpointing`.
+    Each omitted part only adds time: waiting leaves power for higher clocks in other parts, but higher clocks gain less
+    time than the waiting costs.
     """
     return _estimate_step(PlacedJob(job, cluster), with_data_parallel=False).total_s
 
 
 def rank_seconds(job: Job, cluster: Cluster) -> list[PassTimes]:
-    """Return the seconds of each pipeline rank's passes of a micro-batch, for a timeline.
+    """Return each pipeline rank's pass times for a micro-batch, for a timeline.
 
-    Half of the exposed communication and of the copies goes to each direction. `estimate_job` uses the slowest
-    rank's time. The weights' gradients take as long as those of the inputs, without what is computed again.
+    Exposed communication and copies are split evenly between the directions. Times are scaled to `estimate_job`, which
+    uses the slowest rank. Weight gradients take as long as input gradients without recomputation.
     """
     placed = PlacedJob(job, cluster)
     efficiency, layout = find_efficiency(job.trainer, cluster.device.name), job.layout
@@ -103,18 +103,18 @@ def rank_seconds(job: Job, cluster: Cluster) -> list[PassTimes]:
     return [PassTimes(f * scale, b * scale, b * scale / (2 + repeated)) for f, b in passes]
 
 
-# A step's launches, its optimizer's and its logging's, while the GPU waits: the median of what six layouts of this
-# project's trainer took beyond their estimate on two H200s (planner_rows_h200_fp32.csv). A graph of the step has none.
+# GPU waiting time per step for launches of the step, the optimizer and the logging: the median time beyond the estimate
+# of six layouts in this project's trainer on two H200s (planner_rows_h200_fp32.csv). A graph of the step has none.
 STEP_OVERHEAD_S = 0.025
-# The share of the power cap that a GPU does not draw while it waits for others or for data: a pipeline of two H200s
-# whose GPUs wait for 21% of the time has 1.10 times the rate that this leaves (benchmarks/results/parallel_h200.md),
-# and products follow the power to 0.62 (hardware/device_rates.csv). Chosen with that run and published ones in sight.
+# The share of the power cap that a GPU does not draw while it waits for other GPUs or for data. A pipeline of two H200s
+# that wait 21% of the time has 1.10 times the rate that the waiting leaves (benchmarks/results/parallel_h200.md). GEMM
+# rates follow power to the exponent 0.62 (hardware/device_rates.csv). Both were chosen knowing these runs.
 IDLE_POWER_SHARE = 0.6
 POWER_EXPONENT = 0.62
 
 
 def _estimate_step(placed: PlacedJob, efficiency: float | None = None, *, with_data_parallel: bool = True) -> StepTime:
-    """Return the step with the clocks that the power cap allows, which limits the mean over work and waiting."""
+    """Estimate the step at the clocks that the power cap allows. The cap limits mean power over work and waiting."""
     efficiency = efficiency or find_efficiency(placed.job.trainer, placed.cluster.device.name)
     step = _step_time(placed, efficiency, with_data_parallel)
     waiting = (step.bubble + step.data_parallel + step.tensor_parallel + step.context_parallel) / step.total_s
@@ -145,13 +145,13 @@ def _step_time(placed: PlacedJob, efficiency: float, with_data_parallel: bool) -
         tensor_parallel=sum(block.tensor * count for block, count in counts),
         context_parallel=sum(block.context * count for block, count in counts),
         expert_parallel=sum(block.expert * count for block, count in counts),
-        # Only interleaving hides what is sent between stages.
+        # All schedules but 1F1B hide sends between stages.
         pipeline=exposed(sends, float("inf")) if layout.schedule != "1f1b" else sends,
     )
     if not with_data_parallel:
         return step
     weights = rank_weights(placed, slowest, ranks[slowest])
-    owned = weights.total if layout.sharding == "none" else divided_weights(placed, weights)  # which a GPU updates
+    owned = weights.total if layout.sharding == "none" else divided_weights(placed, weights)  # that a GPU updates
     return replace(
         step,
         data_parallel=sum(block.data * count for block, count in counts)
@@ -177,7 +177,7 @@ def _block_time(placed: PlacedJob, layer: int, efficiency: float, with_data_para
             gather = communication.sharded_s(placed, weights, placed.gathered_bytes)
             reduce = communication.sharded_s(placed, weights, placed.gradient_bytes)
             reduce += 0.0 if trainer.averages_copies_once else communication.average_s(placed, weights)
-            # Only in a step's first micro-batch, if the others reuse the weights that the one before has left.
+            # Only the first micro-batch gathers before its forward pass if the others reuse weights left gathered.
             first_share = 1 / layout.microbatches if keeps_weights(placed) else 1.0
             data = exposed(gather, forward.total) * first_share + exposed(gather + reduce, backward.total)
     context = 0.0
@@ -198,7 +198,7 @@ def _block_time(placed: PlacedJob, layer: int, efficiency: float, with_data_para
 
 
 def _copies_s(placed: PlacedJob, weights: Weights) -> float:
-    """Return the seconds of a micro-batch's copies of weights and gradients: casts, buffers of collectives and sums."""
+    """Return the seconds of a micro-batch's weight and gradient copies: casts, collective buffers and sums."""
     shared, experts = (copied_bytes(placed, group.ranks) for group in (placed.shard_group, placed.expert_shard_group))
     return placed.copy_s(weights.shared * shared + weights.experts * experts)
 
@@ -207,13 +207,13 @@ def _step_data_parallel_s(placed: PlacedJob, weights: Weights, micro_batch_s: fl
     layout = placed.layout
     reduce = communication.sharded_s(placed, weights, placed.gradient_bytes) + communication.average_s(placed, weights)
     gather = communication.sharded_s(placed, weights, placed.gathered_bytes)
-    # Nothing overlaps the gather of the first weights and the reduction of their gradients: those of the embedding,
-    # which FSDP2 wraps and which is in Megatron's last bucket (core/distributed/param_and_grad_buffer.py at d98e8a64).
+    # Nothing overlaps the gather of the embedding, which comes first, or the reduction of its gradients. FSDP2 wraps
+    # the embedding, and Megatron's last bucket has it (core/distributed/param_and_grad_buffer.py at d98e8a64).
     embedding = Weights(placed.model.embedding_weights / layout.tp)
     first_s = communication.sharded_s(placed, embedding, ELEMENT + placed.gradient_bytes)
     if placed.is_sharded and layout.reshard_after_forward:
         first_s *= layout.microbatches
-        if layout.sharding != "fsdp2":  # a block's
+        if layout.sharding != "fsdp2":  # the first block's gather and reduction
             first_s = (reduce + gather) / max(1, placed.model.layers / layout.pp)
         if not placed.trainer.averages_copies_once:
             return first_s
@@ -224,7 +224,7 @@ def _step_data_parallel_s(placed: PlacedJob, weights: Weights, micro_batch_s: fl
         first_s = reduce * embedding.total / weights.total
     if not placed.trainer.overlaps_data_parallel:
         return reduce + gather
-    rest = 1 - min(1.0, first_s / (reduce + gather)) if reduce + gather else 0.0  # what runs beside blocks
+    rest = 1 - min(1.0, first_s / (reduce + gather)) if reduce + gather else 0.0  # share that overlaps with blocks
     return first_s + exposed(rest * reduce, micro_batch_s * 2 / 3) + exposed(rest * gather, micro_batch_s / 3)
 
 
