@@ -1,4 +1,4 @@
-"""An imported result: the values of its file, its device, and its metrics by this project's definitions."""
+"""Represent an imported result, derive its metrics by this project's definitions, and find contradictory values."""
 
 import math
 import re
@@ -16,25 +16,25 @@ from workloads.api.contract import MIN_STEP_TIME_S, Measurement
 from workloads.models.flops import model_flops_per_token
 from workloads.models.model import TRAINED_MODELS, Model
 
-CLAIM_TOLERANCE = 0.05  # a claim contradicts a value if they differ by more than this fraction
-MAX_COUNT = 10**15  # no batch and no sequence is larger
+CLAIM_TOLERANCE = 0.05  # a claimed and a derived value contradict each other above this relative difference
+MAX_COUNT = 10**15  # larger batches and sequence lengths are invalid
 MAX_DEVICES = 10**6
 WARMUP_RULE = "leading steps of more than 1.2 times the median of the second half are warm-up"
-OUR_FLOPS = "causal"  # how this project counts a model's FLOPs: see docs/reference/metrics.md
+OUR_FLOPS = "causal"  # this project's way of counting model FLOPs, explained in docs/reference/metrics.md
 TRAINING_DTYPES = ("bf16", "fp16", "fp8")
-POWER_OF_TWO_TOLERANCE = 0.1  # a claimed rate may include the warm-up
-MAX_LENGTH_FACTOR = 1024  # largest factor between the stated sequence length and one that explains a claim
+POWER_OF_TWO_TOLERANCE = 0.1  # tolerant, because a claimed rate may include the warm-up
+MAX_LENGTH_FACTOR = 1024  # the largest factor by which a suggested sequence length may differ from the stated one
 FLOPS_CLAIMS = frozenset({"tflops", "tflops_per_gpu", "mfu", "hfu"})
 
 
 @dataclass(frozen=True)
 class Claims:
-    """The metrics that the tool itself reports."""
+    """The metrics that the other tool itself reports."""
 
-    values: dict[str, float] = field(default_factory=dict)  # under this project's names
-    step_times_s: tuple[float, ...] = ()  # the steps that the values describe; empty for the steps after the warm-up
+    values: dict[str, float] = field(default_factory=dict)  # by this project's metric names
+    step_times_s: tuple[float, ...] = ()  # the steps that the values summarize; empty for all steps after the warm-up
     statistic: str = "median"  # the statistic over these steps, median or mean
-    # how the tool counts the FLOPs in its rates and shares; only values with the same count are comparable
+    # the tool's way of counting FLOPs in rates and utilizations; values are comparable only if counted the same way
     flops: str = OUR_FLOPS
 
 
@@ -43,24 +43,24 @@ class ImportedResult:
     """One result of another tool."""
 
     name: str
-    params: dict[str, Any]  # the configuration, with `model`, `dtype` and `sequence_length` if the file names them
+    params: dict[str, Any]  # the configuration, including `model`, `dtype` and `sequence_length` if known
     step_times_s: tuple[float, ...] = ()
     step_resolution_s: float = 0.0  # the resolution to which the step times were rounded
     tokens_per_step: int = 0
     devices: int | None = None  # number of devices; None means unknown
     device: str = ""  # name of one device; empty means unknown
     feasible: bool = True
-    model: Model | None = None  # set if the file has the model's sizes but not its name, or if the command names it
+    model: Model | None = None  # set if the file has only the model's dimensions, or if the command names a model
     claims: Claims = field(default_factory=Claims)
-    # what the tool measured in addition to its speed, such as memory
+    # measurements by the tool other than speed, such as memory
     metrics: dict[str, float] = field(default_factory=dict)
     machine_info: dict[str, Any] = field(default_factory=dict)
-    contradictions: tuple[str, ...] = ()  # messages about values in the file that contradict each other
-    notes: tuple[str, ...] = ()  # remarks for readers of the values that are not contradictions
+    contradictions: tuple[str, ...] = ()  # messages about contradictory values in the file
+    notes: tuple[str, ...] = ()  # other remarks about the values
 
 
 def drop_warmup(times_s: tuple[float, ...]) -> tuple[float, ...]:
-    """Return the step times after the warm-up, by `WARMUP_RULE`. At least one remains."""
+    """Return the step times without the warm-up as defined by `WARMUP_RULE`. At least one step remains."""
     if len(times_s) < 2:
         return times_s
     limit_s = 1.2 * statistics.median(times_s[len(times_s) // 2 :])
@@ -78,12 +78,12 @@ def as_device_count(value: object) -> int | None:
 
 
 def get_hardware(device: str) -> Hardware | None:
-    """Return the catalogue's entry for a GPU by the catalogue's or the driver's name; None if it has none."""
+    """Look up a GPU in the catalog by catalog name or driver name. Return None for an unknown GPU."""
     return catalogue().get(device) or (find_hardware(device) if device else None)
 
 
 def add_device(result: ImportedResult, path: Path, option: str) -> ImportedResult:
-    """Add a device to a result that names none: the command's device, else one in the file's name."""
+    """Add the device to a result without a device: the device given to the command, else a device in the file name."""
     named = find_device_in_name(path)
     if result.device or option or not named:
         return replace(result, device=result.device or option)
@@ -91,13 +91,13 @@ def add_device(result: ImportedResult, path: Path, option: str) -> ImportedResul
 
 
 def find_device_in_name(path: Path) -> str:
-    """Return the longest device name of the catalogue that the file's name contains; empty if there is none."""
+    """Return the longest catalog device name that occurs in the file name; empty if none occurs."""
     name = f"_{re.sub(r'[^a-z0-9]+', '_', path.stem.lower())}_"
     return max((device for device in catalogue() if f"_{device}_" in name), key=len, default="")
 
 
 def derive_metrics(result: ImportedResult) -> dict[str, float]:
-    """Derive metrics from the tokens and step times with `sweeper.metrics.derivation`; empty without step times."""
+    """Derive metrics from tokens and step times with `sweeper.metrics.derivation`. Return {} without step times."""
     times_s = drop_warmup(result.step_times_s)
     derived = _derive(result, times_s, "median")
     return derived and {**derived, "warmup_steps": float(len(result.step_times_s) - len(times_s))}
@@ -130,10 +130,10 @@ def _derive(result: ImportedResult, times_s: tuple[float, ...], statistic: str) 
 
 
 def find_contradictions(result: ImportedResult, derived: Mapping[str, float]) -> list[str]:
-    """Return a message for each set of values of a result that cannot all be true.
+    """Return a message for each contradiction between values of a result.
 
-    A claim contradicts the same metric of the same steps if they differ by more than 5%. A rate and its value per GPU
-    that differ by the same ratio give one message.
+    A claim contradicts the derived value of the same metric over the same steps if the two differ by more than 5%. If a
+    rate and the rate per GPU are wrong by the same ratio, only one message is returned.
     """
     claims = result.claims
     ours = _derive(result, claims.step_times_s or drop_warmup(result.step_times_s), claims.statistic)
@@ -162,7 +162,7 @@ def find_contradictions(result: ImportedResult, derived: Mapping[str, float]) ->
 def _find_impossible_claims(result: ImportedResult) -> Iterator[str]:
     claims, hardware = result.claims.values, get_hardware(result.device)
     peaks, dtype = hardware.dense_peak_tflops if hardware else {}, str(result.params.get("dtype", ""))
-    # If the data type is unknown, it may be fp8.
+    # An unknown dtype may be fp8, so the highest peak is the limit.
     peak = peaks.get(dtype) or max((peaks.get(name) or 0.0 for name in TRAINING_DTYPES), default=0.0)
     tflops, mfu, bf16_peak = claims.get("tflops_per_gpu", 0.0), claims.get("mfu", 0.0), peaks.get("bf16")
     if tflops and peak and tflops > peak:

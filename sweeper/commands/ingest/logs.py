@@ -1,4 +1,4 @@
-"""Read a trainer's log: a result for each start, batch and sequence length, with the contradictions in it."""
+"""Read a trainer's log into one result per start, batch size and sequence length, and find contradictions."""
 
 import math
 import statistics
@@ -16,23 +16,23 @@ from workloads.api.errors import UserInputError
 from workloads.formats.logs import LONGEST_LINE, STEP_SIZES, LogReader, Step
 from workloads.formats.printed import read_model, read_printed_layout
 
-DETECTION_BYTES = 64 * 2**20  # a log must show a step within them
-CONFIGURATION_BYTES = 2**20  # a program prints its configuration before its steps
+DETECTION_BYTES = 64 * 2**20  # a log must contain a step within this many bytes
+CONFIGURATION_BYTES = 2**20  # read from the start of a log, where programs print their configuration
 MAX_STEPS = 1_000_000
 CLAIMS = ("tokens_per_s", "tokens_per_s_per_gpu", "tflops_per_gpu", "mfu", "hfu")
 MEMORY = (*MEMORY_METRICS, "device_memory_share")
 DEGREES = ("tp", "pp", "cp", "dp", "dp_replicate", "dp_shard")
-MIN_AGREEING_STEPS = 3  # the fewest equal steps that are enough to treat longer steps as pauses
-LENGTH_STEP = 128  # tokens; sequence lengths that are derived from printed rates are multiples of it
-MIN_PRECISE_CLAIM = 10.0  # below it, a claim's one or two decimals are too coarse to compare steps
+MIN_AGREEING_STEPS = 3  # the number of equal steps from which longer steps count as pauses
+LENGTH_STEP = 128  # in tokens; a sequence length derived from printed rates is rounded to a multiple of this length
+MIN_PRECISE_CLAIM = 10.0  # smaller claims have one or two decimals, which is too coarse to compare steps
 
 
 @dataclass
 class Run:
-    """The steps of one start of the program with the same batch and sequence length, and what the program reports."""
+    """The steps of one program start with the same batch size and sequence length, and the program's other reports."""
 
     start: int
-    log: LogReader  # its state at the first of these steps
+    log: LogReader  # the reader's state at the first of these steps
     steps: list[Step] = field(default_factory=list)
 
     @property
@@ -50,12 +50,12 @@ class Run:
         return self.timed_steps[-len(imported.drop_warmup(self.times_s)) :]
 
     def get_size(self, name: str) -> int | None:
-        """Return the batch or the sequence length as the steps print it, else as configured; None if unknown."""
+        """Return the batch size or sequence length printed with the steps, else the configured one; None if unknown."""
         printed = self.steps[0].metrics.get(name)
         return imported.as_positive_int(self.log.reported_config.get(name) if printed is None else int(printed))
 
     def count_devices(self) -> int | None:
-        """Return the number of devices as reported, else the product of Megatron's parallel degrees."""
+        """Return the number of devices: as reported, or from Megatron's parallel degrees, or from the printed rates."""
         sizes = {name: imported.as_positive_int(value) for name, value in self.log.reported_config.items()}
         product = math.prod(sizes.get(name) or 0 for name in ("dp", "tp", "pp")) * (sizes.get("cp") or 1)
         known = imported.as_device_count(sizes.get("gpus")) or imported.as_device_count(product)
@@ -66,11 +66,11 @@ class Run:
         return imported.as_device_count(round(ratio)) if abs(ratio - round(ratio)) < 0.02 * ratio else None
 
     def get_median(self, name: str) -> float:
-        """Return the median of a metric over the steady steps; 0 for steps that do not print it."""
+        """Return a metric's median over the steady steps. A step that does not print the metric counts as 0."""
         return statistics.median([step.metrics.get(name, 0.0) for step in self.steady_steps])
 
     def count_tokens(self) -> tuple[int, str]:
-        """Return the tokens of a step, 0 if unknown, and a note if they are derived from other values."""
+        """Return the number of tokens per step (0 if unknown), and a note if it is derived from other values."""
         batch, length = self.get_size("global_batch"), self.get_size("sequence_length")
         if batch and length:
             return batch * length, ""
@@ -87,7 +87,7 @@ class Run:
 
 
 def is_log(path: Path) -> bool:
-    """Return whether the file is a supported trainer's log, even if it has no usable step."""
+    """Return whether the file is a log of a supported trainer. The log need not contain a usable step."""
     reader = LogReader()
     bytes_read = 0
     with path.open("rb") as file:
@@ -95,19 +95,19 @@ def is_log(path: Path) -> bool:
             bytes_read += len(line)
             if reader.feed(line.decode(errors="replace")) or reader.has_progress_bar or reader.unnumbered_steps:
                 return True
-    return reader.feed("") is not None  # a last step may have its metrics on separate lines
+    return reader.feed("") is not None  # the metrics of the last step may be on separate lines
 
 
 def read_log(path: Path) -> Iterator[ImportedResult]:
-    """Yield the results of a log: several if it was restarted or its batch or sequence length changed, else one.
+    """Yield a log's results: several if the program restarted or its batch size or sequence length changed, else one.
 
-    A truncated last line and steps without a time are left out.
+    A truncated last line and steps without a time are ignored.
 
-    Raises UserInputError if the log has more than `MAX_STEPS` steps, or none with a usable time.
+    Raises UserInputError if the log has more than `MAX_STEPS` steps or no step with a usable time.
     """
     reader = LogReader()
     runs = [run for run in _read_runs(path, reader) if run.timed_steps]
-    # The program's first step compiles and allocates, so a run with only this step is not usable.
+    # A program's first step includes compilation and allocation, so a run with only this step is not usable.
     usable = [run for run in runs if len(run.timed_steps) > 1 or run.timed_steps[0].number > 1]
     times = count(reader.unnumbered_steps, "step time")
     if not usable:
@@ -137,7 +137,7 @@ def read_log(path: Path) -> Iterator[ImportedResult]:
         parts = [path.stem, *([f"start {run.start + 1}"] if several_starts else [])]
         parts += [f"{name}={run.get_size(name)}" for name in differing]
         result = replace(_build_result(", ".join(parts), run, reader.kind, notes), model=model)
-        if run.start == 0:  # the configuration at the beginning of the log may describe more of the layout
+        if run.start == 0:  # the configuration at the start of the log may contain more layout fields
             try:
                 result = replace(result, params=result.params | read_printed_layout(text, result.devices))
             except UserInputError as error:
@@ -155,7 +155,7 @@ def _read_runs(path: Path, reader: LogReader) -> list[Run]:
             is_last = not line
             before, step = reader.format, reader.feed(line.decode(errors="replace"))
             if before and reader.format and before.log_family != reader.format.log_family:
-                runs.clear()  # these steps were printed by the library that the trainer is built on
+                runs.clear()  # discard steps printed by the library on which the trainer is built
             if step is None or not (is_last or line.endswith(b"\n")):
                 continue
             steps += 1
@@ -228,11 +228,11 @@ def _find_contradictions(run: Run, claims: Mapping[str, float]) -> Iterator[str]
             for step in steady_steps
             if step.metrics.get(name, 0) >= MIN_PRECISE_CLAIM
         ]
-        # Rates exclude pauses: a checkpoint or a validation only lengthens the time between two lines. The shortest
-        # steps must agree and be the majority.
+        # Printed rates exclude pauses: a checkpoint or validation only lengthens the time between two log lines. The
+        # shortest steps must agree with each other and be the majority.
         agreeing = [amount for amount in work if amount <= (1 + imported.CLAIM_TOLERANCE) * min(work)]
         if all(step.is_by_clock for step in steady_steps) and len(agreeing) >= max(MIN_AGREEING_STEPS, len(work) / 2):
             work = agreeing
-        if work and max(work) > (1 + imported.CLAIM_TOLERANCE) * min(work):  # equal steps do equal work
+        if work and max(work) > (1 + imported.CLAIM_TOLERANCE) * min(work):  # steps of equal size do equal work
             amounts = f"{format_number(min(work))} to {format_number(max(work))} {unit} a step and GPU"
             yield f"the claimed {name} times the step time is {amounts}, though all steps are of the same size"

@@ -1,15 +1,15 @@
-"""Import other tools' results.
+"""Import the results of other tools.
 
     python -m sweeper ingest train.log results/ device=h100
     python -m sweeper ingest train.log --check
 
 Supported formats: tprimat benchmarks (JSON, both generations), ml_dataflow results (CSV of 19 or 21 columns), and logs
 of Megatron-LM, Megatron-DeepSpeed, Primus, Megatron-Bridge, NeMo, NeMo Automodel, torchtitan, nanotron, nanochat,
-GPT-NeoX, OLMo-core, llm-foundry and DeepSpeed. A PATH is a file or a folder. All files in a folder are tried, and the
-command prints why a file cannot be imported.
+GPT-NeoX, OLMo-core, llm-foundry and DeepSpeed. PATH is a file or a folder. The command tries to import all files in a
+folder and prints the reason for each file that cannot be imported.
 
-Each file becomes an MLflow run with the file attached, and each of its results a child run, in a separate experiment.
-Metrics are derived again from tokens and step times; the tool's own values are stored as claimed_…, and inconsistencies
+Each file becomes an MLflow run in a separate experiment, with the file attached and a child run for each result.
+Metrics are derived again from tokens and step times. The tool's own values are stored as claimed_…, and inconsistencies
 within a file are reported. Importing the same file again changes nothing.
 """
 
@@ -29,12 +29,12 @@ from workloads.models.hugging_face import UnsupportedModel, load_model
 from workloads.models.model import Model
 from workloads.suggestions import suggest
 
-SHOWN_MESSAGES = 5  # messages shown per file; the report has all of them
+SHOWN_MESSAGES = 5  # number of messages printed per file; the report shows all messages
 
 
 @dataclass(frozen=True)
 class ImportTracking(Tracking):
-    """Where to store imported results.
+    """The MLflow store and experiment for imported results.
 
     Attributes:
         uri: the MLflow store; by default the one in `dir`.
@@ -46,11 +46,11 @@ class ImportTracking(Tracking):
 
 @dataclass(frozen=True, kw_only=True)
 class IngestRequest(StoreRequest):
-    """What to import.
+    """The files to import.
 
     Attributes:
-        device: the device of results whose file names none, as in hardware=; by default taken from the file's name.
-        model: the model of results whose file does not name it, as in `plan`: a name or a config.json.
+        device: device of results without a device in the file, as in hardware=; by default taken from the file name.
+        model: model of results without a model in the file, as in `plan`: a name or a config.json.
         check: read and report, but write nothing.
     """
 
@@ -62,7 +62,7 @@ class IngestRequest(StoreRequest):
 
 
 def import_paths(request: IngestRequest) -> int:
-    """Import each file and print its summary. Return 2 if a named file, or every file, cannot be imported."""
+    """Import each file and print a summary. Return 2 if a file named in the command cannot be imported."""
     uri = None if request.check else request.open_uri()
     if request.device and imported.get_hardware(request.device) is None:
         raise UserInputError(f"device={request.device}: unknown device. {suggest(request.device, catalogue())}")
@@ -89,7 +89,7 @@ def import_paths(request: IngestRequest) -> int:
 
 
 def list_files(path: Path) -> list[Path]:
-    """Return the path itself, or the visible files below a folder in sorted order."""
+    """Return the path of a file, or all visible files below a folder in sorted order."""
     if not path.is_dir():
         return [path]
     files = [file for file in sorted(path.rglob("*")) if file.is_file()]
@@ -97,9 +97,9 @@ def list_files(path: Path) -> list[Path]:
 
 
 def import_file(path: Path, uri: str | None, experiment: str, device: str = "", model: Model | None = None) -> str:
-    """Read the whole file, then write its results to the store at `uri`, if any. Return a summary for the terminal.
+    """Read the whole file, then write the results to the store at `uri`, if given. Return a summary for the terminal.
 
-    Raises UserInputError, and writes nothing, if the file has no supported format, is damaged or has no result.
+    Raises UserInputError and writes nothing if the file has an unsupported format, is damaged or has no result.
     """
     file_format = detect_format(path)
     results = [imported.add_device(result, path, device) for result in file_format.read(path)]

@@ -1,4 +1,4 @@
-"""Readers for the supported file formats. A value that a file does not contain stays unknown."""
+"""Detect and read the supported file formats. Values that are missing in a file stay unknown."""
 
 import csv
 import json
@@ -14,7 +14,7 @@ from sweeper.commands.ingest.logs import is_log, read_log
 from workloads.api.errors import UserInputError
 from workloads.formats.log_formats import FORMATS as LOG_FORMATS
 
-HEAD_BYTES = 8192  # bytes from the start of a file that determine its format
+HEAD_BYTES = 8192  # number of bytes at the start of a file from which the format is detected
 
 _NAMES: dict[str, Any] = tomllib.loads(Path(__file__).with_name("readers.toml").read_text())
 
@@ -29,7 +29,7 @@ ML_DATAFLOW: dict[str, Any] = _NAMES["ml_dataflow"]
 COLUMNS: list[str] = ML_DATAFLOW["columns"]
 OLDER_COLUMNS = [name for name in COLUMNS if not name.startswith("used_")]
 COLUMNS_BY_COUNT = {len(columns): columns for columns in (COLUMNS, OLDER_COLUMNS)}
-# Its models of 1 and 8 * 10^9 parameters are Llama 3, with our FLOPs per token. Our catalogue lacks its 15 and 32.
+# ml_dataflow's 1B and 8B models are Llama 3 with our FLOPs per token. Our catalog lacks the 15B and 32B models.
 MODELS = {1.0: "llama3_1b", 8.0: "llama3_8b"}
 
 
@@ -37,13 +37,13 @@ class Format(NamedTuple):
     """A supported file format."""
 
     name: str
-    # takes a path and the first `HEAD_BYTES` of its text; returns whether the file has this format
+    # takes a path and the first `HEAD_BYTES` of the file's text; returns whether the file has this format
     recognizes: Callable[[Path, str], bool]
     read: Callable[[Path], Iterator[ImportedResult]]  # yields the results of a file
 
 
 def detect_format(path: Path, formats: Sequence[Format] | None = None) -> Format:
-    """Return the format of a file, by default any. Raises UserInputError if it is not text in a supported format."""
+    """Return the file's format, one of `formats` or any supported one. Raises UserInputError for other files."""
     try:
         with path.open("rb") as file:
             head = file.read(HEAD_BYTES)
@@ -66,13 +66,13 @@ def detect_format(path: Path, formats: Sequence[Format] | None = None) -> Format
 
 
 def is_tprimat(_: Path, head: str) -> bool:
-    """Return whether a file with this beginning is a tprimat benchmark."""
+    """Return whether a file that starts with `head` is a tprimat benchmark."""
     is_object = head.lstrip().startswith("{")
     return is_object and '"platform"' in head and ('"gpu_info"' in head or '"training_config"' in head)
 
 
 def read_tprimat(path: Path) -> Iterator[ImportedResult]:
-    """Yield the single result of a benchmark. The older schema has `raw_step_times` instead of `step_times`."""
+    """Yield the only result of a benchmark file. The older schema has `raw_step_times` instead of `step_times`."""
     if path.stat().st_size > MAX_JSON_BYTES:
         size_mib = path.stat().st_size / 2**20
         raise UserInputError(f"{path}: has {size_mib:.0f} MiB; a tprimat benchmark has at most 64 MiB")
@@ -95,7 +95,7 @@ def read_tprimat(path: Path) -> Iterator[ImportedResult]:
         for name, (ours, factor) in CLAIMS.items()
         if (claimed := _as_positive_float(performance.get(name)))
     }
-    peak_gb = _as_positive_float(memory.get("peak_memory_allocated_gb"))  # in units of 10^9 bytes
+    peak_gb = _as_positive_float(memory.get("peak_memory_allocated_gb"))  # in GB of 10^9 bytes
     yield ImportedResult(
         name=path.stem,
         params=params,
@@ -103,7 +103,7 @@ def read_tprimat(path: Path) -> Iterator[ImportedResult]:
         tokens_per_step=params.get("global_batch", 0) * params.get("sequence_length", 0),
         devices=as_device_count(training.get("num_gpus")),
         device=str(gpu.get("device_name", "")),
-        claims=Claims(claims, times_s[1:], "mean"),  # its means exclude the first step
+        claims=Claims(claims, times_s[1:], "mean"),  # tprimat's means exclude the first step
         metrics={"peak_memory_gib": peak_gb * GIB_PER_GB} if peak_gb else {},
         machine_info={
             "torch": gpu.get("pytorch_version", ""),
@@ -140,13 +140,13 @@ def _as_positive_float(value: object) -> float | None:
 
 
 def is_ml_dataflow(path: Path, head: str) -> bool:
-    """Return whether a file with this beginning contains ml_dataflow results."""
+    """Return whether a file that starts with `head` contains ml_dataflow results."""
     cells = head.splitlines()[0].split(",")
     return path.suffix == ".csv" and len(cells) in COLUMNS_BY_COUNT and None not in map(_parse_number, cells)
 
 
 def read_ml_dataflow(path: Path) -> Iterator[ImportedResult]:
-    """Yield a result for each line: Llama training at one memory budget. A line of zeros means an infeasible budget."""
+    """Yield a result for each line: Llama training at a memory budget. A line of zeros marks an infeasible budget."""
     with path.open(newline="", errors="replace") as file:
         for line_number, cells in enumerate(csv.reader(_read_bounded_lines(file, path)), start=1):
             columns, place = COLUMNS_BY_COUNT.get(len(cells)), f"{path}:{line_number}"
@@ -163,7 +163,7 @@ def read_ml_dataflow(path: Path) -> Iterator[ImportedResult]:
             config = {name: row[name] for name in ("model_b", *ML_DATAFLOW["config"])}
             yield ImportedResult(
                 name=f"{path.stem} line {line_number}",
-                params={**({"model": model} if model else {}), "dtype": "bf16", **config},  # it supports no other dtype
+                params={**({"model": model} if model else {}), "dtype": "bf16", **config},  # the only dtype
                 step_times_s=(row["step_s"],) if feasible else (),
                 tokens_per_step=round(tokens),
                 devices=1,
@@ -177,7 +177,7 @@ def _read_bounded_lines(file: Any, path: Path) -> Iterator[str]:
     while line := file.readline(MAX_LINE_LENGTH):
         if len(line) == MAX_LINE_LENGTH:
             raise UserInputError(f"{path}: has a line of more than {MAX_LINE_LENGTH} characters")
-        if not line.endswith(("\n", "\r")):  # a truncated number is still a valid number
+        if not line.endswith(("\n", "\r")):  # a truncated number would still be a valid number
             reason = "its last line has no newline, so it may be truncated; add one if it is complete"
             raise UserInputError(f"{path}: {reason}")
         if line.strip():

@@ -1,4 +1,4 @@
-"""Write imported results to MLflow: one parent run for the file and one child run for each result."""
+"""Write imported results to MLflow: one parent run per file and one child run per result."""
 
 import hashlib
 import logging
@@ -8,7 +8,7 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")  # as in `sweeper.tracking.store`
+os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")  # `sweeper.tracking.store` does the same
 
 from mlflow import MlflowClient
 from mlflow.entities import Metric, Param, RunTag
@@ -18,15 +18,15 @@ from sweeper.commands.ingest.imported import ImportedResult
 from sweeper.common.format import exact_value
 from sweeper.tracking import mlflow_store, new_store
 
-# Identifies what the importer reads from a file. After a change, a file with the same content is imported again.
+# Identifies the set of values that the importer reads. After a change, files with unchanged content are imported again.
 IMPORTER_VERSION = "3"
 MAX_TAG_LENGTH = 5000
 
-logging.getLogger("mlflow.store.db.utils").setLevel(logging.WARNING)  # at INFO it logs every table that it creates
+logging.getLogger("mlflow.store.db.utils").setLevel(logging.WARNING)  # at INFO, MLflow logs every created table
 
 
 def write(uri: str, experiment: str, path: Path, settings: Mapping[str, str], results: Sequence[ImportedResult]) -> str:
-    """Write a file's results unless the store has them for the same content and settings. Return what was done."""
+    """Write a file's results, unless the store has results for the same content and settings. Describe the outcome."""
     client, experiment_id = _open(uri, experiment)
     with path.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()[:32]
@@ -37,8 +37,8 @@ def write(uri: str, experiment: str, path: Path, settings: Mapping[str, str], re
         is_complete = run.info.status == "FINISHED"
         if is_complete and all(run.data.tags.get(name, "") == value for name, value in settings.items()):
             return "already imported"
-        done = f"imported again into {experiment}" if is_complete else done  # otherwise it was interrupted
-        # List all runs first: a deleted run leaves the search and would shift the contents of the next page.
+        done = f"imported again into {experiment}" if is_complete else done  # an incomplete import was interrupted
+        # List all runs before deleting any: a deletion removes a run from the search and would shift the next page.
         children = list(mlflow_store.search_runs(client, [experiment_id], {mlflow_store.PARENT_RUN: run.info.run_id}))
         for deleted in (*children, run):
             client.delete_run(deleted.info.run_id)
@@ -54,7 +54,7 @@ def write(uri: str, experiment: str, path: Path, settings: Mapping[str, str], re
 def write_run(
     uri: str, experiment: str, name: str, tags: Mapping[str, str], metrics: Mapping[str, float], files: Sequence[Path]
 ) -> None:
-    """Write one run with its files, such as the run of an acceptance."""
+    """Write a single run with attached files, such as the run of an acceptance."""
     client, experiment_id = _open(uri, experiment)
     run_id = client.create_run(experiment_id, run_name=name, tags=dict(tags)).info.run_id
     now_ms = int(time.time() * 1e3)

@@ -1,15 +1,15 @@
-"""List the sweeps of a results directory.
+"""List the sweeps in a results directory.
 
     python -m sweeper list
     python -m sweeper list follow NAME
     python -m sweeper list delete NAME --yes
 
-Without a verb, the command lists each sweep, the latest first, with its state (running, interrupted, failed, finished),
-its best trial so far or the size of its front, its size on disk, and the time since its last run started.
+Without a verb, the command lists all sweeps, the latest first. The columns are the state (running, interrupted, failed,
+finished), the best trial or the size of the Pareto front, the size on disk, and the time since the last start.
 
-follow shows the progress of a sweep that another process runs, until it ends. Ctrl-C detaches; the sweep continues.
+`follow` shows the progress of a sweep in another process until the sweep ends. Ctrl-C detaches; the sweep continues.
 
-delete asks, then removes an idle sweep from disk and from its MLflow store, which keeps deleted runs until `mlflow gc`.
+`delete` removes an idle sweep from disk and from MLflow after asking. MLflow keeps deleted runs until `mlflow gc`.
 """
 
 import fcntl
@@ -37,11 +37,11 @@ from workloads.api.errors import UserInputError, describe_os_error
 from workloads.api.metrics import get_metric
 
 HEADING = ["sweep", "state", "best", "size", "age"]
-MIN_COLUMNS = 2  # the name and the state are shown in any terminal
-# Units of ages and sizes, from the largest; the first unit that the value reaches is used.
+MIN_COLUMNS = 2  # name and state are shown even in a narrow terminal
+# Units of ages and sizes, the largest first. A value is shown in the largest unit that does not exceed the value.
 AGES_S = (("d", 86400.0), ("h", 3600.0), ("min", 60.0), ("s", 1.0))
 SIZES = (("GiB", 2.0**30), ("MiB", 2.0**20), ("KiB", 2.0**10))
-POLL_S = 0.5  # interval for a sweep that is followed
+POLL_S = 0.5  # polling interval of `follow`
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,7 +68,7 @@ class DeleteRequest(ListRequest):
 
     Attributes:
         yes: delete without asking.
-        tracking.uri: its MLflow store, needed if the address that the sweep recorded has a masked password.
+        tracking.uri: the sweep's MLflow store; needed if the recorded address has a masked password.
     """
 
     name: str = word("NAME")
@@ -77,7 +77,7 @@ class DeleteRequest(ListRequest):
 
 
 def show_sweeps(request: ListRequest) -> int:
-    """Print the table of the sweeps in a directory, and return the exit code."""
+    """Print a table of the sweeps in a directory, and return the exit code."""
     directory = Path(request.dir)
     if not directory.is_dir():
         raise UserInputError(f"dir={request.dir}: no such directory")
@@ -91,7 +91,7 @@ def show_sweeps(request: ListRequest) -> int:
 
 
 def delete_sweep(request: DeleteRequest) -> int:
-    """Delete a sweep after asking. Return the exit code. Raises UserInputError if it runs or there is no one to ask."""
+    """Delete a sweep after asking. Return the exit code. Raises UserInputError if it runs or no terminal can ask."""
     sweep = find_sweep(Path(request.dir), request.name)
     if sweep.is_running:
         raise UserInputError(f"{sweep.name}: process {sweep.driver} is running it; stop that first")
@@ -117,7 +117,7 @@ main = COMMAND.main
 
 
 def describe_row(sweep: StoredSweep) -> list[str]:
-    """Return the table cells of a sweep; if a file is damaged, only the cells that do not need it."""
+    """Return the table cells of a sweep. For a damaged sweep, the column "best" shows the error."""
     size, started_s = "", sweep.changed_at_s
     try:
         size = format_amount(sweep.size_bytes, SIZES)
@@ -135,25 +135,25 @@ def describe_row(sweep: StoredSweep) -> list[str]:
 
 
 def format_amount(value: float, units: Sequence[tuple[str, float]]) -> str:
-    """Format a duration or a size with two digits, in the largest unit that it reaches."""
+    """Format a duration or a size with two digits, in the largest unit that does not exceed the value."""
     name, factor = next(((name, factor) for name, factor in units if value >= factor), units[-1])
     return f"{value / factor:.2g} {name}" if value < 10 * factor else f"{value / factor:.0f} {name}"
 
 
 class Follower:
-    """Reads a sweep's trials from its journal as they end."""
+    """Reader of a running sweep's journal, which receives trials as they end."""
 
     def __init__(self, sweep: StoredSweep, description: SweepDescription) -> None:
         self._tail = JournalTail(sweep.folder / JOURNAL)
         self._description = description
         self._records = self._tail.read()
         budget = Budget(**description.config["budget"])
-        # An attempt that a retry replaces still counts until the sweep ends.
+        # Until the sweep ends, an attempt still counts after a retry has replaced it.
         searched = [record for record in self._records if not record.remeasurement]
         self._progress = SweepProgress(description.criteria, budget, searched)
 
     def poll(self) -> list[tuple[TrialRecord, bool]]:
-        """Return the trials that have ended since the last call, each with whether it is the best so far."""
+        """Return the trials that ended since the last call. A flag marks each trial that is the best so far."""
         records = self._tail.read()
         self._records += records
         return [(record, not record.remeasurement and self._progress.add(record)) for record in records]
@@ -180,7 +180,7 @@ class Follower:
 
 
 def follow(sweep: StoredSweep) -> int:
-    """Show the progress until the sweep ends or Ctrl-C detaches. Raises UserInputError if the sweep is not running."""
+    """Show progress until the sweep ends or Ctrl-C detaches. Raises UserInputError if the sweep is not running."""
     description = sweep.description
     if description is None or not sweep.is_running:
         raise UserInputError(f"{sweep.name}: it does not run now ({sweep.state})")
@@ -200,13 +200,13 @@ def follow(sweep: StoredSweep) -> int:
     except KeyboardInterrupt:
         display.note(f"detached; {sweep.name} continues")
         return 0
-    ended = StoredSweep(sweep.folder)  # its state has changed
+    ended = StoredSweep(sweep.folder)  # read again, because the state has changed
     display.note(f"{ended.name}: {ended.state}; python -m sweeper best {ended.name} prints its winner")
     return 0
 
 
 def _is_driven(sweep: StoredSweep, host: str) -> bool:
-    """Return whether the driver is alive. On other machines only its lock shows that, up to a minute too long."""
+    """Return whether the driver process is alive. A driver on another machine seems alive up to a minute too long."""
     driver = sweep.driver
     if not driver.isdigit() or host != platform.node():
         return driver != ""
@@ -220,11 +220,11 @@ def _is_driven(sweep: StoredSweep, host: str) -> bool:
 
 
 def delete(sweep: StoredSweep, uri: str | None = None) -> list[str]:
-    """Delete a sweep's folder and its runs at `uri`, by default the store that it recorded. Return a report.
+    """Delete a sweep's folder and its runs at `uri`, by default the recorded store. Return report lines.
 
-    Raises UserInputError, and deletes nothing, if the sweep is running or its store cannot be reached.
+    Raises UserInputError and deletes nothing if the sweep is running or the store cannot be reached.
     """
-    with (sweep.folder / "lock").open("a") as lock:  # held, so that no driver starts it
+    with (sweep.folder / "lock").open("a") as lock:  # prevents a driver from starting the sweep
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
@@ -238,7 +238,7 @@ def _delete_runs(sweep: StoredSweep, uri: str | None) -> str:
     description = sweep.description
     if description is None:
         return "its runs in MLflow stay: an earlier version ran it and did not keep where they are"
-    is_default = not description.config["tracking"].get("uri")  # a moved or copied project has its own store
+    is_default = not description.config["tracking"].get("uri")  # a moved project has its own store
     uri = uri or (default_uri(sweep.folder.parent.parent) if is_default else description.tracking_uri)
     if "***" in uri:
         raise UserInputError(f"{sweep.name}: the password of {uri} is not stored; set tracking.uri=URI")

@@ -1,4 +1,4 @@
-"""The answer to a request: the fastest layouts, what would change them, and the cost of a whole training."""
+"""Answer a planning request: the fastest layouts, the effect of doubled quantities, and the cost of a training run."""
 
 import math
 from contextlib import suppress
@@ -19,26 +19,26 @@ from workloads.layouts.rules import COMMON_RULES, find_violation
 from workloads.layouts.trainers import find_trainer
 from workloads.models.flops import model_flops_per_token
 
-KEPT = 20  # layouts that a search keeps
-SHOWN = 8  # layouts in the table
+KEPT = 20  # number of layouts that a search keeps
+SHOWN = 8  # number of layouts in the table
 MAX_GPUS = 65_536
-SCALES = tuple(2**power for power in range(13))  # numbers of GPUs in the picture of scaling
+SCALES = tuple(2**power for power in range(13))  # numbers of GPUs in the scaling chart
 
 
 @dataclass(frozen=True)
 class Answer:
     """The planner's answer to a request."""
 
-    model: str  # the model's name, or the path of its file
+    model: str  # the model's name, or the path of a config.json
     problem: Problem
-    result: SearchResult  # the layouts, the fastest first
-    faster: Candidate | None  # the fastest layout of all, if the given fields of the layout exclude it
-    comparison: Comparison | None  # why the given layout is slower than the fastest
-    alternatives: dict[str, Candidate]  # the fastest layout with its estimate, by the quantity that is doubled
-    training: TrainingRun  # a whole training with the fastest layout
-    price: str  # the price of a GPU-hour, and whether it is assumed; empty if no price is known
-    rates: dict[int, float]  # tokens per day by number of GPUs, for the numbers tried for `tokens_per_day` or `days`
-    at_least: int | None = None  # `gpus`: fewer were not tried
+    result: SearchResult  # the layouts found, the fastest first
+    faster: Candidate | None  # the fastest layout of all, if the given layout fields exclude this layout
+    comparison: Comparison | None  # why the given layout is slower than the fastest layout
+    alternatives: dict[str, Candidate]  # by doubled quantity: the fastest layout with an estimate
+    training: TrainingRun  # a complete training run with the fastest layout
+    price: str  # the price of a GPU-hour, marked if assumed; empty if unknown
+    rates: dict[int, float]  # tokens per day, by number of GPUs tried for `tokens_per_day` or `days`
+    at_least: int | None = None  # `gpus` of the request: smaller numbers were not tried
 
     @property
     def best(self) -> Candidate:
@@ -46,12 +46,12 @@ class Answer:
 
     @property
     def error_share(self) -> float:
-        """Half the width of the band of rates, as a fraction of the rate."""
+        """Half the width of the error band of rates, as a fraction of the rate."""
         return find_band(self.problem.job, self.problem.cluster).error_share
 
 
 def answer(request: PlanRequest) -> Answer:
-    """Search for the fastest layouts of a request. Raises UserInputError if it is invalid, or if no layout fits."""
+    """Find the fastest layouts for a request. Raises UserInputError if the request is invalid or no layout fits."""
     problem, rates = find_problem(request)
     result = search(problem)
     estimate, faster, comparison = result.best[0].estimate, None, None
@@ -63,7 +63,7 @@ def answer(request: PlanRequest) -> Answer:
             faster, comparison = free, compare(estimate, free.estimate)
     doubled = {}
     for name, (job, cluster) in alternatives(problem.job, problem.cluster).items():
-        if cluster.device != problem.cluster.device:  # layouts may fit that did not fit before
+        if cluster.device != problem.cluster.device:  # more layouts may fit on this device
             doubled[name] = search(replace(problem, cluster=cluster), keep=1).best[0]
             continue
         layouts = (replace(item.layout, global_batch=job.layout.global_batch) for item in result.best)
@@ -76,7 +76,7 @@ def answer(request: PlanRequest) -> Answer:
 
 
 def plan_training(request: PlanRequest, estimate: JobEstimate, error_share: float) -> TrainingRun:
-    """Return the time and cost of training on `train_tokens`. Raises UserInputError if it exceeds `max_cost`."""
+    """Return the time and cost of training on `train_tokens`. Raises UserInputError if the cost exceeds `max_cost`."""
     tokens, (price, _) = request.train_tokens, request.price
     training = training_run(estimate, tokens, request.reliability, price)
     if request.max_cost is None:
@@ -94,7 +94,7 @@ def plan_training(request: PlanRequest, estimate: JobEstimate, error_share: floa
 
 
 def find_problem(request: PlanRequest) -> tuple[Problem, dict[int, float]]:
-    """Return the problem on the fewest GPUs that reach its rate, and all rates tried. Raises UserInputError."""
+    """Return the problem on the fewest GPUs that reach the wanted rate, and all rates tried. Raises UserInputError."""
     problem = build_problem(request)
     if request.daily_tokens is None:
         return problem, {}
@@ -103,17 +103,17 @@ def find_problem(request: PlanRequest) -> tuple[Problem, dict[int, float]]:
 
 
 class NothingFits(UserInputError):
-    """Some layouts are valid, but none fits into memory."""
+    """Some layouts are valid, but no valid layout fits in memory."""
 
 
 def search(problem: Problem, keep: int = KEPT) -> SearchResult:
-    """Return the fastest layouts that fit. Raises UserInputError if no layout is valid, NothingFits if none fits."""
+    """Return the fastest layouts that fit. Raises NothingFits if no layout fits, UserInputError if none is valid."""
     tried = find_trainer(problem.job.trainer).search
     result = find_layouts(problem.job, problem.cluster, tried, problem.fixed, keep)
     if result.best:
         return replace(result, best=tuple(_correct(candidate, problem) for candidate in result.best))
     if result.smallest is None:
-        # Find the rule that the given fields break, if one layout with them shows it.
+        # Find the rule that the given fields violate, if a single layout with these fields shows the violation.
         layout = replace(problem.job.layout, **problem.fixed)
         job, cluster = replace(problem.job, layout=layout), replace(problem.cluster, gpus=layout.gpus)
         if violation := find_violation(job, cluster):
@@ -138,9 +138,9 @@ def _correct(candidate: Candidate, problem: Problem) -> Candidate:
 
 def _find_gpus(problem: Problem, request: PlanRequest) -> dict[int, float]:
     """Return tokens per day by number of GPUs, up to the smallest number found that reaches the requested rate.
-    Only whole domains are tried: first in steps of at most a half, then bisecting to within a domain or 1/31. Numbers
-    that do not divide the batch are skipped. Numbers too few even at peak are skipped too, or tried last if the batch
-    is given. `days` accounts for failures. Raises UserInputError if no number up to `MAX_GPUS` reaches the rate."""
+    Try only whole domains: first sizes that grow by up to half, then bisect to within a domain or 1/31. Skip sizes that
+    do not divide the batch. Skip sizes that are too small even at peak rate, or try them last if the batch is given.
+    `days` accounts for failures. Raises UserInputError if no number up to `MAX_GPUS` reaches the rate."""
     tokens_per_day, at_least = request.daily_tokens or 0.0, request.gpus or 1
     reliability = Reliability(0.0) if request.days is None else request.reliability
     key = f"tokens_per_day={tokens_per_day:g}" if request.days is None else f"days={request.days:g}"
@@ -149,7 +149,7 @@ def _find_gpus(problem: Problem, request: PlanRequest) -> dict[int, float]:
     too_few = flops_per_s / (1e12 * peaks.get(PRECISIONS[job.precision].dtype, math.inf))
     domain, rates, reason = problem.cluster.topology.gpus_per_domain, dict[int, float](), ""
 
-    @cache  # each call is a search
+    @cache  # each call runs a search
     def reaches(gpus: int) -> bool:
         nonlocal reason
         try:
@@ -167,7 +167,7 @@ def _find_gpus(problem: Problem, request: PlanRequest) -> dict[int, float]:
     if sizes[-1] < too_few:
         raise UserInputError(f"{key}: takes {too_few:,.0f} GPUs at their peak, and at most {sizes[-1]:,} are planned")
     enough = sorted((n for n in sizes if n >= too_few or problem.batch), key=lambda n: (n < too_few, n))
-    if 3 * too_few > sizes[-1] and not problem.batch:  # a likely refusal: try the most GPUs first
+    if 3 * too_few > sizes[-1] and not problem.batch:  # probably unreachable: try the most GPUs first
         most = next((size for size in reversed(enough) if reaches(size) or size in rates), 0)
         enough = [size for size in enough if size <= most] if rates.get(most, 0.0) >= tokens_per_day else []
     if high := next(filter(reaches, enough), 0):
@@ -186,7 +186,7 @@ def _find_gpus(problem: Problem, request: PlanRequest) -> dict[int, float]:
 
 
 def scale(problem: Problem) -> dict[int, Candidate]:
-    """Return the fastest layout for each number of GPUs from 1 to 4,096 that the model fits on."""
+    """Return the fastest layout for each number of GPUs in `SCALES` on which the model fits."""
     free = {name: value for name, value in problem.fixed.items() if name not in ("dp_replicate", "dp_shard")}
     candidates = {}
     for gpus in SCALES:
@@ -196,5 +196,5 @@ def scale(problem: Problem) -> dict[int, Candidate]:
 
 
 def tokens_of_a_day(estimate: JobEstimate) -> float:
-    """Return the tokens per day that all GPUs together train on without failures."""
+    """Return the number of tokens per day that all GPUs together process, without failures."""
     return estimate.tokens / estimate.step.total_s * SECONDS_PER_DAY

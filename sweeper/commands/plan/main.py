@@ -3,9 +3,9 @@
     python -m sweeper plan model=llama3_70b hardware=h100 gpus=64 trainer=torchtitan
     python -m sweeper plan model=path/to/config.json hardware=mi300x gpus=64 tp=8 pp=4
 
-Searches all layouts for the number of GPUs, finds the fastest that fits, and prints where its time and memory go.
-Layout fields that you give (tp=8, pp=4, micro_batch=2, checkpointing=full …) are not searched; the plan then also
-explains why another layout is faster. The command needs neither a GPU nor a cluster. All values are estimates.
+Searches all layouts for the number of GPUs, finds the fastest layout that fits, and breaks down its time and memory.
+Layout fields that you give (tp=8, pp=4, micro_batch=2, checkpointing=full …) are not searched. If another layout is
+faster, the plan then explains why. The command needs neither a GPU nor a cluster. All values are estimates.
 """
 
 from dataclasses import dataclass, replace
@@ -28,9 +28,9 @@ class PrintedPlan(PlanRequest):
     """The plan to print.
 
     Attributes:
-        out: write the plan as one HTML page with pictures: the step, the memory, the pipeline, scaling;
-            `file` is written next to it, by default to the folder sweeps/.
-        fits: print only whether a layout fits into memory; exit with code 0 if one does, else 1.
+        out: path of an HTML page to write, with charts of the step, the memory, the pipeline and scaling;
+            `file` is written to the same folder, by default to sweeps/.
+        fits: print only whether a layout fits in memory; exit with code 0 if a layout fits, else 1.
     """
 
     out: str | None = None
@@ -45,7 +45,7 @@ class PrintedPlan(PlanRequest):
 
 
 def run(request: PrintedPlan) -> int:
-    """Print the plan, write its files, and return the exit code."""
+    """Print the plan, write the requested files, and return the exit code."""
     path = Path(request.out or "")
     names = request.hardware.split(",")
     if len(names) > 1 or request.fits:
@@ -93,7 +93,7 @@ def run(request: PrintedPlan) -> int:
 
 
 def print_fit(request: PlanRequest) -> int:
-    """Print whether a layout fits into memory. Return 0 if one does, else 1."""
+    """Print whether a layout fits in memory. Return 0 if a layout fits, else 1."""
     problem, _ = find_problem(request)
     try:
         best = search(problem, keep=1).best[0]

@@ -1,4 +1,4 @@
-"""Build a plan as one HTML file: its text, and charts of the step, the memory, the pipeline and scaling."""
+"""Build an HTML page of a plan: the text, and charts of the step, the memory, the pipeline and scaling."""
 
 import tomllib
 from collections.abc import Mapping
@@ -20,15 +20,15 @@ from workloads.estimator.step import rank_seconds
 from workloads.estimator.words import describe
 
 MAX_BARS = 4
-DRAWN_MICROBATCHES = 2  # as a multiple of the pipeline ranks; later micro-batches repeat the pattern
-# The colors of the parts of a step, of the parts of memory, and of the kinds of passes.
+DRAWN_MICROBATCHES = 2  # in multiples of the pipeline degree; later micro-batches repeat the pattern
+# The colors of step parts, memory parts and pass kinds.
 COLORS_OF: Mapping[str, Mapping[str, str]] = tomllib.loads(Path(__file__).with_name("colors.toml").read_text())
-CHUNK_SHADES = 5  # shades for the stages of one rank
-Bars = Mapping[str, Mapping[str, float]]  # each bar's description, and its parts by name
+CHUNK_SHADES = 5  # number of shades for the stages of a rank
+Bars = Mapping[str, Mapping[str, float]]  # each bar's description, and the bar's parts by name
 
 
 def build_page(answer: Answer, scaling: Mapping[int, Candidate]) -> str:
-    """Return a plan as HTML; `scaling` maps numbers of GPUs to the fastest layout."""
+    """Return a plan as HTML. `scaling` maps each number of GPUs to the fastest layout."""
     cluster, error_share = answer.problem.cluster, answer.error_share
     sections: list[Chart | Table] = [
         draw_bars("Where the time goes", list_steps(answer), COLORS_OF["step"], "s", error_share),
@@ -43,12 +43,12 @@ def build_page(answer: Answer, scaling: Mapping[int, Candidate]) -> str:
         sections.append(Table("The given layout and the fastest", *differences_table(answer)))
     sections.append(Table("The fastest layouts", *layouts_table(answer)))
     title = f"Plan: {answer.model} on {cluster.gpus:,} x {cluster.device.name}"
-    terms = [(name, lines) for name, lines in list_sections(answer) if name != "answer"]  # the answer is the headline
+    terms = [(name, lines) for name, lines in list_sections(answer) if name != "answer"]  # shown as the headline
     return html_page.build_page(title, sections, headline(answer), terms)
 
 
 def list_steps(answer: Answer) -> Bars:
-    """Return the steps of the fastest layouts, one per division. A layout faster than the given one comes first."""
+    """Return the steps of the fastest layouts, one for each set of degrees. A faster layout than the given is first."""
     by_division: dict[tuple[object, ...], Candidate] = {}
     for candidate in [*filter(None, [answer.faster]), *answer.result.best]:
         layout = candidate.layout
@@ -76,7 +76,7 @@ def _draw_memory(answer: Answer) -> Chart:
 
 
 def draw_bars(title: str, bars: Bars, colors: Mapping[str, str], unit: str, error_share: float) -> Chart:
-    """Return stacked bars with their texts in the note; `error_share` determines the number of digits shown."""
+    """Return a chart of stacked bars, described in the note. `error_share` determines the number of digits shown."""
     figure, places = go.Figure(), [str(place) for place in range(1, len(bars) + 1)]
     for name, color in colors.items():
         values = [parts.get(name, 0.0) for parts in bars.values()]
@@ -84,7 +84,7 @@ def draw_bars(title: str, bars: Bars, colors: Mapping[str, str], unit: str, erro
             texts = [f"{name}: {round_to_band(value, error_share)} {unit}" for value in values]
             labels = {"name": name, "hovertext": texts, "hoverinfo": "text"}
             figure.add_bar(x=values, y=places, orientation="h", marker_color=color, **labels)
-    height_px = 140 + 50 * len(bars) + 20 * len(figure.data)  # a phone shows the legend in one column
+    height_px = 140 + 50 * len(bars) + 20 * len(figure.data)  # the legend has one column on a phone
     figure.update_layout(barmode="stack", bargap=0.4, height=height_px, showlegend=True, legend_traceorder="normal")
     figure.update_yaxes(type="category", autorange="reversed").update_xaxes(ticksuffix=f" {unit}", rangemode="tozero")
     note = "\n".join(f"{place}: {text}" for place, text in zip(places, bars, strict=True))
@@ -92,7 +92,7 @@ def draw_bars(title: str, bars: Bars, colors: Mapping[str, str], unit: str, erro
 
 
 def draw_pipeline(answer: Answer) -> Chart:
-    """Return a chart with one row per pipeline rank, and its passes colored by kind."""
+    """Return a chart with one row per pipeline rank and with passes colored by kind."""
     layout = answer.best.layout
     job = replace(answer.problem.job, layout=layout)
     drawn = min(layout.microbatches, DRAWN_MICROBATCHES * layout.pp)
@@ -134,7 +134,7 @@ def _tabulate_scaling(scaling: Mapping[int, Candidate], error_share: float) -> T
 
 
 def draw_scaling(rates: Mapping[int, float], error_share: float) -> go.Figure:
-    """Plot tokens/s per GPU with its band over the number of GPUs, on a logarithmic axis."""
+    """Plot tokens/s per GPU, with the error band, against the number of GPUs on a logarithmic axis."""
     figure, counts, speeds = go.Figure(), list(rates), list(rates.values())
     add_band(figure, counts, speeds, (1 - error_share, 1 + error_share), COLORS[0])
     figure.add_scatter(x=counts, y=speeds, mode="lines+markers", line_color=COLORS[0], showlegend=False)

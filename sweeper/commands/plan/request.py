@@ -1,4 +1,4 @@
-"""The arguments of the command, and the planning problem that they describe."""
+"""Parse the arguments of `plan`, and build the planning problem that the arguments describe."""
 
 from __future__ import annotations
 
@@ -44,11 +44,11 @@ from workloads.models.hugging_face import UnsupportedModel, load_model
 from workloads.models.model import MODELS, Model
 from workloads.suggestions import hint
 
-MAX_GPUS = 2**20  # more than any cluster has; the degrees of a larger number take long to list
+MAX_GPUS = 2**20  # more than in any cluster; listing the degrees of larger numbers takes long
 MAX_SEQUENCES = 2**30
-OWN_WORKLOAD = "parallel"  # its sweeps measure this project's trainer
-COMMAND_WORKLOAD = "command"  # its sweeps measure other trainers by name
-TOKENS_PER_STEP = 4_194_304  # in the default global batch, from Llama 3's first stage
+OWN_WORKLOAD = "parallel"  # the workload with which sweeps measure this project's trainer
+COMMAND_WORKLOAD = "command"  # the workload with which sweeps measure other trainers by name
+TOKENS_PER_STEP = 4_194_304  # in the default global batch, as in Llama 3's first stage
 SEQUENCE_LENGTH = 8192
 SEARCHED_FIELDS = frozenset(layout_words(Layout()))
 GIVEN_FIELDS = frozenset(LAYOUT_FIELDS) - {"global_batch"}
@@ -60,40 +60,41 @@ def degree(limit: int = MAX_GPUS) -> Any:
 
 @dataclass(frozen=True)
 class PlanRequest:
-    """What to plan. A given layout field has one value; the other fields are searched.
+    """The training run to plan. A given layout field has a single value. The search covers the other fields.
 
     Attributes:
         model: name of a model, or the path of a Hugging Face config.json.
-        hardware: name of a GPU in conf/hardware or config_dir; several names, separated by commas, are compared.
-        config_dir: a folder with your own GPUs, config_dir/hardware/NAME.yaml, like --config-dir of a sweep.
-        gpus: number of GPUs; with `tokens_per_day` or `days`, the fewest to try.
-        topology: name of a topology, or the path of a YAML file; by default nodes of 8 with the GPU's own links.
-        network_gb_s: bandwidth of one GPU to other nodes, each way; by default the topology's.
-        calibration: rates measured by sweeper calibrate: a file, its folder, or none; by default ./calibration if any.
-        trainer: the trainer whose rules, memory and efficiency apply; by default from `layout`, else `file`, else own.
+        hardware: name of a GPU in conf/hardware or config_dir, or several names, separated by commas, to compare.
+        config_dir: a folder with your own GPUs in config_dir/hardware/NAME.yaml, like --config-dir of a sweep.
+        gpus: number of GPUs; with `tokens_per_day` or `days`, the smallest number to try.
+        topology: name of a topology, or the path of a YAML file; by default nodes of 8 GPUs with the GPU's own links.
+        network_gb_s: bandwidth from one GPU to other nodes, in each direction; by default from the topology.
+        calibration: rates from `sweeper calibrate`: a file, a folder, or none; by default ./calibration if it exists.
+        trainer: trainer whose rules, memory and efficiency apply; by default from `layout`, else `file`, else own.
         sequence_length: tokens per sequence; by default from the file `layout`, else 8192.
-        global_batch: sequences per step; by default 4 M tokens, rounded up to a multiple of the GPUs.
-        precision: data type or recipe of the matrix products; by default from the file `layout`, else bf16.
-        state: data types of weights, moments and gradients; by default from the file `layout`, else fp32.
+        global_batch: sequences per step; by default 4M tokens, rounded up to a multiple of the number of GPUs.
+        precision: dtype or recipe of the GEMMs; by default from the file `layout`, else bf16.
+        state: dtypes of weights, moments and gradients; by default from the file `layout`, else fp32.
         dp_replicate, dp_shard, tp, cp, pp, ep: parallel degrees.
-        stages_per_rank, schedule: pipeline stages per GPU, and their order.
-        layers_per_stage: layers of each stage, separated by commas; by default evenly divided.
-        micro_batch: sequences that a GPU computes at once.
-        sharding: which states dp_shard divides.
+        stages_per_rank: number of pipeline stages per GPU.
+        schedule: execution order of the pipeline stages.
+        layers_per_stage: number of layers in each stage, separated by commas; by default evenly divided.
+        micro_batch: number of sequences that a GPU processes at once.
+        sharding: states that dp_shard divides among GPUs.
         reshard_after_forward: gather weights again for the backward pass.
-        tp_overlap: computation that overlaps tensor parallel collectives.
+        tp_overlap: computation that overlaps with tensor parallel collectives.
         cp_method: exchange of keys and values between context parallel GPUs.
-        checkpointing: what the backward pass recomputes.
-        layout: a trainer's file or log; all its values count as given unless a key of the command overrides them.
-        file: the trainer to write the fastest layout for, as a file.
-        train_tokens: tokens of the whole training run, for its duration and cost.
-        tokens_per_day: find the number of GPUs that trains on this many tokens per day.
-        days: find the number of GPUs that trains on train_tokens in this many days, including failures.
-        price_per_hour: price of one GPU-hour; by default a provider's list price in USD, if conf/hardware has one.
-        max_cost: reject a plan that costs more than this to train on train_tokens.
-        failures_per_gpu_day: unexpected interruptions; by default the rate in Llama 3's training.
+        checkpointing: activations that the backward pass recomputes.
+        layout: a trainer's file or log; all values in the file count as given, except those set by keys.
+        file: trainer for which to write the fastest layout as a file.
+        train_tokens: number of tokens of the whole training run, for the run's duration and cost.
+        tokens_per_day: find the number of GPUs needed to train on this many tokens per day.
+        days: find the number of GPUs needed to train on train_tokens in this many days, including failures.
+        price_per_hour: price of one GPU-hour; by default a provider's list price in USD from conf/hardware, if known.
+        max_cost: reject a plan if training on train_tokens costs more than this.
+        failures_per_gpu_day: rate of unexpected interruptions; by default the rate in Llama 3's training.
         restart_s: time from a failure until training continues.
-        checkpoint_s: time that a checkpoint stops training.
+        checkpoint_s: time for which a checkpoint stops training.
     """
 
     model: str
@@ -153,12 +154,12 @@ class PlanRequest:
 
     @property
     def daily_tokens(self) -> float | None:
-        """The tokens per day that the search for the number of GPUs targets; None if the number is given."""
+        """The tokens per day for which to find the number of GPUs; None if the request gives the number of GPUs."""
         return self.tokens_per_day if self.days is None else self.train_tokens / self.days
 
     @property
     def price(self) -> tuple[float | None, str]:
-        """The price of a GPU-hour with its description, from the request or the catalogue; None if unknown."""
+        """The price of a GPU-hour and a description, from the request or the hardware catalog; None if unknown."""
         if self.price_per_hour is not None:
             return self.price_per_hour, f"{self.price_per_hour:g} per GPU-hour"
         entry = catalogue()[self.hardware]
@@ -176,15 +177,15 @@ read_request = partial(command.read_request, PlanRequest)
 
 @dataclass(frozen=True)
 class Problem:
-    """What to search."""
+    """The problem that a plan solves: a job, a cluster, and the fixed layout fields."""
 
-    job: Job  # only the batch of its layout is used
+    job: Job  # only the global batch of the job's layout is used
     cluster: Cluster
     fixed: Mapping[str, Any]  # layout fields fixed by the request or by the trainer
     given: Mapping[str, Any]  # layout fields fixed by the request
-    batch: int | None  # the global batch of the request; None if it depends on the number of GPUs
-    calibration: CalibrationFile | None  # the measured rates of the cluster's device; None to use the tables' rates
-    correction: Correction | None  # from earlier sweeps with the trainer on such a cluster
+    batch: int | None  # the requested global batch; None if the batch depends on the number of GPUs
+    calibration: CalibrationFile | None  # measured rates of the device; None to use the rates in tables
+    correction: Correction | None  # from earlier sweeps with the trainer on a like cluster
     reading: FileReading | None = None  # the content of the file `layout`
 
     def on(self, gpus: int) -> Problem:
@@ -195,7 +196,7 @@ class Problem:
 
 
 def build_problem(request: PlanRequest) -> Problem:
-    """Return the problem to search. Raises UserInputError for what the planner or the trainer does not support."""
+    """Return the problem to search. Raises UserInputError for values unsupported by the planner or the trainer."""
     try:
         model = load_model(request.model)
     except UnsupportedModel as error:
@@ -208,12 +209,11 @@ def build_problem(request: PlanRequest) -> Problem:
     reading = _read_layout(request, model) if request.layout is not None else None
     given = {name: value for name in GIVEN_FIELDS if (value := getattr(request, name, None)) is not None}
     if reading:
-        # The degrees follow from the number of GPUs, and sharding is meaningless if there is nothing to shard.
+        # The number of GPUs determines the data parallel degrees. Sharding is meaningless on a single rank.
         free = {"dp_replicate", "dp_shard"} if request.daily_tokens else set()
         free |= {"sharding"} if reading.layout.dp_shard * reading.layout.cp == 1 else set()
         read = {name: getattr(reading.layout, name) for name in GIVEN_FIELDS - free}
-        # Fields that no search tries keep Layout's defaults unless the file changes them.
-        usual = Layout()
+        usual = Layout()  # fields outside the search keep these defaults unless the file changes them
         given = {
             name: value for name, value in read.items() if name in SEARCHED_FIELDS or value != getattr(usual, name)
         } | given
@@ -252,7 +252,7 @@ def _build_job(request: PlanRequest, model: Model, trainer: str, reading: FileRe
 
 
 def _read_layout(request: PlanRequest, model: Model) -> FileReading:
-    """Return the content of the file `layout`. Raises UserInputError if it is unreadable or for another model."""
+    """Return the content of the file `layout`. Raises UserInputError if it cannot be read or has another model."""
     path = str(request.layout)
     try:
         text = Path(path).read_text()
@@ -266,7 +266,7 @@ def _read_layout(request: PlanRequest, model: Model) -> FileReading:
     differing = {name: size for name, size in reading.sizes.items() if size != getattr(model, name)}
     if not differing:
         return reading
-    # torchtitan's own file selects a flavor, so it cannot name a model without a flavor; logs and Primus's files can.
+    # A torchtitan file selects a flavor and so cannot name a model without a flavor. Logs and Primus files can.
     if FORMATS["torchtitan"].recognizes(text) and model not in FLAVORS.values():
         note = f"model.flavor: torchtitan has none of model={request.model}, whose sizes are taken"
         taken = {key: value for key, value in reading.taken.items() if value[0] != "model"}
@@ -301,6 +301,6 @@ def _find_correction(trainer: str, cluster: Cluster, calibration: CalibrationFil
 
 
 def default_batch(sequence_length: int, gpus: int) -> int:
-    """Return the number of sequences in 4 M tokens, rounded up to a multiple of the GPUs."""
+    """Return the number of sequences in 4M tokens, rounded up to a multiple of the number of GPUs."""
     sequences = max(1, TOKENS_PER_STEP // sequence_length)
     return -(-sequences // gpus) * gpus

@@ -1,4 +1,4 @@
-"""Compare several GPU models side by side: what each needs to train a model."""
+"""Compare several GPU models side by side: the time, cost and energy that each needs for a training run."""
 
 import math
 from dataclasses import dataclass, replace
@@ -19,7 +19,7 @@ HEADING = ["hardware", "GPUs", "tokens/s per GPU", "days", "GPU-hours", "cost", 
 
 @dataclass(frozen=True)
 class Planned:
-    """The training run on one GPU model, half the width of its band, and whether it is far from any measured run."""
+    """A training run on one GPU model, half the error band's width, and whether the run is far from measured runs."""
 
     name: str
     training: TrainingRun
@@ -28,11 +28,11 @@ class Planned:
 
 
 def compare_hardware(request: PlanRequest, names: list[str]) -> tuple[list[list[str]], list[str]]:
-    """Return a row for each GPU model, and lines with their prices, open questions and numbers of warnings.
+    """Return a row for each GPU model, and lines with prices, open questions and numbers of warnings.
 
-    Rows are ordered by cost, or by GPU-hours if a price is unknown. Energy counts the GPUs at their power caps, without
-    the rest of the machine. If the request does not fit a GPU model, its row gives the reason. Raises UserInputError
-    with the reasons if it fits no GPU model, or is invalid for all.
+    Rows are ordered by cost, or by GPU-hours if a price is unknown. Energy counts only the GPUs, at their power caps,
+    and not the rest of the machine. For a GPU model that cannot run the request, the row gives the reason. Raises
+    UserInputError with all reasons if no GPU model can run the request.
     """
     warnings: dict[str, int] = {}
     rows = [_row(replace(request, hardware=name), warnings) for name in names]
@@ -56,7 +56,7 @@ def compare_hardware(request: PlanRequest, names: list[str]) -> tuple[list[list[
 
 
 def list_open(request: PlanRequest, ordered: list[tuple[float, Planned]]) -> list[str]:
-    """List what the bands leave undecided. `ordered` has each plan after the value that it is sorted by."""
+    """List the questions that the error bands leave open. `ordered` pairs each plan's sort key with the plan."""
     lines, planned, pairs = [], [one for _, one in ordered], combinations(ordered, 2)
     alike = [f"{a.name} and {b.name}" for (x, a), (y, b) in pairs if x / (1 - a.share) > y / (1 + b.share)]
     if alike:

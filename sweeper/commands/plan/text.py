@@ -1,4 +1,4 @@
-"""Print a plan as lines and tables: the best layout, where its time and memory go, and what would change it."""
+"""Print a plan as lines and tables: the best layout, its time and memory by part, and possible improvements."""
 
 import re
 import textwrap
@@ -24,13 +24,13 @@ from workloads.models.flops import model_flops_per_token
 from workloads.models.model import find_trained_name
 
 MISSING = "—"
-INDENT = " " * 10  # the width of the first column, which has a line's first word
-# Settings that hardly change a step's time or memory are listed last among the ignored settings.
+INDENT = " " * 10  # the width of the first column, which holds the first word of each line
+# Settings with little effect on step time or memory, listed last among the ignored settings.
 WITHOUT_EFFECT = re.compile(
     r"swiglu|norm|rotary|position|untie|bias_linear|lr|learning|adam|decay|warmup|iters|steps?$|seed|init|save|load|ckpt|checkpoint\b|path|dir|file|folder|token|vocab|"
     r"data|split|log|tensorboard|wandb|exp|name|eval|interval|metrics|profil|dropout|clip|eps|descr|valid|dump|master|port"
 )
-# Bands are based on 30 runs with context parallelism; only one has fewer tokens of a sequence on a rank.
+# Of the 30 runs with context parallelism on which bands are based, only one has fewer tokens per rank.
 USUAL_CONTEXT_TOKENS = 4096
 OF_JOB = ("sequence_length", "precision", "state", "compiled")
 Rows = tuple[list[str], list[list[str]]]
@@ -49,7 +49,7 @@ def show(answer: Answer) -> None:
 
 
 def show_file(request: PlanRequest) -> None:
-    """Print what a request reads from a trainer's file, unless the request is invalid."""
+    """Print the values that a request takes from a trainer's file, unless the request is invalid."""
     with suppress(UserInputError):
         problem = build_problem(request)
         if problem.reading:
@@ -57,7 +57,7 @@ def show_file(request: PlanRequest) -> None:
 
 
 def print_lines(console: Console, lines: list[str]) -> None:
-    """Print lines, wrapped to the terminal's width. Continuation lines are indented to the second column."""
+    """Print lines, wrapped to the terminal's width and with continuation lines indented to the second column."""
     for line in lines:
         wrapper = textwrap.TextWrapper(console.width, subsequent_indent=INDENT, drop_whitespace=True)
         wrapper.break_long_words = wrapper.break_on_hyphens = False
@@ -66,7 +66,7 @@ def print_lines(console: Console, lines: list[str]) -> None:
 
 
 def list_sections(answer: Answer) -> list[tuple[str, list[str]]]:
-    """Return each heading of the first column with its lines, without the tables."""
+    """Return each heading in the first column with the lines below it. Tables are not included."""
     sections: list[tuple[str, list[str]]] = []
     for line in [*head_lines(answer), *comparison_lines(answer), *tail_lines(answer)]:
         word, text = line[: len(INDENT)].strip(), line[len(INDENT) :]
@@ -77,7 +77,7 @@ def list_sections(answer: Answer) -> list[tuple[str, list[str]]]:
 
 
 def headline(answer: Answer) -> str:
-    """Return the answer as one sentence: the rate, and the time and cost of a training run, each with its range."""
+    """Return the answer as one sentence: the rate, and the time and cost of a training run, with error ranges."""
     estimate, training, share = answer.best.estimate, answer.training, answer.error_share
     cluster, job = answer.problem.cluster, answer.problem.job
     far = "Far from any measured run: " * bool(find_band(job, cluster).known.missing(job, cluster))
@@ -95,13 +95,13 @@ def headline(answer: Answer) -> str:
 
 
 def show_range(value: float, share: float) -> str:
-    """Format a time, or a quantity proportional to it, with its range from a rate's band, as in `6.4 (4 to 16)`."""
+    """Format a time, or a quantity proportional to time, with the range from a rate's band, as in `6.4 (4 to 16)`."""
     expected, low, high = (round_to_band(value / rate, share) for rate in (1, 1 + share, 1 - share))
     return f"{expected} ({low} to {high})"
 
 
 def show_rate(value: float, share: float) -> str:
-    """Format a rate with the range of its band, as in `93,000 (38,000 to 150,000)`."""
+    """Format a rate with the range of the error band, as in `93,000 (38,000 to 150,000)`."""
     expected, low, high = (round_to_band(value * rate, share) for rate in (1, 1 - share, 1 + share))
     return f"{expected} ({low} to {high})"
 
@@ -111,7 +111,7 @@ def show_cost(training: TrainingRun, share: float) -> str:
 
 
 def head_lines(answer: Answer) -> list[str]:
-    """Return lines on the search and on the best layout."""
+    """Return lines about the search and the best layout."""
     problem, result, error_share = answer.problem, answer.result, answer.error_share
     job, cluster = problem.job, problem.cluster
     topology, device = cluster.topology, cluster.device
@@ -175,7 +175,7 @@ def head_lines(answer: Answer) -> list[str]:
 
 
 def file_lines(problem: Problem, reading: FileReading) -> list[str]:
-    """List the fields read from a trainer's file, with our names and the file's, and the ignored fields."""
+    """List the fields read from a trainer's file, with our names and the names in the file, and the ignored fields."""
     job = {name: getattr(problem.job, name) for name in (*OF_JOB, *reading.others)}
     planned = {**job, **problem.given, "global_batch": problem.job.layout.global_batch}
     values: dict[str, Any] = {**vars(reading.layout), **vars(reading), **reading.others}
@@ -202,7 +202,7 @@ def file_lines(problem: Problem, reading: FileReading) -> list[str]:
 
 
 def parts_table(answer: Answer) -> Rows:
-    """Return a table of the best layout's time and memory by part, side by side."""
+    """Return a table of the best layout's step time and memory by part, side by side."""
     step = answer.best.estimate.step
     memory = within_usable(answer.best.estimate.memory, answer.problem.cluster)
     times, sizes = (
@@ -239,7 +239,7 @@ def layouts_table(answer: Answer) -> Rows:
 
 
 def comparison_lines(answer: Answer) -> list[str]:
-    """Explain why the given layout is slower than the fastest; return no lines if it is the fastest."""
+    """Explain why the given layout is slower than the fastest layout. Return no lines for the fastest layout."""
     faster, comparison = answer.faster, answer.comparison
     if faster is None or comparison is None:
         return []
@@ -252,7 +252,7 @@ def comparison_lines(answer: Answer) -> list[str]:
 
 
 def differences_table(answer: Answer) -> Rows:
-    """Return a table of the differences between the steps of the given layout and the faster one."""
+    """Return a table of step time differences between the given layout and the faster layout."""
     assert answer.faster is not None
     given, faster = answer.best.estimate.step, answer.faster.estimate.step
     pairs = {name: (seconds, getattr(faster, name)) for name, seconds in vars(given).items()}
@@ -267,7 +267,7 @@ def differences_table(answer: Answer) -> Rows:
 
 
 def tail_lines(answer: Answer) -> list[str]:
-    """Return lines on what would change the best layout, on a whole training run, and on the estimate's accuracy."""
+    """Return lines about possible improvements, the complete training run, and the accuracy of the estimate."""
     problem, estimate, training = answer.problem, answer.best.estimate, answer.training
     band = find_band(problem.job, problem.cluster)
     lines = []
@@ -290,7 +290,7 @@ def _has_short_parts(problem: Problem, layout: Layout) -> bool:
 
 
 def list_warnings(problem: Problem, best: Candidate, model: str) -> list[str]:
-    """List what is uncertain about the estimate of a model's best layout."""
+    """List the uncertainties in the estimate for a model's best layout."""
     unsure, estimate = list[str](), best.estimate
     most_gib = bound_gib(estimate.memory, problem.job, problem.cluster)
     if most_gib > usable_gib(problem.cluster):
