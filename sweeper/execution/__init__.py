@@ -1,1 +1,1 @@
-"""Runs trials on Ray: the cluster, gangs of workers, node health and the sweep's lock."""
+"""Run trials on Ray: the cluster, gangs of workers, node health and the sweep lock."""

@@ -33,20 +33,20 @@ NODE_REPLY_TIMEOUT_S = 60.0
 
 
 class ClusterError(Exception):
-    """The cluster cannot run trials, or can no longer. Finished trials are kept, and the message gives the cause."""
+    """Raised when the cluster cannot run trials. The message gives the cause, and finished trials are kept."""
 
 
 def discover_nodes(
     address: str | None, insecure: bool = False, variables: Collection[str] = (), code: SweepCode | None = None
 ) -> list[Node]:
-    """Connect to the cluster at `address` and return its nodes, or return this machine if there is no address.
+    """Connect to the cluster at `address` and return its nodes. Without an address, return this machine.
 
-    It does not start a cluster. It reads only `variables` from the nodes' environments. `code` is the code that the
-    sweep needs there in addition to our packages; Ray sends it to all nodes if any node lacks a part of it.
+    This function never starts a cluster. Of the nodes' environments, it reads only `variables`. `code` is what the
+    sweep needs on the nodes in addition to our packages. If any node lacks a part, Ray sends it to all nodes.
 
     Raises UserInputError if no cluster responds or, unless `insecure`, if it accepts unauthenticated connections.
     """
-    stop()  # an earlier sweep of this process may have left its connection open
+    stop()  # an earlier sweep in this process may have left a connection open
     if not insecure and (mode := os.environ.get("RAY_AUTH_MODE", "token")).lower() != "token":
         raise UserInputError(
             f"RAY_AUTH_MODE={mode}: Ray listens on every interface and needs a token;"
@@ -64,7 +64,7 @@ def discover_nodes(
             address = ray_internals.find_running_cluster()
             named = f"cluster.address={address}"
         if host_port := re.fullmatch(r"(?:ray://)?([^:/]+):(\d+)", address):
-            # Check first, since Ray would retry for minutes and print each attempt.
+            # Check first, because Ray would retry for minutes and print every attempt.
             socket.create_connection((host_port[1], int(host_port[2])), timeout=5).close()
             head.watch(f"{host_port[1]}:{host_port[2]}")
         if not insecure:
@@ -87,7 +87,7 @@ def discover_nodes(
 
 
 def find_target(hardware: str, address: str | None, insecure: bool) -> tuple[Target, list[Node]]:
-    """Return the devices that `hardware=` selects, and all nodes. Raises UserInputError if it selects no device."""
+    """Return the devices that `hardware=` selects, and all nodes. Raises UserInputError if there are none."""
     kinds = {"auto": Hardware("auto"), "cpu": Hardware("cpu", kind="cpu"), **catalogue()}
     if hardware not in kinds:
         raise UserInputError(f"hardware={hardware}: unknown hardware. {suggest(hardware, kinds)}")
@@ -95,7 +95,7 @@ def find_target(hardware: str, address: str | None, insecure: bool) -> tuple[Tar
     return select_target(kinds[hardware], nodes, 1), nodes
 
 
-_code = SweepCode()  # of the connected cluster
+_code = SweepCode()  # for the connected cluster
 
 
 def _query_nodes(variables: Collection[str]) -> tuple[list[Node], dict[str, set[str]], list[str]]:
@@ -107,7 +107,7 @@ def _query_nodes(variables: Collection[str]) -> tuple[list[Node], dict[str, set[
         address = entry["NodeManagerAddress"]
         try:
             found, description = ray.get(reply, timeout=NODE_REPLY_TIMEOUT_S)
-        except RayError as error:  # the node may just have been lost
+        except RayError as error:  # the node may have just been lost
             problems.append(f"cluster: node {address} does not run tasks ({summarize_ray_error(error)})")
             continue
         if problem := _code.find_version_problem(found):
@@ -120,8 +120,8 @@ def _query_nodes(variables: Collection[str]) -> tuple[list[Node], dict[str, set[
 
 
 def _request_description(entry: dict[str, Any], variables: Collection[str] = ()) -> Any:
-    """Start `code_probe.probe` on the node, which does not need our code, and return a reference to the result."""
-    # A task placed by the label ray.io/node-id would wait forever for a lost node; this one fails.
+    """Start `code_probe.probe` on a node, which may lack our code, and return a reference to the result."""
+    # If the node is lost, this task fails. Placed by the label ray.io/node-id, it would wait forever.
     on_node = NodeAffinitySchedulingStrategy(node_id=entry["NodeID"], soft=False)
     ray.cloudpickle.register_pickle_by_value(code_probe)
     task = ray.remote(code_probe.probe).options(num_cpus=0, scheduling_strategy=on_node)
@@ -129,7 +129,7 @@ def _request_description(entry: dict[str, Any], variables: Collection[str] = ())
 
 
 def _send_code(address: str, missing: Mapping[str, set[str]]) -> None:
-    """Reconnect with the missing code, since Ray accepts folders only on connecting. Raises UserInputError."""
+    """Reconnect to send the missing code, because Ray accepts folders only when connecting. Raises UserInputError."""
     global _code
     parts = set().union(*missing.values())
     names = " and ".join(name for part, name in PARTS.items() if part in parts)
@@ -146,7 +146,7 @@ def _send_code(address: str, missing: Mapping[str, set[str]]) -> None:
 
 
 def _check_authentication(address: str, named: str) -> None:
-    """Check that the cluster requires a token and accepts ours. Raises UserInputError if it does not."""
+    """Raise UserInputError unless the cluster requires a token and accepts ours."""
     if address.startswith("ray://"):
         raise UserInputError(
             f"{named}: authentication cannot be checked through ray://;"
@@ -154,7 +154,7 @@ def _check_authentication(address: str, named: str) -> None:
         )
 
     def accepts(auth_mode: str) -> bool:
-        """Return whether a new process can connect with this RAY_AUTH_MODE, since Ray reads the mode on import."""
+        """Return whether a new process can connect with this RAY_AUTH_MODE, which Ray reads only on import."""
         command = [sys.executable, "-c", ray_internals.PROBE, address]
         env = {**os.environ, "RAY_AUTH_MODE": auth_mode}
         try:
@@ -175,11 +175,11 @@ def _check_authentication(address: str, named: str) -> None:
 
 
 def list_nodes() -> list[dict[str, Any]]:
-    """Return Ray's state of each node, or an empty list while the head does not respond, as in a restart.
+    """Return Ray's state of each node, or an empty list while the head does not respond, for example in a restart.
 
-    Raises ClusterError if the driver's node is dead: its raylet ended, or the head removed it, for example because its
-    link was down for longer than the head's health checks allow. Results of tasks and actors then no longer reach this
-    process. Ray does not report an error, so the caller ends the sweep.
+    Raises ClusterError if the driver's node is dead: its raylet ended, or the head removed the node, for example
+    because the network was down for longer than the head's health checks allow. Ray then delivers no more results to
+    this process but reports no error, so the caller must end the sweep.
     """
     if head.is_away():
         return []
@@ -194,18 +194,18 @@ def list_nodes() -> list[dict[str, Any]]:
 
 
 class NodeDiscovery:
-    """Polls the connected cluster for nodes that are up, without waiting for any of them."""
+    """Polls the connected cluster for nodes that are up. Polling never waits for a node."""
 
     def __init__(self) -> None:
         self._descriptions: dict[str, Any] = {}  # references to pending descriptions, by Ray's node id
 
     def poll(self, known: set[str]) -> tuple[list[Node], set[str]]:
-        """Return the new nodes, which are up, described and not in `known`, and the ids of all nodes that are up.
+        """Return the nodes that are up, described and not in `known`, and the ids of all nodes that are up.
 
         If a node's description is pending or has failed, the next call tries again. While the head does not respond,
-        the call returns no new nodes and `known`; trials run without the head.
+        this method returns no new nodes and `known`, because trials go on without the head.
 
-        Raises ClusterError like `list_nodes`.
+        Raises ClusterError as `list_nodes` does.
         """
         if not (entries := list_nodes()):
             return [], known
@@ -228,27 +228,27 @@ class NodeDiscovery:
 
 
 def start(target: Target, *, has_variables: bool) -> None:
-    """Start a local cluster, unless `discover_nodes` has connected to one.
+    """Start a local cluster, unless `discover_nodes` has connected to a cluster.
 
-    The cluster ends with this process, even if the process is killed. Without `has_variables` it cannot start workers
-    with their own environment variables.
+    The local cluster ends with this process, even if the process is killed. It can start workers with their own
+    environment variables only with `has_variables`.
 
     Raises ClusterError if Ray does not start.
     """
     global _orphans
     if ray.is_initialized():
         return
-    # A worker takes one core and one GPU; a container may have fewer cores than GPUs.
+    # Each worker takes one core and one GPU, but a container may have fewer cores than GPUs.
     cpus = max(target.nodes[0].cpus, target.nodes[0].gpus)
     for is_last in (False, True):
         try:
             provide_token(os.environ)
             needs_agent = has_variables or ray_internals.gives_workers_an_environment()
             with ray_internals.without_unused_processes(runtime_environments=needs_agent) as started:
-                # "local" ignores an address file that another cluster may have left behind.
+                # "local" ignores any address file that another cluster left behind.
                 init_ray(address="local", num_cpus=cpus, object_store_memory=128 * 2**20)
             break
-        except Exception as error:  # Ray raises its own exceptions, built-in ones and OSError
+        except Exception as error:  # Ray raises its own exceptions, built-in exceptions and OSError
             cause = summarize_ray_error(error)
             if is_last or ray_internals.SLOW_START not in cause.lower():
                 raise ClusterError(f"Ray does not start on this machine: {cause}") from error
@@ -259,11 +259,11 @@ def start(target: Target, *, has_variables: bool) -> None:
     _orphans = Orphans()
 
 
-_orphans: Orphans | None = None  # only for a local cluster, which ends with this process
+_orphans: Orphans | None = None  # set only for a local cluster, which ends with this process
 
 
 def end_orphans() -> list[str]:
-    """End processes left by killed workers or a dead raylet. Returns the command lines of trials' processes."""
+    """End processes left by killed workers or a dead raylet. Return the command lines of those from trials."""
     return [command for command in _orphans.end() if not command.startswith("ray::")] if _orphans else []
 
 
@@ -271,7 +271,7 @@ def init_ray(**options: Any) -> None:
     """Call `ray.init` with this project's defaults and start watching the head."""
     for name, value in {"RAY_USAGE_STATS_ENABLED": "0", **ray_internals.SETTINGS}.items():
         os.environ.setdefault(name, value)
-    umask = os.umask(0o077)  # the umask applies when Ray writes its access token
+    umask = os.umask(0o077)  # Ray writes an access token, which only the user may read
     try:
         quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
         ray.init(include_dashboard=False, namespace="sweeper", **quiet, **options)
@@ -281,14 +281,14 @@ def init_ray(**options: Any) -> None:
 
 
 def stop() -> None:
-    """Disconnect from the cluster, and end it if this process started it."""
+    """Disconnect from the cluster, and shut it down if this process started it."""
     head.watch(None)
     ray.shutdown()
     end_orphans()
 
 
 def summarize_ray_error(error: BaseException) -> str:
-    """Return the cause of an error in one line, since Ray's messages have many."""
+    """Return the cause of an error in one line, because Ray's messages span many."""
     text = str(error)
     if ray_internals.CRASHED in text:
         return "its process ended unexpectedly: killed, or crashed"

@@ -1,7 +1,7 @@
-"""Find out which parts of a sweep's code a node has.
+"""Find out which parts of a sweep's code are on a node.
 
-Ray sends this module by value (`cluster._request_description`), so a node can respond without our code. The module
-therefore imports only the standard library.
+Ray sends this module by value (`cluster._request_description`), so a node without our code can run it. For the same
+reason, the module imports only the standard library.
 """
 
 import hashlib
@@ -20,9 +20,9 @@ Code = dict[str, str]  # the result of read_code
 
 
 def probe(question: Question, expected: str | None, gpus: int, variables: Collection[str]) -> tuple[Code, Any]:
-    """Return this node's code, and a description of its hardware if our code can be imported, otherwise None.
+    """Return this node's code, and a description of the hardware (None if our packages cannot be imported).
 
-    `expected` is the digest of our packages on the driver, or None if Ray has sent them to this node.
+    `expected` is the digest of the driver's packages, or None if Ray has sent them to this node.
     """
     code = read_code(*question)
     if expected is not None and code["sweeper"] != expected:
@@ -35,9 +35,9 @@ def probe(question: Question, expected: str | None, gpus: int, variables: Collec
 def read_code(entry_point: tuple[str, str, str] | None, directory: str, files: Sequence[str]) -> Code:
     """Return a digest of each part of a sweep's code on this machine, ignoring code that Ray has sent.
 
-    The parts are `sweeper`: our packages; `workload`: the top-level package of a third-party workload, found by the
-    group, name and value of its `entry_point`; and `command`: `files` in the directory where a command runs. The
-    result also contains the `version` of gpu-sweeper. A part that is missing here is an empty string.
+    The parts are `sweeper` (our packages), `workload` (the top-level package of a third-party workload, found by the
+    group, name and value of an `entry_point`) and `command` (`files` in the directory where a command runs). The result
+    also contains the `version` of gpu-sweeper. A missing part is an empty string.
     """
     ours = find_package("sweeper")
     workload = ""
@@ -54,7 +54,7 @@ def read_code(entry_point: tuple[str, str, str] | None, directory: str, files: S
 
 
 def find_package(name: str) -> Path | None:
-    """Return the folder or file that an import of a top-level package would find, ignoring code that Ray has sent."""
+    """Return the folder or file from which a top-level package would be imported, ignoring code that Ray has sent."""
     paths = _own_paths()
     for finder in sys.meta_path:
         is_path_finder = finder is importlib.machinery.PathFinder
@@ -69,7 +69,7 @@ def find_package(name: str) -> Path | None:
 
 
 def read_version(package: Path) -> str:
-    """Return the version that the package `sweeper` states, or else the version of the installed distribution."""
+    """Return the version in the package `sweeper`, or else that of the installed distribution."""
     init = package / "__init__.py"
     stated = re.search(r'^__version__ = "(.+)"', init.read_text(), re.MULTILINE) if init.exists() else None
     if stated:
@@ -81,7 +81,7 @@ def read_version(package: Path) -> str:
 
 
 def digest(paths: Sequence[Path | None]) -> str:
-    """Return the start of a SHA-256 over files and the Python files in folders, or "" if a path is missing."""
+    """Return a shortened SHA-256 of files and of the Python files in folders, or "" if a path is missing."""
     content = hashlib.sha256()
     for path in paths:
         if path is None or not path.exists():

@@ -1,4 +1,4 @@
-"""A gang: workers that run one trial after another, and how the results of its ranks become a trial's result."""
+"""A gang of workers runs one trial after another. The ranks' results are merged into the trial's result."""
 
 import math
 import os
@@ -20,14 +20,14 @@ from sweeper.execution.worker import RankResult
 from workloads.api.contract import Rank, Scalar
 from workloads.api.secrets import mask
 
-# The environment variables that a gang's workers were started with, sorted by name.
+# The environment variables with which a gang's workers were started, sorted by name.
 Environment = tuple[tuple[str, str], ...]
 
-TRIALS_PER_GANG = 2  # one running, one next
-ROOT_CAUSE_GRACE_S = 3.0  # after a rank's first failure, the wait for the rank that knows the cause to report it
-MAX_LEFT = 300  # how many characters of command lines are kept
-MAX_DRIFT = 1e-4  # between two machines' monotonic clocks; crystals are accurate to 100 parts per million
-# Statuses that no rank reports merely because another rank died.
+TRIALS_PER_GANG = 2  # one running and one queued
+ROOT_CAUSE_GRACE_S = 3.0  # after the first rank's failure, the wait for a report from the rank that knows the cause
+MAX_LEFT = 300  # characters of leftover processes' command lines to keep
+MAX_DRIFT = 1e-4  # relative drift between machines' monotonic clocks; crystals are accurate to 100 ppm
+# A rank never reports one of these statuses merely because another rank died.
 ROOT_CAUSES = (TrialStatus.INFEASIBLE, TrialStatus.PRUNED, TrialStatus.INCONCLUSIVE, TrialStatus.TIMED_OUT)
 
 
@@ -36,34 +36,34 @@ class RunningTrial:
     """A trial that a gang is running or will run next. Times use the driver's monotonic clock."""
 
     trial: Trial
-    pending: dict[Any, int]  # the ranks that have not reported, by reference to the result
-    results: list[RankResult] = field(default_factory=list)  # of the ranks with a measurement
-    failures: list[TrialResult] = field(default_factory=list)  # as each rank without a measurement reports it
-    failure_deadline_s: float = math.inf  # when the trial fails without waiting for the remaining ranks
-    started_s: float = 0.0  # when the gang started to run it; before that, when the gang received it
+    pending: dict[Any, int]  # ranks that have not reported, keyed by the reference to the result
+    results: list[RankResult] = field(default_factory=list)  # results of the ranks with a measurement
+    failures: list[TrialResult] = field(default_factory=list)  # one for each rank without a measurement
+    failure_deadline_s: float = math.inf  # the trial then fails without waiting for the remaining ranks
+    started_s: float = 0.0  # start of the trial; before that, the time when the gang received it
     sequence_number: int = 0
     timeout_s: float = math.inf  # trial.timeout_s
-    kill_after_s: float = math.inf  # how long the trial may run before the driver ends it
-    waits_for_all: bool = False  # if one rank fails, the others' results remain
+    kill_after_s: float = math.inf  # the run time after which the driver ends the trial
+    waits_for_all: bool = False  # if one rank fails, the results of the other ranks are kept
 
     @property
     def deadline_s(self) -> float:
-        """The time at which the trial must be examined even if no rank reports."""
+        """The time at which to examine the trial even if no rank has reported."""
         return min(self.failure_deadline_s, self.started_s + self.kill_after_s)
 
 
 class NodeClocks:
-    """Estimates how far the driver's monotonic clock is ahead of each node's clock, from the results that arrive.
+    """Estimates from arriving results how far the driver's monotonic clock is ahead of each node's.
 
-    The nodes' wall clocks may be wrong or disagree; monotonic clocks differ only in their zero. A result arrives after
-    it was made, so the smallest difference is the best estimate. Times are late by the smallest delay, never early.
+    The nodes' wall clocks may be wrong, but monotonic clocks differ only in their zero points. A result arrives after
+    its creation, so the smallest difference is the best estimate. Times are late by the smallest delay, never early.
     """
 
     def __init__(self) -> None:
-        self._offsets: dict[str, tuple[float, float]] = {}  # by node id, with the time at which it was observed
+        self._offsets: dict[str, tuple[float, float]] = {}  # offset and time of observation, by node id
 
     def observe(self, node_id: str, ended_s: float, now_s: float | None = None) -> None:
-        """Record the arrival of a result that was made at `ended_s` on the node's monotonic clock."""
+        """Record the arrival of a result that the node created at `ended_s` on the node's monotonic clock."""
         now_s = time.monotonic() if now_s is None else now_s
         offset_s = now_s - ended_s
         if node_id in self._offsets:
@@ -72,7 +72,7 @@ class NodeClocks:
         self._offsets[node_id] = offset_s, now_s
 
     def to_driver(self, node_id: str, at_s: float) -> float:
-        """Convert a node's monotonic time to the driver's. A result from the node must have been observed before."""
+        """Convert a node's monotonic time to the driver's. Requires an earlier `observe` for the node."""
         return at_s + self._offsets[node_id][0]
 
 
@@ -81,17 +81,17 @@ class Gang:
     """The workers that run one trial after another."""
 
     name: str
-    workers: list[Any]  # the actors, in the order of ranks once the gang is ready
-    group: PlacementGroup | None  # None for one rank
-    handshakes: list[Any]  # references to the results of `Worker.handshake`, in the order of creation
+    workers: list[Any]  # the actors, in rank order once the gang is ready
+    group: PlacementGroup | None  # None for a single rank
+    handshakes: list[Any]  # references to the results of `Worker.handshake`, in creation order
     pending_handshakes: list[Any]
     environment: Environment = ()
-    locations: list[dict[str, Any]] = field(default_factory=list)  # the results of the handshakes, by rank
-    trials: deque[RunningTrial] = field(default_factory=deque)  # the running one, then the next one
-    planned_ranks_per_node: int | None = None  # None if it does not matter
+    locations: list[dict[str, Any]] = field(default_factory=list)  # handshake results, by rank
+    trials: deque[RunningTrial] = field(default_factory=deque)  # the running trial, then the queued trial
+    planned_ranks_per_node: int | None = None  # None if any placement will do
     killed: bool = False
-    draining: bool = False  # its nodes are no longer used: it ends after its trials
-    retiring: bool = False  # it ends after its trials, to make room for a gang with another environment
+    draining: bool = False  # the gang ends after its trials because its nodes are no longer used
+    retiring: bool = False  # the gang ends after its trials to make room for another environment
     clocks: NodeClocks = field(default_factory=NodeClocks)
 
     @property
@@ -113,7 +113,7 @@ class Gang:
 
     @property
     def misplacement(self) -> str:
-        """How the placement of a ready gang's ranks differs from the plan; empty if it does not."""
+        """How a ready gang's placement differs from the plan, or an empty string if it does not."""
         counts = Counter(location["node_id"] for location in self.locations).values()
         if self.planned_ranks_per_node is None or {*counts} == {self.planned_ranks_per_node}:
             return ""
@@ -122,13 +122,13 @@ class Gang:
 
     @property
     def location(self) -> dict[str, Scalar]:
-        """The location stored with a trial: that of rank 0 without the rendezvous, and the ids of all nodes."""
+        """The location stored with a trial: rank 0's location without the rendezvous, and the ids of all nodes."""
         hidden = ("address", "port", "node_id")
         stored = {name: value for name, value in self.locations[0].items() if name not in hidden}
         return stored | {"node_ids": " ".join(self.node_ids)}
 
     def build_ranks(self, device: str, sequence_number: int, timeout_s: float, clock_mhz: float = 0.0) -> list[Rank]:
-        """Build the `Rank` of each worker for one trial."""
+        """Build each worker's `Rank` for one trial."""
         addresses = [location["address"] for location in self.locations]
         nodes = list(dict.fromkeys(addresses))
         devices = defaultdict[str, list[str]](list)
@@ -136,7 +136,7 @@ class Gang:
             devices[address].append(location["gpus"])
         first_ranks = {address: addresses.index(address) for address in nodes}
         node_ranks = {address: number for number, address in enumerate(nodes)}
-        # Each group of this many consecutive ranks shares a node.
+        # The size of the groups of consecutive ranks that share a node.
         ranks_per_node = math.gcd(*Counter(addresses).values())
         host = "127.0.0.1" if ranks_per_node == len(addresses) else addresses[0]
         return [
@@ -158,7 +158,7 @@ class Gang:
         ]
 
     def assign_ranks(self) -> None:
-        """Order the workers by node and GPU, so that consecutive ranks are close to each other."""
+        """Order the workers by node and GPU so that consecutive ranks are neighbors."""
 
         def place(entry: tuple[dict[str, Any], Any]) -> tuple[str, int]:
             first_gpu = entry[0]["gpus"].split(",")[0]
@@ -169,13 +169,13 @@ class Gang:
         self.workers = [worker for _, worker in ordered]
 
     def pending_refs(self) -> list[Any]:
-        """Return the references that the gang waits for: first handshakes, later the running trial's results."""
+        """Return the references that the gang waits for: handshakes at first, then the running trial's results."""
         if not self.ready:
             return self.pending_handshakes
         return list(self.trials[0].pending) if self.trials else []
 
     def collect_result(self, arrived: set[Any]) -> TrialResult | None:
-        """Return the running trial's result, or None if it is still running. If one rank fails, the trial fails."""
+        """Return the running trial's result, or None if the trial has not ended. If any rank fails, the trial fails."""
         if not self.trials:
             return None
         running, now = self.trials[0], time.monotonic()
@@ -184,11 +184,11 @@ class Gang:
             try:
                 result: RankResult = ray.get(ref)
                 self.clocks.observe(self.locations[rank]["node_id"], result.ended_s)
-            except RayTaskError as error:  # an error in the worker's code: a trial's own exceptions are in its result
+            except RayTaskError as error:  # a bug in the worker's code; a trial's exceptions arrive in the result
                 result = RankResult(rank, reason=summarize_ray_error(error))
             except RayError as error:
                 result = RankResult(rank, status="lost", reason=f"the worker died: {summarize_ray_error(error)}")
-                if isinstance(error, OutOfMemoryError) or LOW_MEMORY in str(error):  # it would run out of memory again
+                if isinstance(error, OutOfMemoryError) or LOW_MEMORY in str(error):  # a retry would fail again
                     reason = "out of memory: the node was running low on memory and Ray ended the worker"
                     result = RankResult(rank, status="infeasible", reason=reason)
             if result.measurement is None:
@@ -202,7 +202,7 @@ class Gang:
                 running.failures.append(self._build_failure(running, RankResult(rank, status="timed_out", reason=why)))
             return _merge_failures(running.failures, running.results)
         if running.failures:
-            # A rank may fail because another one died, and the report with the cause may arrive a little later.
+            # A rank may fail because another rank died, and the report with the cause may arrive a little later.
             if not running.waits_for_all:
                 running.failure_deadline_s = min(running.failure_deadline_s, now + ROOT_CAUSE_GRACE_S)
             known = not running.waits_for_all and TrialStatus.INFEASIBLE in {one.status for one in running.failures}
@@ -222,7 +222,7 @@ class Gang:
             ended_at_s,
             measurements=tuple(result.measurement for result in results if result.measurement),
             where=self.location | _name_left(*results),
-            reusable=not any(result.left for result in results),  # a later trial may have relied on them
+            reusable=not any(result.left for result in results),  # a later trial may rely on the ended processes
         )
 
     def _build_failure(self, running: RunningTrial, result: RankResult) -> TrialResult:
@@ -240,7 +240,7 @@ class Gang:
             result.reason,
             detail,
             where=where,
-            # With several ranks, the others may still wait for this one in a collective operation.
+            # With several ranks, the other ranks may still wait for the failed rank in a collective operation.
             reusable=result.reusable and len(self.workers) == 1 and not result.left,
             of_ranks={result.rank: f"{result.status}: {result.reason}"},
             files={rank_file_name(result.rank, name): content for name, content in result.files.items()},
@@ -253,7 +253,7 @@ def _name_left(*results: RankResult) -> dict[str, Scalar]:
 
 
 def _merge_failures(failures: Sequence[TrialResult], results: Sequence[RankResult]) -> TrialResult:
-    """Return the failure that shows the cause, or else the first, with the last lines and files of all ranks."""
+    """Return the failure with the root cause, or else the first failure, with the last lines and files of all ranks."""
     order = {status: place for place, status in enumerate(ROOT_CAUSES)}
     cause = min(failures, key=lambda failure: order.get(failure.status, len(order)))
     detail = "\n\n".join(dict.fromkeys(failure.detail for failure in failures if failure.detail))

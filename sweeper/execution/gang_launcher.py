@@ -1,4 +1,4 @@
-"""Start and end the gangs of a sweep: their resources, placement groups and actors."""
+"""Start and end a sweep's gangs: resources, placement groups and actors."""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from sweeper.execution.worker import Worker
 from workloads.api.contract import Scalar
 
 NODE_ID, ACCELERATOR_TYPE = "ray.io/node-id", "ray.io/accelerator-type"
-# Up to this many ids (912 characters) cost little, and nodes that join later do not match them.
+# This many ids (912 characters) still cost little, and a selector by id excludes nodes that join later.
 MAX_IDS = 16
 
 
@@ -23,9 +23,9 @@ MAX_IDS = 16
 class GangResources:
     """The resources of one gang."""
 
-    ranks: int  # the number of workers, each with a GPU or with cores of a CPU
-    whole_nodes: bool = False  # no other gang shares its nodes
-    host_gib: float = 0.0  # the memory that Ray reserves on the node for each rank
+    ranks: int  # the number of workers, each with one GPU or some CPU cores
+    whole_nodes: bool = False  # the gang shares its nodes with no other gang
+    host_gib: float = 0.0  # the host memory that Ray reserves for each rank
 
     @property
     def host_bytes(self) -> int:
@@ -37,18 +37,18 @@ class GangSpec:
     """The properties that all gangs of a pool share."""
 
     workload: str
-    constants: Mapping[str, Scalar]  # the parameters that are the same in every trial
-    settings: Mapping[str, Any] | None  # the workload's own section of the configuration
+    constants: Mapping[str, Scalar]  # parameters that are the same in every trial
+    settings: Mapping[str, Any] | None  # the workload's section of the configuration
     resources: GangResources
     timeout_s: float  # trial.timeout_s
-    waits_for_all: bool = False  # each rank measures its own device; if one fails, the others' results remain
-    reports_steps: bool = False  # the workload reports steps while it runs, and ends itself at the timeout
-    cpu_shares: int | None = None  # how many gangs share the cores of a CPU; None: all gangs of the pool
-    searches_environment: bool = False  # trials differ in their variables, so each gang is started for a specific trial
+    waits_for_all: bool = False  # each rank measures its own device; if one rank fails, the other results are kept
+    reports_steps: bool = False  # the workload reports steps while running and ends itself at the timeout
+    cpu_shares: int | None = None  # the number of gangs that share a CPU's cores; None means all gangs of the pool
+    searches_environment: bool = False  # trials differ in variables, so a gang is started for a given trial
 
 
 class GangLauncher:
-    """Starts gangs on the nodes of a target, which may change."""
+    """Starts gangs on a target's nodes. The target may change."""
 
     def __init__(self, target: Target, resources: GangResources, cpu_shares: int) -> None:
         self._resources = resources
@@ -58,21 +58,21 @@ class GangLauncher:
         self.set_target(target)
 
     def set_target(self, target: Target) -> None:
-        """Start gangs only on these nodes of the cluster from now on."""
+        """From now on, start gangs only on the target's nodes."""
         self.target = target
         self._ids = {node.id for node in target.nodes if node.id}
         self._selector = select_nodes(self._ids, ray.nodes()) if self._ids else {}
 
     def starts_on(self, node_ids: Collection[str]) -> bool:
-        """Return whether all these nodes are in the target."""
+        """Return whether the target contains all these nodes."""
         return not self._ids or self._ids >= {*node_ids}
 
     def launch(self, environment: Environment = ()) -> Gang:
         """Start the workers of a gang with these environment variables, without waiting for them.
 
-        Variables delay the start of a process by half a second (1.5 s instead of 1.0 s on two cores), since Ray uses
-        another process that sets them and becomes the worker. Setting them in a running worker would take no time, but
-        the C library and Python read their variables when a process starts.
+        Variables delay a worker's start by half a second (1.5 s instead of 1.0 s on two cores), because Ray starts an
+        extra process that sets the variables and then becomes the worker. Setting variables in a running worker would
+        take no time, but the C library and Python read theirs when a process starts.
         """
         self._launched += 1
         ranks = self._resources.ranks
@@ -83,7 +83,7 @@ class GangLauncher:
         group = self._reserve(options, share) if ranks > 1 else None
         workers = []
         for rank in range(ranks):
-            # A CPU bundle has one rank, since the cores of one machine may belong to several Ray nodes.
+            # A CPU bundle holds one rank because one machine's cores may belong to several Ray nodes.
             bundle = rank // share if self.target.is_gpu else rank
             strategy = {} if group is None else {"scheduling_strategy": PlacementGroupSchedulingStrategy(group, bundle)}
             workers.append(ray.remote(Worker).options(max_restarts=0, **options, **strategy).remote())
@@ -95,8 +95,8 @@ class GangLauncher:
 
     def _reserve(self, options: dict[str, Any], share: int) -> PlacementGroup:
         """Reserve the resources of all ranks at once, and move the node selector from `options` to the bundles. A GPU
-        bundle is a node's share of the gang, so a gang is always placed as planned. PACK would split a gang that fits
-        on one node if no node had enough free GPUs."""
+        bundle holds all ranks of one node, so Ray places the gang exactly as planned. PACK would split a gang that
+        fits on one node whenever no node had enough free GPUs."""
         ranks, selector = self._resources.ranks, options.pop("label_selector")
         amounts = {"CPU": options["num_cpus"], "GPU": options["num_gpus"], "memory": self._resources.host_bytes}
         ranks_of_bundle = share if self.target.is_gpu else 1
@@ -127,11 +127,11 @@ def kill_gang(gang: Gang) -> None:
 
 
 def select_nodes(ids: Collection[str], entries: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-    """Return a label selector that matches only these nodes of the cluster. `entries` is the result of `ray.nodes()`.
+    """Return a label selector that matches only these nodes. `entries` is the result of `ray.nodes()`.
 
-    The selector is short, since Ray's head keeps it for each waiting worker. For many ids, it selects the nodes'
-    accelerator type and excludes other nodes of that type by id, if that is shorter. Others exist because Ray's type
-    does not distinguish an H100 from an H100 PCIe, and because of drained nodes. A later node of the type matches too.
+    The selector must be short because Ray's head keeps a copy for each waiting worker. For many ids, select the nodes'
+    accelerator type and exclude other nodes of that type by id, if that is shorter. There are such nodes because Ray
+    has one type for H100 and H100 PCIe, and because nodes are drained. Nodes of the type that join later match too.
     """
     if not ids:
         return {}

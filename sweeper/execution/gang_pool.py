@@ -1,9 +1,9 @@
 """Schedule the trials of a sweep on gangs of Ray workers.
 
-A gang is one worker for each rank of a trial, placed together. It holds up to two trials, the running one and the next,
-so that its devices do not wait for the driver. It is kept as long as its trials succeed; after any failure its workers
-are killed and a new gang replaces it. If trials differ in their environment variables, a gang is started for the first
-waiting trial, and a gang that has no trials for its environment makes room for it.
+A gang has one worker for each rank of a trial, and its workers are placed together. It holds a running trial and a
+queued trial, so its devices do not wait for the driver. A gang is reused while its trials succeed. After a failure, its
+workers are killed and a new gang replaces it. If trials differ in their environment variables, a new gang is started
+for the first waiting trial, and a gang with no waiting trials for its own environment makes room.
 """
 
 import heapq
@@ -27,17 +27,17 @@ from sweeper.execution.gang import TRIALS_PER_GANG, Environment, Gang, RunningTr
 from sweeper.execution.gang_launcher import GangLauncher, GangSpec, kill_gang
 from sweeper.execution.worker import Job, StepCollector
 
-MAX_FAILED_STARTS = 3  # in a row, while no gang is up
+MAX_FAILED_STARTS = 3  # consecutive failures while no gang is up
 LAST_REPORTS_TIMEOUT_S = 10.0
-PATIENCE_S = 0.25  # the wait for the next step of any trial
-SELF_TERMINATION_S = 15.0  # allowed after the timeout for a program and its child processes to end
+PATIENCE_S = 0.25  # how long to wait for the next step of any trial
+SELF_TERMINATION_S = 15.0  # time after the timeout for a program and its child processes to exit
 
 
 class GangsByLoad:
     """Heaps of the gangs that can take a trial, one heap for each environment.
 
-    An entry holds the gang's load at the time of the push, and is skipped if the load has changed. Without heaps, the
-    search through thousands of gangs would take longer than the rest of the driver's work for a trial.
+    An entry holds the gang's load at the time of the push and is skipped if the load has changed since. Without heaps,
+    a search through thousands of gangs would take longer than the rest of the driver's work for a trial.
     """
 
     def __init__(self) -> None:
@@ -45,13 +45,13 @@ class GangsByLoad:
         self._pushes = 0
 
     def push(self, gang: Gang) -> None:
-        """Add a gang with its present load, unless it is full."""
+        """Add a gang with its current load, unless the gang is full."""
         if len(gang.trials) < TRIALS_PER_GANG:
             self._pushes += 1
             heapq.heappush(self._heaps.setdefault(gang.environment, []), (len(gang.trials), self._pushes, gang))
 
     def pop(self, environment: Environment) -> Gang | None:
-        """Return the gang with this environment that would start a new trial first, or None if all are full."""
+        """Return the gang in this environment that would start a new trial first, or None if all gangs are full."""
         heap = self._heaps.get(environment, [])
         while heap:
             load, _, gang = heapq.heappop(heap)
@@ -61,9 +61,9 @@ class GangsByLoad:
 
 
 def find_unserved(waiting: Sequence[Environment], gangs: Sequence[Gang], trials_per_gang: int) -> list[Environment]:
-    """Return the environment of each gang that must be started, in the order of the waiting trials.
+    """Return the environments of the gangs to start, in the order of the waiting trials.
 
-    `waiting` lists the environment of each waiting trial. Gangs that are already starting also take waiting trials.
+    `waiting` lists the environment of each waiting trial. Gangs that are already starting will take some of them.
     """
     starting = [gang.environment for gang in gangs if not gang.ready and not gang.draining]
     places = Counter({environment: trials_per_gang * count for environment, count in Counter(starting).items()})
@@ -77,13 +77,13 @@ def find_unserved(waiting: Sequence[Environment], gangs: Sequence[Gang], trials_
 
 
 def choose_retiring(environment: Environment, gangs: Sequence[Gang]) -> Gang | None:
-    """Return the gang that makes room for one with this environment: the one with the fewest trials, if any."""
+    """Return the gang that should make room for this environment: the other gang with the fewest trials, if any."""
     others = [gang for gang in gangs if gang.accepts_trials and gang.environment != environment]
     return min(others, key=lambda gang: len(gang.trials), default=None)
 
 
 class StepReports:
-    """The driver's side of the step collector, the actor to which workers report the steps of their trials."""
+    """The driver's interface to the step collector, the actor to which workers report their trials' steps."""
 
     def __init__(self) -> None:
         self.collector = _start_collector()
@@ -91,9 +91,9 @@ class StepReports:
         self.pending: Any = None  # a reference to the collector's next reports
 
     def take(self, *, wait: bool = False) -> list[tuple[Trial, int, float, dict[str, float]]]:
-        """Return the steps that were reported since the last call: trial, step, time and metrics.
+        """Return the steps reported since the last call, as tuples of trial, step, time and metrics.
 
-        With `wait`, wait up to 10 s for all reports; otherwise a later call returns those that have not arrived yet.
+        With `wait`, wait up to 10 s for all reports. Otherwise a later call returns reports that are still on the way.
         """
         reports = []
         try:
@@ -103,7 +103,7 @@ class StepReports:
                 self.pending = self.collector.take.remote(0.0 if wait else PATIENCE_S)
             if wait:
                 reports, self.pending = reports + ray.get(self.pending, timeout=LAST_REPORTS_TIMEOUT_S), None
-        except RayError:  # the actor died, and its reports are lost
+        except RayError:  # the collector died, and its reports are lost
             self.collector, self.pending = _start_collector(), None
         return [(self.trials[number], step, at_s, metrics) for number, step, at_s, metrics in reports]
 
@@ -114,7 +114,7 @@ def _start_collector() -> Any:
 
 
 class GangPool:
-    """A pool of at most `count` gangs. `submit` trials while there is `capacity`, and `wait` for results."""
+    """A pool of at most `count` gangs. Call `submit` while there is `capacity`, and `wait` to get results."""
 
     def __init__(self, target: Target, spec: GangSpec, count: int) -> None:
         self._target = target
@@ -125,10 +125,10 @@ class GangPool:
         self._start_error = ""
         self._sequence_number = 0
         self._reports = StepReports() if spec.reports_steps else None
-        self._backlog: deque[Trial] = deque()  # trials without a gang, for example after their gang failed
-        self._in_flight: dict[int, Trial] = {}  # by number: there may be thousands, so each trial only counts them
+        self._backlog: deque[Trial] = deque()  # trials without a gang, for example because their gang failed
+        self._in_flight: dict[int, Trial] = {}  # by number; there may be thousands, so avoid loops over them
         self._by_load = GangsByLoad()
-        self._running: tuple[int, float] | None = None  # the count of running trials, and the sum of their start times
+        self._running: tuple[int, float] | None = None  # the number of running trials, and the sum of their start times
         self._count = count
         self.gangs: list[Gang] = []
         self._fill()
@@ -136,12 +136,12 @@ class GangPool:
     # ── state ──
 
     def capacity(self) -> int:
-        """Return how many more trials can be submitted now. Gangs that are still starting take none."""
+        """Return how many more trials can be submitted now. Gangs that are still starting accept none."""
         free = sum(TRIALS_PER_GANG - len(gang.trials) for gang in self.gangs if gang.accepts_trials)
         return free + TRIALS_PER_GANG * self._vacancies() - len(self._backlog)
 
     def nodes_with_capacity(self) -> set[str]:
-        """Return the ids of the nodes on which a single-node gang can take a trial."""
+        """Return the ids of the nodes where a single-node gang can take a trial."""
         return {gang.node_ids[0] for gang in self.gangs if gang.has_capacity and len(gang.node_ids) == 1}
 
     def gangs_on(self, node_id: str, params: Parameters) -> list[Gang]:
@@ -152,30 +152,30 @@ class GangPool:
 
     @property
     def starting(self) -> bool:
-        """Return whether no gang is up yet."""
+        """Whether no gang is up yet."""
         return bool(self.gangs) and not any(gang.ready for gang in self.gangs)
 
     def count_in_flight(self) -> int:
         return len(self._in_flight)
 
     def count_running(self) -> int:
-        """Return how many trials are running; the others in flight wait for them."""
+        """Return the number of running trials. The other trials in flight wait for them."""
         return self._sum_running()[0]
 
     def running_s(self) -> float:
-        """Return the sum of the times for which the running trials have run."""
+        """Return how long the running trials have run so far, in total."""
         count, started_s = self._sum_running()
         return count * time.monotonic() - started_s
 
     def _sum_running(self) -> tuple[int, float]:
-        """Count the running trials and sum their start times, only once per round: there may be 8,000 gangs."""
+        """Count the running trials and sum their start times. Cached per round, as there may be 8,000 gangs."""
         if self._running is None:
             starts_s = [gang.trials[0].started_s for gang in self.gangs if gang.ready and gang.trials]
             self._running = len(starts_s), sum(starts_s)
         return self._running
 
     def describe_workers(self, limit: int, steps: Mapping[int, str]) -> list[str]:
-        """Return a text for each of the first `limit` gangs: its place and trial, and the step on a second line."""
+        """Describe the first `limit` gangs, one string each: node, GPU and trial, with the step on a second line."""
         now = time.monotonic()
         lines = []
         for gang in self.gangs[:limit]:
@@ -192,12 +192,12 @@ class GangPool:
     # ── trials ──
 
     def use_workload(self, name: str, *, waits_for_all: bool) -> None:
-        """Switch the workers to another workload. No trial may be in flight."""
+        """Switch the workers to another workload. Requires that no trial is in flight."""
         assert not self._in_flight
         self._spec = replace(self._spec, workload=name, waits_for_all=waits_for_all)
 
     def submit(self, trial: Trial, node_id: str | None = None) -> None:
-        """Give a trial to the least loaded gang, preferring gangs that run only on `node_id` and have capacity."""
+        """Give a trial to the least loaded gang, preferring gangs with capacity that run only on `node_id`."""
         self._in_flight[trial.number] = trial
         if candidates := self.gangs_on(node_id, trial.params) if node_id else []:
             self._start_trial(min(candidates, key=lambda gang: len(gang.trials)), trial)
@@ -219,12 +219,12 @@ class GangPool:
         if not self._spec.searches_environment:
             return
         needed = [self._environment_of(trial.params) for trial in self._backlog]
-        unserved = find_unserved(needed, self.gangs, trials_per_gang=1)  # one trial each, so no device stays idle
+        unserved = find_unserved(needed, self.gangs, trials_per_gang=1)  # one trial per gang leaves no device idle
         self.gangs += [self._launcher.launch(environment) for environment in unserved[: self._vacancies()]]
         retiring = sum(gang.retiring for gang in self.gangs)
         for environment in find_unserved(needed, self.gangs, TRIALS_PER_GANG)[retiring:]:
             if gang := choose_retiring(environment, self.gangs):
-                gang.retiring = True  # it takes no more trials
+                gang.retiring = True  # the gang takes no more trials
                 if not gang.trials:
                     self._replace(gang)
                     self.gangs.append(self._launcher.launch(environment))
@@ -264,7 +264,7 @@ class GangPool:
         self._by_load.push(gang)
 
     def wait(self, timeout_s: float) -> list[tuple[Trial, TrialResult]]:
-        """Wait up to `timeout_s`, and return the trials that ended. Raises ClusterError if no worker starts."""
+        """Wait up to `timeout_s` and return the trials that ended. Raises ClusterError if no worker starts."""
         if self._failed_starts >= MAX_FAILED_STARTS and self.starting:
             raise ClusterError(f"no worker starts: {self._start_error}")
         refs = [ref for gang in self.gangs for ref in gang.pending_refs()]
@@ -299,11 +299,11 @@ class GangPool:
     # ── steps of running trials ──
 
     def collect_reports(self, *, wait: bool = False) -> list[tuple[Trial, int, float, dict[str, float]]]:
-        """Return the steps that running trials reported since the last call, as `StepReports.take` does."""
+        """Return the steps that running trials reported since the last call (see `StepReports.take`)."""
         return self._reports.take(wait=wait) if self._reports else []
 
     def prune(self, trial: Trial) -> None:
-        """Ask a running trial to end after its next step."""
+        """Ask a running trial to stop after its next step."""
         for gang in self.gangs:
             if self._reports and gang.trials and gang.trials[0].trial == trial:
                 self._reports.collector.prune.remote(gang.trials[0].sequence_number)
@@ -313,8 +313,8 @@ class GangPool:
     def set_target(self, target: Target, count: int) -> None:
         """Use only these nodes from now on, with `count` gangs.
 
-        A gang on other nodes ends after the trials that it holds. If nodes were removed, a gang that is still starting
-        is replaced, because it may be waiting for a removed node.
+        A gang on any other node ends after the trials that it holds. If nodes were removed, gangs that are still
+        starting are replaced because they may be waiting for a removed node.
         """
         ids = {node.id for node in target.nodes}
         nodes_removed = not ids >= {node.id for node in self._target.nodes}
@@ -324,7 +324,7 @@ class GangPool:
         for gang in list(self.gangs):
             if gang.ready:
                 gang.draining = not ids >= {*gang.node_ids}
-                if gang.accepts_trials:  # it may have been draining before
+                if gang.accepts_trials:  # the gang may have been draining before
                     self._by_load.push(gang)
             elif nodes_removed:
                 kill_gang(gang)
@@ -332,7 +332,7 @@ class GangPool:
         self._fill()
 
     def withdraw_backlog(self) -> list[Trial]:
-        """Remove the trials that no gang holds from those in flight, and return them."""
+        """Return the trials that no gang holds, and remove them from the trials in flight."""
         trials = list(self._backlog)
         self._backlog.clear()
         for trial in trials:
@@ -340,7 +340,7 @@ class GangPool:
         return trials
 
     def cancel(self) -> list[tuple[Trial, TrialResult]]:
-        """Return each trial in flight as cancelled. The gangs keep running them until `close`."""
+        """Return every trial in flight as canceled. Gangs keep running their trials until `close`."""
         now = time.time()
         trials = list(self._in_flight.values())
         self._backlog.clear()
@@ -348,10 +348,10 @@ class GangPool:
         return [(trial, TrialResult(TrialStatus.CANCELLED, now, now, "the sweep was stopped")) for trial in trials]
 
     def close(self, start_timeout_s: float = 0.0) -> None:
-        """Kill every gang, even if it is running a trial, after waiting up to `start_timeout_s` for those starting.
+        """Kill every gang, even while it runs a trial. First wait up to `start_timeout_s` for gangs that are starting.
 
-        Ray may keep the resources of a worker that was killed while it was starting, and the next worker then waits for
-        them in vain.
+        If a worker is killed while it is starting, Ray may never release its resources, and the next worker would wait
+        forever.
         """
         starting = [handshake for gang in self.gangs for handshake in gang.pending_handshakes]
         if starting and start_timeout_s:
@@ -372,10 +372,10 @@ class GangPool:
             gang.pending_handshakes.remove(handshake)
         if gang.ready:
             gang.assign_ranks()
-            if not self._launcher.starts_on(gang.node_ids):  # its selector matched a node that joined later
+            if not self._launcher.starts_on(gang.node_ids):  # the selector matched a node that joined later
                 self._launcher.set_target(self._target)
                 self._replace(gang)
-            elif reason := gang.misplacement:  # its trials would be recorded with the wrong layout
+            elif reason := gang.misplacement:  # trials would be recorded with the wrong layout
                 self._restart(gang, reason)
             else:
                 self._failed_starts = 0
@@ -387,8 +387,8 @@ class GangPool:
         self._replace(gang)
 
     def _replace(self, gang: Gang) -> None:
-        """Kill a gang and launch another in its place, unless it was draining or trials differ in their environments.
-        Its remaining trials return to the front of the backlog."""
+        """Kill a gang, return its remaining trials to the front of the backlog, and launch another gang in its place.
+        A gang that was draining is not replaced, nor is any gang if trials differ in their environments."""
         self._backlog.extendleft(reversed([running.trial for running in gang.trials]))
         gang.trials.clear()
         self._running = None
@@ -398,11 +398,11 @@ class GangPool:
         self.gangs[index : index + 1] = [self._launcher.launch(gang.environment)] if is_replaced else []
 
     def _vacancies(self) -> int:
-        """Return how many gangs may be launched. A draining gang no longer counts."""
+        """Return how many gangs may be launched. Draining gangs do not count toward the limit."""
         return max(0, self._count - sum(not gang.draining for gang in self.gangs))
 
     def _fill(self) -> None:
-        """Launch all gangs, unless their environments differ: those gangs are started for waiting trials."""
+        """Launch all gangs. If environments differ, do nothing, because gangs are then started for waiting trials."""
         if not self._spec.searches_environment:
             environment = self._environment_of({})
             self.gangs += [self._launcher.launch(environment) for _ in range(self._vacancies())]

@@ -1,4 +1,4 @@
-"""Watch the head of a cluster: how long a sweep waits if it does not respond, and what happens then."""
+"""Watch a cluster's head, and react if it does not respond for too long."""
 
 import contextlib
 import os
@@ -9,18 +9,18 @@ from collections.abc import Callable, Iterator
 
 from workloads.api.errors import UserInputError
 
-# How long each Ray process waits for the head before it exits. KubeRay sets 600 s for the workers of a cluster with
-# GCS fault tolerance (ray-operator/controllers/ray/utils/constant.go).
+# How long each Ray process waits for the head before it exits. KubeRay sets 600 s for workers of a cluster with GCS
+# fault tolerance (ray-operator/controllers/ray/utils/constant.go).
 LIMIT_VARIABLE = "RAY_gcs_rpc_server_reconnect_timeout_s"
 LIMIT_S = 60.0  # Ray's default (src/ray/common/ray_config_def.h)
 PROBE_INTERVAL_S = 2.0
 PROBE_TIMEOUT_S = 2.0
-# Ray would end this process without a message, so the sweep ends itself earlier: a probe and a pause take up to 4 s.
+# Ray would end this process without a message, so the sweep ends earlier. A probe and a pause take up to 4 s.
 LEAD_S = 5.0
 
 
 def read_timeout_s() -> float:
-    """Return how long a sweep waits for the head: a little less than Ray. Raises UserInputError for a bad limit."""
+    """Return how long a sweep waits for the head, a little less than Ray. Raises UserInputError for a bad limit."""
     text = os.environ.get(LIMIT_VARIABLE, "")
     try:
         limit_s = float(text or LIMIT_S)
@@ -30,7 +30,7 @@ def read_timeout_s() -> float:
 
 
 class HeadWatch(threading.Thread):
-    """Watches the head at one address, in a thread because Ray's calls block without a head."""
+    """Watches the head at one address. It is a thread because Ray's calls block while the head is down."""
 
     def __init__(self, address: str) -> None:
         super().__init__(daemon=True)
@@ -68,7 +68,7 @@ _current: HeadWatch | None = None
 
 
 def watch(address: str | None) -> None:
-    """Call the latest `on_head_lost` callback when this head stops responding, and end any earlier watch."""
+    """Watch the head at `address` instead of any other. If it stops responding, call the latest `on_head_lost` callback."""
     global _current
     if _current:
         _current.stopped.set()
@@ -76,13 +76,13 @@ def watch(address: str | None) -> None:
 
 
 def is_away() -> bool:
-    """Return whether the watched head does not respond now, so that Ray calls that need it would block."""
+    """Return whether the watched head fails to respond now. Ray calls that need the head would then block."""
     return _current is not None and not _current.answers()
 
 
 @contextlib.contextmanager
 def on_head_lost(callback: Callable[[str], None]) -> Iterator[None]:
-    """Call `callback` with the address of the connected cluster's head when it no longer responds."""
+    """Within the context, call `callback` with the head's address if the connected cluster's head stops responding."""
     _callbacks.append(callback)
     try:
         yield

@@ -1,4 +1,4 @@
-"""Turn a trial's result into the record that is stored: its metrics, or why it has none."""
+"""Turn a trial's result into the record to store, with the metrics or the reason why there are none."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -19,14 +19,14 @@ from workloads.api.secrets import mask
 
 @dataclass(frozen=True)
 class TrialJudge:
-    """Derives the metrics of trials and writes their files."""
+    """Derives trials' metrics and writes trials' files."""
 
-    criteria: Criteria  # the objectives and limits; a complete trial must have their metrics
+    criteria: Criteria  # objectives and limits; a complete trial must have their metrics
     hardware: Hardware
-    achieved_tflops: Mapping[str, float]  # the device's matmul ceilings, by data type
-    predict: Callable[[Parameters], Mapping[str, float]]  # the estimated metrics of a point
+    achieved_tflops: Mapping[str, float]  # the device's matmul ceilings, by dtype
+    predict: Callable[[Parameters], Mapping[str, float]]  # estimates the metrics of a point
     work: WorkIdentifier
-    files: Path  # the folder of the trials' files
+    files: Path  # the folder for trials' files
     prices: Prices = field(default_factory=Prices)
 
     def build_record(self, trial: Trial, result: TrialResult, *, attempts: int, elapsed_s: float) -> TrialRecord:
@@ -38,7 +38,7 @@ class TrialJudge:
             )
             derived |= cost_metrics(derived, len(result.measurements), self.prices)
             derived |= self.predict(trial.params)
-            if reason := next((m.unranked for m in result.measurements if m.unranked), ""):  # it has no speed to rank
+            if reason := next((m.unranked for m in result.measurements if m.unranked), ""):  # its speed is not ranked
                 for name in self.criteria.metrics:
                     if find_source(name) or not self.criteria.has_front:  # an emulated format has errors but no speed
                         derived.pop(name, None)
@@ -73,7 +73,7 @@ class TrialJudge:
         )
 
     def derive_step(self, trial: Trial, metrics: Mapping[str, float], ranks: int) -> dict[str, float]:
-        """Return a running trial's metrics at a step, with the MFU if the rate and the peak are known."""
+        """Return a running trial's metrics at a step, including the MFU if the rate and the peak are known."""
         dtype = {**self.work.fixed_parameters(trial.params), **trial.params}.get("dtype")
         peak_tflops = self.hardware.dense_peak_tflops.get(str(dtype))
         return derivation.with_utilization(metrics, peak_tflops, ranks)

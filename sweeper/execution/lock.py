@@ -1,4 +1,4 @@
-"""The lock on a sweep's folder, which allows only one driver for each sweep."""
+"""Lock a sweep's folder, so each sweep has at most one driver."""
 
 import fcntl
 import os
@@ -10,13 +10,13 @@ from typing import IO
 from workloads.api.errors import UserInputError
 
 LOCK_TIMEOUT_S = 20.0
-QUIET_WAIT_S = 1.0  # before a message reports the wait for the lock
+QUIET_WAIT_S = 1.0  # how long to wait for the lock before printing a message
 
 
 def acquire(folder: Path) -> IO[str]:
-    """Create the sweep's folder and lock it until both this process and its recording process end.
+    """Create the sweep's folder and lock it until this process and its recording process have both ended.
 
-    Raises UserInputError if the folder cannot be written, or another process still runs the sweep after LOCK_TIMEOUT_S.
+    Raises UserInputError if the folder is not writable, or if another process holds the lock for LOCK_TIMEOUT_S.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -35,7 +35,7 @@ def acquire(folder: Path) -> IO[str]:
             waited_s = time.monotonic() - started_s
             if waited_s > LOCK_TIMEOUT_S:
                 raise UserInputError(f"{holder}; stop it, or set another name=") from None
-            # The recording process of a killed driver finishes its current write, mostly within a second.
+            # After a driver is killed, its recording process finishes the current write, usually within a second.
             if not reported and waited_s > QUIET_WAIT_S:
                 print(f"{holder}; waiting up to {LOCK_TIMEOUT_S:g} s for it to end", file=sys.stderr, flush=True)
                 reported = True

@@ -1,4 +1,4 @@
-"""Describe a node: this machine, or a cluster's node from its Ray entry and the report of a task that runs there."""
+"""Describe this machine, or a cluster node from its Ray entry and the report of a task on the node."""
 
 import os
 from collections.abc import Collection, Iterable
@@ -13,7 +13,7 @@ GPU_DOMAIN = "ray.io/gpu-domain"  # Ray's label for an NVLink domain across node
 
 
 def describe_local_node(variables: Collection[str] = ()) -> Node:
-    """Describe this machine. Ray's own code counts the GPUs, so that a local cluster gets the GPUs of the plan."""
+    """Describe this machine. Ray's own code counts the GPUs, so the plan matches what a local cluster will get."""
     visible, gpus = ray_internals.visible_gpu_ids(), ray_internals.count_gpus()
     gpus = min(gpus, len(visible)) if visible is not None else gpus
     identities = host.gpu_identities()
@@ -22,7 +22,7 @@ def describe_local_node(variables: Collection[str] = ()) -> Node:
         identities = tuple(identities[int(gpu)] for gpu in visible)
         used_gib = tuple(used_gib[int(gpu)] for gpu in visible)
     elif visible is not None:
-        used_gib = ()  # for UUIDs, the GPU driver's numbers are unknown here
+        used_gib = ()  # the driver's GPU numbers are unknown if GPUs are listed by UUID
     return Node(
         address="this machine",
         cpus=len(os.sched_getaffinity(0)),
@@ -38,9 +38,9 @@ def describe_local_node(variables: Collection[str] = ()) -> Node:
 
 
 def describe_hardware(gpus: int, variables: Collection[str]) -> dict[str, Any]:
-    """Return the fields of `Node` that this node reports about itself; `gpus` is Ray's count of its GPUs.
+    """Return the fields of `Node` that a node reports about itself. `gpus` is Ray's GPU count for the node.
 
-    The environment variables are not checked for GPUs, since Ray sets them to hide all GPUs from this task.
+    GPU visibility variables are not checked, because Ray sets them to hide all GPUs from this task.
     """
     return {
         "cpu_name": host.cpu_name(),
@@ -64,9 +64,9 @@ def _responding(identities: Iterable[GpuIdentity]) -> tuple[GpuIdentity, ...]:
 
 
 def build_node(entry: dict[str, Any], description: dict[str, Any] | None, code_problem: str = "") -> Node:
-    """Build a node from its entry in `ray.nodes()` and the result of `describe_hardware` there.
+    """Build a node from its entry in `ray.nodes()` and the result of `describe_hardware` on that node.
 
-    A node with a `code_problem` has no description, and a sweep does not use it.
+    A node with a `code_problem` has no description and takes no part in the sweep.
     """
     resources = entry["Resources"]
     if description is None:

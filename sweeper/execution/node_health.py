@@ -1,8 +1,8 @@
-"""Compare nodes by their trials, to find nodes on which more trials fail or the same work is slower.
+"""Compare nodes by their trials to find nodes where more trials fail or where the same work is slower.
 
-A node is not blamed for the effects of parameters. Failures are counted by point, and a point is not counted if its
-failures have no node in common. Speeds are compared only between trials with the same parameters in the same round,
-which the driver measures on every node for this purpose (a `Remeasurement` with an empty group).
+A node is not blamed for the effects of parameters. Failures are counted by point, and a point whose failures have no
+node in common is ignored. Speeds are compared only within a round: for this purpose, the driver measures the same
+parameters on every node (a `Remeasurement` with an empty group).
 """
 
 import math
@@ -13,19 +13,19 @@ from dataclasses import dataclass
 from sweeper.common.trials import BAD, Remeasurement, TrialStatus
 
 JUDGED_STATUSES = (*BAD, TrialStatus.COMPLETE, TrialStatus.PRUNED)
-RECENT_TRIALS = 50  # how many of a node's last trials count, since they show its present state
+RECENT_TRIALS = 50  # only a node's last trials count because they show its present state
 MIN_FAILURES = 3
-SIGNIFICANCE_LEVEL = 1 / 2_000  # for the test of failures: chance alone drains a node this rarely
-SLOW_MEASUREMENTS = 3  # this many consecutive slow measurements of the same parameters drain a node
-TRIALS_BETWEEN_ROUNDS = 20  # on each node, from one comparison round to the next
+SIGNIFICANCE_LEVEL = 1 / 2_000  # of the failure test: how often chance alone would drain a node
+SLOW_MEASUREMENTS = 3  # consecutive slow measurements of the same parameters after which a node is drained
+TRIALS_BETWEEN_ROUNDS = 20  # trials per node between two comparison rounds
 
 
 @dataclass(frozen=True)
 class NodeObservation:
-    """The outcome of one attempt at a trial, and the nodes (by Ray's ids) on which it ran."""
+    """The outcome of one attempt at a trial, and the Ray ids of the nodes on which it ran."""
 
     nodes: tuple[str, ...]
-    point: str  # the key of the trial's parameters
+    point: str  # `point_key` of the trial's parameters
     status: TrialStatus
     started_at_s: float
     ended_at_s: float
@@ -36,11 +36,11 @@ class NodeObservation:
 def find_failing_nodes(
     observations: Iterable[NodeObservation], nodes: Collection[str], suspects: Iterable[str]
 ) -> dict[str, str]:
-    """Return the suspects on which significantly more recent trials failed than on the other nodes, with the reason.
+    """Return the suspects where significantly more recent trials failed than on other nodes, each with the reason.
 
-    The most significant node comes first. A suspect is compared with the rest of `nodes`, so nothing is returned if no
-    trial succeeded elsewhere. Failures on one node that overlap in time count once, because one event may have caused
-    them all.
+    The most significant node comes first. Each suspect is compared with the other `nodes`, so the result is empty if no
+    trial succeeded elsewhere. Failures on one node that overlap in time count once, because a single event may have
+    caused all of them.
     """
     candidates = {*nodes}
     judged = [
@@ -48,7 +48,7 @@ def find_failing_nodes(
         for observation in observations
         if observation.status in JUDGED_STATUSES and not candidates.isdisjoint(observation.nodes)
     ]
-    common_nodes: dict[str, set[str]] = {}  # nodes in all failures of a point; empty if the point itself fails
+    common_nodes: dict[str, set[str]] = {}  # nodes in every failure of a point; empty if the point itself is to blame
     for observation in judged:
         if observation.status in BAD:
             common_nodes.setdefault(observation.point, {*observation.nodes}).intersection_update(observation.nodes)
@@ -61,7 +61,7 @@ def find_failing_nodes(
         failed_elsewhere = len({observation.point for observation in elsewhere if observation.status in BAD})
         trials_here = failed_here + sum(observation.status not in BAD for observation in here)
         trials_elsewhere = failed_elsewhere + sum(observation.status not in BAD for observation in elsewhere)
-        # One-sided Fisher's exact test: the probability that chance puts at least this many failures on this node.
+        # Fisher's exact test, one-sided: the probability of at least this many failures on the node by chance.
         failed, trials = failed_here + failed_elsewhere, trials_here + trials_elsewhere
         counts = range(failed_here, min(trials_here, failed) + 1)
         ways = sum(math.comb(trials_here, n) * math.comb(trials_elsewhere, failed - n) for n in counts)
@@ -88,21 +88,21 @@ def _count_failures(observations: Iterable[NodeObservation]) -> int:
 
 @dataclass(frozen=True)
 class ComparisonRound:
-    """A round that measures the parameters of one trial on every node at about the same time."""
+    """A round of measurements of one trial's parameters on every node, at about the same time."""
 
     trial: int
     number: int
-    values: dict[str, list[float | None]]  # the objective of each measurement, by node; None for a failure
+    values: dict[str, list[float | None]]  # objective values by node; None for a failure
 
     def select_nodes(self, nodes: Collection[str], threshold: float, direction: str) -> list[str]:
-        """Return the nodes to measure: those without a measurement, and those that were slow in each one so far."""
+        """Return the nodes to measure: unmeasured nodes, and nodes that were slow in every measurement so far."""
         ratios = self.compute_ratios(nodes, direction)
         slow = {node for node in nodes if max(ratios.get(node, [math.inf])) < threshold}
         measured = {node: len(self.values.get(node, [])) for node in nodes}
         return [n for n in nodes if not measured[n] or (n in slow and measured[n] < SLOW_MEASUREMENTS)]
 
     def find_slow_nodes(self, nodes: Collection[str], threshold: float, direction: str) -> dict[str, str]:
-        """Return the nodes that were slow in every measurement, slowest first, with the reason."""
+        """Return the nodes that were slow in every measurement, slowest first, each with the reason."""
         slow = {}
         for node, ratios in sorted(self.compute_ratios(nodes, direction).items(), key=lambda entry: max(entry[1])):
             if len(ratios) >= SLOW_MEASUREMENTS and max(ratios) < threshold:
@@ -113,10 +113,10 @@ class ComparisonRound:
         return slow
 
     def compute_ratios(self, nodes: Collection[str], direction: str) -> dict[str, list[float]]:
-        """Return each node's values, divided by the median of the other nodes' medians. 0.9 is worse by a tenth, for
-        either direction of the objective. The result is empty for fewer than two nodes or if a value is not above zero,
-        since such values have no ratio.
-        """
+        """Return each node's values divided by the median of the other nodes' medians.
+
+        A ratio of 0.9 is worse by a tenth, whichever way the objective points. The result is empty for fewer than two
+        nodes, or if any value is zero or negative and so has no meaningful ratio."""
         values_of = {node: [value for value in self.values.get(node, []) if value is not None] for node in nodes}
         values_of = {node: values for node, values in values_of.items() if values}
         if len(values_of) < 2 or not all(value > 0 for values in values_of.values() for value in values):
@@ -130,7 +130,7 @@ class ComparisonRound:
 
 
 def find_last_round(observations: Iterable[NodeObservation]) -> ComparisonRound | None:
-    """Return the latest comparison round, or None if there was none."""
+    """Return the latest comparison round, or None before the first round."""
     rounds: dict[tuple[int, int], dict[str, list[float | None]]] = {}
     for observation in observations:
         remeasurement = observation.remeasurement

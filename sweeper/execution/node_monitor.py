@@ -1,4 +1,4 @@
-"""Monitor the nodes of a cluster during a sweep: nodes that join, are lost or are drained."""
+"""Monitor a cluster's nodes during a sweep: nodes may join, be lost or be drained."""
 
 import time
 from collections import Counter, deque
@@ -20,50 +20,50 @@ from sweeper.execution.node_health import (
 )
 
 POLL_INTERVAL_S = 10.0
-MAX_OBSERVATIONS = 5000  # the attempts used for node health; with more, a check takes longer than trials
+MAX_OBSERVATIONS = 5000  # attempts used for node health; with more, a check would take longer than trials
 NO_ROUND = ComparisonRound(0, 0, {})
 
 
 class NodeMonitor:
     """Decides which nodes a sweep uses.
 
-    A local cluster has one node, and the sweep ends with it. Joining nodes are also used if more trials can run at
-    once. On CPUs, in the finals and with cluster.max_concurrent_trials, they only take the places of lost nodes. CPU
-    nodes are not drained, and each trial keeps the cores of the plan.
+    A local cluster has one node, and the sweep ends if that node is lost. On other clusters, joining nodes are used if
+    they let more trials run at once. On CPUs, in the finals and with cluster.max_concurrent_trials, they only replace
+    lost nodes. CPU nodes are never drained, and each trial keeps the planned number of cores.
     """
 
     def __init__(
         self, target: Target, config: Config, resources: GangResources, records: Mapping[int, TrialRecord]
     ) -> None:
-        """Start with the planned target and the records of earlier runs of the sweep."""
+        """Start from the planned target and the records of earlier runs of the sweep."""
         self.target = target  # the nodes in use
-        self.drained: dict[str, str] = {}  # why nodes were drained, by Ray's node id
+        self.drained: dict[str, str] = {}  # why each node was drained, by Ray's node id
         self._config = config
         self._resources, self._records = resources, records
-        self._known_target = target  # with every node that was ever up
+        self._known_target = target  # includes every node that was ever up
         self._stays_in_domain = target.fits_gpu_domain(resources.ranks, resources.host_gib)
         self._is_cluster = all(node.id for node in target.nodes)
         self._compares = self._is_cluster and target.is_gpu
-        self._places = len(target.nodes)  # the largest number of nodes in use at once so far
+        self._places = len(target.nodes)  # the largest number of nodes ever in use at once
         self._discovery = cluster.NodeDiscovery()
         self._next_poll_s = 0.0
         self._unsuitable_ids, self._lost_ids = set[str](), set[str]()
         self._observations = deque[NodeObservation](maxlen=MAX_OBSERVATIONS)
-        self._measured_trials = Counter[str]()  # trials with an objective, by node
+        self._measured_trials = Counter[str]()  # the number of trials with an objective, by node
         self._suspects = set[str]()  # nodes on which a trial failed since the last check
         self._comparisons: list[NodeObservation] = []
         self._has_new_comparison = False
         self._comparing: dict[int, str] = {}  # the node of each comparison in flight, by trial number
         self._round = NO_ROUND
         self._nodes_to_measure: list[str] = []
-        self._round_state: tuple[int, list[str]] = (0, [])  # the comparisons and nodes at its last update
+        self._round_state: tuple[int, list[str]] = (0, [])  # the comparison count and nodes at the last update
         for record in sorted(records.values(), key=lambda record: record.ended_at_s):
             self.add_record(record)
 
     def count_gangs(self, target: Target | None = None) -> int:
-        """Return how many trials run at once on `target`, by default on the nodes in use.
+        """Return how many trials run at once on `target` (default: the nodes in use).
 
-        Trials that were planned to fit one NVLink domain never run on a target that would spread them over several.
+        Trials planned for a single NVLink domain never run on a target that would spread them over several domains.
         """
         target, limit = target or self.target, self._config.cluster.max_concurrent_trials
         ranks, host_gib, whole_nodes = self._resources.ranks, self._resources.host_gib, self._resources.whole_nodes
@@ -73,7 +73,7 @@ class NodeMonitor:
         return min(fitting, limit or fitting) if target.is_gpu else limit or fitting
 
     def describe_drained(self) -> list[str]:
-        """Return a line for each drained node, with the reason and how many of its trials were measured."""
+        """Return a line for each drained node, with the reason and its number of measured trials."""
         return [
             f"{node.label}: {self.drained[node.id]}; its {self._measured_trials[node.id]} measured trials are kept"
             for node in self._known_target.nodes
@@ -87,7 +87,7 @@ class NodeMonitor:
         self.observe(record, record.params, record.remeasurement, value)
 
     def poll_changes(self, *, may_join: bool) -> list[str]:
-        """Update `target` and return a line for each change since the last call. New nodes are used if they `may_join`.
+        """Update `target` and return a line for each change since the last call. With `may_join`, it may grow.
 
         Raises ClusterError if the driver's node is dead.
         """
@@ -109,7 +109,7 @@ class NodeMonitor:
         remeasurement: Remeasurement | None,
         value: float | None = None,
     ) -> None:
-        """Count a record, or a lost attempt that will be repeated, for the nodes on which it ran."""
+        """Count a record, or a lost attempt that will be repeated, toward the health of its nodes."""
         nodes = tuple(str(source.where.get(LOST_NODE) or source.where.get("node_ids") or "").split())
         if not nodes:
             return
@@ -164,8 +164,8 @@ class NodeMonitor:
         return lines
 
     def _update_target(self, can_grow: bool = False) -> bool:
-        """Remove lost and drained nodes from the target, fill their places, and return whether a trial fits. If not,
-        the target does not change. With `can_grow` it takes all known nodes, otherwise at most as many as before."""
+        """Remove lost and drained nodes from the target, replace them, and return whether a trial fits. If no trial
+        fits, keep the old target. With `can_grow`, use all known nodes, otherwise at most as many as before."""
         remaining = self._known_target.without_nodes(self._lost_ids | self.drained.keys())
         if not can_grow:
             remaining = replace(remaining, nodes=remaining.nodes[: self._places])
@@ -178,10 +178,10 @@ class NodeMonitor:
     def plan_comparisons(
         self, best: TrialRecord | None, ended: int, nodes_with_capacity: Collection[str]
     ) -> list[tuple[TrialRecord, Remeasurement, str]]:
-        """Return which trials to remeasure on which nodes with capacity, to find slow nodes.
+        """Return which trial to remeasure on which nodes with capacity in order to find slow nodes.
 
-        After every TRIALS_BETWEEN_ROUNDS `ended` trials per node, a new round measures the best trial so far on each
-        node.
+        A new round begins after every TRIALS_BETWEEN_ROUNDS `ended` trials per node. It measures the best trial so far
+        on each node.
         """
         threshold = self._config.cluster.drain_below
         node_ids = [node.id for node in self.target.nodes if node.id]

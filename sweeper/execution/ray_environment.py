@@ -1,4 +1,4 @@
-"""Prepare this process's environment for Ray, which reads settings such as the visible GPUs on import."""
+"""Prepare this process's environment variables for Ray, which reads some of them (such as visible GPUs) on import."""
 
 import atexit
 import os
@@ -14,15 +14,15 @@ from workloads.api import gpu_setup, visible_devices
 from workloads.api.errors import UserInputError, describe_os_error
 
 SOCKET, MAX_SOCKET_PATH = "/ray/session_2026-11-25_13-16-02_926810_1234567/sockets/plasma_store.12", 107
-MIN_FREE_MIB = 8  # Ray keeps 0.1 MiB of logs for a short sweep
+MIN_FREE_MIB = 8  # Ray writes 0.1 MiB of logs in a short sweep
 
 
 def prepare(address: str | None = None, insecure: bool = False) -> None:
     """Set the variable from which Ray reads the visible GPUs, and enable token authentication for `address`.
 
-    Ray uses a token by default for `auto` and on this machine, but not for an explicit address.
+    By default, Ray uses a token for `auto` and on this machine, but not for an explicit address.
 
-    Raises UserInputError if an installed package breaks Ray's import, or if RAY_TMPDIR or TMPDIR prevents its start.
+    Raises UserInputError if an installed package breaks the import of Ray, or if RAY_TMPDIR or TMPDIR is unusable.
     """
     _unify_devices(os.environ)
     _shorten_sockets(os.environ)
@@ -35,7 +35,7 @@ def prepare(address: str | None = None, insecure: bool = False) -> None:
 
 
 def provide_token(variables: MutableMapping[str, str]) -> None:
-    """Write the token for local clusters to ~/.ray, like Ray, or to a temporary file if that fails."""
+    """Write the token for local clusters to ~/.ray, as Ray does, or to a temporary file if that fails."""
     if variables.get("RAY_AUTH_TOKEN") or variables.get("RAY_AUTH_TOKEN_PATH"):
         return
     path, token = Path.home() / ".ray" / "auth_token", secrets.token_hex(32)
@@ -49,7 +49,7 @@ def provide_token(variables: MutableMapping[str, str]) -> None:
             file.write(token)
             file.flush()
             os.link(file.name, path)
-    except FileExistsError:  # another process was first
+    except FileExistsError:  # another process has written a token
         return
     except OSError as error:
         descriptor, variables["RAY_AUTH_TOKEN_PATH"] = tempfile.mkstemp(prefix="ray-token-")
@@ -67,12 +67,12 @@ def find_address(address: str | None) -> str | None:
 
 
 def name_address(address: str | None) -> str:
-    """Return the setting or variable that gives the address of the cluster to join, with its value, for messages."""
+    """Return "KEY=VALUE" for the setting or variable with the address of the cluster to join, for use in messages."""
     return f"cluster.address={address}" if address else f"RAY_ADDRESS={os.environ.get('RAY_ADDRESS')}"
 
 
 def _shorten_sockets(variables: MutableMapping[str, str]) -> None:
-    """Make Ray create its sockets in /tmp if their paths under TMPDIR would be too long for the system."""
+    """Make Ray create its sockets in /tmp if TMPDIR would make their paths too long for the system."""
     name = "RAY_TMPDIR" if variables.get("RAY_TMPDIR") else "TMPDIR"
     if len(os.fsencode(variables.get(name, ""))) + len(SOCKET) <= MAX_SOCKET_PATH:
         return
@@ -84,10 +84,10 @@ def _shorten_sockets(variables: MutableMapping[str, str]) -> None:
 
 
 def _check_folder(variables: Mapping[str, str]) -> None:
-    """Raise UserInputError if the folder for Ray's files is full or read-only: Ray waits 30 s and reports no cause."""
+    """Raise UserInputError if Ray's folder is full or read-only. Ray itself would wait 30 s and report no cause."""
     name = next((name for name in ("RAY_TMPDIR", "TMPDIR") if variables.get(name)), "")
     folder = Path(variables[name] if name else "/tmp").absolute()
-    existing = next(path for path in (folder, *folder.parents) if path.exists())  # Ray makes the rest
+    existing = next(path for path in (folder, *folder.parents) if path.exists())  # Ray creates the rest of the path
     free_mib, is_writable = shutil.disk_usage(existing).free >> 20, os.access(existing, os.W_OK | os.X_OK)
     if free_mib < MIN_FREE_MIB or not is_writable:
         problem = f"has {free_mib} MiB free, Ray needs {MIN_FREE_MIB}" if is_writable else "cannot be written"
@@ -95,7 +95,7 @@ def _check_folder(variables: Mapping[str, str]) -> None:
 
 
 def shell_commands() -> str:
-    """Return shell commands that set the same variables in a shell that then starts Ray."""
+    """Return shell commands that set the same variables in a shell before Ray is started from it."""
     variables = dict(os.environ)
     _unify_devices(variables)
     changed = {name: value for name, value in variables.items() if os.environ.get(name) != value}

@@ -1,8 +1,8 @@
-"""Every use of undocumented parts of Ray: this is the only module that imports from `ray._private`.
+"""Every use of undocumented parts of Ray. No other module imports from `ray._private`.
 
-Ray is pinned to the minor versions with which these uses were tried (pyproject.toml). Each use has a test in
-`tests/sweeper/execution/test_ray_internals.py`, with a message that gives the remedy if a Ray version breaks it. Each
-new use needs a test.
+pyproject.toml pins Ray to the minor versions that were tried with this module. Each use has a test in
+`tests/sweeper/execution/test_ray_internals.py`. If a Ray version breaks a use, the test fails with a message that gives
+the remedy. A new use needs a new test.
 """
 
 import os
@@ -17,74 +17,74 @@ from ray._private.node import Node
 from ray._private.runtime_env.constants import RAY_JOB_CONFIG_JSON_ENV_VAR
 from ray._private.worker import _maybe_modify_runtime_env as modify_runtime_env
 
-# 1. Ray's count of the GPUs on this machine. `ray.init` counts them with the same code, and before it has started, no
-#    public function returns what it would count.
+# 1. The number of GPUs that Ray detects on this machine. `ray.init` counts GPUs with the same code, and no public
+#    function returns the number before `ray.init` is called.
 
 
 def visible_gpu_ids() -> list[str] | None:
-    """Return the GPUs that this process's environment variables list; None if they are not set."""
+    """Return the GPUs listed in this process's environment variables, or None if the variables are not set."""
     return get_accelerator_manager_for_resource("GPU").get_current_process_visible_accelerator_ids()
 
 
 def count_gpus() -> int:
-    """Return how many GPUs Ray detects on this machine, regardless of the environment variables."""
+    """Return how many GPUs Ray detects on this machine, ignoring environment variables."""
     return int(get_accelerator_manager_for_resource("GPU").get_current_node_num_accelerators())
 
 
 def gpu_type() -> str | None:
-    """Return Ray's name for the GPUs of this machine: the value of its label `ray.io/accelerator-type`."""
+    """Return Ray's name for this machine's GPUs, which is the value of the label `ray.io/accelerator-type`."""
     return get_accelerator_manager_for_resource("GPU").get_current_node_accelerator_type()
 
 
 def visible_gpus_variable() -> str:
-    """Return the name of the environment variable that selects GPUs here, such as CUDA_VISIBLE_DEVICES."""
+    """Return the name of the variable that selects GPUs on this machine, such as CUDA_VISIBLE_DEVICES."""
     return str(get_accelerator_manager_for_resource("GPU").get_visible_accelerator_ids_env_var())
 
 
-# 2. The processes of a local Ray that a sweep does not use and that `ray.init` has no option to disable: an autoscaler,
-#    a monitor that copies workers' logs to the driver, and the dashboard's server, which has no pages without a
-#    dashboard. Without these processes, `ray.init` takes 2.4 s instead of 3.4 s and `ray.shutdown` 0.2 s instead of
-#    1.2 s, measured on two idle cores.
+# 2. The processes of a local Ray cluster that a sweep does not use and that no option of `ray.init` disables: the
+#    autoscaler, the monitor that copies workers' logs to the driver, and the dashboard's server, which serves no pages
+#    if the dashboard is off. Without these processes, `ray.init` takes 2.4 s instead of 3.4 s and `ray.shutdown` 0.2 s
+#    instead of 1.2 s, measured on two idle cores.
 #
-#    The raylet also starts the dashboard's agent, a Python program, and waits for its ports. If they do not open within
-#    15 s, the raylet ends, and with it the sweep. Without `ray[default]` the agent imports Ray only to report that it
-#    has no ports (ray/dashboard/agent.py). On two busy cores, two empty trials take 10.3 to 12.9 s of CPU time without
-#    the agent and 12.6 to 14.8 s with it.
+#    The raylet also starts the dashboard agent, a Python program, and waits for its ports. If the ports do not open
+#    within 15 s, the raylet ends, and the sweep with it. Without `ray[default]`, the agent imports Ray only to report
+#    that it has no ports (ray/dashboard/agent.py). On two busy cores, two empty trials take 10.3 to 12.9 s of CPU time
+#    without the agent and 12.6 to 14.8 s with it.
 #
-#    Below: the methods of Ray's node class that each start one process, and the function that starts the raylet.
+#    Replaced below: methods of Ray's node class that each start one process, and the function that starts the raylet.
 RAY_NODE = Node
 UNUSED = ("start_monitor", "start_log_monitor", "start_api_server")
 START_PROCESS = (services, "start_ray_process")
-# Raylet options that replace the dashboard's agent, so that the raylet does not wait for it. A raylet exits on an
-# unknown option. The command must not be empty, and the raylet ends with it: `cat` runs as long as the raylet.
+# Raylet options that replace the dashboard agent, so the raylet does not wait for it. A raylet exits on an unknown
+# option. The agent command must not be empty, and the raylet exits when the command does. `cat` runs as long as the raylet.
 NO_AGENT = (
     "--metrics-agent-port=-1",
     "--metrics_export_port=-1",
     "--dashboard_agent_listen_port=-1",
     "--dashboard_agent_command=cat",
 )
-# The same for the agent that prepares runtime environments, another Python program. It takes 0.9 s of CPU time, and Ray
-# needs it only for workers with their own environment.
+# The same for the runtime environment agent, another Python program. It takes 0.9 s of CPU time, and Ray needs it only
+# for workers with their own environment.
 NO_RUNTIME_ENVIRONMENT_AGENT = ("--runtime_env_agent_port=1", "--runtime_env_agent_command=cat")
 
 
 def gives_workers_an_environment() -> bool:
-    """Return whether `ray.init` sets an environment for all workers: under `uv run`, with a hook, or in a Ray job."""
+    """Return whether `ray.init` sets an environment for all workers, as under `uv run`, with a hook or in a Ray job."""
     return RAY_JOB_CONFIG_JSON_ENV_VAR in os.environ or bool(modify_runtime_env(None, False))
 
 
 @contextmanager
 def without_unused_processes(*, runtime_environments: bool = True) -> Iterator[list[subprocess.Popen[bytes]]]:
-    """Make `ray.init` start a local cluster without unused processes; `runtime_environments` keeps the agent for them.
+    """Make `ray.init` start a local cluster without unused processes. `runtime_environments` keeps that agent.
 
-    Yields the list of started processes. They keep running if `ray.init` fails.
+    Yields the list of started processes, which keep running if `ray.init` fails.
     """
     started: list[subprocess.Popen[bytes]] = []
     no_agents = NO_AGENT if runtime_environments else NO_AGENT + NO_RUNTIME_ENVIRONMENT_AGENT
     start_process = getattr(*START_PROCESS)
 
     def without_agent(command: list[str], process_type: str, *args: Any, **kwargs: Any) -> Any:
-        options = no_agents if process_type == "raylet" else ()  # the last of repeated options applies
+        options = no_agents if process_type == "raylet" else ()  # if an option is repeated, the last value applies
         info = start_process([*command, *options], process_type, *args, **kwargs)
         started.append(info.process)
         return info
@@ -101,9 +101,9 @@ def without_unused_processes(*, runtime_environments: bool = True) -> Iterator[l
             setattr(*place, original)
 
 
-# 3. A program that connects to a cluster's control store at the address in its argument, and fails if it is refused.
-#    It uses Ray's own client, since `ray.init` retries for 20 s before it reports the refusal (24 s instead of 4 s,
-#    measured on a busy machine) and needs a node of the cluster on this machine.
+# 3. A program that connects to a cluster's control store at the address in its argument, and fails if the store refuses
+#    the connection. It uses Ray's own client because `ray.init` needs a node of the cluster on this machine and retries
+#    for 20 s before it reports the refusal (24 s in total instead of 4 s, measured on a busy machine).
 PROBE = """
 import sys
 from ray._private.services import canonicalize_bootstrap_address
@@ -111,24 +111,24 @@ from ray._raylet import GcsClient
 GcsClient(address=canonicalize_bootstrap_address(sys.argv[1]))
 """
 
-# 4. Settings that Ray reads from the environment and does not list in its documentation.
+# 4. Settings that Ray reads from the environment but does not document.
 SETTINGS = {
-    # By default, Ray starts a Python process for each core in advance, but a sweep needs only a few.
+    # By default, Ray starts a Python process for each core in advance. A sweep needs only a few.
     "RAY_prestart_worker_first_driver": "0",
-    # The future default. Ray warns if it is not set.
+    # The future default. Ray prints a warning if the variable is not set.
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
 }
 
-# 5. Parts of Ray's messages, since its exception classes do not distinguish these cases.
-CRASHED = "connection error code 2"  # a worker ended for a reason that its node does not know
+# 5. Parts of Ray's messages, because Ray's exception classes do not distinguish these cases.
+CRASHED = "connection error code 2"  # a worker ended, and its node does not know why
 EXIT_DETAIL = "exit detail: "
-SLOW_START = "timed out"  # `ray.init` waits 30 s for its processes, without a known setting (ray/_private/node.py)
-LOW_MEMORY = "running low on memory"  # Ray ended a worker; an actor's death is not an OutOfMemoryError
+SLOW_START = "timed out"  # `ray.init` waits 30 s for its processes; no setting is known (ray/_private/node.py)
+LOW_MEMORY = "running low on memory"  # Ray ended a worker; for actors it raises no OutOfMemoryError
 
-# 6. The address of the cluster on this machine that `ray.init(address="auto")` joins. With `auto`, Ray tries for a
-#    minute if the cluster does not respond; with its address, a sweep tries for 5 s.
+# 6. The address of the cluster on this machine that `ray.init(address="auto")` joins. If the cluster does not respond,
+#    Ray retries for a minute with `auto`, but a sweep that has the address gives up after 5 s.
 
 
 def find_running_cluster() -> str:
-    """Return HOST:PORT of the cluster that `auto` refers to. Raises ConnectionError if no cluster runs here."""
+    """Return HOST:PORT of the cluster that `auto` refers to. Raises ConnectionError if none runs on this machine."""
     return str(services.canonicalize_bootstrap_address("auto"))

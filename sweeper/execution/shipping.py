@@ -1,10 +1,10 @@
-"""Send a sweep's code to the nodes that lack it, through Ray.
+"""Use Ray to send a sweep's code to nodes that lack it.
 
-Nothing is sent for a local sweep, or if all nodes have the same code. Otherwise Ray's `runtime_env` sends the missing
-parts: our packages and the user's own workload as `py_modules`, a command's folder as `working_dir`. A node with
-another version of our packages is left out, since its libraries match that version.
+Nothing is sent if the sweep is local or all nodes have the same code. Otherwise Ray's `runtime_env` sends the missing
+parts: our packages and the user's own workload as `py_modules`, and a command's folder as `working_dir`. A node with
+another version of our packages is left out because its libraries match that version.
 
-Ray itself checks that a node has the driver's versions of Ray and Python (ray/_private/node.py, check_version_info).
+Ray itself checks that a node and the driver have the same Ray and Python (ray/_private/node.py, check_version_info).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from workloads.api import registry
 from workloads.api.errors import UserInputError
 
 PARTS = {"sweeper": "gpu-sweeper", "workload": "the workload's package", "command": "the command's files"}
-# Ray excludes the first four by default (ray_constants.RAY_RUNTIME_ENV_DEFAULT_EXCLUDES); the others hold results.
+# Ray excludes the first four by default (ray_constants.RAY_RUNTIME_ENV_DEFAULT_EXCLUDES). The rest hold results.
 EXCLUDED = (".git", ".venv", "venv", "__pycache__", "sweeps", "mlflow.db", "mlruns", "mlartifacts")
 # Ray's limit for a compressed package (ray/_private/runtime_env/packaging.py, GCS_STORAGE_MAX_SIZE).
 LIMIT_BYTES = 512 * 2**20
@@ -35,9 +35,9 @@ LIMIT_BYTES = 512 * 2**20
 
 @dataclass(frozen=True)
 class SweepCode:
-    """The code that a sweep needs on its nodes, and the parts of it that Ray sends to all of them."""
+    """The code that a sweep needs on its nodes, and which parts of the code Ray sends to all nodes."""
 
-    entry_point: EntryPoint | None = None  # of a third-party workload
+    entry_point: EntryPoint | None = None  # the entry point of a third-party workload
     directory: str = ""  # where a command runs
     files: tuple[str, ...] = ()  # the files in `directory` that the command names
     sent: frozenset[str] = frozenset()
@@ -50,7 +50,7 @@ class SweepCode:
         directory, run = Path(settings["directory"]), settings["run"]
         files = []
         for word in run.split() if isinstance(run, str) else run:
-            with suppress(OSError):  # a word may be a whole program, too long for a file name
+            with suppress(OSError):  # an argument may be a whole program, too long for a file name
                 if word and not Path(word).is_absolute() and (directory / word).is_file():
                     files.append(word)
         return cls(entry_point, str(directory), tuple(files))
@@ -66,22 +66,22 @@ class SweepCode:
 
     @property
     def request(self) -> tuple[Question, str | None]:
-        """The first arguments of `code_probe.probe`."""
+        """The first two arguments of `code_probe.probe`."""
         return self.question, None if "sweeper" in self.sent else self.local["sweeper"]
 
     def find_version_problem(self, code: Code) -> str:
-        """Return why a node with this code cannot take part; empty if it can."""
+        """Return why a node with this version cannot take part in the sweep, or an empty string."""
         ours = self.local["version"]
         if code["version"] in ("", ours):
             return ""
         return f"has gpu-sweeper {code['version']}, this sweep runs {ours}; install {ours} there"
 
     def find_missing(self, code: Code) -> set[str]:
-        """Return the parts that are not sent and that a node lacks or has in another version."""
+        """Return the parts that are not sent, and that the node lacks or has in another version."""
         return {part for part in PARTS if self.local[part] and code[part] != self.local[part]} - self.sent
 
     def find_problem(self, code: Code) -> str:
-        """Return why a joining node cannot take part; empty if it can."""
+        """Return why a node that joins cannot take part in the sweep, or an empty string."""
         missing = self.find_missing(code)
         names = " and ".join(name for part, name in PARTS.items() if part in missing)
         lacks = f"lacks {names}; the same command sends it when it starts again" if missing else ""
@@ -89,15 +89,15 @@ class SweepCode:
 
 
 def build_runtime_env(code: SweepCode, parts: Iterable[str], scratch: Path) -> dict[str, Any]:
-    """Return Ray's `runtime_env` with these parts of the code. Raises UserInputError if a folder is too large."""
+    """Return a Ray `runtime_env` that sends these parts. Raises UserInputError if a folder is too large."""
     modules: list[Path] = []
     if "sweeper" in parts:
         package = Path(sweeper.__file__).parent
         modules += [package, package.parent / "workloads"]
     if "workload" in parts and (entry_point := code.entry_point) is not None:
-        # Send its top-level package, and a folder with the metadata that registers it.
+        # Send the workload's top-level package, and a folder with the metadata that registers the entry point.
         found, distribution = find_package(entry_point.module.partition(".")[0]), entry_point.dist
-        assert found is not None and distribution is not None  # it was loaded from there
+        assert found is not None and distribution is not None  # the workload was loaded from them
         if found.is_dir():
             check_size(found, f"workload {entry_point.name}")
         metadata = scratch / f"{distribution.name.replace('-', '_')}-{distribution.version}.dist-info"
@@ -116,8 +116,8 @@ def build_runtime_env(code: SweepCode, parts: Iterable[str], scratch: Path) -> d
 
 
 def check_size(directory: Path, name: str) -> None:
-    """Raise UserInputError, naming the largest subfolders, if a folder is too large for Ray to send."""
-    # List the files that Ray would send, which in a git repository exclude the ignored ones.
+    """Raise UserInputError with the largest subfolders if a folder is too large for Ray to send."""
+    # List the files that Ray would send. In a git repository, Ray skips ignored files.
     command = ["git", "-C", str(directory), "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     try:
         listed = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout

@@ -1,7 +1,7 @@
-"""The Ray actors: a worker runs trials as one rank of a gang, and the step collector gathers the reported steps.
+"""Ray actors: workers, which run trials as ranks of a gang, and the step collector, which gathers reported steps.
 
-A worker runs one trial after another but is never reused after a failure. This module imports no driver code, so that
-workers start quickly.
+A worker runs one trial after another but is never reused after a failure. To start workers quickly, this module
+imports no driver code.
 """
 
 import asyncio
@@ -28,20 +28,20 @@ from workloads.api.trial import run_trial
 from workloads.api.visible_devices import settle
 
 TRACEBACK_LINES = 120
-BATCH_S = 0.02  # steps that arrive within this time are returned together
-# Set if Ray has copied a command's folder to this node (`sweeper.execution.shipping`): its path on the driver.
+BATCH_S = 0.02  # steps that arrive within this interval are returned together
+# The driver's path of a command's folder, set if Ray has copied the folder to this node (see `shipping.py`).
 SHIPPED_DIRECTORY = "SWEEPER_SHIPPED_DIRECTORY"
-# Errors with a complete message: the program's last lines are kept without our traceback.
+# Errors with a self-explanatory message. The program's last lines are kept, without our traceback.
 EXPLAINED = (contract.ParameterMismatch, contract.ProgramFailed)
 
 
 @dataclass(frozen=True)
 class Job:
-    """The job of one rank in a trial."""
+    """One rank's part of a trial."""
 
     workload: str
     parameters: Mapping[str, contract.Scalar]
-    variables: Mapping[str, str | None]  # environment variables of this process; None: not set
+    variables: Mapping[str, str | None]  # environment variables of the worker; None means not set
     rank: contract.Rank
     settings: Mapping[str, Any] | None = None
     collector: Any = None  # the `StepCollector` actor, if the workload reports steps
@@ -49,31 +49,31 @@ class Job:
 
 @dataclass(frozen=True)
 class RankResult:
-    """The result of one rank: a measurement, or why there is none. Times use the node's monotonic clock."""
+    """One rank's measurement, or the reason why there is none. Times use the node's monotonic clock."""
 
     rank: int
     started_s: float = 0.0
     ended_s: float = 0.0
     measurement: contract.Measurement | None = None
-    status: str = "failed"  # the value of a `TrialStatus`, if there is no measurement
-    reusable: bool = False  # the process is unchanged and can run another trial
-    reason: str = ""  # one line
-    detail: str = ""  # the last lines of a program's output or a traceback
-    files: Mapping[str, bytes] = field(default_factory=dict)  # a program's files, as in `Measurement.files`
-    left: Sequence[str] = ()  # command lines of processes that the trial left behind and the worker ended
+    status: str = "failed"  # value of a `TrialStatus`; used only without a measurement
+    reusable: bool = False  # the process is in a clean state and can run another trial
+    reason: str = ""  # a single line
+    detail: str = ""  # the last lines of a program's output, or a traceback
+    files: Mapping[str, bytes] = field(default_factory=dict)  # the program's files, as in `Measurement.files`
+    left: Sequence[str] = ()  # command lines of leftover processes, which the worker ended
 
 
 class Worker:
-    """The actor of one rank. Its methods run one at a time, in the order of the calls."""
+    """The actor for one rank. Its methods run one at a time, in call order."""
 
     def __init__(self) -> None:
         settle(os.environ, visible_gpus_variable())
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # Ray with a subreaper ignores it, which loses exit codes
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # Ray with a subreaper ignores SIGCHLD, which loses exit codes
         self._orphans = Orphans()
 
     def handshake(self) -> dict[str, contract.Scalar]:
-        """Return where this process runs: its node, a free port for a rendezvous, its GPUs and its log."""
-        log = Path("/proc/self/fd/2")  # Ray redirects it to a file
+        """Return the worker's node, GPUs and log, and a free port for a rendezvous."""
+        log = Path("/proc/self/fd/2")  # Ray redirects stderr to a file
         with socket.socket() as free:
             free.bind(("", 0))
             port = free.getsockname()[1]
@@ -88,7 +88,7 @@ class Worker:
         }
 
     def run(self, job: Job) -> RankResult:
-        """Run one trial and end the processes it leaves behind. The result contains any exception for the driver."""
+        """Run one trial and end any processes that it leaves behind. An exception is returned in the result."""
         result = self._measure(job)
         return replace(result, left=self._orphans.end())
 
@@ -100,24 +100,24 @@ class Worker:
         try:
             check_variables(job.variables)
             measurement = run_trial(job.workload, job.parameters, rank, localize(job.settings))
-            executed = {**measurement.executed, **check_variables(job.variables)}  # a workload may have changed one
+            executed = {**measurement.executed, **check_variables(job.variables)}  # a workload may set variables
             measurement = replace(measurement, executed=executed)
-        except BaseException as error:  # SystemExit too, else Ray considers this process lost
-            if hasattr(error, "ray_terminate_msg"):  # SIGTERM, which ends this process
+        except BaseException as error:  # includes SystemExit, after which Ray would consider this process lost
+            if hasattr(error, "ray_terminate_msg"):  # SIGTERM must end this process
                 raise
             return replace(_describe_error(error), rank=rank.rank, started_s=started_s, ended_s=time.monotonic())
         return RankResult(rank.rank, started_s, time.monotonic(), measurement)
 
 
 def localize(settings: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
-    """Return a command's settings, with the driver's folder replaced by Ray's copy on this node."""
+    """Replace the driver's folder in a command's settings by Ray's copy on this node."""
     if settings is None or os.environ.get(SHIPPED_DIRECTORY) != settings.get("directory", ""):
         return settings
     return {**settings, "directory": str(Path.cwd())}
 
 
 def check_variables(requested: Mapping[str, str | None]) -> dict[str, str | None]:
-    """Return the values of these variables in this process. Raises ParameterMismatch if one differs."""
+    """Return the values of these variables in this process. Raises ParameterMismatch if any value differs."""
     actual = {name: os.environ.get(name) for name in requested}
     differences = []
     for name, value in requested.items():
@@ -152,7 +152,7 @@ def _describe_error(error: BaseException) -> RankResult:
 
 
 class RayStepReporter:
-    """The `StepReporter` of one trial, which forwards to the step collector. Training survives a lost collector."""
+    """The `StepReporter` of one trial. It forwards steps to the collector, and training survives a lost collector."""
 
     def __init__(self, collector: Any, sequence_number: int) -> None:
         self._collector, self._sequence_number = collector, sequence_number
@@ -174,7 +174,7 @@ class RayStepReporter:
 
 
 class StepCollector:
-    """The actor that collects the steps of running trials, by sequence number, and tells ranks to stop."""
+    """The actor that collects the steps of running trials by sequence number and signals ranks to stop."""
 
     def __init__(self) -> None:
         self._reported: list[tuple[int, int, float, dict[str, float]]] = []
@@ -184,7 +184,7 @@ class StepCollector:
         self._arrived = asyncio.Event()
 
     async def report(self, sequence_number: int, step: int, metrics: dict[str, float]) -> bool:
-        """Store a finished step, unless another rank has reported it. Returns whether the trial is pruned."""
+        """Store a finished step unless another rank has already reported it. Return whether the trial is pruned."""
         if step > self._last.get(sequence_number, 0):
             self._last[sequence_number] = step
             self._reported.append((sequence_number, step, time.time(), metrics))
@@ -192,10 +192,10 @@ class StepCollector:
         return sequence_number in self._pruned
 
     async def take(self, patience_s: float = 0.0) -> list[tuple[int, int, float, dict[str, float]]]:
-        """Return the steps since the last call: sequence number, step, time and metrics.
+        """Return the steps since the last call, as tuples of sequence number, step, time and metrics.
 
-        Wait up to `patience_s` for the first step, but only BATCH_S for others that arrive at about the same time: if
-        a trial is pruned a quarter of a second later, it runs several more short steps.
+        Wait up to `patience_s` for the first step, but then only BATCH_S for further steps. A longer wait would delay
+        pruning: in a quarter of a second, a trial runs several more short steps.
         """
         with suppress(TimeoutError):
             await asyncio.wait_for(self._arrived.wait(), patience_s)
