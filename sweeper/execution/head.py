@@ -68,7 +68,7 @@ _current: HeadWatch | None = None
 
 
 def watch(address: str | None) -> None:
-    """Watch the head at `address` instead of any other. If it stops responding, call the latest `on_head_lost` callback."""
+    """Watch the head at `address` and no other. If it stops responding, call the latest `on_head_lost` callback."""
     global _current
     if _current:
         _current.stopped.set()

@@ -56,7 +56,7 @@ RAY_NODE = Node
 UNUSED = ("start_monitor", "start_log_monitor", "start_api_server")
 START_PROCESS = (services, "start_ray_process")
 # Raylet options that replace the dashboard agent, so the raylet does not wait for it. A raylet exits on an unknown
-# option. The agent command must not be empty, and the raylet exits when the command does. `cat` runs as long as the raylet.
+# option. Its agent command must not be empty, and the raylet exits if the command does. `cat` runs as long as needed.
 NO_AGENT = (
     "--metrics-agent-port=-1",
     "--metrics_export_port=-1",

@@ -1,1 +1,1 @@
-"""Metrics: how they are derived, ranked and compared."""
+"""Derive, rank and compare metrics."""

@@ -1,4 +1,4 @@
-"""How trials are ranked: by one or several objectives, and by the limits that a ranked trial must keep."""
+"""Rank trials by one or several objectives. A trial that exceeds a limit has no rank."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from sweeper.common.format import format_number
 from sweeper.common.trials import TrialRecord, TrialStatus
 from workloads.api.metrics import ROWS, get_metric
 
-MAX_OBJECTIVES = 3  # with four or more, most points of a random sample are on the front
-UNKNOWN_EXCESS = 1.0  # for a trial without the limit's metric, which cannot be shown to keep the limit
+MAX_OBJECTIVES = 3  # with four or more objectives, most points of a random sample are on the front
+UNKNOWN_EXCESS = 1.0  # for a trial without the limit's metric, which cannot show that it keeps the limit
 DIRECTIONS = {row.name: row.direction for row in ROWS if row.direction}
 
 
@@ -26,31 +26,31 @@ class Objective:
 
     @property
     def resolution(self) -> float:
-        """The largest relative difference that is ignored between two points of a front."""
+        """The largest relative difference between two points of a front that is ignored."""
         return get_metric(self.metric).resolution
 
     def loss(self, value: float) -> float:
-        """Return the value with its sign set so that less is better."""
+        """Return the value with its sign chosen so that lower is better."""
         return -value if self.direction == "maximize" else value
 
 
 @dataclass(frozen=True)
 class Limit:
-    """A bound on a metric: an upper bound if less is better, otherwise a lower bound."""
+    """A bound on a metric: an upper bound if lower is better, otherwise a lower bound."""
 
     metric: str
     bound: float
     direction: str
 
     def excess(self, metrics: Mapping[str, float]) -> float:
-        """Return the fraction of the bound by which the metric exceeds it; zero or less if it is within the bound."""
+        """Return how far the metric is beyond the bound, as a fraction of the bound. Zero or less means within it."""
         if self.metric not in metrics:
             return UNKNOWN_EXCESS
         beyond = metrics[self.metric] - self.bound
         return (-beyond if self.direction == "maximize" else beyond) / (abs(self.bound) or 1.0)
 
     def describe_problem(self) -> str:
-        """Return why the bound limits nothing or excludes every trial; empty if neither is certain."""
+        """Return why the bound excludes no trial or every trial, or an empty string if neither is certain."""
         unit = get_metric(self.metric).unit
         if unit == "%" and self.bound > 1:
             return f"must be a fraction. Write {self.bound / 100:g}"
@@ -68,14 +68,14 @@ class Limit:
 
 @dataclass(frozen=True)
 class Criteria:
-    """The objectives of a sweep, leading one first, and its limits. Trials that exceed a limit have no rank."""
+    """A sweep's objectives, the leading objective first, and limits. Trials that exceed a limit have no rank."""
 
     objectives: tuple[Objective, ...]
     limits: tuple[Limit, ...] = ()
 
     @staticmethod
     def of(objectives: Mapping[str, str], limits: Mapping[str, Any] | None = None) -> Criteria:
-        """Return criteria from directions and bounds by metric. Raises KeyError if a limit has no direction."""
+        """Build criteria from each metric's direction or bound. Raises KeyError if a limit has no direction."""
         pairs = {name: bound if isinstance(bound, list) else [bound, ""] for name, bound in (limits or {}).items()}
         return Criteria(
             tuple(Objective(metric, direction) for metric, direction in objectives.items()),
@@ -100,11 +100,11 @@ class Criteria:
 
     @property
     def has_front(self) -> bool:
-        """Whether there are several objectives, so that trials are ranked by dominance."""
+        """Whether there are several objectives, in which case trials are ranked by dominance."""
         return len(self.objectives) > 1
 
     def values(self, record: TrialRecord) -> tuple[float, ...] | None:
-        """Return the objectives of a trial; None if it is not complete or lacks one."""
+        """Return a trial's objective values, or None if the trial is incomplete or lacks a value."""
         if record.status is not TrialStatus.COMPLETE or any(name not in record.metrics for name in self.metrics):
             return None
         return tuple(record.metrics[name] for name in self.metrics)
@@ -113,25 +113,25 @@ class Criteria:
         return tuple(objective.loss(value) for objective, value in zip(self.objectives, values, strict=True))
 
     def excess(self, record: TrialRecord) -> dict[str, float]:
-        """Return the fraction by which a complete trial exceeds each limit; zero or less if it keeps the limit."""
+        """Return the fraction by which a complete trial exceeds each limit (zero or less if it keeps the limit)."""
         return {limit.metric: limit.excess(record.metrics) for limit in self.limits}
 
     def ranked_losses(self, record: TrialRecord) -> tuple[float, ...] | None:
-        """Return the losses of a trial, or None if it has no rank because it is incomplete or exceeds a limit."""
+        """Return a trial's losses, or None if the trial has no rank because it is incomplete or exceeds a limit."""
         values = self.values(record)
         return None if values is None or self.exceeded(record) else self.losses(values)
 
     def exceeded(self, record: TrialRecord) -> list[Limit]:
-        """Return the limits that a complete trial exceeds. If there are any, it has no rank."""
+        """Return the limits that a complete trial exceeds. A trial that exceeds any limit has no rank."""
         return [limit for limit in self.limits if limit.excess(record.metrics) > 0]
 
     def describe_unmet(self, records: Iterable[TrialRecord]) -> str:
-        """Return the limits that no trial keeps together and the nearest trial's values; empty if a trial keeps all."""
+        """Describe the limits that no single trial keeps, and the nearest trial. Empty if a trial keeps all limits."""
         complete = [record for record in records if self.values(record) is not None]
         if not complete or any(self.ranked_losses(record) is not None for record in complete):
             return ""
         metrics = {limit.metric for limit in self.limits}
-        # A trial that lacks a limit's metric is farther away than any other.
+        # A trial that lacks a limit's metric counts as farther away than any other trial.
         nearest = min(complete, key=lambda r: (not metrics <= r.metrics.keys(), max(self.excess(r).values())))
         beyond = [limit for limit in self.limits if any(limit in self.exceeded(record) for record in complete)]
         values = {limit.metric: nearest.metrics.get(limit.metric, math.nan) for limit in beyond}
@@ -140,16 +140,16 @@ class Criteria:
         return f"no trial keeps {kept}; the nearest, trial {nearest.number}, has {' and '.join(has)}"
 
     def rank(self, records: Iterable[TrialRecord]) -> list[TrialRecord]:
-        """Return the trials that have a rank, best first: by layers of dominance, then by the leading objective."""
+        """Return the trials that have a rank, best first, sorted by dominance layer, then by the leading objective."""
         return [record for _, record in self._layered(records)]
 
     def front(self, records: Iterable[TrialRecord]) -> list[TrialRecord]:
-        """Return the trials that no other trial dominates, best by the leading objective first."""
+        """Return the trials that no other trial dominates, sorted by the leading objective, best first."""
         return [record for layer, record in self._layered(records) if layer == 0]
 
     def _layered(self, records: Iterable[TrialRecord]) -> list[tuple[int, TrialRecord]]:
         ranked = [(losses, record) for record in records if (losses := self.ranked_losses(record)) is not None]
-        # With one objective, only the order is needed.
+        # With one objective, layers are not needed, only the order.
         layers = find_layers([losses for losses, _ in ranked]) if self.has_front else [0] * len(ranked)
         ordered = sorted(zip(layers, ranked, strict=True), key=lambda entry: (entry[0], entry[1][0]))
         return [(layer, record) for layer, (_, record) in ordered]
@@ -163,10 +163,10 @@ def dominates(losses: Sequence[float], others: Sequence[float]) -> bool:
 def find_layers(losses: Sequence[Sequence[float]]) -> list[int]:
     """Return the dominance layer of each point, from 0 for points that are not dominated.
 
-    The points are processed in lexicographic order, so that none is dominated by a later one. Each is put into the
-    first layer without a point that dominates it. Bisection finds this layer, since a point in a layer is dominated by
-    a point in each earlier layer (Zhang, Tian, Cheng and Jin 2015, efficient non-dominated sort with binary search)."""
-    import numpy as np  # takes 0.1 s, and every command imports this module, but few have several losses
+    Points are processed in lexicographic order, so no point is dominated by a later one. Each point goes into the first
+    layer that has no point dominating it. Bisection finds the layer because a point is dominated by some point in every
+    earlier layer (Zhang, Tian, Cheng and Jin 2015, efficient non-dominated sort with binary search)."""
+    import numpy as np  # takes 0.1 s, and every command imports this module, but few need layers
 
     points = np.array(losses, dtype=float)
     assigned = [0] * len(points)

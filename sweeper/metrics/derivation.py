@@ -1,8 +1,8 @@
-"""Derive all metrics in one place: from raw step times and counts to rates, their spread and utilizations.
+"""Derive all metrics in one place: turn raw step times and counts into rates, spreads and utilizations.
 
-Rates count the operations that the model or GEMM needs, over all ranks; `…_per_gpu` divides by the number of ranks. A
-step of a gang takes as long as its slowest rank. MFU is a fraction: model FLOP/s divided by the dense peak for the data
-type of the matrix units (Chowdhery et al. 2022, appendix B). It needs a known peak.
+Rates count the operations that the model or GEMM requires, summed over all ranks. `…_per_gpu` divides by the number of
+ranks. A gang's step takes as long as that of its slowest rank. MFU is model FLOP/s divided by the dense peak for the
+matrix units' dtype (Chowdhery et al. 2022, appendix B). It requires a known peak.
 """
 
 import math
@@ -18,10 +18,10 @@ from workloads.api.contract import Measurement
 from workloads.api.metrics import COST
 
 STATISTICS: Mapping[str, Callable[..., Any]] = {"median": np.median, "mean": np.mean, "fastest": np.min}
-MEMORY_METRICS = ("peak_device_gib", "peak_memory_gib")  # per device; the first one that a trial has is shown
+MEMORY_METRICS = ("peak_device_gib", "peak_memory_gib")  # per device; tables show the first metric that a trial has
 JOULES_PER_KWH = 3.6e6
-EFFICIENCY = ("joules_per_token", "tflop_per_joule", "tokens_per_joule")  # for one trial they are equivalent
-LINEAR_BANDS = (0.85, 0.95)  # shares of linear scaling that clusters are often assumed to reach
+EFFICIENCY = ("joules_per_token", "tflop_per_joule", "tokens_per_joule")  # equivalent for a single trial
+LINEAR_BANDS = (0.85, 0.95)  # shares of linear scaling that clusters are commonly assumed to reach
 
 
 def derive(
@@ -30,14 +30,14 @@ def derive(
     achieved_tflops: Mapping[str, float] | None = None,
     bandwidth_tb_s: float | None = None,
 ) -> dict[str, float]:
-    """Return the metrics of one complete trial from its measurements, one for each rank.
+    """Derive a complete trial's metrics from its measurements, one for each rank.
 
-    The ranks' step times are matched step by step if their counts agree; otherwise each rank's median is used.
+    Step times are matched across ranks step by step if all ranks have equally many. Otherwise rank medians are used.
 
     Args:
-        dense_peak_tflops: the vendor's TFLOP/s per device, by data type.
-        achieved_tflops: TFLOP/s of the best GEMM on such a device, by data type.
-        bandwidth_tb_s: the bandwidth of one device's memory.
+        dense_peak_tflops: the vendor's peak TFLOP/s per device, by dtype.
+        achieved_tflops: TFLOP/s of the best GEMM on this device, by dtype.
+        bandwidth_tb_s: the memory bandwidth of one device.
     """
     world_size = len(measurements)
     if measurements[0].of_gang:
@@ -72,7 +72,7 @@ def derive(
             metrics["mamf_utilization"] = metrics["tflops"] / (achieved * world_size)
     metrics |= energy_metrics(measurements, world_size)
     if world_size > 1:
-        if first.independent:  # devices that were measured at the same time but separately
+        if first.independent:  # the ranks' devices were measured separately, at the same time
             rates = [tflops_of(m.flops_per_step, m.step_times_s, m.statistic) for m in measurements]
             metrics |= {"tflops_slowest_gpu": min(rates), "tflops_fastest_gpu": max(rates)}
             metrics["gpu_spread"] = max(rates) / min(rates) - 1
@@ -83,7 +83,7 @@ def derive(
 
 
 def describe_impossible(metrics: Mapping[str, float], clock_headroom: float = 1.0) -> str:
-    """Return why no device can have reached the metrics from `derive`; empty if they are possible.
+    """Return why no device can have reached the metrics from `derive`, or an empty string if they are possible.
 
     `clock_headroom` is the factor by which the device's clock may exceed the clock of the vendor's peak.
     """
@@ -102,7 +102,7 @@ def _flops_metrics(
         return {}
     metrics = _rate("tflops", flops / 1e12, step_time)
     if sustained := [m.sustained_step_times_s for m in measurements if m.sustained_step_times_s]:
-        # Use the slowest rank's windows, since the ranks may have different numbers of windows.
+        # Use the slowest rank's windows because ranks may differ in their number of windows.
         windows = np.array(max(sustained, key=np.median))
         metrics |= _rate("tflops_sustained", flops / 1e12, _summarize(windows, "median"))
     metrics = with_utilization(metrics, peak_tflops, world_size)
@@ -112,7 +112,7 @@ def _flops_metrics(
 
 
 def with_utilization(metrics: Mapping[str, float], peak_tflops: float | None, world_size: int) -> dict[str, float]:
-    """Return the metrics, with the rates' shares of all devices' peak if it is known."""
+    """Return the metrics and, if the peak is known, the shares of all devices' peak that the rates reach."""
     shares = {"mfu": "tflops", "mfu_sustained": "tflops_sustained"}
     known = {name: metrics[rate] for name, rate in shares.items() if peak_tflops and rate in metrics}
     return {**metrics, **{name: rate / ((peak_tflops or 1.0) * world_size) for name, rate in known.items()}}
@@ -123,12 +123,12 @@ def tflops_of(flops_per_step: float, times_s: Sequence[float], statistic: str) -
 
 
 def first_known(values: Iterable[float]) -> float:
-    """Return the first value that is not NaN, else NaN."""
+    """Return the first value that is not NaN, or NaN if there is none."""
     return next((value for value in values if not math.isnan(value)), math.nan)
 
 
 def step_times_s(measurements: Sequence[Measurement]) -> np.ndarray:
-    """Return the seconds of each step of the gang: the slowest rank's, step by step if ranks wait for each other."""
+    """Return the gang's step times: those of the slowest rank, or of the slowest at each step if ranks synchronize."""
     if measurements[0].independent:
         statistic = STATISTICS[measurements[0].statistic]
         return np.array(max((m.step_times_s for m in measurements), key=lambda t: statistic(t) if t else 0.0))
@@ -139,13 +139,13 @@ def step_times_s(measurements: Sequence[Measurement]) -> np.ndarray:
 
 
 def _rate(name: str, work: float, step_time: Mapping[str, float]) -> dict[str, float]:
-    # A longer time means a lower rate, so the lower bound of one is the upper bound of the other.
+    # A longer time means a lower rate, so the lower bound of the time gives the upper bound of the rate.
     mirrored = {"_p10": "_p90", "_p90": "_p10", "_ci_low": "_ci_high", "_ci_high": "_ci_low"}
     return {f"{name}{mirrored.get(suffix, suffix)}": work / value for suffix, value in step_time.items()}
 
 
 def _summarize(times_s: np.ndarray, statistic: str, resolution_s: float = 0.0) -> dict[str, float]:
-    """Return the statistic by suffix: its value (empty suffix) and, for several times, percentiles and any interval."""
+    """Return the statistic (under the empty suffix) and, for several times, percentiles and any interval, by suffix."""
     if len(times_s) == 1:
         return {"": float(times_s[0])}
     p10, p90 = np.percentile(times_s, [10, 90])
@@ -157,16 +157,16 @@ def _summarize(times_s: np.ndarray, statistic: str, resolution_s: float = 0.0) -
 
 @dataclass(frozen=True)
 class Prices:
-    """Prices of a device per hour and of electricity per kWh, in one currency. A price that is None does not count."""
+    """The price of a device per hour and of electricity per kWh, in the same currency. None means not counted."""
 
     per_hour: float | None = None
     per_kwh: float | None = None
 
 
 def energy_metrics(measurements: Sequence[Measurement], world_size: int) -> dict[str, float]:
-    """Return the gang's energy per step and the metrics derived from it; empty unless all ranks' energy is known.
+    """Return the gang's energy per step and metrics derived from it. Empty unless every rank's energy is known.
 
-    There is one measurement for each rank, or one that describes the gang.
+    `measurements` has one entry for each rank, or a single entry for the whole gang.
     """
     if missing_energy(measurements):
         return {}
@@ -184,13 +184,13 @@ def energy_metrics(measurements: Sequence[Measurement], world_size: int) -> dict
 
 
 def missing_energy(measurements: Sequence[Measurement]) -> str:
-    """Return why a rank's energy is unknown; empty if it is known for all ranks."""
+    """Return why some rank's energy is unknown, or an empty string if every rank's energy is known."""
     reasons = (m.energy.missing if m.energy else "no driver reports it" for m in measurements)
     return next((reason for reason in reasons if reason), "")
 
 
 def hidden_metrics(trials: Sequence[Mapping[str, float]], objective: str) -> set[str]:
-    """Return the energy and cost metrics that a table omits. It keeps the objective, and one of each if it varies."""
+    """Return the energy and cost metrics to omit from a table. Keep the objective, and one of each that varies."""
     first = next((name for name in EFFICIENCY if any(name in metrics for metrics in trials)), "")
     efficiency = objective if objective in EFFICIENCY else first
     constant = {name for name in (efficiency, COST) if len({metrics.get(name) for metrics in trials}) < 2}
@@ -198,7 +198,7 @@ def hidden_metrics(trials: Sequence[Mapping[str, float]], objective: str) -> set
 
 
 def cost_metrics(metrics: Mapping[str, float], world_size: int, prices: Prices) -> dict[str, float]:
-    """Return the cost of a million tokens; empty without a price, or if a price cannot be applied."""
+    """Return the cost of a million tokens. Empty without a price, or if a price cannot be applied."""
     has_price = prices.per_hour is not None or prices.per_kwh is not None
     lacks_energy = prices.per_kwh is not None and "joules_per_token" not in metrics
     if "tokens_per_s" not in metrics or lacks_energy or not has_price:

@@ -1,13 +1,13 @@
-"""95% intervals for the median or mean of step times, even if successive steps are correlated.
+"""Compute 95% intervals for the median or mean of step times, even if successive steps are correlated.
 
-The median's interval lies between order statistics, interpolated between the two nearest ranks (Hettmansperger and
-Sheather 1986), and assumes no distribution. It needs at least five steps, for which it extends from the fastest to the
-slowest and covers the median in 93.75% of cases. The mean has Student's interval.
+The median's interval is bounded by order statistics, interpolated between the two nearest ranks (Hettmansperger and
+Sheather 1986). It assumes no distribution. It requires at least five steps. For five, it extends from the fastest to
+the slowest and covers the median in 93.75% of cases. The mean has Student's t interval.
 
-Clocks and caches correlate successive steps, so the effective sample size of n steps is n / tau. The integrated
-autocorrelation time tau is estimated with Geyer's initial monotone sequence (1992), and corrected for the bias of
-subtracting the mean. With too few effective steps there is no interval. `benchmarks/coverage.py` measures how often the
-intervals hold.
+Clocks and caches correlate successive steps, so n steps have an effective sample size of n / tau. The integrated
+autocorrelation time tau is estimated with Geyer's initial monotone sequence (1992) and corrected for the bias from
+subtracting the mean. If there are too few effective steps, there is no interval. `benchmarks/coverage.py` measures how
+often the intervals contain the true value.
 """
 
 from __future__ import annotations
@@ -22,25 +22,25 @@ import numpy as np
 from sweeper.common.format import format_number
 from workloads.api.metrics import find_source
 
-MIN_STEPS = 5  # the fewest steps for which the median has an interval
+MIN_STEPS = 5  # minimum number of steps for an interval of the median
 TOO_FEW = f"fewer than {MIN_STEPS} steps"
 TOO_SHORT = "correlated, too short"
 TOO_COARSE = "times printed too coarsely"
 
-Z = 1.959964  # 95% of a normal distribution lie within this many standard deviations
+Z = 1.959964  # 95% of a normal distribution lies within this many standard deviations
 LEVEL = 0.95
-EXACT_UP_TO = 300  # steps; beyond that, a normal distribution gives the rank to within 0.02
-# For a one-sided 5% test of the ranks' first autocorrelation. Without it, the noise of tau would widen every interval.
+EXACT_UP_TO = 300  # steps; for more, the normal approximation of the rank is accurate to 0.02
+# For a one-sided 5% test of the ranks' lag-1 autocorrelation. Without the test, noise in tau would widen all intervals.
 SIGNIFICANT_Z = 1.645
-# With fewer effective steps or crossings of the middle, the estimate of tau is not good enough. Chosen by simulation:
-# an AR(1) process of 0.9 crosses 29 times in 200 steps, and a clock that sticks for 20 steps 25 times in 500.
+# With fewer effective steps or crossings of the midpoint, the estimate of tau is too poor. Chosen by simulation: an
+# AR(1) process of 0.9 crosses 29 times in 200 steps. A clock that sticks for 20 steps crosses 25 times in 500.
 MIN_EFFECTIVE_STEPS = 6.0
 MIN_CROSSINGS = 14
 
 
 @dataclass(frozen=True)
 class Interval:
-    """A value and the bounds of its 95% interval, which are NaN if there is none."""
+    """A value and the bounds of its 95% interval. The bounds are NaN if there is no interval."""
 
     value: float
     low: float = math.nan
@@ -56,7 +56,7 @@ class Interval:
 
     @property
     def errors(self) -> tuple[float, float]:
-        """The distances from the value to the lower and the upper bound."""
+        """The distances from the value to the lower and to the upper bound."""
         return self.value - self.low, self.high - self.value
 
     def scaled(self, factor: float) -> Interval:
@@ -64,7 +64,7 @@ class Interval:
 
     @property
     def change(self) -> str:
-        """The value, a ratio, as a change in percent with its interval: `-3.0% (95% -4.1% to -1.9%)`."""
+        """A ratio and its interval as changes in percent: `-3.0% (95% -4.1% to -1.9%)`."""
         bounds = f"95% {self.low - 1:+.1%} to {self.high - 1:+.1%}" if self.has_interval else "no interval"
         return f"{self.value - 1:+.1%} ({bounds})"
 
@@ -77,9 +77,9 @@ class Interval:
 class Correlation:
     """The correlation of successive steps."""
 
-    time_steps: float = 1.0  # the integrated autocorrelation time, 1 for independent steps
-    degrees_of_freedom: float = math.inf  # of the estimate; infinite for independent steps
-    is_too_short: bool = False  # there are too few steps to estimate it
+    time_steps: float = 1.0  # the integrated autocorrelation time; 1 for independent steps
+    degrees_of_freedom: float = math.inf  # degrees of freedom of the estimate; infinite for independent steps
+    is_too_short: bool = False  # too few steps to estimate the correlation
 
 
 def interval_of_steps(
@@ -87,8 +87,8 @@ def interval_of_steps(
 ) -> Interval | None:
     """Return the median or the mean with its 95% interval, or None if there are too few steps.
 
-    Times that were rounded to a multiple of `resolution` are off by up to half of it, so the interval is that much
-    wider at both ends. The fastest step has no interval, since it has no lower bound.
+    If times were rounded to a multiple of `resolution`, the interval is extended by half of that at both ends. The
+    fastest step has no interval because it has no lower bound.
     """
     correlation = correlation or estimate_correlation(times, statistic)
     if len(times) < MIN_STEPS or correlation.is_too_short or statistic == "fastest":
@@ -96,7 +96,7 @@ def interval_of_steps(
     low, high = _median_bounds(times, correlation) if statistic == "median" else _mean_bounds(times, correlation)
     low, high = low - resolution / 2, high + resolution / 2
     value = float(np.median(times) if statistic == "median" else times.mean())
-    return Interval(value, low, high) if low > 0 else None  # a bound of zero has no rate
+    return Interval(value, low, high) if low > 0 else None  # a time of zero has no rate
 
 
 def _mean_bounds(times: np.ndarray, correlation: Correlation) -> tuple[float, float]:
@@ -104,26 +104,26 @@ def _mean_bounds(times: np.ndarray, correlation: Correlation) -> tuple[float, fl
     quantile = student_quantile((1 + LEVEL) / 2, min(effective_steps - 1, correlation.degrees_of_freedom))
     half_width = quantile * float(times.std(ddof=1)) / math.sqrt(effective_steps)
     mean = float(times.mean())
-    return max(mean - half_width, float(times.min())), mean + half_width  # a bound of zero has no rate
+    return max(mean - half_width, float(times.min())), mean + half_width  # a time of zero has no rate
 
 
 def level_of_median(count: float) -> str:
-    """Return how often the interval of the median of this many values covers it, as text."""
+    """Return as text how often the interval from this many values covers the median."""
     return f"{1 - 2 * 0.5**count:.2%}" if count == MIN_STEPS else f"{LEVEL:.0%}"
 
 
 def missing_reason(metrics: Mapping[str, float], name: str) -> str:
-    """Return why the metric `name` has no 95% interval; empty if it has one or is not derived from steps."""
+    """Return why a metric has no 95% interval. Empty if it has one, or if it is not derived from steps."""
     source = find_source(name)
     if not source or "energy" in source or f"{name}_ci_low" in metrics or "effective_steps" not in metrics:
-        return ""  # the energy is one reading for all steps
+        return ""  # energy is a single reading for all steps
     if metrics["steps"] < MIN_STEPS:
         return TOO_FEW
     return TOO_COARSE if metrics.get("step_resolution_ms", 0.0) >= metrics.get("step_time_ms", math.inf) else TOO_SHORT
 
 
 def student_interval(values: np.ndarray, level: float = LEVEL) -> Interval:
-    """Return the mean of independent values with Student's interval."""
+    """Return the mean of independent values with Student's t interval."""
     mean = float(values.mean())
     quantile = student_quantile((1 + level) / 2, len(values) - 1)
     half_width = quantile * float(values.std(ddof=1)) / math.sqrt(len(values))
@@ -131,14 +131,14 @@ def student_interval(values: np.ndarray, level: float = LEVEL) -> Interval:
 
 
 def student_quantile(probability: float, degrees_of_freedom: float) -> float:
-    """Return a quantile of Student's distribution, which is normal for infinite degrees of freedom."""
-    from scipy.special import stdtrit  # takes 0.2 s to import, and scipy.stats 0.9 s
+    """Return a quantile of Student's t distribution, which is normal for infinite degrees of freedom."""
+    from scipy.special import stdtrit  # takes 0.2 s to import; scipy.stats would take 0.9 s
 
     return float(stdtrit(degrees_of_freedom, probability))
 
 
 def ratio_interval(above: Interval, below: Interval) -> Interval:
-    """Return the ratio of two values with its interval (Zou and Donner 2008, on a logarithmic scale)."""
+    """Return the ratio of two values with its interval (Zou and Donner 2008, applied on a log scale)."""
     value = math.log(above.value / below.value)
     low = math.hypot(math.log(above.value / above.low), math.log(below.high / below.value))
     high = math.hypot(math.log(above.high / above.value), math.log(below.value / below.low))
@@ -146,23 +146,23 @@ def ratio_interval(above: Interval, below: Interval) -> Interval:
 
 
 def estimate_correlation(times: np.ndarray, statistic: str) -> Correlation:
-    """Estimate the correlation of successive steps, as far as it affects their median or mean.
+    """Estimate how strongly the correlation of successive steps affects their median or mean.
 
-    The steps count as independent unless the first autocorrelation of their ranks is significant. With fewer than 20
-    steps, even a strong correlation often is not.
+    Steps count as independent unless the lag-1 autocorrelation of their ranks is significant. With fewer than 20 steps,
+    even a strong correlation is often not significant.
     """
     count = len(times)
     if count < MIN_STEPS or times.min() == times.max():
         return Correlation()
-    # The rank of each value. Equal values get the mean of their ranks, since logs print few digits.
+    # The rank of each value. Equal values, which are common because logs print few digits, share their mean rank.
     _, inverse, counts = np.unique(times, return_inverse=True, return_counts=True)
     ranks = _autocorrelations((np.cumsum(counts) - (counts + 1) / 2)[inverse])
     if ranks[1] * math.sqrt(count) + 1 / math.sqrt(count) < SIGNIFICANT_Z:
         return Correlation()
-    # A median's error follows from the signs of the deviations from it, which are less correlated than the ranks.
+    # The error of a median depends on the signs of the deviations, which are less correlated than the ranks.
     signs = np.sign(times - np.median(times))
     time_steps, lags = _sum_autocorrelations(_autocorrelations(signs) if statistic == "median" else ranks)
-    # Add the relative variance of the estimate (Madras and Sokal 1988), which is too low as often as too high.
+    # The estimate is too low as often as too high, so add its relative variance (Madras and Sokal 1988).
     time_steps *= 1 + 4 * lags / count
     is_above = times > np.percentile(times, [10, 90]).mean()
     crossings = int((is_above[1:] != is_above[:-1]).sum())
@@ -178,13 +178,13 @@ def _autocorrelations(values: np.ndarray) -> np.ndarray:
 
 
 def _sum_autocorrelations(autocorrelations: np.ndarray) -> tuple[float, int]:
-    """Return the integrated autocorrelation time and the number of lags over which it was summed, each at least 1."""
+    """Return the integrated autocorrelation time and the number of lags in its sum, each at least 1."""
     count = len(autocorrelations)
     pairs = autocorrelations[1 : count - 1 : 2] + autocorrelations[2::2]
     decreasing = np.minimum.accumulate(pairs)
     positive = decreasing[: np.argmax(decreasing <= 0)] if (decreasing <= 0).any() else decreasing
     total, lags = float(positive.sum()), 2 * len(positive)
-    # Subtracting the mean lowers each autocorrelation by about time / count. This is solved for the time.
+    # Subtracting the mean lowers each autocorrelation by about time / count. Solve this equation for the time.
     remaining = 1 + 2 * (total - lags) / count
     time_steps = (1 + 2 * total) / remaining if remaining > 0 else math.inf
     return max(1.0, time_steps), max(1, lags)
@@ -206,13 +206,13 @@ def _median_bounds(times: np.ndarray, correlation: Correlation) -> tuple[float, 
 
 @cache
 def _rank_of_bound(count: int) -> float:
-    """Return the fractional rank, from 1, that bounds the median from below (Hettmansperger and Sheather 1986)."""
+    """Return the fractional rank, starting at 1, of the median's lower bound (Hettmansperger and Sheather 1986)."""
     if count > EXACT_UP_TO:
         return count / 2 + 0.5 - Z * math.sqrt(count) / 2
     below, covered, rank = 0.0, 1.0, 0
     while True:
         below += math.comb(count, rank) * 0.5**count
-        covered_next = 1 - 2 * below  # between the order statistics rank + 1 and count - rank
+        covered_next = 1 - 2 * below  # coverage between order statistics rank + 1 and count - rank
         if covered_next < LEVEL:
             break
         covered, rank = covered_next, rank + 1

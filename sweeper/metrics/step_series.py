@@ -1,8 +1,8 @@
-"""Find unusual steps in a series of times: a drift, a jump, a slow phase, pauses, or a source slower than others.
+"""Find unusual steps in a series of times: a drift, a jump, a slow phase, pauses, or a slow source such as a rank.
 
-The tests use logarithms, so that sizes are relative. Trends are fitted to the means of blocks without pauses. The
-remaining correlation between the residuals of successive blocks widens the errors. The limits are chosen so that clean
-logs rarely have a finding; `benchmarks/diagnose.py` measures how rarely, and which faults are found.
+The tests work on logarithms, so sizes are relative. Trends are fitted to block means, with pauses removed. Any
+correlation left between the residuals of successive blocks widens the errors. The limits are strict enough that clean
+logs rarely have findings. `benchmarks/diagnose.py` measures how rarely, and which faults are found.
 """
 
 import math
@@ -15,43 +15,43 @@ import numpy as np
 from sweeper.metrics.outliers import robust_deviation
 
 FEWEST = 40  # printed steps; fewer do not show a trend
-BLOCKS, STEPS_OF_BLOCK = 30, 5  # the most blocks, and the fewest printed steps in each
-ENDS = 3  # the fewest blocks on each side of a jump
-Z_DRIFT, Z_PHASE, Z_SOURCE = 5.0, 7.0, 5.0  # a phase is the best of hundreds of intervals
-WORTH = 0.015  # the smallest change of step times that is a finding
-WINDOW = 15  # a step is compared with the median of this many printed steps around it
-PAUSE = 0.1  # the smallest share of a step that counts as a pause
-PAUSE_SPREADS = 6.0  # a pause also exceeds this many standard deviations of the other steps
+BLOCKS, STEPS_OF_BLOCK = 30, 5  # maximum number of blocks, and minimum number of printed steps per block
+ENDS = 3  # minimum number of blocks on each side of a jump
+Z_DRIFT, Z_PHASE, Z_SOURCE = 5.0, 7.0, 5.0  # higher for a phase, which is the best of hundreds of intervals
+WORTH = 0.015  # the smallest relative change in step time that counts as a finding
+WINDOW = 15  # each step is compared with the median of this many printed steps around it
+PAUSE = 0.1  # the smallest pause, as a share of a step
+PAUSE_SPREADS = 6.0  # the smallest pause, in standard deviations of the other steps
 FEWEST_PAUSES = 4
-REGULAR = 0.8  # the share of a period's multiples that must have a pause
-IRREGULAR_SHARE = 0.02  # of the steps: fewer slow ones without a period are normal
+REGULAR = 0.8  # the share of a period's multiples at which a pause must occur
+IRREGULAR_SHARE = 0.02  # a smaller share of slow steps without a period is normal
 
 
 @dataclass(frozen=True)
 class Finding:
-    """Something unusual in a series."""
+    """An anomaly in a series of step times."""
 
-    # drift: over the whole series; jump: until its end; phase: slow for a while; pauses: periodic; stalls: irregular
+    # drift: over the whole series; jump: slow until the end; phase: slow for a while; pauses: periodic; stalls: irregular
     kind: Literal["drift", "jump", "phase", "pauses", "stalls"]
-    share: float  # by how much steps are slower; for pauses and stalls, their share of the whole time
-    # low, high: its 95% interval, NaN without one
+    share: float  # how much slower steps are; for pauses and stalls, their share of total time
+    # low, high: the 95% interval of `share`, or NaN
     low: float
     high: float
-    # first, last: the steps between which it occurs
+    # first, last: the steps between which the anomaly occurs
     first: int
     last: int
-    period: int = 0  # steps between two pauses; 0 without a period
-    places: tuple[int, ...] = ()  # the printed steps that are slow, as indices of the series
+    period: int = 0  # steps from one pause to the next; 0 without a period
+    places: tuple[int, ...] = ()  # the slow steps, as indices into the series
 
 
 def find_unusual(numbers: Sequence[int], times_s: Sequence[float]) -> list[Finding]:
-    """Return the findings in the times of steps with these numbers, from which the warmup has been removed."""
+    """Return the anomalies in these steps' times. The caller must have removed the warmup."""
     if len(times_s) < FEWEST:
         return []
     steps, logs = np.asarray(numbers), np.log(np.asarray(times_s, dtype=float))
     padded = np.pad(logs, WINDOW // 2, mode="reflect")
     usual = np.median(np.lib.stride_tricks.sliding_window_view(padded, WINDOW), axis=1)
-    residuals = logs - usual  # far above 0 if a step is slower than its neighbors
+    residuals = logs - usual  # far above 0 where a step is slower than its neighbors
     slow = residuals > max(PAUSE_SPREADS * robust_deviation(residuals), math.log1p(PAUSE))
     findings = [pauses] if (pauses := _find_pauses(steps, np.exp(logs), np.exp(usual), slow)) else []
     trend = _find_trend(steps, np.where(slow, usual, logs))
@@ -72,10 +72,10 @@ def _find_pauses(steps: np.ndarray, times_s: np.ndarray, usual_s: np.ndarray, sl
 
 
 def find_period(places: np.ndarray, interval: float) -> int:
-    """Return the period of most of these slow steps, as far as steps are printed; 0 if they have none.
+    """Return the period at which most of these slow steps recur, or 0 if they have no period.
 
-    Between the first and the last one, nearly every multiple of the period must be slow; other slow steps may lie in
-    between. `interval` is the number of steps from one printed step to the next.
+    Nearly every multiple of the period between its first and last slow step must be slow. Other slow steps may lie in
+    between. `interval` is the number of steps from one printed step to the next, which limits the accuracy.
     """
     best, period, fewest = 0, 0, FEWEST_PAUSES if interval <= 1 else FEWEST_PAUSES + 2
     for gap in sorted(set(np.diff(places)) | set(places[2:] - places[:-2])):
@@ -112,7 +112,7 @@ def _find_trend(steps: np.ndarray, logs: np.ndarray) -> Finding | None:
 
 
 def best_phase(values: np.ndarray) -> tuple[int, int]:
-    """Return the interval of blocks whose higher level explains the most variance. It may last until the end."""
+    """Return the range of slower blocks that explains the most variance. The range may extend to the last block."""
     count, sums = len(values), np.concatenate([[0.0], np.cumsum(values - values.mean())])
     best, found = -1.0, (ENDS, count)
     for begin in range(ENDS, count - ENDS + 1):
@@ -127,14 +127,14 @@ def best_phase(values: np.ndarray) -> tuple[int, int]:
 def _residual_error(residuals: np.ndarray) -> float:
     spread = math.sqrt(float(residuals @ residuals) / (len(residuals) - 3))
     alike = float(residuals[1:] @ residuals[:-1] / (residuals @ residuals)) if spread > 0 else 0.0
-    alike = min(0.9, max(0.0, alike + 2 / len(residuals)))  # the estimate is too low in a short series
+    alike = min(0.9, max(0.0, alike + 2 / len(residuals)))  # a short series biases the estimate low
     return max(spread, 1e-9) * math.sqrt((1 + alike) / (1 - alike))
 
 
 def find_slow_sources(series: Mapping[str, Mapping[int, float]]) -> dict[str, Finding]:
-    """Return the sources, such as ranks, that take longer for a step than the median of the others.
+    """Return the sources, such as ranks, that take longer per step than the median of the other sources.
 
-    `series` has the seconds of each source, by step number.
+    `series` maps each source to its step times in seconds, by step number.
     """
     common = sorted(set.intersection(*(set(own) for own in series.values()))) if len(series) > 1 else []
     if len(common) < 2 * STEPS_OF_BLOCK:
