@@ -340,7 +340,7 @@ class GangPool:
         return trials
 
     def cancel(self) -> list[tuple[Trial, TrialResult]]:
-        """Return every trial in flight as canceled. Gangs keep running their trials until `close`."""
+        """Return every trial in flight with the status CANCELLED. Gangs keep running their trials until `close`."""
         now = time.time()
         trials = list(self._in_flight.values())
         self._backlog.clear()

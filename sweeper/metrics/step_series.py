@@ -31,7 +31,7 @@ IRREGULAR_SHARE = 0.02  # a smaller share of slow steps without a period is norm
 class Finding:
     """An anomaly in a series of step times."""
 
-    # drift: over the whole series; jump: slow until the end; phase: slow for a while; pauses: periodic; stalls: irregular
+    # drift: over the whole series; jump: until the end; phase: slow for a while; pauses: periodic; stalls: irregular
     kind: Literal["drift", "jump", "phase", "pauses", "stalls"]
     share: float  # how much slower steps are; for pauses and stalls, their share of total time
     # low, high: the 95% interval of `share`, or NaN

@@ -1,4 +1,4 @@
-"""Show the progress of a sweep in another process, from its events, as lines or as a block in a notebook cell."""
+"""Show the events of a sweep in another process, as lines or as a live block in a notebook cell."""
 
 import html
 import sys
@@ -21,7 +21,7 @@ class EventDisplay:
 
 
 class NotebookDisplay(EventDisplay):
-    """A live view in a notebook cell's output, redrawn in place, with the last notes and failures below it."""
+    """A live view in a notebook cell, redrawn in place, with the latest notes and failures below."""
 
     def __init__(self) -> None:
         from IPython.display import HTML, display
@@ -44,7 +44,7 @@ class NotebookDisplay(EventDisplay):
 
 
 def make_display(setting: str) -> EventDisplay:
-    """Return the display for this value of the key `progress`."""
+    """Return the display for a value of the key `progress`."""
     ipython = sys.modules.get("IPython")
     shell = ipython.get_ipython() if ipython else None
     if setting != "never" and shell is not None and shell.__class__.__name__ == "ZMQInteractiveShell":

@@ -1,4 +1,4 @@
-"""Pack a user's function into a file that the sweep's processes read, and write its space as overrides."""
+"""Pack a user's function into a file for the sweep's processes, and write the function's space as overrides."""
 
 import base64
 import functools
@@ -20,11 +20,11 @@ from workloads.api import registry
 from workloads.api.errors import UserInputError
 
 FOLDER = "functions"
-RANK, REPORT = "rank", "report"  # parameters with these names do not belong to the space (`workloads.function`)
+RANK, REPORT = "rank", "report"  # names of parameters that do not belong to the space (see `workloads.function`)
 SCALARS = (str, int, float, bool, type(None))
 DIGEST_LENGTH = 12
-PLAIN_TEXT = re.compile(r"[A-Za-z_][\w.-]*")  # needs no quotes, except:
-NO_TEXTS = ("null", "true", "false", "nan", "inf")  # not strings in Hydra's grammar
+PLAIN_TEXT = re.compile(r"[A-Za-z_][\w.-]*")  # strings that need no quotes, unless they are in NO_TEXTS
+NO_TEXTS = ("null", "true", "false", "nan", "inf")  # literals in Hydra's grammar
 
 
 def write_function(function: Callable[..., Any], space: Mapping[str, Any], directory: Path) -> Path:
@@ -35,7 +35,7 @@ def write_function(function: Callable[..., Any], space: Mapping[str, Any], direc
     names = [item.name for item in named if item.name not in (RANK, REPORT)]
     if any(item.kind is item.VAR_KEYWORD for item in parameters):
         names += [key for key in space if key not in names and key != "env"]
-    # The function itself applies any other default, such as a list.
+    # Other defaults, such as lists, are left for the function itself to apply.
     defaults = {item.name: item.default for item in named if item.name in names and type(item.default) in SCALARS}
     left_out = [item.name for item in named if item.default is not item.empty and item.name not in defaults]
     workload = registry.load("function")
@@ -63,7 +63,7 @@ def _digest(function: Callable[..., Any]) -> str:
     inner = inspect.unwrap(function.func if isinstance(function, functools.partial) else function)
     try:
         source = inspect.getsource(inner if inspect.isroutine(inner) else type(inner))
-    except (OSError, TypeError):  # the function was typed at a prompt
+    except (OSError, TypeError):  # the function was defined at a prompt
         code = getattr(inner, "__code__", None)
         source = f"{code.co_code.hex()} {code.co_consts}" if code else repr(inner)
     try:
@@ -76,7 +76,7 @@ def _digest(function: Callable[..., Any]) -> str:
 
 
 def _pack(function: Callable[..., Any], name: str) -> str:
-    """Pack a function. Unless its module is installed, pack it by value, because workers may not find the module."""
+    """Pickle a function, by value unless its module is installed, because workers may not find the module."""
     import cloudpickle
 
     module = inspect.getmodule(function)
@@ -86,7 +86,7 @@ def _pack(function: Callable[..., Any], name: str) -> str:
         cloudpickle.register_pickle_by_value(top)
     try:
         return base64.b64encode(cloudpickle.dumps(function)).decode()
-    except Exception as error:  # raised by any object that the function refers to
+    except Exception as error:  # any object that the function refers to may raise
         raise UserInputError(f"workload={name}: cannot be sent to workers: {error}") from error
     finally:
         if by_value:
@@ -101,7 +101,7 @@ def _is_installed(module: ModuleType) -> bool:
 
 
 def space_words(space: Mapping[str, Any], prefix: str = "space.") -> list[str]:
-    """Return a space as overrides. A list or tuple is a choice, a `range` a range, and a string uses the grammar."""
+    """Write a space as overrides. A list or tuple is a choice, a `range` is a range, and a string is parsed."""
     words = []
     for name, entry in space.items():
         if name == "env" and isinstance(entry, Mapping):
@@ -128,11 +128,11 @@ def _write_scalar(key: str, value: Any, *, quoted: bool) -> str:
     if not isinstance(value, str):
         return repr(value)
     if not quoted and any(mark in value for mark in "(,["):
-        return value  # already in the space's grammar
+        return value  # already in the grammar of spaces
     if PLAIN_TEXT.fullmatch(value) and value.lower() not in NO_TEXTS:
         return value
     if "\n" in value or "\0" in value:
         raise UserInputError(f"{key}={value!r}: a text must be one line")
-    # OmegaConf would treat ${…} as a reference.
+    # Escape ${…}, which OmegaConf would treat as a reference.
     literal = re.sub(r"(\\*)\$\{", lambda found: f"{found[1] * 2}\\${{", value)
     return QuotedString(literal, Quote.single).with_quotes()

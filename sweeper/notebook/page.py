@@ -1,4 +1,4 @@
-"""Show a result as HTML in a notebook cell: best trials, finals or front, and the objective over the trials."""
+"""Show a result as HTML in a notebook cell: best trials, finals or front, and a plot of the objective by trial."""
 
 from collections import Counter
 from html import escape
@@ -14,7 +14,7 @@ WIDTH, HEIGHT, MARGIN, RADIUS = 480, 160, 20, 3  # dimensions of the picture in 
 
 
 def build_html(stored: StoredSweep) -> str:
-    """Return the HTML of a sweep that has a description. It uses the notebook's colors, light or dark."""
+    """Return the HTML for a sweep with a description. It adopts the notebook's light or dark colors."""
     assert stored.description is not None
     ranked, records, criteria = stored.ranked, stored.current_records, stored.description.criteria
     top = int(stored.description.config["finals"]["top"])

@@ -1,4 +1,4 @@
-"""A sweep's result in Python: its winner and a table of its trials, read from the sweep's folder."""
+"""A sweep's result in Python: the winner and a table of the trials, read from the sweep's folder."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ SPREAD = re.compile(r"_(ci_low|ci_high|p10|p90)(?=$|_per_gpu$)|_per_gpu$")
 
 
 class SweepError(Exception):
-    """A sweep ended without a complete trial. The message gives the reason.
+    """Raised if a sweep ends without a complete trial. The message gives the reason.
 
     Attributes:
-        result: the partial result; None if the sweep did not start.
+        result: the partial result, or None if the sweep did not start.
     """
 
     def __init__(self, message: str, result: SweepResult | None = None) -> None:
@@ -43,10 +43,10 @@ class BestTrial:
 
     Attributes:
         trial: the trial's number.
-        params: all parameters, including those that the sweep holds fixed.
-        value: the objective: the mean of the finals' rounds, or the trial's own value without finals.
-        low, high: the bounds of its 95% interval; NaN if it has none.
-        rounds: the number of rounds of the finals; 0 for a single trial.
+        params: all parameters, including fixed ones.
+        value: the objective: the mean over the rounds of the finals, or without finals the trial's own value.
+        low, high: the bounds of the 95% interval of `value`; NaN if there is no interval.
+        rounds: the number of rounds in the finals; 0 without finals.
         metrics: the trial's metrics in the search.
     """
 
@@ -64,9 +64,9 @@ class SweepResult:
     """A sweep that has ended.
 
     Attributes:
-        folder: the sweep's folder; `folder / "best"` contains the files that rerun the winner.
+        folder: the sweep's folder. `folder / "best"` contains the files for rerunning the winner.
         exit_code: the command's exit code: 0, or 1 if trials failed or the sweep stopped early.
-        stopped: why it ended before its budget was used up; empty if it did not.
+        stopped: why the sweep ended before its budget was used up; empty if it did not end early.
         summary: the output of the command.
     """
 
@@ -90,13 +90,13 @@ class SweepResult:
         return self._stored.description.objective
 
     def describe_unmet(self) -> str:
-        """Describe the limits that no trial meets, and by how much the nearest misses them; empty if one trial does."""
+        """Describe the limits that no single trial meets, and the nearest trial. Empty if a trial meets all limits."""
         assert self._stored.description is not None
         return self._stored.description.criteria.describe_unmet(self._stored.records.values())
 
     @cached_property
     def best(self) -> BestTrial | None:
-        """The winner of the finals, or without finals the best trial; None if no complete trial meets the limits."""
+        """The winner of the finals, or without finals the best trial. None if no complete trial meets the limits."""
         winner = self._stored.winner
         if winner is None:
             return None
@@ -106,12 +106,12 @@ class SweepResult:
 
     @cached_property
     def trials(self) -> pd.DataFrame:
-        """The search's trials by number: outcome, parameters as `param.…`, metrics; `attrs["units"]` has the units."""
+        """The search's trials by number, with outcome, parameters (`param.…`) and metrics. Units: `attrs["units"]`."""
         return self._tabulate(remeasured=False)
 
     @cached_property
     def remeasured(self) -> pd.DataFrame:
-        """The rounds of the finals and the node comparisons, like `trials`, each with its `remeasured_trial`."""
+        """The trials of the finals and node comparisons, in the format of `trials`, with `remeasured_trial`."""
         return self._tabulate(remeasured=True)
 
     def _tabulate(self, *, remeasured: bool) -> pd.DataFrame:
@@ -133,12 +133,12 @@ class SweepResult:
 
     @cached_property
     def front(self) -> pd.DataFrame | None:
-        """The front of several objectives; None with one objective, or if no trial has a rank.
+        """The front of several objectives. None with one objective, or if no trial has a rank.
 
-        It has a row for each remeasured point and for the rest of the front, by number: whether it is `on_front`, its
-        `share` and `verdict`, the trials that it is the `same_as`, each objective with `…_ci_low` and `…_ci_high` (NaN
-        without an interval), and every parameter as `param.…`. A point that was measured only once has no share.
-        `front.attrs["units"]` has the units.
+        There is a row for each remeasured point and for each other point on the front, indexed by trial number. Columns
+        are `on_front`, `share`, `verdict`, `same_as` (a tuple of trial numbers), each objective with `…_ci_low` and
+        `…_ci_high` (NaN without an interval), and every parameter as `param.…`. A point that was measured only once has
+        no share. `front.attrs["units"]` has the units.
         """
         import pandas as pd
 
@@ -171,22 +171,22 @@ class SweepResult:
         return build_html(self._stored)
 
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
-        """Print the summary with an exclamation mark before each command, so that a notebook can run it."""
+        """Print the summary with an exclamation mark before each command so that a notebook can run the command."""
         printer.text(re.sub(r"(?m)^(\w+ +)(?=\S*python \S)", r"\1!", str(self)))
 
 
 def read_result(folder: Path, **outcome: Any) -> SweepResult:
-    """Return the result of the sweep in this folder. Raises UserInputError if there is no sweep."""
+    """Return the result of the sweep in this folder. Raises UserInputError if the folder holds no sweep."""
     if StoredSweep(folder).description is None:
         raise UserInputError(f"{folder}: there is no sweep")
     return SweepResult(folder, **outcome)
 
 
 def unit_of_column(column: str) -> str:
-    """Return the unit in which a metric or parameter is stored; empty if it has none."""
+    """Return the unit in which a metric or parameter is stored, or an empty string."""
     name = SPREAD.sub("", column.removeprefix("param."))
     if metric := METRICS.get(name):
-        return metric.unit if metric.factor == 1.0 else ""  # shown in percent, stored as a fraction
+        return metric.unit if metric.factor == 1.0 else ""  # percentages are stored as fractions
     return find_unit(name)
 
 

@@ -1,4 +1,4 @@
-"""`sweeper.run`, `load_results` and `plan_layouts`: the commands as functions that raise exceptions for errors."""
+"""Commands as Python functions that raise exceptions: `sweeper.run`, `load_results` and `plan_layouts`."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from sweeper.commands.plan.answer import Answer
     from sweeper.results.mlflow_results import Stored
 
-NO_SWEEP = ("-m", "--multirun", "--help", "-h", "--version")  # flags with which the command does not run one sweep
-PATIENCE_S = 2.0  # to wait for output of processes that outlive the sweep, such as the one that writes its report
+NO_SWEEP = ("-m", "--multirun", "--help", "-h", "--version")  # flags with which the command does not run a single sweep
+PATIENCE_S = 2.0  # how long to wait for output from processes that outlive the sweep, such as the report's writer
 
 
 def run(
@@ -35,19 +35,19 @@ def run(
     workload: str | Callable[..., Any] | None = None,
     space: Mapping[str, Any] | None = None,
 ) -> SweepResult:
-    """Run a sweep, or the rest of it, in its own process, and return its result.
+    """Run or resume a sweep in a new process, and return its result.
 
     Args:
         overrides: the arguments of the command: "budget.trials=50", "hardware=cpu", "--config-dir=my_conf". To measure
             your own function, pass it as the first argument.
-        workload: the name of a workload, or your function. The function takes the parameters of the space by name, and
-            `rank` and `report` if it has parameters with these names. It returns a number, the objective `value`, or a
-            dict of metrics, in which `workload.objective=NAME` selects the objective.
-        space: the parameters by name: a list is a choice, a `range` is a range, a string uses the grammar of spaces
+        workload: the name of a workload, or your function. The function receives the space's parameters by name, and
+            also `rank` and `report` if it has parameters with these names. It returns a number, which becomes the
+            objective `value`, or a dict of metrics, from which `workload.objective=NAME` selects the objective.
+        space: entries by parameter name. A list is a choice, a `range` is a range, a string is parsed as in YAML
             ("interval(0.1, 1)"), and any other value is a constant.
 
     Raises:
-        UserInputError: the command rejects its input; the message is the command's.
+        UserInputError: the command rejected its input and printed this message.
         SweepError: the sweep ended without a complete trial.
         KeyboardInterrupt: after the sweep has shut down gracefully. The same call resumes it.
     """
@@ -80,10 +80,10 @@ def _value_of(words: list[str], key: str) -> str:
 
 
 def load_results(tracking_uri: str | None = None, experiment: str | None = None, sweep: str | None = None) -> Stored:
-    """Read the results of sweeps from an MLflow store. `.sweeps` and `.trials` are DataFrames with one row for each.
+    """Read sweep results from an MLflow store. `.sweeps` and `.trials` are DataFrames with a row per sweep or trial.
 
     Args:
-        tracking_uri: the address of the store; by default sqlite:///mlflow.db in the working directory.
+        tracking_uri: the address of the store (default: sqlite:///mlflow.db in the working directory).
         experiment: read only this experiment.
         sweep: read only this sweep.
 
@@ -100,14 +100,14 @@ def load_results(tracking_uri: str | None = None, experiment: str | None = None,
 
 
 def plan_layouts(*words: str, **values: Any) -> Answer:
-    """Plan a training run on a cluster that you do not have: find a model's fastest layouts on this many GPUs.
+    """Plan training on a cluster that you may not have: find a model's fastest layouts on a number of GPUs.
 
     Args:
-        words: the arguments of `python -m sweeper plan`: "model=llama3_70b".
-        values: the same arguments by name: gpus=64, hardware="h100".
+        words: arguments of `python -m sweeper plan`, such as "model=llama3_70b".
+        values: arguments by name, such as gpus=64 and hardware="h100".
 
     Raises:
-        UserInputError: a key or a value is not allowed, or no layout fits.
+        UserInputError: a key or value is not allowed, or no layout fits.
     """
     from sweeper.commands.plan.answer import answer
     from sweeper.commands.plan.request import read_request
@@ -119,7 +119,7 @@ def plan_layouts(*words: str, **values: Any) -> Answer:
 @dataclass
 class Outcome:
     code: int = 0
-    end: dict[str, Any] | None = None  # the event `end` of `progress=json`; None if the sweep did not reach it
+    end: dict[str, Any] | None = None  # the `end` event of `progress=json`; None if the sweep did not reach its end
     errors: list[str] = field(default_factory=list)  # other output to standard error
     output: list[str] = field(default_factory=list)  # output to standard output
     is_interrupted: bool = False  # a Ctrl-C was forwarded to the process
@@ -146,10 +146,10 @@ def _read_result(outcome: Outcome) -> SweepResult:
 
 
 def _run_process(words: Sequence[str], on_event: Callable[[dict[str, Any]], None]) -> Outcome:
-    """Run `python -m` with these arguments until it ends, and pass on its events in order. A KeyboardInterrupt is
-    forwarded as a SIGINT, so that the sweep shuts down gracefully; a second one ends it at once. A SIGTERM or SIGHUP,
-    from a batch system or a closed terminal, is forwarded too if this is called in the main thread."""
-    # PYTHONPATH lets the process find this package. A notebook's kernel requests colors, which do not suit a summary.
+    """Run `python -m` with these arguments until it ends, passing on events in order. A KeyboardInterrupt is forwarded
+    as SIGINT, so the sweep shuts down gracefully. A second one ends it at once. In the main thread, a SIGTERM or SIGHUP
+    (from a batch system or a closed terminal) is forwarded too."""
+    # PYTHONPATH lets the process find this package. Notebook kernels request colors, which do not belong in a summary.
     paths = [str(Path(sweeper.__file__).resolve().parent.parent), *filter(None, [os.environ.get("PYTHONPATH")])]
     kept = {name: value for name, value in os.environ.items() if name not in ("FORCE_COLOR", "CLICOLOR_FORCE")}
     outcome = Outcome()
@@ -160,7 +160,7 @@ def _run_process(words: Sequence[str], on_event: Callable[[dict[str, Any]], None
         stderr=subprocess.PIPE,
         text=True,
         env={**kept, "PYTHONPATH": os.pathsep.join(paths)},
-        start_new_session=True,  # a notebook's interrupt reaches all processes in the kernel's group
+        start_new_session=True,  # an interrupt in a notebook would reach every process in the kernel's group
     )
     assert process.stdout is not None and process.stderr is not None
     readers = [

@@ -1,1 +1,1 @@
-"""What a sweep shows: progress, tables, plots, pages and the summary."""
+"""Show a sweep: progress, tables, plots, pages and the summary."""

@@ -1,4 +1,4 @@
-"""The style of all charts: colors and sizes, and escaping so that Plotly and matplotlib do not interpret texts."""
+"""Chart style: colors, sizes, and escaping that stops Plotly and matplotlib from interpreting strings."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -9,16 +9,16 @@ import numpy as np
 from sweeper.common.format import one_line
 from sweeper.metrics.intervals import Interval
 
-# Colors that color-blind readers can distinguish (Okabe and Ito 2008), with gray instead of black for dark pages.
+# A color-blind safe palette (Okabe and Ito 2008), with gray instead of black because pages may be dark.
 COLORS = ["#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "#999999"]
 GRAY = "#888"  # visible on light and dark pages
-ROW_HEIGHT_PX = 18  # the height of a bar with its name
-# All HTML except the tags in our own labels: line breaks, bold and italic text, and the end of a hover label.
+ROW_HEIGHT_PX = 18  # the height of a named bar
+# All HTML except the tags that our labels use: line breaks, bold, italic, and the end of a hover label.
 _MARKUP = re.compile(r"<(?!/?(?:br|b|i|extra)\s*/?>)")
 
 
 def load_pyplot() -> Any:
-    """Import matplotlib.pyplot, which takes a third of a second, with a backend that draws only to files."""
+    """Import matplotlib.pyplot with a backend that draws only to files. The import takes a third of a second."""
     import matplotlib
 
     matplotlib.use("agg")
@@ -33,7 +33,7 @@ def bar_chart_height_px(bars: int) -> int:
 
 
 def build_error_bars(values: Sequence[Interval]) -> dict[str, list[float]] | None:
-    """Return the intervals as Plotly error bars; None if no value has an interval."""
+    """Return the intervals as Plotly error bars, or None if no value has an interval."""
     if not any(measured.has_interval for measured in values):
         return None
     below, above = zip(*(measured.errors for measured in values), strict=True)
@@ -41,7 +41,7 @@ def build_error_bars(values: Sequence[Interval]) -> dict[str, list[float]] | Non
 
 
 def add_band(figure: Any, xs: Sequence[float], ys: Sequence[float], shares: Sequence[float], color: str) -> None:
-    """Draw the band between two multiples of a line in a Plotly figure."""
+    """Draw a band between two multiples of a line in a Plotly figure."""
     style = {"x": xs, "mode": "lines", "line": {"width": 0}, "showlegend": False, "hoverinfo": "skip"}
     for share, fill in zip(shares, (None, "tonexty"), strict=True):
         figure.add_scatter(y=[share * y for y in ys], name=f"{share:.0%}", fill=fill, fillcolor=f"{color}33", **style)
@@ -52,12 +52,12 @@ def cut_name(name: str, length: int) -> str:
 
 
 def plain_label(value: Any) -> Any:
-    """Return a parameter's value in a form for both libraries: one line of text, without matplotlib formulas."""
+    """Return a parameter's value for use in labels: a single line in which matplotlib finds no formulas."""
     return one_line(value).replace("$", r"\$") if isinstance(value, str) else value
 
 
 def without_markup(figure: Any) -> Any:
-    """Return a Plotly figure that draws its texts literally, without links, images or styles."""
+    """Return a copy of a Plotly figure that draws text literally, without links, images or styles."""
     return type(figure)(_escape_texts(figure.to_dict()))
 
 

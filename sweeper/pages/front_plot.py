@@ -1,4 +1,4 @@
-"""Plot a front: the trials over each pair of objectives, with the trials on the front marked."""
+"""Plot the trials for each pair of objectives, and mark the trials on the front."""
 
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
@@ -13,13 +13,13 @@ from sweeper.pages.chart_style import COLORS
 from workloads.api.metrics import get_metric
 
 OTHERS, FRONT = COLORS[7], COLORS[0]
-MAX_NUMBERED = 30  # a front with more points does not show their trial numbers
-LOGARITHMIC_FROM = 100.0  # ratio of the largest to the smallest value
+MAX_NUMBERED = 30  # if a front has more points, their trial numbers are not shown
+LOGARITHMIC_FROM = 100.0  # minimum ratio of the largest to the smallest value for a log axis
 
 
 @dataclass(frozen=True)
 class FrontPlot:
-    """The data of a plot. `labels` name the objectives; `values` has a row per trial and a column per objective."""
+    """The data of a front plot. `values` has a row for each trial and a column for each objective in `labels`."""
 
     labels: Sequence[str]
     values: np.ndarray
@@ -32,19 +32,19 @@ class FrontPlot:
         return f"Pareto front of {int(self.is_on_front.sum())} of {len(self.numbers)} trials"
 
     def axis_type(self, objective: int) -> Literal["log", "linear"]:
-        """Return the scale of an objective's axis: logarithmic if a linear axis would hide small values."""
+        """Return the scale of an objective's axis, which is logarithmic if a linear axis would hide small values."""
         values = self.values[:, objective]
         return "log" if values.min() > 0 and values.max() > LOGARITHMIC_FROM * values.min() else "linear"
 
     def panels(self) -> Iterator[tuple[int, int, Sequence[int]]]:
-        """Yield the objectives on the x and y axes, and the trials on the front in the order of x."""
+        """Yield for each panel the objectives on the x and y axes, and the trials on the front sorted by x."""
         for y, x in combinations(range(len(self.labels)), 2):  # the leading objective is on the y axis
             front = np.flatnonzero(self.is_on_front)
             yield x, y, front[np.argsort(self.values[front, x], kind="stable")].tolist()
 
 
 def build_front_plot(records: Sequence[TrialRecord], metrics: Sequence[str], front: Collection[int]) -> FrontPlot:
-    """Return the plot of these ranked trials; `front` has the numbers of the trials on the front."""
+    """Return the plot data of these ranked trials. `front` contains the numbers of the trials on the front."""
     shown = [get_metric(name) for name in metrics]
     return FrontPlot(
         labels=[metric.heading for metric in shown],
@@ -56,7 +56,7 @@ def build_front_plot(records: Sequence[TrialRecord], metrics: Sequence[str], fro
 
 
 def build_panel_figures(plot: FrontPlot) -> list[Any]:
-    """Return a Plotly figure for each panel; a page places them side by side if there is room."""
+    """Return a Plotly figure for each panel. A page places the panels side by side if there is room."""
     return [_draw_panel(plot, *panel) for panel in plot.panels()]
 
 

@@ -1,4 +1,4 @@
-"""Build one HTML file of results, for offline use and printing. Tables sort and filter; values are escaped."""
+"""Build a single HTML file of results for offline use and printing. Tables can be sorted and filtered."""
 
 import re
 from collections.abc import Sequence
@@ -12,15 +12,15 @@ from plotly.offline import get_plotlyjs
 
 from sweeper.pages.chart_style import without_markup
 
-NUMBER = re.compile(r"([-+]?[\d.,]+(e[-+]?\d+)?(%| [^ ]+/s)?)?")  # numeric columns may have empty cells too
-# The colors of a light page in page.css; page.js replaces them on a dark page.
+NUMBER = re.compile(r"([-+]?[\d.,]+(e[-+]?\d+)?(%| [^ ]+/s)?)?")  # numeric columns may have empty cells
+# The light colors of page.css. On a dark page, page.js replaces them.
 AXIS = {"gridcolor": "#e3e5e8", "zerolinecolor": "#e3e5e8", "linecolor": "#e3e5e8", "automargin": True}
 LIGHT = {"font": {"color": "#1a1a1a"}, "paper_bgcolor": "#fff", "plot_bgcolor": "#fff", "xaxis": AXIS, "yaxis": AXIS}
 
 
 @dataclass(frozen=True)
 class Table:
-    """A table of the page. An `unranked` table, whose values were not measured here, has a different style."""
+    """A table on the page. An `unranked` table has values from elsewhere and a different style."""
 
     title: str
     heading: list[str]
@@ -35,19 +35,19 @@ class Table:
 
     @property
     def numeric(self) -> list[bool]:
-        """For each column, whether it has only numbers, so that it is right-aligned; empty without rows."""
+        """For each column, whether all cells are numbers, which are right-aligned. Empty without rows."""
         return [all(NUMBER.fullmatch(cell) for cell in column) for column in zip(*self.rows, strict=True)]
 
 
 def drop_empty(heading: Sequence[str], rows: Sequence[Sequence[str]]) -> tuple[list[str], list[list[str]]]:
-    """Return a table's heading and rows without the columns in which every cell is empty."""
+    """Return a table's heading and rows without the columns that have only empty cells."""
     kept = [column for column in range(len(heading)) if any(row[column] for row in rows)]
     return [heading[column] for column in kept], [[row[column] for column in kept] for row in rows]
 
 
 @dataclass(frozen=True)
 class Chart:
-    """One figure, or several side by side if there is room. Below `min_width_px` the chart scrolls."""
+    """One figure, or several side by side if there is room. A chart narrower than `min_width_px` scrolls."""
 
     title: str
     figures: Sequence[Any]
@@ -62,7 +62,7 @@ class Chart:
 def build_page(
     title: str, sections: Sequence[Table | Chart], overview: str = "", terms: Sequence[tuple[str, Sequence[str]]] = ()
 ) -> str:
-    """Return the HTML: a paragraph per line of the overview, terms with their lines, contents, and sections."""
+    """Return the HTML: a paragraph for each line of `overview`, the terms, a table of contents, and the sections."""
     plotly = get_plotlyjs() if any(section.figures for section in sections) else ""
     values = {"title": title, "sections": sections, "overview": overview, "terms": terms, "plotly": plotly}
     return _environment().get_template("page.html").render(values)
@@ -78,10 +78,10 @@ def _environment() -> Environment:
 def _draw(chart: Chart, figure: Any) -> Markup:
     several = len(chart.figures) > 1
     top = {"t": 50 if several else figure.layout.margin.t or 40}
-    # Keep the figure's own height and left margin.
+    # Keep the figure's height and left margin if they are set.
     figure.update_layout(template={"layout": LIGHT}, height=figure.layout.height or 440, font={"size": 13})
     figure.update_layout(margin=top if figure.layout.margin.l else {"r": 15, **top}, title={"x": 0.02, "y": 0.95})
-    if not several:  # a phone has no room for a legend next to the chart
+    if not several:  # a phone has no room for a legend beside the chart
         figure.update_layout(legend={"orientation": "h", "y": -0.3, "yanchor": "top"})
     config = {"responsive": True, "displaylogo": False, "displayModeBar": False if several else "hover"}
     return Markup(without_markup(figure).to_html(full_html=False, include_plotlyjs=False, config=config))

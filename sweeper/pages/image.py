@@ -1,4 +1,4 @@
-"""Write images of a page's charts: matplotlib draws the Plotly figures."""
+"""Write images of a page's charts. matplotlib draws the Plotly figures."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,13 +13,13 @@ from sweeper.pages.chart_style import GRAY, load_pyplot
 DPI = 150
 DASHES = {"dash": "dashed", "dot": "dotted", None: "solid"}
 HATCHES = {"/": "///", ".": "...", "": "", None: ""}
-THOUSANDS = EngFormatter(sep="")  # only for values from 1000 up, because it formats 0.3 as 300m
+THOUSANDS = EngFormatter(sep="")  # only for values of at least 1000, because it formats 0.3 as 300m
 
 
 def write_image(
     path: Path, figures: Sequence[Any], columns: int, panel_in: tuple[float, float], title: str = "", note: str = ""
 ) -> None:
-    """Write an image with one panel of this size per Plotly figure, `columns` side by side. Raises OSError."""
+    """Write an image with a panel of size `panel_in` for each Plotly figure, in `columns`. Raises OSError."""
     rows = -(-len(figures) // columns)
     size_in = (panel_in[0] * columns, panel_in[1] * rows)
     image, grid = load_pyplot().subplots(rows, columns, figsize=size_in, squeeze=False)
@@ -69,7 +69,7 @@ def _draw_panel(axes: Any, figure: Any) -> None:
         transform = axes.transAxes if note.xref == "paper" else axes.get_xaxis_transform()
         axes.text(note.x, note.y, note.text, transform=transform, ha="center", va="bottom")
     shown = [trace for trace in figure.select_traces(lambda trace: trace.name) if trace.showlegend is not False]
-    if len(shown) > 1 and layout.showlegend is not False:  # below, clear of the bars
+    if len(shown) > 1 and layout.showlegend is not False:  # below the chart, clear of the bars
         axes.legend(fontsize=7, loc="upper center", bbox_to_anchor=(0.5, -0.19), ncols=3)
 
 
@@ -102,7 +102,7 @@ def _draw_box(axes: Any, trace: Any, names: Sequence[str], _: Sequence[str]) -> 
 
 def _draw_cells(axes: Any, trace: Any, _: Sequence[str], __: Sequence[str]) -> None:
     cells = axes.imshow(np.array(trace.z, dtype=float), origin="lower", aspect="auto", cmap="viridis")
-    axes.grid(False)  # Optuna's plots set a style with a grid
+    axes.grid(False)  # Optuna's plots set a style that has a grid
     axes.set_xticks(range(len(trace.x)), trace.x, rotation=90)
     axes.set_yticks(range(len(trace.y)), trace.y)
     axes.figure.colorbar(cells, label=trace.colorbar.title.text)

@@ -1,6 +1,6 @@
-"""Parameter charts for a sweep's plots and the report: heatmap, parallel coordinates, importances.
+"""Draw the parameter charts of a sweep's plots and of the report: heatmap, parallel coordinates, importances.
 
-The importance of a parameter is Kelley's epsilon squared on ranks, a measure that needs no model.
+A parameter's importance is Kelley's epsilon squared on ranks, a measure that requires no model.
 """
 
 import math
@@ -16,15 +16,15 @@ from sweeper.pages.chart_style import COLORS, bar_chart_height_px, cut_name
 from sweeper.pages.html_page import Chart
 
 SLOW_TO_FAST = [[0, "#A8B3BF"], [0.5, "#E69F00"], [1, "#C22F00"]]  # visible on white and on black
-LABEL_ANGLE = -25  # degrees, for the axes of parallel coordinates, because names are wider than the space between axes
-AXIS_WIDTH_PX = 130  # space between the axes of parallel coordinates
-MAX_LINES = 2000  # lines of parallel coordinates
-MAX_TICKS = 8  # on a numeric axis of parallel coordinates that has a tick for each value
-MAX_CATEGORIES = 30  # on an axis of names
+LABEL_ANGLE = -25  # degrees; the labels of parallel coordinates are wider than the space between axes
+AXIS_WIDTH_PX = 130  # distance between axes of parallel coordinates
+MAX_LINES = 2000  # in parallel coordinates
+MAX_TICKS = 8  # maximum number of distinct numbers that each get a tick on an axis of parallel coordinates
+MAX_CATEGORIES = 30  # maximum number of names on an axis
 MAX_NAME_LENGTH = 24
-MAX_LABELED_CELLS = 100  # a larger heatmap does not show its values
-MIN_TRIALS = 20  # for importances
-MIN_TRIALS_PER_GROUP = 4  # on average; a value that was tried once explains itself
+MAX_LABELED_CELLS = 100  # a heatmap with more cells shows no values
+MIN_TRIALS = 20  # minimum number of trials for importances
+MIN_TRIALS_PER_GROUP = 4  # on average; a value tried only once would explain all of its variance
 MAX_BINS = 8
 MEASURE = "share of the variance of ranks"
 LINES_NOTE = "the redder the better on their platform. Drag along an axis to select the lines that pass there."
@@ -44,7 +44,7 @@ class GridAxis(NamedTuple):
 
 
 def build_grid_axis(title: str, values: Sequence[Any], max_cells: int | None = None) -> GridAxis:
-    """Return an axis with a cell per value; more than `max_cells` numbers are grouped into cells of equal width."""
+    """Return an axis with a cell for each value. Group more than `max_cells` numbers into cells of equal width."""
     numeric = all(isinstance(value, (int, float, np.number)) for value in values)
     distinct = sorted(set(values), key=None if numeric else str)
     if max_cells is None or len(distinct) <= max_cells or not numeric:
@@ -56,7 +56,7 @@ def build_grid_axis(title: str, values: Sequence[Any], max_cells: int | None = N
 
 
 def find_best_in_cells(x: GridAxis, y: GridAxis, values: Sequence[float], *, minimize: bool = False) -> np.ndarray:
-    """Return the best value in each cell, by row (y) and column (x); NaN for an empty cell."""
+    """Return the best value in each cell, by row (y) and column (x). Empty cells are NaN."""
     best = np.full((len(y.labels), len(x.labels)), math.nan)
     better = np.fmin if minimize else np.fmax  # both ignore NaN
     better.at(best, (np.asarray(y.cells), np.asarray(x.cells)), np.asarray(values, dtype=float))
@@ -64,7 +64,7 @@ def find_best_in_cells(x: GridAxis, y: GridAxis, values: Sequence[float], *, min
 
 
 def build_heatmap(x: GridAxis, y: GridAxis, best: np.ndarray, label: str) -> go.Figure:
-    """Build a heatmap of the result of `find_best_in_cells`. A small heatmap shows the values in its cells."""
+    """Build a heatmap of the values from `find_best_in_cells`. The cells of a small heatmap show their values."""
     text = [[format_number(value) for value in row] for row in best]
     template = "%{text}" if best.size <= MAX_LABELED_CELLS else None
     style = {"colorscale": "Viridis", "colorbar": {"title": label}, "texttemplate": template}
@@ -76,13 +76,13 @@ def build_heatmap(x: GridAxis, y: GridAxis, best: np.ndarray, label: str) -> go.
 def build_parallel_coordinates(
     title: str, parameters: pd.DataFrame, ranks: pd.Series, speeds: pd.Series, label: str
 ) -> Chart:
-    """Build a chart with a line per trial, redder for better ranks. Only the best `MAX_LINES` trials are drawn.
+    """Build a chart with a line for each trial, redder for better ranks. Only the best `MAX_LINES` trials are drawn.
 
     Args:
         title: the chart's title.
-        parameters: a column for each axis; a column with more than `MAX_CATEGORIES` names has no axis.
-        ranks: the rank of each trial, the highest for the best.
-        speeds: the values of the last axis, with the title `label`.
+        parameters: a column for each axis. A column with more than `MAX_CATEGORIES` names gets no axis.
+        ranks: the rank of each trial. The best trial has the highest rank.
+        speeds: the values on the last axis, which is titled `label`.
     """
     shown = ranks.sort_values().index[-MAX_LINES:]
     axes = []
@@ -92,7 +92,7 @@ def build_parallel_coordinates(
             numbers = pd.to_numeric(values)
             ticks = {"tickvals": sorted(numbers.unique())} if numbers.nunique() <= MAX_TICKS else {}
             axes.append({"label": heading, "values": numbers, **ticks})
-        elif values.nunique() <= MAX_CATEGORIES:  # names are placed at whole numbers
+        elif values.nunique() <= MAX_CATEGORIES:  # names are drawn at whole numbers
             codes, names = pd.factorize(values.fillna("none"), sort=True)
             texts = [cut_name(text, MAX_NAME_LENGTH) for text in names]
             axes.append({"label": heading, "values": codes, "tickvals": list(range(len(names))), "ticktext": texts})
@@ -105,12 +105,12 @@ def build_parallel_coordinates(
 
 
 def is_numeric(values: pd.Series) -> bool:
-    """Return whether every value is a number or a string of one."""
+    """Return whether every value is a number or a string that contains a number."""
     return bool(pd.to_numeric(values, errors="coerce").notna().all())
 
 
 def build_importances(title: str, importances: Mapping[str, float]) -> Chart:
-    """Build a bar chart of the parameters' importances, in the given order from the top."""
+    """Build a bar chart of parameter importances, from top to bottom in the given order."""
     bars = go.Bar(x=list(importances.values()), y=list(importances), orientation="h", marker_color=COLORS[0])
     figure = go.Figure(bars).update_layout(height=bar_chart_height_px(len(importances)))
     figure.update_xaxes(title=MEASURE, range=[0, 1]).update_yaxes(autorange="reversed", automargin=True)
@@ -118,12 +118,12 @@ def build_importances(title: str, importances: Mapping[str, float]) -> Chart:
 
 
 def compute_importances(ranks: pd.Series, parameters: pd.DataFrame) -> dict[str, float]:
-    """Return the fraction of the ranks' variance that each parameter explains alone, the highest first.
+    """Return the fraction of the ranks' variance that each parameter explains by itself, highest first.
 
-    It is (H - k + 1) / (n - k) for k groups of n trials, with Kruskal and Wallis' H, clipped to 0 to 1. Numbers with
-    many values are binned into groups of equal size. The rest of the variance is noise or needs two parameters
-    together. Parameters with one value and names that hardly repeat are left out. Ranks may have any scale; each
-    parameter's column is in the order of `ranks`.
+    For n trials in k groups, the fraction is (H - k + 1) / (n - k), clipped to [0, 1], with the Kruskal-Wallis
+    statistic H. If a numeric parameter has many values, they are binned into groups of equal size. The rest of the
+    variance is noise or interaction. Parameters with a single value, and names that hardly repeat, are left out. Ranks
+    may have any scale. The rows of `parameters` are in the order of `ranks`.
     """
     importances: dict[str, float] = {}
     if len(ranks) < MIN_TRIALS:
@@ -142,7 +142,7 @@ def compute_importances(ranks: pd.Series, parameters: pd.DataFrame) -> dict[str,
 
 
 def build_points(points: pd.DataFrame, steps: pd.DataFrame, name: str, x_title: str, y_title: str) -> go.Figure:
-    """Build a scatter chart of trials, x and y with `run` as the text, and a step line."""
+    """Build a scatter chart of trials (columns x, y, and `run` as the text) with a step line."""
     figure = go.Figure()
     marker, line = {"color": COLORS[0]}, {"color": COLORS[5], "shape": "hv"}
     figure.add_scatter(x=points.x, y=points.y, mode="markers", marker=marker, text=points["run"], name="trials")

@@ -1,4 +1,4 @@
-"""Compare GPUs that ranks measured side by side to find slow ones: one slow GPU slows down every job that it joins."""
+"""Compare GPUs that were measured side by side. A single slow GPU slows down every job in which it takes part."""
 
 import statistics
 from collections import defaultdict
@@ -11,7 +11,7 @@ from sweeper.metrics.derivation import tflops_of
 
 @dataclass(frozen=True)
 class GpuResult:
-    """One GPU's rate, and its ratio to the median GPU of the same trial, as medians over the trials."""
+    """A GPU's rate and the ratio to the median GPU of the same trial, both as medians over the trials."""
 
     host: str
     gpu: str
@@ -21,8 +21,8 @@ class GpuResult:
 
 
 def per_gpu_results(records: Iterable[TrialRecord]) -> list[GpuResult]:
-    """Return the GPUs that ranks measured side by side, the slowest first; empty if several gangs shared them."""
-    rates_of = defaultdict[tuple[str, str], list[tuple[float, float]]](list)  # relative and absolute, by GPU
+    """Return the GPUs that were measured side by side, slowest first. Empty if several gangs shared the GPUs."""
+    rates_of = defaultdict[tuple[str, str], list[tuple[float, float]]](list)  # relative and absolute rates by GPU
     largest_gang = 0
     for record in records:
         ranks = [rank for rank in record.measurements if rank.get("independent")]
@@ -32,7 +32,7 @@ def per_gpu_results(records: Iterable[TrialRecord]) -> list[GpuResult]:
         tflops = [tflops_of(rank["flops_per_step"], rank["step_times_s"], rank["statistic"]) for rank in ranks]
         for number, (rank, rate) in enumerate(zip(ranks, tflops, strict=True)):
             info = rank["machine_info"]
-            key = str(info.get("host", "")), str(info.get("gpu_uuid") or f"process {number}")  # a CPU's rank
+            key = str(info.get("host", "")), str(info.get("gpu_uuid") or f"process {number}")  # a rank on a CPU
             rates_of[key].append((rate / statistics.median(tflops), rate))
     if len(rates_of) > largest_gang:
         return []
@@ -44,7 +44,7 @@ def per_gpu_results(records: Iterable[TrialRecord]) -> list[GpuResult]:
 
 
 def describe(results: list[GpuResult]) -> str:
-    """Describe the spread of the GPUs, with the slowest and the fastest relative to the median GPU."""
+    """Describe the spread between the GPUs, with the slowest and the fastest relative to the median GPU."""
     slowest, fastest = results[0], results[-1]
     spread = f"{fastest.relative / slowest.relative - 1:.1%} between the fastest and the slowest"
     ends = f"{slowest.host} {slowest.gpu} at {slowest.relative:.3f} of the median one"

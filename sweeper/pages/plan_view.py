@@ -1,4 +1,4 @@
-"""Show a sweep's plan as text: devices, search, duration, estimates and their projection to more nodes."""
+"""Show a sweep's plan as text: devices, search, duration, estimates, and a projection to more nodes."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -27,7 +27,7 @@ MIN_TRIALS = 3  # the first trial also warms up caches
 
 
 def describe_devices(plan: SweepPlan) -> str:
-    """Describe the devices and the number of trials that run on them at once."""
+    """Describe the devices and the number of concurrent trials."""
     target, gpus = plan.target, plan.resources.gpus
     devices = f"{target.devices} x {target.model}" if target.is_gpu else target.model
     planned = ", planned" if target.is_planned else ""
@@ -65,7 +65,7 @@ def _describe_search(plan: SweepPlan) -> str:
 
 
 def describe_environment(plan: SweepPlan) -> str:
-    """Return the environment variables of all trials, grouped by what sets them; empty if there are none."""
+    """Return all trials' environment variables, grouped by where they are set. Empty if there are none."""
     by_source = dict[str, list[str]]()
     for name, source in plan.variable_sources.items():
         value, variable = plan.space.constants[name], name.removeprefix(PREFIX)
@@ -74,7 +74,7 @@ def describe_environment(plan: SweepPlan) -> str:
 
 
 def describe_start(plan: SweepPlan, counts: Mapping[TrialStatus, int], interrupted: int) -> list[str]:
-    """Return the first lines of a sweep. `counts` are earlier outcomes; `interrupted` trials run again."""
+    """Return a sweep's first lines. `counts` are earlier outcomes, and `interrupted` trials will run again."""
     lines = [f"sweep    {plan.name}", f"device   {describe_devices(plan)}", f"search   {_describe_search(plan)}"]
     lines += _describe_criteria(plan)
     lines += [f"env      {line}" for line in [describe_environment(plan)] if line]
@@ -95,7 +95,7 @@ def _describe_limits(plan: SweepPlan) -> list[str]:
 
 
 def show_plan(plan: SweepPlan) -> bool:
-    """Print what the sweep would try, and write plan.csv. Return False if the program of plan=run failed."""
+    """Print what the sweep would try, and write plan.csv. Return False if the program failed under plan=run."""
     console = open_console(soft_wrap=False)
     console.print(f"device   {describe_devices(plan)}\nsearch   {_describe_search(plan)}")
     for line in (*_describe_criteria(plan), *_describe_limits(plan)):
@@ -146,7 +146,7 @@ def _show_estimates(plan: SweepPlan, estimates: CostEstimates, console: Console)
         per_node = plan.target.devices_per_node(plan.resources.gpus)
         if projection := project(plan.resolved, plan.space, estimates, best, nodes, per_node):
             _show_projection(projection, plan.config, error_share, console)
-    # Points that one rule excludes may share a row, which states their number.
+    # Points that the same rule excludes may share a row, which then gives their number.
     rows = [
         {
             **candidate.point,
@@ -213,7 +213,7 @@ def _show_projection(projection: Projection, config: Config, error_share: float,
 
 
 def describe_duration(plan: SweepPlan) -> str:
-    """Describe the duration that the cost model predicts; empty for a short sweep or without an estimate."""
+    """Describe the duration that the cost model predicts. Empty for a short sweep or without an estimate."""
     steps_s = estimate_steps_s(plan)
     if steps_s is None or steps_s < LONG_S:
         return ""
@@ -226,14 +226,14 @@ def describe_duration(plan: SweepPlan) -> str:
 
 
 class DurationNote:
-    """Estimates the remaining time from a run's first trials, once."""
+    """Estimates the remaining time once, from a run's first trials."""
 
     def __init__(self, plan: SweepPlan) -> None:
         self._plan = plan
         self._is_due = True
 
     def next_line(self, progress: SweepProgress, trials: int | None, gangs: int) -> str:
-        """Return the estimate once enough trials have ended, else an empty line. `gangs` trials run at once."""
+        """Return the estimate the first time that enough trials have ended, else "". `gangs` trials run at once."""
         remaining_s = progress.estimated_remaining_s(trials)
         has_enough = progress.finished_in_this_run >= max(MIN_TRIALS, gangs) and progress.counts[TrialStatus.COMPLETE]
         if not self._is_due or remaining_s is None or not has_enough:

@@ -1,4 +1,4 @@
-"""Show the progress of a running sweep. All output goes to standard error; results are printed elsewhere."""
+"""Show the progress of a running sweep. All output goes to standard error. Results are printed elsewhere."""
 
 from __future__ import annotations
 
@@ -21,29 +21,29 @@ from workloads.api.metrics import METRICS, get_metric
 
 HEARTBEAT_S = 10.0
 MIN_BETWEEN_LINES_S = 1.0
-SHOWN_OF_FRONT = 8  # trials of the front in a block
-CELL = (100, 24)  # columns and lines of a notebook cell
+SHOWN_OF_FRONT = 8  # how many trials of the front a block shows
+CELL = (100, 24)  # the columns and lines of a notebook cell
 
 
 @dataclass(frozen=True)
 class ProgressState:
     counts: Mapping[TrialStatus, int]
-    trials: int | None  # the budget; None without a limit
+    trials: int | None  # the trial budget; None means no limit
     running: int
-    waiting: int  # trials that a worker will start after its current one
+    waiting: int  # trials queued behind the current trial of a worker
     elapsed_s: float
     remaining_s: float | None  # estimated time until the budget is used up; None while unknown
     best: TrialRecord | None
-    objectives: Sequence[str]  # the metrics of the objectives, the leading one first
-    describe_workers: Callable[[int], list[str]] = lambda _: []  # returns a description of each of the first N gangs
+    objectives: Sequence[str]  # the objectives' metrics, the leading objective first
+    describe_workers: Callable[[int], list[str]] = lambda _: []  # describes each of the first N gangs
     gangs: int = 0
-    tracking_error: str = ""  # why results are not in MLflow; empty if they are
+    tracking_error: str = ""  # why results are not in MLflow; empty if they are recorded
     is_starting: bool = False  # no worker has started yet
     is_stopping: bool = False
     finals: tuple[int, int] | None = None  # finished and planned trials of the finals
-    front: Sequence[TrialRecord] = ()  # with several objectives, its trials, the best by the leading objective first
-    varying: Collection[str] = ()  # the parameters that differ between trials; only these are shown; empty for all
-    limit: tuple[float, str] = (0.0, "")  # the used share of the budget, and its limit unless it is the trial count
+    front: Sequence[TrialRecord] = ()  # with several objectives: its trials, sorted by the leading objective
+    varying: Collection[str] = ()  # the parameters that differ between trials and are shown; empty for all
+    limit: tuple[float, str] = (0.0, "")  # the used share of the budget, and the limit if it is not the trial count
 
     @property
     def ended(self) -> int:
@@ -57,7 +57,7 @@ class ProgressState:
         return f"{ended}{counts}{f'; {self.limit[1]}' if self.limit[1] else ''}"
 
     def describe(self, record: TrialRecord) -> str:
-        """Return a trial's objectives with their units (or names, if they have none) and its point."""
+        """Describe a trial's objectives and point. An objective without a unit is shown with its name."""
         names = self.objectives if self.front else self.objectives[:1]
         values = [f"{format_number(record.metrics[name])} {get_metric(name).unit or name}" for name in names]
         return f"{', '.join(values)} at {format_point(self.shorten(record))}"
@@ -66,7 +66,7 @@ class ProgressState:
         return describe_failure(record.number, record.status.value, record.reason, self.shorten(record))
 
     def shorten(self, record: TrialRecord) -> dict[str, Any]:
-        """Return a trial's parameters without those that are equal in all trials."""
+        """Return a trial's parameters, leaving out those that are equal in all trials."""
         return {name: value for name, value in record.params.items() if name in self.varying or not self.varying}
 
 
@@ -75,7 +75,7 @@ def describe_failure(number: int, outcome: str, reason: str, params: Mapping[str
 
 
 def describe_step(step: int, metrics: Mapping[str, float]) -> str:
-    """Describe a step of a running trial: `step 8, 1,234 tokens/s, MFU 45.1 %, 10.2 GiB, loss 2.31`."""
+    """Describe a running trial's step: `step 8, 1,234 tokens/s, MFU 45.1 %, 10.2 GiB, loss 2.31`."""
     texts = [f"step {step}"]
     in_order = [*(name for name in METRICS if name in metrics), *(name for name in metrics if name not in METRICS)]
     for metric, value in ((get_metric(name), metrics[name]) for name in in_order):
@@ -86,7 +86,7 @@ def describe_step(step: int, metrics: Mapping[str, float]) -> str:
 
 
 class Progress:
-    """Shows only notes (`progress=never`); the base class of the other displays."""
+    """Shows only notes (`progress=never`). This is the base class of the other displays."""
 
     def __init__(self, force_terminal: bool | None = None) -> None:
         self.console = Console(stderr=True, highlight=False, soft_wrap=True, force_terminal=force_terminal)
@@ -98,21 +98,21 @@ class Progress:
         pass
 
     def note(self, text: str) -> None:
-        """Print lines that a person must see with any setting. Indented commands are not wrapped."""
+        """Print lines that a person must see with any setting. Indented lines are commands and are not wrapped."""
         for line in printable(text).splitlines():
             is_command = line.startswith("  ")
             text = line if is_command else wrap_line(line, self.console.width, self.console.file)
             self.console.print(text, markup=False)
 
     def update(self, state: ProgressState, ended: TrialRecord | None = None, is_best: bool = False) -> None:
-        """Show the state. `ended` is the trial that has ended, if any; `is_best` means that it is the new best."""
+        """Show the state. `ended` is the trial that has just ended, if any. `is_best` means that it is the new best."""
 
     def end(self, results: dict[str, object]) -> None:
-        """Report the results to programs."""
+        """Report the results to a program that reads the output."""
 
 
 class Lines(Progress):
-    """Prints a heartbeat and a line for each change, at most one per second except for failures and new bests."""
+    """Prints a heartbeat and a line for each change: failures and new bests at once, others at most once a second."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -141,7 +141,7 @@ class Lines(Progress):
             line += f"; front of {len(state.front)}{new}"
         elif state.best and not state.finals:
             line += f"; {'new best' if is_best else 'best'} {state.describe(state.best)}"
-        if state.remaining_s is not None and not ended:  # only in the heartbeat
+        if state.remaining_s is not None and not ended:  # only in a heartbeat
             line += f"; about {format_duration(state.remaining_s)} left"
         if state.is_starting:
             line += f"; {state.describe_workers(1)[0]}"
@@ -154,7 +154,7 @@ class Block(Progress):
     """A live block on a terminal, redrawn in place."""
 
     def __enter__(self) -> Progress:
-        # At this point, standard output carries Ray's messages and goes to a file.
+        # Do not redirect standard output, which at this point carries Ray's messages to a file.
         self._live = Live(console=self.console, refresh_per_second=8, transient=True, redirect_stdout=False)
         self._live.start()
         return self
@@ -169,7 +169,7 @@ class Block(Progress):
 
 
 def draw_block(state: ProgressState, width: int, height: int) -> list[Text]:
-    """Return the lines of the live view for a terminal or a notebook cell of this size."""
+    """Return the lines of the live view, for a terminal or notebook cell of this size."""
     bar = ""
     if state.finals or state.limit != (0.0, "") or state.trials:
         share = state.finals[0] / state.finals[1] if state.finals else state.limit[0]
@@ -203,7 +203,7 @@ def draw_block(state: ProgressState, width: int, height: int) -> list[Text]:
 
 
 class Json(Lines):
-    """Prints one JSON object per line: trials for programs, and the line and the block that a terminal would show."""
+    """Prints a JSON object per line: trials, and the line and the block that a terminal would show."""
 
     def note(self, text: str) -> None:
         self._print("note", {"text": " ".join(text.split())})
@@ -243,7 +243,7 @@ class Json(Lines):
 
 
 def make_progress(setting: Literal["auto", "always", "never", "json"]) -> Progress:
-    """Return the display for this setting; `auto` is a block on a terminal, else lines."""
+    """Return the display for this setting. `auto` is a block on a terminal and lines elsewhere."""
     console = Console(stderr=True)
     if setting == "always" or (setting == "auto" and console.is_terminal and not console.is_dumb_terminal):
         return Block(force_terminal=setting == "always" or None)

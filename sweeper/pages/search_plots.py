@@ -1,6 +1,6 @@
-"""Draw the plots of a finished search: PNG images, and one interactive page with all of them.
+"""Draw the plots of a finished search as PNG images and as one interactive page.
 
-The page includes plotly.js (5 MB), so that it opens anywhere, including in MLflow's artifact view.
+The page includes plotly.js (5 MB), so it opens anywhere, even in MLflow's artifact view.
 """
 
 import warnings
@@ -26,31 +26,31 @@ from workloads.api.metrics import get_metric
 
 MAX_CELLS = 20  # on each side of the heatmap
 SIZE_IN = (9.0, 6.0)  # size of an image with a single panel
-PANEL_IN = (5.0, 4.5)  # size of each of several panels
+PANEL_IN = (5.0, 4.5)  # size of each panel if there are several
 PAGE = "plots.html"
 
 
 @dataclass(frozen=True)
 class SearchResult:
-    points: pd.DataFrame  # a row for each trial, a column for each varying parameter, with values for drawing
-    values: pd.Series  # the objective of each trial, in the unit of `label`
+    points: pd.DataFrame  # a row for each trial and a column for each varying parameter
+    values: pd.Series  # each trial's objective, in the unit of `label`
     numbers: Sequence[int]  # the trials' numbers
     label: str  # the objective and its unit
     minimize: bool
 
     @property
     def parameters(self) -> pd.DataFrame:
-        """The points as text, in the form that MLflow stores."""
+        """The points as strings, as MLflow stores them."""
         return self.points.map(str)
 
     @cached_property
     def ranks(self) -> pd.Series:
-        """The rank of each trial from 0 to 1, with the highest for the best."""
+        """The rank of each trial from 0 to 1. The best trial has the highest rank."""
         return self.values.rank(pct=True, ascending=not self.minimize)
 
     @cached_property
     def importances(self) -> dict[str, float]:
-        """The importance of each parameter; empty if there is nothing to compare."""
+        """The importance of each parameter, or an empty dict if there is nothing to compare."""
         if self.values.nunique() < 2 or self.points.shape[1] < 2:
             return {}
         return parameter_charts.compute_importances(self.ranks, self.parameters)
@@ -74,16 +74,16 @@ def draw(
     direction: str,
     front: FrontPlot | None = None,
 ) -> list[Path]:
-    """Write a PNG for each plot of the ranked trials, and the page with all of them. Return their paths.
+    """Write a PNG for each plot of the ranked trials, and a page with all plots. Return the paths.
 
-    `names` are the varying parameters; `front` is the plot of the front of several objectives.
+    `names` are the varying parameters. `front` is the front's plot if there are several objectives.
     """
     charts = dict(_build_charts(build_search_result(records, names, objective, direction), front))
     folder.mkdir(exist_ok=True)
     page = folder / PAGE
     page.write_text(build_page(f"{folder.parent.name}: {get_metric(objective).heading}", [*charts.values()]))
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Glyph .* missing from font")  # for values in other scripts
+        warnings.filterwarnings("ignore", "Glyph .* missing from font")  # for values in non-Latin scripts
         for name, chart in charts.items():
             columns = min(len(chart.figures), 3)
             size_in = SIZE_IN if columns == 1 else PANEL_IN
@@ -94,7 +94,7 @@ def draw(
 def build_search_result(
     records: Sequence[TrialRecord], names: Iterable[str], objective: str, direction: str
 ) -> SearchResult:
-    """Return the trials as tables with values for drawing."""
+    """Return the trials as tables of values to draw."""
     metric = get_metric(objective)
     points = pd.DataFrame(
         {name: [plain_label(record.params[name]) for record in records] for name in names}, dtype=object

@@ -1,4 +1,4 @@
-"""The summary at the end of a sweep: the best trials, failures, where the results are, and how to continue."""
+"""Print the summary of a sweep: the best trials, failures, where the results are, and how to continue."""
 
 import io
 import shlex
@@ -24,14 +24,14 @@ from workloads.api.secrets import mask
 SHOWN_ROWS = 10
 SHOWN_OF_FRONT = 30
 SHOWN_REASONS = 3  # reasons for each bad status
-SHOWN_OF_EXHAUSTED = 120  # trials shown of a space in which every point was tried
+SHOWN_OF_EXHAUSTED = 120  # if every point was tried, show all trials up to this number
 
 
 @dataclass(frozen=True)
 class Recording:
-    """The state of a sweep's record in MLflow: complete, or with `pending` records that are not yet written.
+    """The state of recording a sweep in MLflow: complete, or with `pending` records still to be written.
 
-    `uri` is the configured store, None for the default store; `runs_page` is a path in MLflow's pages.
+    `uri` is the configured store, or None for the default store. `runs_page` is a path in MLflow's web UI.
     """
 
     uri: str | None
@@ -46,18 +46,18 @@ class Recording:
 class Summary:
     results: Results
     command: str  # to run or resume the sweep
-    extend_command: str  # to extend it
-    retry_command: str = ""  # to run its failed trials again; empty if there are none
-    certify_command: str = ""  # to remeasure the front of several objectives; empty if finals have done so or will
+    extend_command: str  # to extend the sweep
+    retry_command: str = ""  # to rerun failed trials; empty if there are none
+    certify_command: str = ""  # to remeasure the front; empty if finals have done or will do so
     drained: Sequence[str] = ()  # a line for each node that was drained
-    stopped: str = ""  # why the sweep ended before its budget was used up, if it did
+    stopped: str = ""  # why the sweep ended before its budget was used up; empty if it did not
 
     @property
     def title(self) -> str:
         return f"{self.results.plan.config.workload.title} on {self.results.plan.target.model}"
 
     def markdown(self) -> str:
-        """Return the summary for the parent run's page in MLflow."""
+        """Return the summary for the parent run's MLflow page."""
         results, shown = self.results, self._best_trials()
         rows = tables.trial_rows(shown, results.objective, results.other_objectives, results.front_numbers)
         paragraphs = [f"**{self.title}**: {tables.format_counts(results.counts)}"]
@@ -79,9 +79,9 @@ class Summary:
         return "\n\n".join([*paragraphs, *(f"drained: {node}" for node in self.drained), f"`{self.command}`"])
 
     def verdict(self) -> str:
-        """Return the winner of the finals, the tied trials, or the trials of a front; empty without finals.
+        """Describe the winner of the finals, the tied trials, or the trials on the front. Empty without finals.
 
-        For a front, the text also states how certain it is, or which setting remeasures it.
+        For a front, the description includes its certainty, or the setting that would remeasure it.
         """
         results = self.results
         if results.front:
@@ -117,7 +117,7 @@ class Summary:
             return text
         text += "; not certified: each was measured once"
         finals, best = self.results.plan.config.finals, self.results.best
-        if finals.top:  # this run should have measured them
+        if finals.top:  # this run should already have measured the front
             return text
         points = select_finalists(best, self.results.plan.criteria, DEFAULT_FINALISTS)
         seconds = finals.rounds * sum(trial.duration_s for trial in points)
@@ -130,9 +130,9 @@ class Summary:
     def print(self, recording: Recording, *, is_over: bool, is_exhausted: bool) -> None:
         """Print the best trials (or all trials of a small exhausted space) and the notes to standard output.
 
-        `is_over` means that the budget is used up, `is_exhausted` that every point of the space was tried.
+        `is_over` means that the budget is used up. `is_exhausted` means that every point of the space was tried.
         """
-        # The text is written in one piece at the end, because rich itself exits if a pipe is closed early.
+        # Write the text in one piece at the end, because rich exits the process if a pipe is closed early.
         results, text = self.results, io.StringIO()
         out = open_console(text)
         out.print(f"\n{self.title}: {tables.format_counts(results.counts)}")
@@ -282,5 +282,5 @@ def _describe_kinds(heading: str, records: Sequence[TrialRecord]) -> list[str]:
 
 
 def relative_path(path: Path) -> str:
-    """Return a path below the working directory as a relative path, any other path unchanged."""
+    """Make a path below the working directory relative, and return any other path unchanged."""
     return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)

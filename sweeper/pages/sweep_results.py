@@ -1,4 +1,4 @@
-"""The results of a sweep at its end, in the forms in which they are stored."""
+"""A sweep's final results, in the formats in which they are stored."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ from sweeper.search.front import Front, FrontPoint, measure_front
 from sweeper.search.progress import SweepProgress
 from sweeper.search.study import Study
 
-PROJECTED_NODES = (1, 2, 4, 8)  # unless projection.nodes sets others
-MAX_INCONCLUSIVE = 0.2  # fraction of the trials up to which a command on a busy machine still exits with 0
-MIN_TRIALS_OF_PLOTS = 20  # a table is better for fewer trials
+PROJECTED_NODES = (1, 2, 4, 8)  # unless projection.nodes is set
+MAX_INCONCLUSIVE = 0.2  # the fraction of inconclusive trials (busy machine) up to which a command exits with 0
+MIN_TRIALS_OF_PLOTS = 20  # for fewer trials, a table is better
 
 
 @dataclass(frozen=True)
 class Results:
     plan: SweepPlan
-    counts: Mapping[TrialStatus, int]  # the number of trials of the search with each status
+    counts: Mapping[TrialStatus, int]  # the number of trials in the search, by status
     records: Sequence[TrialRecord]  # the trials of the search
     remeasured: Sequence[TrialRecord]  # the trials of the finals and node comparisons
-    earlier_attempts: Sequence[TrialRecord]  # trials that a retry has replaced; they are not counted
-    best: Sequence[TrialRecord]  # the ranked trials of the search, the best first
-    finalists: Sequence[FinalistResult]  # the best first; empty with several objectives
-    gpus: list[per_gpu.GpuResult]  # GPUs that were measured side by side, the slowest first
-    front: Front | None = None  # the front of several objectives; None with one objective, or without a ranked trial
+    earlier_attempts: Sequence[TrialRecord]  # trials that retries have replaced; not counted
+    best: Sequence[TrialRecord]  # the ranked trials of the search, best first
+    finalists: Sequence[FinalistResult]  # best first; empty with several objectives
+    gpus: list[per_gpu.GpuResult]  # GPUs that were measured side by side, slowest first
+    front: Front | None = None  # None with one objective, or without a ranked trial
 
     @staticmethod
     def collect(plan: SweepPlan, study: Study, progress: SweepProgress) -> Results:
@@ -70,7 +70,7 @@ class Results:
 
     @property
     def has_failures(self) -> bool:
-        """Return whether a trial failed, or too many are inconclusive for a complete sweep."""
+        """Whether any trial failed, or too many trials are inconclusive."""
         return any(record.status in BAD for record in self.every) or self.is_inconclusive
 
     @property
@@ -85,14 +85,14 @@ class Results:
 
     @property
     def lost_finalists(self) -> list[TrialRecord]:
-        """The finalists without a result, because too few of their rounds were complete."""
+        """The finalists without a result because too few of their rounds were complete."""
         chosen = {r.remeasurement.trial for r in self.remeasured if r.remeasurement and r.remeasurement.group}
         compared = {row.trial.number for row in self.finalists} | {point.trial.number for point in self._certified}
         return [trial for trial in self.best if trial.number in chosen - compared]
 
     @property
     def winner(self) -> TrialRecord | None:
-        """The winner of the finals, the leader of a front of several objectives, or else the search's best trial."""
+        """The winner of the finals, the leader of the front, or else the search's best trial."""
         if first := self.first_finalist:
             return first.trial
         if self.front:
@@ -102,7 +102,7 @@ class Results:
 
     @property
     def first_finalist(self) -> FinalistResult | None:
-        """The best finalist within the limits; None if there is none."""
+        """The best finalist within the limits, or None."""
         return self.finalists[0] if self.finalists and not self.finalists[0].exceeded else None
 
     def text_files(self) -> dict[str, str]:
@@ -117,7 +117,7 @@ class Results:
 
     @cached_property
     def exceeded(self) -> dict[int, list[Limit]]:
-        """The exceeded limits of each complete trial of the search that exceeds any, by its number."""
+        """The limits that complete trials of the search exceed, by trial number. Other trials are left out."""
         criteria, complete = self.plan.criteria, [r for r in self.records if self.plan.criteria.values(r) is not None]
         return {record.number: limits for record in complete if (limits := criteria.exceeded(record))}
 
@@ -138,12 +138,12 @@ class Results:
         return len(self.best) >= MIN_TRIALS_OF_PLOTS and len(self.plan.space.dimensions) > 0
 
     def has_files(self) -> bool:
-        """Return whether the sweep's folder has all result files and plots for these results."""
+        """Return whether the sweep's folder contains all files and plots of these results."""
         names = {"trials.csv": True, "gpus.csv": self.gpus, "plots/plots.html": self.has_plots}
         return all((self.plan.folder / name).exists() for name, is_due in names.items() if is_due)
 
     def metrics(self) -> dict[str, float]:
-        """Return the sweep's metrics: `best_…` for the search's best trial, `final_…` for the winner of the finals."""
+        """Return the sweep's metrics: `best_…` from the search's best trial and `final_…` from the finals' winner."""
         metrics = self.prediction_quality()
         final = None
         if self.front:
@@ -161,7 +161,7 @@ class Results:
         return metrics | {f"best_{name}": value for name, value in best.items()}
 
     def prediction_quality(self) -> dict[str, float]:
-        """Return the estimates' median relative error and rank correlation (Spearman's); empty without estimates."""
+        """Return the estimates' median relative error and Spearman rank correlation. Empty without estimates."""
         pairs = [(r.metrics.get(f"predicted_{self.objective}"), r.metrics[self.objective]) for r in self.best]
         pairs = [pair for pair in pairs if pair[0]]
         if not pairs:
@@ -174,7 +174,7 @@ class Results:
         return quality if math.isnan(order) else quality | {"predicted_order": float(order)}
 
     def projection_tags(self) -> dict[str, str]:
-        """Return the winner's projection to more devices as tags of the parent run; empty without estimates."""
+        """Return the winner's projection to more devices as tags for the parent run. Empty without estimates."""
         plan = self.plan
         if not (plan.estimates and self.winner):
             return {}
@@ -190,7 +190,7 @@ class Results:
         return projected | {"projection_assumes": projection.assumptions}
 
     def draw_plots(self, study: Study) -> list[Path]:
-        """Draw the plots in the sweep's folder and return their paths; a small search has none."""
+        """Draw the plots in the sweep's folder and return their paths. A small search gets no plots."""
         if not self.has_plots:
             return []
         from sweeper.pages import search_plots  # plotly and pandas take a second; a small search does not need them
@@ -203,7 +203,7 @@ class Results:
         return search_plots.draw(folder, in_order, study.distributions, self.objective, self.direction, front)
 
     def keep_ceilings(self) -> None:
-        """Store the rates of a search for the highest matmul rate, for later training on such devices."""
+        """If the search was for the highest matmul rate, store the rates for later training on such devices."""
         is_for_rate = (self.objective, self.direction) == ("tflops", "maximize")
         if is_for_rate and self.best and self.plan.resolved.workload.is_matmul_ceiling:
             rates = ceilings.from_sweep(self.plan.target.model, self.best, self.finalists)
@@ -211,9 +211,9 @@ class Results:
 
     @cached_property
     def correction(self) -> Correction | None:
-        """The ratio of the trials' step times to the planned ones; None without estimates or with too few trials.
+        """The ratio of measured to planned step times. None without estimates or with too few trials.
 
-        It is also None for a space with several routings, because one factor would mix them.
+        A space with several routings has no correction either, because a single factor would mix them.
         """
         plan = self.plan
         if plan.estimates is None or not self.records or corrections.ROUTING in plan.space.dimensions:

@@ -1,4 +1,4 @@
-"""Print text and tables on the terminal; tables omit columns if it is narrow."""
+"""Print text and tables on the terminal. On a narrow terminal, tables omit columns."""
 
 import re
 import shutil
@@ -12,30 +12,30 @@ from rich.table import Table
 
 from sweeper.common.format import shorten
 
-MAX_WORD = 60  # characters of a word, such as a path; a longer one is shortened
-MAX_UNBROKEN = 30  # characters of a word that is not broken across lines
-WIDTH_OF_FILES = 200  # without a terminal, wide enough that nothing is wrapped
-INDENT = 9  # of a line's text, after its name
+MAX_WORD = 60  # characters; longer words, such as paths, are shortened
+MAX_UNBROKEN = 30  # characters; longer words may be broken across lines
+WIDTH_OF_FILES = 200  # wide enough that nothing is wrapped without a terminal
+INDENT = 9  # the column where a line's text starts, after the name
 _COMMAND = re.compile(r"(retry|certify|resume|extend|review|again) ")
-_WORD = re.compile(r"""\s*(?:'[^']*'|"[^"]*"|\S)+""")  # a quoted word includes its spaces
+_WORD = re.compile(r"""\s*(?:'[^']*'|"[^"]*"|\S)+""")  # spaces in quotes do not end a word
 _LONG_WORD = re.compile(rf"\S{{{MAX_WORD + 1},}}")
 
 
 def terminal_width() -> int:
-    """Return the terminal's width, or a large one for a file."""
+    """Return the terminal's width, or a large width if the output is not a terminal."""
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else WIDTH_OF_FILES
 
 
 def open_console(file: IO[str] | None = None, *, soft_wrap: bool = True) -> Console:
-    """Return a console as wide as standard output that prints unmodified text to standard output or the file."""
+    """Return a console that prints text unmodified to standard output or `file`, as wide as standard output."""
     return Console(file=file, width=terminal_width(), highlight=False, soft_wrap=soft_wrap, markup=False, emoji=False)
 
 
 def wrap_line(line: str, width: int, file: IO[str] | None = None) -> str:
-    """Wrap a line to this width between words, and indent the continuation lines.
+    """Wrap a line between words to this width, and indent the continuation lines.
 
-    Only lines for a terminal (standard output or the file) are wrapped. Longer words stay whole. The lines of a command
-    end in a backslash, so that they can be pasted into a shell.
+    Lines are wrapped only if the output (`file` or standard output) is a terminal. Long words stay whole. Wrapped
+    commands get a backslash at the end of each line so that they can be pasted into a shell.
     """
     if len(line) <= width or not (file or sys.stdout).isatty():
         return line
@@ -49,7 +49,7 @@ def wrap_line(line: str, width: int, file: IO[str] | None = None) -> str:
 
 
 def draw(heading: Sequence[str], cells: Sequence[Sequence[str]], minimum: int, width: int) -> Table:
-    """Return a table with its first `minimum` columns and all others that fit; the caption lists the hidden ones."""
+    """Return a table of the first `minimum` columns and further columns that fit. The caption lists hidden columns."""
     cells = [[_LONG_WORD.sub(lambda word: shorten(word[0], MAX_WORD), cell) for cell in row] for row in cells]
     columns = [list(column) for column in zip(heading, *cells, strict=True)]
     words = [[len(word) for text in column for word in text.split() or [""]] for column in columns]
@@ -61,11 +61,11 @@ def draw(heading: Sequence[str], cells: Sequence[Sequence[str]], minimum: int, w
     shown = len(heading)
     while shown > minimum and free_width(narrowest[:shown]) < 0:
         shown -= 1
-    if heading[shown : shown + 1] == ["to"] and shown > minimum:  # half an interval is useless
+    if heading[shown : shown + 1] == ["to"] and shown > minimum:  # the lower bound alone is useless
         shown -= 1
     sizes = narrowest[:shown]
     wanted = [max(map(len, column)) for column in columns]
-    for _ in range(free_width(sizes)):  # narrow columns grow first, each up to its wanted width
+    for _ in range(free_width(sizes)):  # narrow columns grow first, up to the wanted width
         growing = [place for place, size in enumerate(sizes) if size < wanted[place]]
         if not growing:
             break

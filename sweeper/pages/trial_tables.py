@@ -1,4 +1,4 @@
-"""Build tables of trials for the terminal, for MLflow's description, and as CSV."""
+"""Build tables of trials for the terminal, for the MLflow description, and for CSV files."""
 
 import csv
 import io
@@ -20,7 +20,7 @@ MEASURED_ONCE = "measured once"
 
 
 class Rows(NamedTuple):
-    """The heading and cells of a table. At least `minimum` columns are shown, however narrow the terminal is."""
+    """A table's heading and cells. At least `minimum` columns are shown even on a narrow terminal."""
 
     heading: list[str]
     cells: list[list[str]]
@@ -28,24 +28,24 @@ class Rows(NamedTuple):
 
 
 def format_counts(counts: Mapping[TrialStatus, int]) -> str:
-    """Format counts as in `97 complete, 2 infeasible, 1 lost`."""
+    """Format trial counts, as in `97 complete, 2 infeasible, 1 lost`."""
     return ", ".join(f"{counts[status]} {status.value}" for status in TrialStatus if counts.get(status)) or "none"
 
 
 def varying_parameters(records: Sequence[TrialRecord]) -> list[str]:
-    """Return the parameters that differ between the trials; for a single trial, all parameters."""
+    """Return the parameters that differ between the trials. For a single trial, return all parameters."""
     names = list(records[0].params) if records else []
     return [name for name in names if len(records) == 1 or len({str(r.params[name]) for r in records}) > 1]
 
 
 def common_parameters(records: Sequence[TrialRecord]) -> dict[str, Any]:
-    """Return the space's parameters that are equal in all of these trials, with their values."""
+    """Return the space's parameters that have the same value in all of these trials, with the values."""
     varying = varying_parameters(records)
     return {name: value for name, value in records[0].params.items() if name not in varying} if records else {}
 
 
 def fixed_parameters(records: Iterable[TrialRecord]) -> dict[str, Any]:
-    """Return the parameters that are not searched and equal in all trials: constants, defaults and settings."""
+    """Return the parameters outside the search that are equal in all trials: constants, defaults and settings."""
     fixed: dict[str, Any] = {}
     for number, other in enumerate(record.fixed for record in records if record.fixed):
         fixed = {name: value for name, value in fixed.items() if other.get(name) == value} if number else dict(other)
@@ -55,9 +55,9 @@ def fixed_parameters(records: Iterable[TrialRecord]) -> dict[str, Any]:
 def trial_rows(
     records: Sequence[TrialRecord], objective: str, others: Sequence[str] = (), front: Collection[int] = ()
 ) -> Rows:
-    """Return a row for each trial with its varying parameters, the objective and the other metrics.
+    """Return a row for each trial with the varying parameters, the objective and the other metrics.
 
-    `others` are further objectives, shown after the leading one; with them, the trials of `front` are marked.
+    `others` are further objectives, shown after the leading objective. If there are any, `front` trials are marked.
     """
     names = varying_parameters(records)
     bounds = [f"{objective}_ci_low", f"{objective}_ci_high"]
@@ -80,12 +80,12 @@ def trial_rows(
         ]
         marks = ["yes" if record.number in front else ""] if others else []
         cells.append([str(record.number), *marks, *(short_value(record.params[name]) for name in names), *formatted])
-    # The minimum is the number, the parameters and the objective; with several objectives, also the mark of the front.
+    # At least the number, the parameters and the objectives are shown, and with several objectives the front's mark.
     return Rows(heading, cells, 2 + len(names) + (1 + len(others) if others else 0))
 
 
 def missing_intervals(records: Sequence[TrialRecord], objective: str) -> str:
-    """Return why some of these trials have no 95% interval, or a lesser one; empty if each has one or needs none."""
+    """Return why some trials have no 95% interval or one of a lower level. Empty if no trial lacks an interval."""
     reasons = [missing_reason(record.metrics, objective) for record in records]
     notes = [f"— no 95% interval: {', '.join(missing)}"] if (missing := dict.fromkeys(filter(None, reasons))) else []
     five = [r for r in records if r.metrics.get("steps") == MIN_STEPS and f"{objective}_ci_low" in r.metrics]
@@ -97,7 +97,7 @@ def missing_intervals(records: Sequence[TrialRecord], objective: str) -> str:
 def front_rows(front: Front, metrics: Sequence[str]) -> Rows:
     """Return rows for the remeasured points, then for the rest of the front.
 
-    The columns are the parameters, the objectives, the verdict on each point, and the intervals of the objectives.
+    The columns are the parameters, the objectives, each point's verdict, and the objectives' intervals.
     """
     trials = [*(point.trial for point in front.certified), *front.measured_once]
     names = varying_parameters(trials)
@@ -118,7 +118,7 @@ def front_rows(front: Front, metrics: Sequence[str]) -> Rows:
 
 
 def finalist_rows(finalists: Sequence[FinalistResult], objective: str) -> Rows:
-    """Return a row for each finalist with its parameters, its result, and how far it is behind the first."""
+    """Return a row for each finalist with the parameters, the result, and the distance to the first finalist."""
     names = varying_parameters([finalist.trial for finalist in finalists])
     column = get_metric(objective)
     has_exceeded = any(finalist.exceeded for finalist in finalists)
@@ -141,7 +141,7 @@ def markdown_of(heading: Sequence[str], cells: Sequence[Sequence[str]]) -> str:
 
 
 def trials_csv(records: Iterable[TrialRecord], columns: Mapping[int, Mapping[str, object]] | None = None) -> str:
-    """Return all trials as CSV: outcome, parameters and metrics. `columns` adds columns to some trials by number."""
+    """Return all trials as CSV: outcome, parameters and metrics. `columns` has additional cells by trial number."""
     rows = []
     for record in sorted(records, key=lambda record: record.number):
         remeasurement = record.remeasurement
@@ -152,7 +152,7 @@ def trials_csv(records: Iterable[TrialRecord], columns: Mapping[int, Mapping[str
                 **({"retry_of": record.retry.trial} if record.retry else {}),
                 "outcome": record.status.value,
                 **(columns or {}).get(record.number, {}),
-                # NaN is written as a value, not as an empty cell.
+                # A parameter that is NaN is written as a value, not as an empty cell.
                 **{f"param.{name}": v if v == v else str(v) for name, v in record.all_params.items()},
                 **record.metrics,
                 "reason": record.reason,
@@ -162,7 +162,7 @@ def trials_csv(records: Iterable[TrialRecord], columns: Mapping[int, Mapping[str
 
 
 def csv_of(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Return the rows as CSV with a column for every name. Spreadsheets treat no cell as a formula."""
+    """Return the rows as CSV with a column for every name. Escape cells that a spreadsheet would treat as formulas."""
     text = io.StringIO()
     names = list(dict.fromkeys(name for row in rows for name in row))
     writer = csv.DictWriter(text, names, lineterminator="\n")
