@@ -79,11 +79,10 @@ def bubble_s(rank_s: list[float], layout: Layout, repeated_share: float = 0.0) -
     """Return the seconds that the slowest rank waits while the pipeline fills and drains.
 
     The bubble is a stage's forward and backward pass for each other rank (arXiv 2104.04473, section 2.2). If backward
-    passes are divided, it is F + I - W (forward, input and weight passes), because waiting ranks compute weight
-    gradients (ZB-H1, arXiv 2401.10241). For passes of equal length this also holds for ZBV and DualPipeV
-    (`build_timeline`), because the optimizer waits for the last rank. ZBV's paper reports no bubble: its ranks start
-    their optimizers one by one and do not clip by the global norm. DualPipe's authors report this bubble if backward
-    passes hide forward passes.
+    passes are divided, it is F + I - W (forward, input and weight passes): waiting ranks compute weight gradients
+    (ZB-H1, 2401.10241). For passes of equal length this also holds for ZBV and DualPipeV (`build_timeline`), because
+    the optimizer waits for the last rank. ZBV's paper reports no bubble: its ranks start their optimizers one by one
+    and do not clip by the global norm. DualPipe's authors report this bubble if backward passes hide forward passes.
 
     `rank_s` has each rank's seconds for one micro-batch. `repeated_share` of the forward pass is recomputed.
     """

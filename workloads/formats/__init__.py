@@ -1,1 +1,1 @@
-"""Trainers' files and logs, read and written. Standard library and PyYAML only."""
+"""Read and write trainers' files, and read trainers' logs. Standard library and PyYAML only."""

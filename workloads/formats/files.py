@@ -1,4 +1,4 @@
-"""The files that layouts are written to, by trainer, and one reader for all of them."""
+"""Write layouts to each trainer's file format, and read all of these formats."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -17,11 +17,11 @@ from workloads.suggestions import suggest
 class Format(NamedTuple):
     render: Callable[[Job, int], RenderedFile]  # takes a canonical job and the number of GPUs
     recognizes: Callable[[str], bool]
-    # takes a text, plus the number of GPUs and the model in case the text does not give them
+    # takes a text, and the number of GPUs and the model in case the text does not give them
     read: Callable[[str, int | None, Model | None], FileReading]
 
 
-# Keyed by the planner's name of the trainer.
+# Keyed by the planner's name for the trainer.
 FORMATS = {
     "own": Format(own.render, own.recognizes, own.read),
     "torchtitan": Format(torchtitan.render, torchtitan.recognizes, torchtitan.read),
@@ -34,7 +34,7 @@ FORMATS = {
 
 
 def render(job: Job, gpus: int, trainer: str | None = None) -> RenderedFile:
-    """Return the file with which a trainer runs a job. The default is the job's trainer; `own` gives our command.
+    """Return a file that makes a trainer run the job. The default is the job's trainer; `own` gives our command.
 
     Raises UserInputError if the format is unknown, or if a rule of the trainer or its file forbids the layout.
     """
@@ -50,7 +50,7 @@ def render(job: Job, gpus: int, trainer: str | None = None) -> RenderedFile:
 
 
 def canonical(job: Job, trainer: str) -> Job:
-    """Return the job as a trainer runs it, with every field that has no effect there set to one fixed value."""
+    """Return the job as the trainer runs it, with a fixed value for each field that has no effect in the trainer."""
     job = canonical_job(replace(job, trainer=trainer, compiled=job.compiled and find_trainer(trainer).compiles))
     return torchtitan.canonical_state(job) if trainer == "torchtitan" else job
 

@@ -1,4 +1,4 @@
-"""The line with which each trainer reports a step, and its names and units: the rows of `log_formats.toml`."""
+"""How each trainer's log reports a step: the line, its names and its units, from the rows of `log_formats.toml`."""
 
 import re
 import tomllib
@@ -9,34 +9,34 @@ from typing import Any
 
 GIB = 2**30
 NUMBER = r"[-+]?\d[\d,]*(?:\.\d+)?(?:[eE][-+]?\d+)?"
-# A number, with the suffix that some programs write for powers of 1,000.
+# A number, optionally with a suffix for powers of 1,000, which some programs write.
 VALUE = rf"(?:{NUMBER}(?:[KMBGTPE](?:FLOPS)?\b)?|[-+]?(?:nan|NaN|NAN|inf|Inf)\b)"
 SUFFIXES = {"": 1.0, "K": 1e3, "M": 1e6, "B": 1e9, "G": 1e9, "T": 1e12, "P": 1e15, "E": 1e18}
-Metrics = Mapping[str, tuple[str, float]]  # printed name to this project's name and the factor to its unit
+Metrics = Mapping[str, tuple[str, float]]  # printed name to our name and the factor to our unit
 
-# Values that are only used to derive others, and are not results themselves: see `LogReader._derive`.
+# Values that `LogReader._derive` uses to compute metrics, and that are not results themselves.
 RATES = ("batches_per_s", "samples_per_s", "total_tokens")
-# `name: value | name: value`, or without the colon
+# `name: value | name: value`, optionally without the colon
 BARS = r"(?:^|\|)\s*(?P<name>[^|\s](?:[^|]*?[^|\s:])?)(?:\s*:\s*|\s+)(?P<value>VALUE)"
 
 
 @dataclass(frozen=True)
 class LogFormat:
-    """A row: how one trainer reports a step. Rows of a `family` may follow each other in one log."""
+    """How one trainer reports a step. One log may contain steps in several formats of a `family`."""
 
     program: str
-    hint: str  # text that is in every line that `step` matches
+    hint: str  # text in every line that `step` matches
     step: re.Pattern[str]  # group 1 is the step's number
     metrics: Metrics
-    pairs: tuple[re.Pattern[str], ...]  # match a name and its value
-    body: re.Pattern[str] | None = None  # matches the lines below the step's line that have its metrics
+    pairs: tuple[re.Pattern[str], ...]  # each matches a name and a value
+    body: re.Pattern[str] | None = None  # matches lines with metrics below the step's line
     family: str = ""  # defaults to the program
-    is_library: bool = False  # other trainers run on it, and print their own lines
-    flops: str = "its own"  # the convention by which it counts FLOPs
+    is_library: bool = False  # other trainers run on this library and print their own lines
+    flops: str = "its own"  # the program's convention for counting FLOPs
     dtype: str = ""  # the program's default, which it does not print
     is_of_interval: bool = False  # the printed time covers all steps since the last line
-    has_equal_steps: bool = True  # each step counts the same number of tokens: padding is counted too
-    counts_model_replicas: bool = False  # its rate `per GPU` is that of a rank of data or context parallelism
+    has_equal_steps: bool = True  # each step counts the same number of tokens, including padding
+    counts_model_replicas: bool = False  # its rate `per GPU` is per data- or context-parallel rank
 
     @property
     def log_family(self) -> str:

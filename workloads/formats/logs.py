@@ -1,8 +1,8 @@
-"""Parse the logs of trainers line by line: step numbers, metrics, and the configuration that the program reports.
+"""Parse trainers' logs line by line: step numbers, metrics, and the configuration that the program reports.
 
-The formats are the rows of `workloads.formats.log_formats`, with or without a launcher's prefix. The first row that
-matches a line determines the log's trainer; lines of other trainers are ignored. If a program prints both this step
-and the mean so far (`7443.9/7491.0`), the step's value is used. What the log does not contain stays unknown.
+The formats are the rows of `workloads.formats.log_formats`. Lines may have a launcher's prefix. The first row that
+matches a line determines the log's trainer, and lines of other trainers are ignored. If a program prints both the
+step's value and the mean so far (`7443.9/7491.0`), the step's value is used. Values that the log lacks stay unknown.
 """
 
 import math
@@ -17,21 +17,21 @@ from workloads.api.contract import Scalar
 from workloads.formats import megatron, torchtitan
 from workloads.formats.log_formats import FORMATS, GIB, NUMBER, RATES, SUFFIXES, LogFormat, Metrics
 
-LONGEST_LINE = 65536  # characters; no step's line is longer, and the rest of a longer line is ignored
-LONGEST_ENTRY = 1024  # characters; a longer line is not parsed as an entry of the configuration
+LONGEST_LINE = 65536  # characters; step lines are shorter, and the rest of a longer line is ignored
+LONGEST_ENTRY = 1024  # characters; longer lines are not parsed as configuration entries
 
-STEP_SIZES = ("global_batch", "sequence_length", "batch_tokens")  # the sizes of a step, which are not results
+STEP_SIZES = ("global_batch", "sequence_length", "batch_tokens")  # a step's sizes, which are not results
 
-# The tables of names outside the lines of steps.
+# Tables of names outside step lines.
 _NAMES = tomllib.loads(Path(__file__).with_name("log_names.toml").read_text())
 MEMORY: dict[str, tuple[str, float]] = {name: (ours, size / GIB) for name, (ours, size) in _NAMES["memory"].items()}
 
-# Sizes and degrees by the programs' names; torchtitan's names start with the section.
+# Sizes and degrees, keyed by the programs' names. torchtitan's names start with the section.
 REPORTED = ("tp", "pp", "cp", "dp_replicate", "dp_shard", "micro_batch", "global_batch", "sequence_length")
 CONFIG: dict[str, str] = {
     name.key: name.field for name in (*megatron.NAMES, *torchtitan.NAMES) if name.field in REPORTED
 } | _NAMES["config"]
-# Values in DeepSpeed's `[config.py:…]` with the usual meaning; its world size is the data-parallel size.
+# Values in DeepSpeed's `[config.py:…]` with the usual meaning. DeepSpeed's world size is the data-parallel size.
 DEEPSPEED_OWN = ("train_batch_size", "train_micro_batch_size_per_gpu")
 DTYPES: dict[str, str] = {name: dtype for dtype, names in _NAMES["dtypes"].items() for name in names}
 
@@ -41,11 +41,11 @@ _VALIDATION = re.compile(r"\bvalidate step:\s*(\d+)|\[val\].*?\bstep (\d+)")
 _EPOCH = re.compile(r"\bTraining epoch (\d+),")
 _GLOBAL_STEP = re.compile(r"\bglobal_step: (\d+)")
 _BRIDGE = re.compile(rf"Step Time\s*:\s*({NUMBER})\s*s GPU utilization:\s*({NUMBER})\s*(?:MODEL_)?TFLOP/s/GPU")
-# GPT-NeoX prints after further dots whether the value is the default.
+# After more dots, GPT-NeoX prints whether the value is the default.
 ARGUMENT = re.compile(r"(?:^|\s)(\w+) \.{3,} (\S.*?)(?:\.+(?:updated|default)?)?\s*$")
 _CONFIG_LINES = [(text, re.compile(pattern), names.split()) for text, pattern, names in _NAMES["config_lines"]]
 WORLD_SIZE = re.compile(r"\busing world size: (\d+)")
-# A line of JSON after any launcher's prefix: the spaces, the key and the value.
+# A JSON line after any launcher's prefix: the spaces, the key and the value.
 _JSON_ENTRY = re.compile(r'^(?:.*?[^ ])??( +)"(\w+)": (.+?),?$')
 TITAN_MESH = re.compile(r"device mesh with parallelism: (.+)$")
 _TITAN_OLD_MESH = re.compile(r"-D device mesh with \[(.*?)\], \[([\d, ]+)\]")
@@ -54,7 +54,7 @@ _RANK_OF = re.compile(r"\[rank-\d+/(\d+)\]")
 _DEVICE = re.compile(r"\b[A-Z]+ capacity: (.+?) with [\d.]+ ?GiB")
 _PROGRESS_BAR = re.compile(r"\d+%\|.*?\| *\d+/\d+ \[.*(?:s/it|it/s)")
 
-_COLOUR = re.compile(r"\x1b\[[0-9;]*m")  # escape sequences of a terminal
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")  # terminal escape sequences
 
 
 def strip_colors(line: str) -> str:
@@ -68,31 +68,31 @@ class Step:
     number: int
     metrics: Mapping[str, float]
     start: int = 0  # the number of restarts before this step
-    resolution_s: float = 0.0  # the unit to which its time was rounded
-    is_by_clock: bool = False  # its time is the difference between the timestamps of two lines
+    resolution_s: float = 0.0  # the unit to which the step's time is rounded
+    is_by_clock: bool = False  # the step's time is the difference between two lines' timestamps
 
 
 @dataclass
 class LogReader:
-    """Reads a log line by line. After a restart, the attributes describe the new start."""
+    """Reads a log line by line. After the program restarts, the attributes describe the new start."""
 
-    format: LogFormat | None = None  # of the log's trainer, known once it has printed a step
+    format: LogFormat | None = None  # the format of the log's trainer, known after its first step
     kind: str = ""  # the trainer's program
     reported_config: dict[str, Scalar] = field(default_factory=dict)  # the configuration that the program reports
     mesh: dict[str, int] = field(default_factory=dict)  # the degrees of the device mesh that torchtitan built
-    # The highest memory that any rank has reported outside the lines of steps.
+    # The highest memory that any rank has reported outside step lines.
     memory: dict[str, float] = field(default_factory=dict)
     device: str = ""
     model: str = ""  # such as llama3_8b
     dtype: str = ""
-    unnumbered_steps: int = 0  # lines with a step time that belong to no numbered step
-    has_progress_bar: bool = False  # a progress bar was printed; its times are means since the start
+    unnumbered_steps: int = 0  # number of lines with a step time but without a step number
+    has_progress_bar: bool = False  # a progress bar was printed; the bar's times are means since the start
     _start: int = 0
     _last: int = -1
     _second_last: int = -1
-    _clock: tuple[int, datetime] | None = None  # the last step with a later timestamp than all before it, and that time
-    _total_tokens: tuple[int, float] | None = None  # the first step with a count of all tokens, and the count
-    _block: tuple[LogFormat, int, str, dict[str, str]] | None = None  # a step whose metrics are on separate lines
+    _clock: tuple[int, datetime] | None = None  # the last step whose timestamp is the latest so far, and the timestamp
+    _total_tokens: tuple[int, float] | None = None  # the first step with a total token count, and the count
+    _block: tuple[LogFormat, int, str, dict[str, str]] | None = None  # a step with metrics on separate lines
     _section: str = ""
     _section_indent: int = 0
     _pending: dict[str, str] = field(default_factory=dict)
@@ -100,7 +100,7 @@ class LogReader:
     def feed(self, line: str) -> Step | None:
         """Parse one line and return the step that it completes. A step that several ranks print is returned once.
 
-        A step whose metrics are on separate lines is complete at the first line after them.
+        A step with metrics on separate lines is complete at the first line after the metrics.
         """
         line = strip_colors(line[:LONGEST_LINE]).rstrip()
         step = None
@@ -135,8 +135,8 @@ class LogReader:
         return step
 
     def _select(self, row: LogFormat) -> bool:
-        """Return whether a step's line is from the log's trainer: the program of the first such line, or its family.
-        If a trainer runs on DeepSpeed, the steps that DeepSpeed prints itself do not count."""
+        """Return whether a step line is from the log's trainer: the program of the first step line, or its family. If a
+        trainer runs on DeepSpeed, the steps that DeepSpeed itself prints do not count."""
         known = self.format
         if known and known.log_family != row.log_family:
             if not known.is_library or row.is_library:
@@ -145,7 +145,7 @@ class LogReader:
             self._last = self._second_last = -1
             self._clock = None
             known = None
-        # A general format does not replace a program's own, such as that of Primus, which runs Megatron-LM.
+        # A general format does not replace a program's own format, such as Primus's, which runs Megatron-LM.
         if known is None or FORMATS.index(row) < FORMATS.index(known):
             self.format, self.kind = row, row.program
         if self._pending:
@@ -157,12 +157,12 @@ class LogReader:
             self.reported_config.setdefault("gpus", int(rank[1]))
         if global_step := _GLOBAL_STEP.search(line):
             return int(global_step[1])
-        if epoch := _EPOCH.search(line):  # in NeMo, each epoch counts iterations from 0 to the printed last one
+        if epoch := _EPOCH.search(line):  # in NeMo, each epoch counts iterations from 0 to the printed last number
             return int(match[1]) + int(epoch[1]) * (int(match[2]) + 1)
         return int(match[1])
 
     def _make_step(self, row: LogFormat, number: int, texts: Mapping[str, str], line: str) -> Step | None:
-        if number < self._second_last:  # ranks are at most one printed step apart, so the program was restarted
+        if number < self._second_last:  # ranks are at most one printed step apart, so the program has restarted
             self._begin_start()
         elif number <= self._last:
             return None
@@ -215,7 +215,7 @@ class LogReader:
         length = metrics.get("sequence_length") or self.reported_config.get("sequence_length")
         if samples_per_s and isinstance(length, int | float):
             metrics.setdefault("tokens_per_s", samples_per_s * length)
-        # nanotron's batch is in tokens if it equals the tokens per second times the step time.
+        # nanotron's batch is a number of tokens if it equals tokens per second times step time.
         tokens = metrics.get("tokens_per_s", 0.0) * time_s
         if tokens and metrics.get("global_batch") and abs(tokens / metrics["global_batch"] - 1) < 0.03:
             metrics["batch_tokens"] = metrics.pop("global_batch")
@@ -282,14 +282,14 @@ class LogReader:
             self.dtype = dtype
 
     def _begin_configuration(self) -> None:
-        """Discard the configuration of an earlier start, since a program reports its configuration before its steps."""
+        """Discard an earlier start's configuration, because a program reports its configuration before its steps."""
         if self._last >= 0:
             self._begin_start()
             self.reported_config, self.mesh, self.dtype = {}, {}, ""
 
     def _store_mesh(self, degrees: Mapping[str, int]) -> None:
-        """Store the degrees, the number of GPUs, and the batch if the program chooses it. Expert-parallel ranks are
-        among the others. In 2024, torchtitan had only one data-parallel degree, called `dp`."""
+        """Store the degrees, the number of GPUs, and the batch if the program chooses it. The other degrees include
+        expert-parallel ranks. In 2024, torchtitan had one data-parallel degree, called `dp`."""
         mesh = {name: degrees.get(name, 1) for name in ("pp", "dp_replicate", "dp_shard", "cp", "tp")}
         mesh["dp_shard"] *= degrees.get("dp", 1)
         self._store("gpus", math.prod(mesh.values()))
@@ -305,7 +305,7 @@ def _read_texts(row: LogFormat, *lines: str) -> dict[str, str]:
 
 
 def _rename_metrics(known: Metrics, texts: Mapping[str, str]) -> tuple[dict[str, float], dict[str, float]]:
-    """Return the known metrics in our names and units, and their resolutions. Only a loss may be nan or infinite."""
+    """Return the known metrics and their resolutions in our names and units. Only a loss may be nan or infinite."""
     metrics, resolutions = {}, {}
     for name, text in texts.items():
         if name in known:
@@ -327,7 +327,7 @@ def parse_number(text: str) -> tuple[float, float]:
 
 
 def _parse_timestamp(line: str) -> tuple[datetime, float] | None:
-    """Return the first timestamp in a line, and the resolution of its last digit in seconds."""
+    """Return the first timestamp in a line, and its resolution in seconds."""
     for pattern, form in _TIMES:
         if match := pattern.search(line):
             text, _, fraction = match[0].replace(",", ".").replace("T", " ").partition(".")

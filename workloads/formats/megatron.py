@@ -1,4 +1,4 @@
-"""A job as Megatron-LM's settings (core_v0.16.1), under the names that Megatron-LM logs and Primus accepts."""
+"""Read and write jobs as Megatron-LM settings (core_v0.16.1), by the names that Megatron-LM logs and Primus accepts."""
 
 import math
 import re
@@ -19,15 +19,15 @@ TABLES: dict[str, Any] = tomllib.loads(Path(__file__).with_name("megatron.toml")
 FP8_RECIPES: dict[str, tuple[str, str]] = {name: tuple(theirs) for name, theirs in TABLES["fp8_recipes"].items()}
 FP4_RECIPES = {"nvfp4": "nvfp4"}  # with `fp4: e2m1`
 FSDP_STRATEGIES = {"zero2": "optim_grads", "megatron_fsdp": "optim_grads_params"}
-# megatron/core/transformer/transformer_config.py, `recompute_modules`. Activations are recomputed in experts only.
+# megatron/core/transformer/transformer_config.py, `recompute_modules`. Megatron recomputes activations only in experts.
 RECOMPUTED_MODULES = {"core_attention": ["core_attn"], "norm_act": ["layernorm", "moe_act"]}
 DEFAULT_KV_RANK = 32  # megatron/training/arguments.py, `--kv-lora-rank`
-# A vocabulary is padded to a multiple of at most this times `tp`, so that its GEMMs have fast sizes.
+# Megatron pads a vocabulary to a multiple of at most this number times `tp`, for fast GEMM sizes.
 LARGEST_VOCABULARY_MULTIPLE = 128
 
 
 def _vocabulary_multiple(job: Job) -> int:
-    """Return the largest power of two, up to 128, that pads the vocabulary the least."""
+    """Return the power of two, up to 128, that pads the vocabulary the least; the largest if several do."""
     multiples = [2**power for power in range(LARGEST_VOCABULARY_MULTIPLE.bit_length())]
     return min(reversed(multiples), key=lambda multiple: -job.model.vocabulary % (multiple * job.layout.tp))
 
@@ -46,11 +46,11 @@ def _recompute(job: Job) -> dict[str, Any]:
         return {}
     if layout.checkpointed_layers is None:
         return {"granularity": "full", "method": "uniform", "num_layers": 1}
-    # With `block`, the number is per stage: megatron/core/transformer/transformer_block.py.
+    # With `block`, the number is per stage (megatron/core/transformer/transformer_block.py).
     return {"granularity": "full", "method": "block", "num_layers": layout.checkpointed_layers // stages}
 
 
-# The conditions under which some settings are written, and the values of settings that no field gives: see the table.
+# Conditions for writing some settings, and functions for the settings that no field gives; see the table.
 CONDITIONS: dict[str, Callable[[Job], bool]] = {
     "queries share keys": lambda job: job.model.kv_heads != job.model.heads,
     "experts": lambda job: job.model.experts > 0,
@@ -140,7 +140,7 @@ def read_settings(
     model: Model | None = None,
     defaults: names.Settings | None = None,
 ) -> names.FileReading:
-    """Return the job that settings describe, with their own sizes if `model` is None, and a program's `defaults`.
+    """Return the job that settings describe, with a program's `defaults`. `model` overrides the settings' sizes.
 
     Raises UserInputError for a value that no job can have, or if `gpus` is needed and missing.
     """
@@ -190,7 +190,7 @@ def read_settings(
 
 
 def _read_algorithm(name: str, stages: int) -> str:
-    """Return the schedule of Primus's own pipeline. Raises UserInputError for a schedule that no layout has."""
+    """Return the schedule of Primus's pipeline. Raises UserInputError for a schedule that no layout supports."""
     interleaved = "interleaved" if stages > 1 else "1f1b"
     known = {"1f1b": "1f1b", "1f1b-interleaved": interleaved, "zero-bubble": "zero_bubble", "zbv-formatted": "zbv"}
     if name not in known:
@@ -207,13 +207,13 @@ def _read_sizes(settings: names.FileSettings) -> dict[str, Any]:
     if not settings.find("group_query_attention"):
         del sizes["kv_heads"]
     sizes["prediction_layers"] = settings.find("mtp_num_layers")
-    if settings.find("multi_latent_attention"):  # the sizes of its heads are not `kv_channels`
+    if settings.find("multi_latent_attention"):  # `kv_channels` does not give its head sizes
         sizes |= {"kv_rank": settings.find("kv_lora_rank") or DEFAULT_KV_RANK, "head_size": 0, "kv_heads": 0}
     for name, size in sizes.items():
         if isinstance(size, str):
             raise UserInputError(f"{name}={size}: not a whole number")
     whole = {name: size for name, size in sizes.items() if isinstance(size, int) and size > 0}
-    # Layers with linear attention are given by a pattern such as M-M*-, or are all layers except every Nth.
+    # A pattern such as M-M*- gives the layers with linear attention, or a frequency N gives all layers but every Nth.
     pattern = settings.find("hybrid_override_pattern") or settings.find("hybrid_layer_pattern")
     frequency, layers = settings.find("linear_attention_freq"), settings.find("num_layers")
     if pattern:
@@ -311,7 +311,7 @@ def read_model(settings: names.Settings) -> Model | None:
 
 
 def _read_dense_layers(settings: names.Settings, layers: int) -> tuple[int, ...]:
-    """Return the layers without experts, from a pattern such as ([0]*3+[1]*58) or from N if every Nth has experts."""
+    """Return the layers without experts, from a pattern such as ([0]*3+[1]*58), or from N if every Nth has them."""
     text = str(settings.get("moe_layer_freq") or 1)
     kinds = [kind for kind, count in re.findall(r"([01])\]?(?:\*(\d+))?", text) for _ in range(int(count or 1))]
     if text.isdecimal():

@@ -1,4 +1,4 @@
-"""Files with Megatron-LM's settings: its arguments, Megatron-Bridge recipes with overrides, and Primus experiments."""
+"""Read and write Megatron-LM settings as arguments, Megatron-Bridge recipes with overrides and Primus experiments."""
 
 import math
 import re
@@ -26,12 +26,12 @@ SCRIPT_SUPPORT = support("megatron")
 RENAMED: dict[str, str] = TABLES["renamed"]
 SWITCHES_OFF: dict[str, str] = TABLES["switches_off"]
 _LAUNCH = re.compile(r"--(nnodes|nproc[-_]per[-_]node)[= ](\d+)(?![\d:])")
-# Any of these identifies a text as a Megatron-LM command, and identifies the command in a script that trains.
+# Any of these identifies a text as a Megatron-LM command, and identifies the training command in a script.
 _ARGUMENTS = ("--num-layers", "--tensor-model-parallel-size", "--micro-batch-size")
 _YAML_ARGUMENT = re.compile(r"^[ \t]*--[\w-]+:(?:[ \t]|$)", re.MULTILINE)
-# Programs of Megatron-LM that train models other than decoders of attention blocks.
+# Megatron-LM programs that train models other than decoders with attention blocks.
 _OTHER_PROGRAM = re.compile(r"(?:^|/)(pretrain_(?:bert|t5|ict|retro|vision\w*|vlm|mamba|hybrid)\.py)$")
-# An expansion that stands for several arguments rather than for the value of one.
+# An expansion that stands for several arguments, not for one argument's value.
 _SEVERAL = re.compile(r"\[[@*]\]|\$[@*]|ARG|OPT|EXTRA|FLAG", re.IGNORECASE)
 NO_VALUE = "the script gives it no value, or only under a condition: write the value into the file"
 _POSITIONAL = re.compile(r"\$\{?[1-9]")
@@ -39,13 +39,13 @@ OF_ARGUMENTS = "the script takes arguments: begin it with `set -- ` and those of
 
 # Megatron-Bridge's recipe with overrides: NeMo has trained large models with it since NeMo 2.
 BRIDGE_SCRIPT = "megatron_bridge.sh"
-RECIPE = "llama3_8b_pretrain_config"  # all sizes are overridden, so any Llama recipe will do
+RECIPE = "llama3_8b_pretrain_config"  # all sizes are overridden, so any Llama recipe works
 _BRIDGE: dict[str, Any] = TABLES["bridge"]
 MIXED_PRECISION: dict[str, str] = _BRIDGE["mixed_precision"]
 SECTIONS: dict[str, str] = _BRIDGE["renamed"] | {
     name: f"{section}.{name}" for section, names in _BRIDGE["sections"].items() for name in names
 }
-# Settings that the recipe switches on, and that a layout may not have.
+# Settings that the recipe switches on but that a layout may not use.
 RECIPE_SETS = dict.fromkeys(_BRIDGE["set_by_recipe"], False)
 BRIDGE_RUN = {"train.train_iters": 20, "train.eval_iters": 0, "logger.log_interval": 1, "checkpoint.save": None}
 _OF_RECIPE = re.compile(r"_(pretrain|sft|finetune|peft)(?=_)")
@@ -67,14 +67,14 @@ BRIDGE_SUPPORT = support(
     _list_recipe_obstacles,
     name=BRIDGE,
     precision=tuple(MIXED_PRECISION),
-    sharding=("none", "zero1", "zero2", "megatron_fsdp"),  # its settings for FSDP2 are not written
+    sharding=("none", "zero1", "zero2", "megatron_fsdp"),  # settings for FSDP2 are not written
 )
 
-# Primus's experiment file: its Megatron trainer with all sizes and degrees as overrides of its modules.
+# Primus's experiment file: Primus's Megatron trainer, with all sizes and degrees as module overrides.
 EXPERIMENT = "primus.yaml"
 DEFAULTS: names.Settings = TABLES["primus_defaults"]
 SWITCHED_OFF = {name: False for name, value in DEFAULTS.items() if value is True}
-# Primus's torchtitan defaults that are not torchtitan's: primus/configs/modules/torchtitan/pre_trainer.yaml.
+# Primus's torchtitan defaults that differ from torchtitan's: primus/configs/modules/torchtitan/pre_trainer.yaml.
 TITAN_DEFAULTS: names.Settings = {"compile.enable": True, "activation_checkpoint.mode": "none"}
 _VARIABLE = re.compile(r"\$\{\w+:([^{}]*)\}")
 _PRIMUS_LAUNCH = re.compile(r"\b(NNODES|GPUS_PER_NODE)=(\d+)")
@@ -84,12 +84,12 @@ PRIMUS_SUPPORT = support("primus")
 
 
 def render_script(job: Job, gpus: int) -> names.RenderedFile:
-    """Return the script for a canonical job. Raises UserInputError if Megatron-LM cannot express it."""
+    """Return the script for a canonical job. Raises UserInputError if Megatron-LM cannot express the job."""
     SCRIPT_SUPPORT.check(job)
     settings = names.write_names(job, NAMES) | RUN
     arguments = [word for name, value in settings.items() for word in _argument(name, value)]
-    # `validate_args` requires it on Hopper and earlier GPUs: tensor and context parallelism need one connection so
-    # that communication is queued first; FSDP needs more.
+    # `validate_args` requires these connections on Hopper and earlier GPUs. Tensor and context parallelism need one
+    # connection to queue communication first; FSDP needs more.
     connections = 8 if job.layout.sharding in ("fsdp2", "megatron_fsdp", "zero2") else 1
     words = [*names.torchrun(gpus), "pretrain_gpt.py", *arguments]
     text = _shell_script(words, "Megatron-LM (core_v0.16.1): run in its folder", connections)
@@ -116,7 +116,7 @@ def recognizes_script(text: str) -> bool:
 
 
 def read_script(text: str, gpus: int | None = None, model: Model | None = None) -> names.FileReading:
-    """Read a script, a list of arguments or their YAML. Raises UserInputError for a value that no job can have."""
+    """Read a script, a list of arguments or YAML arguments. Raises UserInputError for a value that no job can have."""
     if _YAML_ARGUMENT.search(text):
         settings, left, notes = _read_yaml_arguments(text)
         return _add(read_settings(settings, "megatron", gpus, model), left, notes)
@@ -151,7 +151,7 @@ def _find_command(text: str) -> tuple[list[str], list[str], list[str]]:
     starting = [words for words in commands if any(word.partition("=")[0] in _ARGUMENTS for word in words)]
     if len(starting) > 1 and any(words != starting[-1] for words in starting):
         notes.append(f"{len(starting)} commands train: the last one is read")
-    # A file with arguments only, which other scripts source, starts nothing.
+    # A file that contains only arguments, for other scripts to source, starts nothing.
     words = starting[-1] if starting else [*(word for words in commands for word in words), *alone]
     first = next((number for number, word in enumerate(words) if word.partition("=")[0] in _ARGUMENTS), len(words))
     start = max((number + 1 for number, word in enumerate(words[:first]) if word.endswith(".py")), default=0)
@@ -164,7 +164,7 @@ def _split_nested(words: Iterable[str]) -> list[str]:
 
 
 def _list_arguments(words: list[str]) -> tuple[dict[str, list[str]], list[str]]:
-    """Return the values of each argument as text, and the expansions that stand for unknown arguments."""
+    """Return each argument's values as text, and the expansions that stand for unknown arguments."""
     values: dict[str, list[str]] = {}
     name, left = "", list[str]()
     for word in words:
@@ -215,7 +215,7 @@ def _read_gpus(text: str, launch: re.Pattern[str] = _LAUNCH) -> int | None:
 
 
 def parse_value(text: str, no_value: str = NO_VALUE) -> Any:
-    """Parse a Python value as Megatron-LM prints it: return a bool, an integer, a list, None, or the text."""
+    """Parse a Python value that Megatron-LM printed. Return a bool, an integer, a list, None, or the text."""
     if text in ("True", "False", "true", "false"):
         return text.lower() == "true"
     if text in ("None", "null", ""):
@@ -256,7 +256,7 @@ def render_recipe(job: Job, gpus: int) -> names.RenderedFile:
 
 
 def read_recipe(text: str, gpus: int | None = None, model: Model | None = None) -> names.FileReading:
-    """Read a command with a recipe, except what the recipe sets itself. Raises UserInputError if that is impossible."""
+    """Read a command with a recipe, without the recipe's settings. Raises UserInputError if the text has no command."""
     commands = map(_split_nested, Script(text).read())
     *_, command = [[], *(words for words in commands if any("run_recipe.py" in word for word in words))]
     start = next((number for number, word in enumerate(command, 1) if "run_recipe.py" in word), 0)
@@ -277,13 +277,13 @@ def read_recipe(text: str, gpus: int | None = None, model: Model | None = None) 
     kind, mode = _OF_RECIPE.search(recipe), flags.pop("mode", None)
     if mode in ("lora", "dora") or (kind and kind[1] == "peft"):
         raise UserInputError(f"{f'mode={mode}' if mode else f'recipe={recipe}'}: {ADAPTERS}")
-    is_whole = "model.num_layers" in overrides  # like the files that this module writes
+    is_whole = "model.num_layers" in overrides  # as in files that this module writes
     named = None if is_whole else names.find_model(_OF_RECIPE.split(recipe)[0])
     mixed = overrides.pop("mixed_precision", "bf16_mixed")
     logged = {theirs: ours for ours, theirs in SECTIONS.items()}
     settings = flags | {logged.get(name, name.rpartition(".")[2]): value for name, value in overrides.items()}
     implied = {"swiglu": True, "add_bias_linear": False, "position_embedding_type": "rope"}
-    implied["use_distributed_optimizer"] = True  # like most of its recipes
+    implied["use_distributed_optimizer"] = True  # as in most Megatron-Bridge recipes
     implied["group_query_attention"] = "num_query_groups" in settings
     implied["untie_embeddings_and_output_weights"] = not settings.pop("share_embeddings_and_output_weights", False)
     if isinstance(vocabulary := overrides.get("model.vocab_size"), int):
@@ -312,14 +312,14 @@ def _read_mixed(mixed: object) -> dict[str, Any]:
 
 
 def render_experiment(job: Job, gpus: int) -> names.RenderedFile:
-    """Return the experiment file for a canonical job. Raises UserInputError if Primus cannot express it."""
+    """Return the experiment file for a canonical job. Raises UserInputError if Primus cannot express the job."""
     PRIMUS_SUPPORT.check(job)
     nodes, per_node = names.nodes_of(gpus)
     rank = "" if nodes == 1 else "NODE_RANK=$NODE_RANK MASTER_ADDR=$MASTER_ADDR "
     launch = f"NNODES={nodes} {rank}GPUS_PER_NODE={per_node}"
     command = f"{launch} ./primus-cli direct -- train pretrain --config={EXPERIMENT}"
     overrides = SWITCHED_OFF | names.write_names(job, NAMES)
-    if job.layout.schedule in ("zero_bubble", "zbv"):  # they reduce gradients after the last backward pass
+    if job.layout.schedule in ("zero_bubble", "zbv"):  # these reduce gradients after the last backward pass
         overrides |= {
             "patch_zero_bubble": True,
             "enable_zero_bubble": True,
@@ -339,7 +339,7 @@ def recognizes_experiment(text: str) -> bool:
 
 
 def read_experiment(text: str, gpus: int | None = None, model: Model | None = None) -> names.FileReading:
-    """Return the job that an experiment file describes. Raises UserInputError if it has no known trainer."""
+    """Return the job that an experiment file describes. Raises UserInputError if the file has no known trainer."""
     trainer = _find_trainer(text)
     if trainer is None:
         raise UserInputError("not an experiment of Primus with a module that has a framework")

@@ -1,4 +1,4 @@
-"""Shared parts of the trainers' file formats: tables of names, supported values, rendered files and readings."""
+"""Shared parts of the trainers' file formats: tables of keys, supported values, rendered files and readings."""
 
 import math
 import re
@@ -30,10 +30,10 @@ class Unset:
 
 
 class FileSettings(Mapping[str, Any]):
-    """The settings of a file. They record which of them a reader asked for, so that the unread ones can be listed."""
+    """A file's settings. The mapping records which settings a reader asked for, to list the unread ones."""
 
     def __init__(self, given: Settings, defaults: Settings | None = None, renamed: Settings | None = None) -> None:
-        """Take a file's settings, a program's own `defaults`, and the current names of settings that were renamed."""
+        """Take the `given` settings of a file, a program's `defaults`, and the current names of `renamed` settings."""
         renamed = renamed or {}
         self._written = {renamed[name]: name for name in given if name in renamed} | {
             name: name for name in given if name not in renamed
@@ -50,7 +50,7 @@ class FileSettings(Mapping[str, Any]):
         return value
 
     def find(self, name: str) -> Any:
-        """Return the value of a setting. If the file leaves it open, return None and do not count it as read."""
+        """Return a setting's value. If the file leaves it open, return None and do not count the setting as read."""
         return None if isinstance(self._values.get(name), Unset) else self.get(name)
 
     def __iter__(self) -> Iterator[str]:
@@ -60,7 +60,7 @@ class FileSettings(Mapping[str, Any]):
         return len(self._values)
 
     def list_taken(self, fields: Mapping[str, str]) -> dict[str, tuple[str, Any]]:
-        """Return the settings that a reader asked for, by the file's names, each as its job field and its value."""
+        """Return the job field and the value of each setting that a reader asked for, keyed by the file's names."""
         return {
             self._written[name]: (fields.get(name, ""), value)
             for name, value in self._given.items()
@@ -68,7 +68,7 @@ class FileSettings(Mapping[str, Any]):
         }
 
     def list_left(self) -> tuple[str, ...]:
-        """Return the settings that have a value and that no reader asked for, by the file's names."""
+        """Return the file's names of settings that have a value and that no reader asked for."""
         return tuple(
             self._written[name]
             for name, value in self._given.items()
@@ -81,17 +81,17 @@ class Name:
     """A key of a trainer's configuration."""
 
     key: str  # the trainer's name, prefixed with its sections
-    field: str = ""  # the field of a job, its layout or its model that has the same meaning; empty if there is none
+    field: str = ""  # the field of a job, layout or model with the same meaning; empty if there is none
     default: Any = None  # the trainer's value if a file omits the key
-    values: Mapping[Any, Any] | None = None  # our values to the trainer's, where they differ
-    write: Any = None  # the value to write, or a function of the job, if it is not the field's value
+    values: Mapping[Any, Any] | None = None  # maps our values to the trainer's, if they differ
+    write: Any = None  # the value to write, or a function of the job that returns it, if not the field's value
     optional: bool = False  # the key is omitted if its value is the trainer's default
-    # Whether the key is written for a job; None means for every job. A value of None is never written.
+    # Whether to write the key for a job; None means for every job. A value of None is never written.
     when: Callable[[Job], bool] | None = None
 
 
 def write_names(job: Job, names: Iterable[Name]) -> dict[str, Any]:
-    """Return the trainer's settings for a job, in the order of the table."""
+    """Return the trainer's settings for a job, in table order."""
     settings = {}
     for name in names:
         if name.when is not None and not name.when(job):
@@ -107,7 +107,7 @@ def write_names(job: Job, names: Iterable[Name]) -> dict[str, Any]:
 
 
 def fields_of_keys(names: Iterable[Name], others: Mapping[str, Sequence[str]]) -> dict[str, str]:
-    """Return the field of each key in a table and in `others`, which maps a field to keys with different values."""
+    """Return the field of each key in a table and in `others`. `others` maps a field to keys with different values."""
     named = {name.key: name.field for name in names if name.field}
     return named | {key: field for field, keys in others.items() for key in keys}
 
@@ -117,7 +117,7 @@ def read_table(
     written: Mapping[str, Callable[[Job], Any]] = MappingProxyType({}),
     conditions: Mapping[str, Callable[[Job], bool]] = MappingProxyType({}),
 ) -> tuple[Name, ...]:
-    """Return the keys of a TOML table, with the functions that give their values and the conditions that they name."""
+    """Return a TOML table's keys, with their functions from `written` and the `conditions` that they name."""
     names = []
     for row in rows:
         when, values = row.get("when"), row.get("values")
@@ -132,7 +132,7 @@ def _has_values(values: Mapping[str, Sequence[object]], job: Job) -> bool:
 
 
 def read_names(settings: Settings, names: Iterable[Name], fields: Sequence[str]) -> dict[str, Any]:
-    """Return the fields' values in the default's type; 0 means the default. Raises UserInputError for unknown ones."""
+    """Return field values in their default's type; 0 means the default. Raises UserInputError for an unknown value."""
     read = {}
     for name in names:
         if name.field not in fields:
@@ -162,7 +162,7 @@ def read_names(settings: Settings, names: Iterable[Name], fields: Sequence[str])
 
 
 def _convert(value: Any, default: Any) -> Any:
-    """Convert the value to the type of its default. Raises ValueError, TypeError or KeyError otherwise."""
+    """Convert the value to its default's type. Raises ValueError, TypeError or KeyError if that fails."""
     if isinstance(default, bool):
         return {"true": True, "false": False, "1": True, "0": False}[str(value).lower()]
     if isinstance(default, int) and (isinstance(value, bool) or float(value) != int(float(value))):
@@ -180,14 +180,14 @@ def field_of(job: Job, name: str) -> Any:
 
 @dataclass(frozen=True)
 class Support:
-    """What a trainer's file can express."""
+    """The values that a trainer's file can express."""
 
-    trainer: str  # its name in messages
-    values: dict[str, Sequence[object]]  # the supported values, by field of a job, its layout or its model
+    trainer: str  # the trainer's name in messages
+    values: dict[str, Sequence[object]]  # supported values, keyed by the field of a job, layout or model
     obstacles: Sequence[Obstacles] = ()
 
     def check(self, job: Job) -> None:
-        """Raise UserInputError, naming the field and the trainer, if the file cannot express the whole job."""
+        """Raise UserInputError with the field and the trainer if the file cannot express the whole job."""
         for name, allowed in self.values.items():
             if (value := field_of(job, name)) not in allowed:
                 owner = "the model's " if hasattr(job.model, name) else ""
@@ -206,13 +206,13 @@ class RenderedFile:
 
     name: str
     text: str
-    command: str  # what a user runs in the file's directory, on each node
-    notes: tuple[str, ...] = ()  # what a user has to know first, such as a path that has to be set
+    command: str  # the command to run in the file's directory, on each node
+    notes: tuple[str, ...] = ()  # what the user has to know first, such as a path to set
 
 
 @dataclass(frozen=True)
 class FileReading:
-    """What a trainer's file or the configuration in its log says."""
+    """The job that a trainer's file, or the configuration in its log, describes."""
 
     trainer: str  # the planner's key of the program
     layout: Layout
@@ -222,12 +222,12 @@ class FileReading:
     state: str = "fp32"
     compiled: bool = False
     document_tokens: int = 0
-    notes: tuple[str, ...] = ()  # settings that a job has no field for
-    others: Mapping[str, Any] = field(default_factory=dict)  # other fields of a job that the file gives
-    sizes: Mapping[str, Any] = field(default_factory=dict)  # the model's sizes that the file itself gives
-    # The settings that were read, by the file's names: the job field (empty if there are several) and the value.
+    notes: tuple[str, ...] = ()  # notes on settings that no job field represents
+    others: Mapping[str, Any] = field(default_factory=dict)  # other job fields that the file sets
+    sizes: Mapping[str, Any] = field(default_factory=dict)  # model sizes that the file itself sets
+    # The settings that were read, keyed by the file's names: the job field (empty if there are several) and the value.
     taken: Mapping[str, tuple[str, Any]] = field(default_factory=dict)
-    left: tuple[str, ...] = ()  # the settings that were not read
+    left: tuple[str, ...] = ()  # settings that were not read
 
     @property
     def job(self) -> Job:
@@ -240,7 +240,7 @@ class FileReading:
 
 
 def canonical_job(job: Job) -> Job:
-    """Return the job with every field that has no effect set to one fixed value, so that equal runs compare equal."""
+    """Return the job with a fixed value for each field that has no effect, which makes equal runs compare equal."""
     model = job.model
     if model.positions != "learned":
         model = replace(model, max_positions=0)
@@ -250,7 +250,7 @@ def canonical_job(job: Job) -> Job:
 
 
 def canonical_layout(layout: Layout, layers: int | None = None) -> Layout:
-    """Return the layout with every field that has no effect set to its default."""
+    """Return the layout with each field that has no effect set to its default."""
     changes: dict[str, object] = {}
     if layout.sharding == "none":
         changes |= {"dp_replicate": layout.dp, "dp_shard": 1}
@@ -285,7 +285,7 @@ def find_model(name: str) -> Model | None:
 
 
 def data_parallel_size(gpus: int | None, degrees: Mapping[str, int]) -> int:
-    """Return the degree that the others leave. Raises UserInputError if they do not divide `gpus`, or it is missing."""
+    """Return the remaining degree. Raises UserInputError if `gpus` is None or if the other degrees do not divide it."""
     product = math.prod(degrees.values())
     if gpus is None:
         raise UserInputError("the file does not say on how many GPUs it runs: pass their number (gpus=)")
@@ -296,13 +296,13 @@ def data_parallel_size(gpus: int | None, degrees: Mapping[str, int]) -> int:
 
 
 def nodes_of(gpus: int) -> tuple[int, int]:
-    """Return the numbers of nodes and of GPUs per node: 8 per node, or the largest smaller number that divides."""
+    """Return the number of nodes and of GPUs per node, at most 8."""
     per_node = math.gcd(gpus, GPUS_PER_NODE) if gpus > GPUS_PER_NODE else gpus
     return gpus // per_node, per_node
 
 
 def torchrun(gpus: int) -> list[str]:
-    """Return the launcher's arguments. On several nodes, the shell gives the node's rank and the address."""
+    """Return the launcher's arguments. On several nodes, shell variables give the node's rank and the address."""
     nodes, per_node = nodes_of(gpus)
     words = ["torchrun", f"--nnodes={nodes}", f"--nproc-per-node={per_node}"]
     if nodes > 1:
@@ -311,5 +311,5 @@ def torchrun(gpus: int) -> list[str]:
 
 
 def show(value: object) -> str:
-    """Return a value as configuration files write it: true and false in lower case."""
+    """Return a value as configuration files write it, with true and false in lower case."""
     return str(value).lower() if isinstance(value, bool) else str(value)

@@ -1,4 +1,4 @@
-"""This project's own command for a fixed layout: `workload=parallel`, or `workload=torchtitan` for torchtitan."""
+"""Read and write this project's command for a fixed layout: `workload=parallel`, or `workload=torchtitan`."""
 
 import re
 import shlex
@@ -18,10 +18,10 @@ from workloads.layouts.layout import LAYOUT_FIELDS, Job, Layout
 from workloads.models.model import SIZES, TRAINED_MODELS, Model, find_trained_name
 
 SCRIPT = "sweep.sh"
-# The fields of a job or a layout with the parameters of `workload=parallel`, where the names differ.
+# Job or layout fields whose parameters in `workload=parallel` have different names.
 RENAMED = {"compiled": "compile", "precision": "dtype"}
 JOB_FIELDS = ("sequence_length", "precision", "state", "compiled", "document_tokens")
-# The fixed value of each field that has no parameter in `workload=parallel`, where it is not the default.
+# Fixed values of fields that have no parameter in `workload=parallel`, if they differ from the defaults.
 FIXED = {"state": "bf16"}
 _TITAN: dict[str, Any] = tomllib.loads(Path(__file__).with_name("own_torchtitan.toml").read_text())
 TITAN_NAMES = names.read_table(_TITAN["names"])
@@ -45,7 +45,7 @@ TITAN = names.Support("workload=torchtitan", _AT_DEFAULTS | _TITAN["supported"],
 
 @cache
 def own_names() -> tuple[names.Name, ...]:
-    """Return the parameters of `workload=parallel` that correspond to a field of a job or its layout."""
+    """Return the parameters of `workload=parallel` that correspond to fields of a job or its layout."""
     parameters = {field.name: field.default for field in fields(registry.load("parallel").Parameters)}
     pairs = [(RENAMED.get(name, name), name) for name in (*_defaults(), "sequence_length")]
     return tuple(
@@ -55,7 +55,7 @@ def own_names() -> tuple[names.Name, ...]:
 
 @cache
 def own_support() -> names.Support:
-    """Return what `workload=parallel` can express: the values of its parameters, and the other fields' defaults."""
+    """Return the values that `workload=parallel` supports: its parameters' values, and the other fields' defaults."""
     hints = get_type_hints(registry.load("parallel").Parameters)
     parameters = {name.field: name.key for name in own_names()}
     values: dict[str, Sequence[object]] = {"sharding": ("none", "fsdp2")}
@@ -104,7 +104,7 @@ def recognizes(text: str) -> bool:
 
 
 def read(text: str, gpus: int | None = None, model: Model | None = None) -> names.FileReading:
-    """Read a command, with defaults. Raises UserInputError if it does not fix a layout with one value per key."""
+    """Read a command and fill in defaults. Raises UserInputError if a key of the layout has several values."""
     words = [word for command in Script(text).read() for word in command]
     texts = {match[1]: match[2] for word in words if (match := _OVERRIDE.match(word))}
     workload = texts.get("workload")

@@ -1,9 +1,9 @@
-"""Read the configuration that a trainer prints: batch, model, layout and data type.
+"""Read the batch, model, layout and data type that a trainer prints.
 
-`workloads.formats.logs` reads the steps of a log. This module reads the values in the same lines that can be compared
-with the declared ones, as Megatron-LM, Primus, Megatron-Bridge, NeMo, torchtitan, DeepSpeed and Hugging Face's Trainer
-print them, or as a plain `name: value`. If a program prints its whole configuration, the module reads it as a layout:
-torchtitan's JSON, and the arguments of Megatron-LM and of programs built on it.
+`workloads.formats.logs` reads a log's steps. From the same lines, this module reads values to compare with declared
+values. It reads lines of Megatron-LM, Primus, Megatron-Bridge, NeMo, torchtitan, DeepSpeed and Hugging Face's Trainer,
+and plain `name: value` lines. If a program prints its whole configuration, the module reads it as a layout:
+torchtitan's JSON, or the arguments of Megatron-LM and of programs built on Megatron-LM.
 """
 
 import json
@@ -35,7 +35,7 @@ NUMBERS = {
 GROUP_RANKS: dict[str, str] = _TABLE["group_ranks"]
 _DTYPE = "|".join(sorted(map(re.escape, DTYPES), key=len, reverse=True))
 ALWAYS = ("sharding", "checkpointing")
-# If one of these is missing, Megatron-LM's default is used, which may be wrong for an incomplete log.
+# If one of these is missing, Megatron-LM's default is used, which can be wrong if the log is incomplete.
 DECISIVE = ("tensor_model_parallel_size", "use_distributed_optimizer", "recompute_granularity", "bf16")
 UNKNOWN_LAYERS = ("multi_latent_attention", "hybrid_override_pattern", "hybrid_layer_pattern", "linear_attention_freq")
 _YAML_ENTRY = re.compile(r"^(?:.*?[\]:] )?\s*(\w+): (\S+)\s*$")
@@ -81,7 +81,7 @@ def read_printed(line: str) -> dict[str, Printed]:
         if text in line and (found := pattern.search(line)):
             numbers = [int(group.replace(",", "")) for group in found.groups()]
             printed |= dict(zip(names, numbers, strict=True))
-            if "dp_shard" in names:  # a device mesh has all devices
+            if "dp_shard" in names:  # a device mesh covers all GPUs
                 printed["gpus"] = math.prod(numbers)
     for match in _GROUP_RANKS.finditer(line):
         printed[GROUP_RANKS[match[1]]] = len(match[2].split(","))
@@ -97,7 +97,7 @@ def read_printed(line: str) -> dict[str, Printed]:
 class PrintedConfig:
     """The configuration that a program prints."""
 
-    # All printed values, by this project's names.
+    # All printed values, keyed by this project's names.
     values: dict[str, list[Printed]] = field(default_factory=dict)
 
     def feed(self, line: str) -> dict[str, Printed]:
@@ -117,14 +117,14 @@ def has_configuration(text: str) -> bool:
 
 
 def read_configuration(text: str, gpus: int | None = None, model: Model | None = None) -> FileReading:
-    """Read the configuration of a log's first start. Raises UserInputError for a value that no job can have."""
+    """Read the configuration of the first start in a log. Raises UserInputError for a value that no job can have."""
     if _TITAN_START.search(text):
         reading = torchtitan.read_config(_read_json(text), _read_mesh_gpus(text) or gpus, model)
         reading = replace(reading, left=())
         is_fp8 = reading.precision == "bf16" and _TITAN_FP8.search(text)  # versions before 0.1 have no converters
         return replace(reading, precision="fp8_tensorwise") if is_fp8 else reading
     settings = read_arguments(text)
-    # A log lists all settings of a program, most of them at their defaults, so a list of unread ones tells nothing.
+    # A log lists all settings of a program, mostly defaults, so a list of unread settings would not help the user.
     reading = replace(megatron.read_settings(settings, "megatron", gpus, model), left=())
     if missing := [name for name in DECISIVE if name not in settings]:
         note = f"not in the log, so Megatron-LM's default is taken: {', '.join(missing)}"
@@ -133,7 +133,7 @@ def read_configuration(text: str, gpus: int | None = None, model: Model | None =
 
 
 def read_printed_layout(text: str, gpus: int | None = None) -> dict[str, object]:
-    """Return the layout fields that the configuration in a log gives itself, without the program's defaults.
+    """Return the layout fields that the configuration in a log sets itself, without the program's defaults.
 
     Fields at the layout's default are left out, except those in `ALWAYS`. Raises UserInputError for impossible values.
     """
@@ -148,9 +148,9 @@ def read_printed_layout(text: str, gpus: int | None = None) -> dict[str, object]
 
 
 def read_model(text: str) -> Model | None:
-    """Return the model whose sizes are in Megatron-LM's arguments, or in the YAML of a program on it; None without.
+    """Return the model that Megatron-LM's arguments or the YAML of a program built on Megatron-LM describe, or None.
 
-    Raises UserInputError if it has layers with operations that are not known here.
+    Raises UserInputError if the model has layers with operations that this project does not know.
     """
     settings = read_arguments(text)
     if "num_layers" not in settings:
@@ -171,11 +171,11 @@ def read_model(text: str) -> Model | None:
 
 
 def read_arguments(text: str) -> dict[str, Any]:
-    """Return the first value of each argument that a log lists, such as `  bf16 ....... True`."""
+    """Return the first value of each argument in a log, from lines such as `  bf16 ....... True`."""
     settings: dict[str, Any] = {}
     for line in text.splitlines():
         line = strip_colors(line)
-        if (match := ARGUMENT.search(line)) and "[config.py:" not in line:  # DeepSpeed prints its own
+        if (match := ARGUMENT.search(line)) and "[config.py:" not in line:  # DeepSpeed's own settings
             settings.setdefault(match[1], parse_value(match[2]))
         elif match := WORLD_SIZE.search(line):
             settings.setdefault("world_size", int(match[1]))
@@ -195,7 +195,7 @@ def _read_json(text: str) -> dict[str, Any]:
 
 
 def _read_mesh_gpus(text: str) -> int | None:
-    """Return the product of the device mesh's degrees, without `ep`: expert-parallel ranks are among the others."""
+    """Return the product of the device mesh's degrees, without `ep`. Other degrees include expert-parallel ranks."""
     for line in text.splitlines():
         if match := TITAN_MESH.search(strip_colors(line)):
             degrees = {name: int(degree) for name, degree in re.findall(r"(\w+)=(\d+)", match[1])}

@@ -1,6 +1,6 @@
-"""Read the rates in the lines that training scripts print, for logs that match no trainer's own format.
+"""Read rates from lines that training scripts print, for logs that match no trainer's format.
 
-A line counts as a step if it has a number with the unit of a rate or of a step time: `1,234 tok/s`,
+A line counts as a step if it has a number with the unit of a rate or of a step time, such as `1,234 tok/s`,
 `tokens/sec: 1.2k`, `3.4 it/s`, `412 ms/step`, `time 98.1ms`.
 """
 
@@ -14,7 +14,7 @@ _NUMBER = r"(\d+(?:,\d{3})*(?:\.\d+)?(?:[eE][-+]?\d+)?)\s*([kKM]?)"
 _SECOND = r"(?:s|secs?|seconds?)\b"
 _STEPWISE = r"(?:/|_per_| per )(?:it|iter|iteration|step|batch)\b"
 _PER_DEVICE = re.compile(r"\s*[(,]?\s*(?:per|/)[ _]?(?:gpu|device|rank)|[A-Za-z_]", re.IGNORECASE)  # not the job's rate
-# The unit before or after the number, this project's name for the metric, and the function that converts to its unit.
+# The unit before or after the number, this project's metric, and a function that converts to the metric's unit.
 _UNITS: tuple[tuple[str, str, Callable[[float], float]], ...] = (
     (rf"(?:tok|toks|tokens?)(?:/|_per_| per ){_SECOND}", "tokens_per_s", float),
     (rf"(?:samples?|examples?|sequences?|seqs?|imgs?|images?)(?:/|_per_| per ){_SECOND}", "samples_per_s", float),
@@ -43,11 +43,11 @@ _LOSS = re.compile(
     r"(?:train(?:ing)?[_ ])?loss['\"]?\s*[:= ]\s*([-+]?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?)",
     re.IGNORECASE,
 )
-_HINT = re.compile(r"/s|/it|/step|/batch|per[_ ]|time|dt")  # a line without a match is skipped after one search
+_HINT = re.compile(r"/s|/it|/step|/batch|per[_ ]|time|dt")  # lines without a match are skipped
 
 
 def read_rates(line: str) -> dict[str, float]:
-    """Return the rates and the loss in a line under this project's names, or an empty dict if no rate is above zero."""
+    """Return the line's rates and loss under this project's names, or an empty dict if no rate is above zero."""
     if not _HINT.search(line):
         return {}
     rates: dict[str, float] = {}
@@ -68,7 +68,7 @@ def read_rates(line: str) -> dict[str, float]:
 
 @dataclass
 class CommonLogReader(LogReader):
-    """Reads the trainers' formats, and falls back to rates in the lines if no trainer's format matches."""
+    """Reads the trainers' formats, and falls back to rates in lines if no format matches."""
 
     _count: int = 0
 

@@ -9,10 +9,10 @@ from typing import Any
 
 from workloads.api.errors import UserInputError
 
-# A value that is known only at run time is the text of its expansion between these characters, which no script has.
+# A value known only at run time is kept as its expansion's text between these characters, which no script contains.
 UNSET, END = "\ue000", "\ue001"
 _UNSET = re.compile(f"{UNSET}(.*?){END}", re.DOTALL)
-_SPACES = re.compile(f"\\s+(?![^{UNSET}]*{END})")  # between words, not inside an expansion without a value
+_SPACES = re.compile(f"\\s+(?![^{UNSET}]*{END})")  # spaces between words, not inside an unset expansion
 _SPACE = re.compile(r"(?:[ \t\r]|\\\r?\n)+")
 _BETWEEN_VALUES = re.compile(r"(?:\s|\\\r?\n)+")
 _COMMENT = re.compile(r"#[^\n]*")
@@ -38,21 +38,21 @@ _DECLARING = {"export", "declare", "local", "readonly", "typeset"}
 _CHANGING = {"let", "read", "unset", "mapfile", "readarray"}  # commands that change variables
 _CHANGED = re.compile(r"([A-Za-z_]\w*)\s*(?:[-+*/%]?=(?!=)|\+\+|--)")
 _PRINTING = {"echo", "printf", "cat", ":"}
-Fields = list[tuple[str, bool]]  # the pieces of a word, and whether each is quoted; unquoted ones are split at spaces
+Fields = list[tuple[str, bool]]  # pieces of a word, and whether each is quoted; unquoted pieces are split at spaces
 
 
 @dataclass
 class _Block:
-    """A compound command: a condition, a loop, braces or a subshell."""
+    """A compound command: a conditional, a loop, braces or a subshell."""
 
-    is_executed: bool | None  # whether its current part is executed; None if unknown
-    is_done: bool | None = None  # whether an earlier part of a condition was executed
+    is_executed: bool | None  # whether the current part is executed; None if unknown
+    is_done: bool | None = None  # whether an earlier part of a conditional was executed
     # The state of the enclosing list before this block.
     guard: bool | None = True
     result: bool | None = True
     is_negated: bool = False
     is_bracket: bool = False
-    outer: dict[str, list[str]] | None = None  # the variables outside a subshell
+    outer: dict[str, list[str]] | None = None  # variables outside a subshell
 
 
 @dataclass
@@ -60,21 +60,21 @@ class Script:
     """Reads a script command by command."""
 
     text: str
-    commands: list[list[str]] = field(default_factory=list)  # each as its expanded words
+    commands: list[list[str]] = field(default_factory=list)  # each as a list of expanded words
     variables: dict[str, list[str]] = field(default_factory=dict)
     _position: int = 0
     _guard: bool | None = True  # whether a command after `&&` or `||` is executed
-    _result: bool | None = True  # of the last command
+    _result: bool | None = True  # the last command's result
     _is_function: bool = False  # the next braces are the body of a function
-    _is_negated: bool = False  # by `!`
+    _is_negated: bool = False  # whether `!` precedes the command
     _names_variable: bool = False  # the next word is the variable of a loop
-    _is_declaring: bool = False  # the words are names, options and assignments of `export` or `declare`
+    _is_declaring: bool = False  # words are names, options and assignments of `export` or `declare`
     _is_closed: bool = False  # a block ends the command
     _blocks: list[_Block] = field(default_factory=list)
-    _hidden: dict[str, list[str] | None] = field(default_factory=dict)  # values that the command's assignments replace
+    _hidden: dict[str, list[str] | None] = field(default_factory=dict)  # values replaced by the command's assignments
 
     def read(self) -> list[list[str]]:
-        """Return the words of every command. Raises UserInputError if a quote or a bracket is not closed."""
+        """Return each command's words. Raises UserInputError if a quote or a bracket is not closed."""
         words: list[str] = []
         while self._position < len(self.text):
             if self._skip(_SPACE) or (self._at_word_start() and self._skip(_COMMENT)):
@@ -134,13 +134,13 @@ class Script:
         for name in words[:1] if self._names_variable else words[1:] if words[:1] and words[0] in _CHANGING else ():
             self._forget(name.partition("=")[0].rstrip("+-*/%"))
         self._names_variable = False
-        if words[:2] == ["set", "--"] or words[:1] == ["shift"]:  # `$1` and those that follow
+        if words[:2] == ["set", "--"] or words[:1] == ["shift"]:  # these change `$1` and later parameters
             self.variables = {name: values for name, values in self.variables.items() if not name.isdigit()}
             if words[0] == "set" and all(self._conditions):
                 self.variables |= {str(number): [word] for number, word in enumerate(words[2:], 1)}
         if words and words[0] not in _PRINTING and False not in self._conditions:
             self.commands.append(words)
-        if self._guard is not False and is_command:  # the result of a list is that of its last executed command
+        if self._guard is not False and is_command:  # a list's result is its last executed command's result
             self._result = None if self._guard is None else _test(words)
             if self._is_negated and self._result is not None:
                 self._result = not self._result
@@ -171,7 +171,7 @@ class Script:
         self._guard, self._is_negated = True, False
 
     def _open_bracket(self, words: list[str]) -> None:
-        """Begin a subshell, or the parentheses after a word: empty, as in `f()`, or holding a test's expression."""
+        """Open a subshell, or the parentheses after a word: empty, as in `f()`, or around a test's expression."""
         is_executed = None if self._is_function and not words else self._guard
         if words:
             self._end_command(words, "(")
@@ -222,7 +222,7 @@ class Script:
         is_array = self.text[self._position - 1] == ")"
         if False in conditions:
             return
-        if None in conditions:  # a value added under a condition is unknown, and one that is set counts as unset
+        if None in conditions:  # values added under a condition are unknown; values set count as unset
             unset = f"{UNSET}${name}{END}"
             is_added = is_added or bool(old and old[0] and values[:1] and values[0].startswith(f"{old[0]} "))
             values = [unset] if is_array or not is_added else [f" {unset}"]
@@ -246,7 +246,7 @@ class Script:
             if not (self._skip(_BETWEEN_VALUES) or (self._at_word_start() and self._skip(_COMMENT))):
                 start = self._position
                 values += self._split(self._read_word())
-                self._position += self._position == start  # a character that cannot be in a word
+                self._position += self._position == start  # skips a character that no word can contain
         self._position += 1
         return values
 
@@ -261,7 +261,7 @@ class Script:
             elif character == "\\":
                 pieces.append((self.text[self._position + 1 : self._position + 2].replace("\n", ""), True))
                 self._position += 2
-            elif character == UNSET:  # in text that is already expanded
+            elif character == UNSET:  # already expanded text
                 pieces.append((UNSET + self._take_until(END) + END, True))
             elif character in "$`":
                 pieces += [(text, False) for text in self._expand()]
@@ -361,13 +361,13 @@ class Script:
 
 
 def find_unset(text: str) -> str | None:
-    """Return the first expansion in a word for which the script has no value, or None if there is none."""
+    """Return a word's first expansion for which the script has no value, or None if there is none."""
     match = _UNSET.search(text)
     return None if match is None else match[1]
 
 
 def show_unset(text: str) -> str:
-    """Return a word in which expansions without a value are shown as the script writes them."""
+    """Return a word with unset expansions shown as the script writes them."""
     return _UNSET.sub(r"\1", text)
 
 

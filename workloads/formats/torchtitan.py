@@ -1,4 +1,4 @@
-"""torchtitan's configuration, as of version 0.2.2: its TOML file, and the JSON that it logs."""
+"""Read and write torchtitan's configuration, as of version 0.2.2: its TOML file, and the JSON in its log."""
 
 import json
 import math
@@ -16,11 +16,11 @@ from workloads.models.model import MODELS, SIZES, Model
 from workloads.suggestions import suggest
 
 FILE = "torchtitan.toml"
-# Tokenizer folders, as in torchtitan's own configurations; `debugmodel` uses the tokenizer of torchtitan's tests.
+# Tokenizer folders, as in torchtitan's own configurations. `debugmodel` uses the tokenizer of torchtitan's tests.
 ASSETS = {"debugmodel": "./tests/assets/tokenizer"} | {
     size: f"./assets/hf/Llama-3.1-{size}" for size in ("8B", "70B", "405B")
 }
-MASKED_SUFFIXES = ("_flex", "_varlen", "_flex_attn", "_varlen_attn")  # the same sizes; documents are masked
+MASKED_SUFFIXES = ("_flex", "_varlen", "_flex_attn", "_varlen_attn")  # flavors with the same sizes and document masks
 _TABLES: dict[str, Any] = tomllib.loads(Path(__file__).with_name("torchtitan.toml").read_text())
 FLAVORS: dict[tuple[str, str], Model] = {
     (name, flavor): MODELS[sizes] if isinstance(sizes, str) else Model(**sizes)
@@ -29,14 +29,14 @@ FLAVORS: dict[tuple[str, str], Model] = {
 }
 RECIPES, CONVERTERS = _TABLES["recipes"], _TABLES["converters"]
 FP8, MXFP8 = "quantize.linear.float8", "quantize.linear.mx"
-# The names in versions before 0.2, and the current ones.
+# Maps names in versions before 0.2 to the current names.
 RENAMED: dict[str, str] = _TABLES["renamed"] | {
     f"{section}.{name}": f"parallelism.{name}" for section in ("training", "experimental") for name in _TABLES["moved"]
 }
 
 
 def find_flavor(model: Model) -> tuple[str, str]:
-    """Return the model name and flavor with these sizes. If there is none, raise UserInputError with the nearest."""
+    """Return the name and flavor with the model's sizes. If there is none, raise UserInputError with the nearest."""
     differences = {
         flavor: [
             f"{name} ({theirs}, not {ours})"
@@ -61,15 +61,15 @@ def _find_assets(job: Job) -> str:
 
 
 def find_interval(job: Job) -> int | None:
-    """Return the n for which checkpointing every n-th layer gives the number of checkpointed layers, or None."""
+    """Return the n for which checkpointing every nth layer checkpoints the layout's number of layers, or None."""
     layers = job.model.layers
     return next((n for n in range(1, layers + 1) if layers // n == job.layout.checkpointed_layers), None)
 
 
 def _find_stage_sizes(job: Job) -> tuple[int | None, int | None]:
-    """Return the layers per stage and the layers for which embedding and head count, or None if nothing fits.
-    torchtitan adds `less_layers` for the embedding and the head to the layers, divides by `layers_per_stage`, and
-    rounds up (`pipeline_llm`)."""
+    """Return the layers per stage and the `less_layers` of the embedding and the head, or None if nothing fits.
+    torchtitan adds both `less_layers` to the number of layers, divides by `layers_per_stage`, and rounds up
+    (`pipeline_llm`)."""
     stages = job.layout.pp * job.layout.stages_per_rank
     for less in (1, 0):
         per_stage = math.ceil((job.model.layers + 2 * less) / stages)
@@ -88,7 +88,7 @@ def _option(job: Job) -> str | None:
     return None if job.layout.checkpointed_layers is None else str(find_interval(job))
 
 
-# The values of settings that no field gives: see the table.
+# Functions that compute the settings that no field gives; see the table.
 WRITTEN: dict[str, Callable[[Job], Any]] = {
     "model.name": lambda job: find_flavor(job.model)[0],
     "model.flavor": lambda job: find_flavor(job.model)[1],
@@ -119,10 +119,10 @@ def _list_obstacles(job: Job) -> Iterator[str]:
     group = layout.dp_shard * layout.cp * layout.tp
     if job.precision == "fp32" and job.state != "fp32":
         yield f"precision=fp32 needs state=fp32, not {job.state}"
-    # torchtitan/models/llama3/infra/parallelize.py: FSDP2 over dp_shard and cp, or DDP alone.
+    # torchtitan/models/llama3/infra/parallelize.py: FSDP2 over dp_shard and cp, or only DDP.
     if layout.is_sharded and layout.sharding != "fsdp2":
         yield f"sharding={layout.sharding} cannot be written where dp_shard or cp is above 1. Supported: fsdp2"
-    # `maybe_enable_amp` of torchtitan/distributed/utils.py: without FSDP, tp and pp switch mixed precision off.
+    # `maybe_enable_amp` of torchtitan/distributed/utils.py: tp and pp without FSDP switch mixed precision off.
     if job.state == "amp" and layout.tp * layout.pp > 1:
         yield "tp and pp compute in fp32 where nothing is sharded. Set dp_shard or cp above 1, or state=bf16"
     if layout.tp > 1 and not layout.sequence_parallel:
@@ -143,7 +143,7 @@ SUPPORT = names.Support("torchtitan", {**TRAINERS["torchtitan"].runs, **_TABLES[
 
 
 def canonical_state(job: Job) -> Job:
-    """Return the job with torchtitan's training state: FSDP keeps fp32 weights; without FSDP, autocast casts them."""
+    """Return the job with torchtitan's training state. FSDP keeps fp32 weights; otherwise autocast casts them."""
     if job.state not in ("fp32", "amp") or job.precision == "fp32":
         return job
     return replace(job, state="fp32" if job.layout.is_sharded else "amp")
@@ -192,7 +192,7 @@ def read_config(
     model: Model | None = None,
     defaults: names.Settings | None = None,
 ) -> names.FileReading:
-    """Return the job that a configuration describes, with torchtitan's defaults or those of a program built on it.
+    """Return the job that a configuration describes, with torchtitan's defaults or a derived program's `defaults`.
 
     `model` gives the number of layers if the configuration does not name a known model.
     Raises UserInputError for a value that no job can have.
@@ -206,7 +206,7 @@ def read_config(
     degrees = names.read_names(settings, NAMES, ("dp_replicate", "tp", "cp", "pp"))
     fields = ("dp_shard", "ep", "tp_overlap", "cp_method", "micro_batch", "global_batch")
     read = degrees | names.read_names(settings, NAMES, fields)
-    if read["dp_shard"] == -1:  # the GPUs that the other degrees leave
+    if read["dp_shard"] == -1:  # the remaining GPUs
         read["dp_shard"] = names.data_parallel_size(gpus, degrees)
     if settings.get("training.data_parallel_type") == "ddp":
         read |= {"dp_replicate": read["dp_replicate"] * read["dp_shard"], "dp_shard": 1}
@@ -217,7 +217,7 @@ def read_config(
     read["reshard_after_forward"] = policy == "always" or (policy == "default" and not is_pipeline)
     if is_pipeline:
         count = settings.get("parallelism.pipeline_parallel_microbatches")
-        if not count and "experimental.pipeline_parallel_degree" in given:  # versions of 2024 divide a batch by `pp`
+        if not count and "experimental.pipeline_parallel_degree" in given:  # 2024 versions divide a batch by `pp`
             count = degrees["pp"]
         size = settings.get("parallelism.pipeline_parallel_microbatch_size", 1)
         read["micro_batch"] = local_batch // int(count) if count else int(size)
@@ -277,7 +277,7 @@ def _read_checkpointing(settings: names.Settings, model: Model | None) -> dict[s
 def _read_precision(settings: names.Settings) -> str:
     converters = settings.get("model.converters") or []
     given = next((CONVERTERS[name] for name in converters if name in CONVERTERS), "")
-    # torchtitan had switches instead of converters in 2024.
+    # In 2024, torchtitan had switches instead of converters.
     old = [settings.get("float8.enable_float8_linear"), settings.get("training.fp8_linear")]
     if given == "fp8_tensorwise" or any(old):
         recipe = settings.get(f"{FP8}.recipe_name") or "tensorwise"
