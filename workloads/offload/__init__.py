@@ -1,4 +1,4 @@
-"""`workload=llama8b` and others: train a Llama on the GPUs of a host within budgets of device and host memory."""
+"""`workload=llama8b` and others: train a Llama on the GPUs of a host within device and host memory budgets."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,7 +20,7 @@ def _count_min_cpu_gib(model: str) -> float:
 
 
 def find_placement_problem(distribution: str | None, world_size: int, ranks_per_node: int) -> tuple[str, str] | None:
-    """Return why these ranks cannot train a model together, and the rule that this breaks; None if they can."""
+    """Return why these ranks cannot train a model together, and the rule that they break; None if they can."""
     if ranks_per_node < world_size:
         reason = "offload trains on the GPUs of one host; set gpus= to at most those of one host"
         return reason, "all GPUs are of one host"
@@ -31,12 +31,12 @@ def find_placement_problem(distribution: str | None, world_size: int, ranks_per_
 
 
 def infeasible_reason(dtype: str, sequence_length: int, architecture: str, shape: Model) -> str:
-    """Return why a device does not train in this data type or with these sequences; empty if it does."""
+    """Return why a device cannot train in this data type or with these sequences; empty if it can."""
     if reason := unsupported_block_rate_reason(dtype, architecture):
         return f"dtype={dtype} is {reason}"
     if shape.experts and RECIPES[dtype].is_scaled and not architecture.startswith("sm90"):
         return f"dtype={dtype}: PyTorch groups products with scales of rows on sm90 alone; set dtype=bf16"
-    multiple = RECIPES[dtype].multiples[2]  # products sum over tokens for gradients of weights
+    multiple = RECIPES[dtype].multiples[2]  # weight gradients sum over tokens
     if sequence_length % multiple:
         return f"sequence_length={sequence_length}: dtype={dtype} needs a multiple of {multiple}"
     return ""
@@ -47,24 +47,24 @@ class OffloadParameters:
     """Parameters of an offloaded training run with AdamW.
 
     Attributes:
-        device_gib: the limit of each device's allocator. On a CPU, the plan observes it, but nothing enforces it.
-        host_gib: the limit of the pinned arenas of all GPUs, the only host memory in which state is stored.
-        distribution: what several GPUs divide (`workloads.offload.plan.Distribution`); None: the plan chooses.
-        model: the model that is trained. A model with experts must have only routed experts, in every block.
+        device_gib: the limit of each device's allocator. On a CPU, the plan respects it, but nothing enforces it.
+        host_gib: the total limit of all GPUs' pinned arenas, the only host memory that stores training state.
+        distribution: how GPUs divide the work (`workloads.offload.plan.Distribution`); None: the plan chooses.
+        model: the model to train. A model with experts must have only routed experts, in every block.
         sequence_length: tokens per sequence.
         sequences_per_step: sequences per step; the planner divides them into rounds and chunks.
         dtype: data type of weights, gradients and activations. With fp8_tensorwise and fp8_blockwise
-            (`workloads.llama.fp8_quantize`) they are bf16, and the operands of the matrix products of
-            blocks are fp8; embedding, attention, head and routers stay in bf16. Experts have no fp8_blockwise.
+            (`workloads.llama.fp8_quantize`) these are bf16, and the operands of the blocks' matrix products are fp8;
+            embedding, attention, head and routers stay in bf16. Experts do not support fp8_blockwise.
         master_weights: keep an fp32 copy of the weights, which AdamW updates. With dtype=fp32, no copy is needed.
         optimizer_states: data type of AdamW's momentum and variance. int8: one byte per number and an fp32 scale per
             block of 256, rounded by torchao (`pip install 'gpu-sweeper[precision]'`). None: the data type of the
             weights, but fp32 with master weights.
-        rounding: how AdamW rounds bf16 weights; None: to nearest. stochastic: at random, so that the mean is exact.
-        imbalance: the tokens of the busiest expert over the mean, which is forced whatever the scores: 1 is perfect
-            balance, and above 1 the loads follow Zipf's law. None: each token goes to its best experts.
+        rounding: how AdamW rounds bf16 weights; None: to nearest. stochastic: at random, with an exact mean.
+        imbalance: the busiest expert's tokens divided by the mean, forced regardless of the scores: 1 is perfect
+            balance; above 1, the loads follow Zipf's law. None: each token goes to its highest-scoring experts.
         warmup: untimed steps, which also train the model.
-        warmup_rounds: the largest number of rounds in a warm-up step, which ends in an update; None: all rounds. One
+        warmup_rounds: the maximum number of rounds in a warm-up step, which ends with an update; None: all rounds. One
             round compiles every kernel of a large step.
         steps: timed steps.
         learning_rate: AdamW's learning rate.
@@ -72,7 +72,7 @@ class OffloadParameters:
         tokenizer: a tokenizer.json that encodes the text; None: one token per byte.
         checkpoint: a Hugging Face folder to start from; None: random weights from `seed`.
         save_to: a folder to which a Hugging Face checkpoint is written at the end; None: none is written.
-        profile: run one more step under PyTorch's profiler and keep its trace, with the ranges of
+        profile: run one more step under PyTorch's profiler and keep its trace, including the ranges of
             `workloads.offload.engine`.
         seed: seed of the random weights and tokens.
     """
@@ -123,7 +123,7 @@ class OffloadParameters:
 
 
 class Offload(Workload):
-    """Training on the GPUs of a host under the fastest plan for their memory budgets."""
+    """Training on the GPUs of a host under the fastest plan within the memory budgets."""
 
     name = "offload"
     Parameters = OffloadParameters
@@ -138,12 +138,12 @@ class Offload(Workload):
     finalists = 0  # trials take minutes
     finals_rounds = 3
     estimates_plans = True
-    exclusive = "node"  # another trial on the node would use its host memory and its links
+    exclusive = "node"  # another trial on the node would use the node's host memory and links
 
     def recorded_parameters(self, parameters: OffloadParameters) -> Mapping[str, Scalar]:
         recorded = dict(super().recorded_parameters(parameters))
         if parameters.shape.experts and parameters.imbalance is None:
-            recorded["imbalance"] = "natural"  # so that a result says which routing it has
+            recorded["imbalance"] = "natural"  # so that a result shows which routing it used
         return recorded
 
     def list_candidates(
@@ -155,7 +155,7 @@ class Offload(Workload):
 
     def find_band(self, parameters: OffloadParameters, machine: Machine) -> tuple[float, str]:
         # benchmarks/results: offload_h200_cells.csv, offload_gang_h100.md and offload_70b_h200.md; the rate of the head
-        # and the cost of collectives were chosen with these rows in sight
+        # and the cost of collectives were chosen after seeing these rows
         return 0.15, "the largest error of 21 trials on H200s and H100s; other GPUs were not compared"
 
     def preview(self, parameters: OffloadParameters, machine: Machine) -> str:

@@ -1,4 +1,4 @@
-"""What a trial of a memory budget would reach by the catalogue's rates of its GPU. No torch."""
+"""Estimates of trials within memory budgets, from the catalogue's rates of the GPU. Does not import torch."""
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,21 +18,21 @@ from workloads.offload.cost_model import DeviceRates, MemoryBudget, ModelSizes
 from workloads.offload.plan import GIB, SAVED_ACTIVATIONS, recomputed_under
 from workloads.offload.plan_search import explain_too_small, find_fastest_plans
 
-CHUNK_TOKENS = 8192  # the fewest of a chunk on a GPU (`device_rates.TIMED_CHUNK_TOKENS`)
-# GB/s each way between host and GPU while both directions copy: 49 measured on an H200 with PCIe 5
-# (benchmarks/results/offload_h200_rates.json), half of it with PCIe 4. GH200 and GB200 reach their host faster.
+CHUNK_TOKENS = 8192  # the smallest chunk on a GPU (`device_rates.TIMED_CHUNK_TOKENS`)
+# GB/s per direction between host and GPU while both directions copy: 49 measured on an H200 with PCIe 5
+# (benchmarks/results/offload_h200_rates.json), half of that with PCIe 4. GH200 and GB200 have faster links.
 HOST_LINK_GB_S, OLDER_HOST_LINK_GB_S = 49.0, 24.0
 OLDER = ("sm70", "sm75", "sm80", "sm86", "sm89", "gfx90")  # architectures whose GPUs have PCIe 4 or less
 # AdamW with int8 moments takes this many times as long as its memory traffic, because it rounds (experts_h100.md).
 INT8_UPDATE = 3.7
-VECTORS_OF_ADAMW = 7  # it reads weight, gradient and two moments, and writes all but the gradient
-STATE_BYTES = {"fp32": 4.0, "bf16": 2.0, "int8": 1 + 4 / 256}  # of one moment
+VECTORS_OF_ADAMW = 7  # AdamW reads weight, gradient and two moments, and writes all but the gradient
+STATE_BYTES = {"fp32": 4.0, "bf16": 2.0, "int8": 1 + 4 / 256}  # bytes per number of one moment
 
 
 def list_candidates(
     dimensions: Mapping[str, Sequence[Scalar]], constants: Mapping[str, Scalar], machine: Machine
 ) -> Iterator[Candidate]:
-    """Yield every point with its estimate. Budgets of the same training are planned together, which is faster."""
+    """Yield every point with its estimate. Budgets for the same training are planned together, which is faster."""
     trainings: dict[OffloadParameters, list[tuple[dict[str, Scalar], MemoryBudget]]] = defaultdict(list)
     for values in product(*dimensions.values()):
         point = dict(zip(dimensions, values, strict=True))
@@ -47,7 +47,7 @@ def list_candidates(
 def _estimate_budgets(
     training: OffloadParameters, budgets: Sequence[MemoryBudget], machine: Machine
 ) -> Iterator[Estimate]:
-    """Yield the speed, memory and duration of the fastest plan within each budget, without the start of the process."""
+    """Yield the speed, memory and duration of the fastest plan within each budget, excluding process startup."""
     length, sequences = training.sequence_length, training.sequences_per_step
     problem = find_placement_problem(training.distribution, machine.world_size, machine.ranks_per_node)
     if reason := infeasible_reason(training.dtype, length, machine.architecture, training.shape):
@@ -89,16 +89,16 @@ def model_sizes(parameters: OffloadParameters, gpus: int = 1) -> ModelSizes:
         shape,
         4 if is_fp32 else 2,
         2 * STATE_BYTES[states] + 4 * has_masters,
-        cast_bytes_per_parameter=2 if recipe.is_scaled else 0,  # for a pass by rows and by columns, one byte each
-        token_multiple=multiple,  # products sum over tokens for weight gradients
+        cast_bytes_per_parameter=2 if recipe.is_scaled else 0,  # casts by rows and by columns, one byte each
+        token_multiple=multiple,  # weight gradients sum over tokens
         padded_tokens=-(-multiple * shape.experts // shape.experts_per_token) if pads else 0,
     ).distribute(parameters.distribution, gpus)
 
 
 def estimate_rates(model: Model, sequence_length: int, precision: str, cluster: Cluster) -> DeviceRates:
-    """Return the rates of one GPU of a cluster by those of the catalogue, as `device_rates` measures them.
+    """Return the rates of one GPU of a cluster, derived from the catalogue, in the form that `device_rates` measures.
 
-    Experts have the tokens of a chunk of CHUNK_TOKENS, all on this GPU: their imbalance does not change the work.
+    The experts process a chunk of CHUNK_TOKENS, all on this GPU, so their imbalance does not change the work.
     """
     layout = Layout(micro_batch=max(1, CHUNK_TOKENS // sequence_length) if model.experts else 1)
     job = Job(model, layout, sequence_length, precision=precision, state="bf16", manual_backward=True)
@@ -123,10 +123,10 @@ def estimate_rates(model: Model, sequence_length: int, precision: str, cluster: 
     host_s = 1e-9 / (OLDER_HOST_LINK_GB_S if is_older else HOST_LINK_GB_S)
     over_host = cluster.topology.wiring == "host"
     link_s = host_s if over_host else 1e-9 / bandwidth_gb_s(cluster, Group(cluster.gpus))
-    # As measured for Llama 3 1B and 8B on an H200: 112,768 and 200,832 bytes in bf16.
+    # Fits the bf16 measurements of Llama 3 1B and 8B on an H200: 112,768 and 200,832 bytes per token.
     workspace = placed.element_bytes * (6 * model.intermediate_size + 3.5 * model.hidden_size)
     gradient_sum_s = repeated_s = cast_s = 0.0
-    if model.experts:  # rows of experts in and out, what is inside them, and a new gradient of the larger weights
+    if model.experts:  # expert rows in and out, tensors inside experts, and a new gradient of the larger weights
         inside, copies = 6 * model.expert_intermediate_size, 2 * model.hidden_size
         workspace += placed.element_bytes * model.experts_per_token * (inside + copies)
         expert_weights = model.expert_weights(0)

@@ -1,4 +1,4 @@
-"""Compute the memory and time that a placement needs from the device's measured rates. No torch."""
+"""Compute the memory and time that a placement needs from the device's measured rates. Does not import torch."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from workloads.offload import plan
 
 Array = NDArray[np.float64]
 Number = TypeVar("Number", float, Array)
-# Seconds by which a second of a collective slows concurrent computation: 0.9 for shards of 8B and 0.65 for 32B on two
-# H100s, whose clocks fell by 2 and 5% (benchmarks/results/offload_gang_h100.md).
+# Seconds that concurrent computation loses per second of a collective: 0.9 for shards of 8B and 0.65 for 32B on two
+# H100s, where clocks fell by 2% and 5% (benchmarks/results/offload_gang_h100.md).
 CONTENTION = 0.75
-# Seconds of waiting for other GPUs per second of a ring's computation, beyond what its chunks explain: 70B on two H200s
-# waited 6.4% of a step where 3.3% was planned (benchmarks/results/offload_70b_h200.md).
+# Seconds of waiting for other GPUs per second of ring computation, beyond the wait that its chunks explain: 70B on two
+# H200s waited 6.4% of a step, while the plan predicted 3.3% (benchmarks/results/offload_70b_h200.md).
 RING_WAIT = 0.03
 ALLOCATOR_SLACK = 1.03  # the bytes that an allocator reserves, divided by the bytes allocated from it
 
@@ -37,14 +37,14 @@ class DeviceRates:
     h2d_s_per_byte: float  # copies from host to device while copies in the other direction also run
     d2h_s_per_byte: float
     optimizer_s_per_byte: float  # AdamW, per byte of weights
-    workspace_bytes_per_token: float  # the most that one block's backward pass allocates
+    workspace_bytes_per_token: float  # the peak that one block's backward pass allocates
     min_chunk_tokens: int  # the smallest chunk for which these rates hold
-    weight_cast_s: float = 0.0  # per pass over a block; 0 if its products read the weights without a cast
-    gradient_sum_s: float = 0.0  # adding a chunk's weight gradients of a block; 0 if the products add them
+    weight_cast_s: float = 0.0  # per pass over a block; 0 if its GEMMs read the weights without a cast
+    gradient_sum_s: float = 0.0  # adding a chunk's weight gradients of a block; 0 if the GEMMs add them
     split_forward_s_per_token: float = 0.0  # one block, per additional segment of a sequence
     split_backward_s_per_token: float = 0.0
-    link_s_per_byte: float = 0.0  # per byte that a GPU receives from the others of its host
-    links_are_the_hosts: bool = False  # GPUs reach each other over their links to the host
+    link_s_per_byte: float = 0.0  # per byte that a GPU receives from other GPUs of its host
+    links_are_the_hosts: bool = False  # GPUs communicate over their links to the host
     peer_copy_s_per_byte: float = 0.0  # shares sent by copy engines (`peer_copies`); 0 if collectives send them
     sum_s_per_byte: float = 0.0  # adding one vector to another, per byte
 
@@ -65,19 +65,19 @@ class MemoryBudget:
 
 @dataclass(frozen=True)
 class ModelSizes:
-    """The sizes of the model, and the GPUs of a host that train it."""
+    """The sizes of a model, and the GPUs of a host that train it."""
 
     shape: Model
     element_bytes: int  # per element of weights, gradients and activations
     state_bytes_per_parameter: float  # of the optimizer's states
-    cast_bytes_per_parameter: int = 0  # of the current block, whose weights are cast for its products
+    cast_bytes_per_parameter: int = 0  # of the current block, whose weights are cast for its GEMMs
     token_multiple: int = 1  # the tokens of a chunk must be a multiple of this
-    padded_tokens: int = 0  # a chunk with this many tokens has as many rows of experts as padding adds
+    padded_tokens: int = 0  # padding adds as many expert rows as a chunk of this many tokens has
     gpus: int = 1
     distribution: plan.Distribution | None = None  # None: for one GPU, or not chosen yet
 
     def distribute(self, distribution: plan.Distribution | None, gpus: int) -> ModelSizes:
-        """Return the sizes for one of several GPUs; in a ring, for the one with the most layers; 0 if one has none."""
+        """Return the sizes for one GPU; in a ring, for the GPU with the most layers, or 0 layers if a GPU has none."""
         layers = self.shape.layers
         if distribution == "ring":
             layers = -(-layers // gpus) if gpus <= layers else 0
@@ -106,7 +106,7 @@ class ModelSizes:
 
     @property
     def reduced_share(self) -> float:
-        """The bytes that a GPU receives to reduce a vector over all GPUs or to gather it, per byte of the vector."""
+        """The bytes that a GPU receives per byte of a vector that is reduced over all GPUs or gathered."""
         return (self.gpus - 1) / self.gpus
 
 
@@ -127,7 +127,7 @@ class Placement(plan.Division):
     resident_state_layers: int  # layers whose optimizer states stay on the device
 
     def activation_memory(self, budget: MemoryBudget, rates: DeviceRates) -> ActivationMemory:
-        """Return what is left. A placement exceeds the budget if not even layers that save only their input fit."""
+        """Return the memory left. A placement exceeds the budget if saving only each layer's input does not fit."""
         device = budget.device_gib * plan.GIB / ALLOCATOR_SLACK - self.fixed_device_bytes(rates)
         host = budget.host_gib * plan.GIB - self.fixed_host_bytes()
         fewest = self.fewest_activation_bytes()
@@ -144,7 +144,7 @@ class Placement(plan.Division):
         return tokens * plan.count_saved_bytes_per_token(shape, saved, element_bytes, self.segments_per_sequence)
 
     def transfer_bytes(self, saved: plan.SavedActivations) -> int:
-        """Return the device memory for chunks that are saved on the host: those in flight and the one in use."""
+        """Return the device memory for chunks that are saved on the host: chunks in flight and the chunk in use."""
         return (plan.CHUNKS_IN_FLIGHT + 1) * self.saved_bytes(saved)
 
     def _kv_bytes(self, tokens: int) -> int:
@@ -160,22 +160,22 @@ class Placement(plan.Division):
         model, shape, element_bytes = self.model, self.model.shape, self.model.element_bytes
         streamed_layers = shape.layers - self.resident_layers
         total = 2.0 * model.embedding_and_head_parameters * element_bytes
-        # States on the host are copied to the device for one weight at a time; the embedding is the largest.
+        # States on the host are copied to the device for one weight at a time; the embedding is the largest weight.
         states_on_device = self.embedding_and_head_states == "device"
         parameters = model.embedding_and_head_parameters if states_on_device else shape.vocabulary * shape.hidden_size
         total += parameters * model.state_bytes_per_parameter
         is_sharded = model.distribution == "sharded"
-        # A share is updated while the next layer computes, which takes one more slot.
+        # A share is updated while the next layer computes, which needs one more slot.
         layer_vectors = 2 * self.resident_layers + min(plan.WEIGHT_SLOTS + is_sharded, streamed_layers)
         total += model.layer_weight_bytes * (layer_vectors + min(plan.GRADIENT_SLOTS, streamed_layers))
-        if is_sharded:  # whole weights and gradients, and the gradients that the others send
+        if is_sharded:  # whole weights and gradients, and the gradients that other GPUs send
             total += (2 * plan.GATHERED_SLOTS + model.reduced_share) * model.layer_parameters * element_bytes
         state_layers = self.resident_state_layers + min(2, shape.layers - self.resident_state_layers)
         total += model.layer_state_bytes * state_layers
         total += model.layer_parameters * model.cast_bytes_per_parameter
         # Hidden states between two blocks, and the buffers of the embedding and the LM head.
         total += (self.round_tokens + 4 * self.chunk_tokens) * shape.hidden_size * element_bytes
-        # Keys and values of the current sequences, with their gradients in fp32, and the saved ones.
+        # Keys and values of the current sequences, with their gradients in fp32, and the saved keys and values.
         group_kv_bytes = self._kv_bytes(self.sequences_per_chunk * self.sequence_length)
         total += group_kv_bytes * (1 + 4 / element_bytes)
         if self.keys_values_on == "device":
@@ -186,7 +186,7 @@ class Placement(plan.Division):
         return total + max(loss, self.chunk_tokens * rates.workspace_bytes_per_token)
 
     def fixed_host_bytes(self) -> float:
-        """Return the host memory apart from saved activations; it has gradients only if there are several rounds."""
+        """Return the host memory besides saved activations. It includes gradients only if there are several rounds."""
         model, layers, vectors = self.model, self.model.shape.layers, 2 if self.accumulation_rounds > 1 else 1
         total = model.layer_state_bytes * (layers - self.resident_state_layers) + layers * self.host_kv_bytes()
         if self.embedding_and_head_states == "host":
@@ -195,7 +195,7 @@ class Placement(plan.Division):
 
 
 class StepTimes(NamedTuple, Generic[Number]):
-    """The predicted time of a step or a part of it; arrays stand for several choices of saved activations."""
+    """The predicted time of a step or part of a step; an array has one entry per choice of saved activations."""
 
     step_s: Number
     copy_wait_s: Number  # the part of `step_s` in which computation waits for copies or, in a ring, for other GPUs
@@ -208,23 +208,23 @@ def predict_step_times(
     """Predict the times of a step.
 
     Copies and computation overlap. Each pass over a layer takes as long as the slower of the two, since weights are
-    copied at most one layer ahead. Chunks that are saved in the same way are spread evenly over all layers, so that
-    every layer copies equally many activations. `recompute_s_per_token` is a mean over layers and chunks. `host_bytes`
-    are the activations of a round, in all layers, saved on the host; its last dimension is that of the former.
+    copied at most one layer ahead. Chunks that are saved in the same way are spread evenly over all layers, so every
+    layer copies equally many activations. `recompute_s_per_token` is a mean over layers and chunks. `host_bytes` is the
+    size of a round's activations on the host, over all layers. The last dimensions of both arrays match.
     """
     model, rounds = placement.model, placement.accumulation_rounds
     layers, weight_bytes = model.shape.layers, model.layer_weight_bytes
     is_ring = model.distribution == "ring"
-    # How often a step passes over the layers; how many vectors (weights or gradients) of a streamed layer are copied to
-    # the device and back; whether the pass is a backward pass; and whether it updates the layers, whose states are then
-    # copied in both directions. After the first round, the accumulated gradients are also copied to the device.
+    # For each kind of pass: how many times a step runs it; how many vectors (weights or gradients) of a streamed layer
+    # are copied to the device, and back; whether it is a backward pass; and whether it updates the layers, which copies
+    # their states in both directions. After the first round, the accumulated gradients are also copied to the device.
     passes = (
         (rounds, 1, 0, False, False),
         (1, 2 if rounds > 1 else 1, 1, True, True),  # the last round
         (min(1, rounds - 1), 1, 1, True, False),  # the first of several
         (max(0, rounds - 2), 2, 1, True, False),
     )
-    # The bytes copied per layer, and the share of the layers for which they hold: streamed, then resident.
+    # The bytes copied per layer, and the share of layers that they apply to: streamed, then resident.
     resident, resident_states = placement.resident_layers / layers, placement.resident_state_layers / layers
     vectors = ((weight_bytes, 1 - resident), (0, resident))
     optimizer_states = ((model.layer_state_bytes, 1 - resident_states), (0, resident_states))
@@ -251,7 +251,7 @@ def predict_step_times(
         h2d_bytes = h2d_vectors * vector_bytes + state_copy_bytes + is_backward * activations
         d2h_bytes = d2h_vectors * vector_bytes + state_copy_bytes + (not is_backward) * activations
         update_s = weight_bytes * rates.optimizer_s_per_byte if updates else 0.0
-        # All GPUs of a ring wait for the one that starts or updates a layer, each in a different turn.
+        # All GPUs of a ring wait for the GPU that starts or updates a layer; each GPU does so in a different turn.
         once_s = (rates.weight_cast_s + update_s) * (model.gpus if is_ring else 1)
         compute_s = (backward_s if is_backward else forward_s) + once_s
         received_bytes = _count_received_bytes(placement, is_backward, updates)
@@ -261,7 +261,7 @@ def predict_step_times(
             link_s = received_bytes * rates.peer_copy_s_per_byte
         else:
             link_s = received_bytes * rates.link_s_per_byte
-            # Shards are exchanged during computation. Replicas average a layer's gradients before they update it, and a
+            # Shards are exchanged during computation. Replicas average a layer's gradients before its update, and a
             # ring passes chunks on before the next turn.
             compute_s = compute_s + link_s * (CONTENTION if model.distribution == "sharded" else 1)
         if rates.links_are_the_hosts:
@@ -272,7 +272,7 @@ def predict_step_times(
         times.copy_wait_s[:] += count * (pass_s - compute_s + (link_s if is_ring else 0))
         times.copied_bytes[:] += count * (h2d_bytes + d2h_bytes)
     # Outside the blocks: embedding, last norm, LM head and their update, which every GPU repeats. States on the host
-    # are copied to the device, updated and copied back, with nothing to compute meanwhile.
+    # are copied to the device, updated and copied back, and nothing is computed meanwhile.
     parameters, states_on_host = model.embedding_and_head_parameters, placement.embedding_and_head_states == "host"
     head_chunks = -(-placement.chunks_per_round // model.gpus) if is_ring else placement.chunks_per_round
     head_s = rounds * head_chunks * placement.chunk_tokens * rates.lm_head_s_per_token
@@ -284,8 +284,8 @@ def predict_step_times(
 
 
 def _count_summed_bytes(model: ModelSizes, rates: DeviceRates) -> float:
-    """Return the bytes that are added to others after a sharded layer's backward pass: what the other GPUs
-    have sent by copies, and the reduced share to the kept one. The whole gradients are zeroed, a third of a sum."""
+    """Return the bytes that are summed after a sharded layer's backward pass: the copies that other GPUs sent, and the
+    reduced share, which is added to the kept one. Zeroing the whole gradients counts as a third of a sum."""
     received = model.reduced_share if rates.peer_copy_s_per_byte else 0.0
     return (received + 1 / model.gpus + 1 / 3) * model.layer_parameters * model.element_bytes
 

@@ -1,6 +1,6 @@
-"""The rates of this device for a model, measured in a few seconds before a plan is chosen.
+"""The device's rates for a model, measured in a few seconds before a plan is chosen.
 
-A GPU's rates and attention kernel are kept for a day, between trials, processes and sweeps of one machine.
+A GPU's rates and attention kernel are cached for a day across the trials, processes and sweeps of one machine.
 """
 
 from __future__ import annotations
@@ -38,23 +38,23 @@ from workloads.offload.optimizer import AdamW, Precision
 from workloads.offload.peer_copies import open_peer_memory
 from workloads.offload.plan import LOGIT_TOKENS, SAVED_ACTIVATIONS, SAVED_TENSORS, SavedActivations
 
-TIMED_CHUNK_TOKENS = {"cuda": 8192, "cpu": 64}  # the fewest tokens of the chunk that is timed
-SETTLING_S = {"cuda": 6.0, "cpu": 0.0}  # clocks fall within seconds of load, and the rates under load are wanted
+TIMED_CHUNK_TOKENS = {"cuda": 8192, "cpu": 64}  # the minimum number of tokens in the timed chunk
+SETTLING_S = {"cuda": 6.0, "cpu": 0.0}  # clocks fall within seconds of load, and rates are measured under load
 SHORT_SETTLING_S = {"cuda": 1.0, "cpu": 0.0}
-SPLIT_READINGS = 3  # of each length of segments
+SPLIT_READINGS = 3  # per segment length
 
 KEPT_FOR_S = 24 * 3600
 PACKAGES = ("triton", "flash-attn-4", "flash-attn", "amd-aiter", "torchao")
-# Environment variables with these prefixes can change a GPU's rates; trials set some (space.env).
+# Environment variables with these prefixes can change a GPU's rates; trials set some of them (space.env).
 ENVIRONMENT = ("AITER_", "CUBLAS", "CUDA_", "GPU_", "HIP", "HSA_", "MIOPEN_", "PYTORCH_", "ROC", "TORCH", "TRITON_")
-# The environment at the start: PyTorch's compiler adds paths of its tools while it runs (Inductor's compile_tasks.py),
-# which would make every process measure twice.
+# The environment at startup. PyTorch's compiler later adds the paths of its tools (Inductor's compile_tasks.py), which
+# would make every process measure twice.
 FOUND_ENVIRONMENT = sorted(item for item in os.environ.items() if item[0].startswith(ENVIRONMENT))
 
 
 @dataclass(frozen=True)
 class MeasuredDevice:
-    """What a plan rests on."""
+    """The measurements that a plan is based on."""
 
     rates: DeviceRates
     attention: str  # the name of the fastest attention kernel
@@ -68,9 +68,9 @@ class MeasuredDevice:
 def load_or_measure(
     model: str, sequence_length: int, device: torch.device, precision: Precision, routing: Routing = NATURAL
 ) -> MeasuredDevice:
-    """Return what was measured on this GPU within the last day, or measure it; a CPU is measured in each process.
+    """Return this GPU's measurements of the last day, or measure now. A CPU is measured in each process.
 
-    What was kept holds for the same GPU, model, length, precision, power limit, versions and environment variables.
+    Measurements apply to the same GPU, model, length, precision, power limit, versions and environment variables.
     """
 
     def measure() -> MeasuredDevice:
@@ -100,7 +100,7 @@ def load_or_measure(
 
 
 def keep(folder: Path, key: Mapping[str, object], measure: Callable[[], MeasuredDevice]) -> MeasuredDevice:
-    """Return what the folder keeps for a key, if it is less than a day old, or else measure and keep that."""
+    """Return the folder's entry for a key if it is less than a day old; otherwise, measure and store a new entry."""
     file = folder / f"{hashlib.sha256(repr(sorted(key.items())).encode()).hexdigest()[:32]}.json"
     try:
         kept = json.loads(file.read_text())
@@ -113,17 +113,17 @@ def keep(folder: Path, key: Mapping[str, object], measure: Callable[[], Measured
     temporary = file.with_suffix(f".{os.getpid()}")
     try:
         temporary.write_text(json.dumps(asdict(measured)))
-        temporary.replace(file)  # a reader sees all of it or none
-    except OSError:  # a full disk, say: the next process measures again
+        temporary.replace(file)  # a reader sees the whole file or none
+    except OSError:  # for example, a full disk: the next process measures again
         temporary.unlink(missing_ok=True)
     return measured
 
 
 def measure_together(measured: MeasuredDevice, device: torch.device) -> MeasuredDevice:
-    """Return what the slowest process of the group measured, with the rates of copies and links that all use at once.
+    """Return the measurements of the group's slowest process, with the rates of copies and links under concurrent use.
 
-    Shares are exchanged by copies or by collectives, whichever takes less time here. GPUs whose links reach less than
-    twice a copy's rate are taken to reach each other over their links to the host.
+    Shares are exchanged by copies or by collectives, whichever is faster. If the links between GPUs reach less than
+    twice the rate of a host copy, the GPUs are assumed to communicate over their links to the host.
     """
     dist.barrier()  # one process may have read its other rates from a file
     ranks, rank, copy_s = dist.get_world_size(), dist.get_rank(), _measure_copies(device)
@@ -168,10 +168,10 @@ def select_attention_kernel(shape: Model, sequence_length: int, device: torch.de
 def measure_device_rates(
     model: str, sequence_length: int, device: torch.device, precision: Precision, routing: Routing = NATURAL
 ) -> DeviceRates:
-    """Measure the rates for a model and sequence length; once in a process for the same arguments.
+    """Measure the rates for a model and sequence length, once per process for the same arguments.
 
-    A long sequence is timed at the segment in its middle, which has as many tokens before it as a segment has on
-    average. The workspace is that of its last segment, which needs the most.
+    A long sequence is timed at its middle segment, which has the average number of tokens before it. The workspace is
+    measured at the last segment, which needs the most.
     """
     shape, dtype = MODELS[model], precision.dtype
     length = min(sequence_length, TIMED_CHUNK_TOKENS[device.type])
@@ -195,7 +195,7 @@ def measure_device_rates(
             split_forward_s, split_backward_s = _measure_split(state, sequence_length, length)
         del state
         cast_s, sum_s = _measure_weight_passes(block_math, device, precision)
-    # With few tokens, sums take nearly all of a pass through experts. The rest is twice the forward pass's products.
+    # With few tokens, sums take nearly all of a backward pass through experts. The rest has twice the forward GEMMs.
     without_s = {saved: max(s - sum_s, forward_s) for saved, s in zip(SAVED_ACTIVATIONS, backward_s, strict=True)}
     by_choice = {saved: s / tokens for saved, s in without_s.items()}
     copy_s_per_byte = _measure_copies(device)
@@ -222,8 +222,8 @@ def _measure_medians_s(steps: list[Callable[[], object]], device: torch.device) 
 
 
 def _measure_split(state: _BlockState, sequence_length: int, segment: int) -> tuple[float, float]:
-    """Return the seconds per token that a further segment of a sequence adds to both passes of a block. Segments of the
-    given length are compared with ones twice as long or, where memory is too small, half as long."""
+    """Return the seconds per token that another segment of a sequence adds to a block's two passes. Segments of this
+    length are compared with segments twice as long, or half as long if memory is short."""
     try:
         return _compare_segments(state, sequence_length, min(2 * segment, sequence_length), segment)
     except torch.OutOfMemoryError:
@@ -233,9 +233,9 @@ def _measure_split(state: _BlockState, sequence_length: int, segment: int) -> tu
 
 
 def _compare_segments(state: _BlockState, sequence_length: int, longer: int, shorter: int) -> tuple[float, float]:
-    """Return what the shorter ones of two segments, both in the middle of a sequence, take longer for each further one.
-    Under a power cap, passes that take turns share their clocks, and the one that needs more power seems faster than it
-    is. So the passes over each segment run without the others' until the clocks have settled."""
+    """Return the seconds per token that each additional segment costs, comparing two segment lengths in mid-sequence.
+    Under a power cap, interleaved passes share their clocks, and the pass that needs more power seems faster than it
+    is. The passes over each length therefore run alone until the clocks have settled."""
     lengths = (longer, shorter)
     passes = [_build_passes(state, size, size, (sequence_length - size) // 2 or None)[0][:2] for size in lengths]
     readings: list[list[list[float]]] = [[], []]
@@ -253,7 +253,7 @@ def _compare_segments(state: _BlockState, sequence_length: int, longer: int, sho
 
 
 def _measure_weight_passes(block_math: BlockMath, device: torch.device, precision: Precision) -> tuple[float, float]:
-    # Products read the weights without a cast and add to the gradients themselves, except in fp8 and in experts.
+    # GEMMs read the weights without a cast and add to the gradients themselves, except in fp8 and in experts.
     if not precision.recipe and not block_math.shape.experts:
         return 0.0, 0.0
     weights, gradients = (_draw_weights(block_math.shape, device, precision.dtype) for _ in range(2))
@@ -275,7 +275,7 @@ def _draw_weights(shape: Model, device: torch.device, dtype: torch.dtype) -> Nam
 
 class _BlockState(NamedTuple):
     math: BlockMath
-    operands: NamedTensors  # the weights of a block as its passes take them
+    operands: NamedTensors  # the weights of a block as its passes read them
     gradients: NamedTensors
 
     @staticmethod
@@ -293,8 +293,8 @@ def _build_passes(
     state: _BlockState, tokens: int, length: int, tokens_before: int | None
 ) -> tuple[list[Callable[[], object]], int]:
     """Return a block's forward pass, then a backward pass for each of SAVED_ACTIVATIONS, and the activations' bytes.
-    They run over `tokens` tokens: whole sequences of `length`, or segments of `length` with `tokens_before` tokens of
-    their sequence before each."""
+    They run over `tokens` tokens: whole sequences of `length`, or segments of `length`, each preceded by
+    `tokens_before` tokens of its sequence."""
     block_math, operands, gradients = state
     shape, device, dtype = block_math.shape, state.device, gradients["output.weight"].dtype
 
@@ -341,12 +341,12 @@ def _measure_lm_head(shape: Model, device: torch.device, dtype: torch.dtype) -> 
     targets = torch.zeros(tokens, dtype=torch.long, device=device)
     d_weight = torch.zeros_like(weight)
     steps: list[Callable[[], object]] = [lambda: loss_and_gradients(hidden, weight, targets, tokens, d_weight)]
-    run_for(SHORT_SETTLING_S[device.type], steps, device)  # clocks have risen while it was compiled
+    run_for(SHORT_SETTLING_S[device.type], steps, device)  # clocks rose during compilation
     return _measure_medians_s(steps, device)[0] / tokens
 
 
 def _measure_optimizer(device: torch.device, precision: Precision) -> float:
-    numel = 1 << 25 if device.type == "cuda" else 1 << 16  # more than any cache holds, and within a budget of one GiB
+    numel = 1 << 25 if device.type == "cuda" else 1 << 16  # larger than any cache, and within a budget of one GiB
     weights, gradients = (torch.zeros(numel, device=device, dtype=precision.dtype) for _ in range(2))
     states = [torch.zeros(size, device=device, dtype=dtype) for size, dtype in precision.list_state_vectors(numel)]
     times_s = _measure_medians_s([lambda: AdamW().apply(1, weights, gradients, *states)], device)

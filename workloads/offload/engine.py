@@ -1,9 +1,9 @@
-"""Training a Llama under a plan: forward, backward and AdamW, with layers copied between host and device.
+"""The training of a Llama under a plan: forward, backward and AdamW, with layers copied between host and device.
 
-The parameters of each block are one flat vector, so that a layer is copied at once. Streamed layers share a few slots
-on the device: the next layer is copied while one computes, and so are the activations of the next chunks. Each round of
-a step runs forward over all layers and backward over them. In the last round each layer is updated as soon as its
-gradients are complete; its optimizer states are copied during its backward pass.
+The parameters of each block form one flat vector, so a layer is copied at once. Streamed layers share a few slots on
+the device: while one layer computes, the next layer and the activations of the next chunks are copied. Each round of a
+step runs forward over all layers and then backward. In the last round, each layer is updated as soon as its gradients
+are complete, and its optimizer states are copied during its backward pass.
 """
 
 import math
@@ -35,17 +35,17 @@ DTYPE_NAMES = {torch.bfloat16: "bf16", torch.float32: "fp32", torch.uint8: "int8
 
 @dataclass
 class LayerState:
-    """The stored tensors of one layer, each where the plan says."""
+    """The stored tensors of one layer, each in the location given by the plan."""
 
     weights: Buffer
     optimizer_states: tuple[Buffer, ...]  # the vectors that `Precision.list_state_vectors` lists
-    gradients: Buffer | None = None  # None if they stay in their slot, because a step has one round
+    gradients: Buffer | None = None  # None if gradients stay in their slot, because a step has one round
 
 
 class EmbeddingAndHead:
-    """Embedding, last norm and LM head. Weights and gradients stay on the device, optimizer states where the plan says.
+    """Embedding, last norm and LM head. Weights and gradients stay on the device. The plan places optimizer states.
 
-    `sizes` has the size of each weight by its name in `workloads.llama.model.Llama`.
+    `sizes` maps the name of each weight in `workloads.llama.model.Llama` to its size.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class EmbeddingAndHead:
     def loss(self, x: Tensor, targets: Tensor, share: float) -> tuple[Tensor, Tensor]:
         """Return `share` times the mean loss of a chunk, and its gradient with respect to x[tokens, hidden_size].
 
-        The gradients of the last norm and the LM head are added to theirs.
+        The gradients of the last norm and the LM head are accumulated.
         """
         norm, lm_head = self._weights["norm.weight"], self._weights[self._lm_head]
         d_lm_head = self._gradients[self._lm_head]
@@ -116,7 +116,7 @@ class EmbeddingAndHead:
                 self._copy_streams.acquire(*states)  # so that their memory is not reused before the copies are done
 
     def load(self, get_weight: Callable[[str], Tensor]) -> None:
-        """Copy all weights from `get_weight(name)`, and into the fp32 master weights if there are any."""
+        """Copy all weights from `get_weight(name)`, also into the fp32 master weights if there are any."""
         for name, weight in self._weights.items():
             value = get_weight(name)
             weight.copy_(value)
@@ -132,11 +132,11 @@ class EmbeddingAndHead:
 
 
 class Engine:
-    """A model in training under a plan, with host memory from `arena`, which raises OutOfMemory if it is too small.
+    """A model trained under a plan, with host memory from `arena`, which raises OutOfMemory if the arena is too small.
 
-    The processes of a gang each have an engine with the same plan, and train on different sequences. Where their model
-    is sharded, the vectors of layers are this process's shares, and computation uses `WholeLayers`. The processes of a
-    ring train on the same sequences, each the layers whose home it is.
+    Each process of a gang has an engine with the same plan and trains on different sequences. If the model is sharded,
+    the layers' vectors are this process's shares, and computation uses `WholeLayers`. The processes of a ring train on
+    the same sequences, and each computes the layers assigned to it.
     """
 
     def __init__(
@@ -186,7 +186,7 @@ class Engine:
             numel, dtype = self._kept_numel * self.gang.ranks, self.precision.dtype
             self._whole = WholeLayers(self.gang, numel, dtype, device, self._split, self.copy_streams)
         self._turns = list_turns(shape.layers, plan.chunks_per_round, self.gang.ranks, self.gang.rank)
-        self._unfinished: Callable[[], None] | None = None  # what is left of the last layer's backward pass
+        self._unfinished: Callable[[], None] | None = None  # the rest of the last layer's backward pass
         recipe, states_on = self.precision.recipe, plan.embedding_and_head_states
         self._math = build_block_math(shape, kernel, recipe, compiled=device.type != "cpu", routing=routing)
         self._embedding_and_head = EmbeddingAndHead(
@@ -241,9 +241,9 @@ class Engine:
     def rehearse(self, groups: Tensor) -> None:
         """Run a round of `step`'s tokens without an update and without exchanges that other processes would wait for.
 
-        After it, kernels are compiled, and the process has used nearly all of the memory that it needs.
+        Afterwards, kernels are compiled, and the process has used nearly all the memory that it needs.
         """
-        counting, self._math = self._math, copy(self._math)  # the copy counts tokens that missing weights route
+        counting, self._math = self._math, copy(self._math)  # the copy counts tokens routed by missing weights
         self.copy_streams.skips_exchanges = True
         self._run_round(groups.to(self.device), 1, is_first=True, is_last=False)
         self.copy_streams.skips_exchanges, self._math = False, counting
@@ -255,7 +255,7 @@ class Engine:
         self.copy_streams.take_span_times_s()
 
     def _run_round(self, groups: Tensor, rounds: int, *, is_first: bool, is_last: bool) -> Tensor:
-        """Run forward and backward over all layers; the last round updates them. Return its part of the loss."""
+        """Run forward and backward over all layers; the last round updates them. Return the round's loss."""
         plan, length = self.plan, self.plan.chunk_length
         inputs = [chunk for group in groups for chunk in group[:, :-1].split(length, dim=1)]
         targets = [chunk for group in groups for chunk in group[:, 1:].split(length, dim=1)]
@@ -285,7 +285,7 @@ class Engine:
         return loss
 
     def _forward_layer(self, n: int, x: dict[int, Tensor]) -> None:
-        """Run block n on all chunks. `x` holds the chunks' inputs of the block and then its outputs."""
+        """Run block n on all chunks. `x` holds the block's input for each chunk, which its output replaces."""
         weights = self._fetch_weights(n)
         for m in [m for m in self._weights.streamed_layers if m > n][:1]:
             self._weights.fetch(m)
@@ -299,7 +299,7 @@ class Engine:
         self.copy_streams.release(weights.buffer)
 
     def _fetch_weights(self, n: int) -> Slot:
-        """Return the slot of layer n's whole weights, and queue the transfers that it still needs."""
+        """Return the slot of layer n's whole weights, and queue the transfers that the slot still needs."""
         return self._whole.gather(n, self._weights) if self._whole else self._weights.fetch(n)
 
     def _forward_chunk(self, n: int, weights: NamedTensors, c: int, x: Tensor) -> Tensor:
@@ -320,8 +320,8 @@ class Engine:
         return out
 
     def _backward_layer(self, n: int, d: dict[int, Tensor], *, is_first: bool, is_last: bool) -> None:
-        """Run backward through block n for all chunks, the last first; then finish it, or if sharded the previous one.
-        `d` holds the chunks' gradients with respect to the block's outputs, and then to its inputs."""
+        """Run backward through block n for all chunks, last chunk first. Then finish it or, if sharded, the previous
+        one. `d` holds the gradient of the block's output for each chunk; the gradient of its input replaces it."""
         weights, kept_gradients = self._fetch_weights(n), self._gradients.get(n)
         if is_first:
             kept_gradients.layer = n
@@ -331,7 +331,7 @@ class Engine:
         stored_states = self._layers[n].optimizer_states if is_last else ()
         states = stored_states
         if is_last and self.plan.layers[n].optimizer_states == "host":
-            # Before the copies of the next layer, which wait for a slot: the states wait for none.
+            # States are copied before the next layer: the next layer waits for a slot, and states do not.
             states = self._state_slots[n % len(self._state_slots)]
             for target, source in zip(states, stored_states, strict=True):
                 self.copy_streams.copy(target, source)
@@ -382,7 +382,7 @@ class Engine:
         with self.copy_streams.span("optimizer"), trace.annotate(f"layer {n} update"):
             self.optimizer.apply(self.steps_done, *(buffer.tensor for buffer in updated))
         self.copy_streams.release(*updated)
-        self._weights.store(n)  # before the states: the weights of the next layer but one are copied into this slot
+        self._weights.store(n)  # before the states: the weights of the layer after next use this slot
         if states is not stored_states:
             for target, source in zip(stored_states, states, strict=True):
                 self.copy_streams.copy(target, source)
@@ -407,7 +407,7 @@ class Engine:
     def load(self, get_weight: Callable[[str], Tensor]) -> None:
         """Copy all weights from `get_weight(name)`, by their names in `workloads.llama.model.Llama`."""
         for n in range(self.shape.layers):
-            # Read every weight exactly once: a function that draws weights would return different ones the second time.
+            # Read every weight exactly once: a function that draws weights would return different weights next time.
             flat = torch.cat([get_weight(f"blocks.{n}.{name}").flatten() for name in self._shapes])
             if n not in self._own_layers:
                 continue
@@ -422,7 +422,7 @@ class Engine:
         self.synchronize()
 
     def initialize(self, seed: int) -> None:
-        """Draw normal weights with a deviation of 0.02, independent of the plan; norms are one, biases zero."""
+        """Draw normal weights with a standard deviation of 0.02, independent of the plan. Norms are 1, biases 0."""
         device, dtype = self.device, self.precision.dtype
         generator = torch.Generator(device).manual_seed(seed)
 
@@ -435,7 +435,7 @@ class Engine:
         self.load(draw)
 
     def copy_weights(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield copies of all weights on the host, by their names in `Llama`. Every process has to consume them all."""
+        """Yield host copies of all weights, with their names in `Llama`. Every process must consume all of them."""
         self.synchronize()
         yield from self._embedding_and_head.copy_weights()
         for n in range(self.shape.layers):
@@ -458,19 +458,19 @@ class Engine:
         return torch.cuda.max_memory_reserved(self.device) + self.peer_bytes if self.copy_streams.on_gpu else 0
 
     def close(self) -> None:
-        """Free the memory that processes share; all call this together. The engine must not be used afterwards."""
+        """Free the memory that processes share. All processes call this together; afterwards, do not use the engine."""
         self.synchronize()
         if self._whole and self._whole.peers:
             self._whole.peers.close()
 
     @property
     def matrix_dtype(self) -> str:
-        """The recipe or data type of the matrix products of blocks, read from what computes them."""
+        """The recipe or data type of the blocks' matrix products, read from the objects that compute them."""
         return self._math.recipe or DTYPE_NAMES[self._layers[0].weights.tensor.dtype]
 
     @property
     def imbalance(self) -> float | None:
-        """The busiest expert's tokens over the mean, averaged over chunks and layers; None without experts."""
+        """The busiest expert's tokens divided by the mean, averaged over chunks and layers; None without experts."""
         return self._math.imbalance
 
     def describe_types(self) -> dict[str, str]:
@@ -480,7 +480,7 @@ class Engine:
             "type_of_block_products": self.matrix_dtype,
             "type_of_weights": DTYPE_NAMES[layer.weights.tensor.dtype],
             "type_of_optimizer_states": DTYPE_NAMES[states[0].tensor.dtype],  # of momentum and variance
-            # The optimizer has two other vectors, or four with int8.
+            # Besides master weights, the optimizer has two vectors, or four with int8.
             "type_of_master_weights": "fp32" if len(states) % 2 == 1 else "none",
             "type_of_embedding_and_head": DTYPE_NAMES[self._embedding_and_head.dtype],
         }

@@ -1,4 +1,4 @@
-"""The GPUs of a host that train one model together, through the process group of their trial."""
+"""The GPUs of a host that train one model together, using the process group of their trial."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -16,12 +16,12 @@ from workloads.offload.transfers import Buffer, CopyStreams, LayerSlots, Slot
 
 @dataclass(frozen=True)
 class Gang:
-    """The position of this process; alone by default."""
+    """The position of this process in the gang; a single process by default."""
 
     distribution: Distribution | None = None
     ranks: int = 1
     rank: int = 0
-    driver: CudaDriver | None = None  # for shares that are exchanged by copies; None: by collectives
+    driver: CudaDriver | None = None  # exchanges shares by copies; None: collectives do
 
     @property
     def is_sharded(self) -> bool:
@@ -33,7 +33,7 @@ class Gang:
 
     @property
     def batches(self) -> int:
-        """The number of parts of a step's sequences; all processes of a ring train on the same sequences."""
+        """The number of parts into which a step's sequences are divided: 1 in a ring, which shares the sequences."""
         return 1 if self.is_ring else self.ranks
 
     def list_own(self, count: int) -> range:
@@ -56,7 +56,7 @@ class Gang:
             dist.all_reduce(tensor)
 
     def gather(self, n: int, kept: Tensor) -> Tensor:
-        """Return layer n's whole vector. `kept` is this process's share; in a ring, the layer's home keeps it all."""
+        """Return layer n's whole vector. `kept` is this process's share; in a ring, the layer's home rank keeps all."""
         if self.is_ring:
             dist.broadcast(kept, n % self.ranks)
         if not self.is_sharded:
@@ -67,7 +67,7 @@ class Gang:
 
 
 class WholeLayers:
-    """Device buffers for whole layers of a sharded model, which share them."""
+    """Device buffers that the whole layers of a sharded model share."""
 
     def __init__(
         self,
@@ -82,7 +82,7 @@ class WholeLayers:
         self._others = [n for n in range(gang.ranks) if n != gang.rank]
         self.peers: PeerMemory | None = None
         sizes = 2 * GATHERED_SLOTS * [numel]
-        if gang.driver:  # the others write their shares of weights to it, and their gradients of this process's share
+        if gang.driver:  # others write their weight shares to it, and their gradients of this process's share
             self.peers = PeerMemory(gang.driver, dtype, [*sizes, numel - numel // gang.ranks])
             *vectors, received = self.peers.tensors
         else:
@@ -92,7 +92,7 @@ class WholeLayers:
         self._weights, self._gradients = slots[:GATHERED_SLOTS], slots[GATHERED_SLOTS:]
 
     def gather(self, n: int, kept: LayerSlots) -> Slot:
-        """Return the slot of layer n's weights. Queues the copy of the kept share and the gather if it lacks them."""
+        """Return the slot of layer n's weights. If it lacks them, queue the copy of the kept share and the gather."""
         slot = self._weights[n % GATHERED_SLOTS]
         if slot.layer != n:
             share, whole = kept.fetch(n).buffer, slot.buffer
@@ -106,10 +106,10 @@ class WholeLayers:
             return
         own = self._gang.select_share(whole)
         own.copy_(share)
-        self.peers.push([(n, own, own) for n in self._others])  # from CUDA's own memory, as the copies that were timed
+        self.peers.push([(n, own, own) for n in self._others])  # from CUDA's own memory, like the timed copies
 
     def invalidate(self, n: int | None = None) -> None:
-        """Mark the weights of layer n as outdated, or those of all layers."""
+        """Mark the weights of layer n, or of all layers, as outdated."""
         for slot in self._weights:
             slot.layer = -1 if n in (slot.layer, None) else slot.layer
 
@@ -126,11 +126,11 @@ class WholeLayers:
             dist.reduce_scatter_tensor(self._gang.select_share(whole), whole)
             return
         shares, slots = whole.chunk(self._gang.ranks), self._received.tensor.chunk(len(self._others))
-        # Each other process receives data from this one in its own slot.
+        # Each of the other processes receives this process's data in a separate slot.
         self.peers.push([(n, slots[(self._gang.rank - n) % self._gang.ranks - 1], shares[n]) for n in self._others])
 
     def take_reduced(self, n: int, target: Buffer, *, is_first: bool) -> None:
-        """Add the sum of all processes' gradients of layer n to a buffer, or copy it there in the first round."""
+        """Add the sum of all processes' gradients of layer n to a buffer, or copy the sum there in the first round."""
         whole = self.gradients(n).buffer
         share = self._gang.select_share(whole.tensor)
         self._copy_streams.acquire(whole, self._received, target)

@@ -1,8 +1,8 @@
-"""Host memory within a budget, on the NUMA node of the GPU: copies from another node cross the link between processors.
+"""Host memory within a budget, on the GPU's NUMA node: copies from other nodes cross the link between processors.
 
-Pages are bound by mbind, and their nodes are read back by get_mempolicy (man 2 mbind, get_mempolicy). Both act on a
-range of memory, so it does not matter which thread first touches a page or where that thread runs. Docker's default
-seccomp profile allows them only with the capability SYS_NICE; without it, the kernel decides where memory is.
+mbind binds pages, and get_mempolicy reads their nodes back (man 2 mbind, get_mempolicy). Both calls act on a range of
+memory, so it does not matter which thread first touches a page or where that thread runs. Docker's default seccomp
+profile allows these calls only with the capability SYS_NICE. Otherwise, the kernel decides where memory is.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from workloads.api.contract import OutOfMemory, Scalar
 from workloads.api.host import available_memory_bytes, parse_numbers
 from workloads.instruments.telemetry import find_gpu
 
-# The numbers of the calls: arch/x86/entry/syscalls/syscall_64.tbl and include/uapi/asm-generic/unistd.h of Linux.
+# System call numbers: arch/x86/entry/syscalls/syscall_64.tbl and include/uapi/asm-generic/unistd.h of Linux.
 MBIND = {"x86_64": 237, "aarch64": 235}
 GET_MEMPOLICY = {"x86_64": 239, "aarch64": 236}
-MPOL_PREFERRED = 1  # a node without enough free memory is no error: the rest comes from another
-MPOL_MF_MOVE = 2  # pages that are touched already move
+MPOL_PREFERRED = 1  # a node without enough free memory is not an error: other nodes provide the rest
+MPOL_MF_MOVE = 2  # also move pages that were already touched
 MPOL_F_NODE, MPOL_F_ADDR = 1, 2
 MAX_NODES = 1024
 SAMPLED_PAGES = 64
@@ -31,10 +31,10 @@ ALIGNMENT_BYTES = 512
 
 
 class Arena:
-    """The only host memory of a run's state: one block, pinned with a GPU, whose parts are never returned."""
+    """The only host memory for a run's state: one block, pinned if there is a GPU. Its parts are never returned."""
 
     def __init__(self, size_bytes: int, device: torch.device) -> None:
-        """Allocate the block on the GPU's NUMA node and pin it. Raises OutOfMemory if the host refuses."""
+        """Allocate the block on the GPU's NUMA node and pin it. Raises OutOfMemory if the host refuses it."""
         self.size_bytes, self.used_bytes = size_bytes, 0
         if size_bytes > (available := available_memory_bytes()):
             raise OutOfMemory(
@@ -44,7 +44,7 @@ class Arena:
         self._block = torch.empty(size_bytes, dtype=torch.uint8)
         node = node_of(device)
         error = bind_pages(self._block, node) if node is not None else ""
-        self._block.zero_()  # pages that are touched are pinned in an eighth of the time
+        self._block.zero_()  # pinning touched pages takes an eighth of the time
         self.placement: dict[str, Scalar] = {}  # the nodes of the GPU and of the pages, if the machine has several
         if node is not None:
             nodes = " ".join(map(str, sorted(read_nodes(self._block)))) or "unknown"
@@ -60,7 +60,7 @@ class Arena:
                 )
 
     def allocate(self, numel: int, dtype: torch.dtype) -> torch.Tensor:
-        """Return a flat tensor of `numel` numbers. Raises OutOfMemory if the arena has less memory left."""
+        """Return a flat tensor of `numel` numbers. Raises OutOfMemory if the arena has too little memory left."""
         size_bytes = numel * dtype.itemsize
         start = -(-self.used_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
         if start + size_bytes > self.size_bytes:
@@ -80,14 +80,14 @@ class Arena:
 
 
 def node_of(device: torch.device) -> int | None:
-    """Return the NUMA node of a GPU among the nodes that this process may use; None if unknown, or if there is one."""
+    """Return the NUMA node of a GPU among the nodes that this process may use; None if unknown or only one exists."""
     gpu, nodes = find_gpu(device), _usable_nodes()
     node = gpu.identity.numa_node if gpu else None
     return node if len(nodes) > 1 and node in nodes else None
 
 
 def _usable_nodes(root: Path = Path("/")) -> set[int]:
-    """Return the nodes that have memory and that this process's cpuset allows; empty if the kernel does not say."""
+    """Return the nodes that have memory and that this process's cpuset allows; empty if they are unknown."""
     try:
         status = (root / "proc/self/status").read_text()
         with_memory = (root / "sys/devices/system/node/has_memory").read_text()
@@ -98,7 +98,7 @@ def _usable_nodes(root: Path = Path("/")) -> set[int]:
 
 
 def bind_pages(block: torch.Tensor, node: int) -> str:
-    """Place the pages of a block on a node if it has enough memory. Return why that failed; empty if it did not."""
+    """Place the pages of a block on a node if it has enough memory. Return the reason for a failure, or ""."""
     mask = (ctypes.c_ulong * (MAX_NODES // 64))()
     mask[node // 64] = 1 << (node % 64)
     start, size = _whole_pages(block)

@@ -9,8 +9,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-CPU_UPDATE_NUMEL = 1 << 24  # numbers that a CPU updates at a time, so that the fp32 intermediates stay small
-INT8_BLOCK = 256  # numbers with one scale, as in Dettmers et al. 2022 and torchao
+CPU_UPDATE_NUMEL = 1 << 24  # elements that a CPU updates at a time, to keep the fp32 intermediates small
+INT8_BLOCK = 256  # elements that share a scale, as in Dettmers et al. 2022 and torchao
 StateFormat = Literal["fp32", "bf16", "int8"]
 Rounding = Literal["nearest", "stochastic"]
 STATE_DTYPES: dict[StateFormat, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16, "int8": torch.uint8}
@@ -22,9 +22,9 @@ class Precision:
 
     dtype: torch.dtype = torch.bfloat16  # of weights, gradients and activations
     master_weights: bool = False  # the optimizer has a copy of the weights in fp32
-    recipe: str = ""  # of `workloads.api.recipes`, for the matrix products of blocks; empty: they are in `dtype`
-    # Momentum and variance. int8: codes of a table of 256 numbers, with an fp32 scale per block of INT8_BLOCK numbers.
-    # None: the weights' type, but fp32 with master weights.
+    recipe: str = ""  # from `workloads.api.recipes`, for the blocks' matrix products; empty: `dtype`
+    # The format of momentum and variance. int8: codes of a table of 256 numbers, with an fp32 scale per block of
+    # INT8_BLOCK numbers. None: the weights' type, but fp32 with master weights.
     optimizer_states: StateFormat | None = None
 
     def list_state_vectors(self, numel: int) -> list[tuple[int, torch.dtype]]:
@@ -52,10 +52,10 @@ class AdamW:
     rounding: Rounding = "nearest"  # of bf16 weights that have no master weights
 
     def apply(self, step: int, w: Tensor, g: Tensor, *states: Tensor) -> None:
-        """Update the flat vectors of weights `w` and states in place, by the gradients `g`. Steps count from one.
+        """Update the flat vectors of weights `w` and states in place, using the gradients `g`. Steps count from one.
 
-        The states are as `Precision.list_state_vectors` lists them. Where there are master weights, they are updated,
-        and `w` is rounded from them.
+        The states are the vectors that `Precision.list_state_vectors` lists. If there are master weights, they are
+        updated, and `w` is rounded from them.
         """
         # No tensor is passed twice, because a compiled function that writes to it would first copy it.
         vectors = [w, g, *states]
@@ -106,15 +106,15 @@ def _update(
         v.copy_(v32)
         return
     for state, scale, table, value in zip((m, v), scales, int8_maps, (m32, v32), strict=True):
-        scaled, largest = scale_tensor(value, value.numel() // scale.numel())  # by the largest of each block
+        scaled, largest = scale_tensor(value, value.numel() // scale.numel())  # by the largest magnitude of each block
         state.copy_(quantize_8bit_with_qmap(scaled, table))
         scale.copy_(largest)
 
 
 def _round_stochastically(values: Tensor, seed: Tensor) -> Tensor:
-    """Round fp32 numbers to ones that bf16 has, away from zero with the probability of the part that is cut off.
+    """Round fp32 numbers to bf16 values, away from zero with a probability equal to the truncated fraction.
 
-    The random bits are MurmurHash3's finalizer of index and seed: every placement, and every replica, rounds alike.
+    The random bits are MurmurHash3's finalizer of index and seed, so all placements and replicas round identically.
     """
     bits = torch.arange(values.numel(), dtype=torch.int32, device=values.device) + seed
     bits = (bits ^ (bits >> 16 & 0xFFFF)) * (0x85EBCA6B - 2**32)
@@ -134,5 +134,5 @@ def _load_int8_maps(device: torch.device) -> tuple[Tensor, Tensor]:
 
 @cache
 def _compile_update() -> Callable[..., None]:
-    """Compile at the first use, on a GPU: importing PyTorch's compiler takes 2 s."""
+    """Compile on the first use on a GPU, because importing PyTorch's compiler takes 2 s."""
     return torch.compile(_update, dynamic=False)

@@ -1,10 +1,10 @@
-"""Copies between the GPUs of a host by their copy engines, which leave all multiprocessors to the computation.
+"""Copies between the GPUs of a host by copy engines, which leave all multiprocessors free for computation.
 
 NCCL's collectives run on multiprocessors. While matrix products run, two H200s receive 129 GB/s through NCCL and 370
 GB/s through copy engines; NCCL slows the products by 4%, copies do not (benchmarks/results/offload_gang_h100.md).
 
-The memory comes from CUDA itself, since copies between PyTorch's expandable segments reach 113 GB/s. Streams wait for
-each other by counters in the same memory, without a kernel. The calls are documented:
+The memory comes from CUDA itself, since copies between PyTorch's expandable segments reach only 113 GB/s. Streams wait
+for each other through counters in the same memory, without a kernel. The calls are documented:
 https://docs.nvidia.com/cuda/cuda-driver-api.
 """
 
@@ -19,7 +19,7 @@ from torch import Tensor
 
 ALIGNMENT_BYTES = 512
 BLOCK_BYTES = 2 << 20  # smaller allocations can share a block, and a handle opens the whole block
-LAZY_PEER_ACCESS = 1  # CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS, the only flag there is
+LAZY_PEER_ACCESS = 1  # CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS, the only flag defined
 
 
 class GangOutOfMemory(torch.OutOfMemoryError):
@@ -31,9 +31,10 @@ class _Handle(ctypes.Structure):
 
 
 class CudaDriver:
-    """CUDA's driver on the current device and stream. Every call raises RuntimeError if the driver refuses it.
+    """The CUDA driver on the current device and stream. Every call raises RuntimeError if the driver refuses it.
 
-    If memory is short, it raises torch.OutOfMemoryError. Addresses are integers. Copies and counters follow the stream.
+    A call without enough memory raises torch.OutOfMemoryError. Addresses are integers. Copies and counters use the
+    stream.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -84,7 +85,7 @@ class CudaDriver:
         self._queue_counter("cuStreamWriteValue32_v2", address, value)
 
     def wait(self, address: int, value: int) -> None:
-        """Make the stream wait until 32 bits are at least `value`, modulo 2^32. Only writes by NICs need a flush."""
+        """Make the stream wait until 32 bits are at least `value`, modulo 2^32. Only NIC writes need a flush."""
         self._queue_counter("cuStreamWaitValue32_v2", address, value)
 
     def _queue_counter(self, name: str, address: int, value: int) -> None:
@@ -95,16 +96,16 @@ class CudaDriver:
 
 
 class PeerMemory:
-    """Flat tensors on the device, to which the other processes of the group copy. Every process has the same set."""
+    """Flat device tensors that the other processes of the group copy to. Every process has the same set."""
 
     def __init__(self, driver: CudaDriver, dtype: torch.dtype, sizes: Sequence[int]) -> None:
         """Allocate a tensor of zeros for each size, and map the other processes' tensors.
 
-        If the driver refuses one process, all raise RuntimeError, or GangOutOfMemory for lack of memory.
+        If the driver refuses one process, all processes raise RuntimeError, or GangOutOfMemory if memory ran out.
         """
         self._driver, self._rank, ranks = driver, dist.get_rank(), dist.get_world_size()
         padded = [-(-numel * dtype.itemsize // ALIGNMENT_BYTES) * ALIGNMENT_BYTES for numel in sizes]
-        starts = list(accumulate(padded, initial=ALIGNMENT_BYTES))  # a counter of each process comes first
+        starts = list(accumulate(padded, initial=ALIGNMENT_BYTES))  # one counter per process comes first
         self.size_bytes = -(-starts[-1] // BLOCK_BYTES) * BLOCK_BYTES
         self._own, self._met, self._others = 0, 0, dict[int, int]()
         others, failure = [n for n in range(ranks) if n != self._rank], "memory that GPUs share: "
@@ -127,8 +128,8 @@ class PeerMemory:
     def push(self, copies: Sequence[tuple[int, Tensor, Tensor]]) -> None:
         """Queue copies to other processes on the current stream: (process, target, source).
 
-        A target is the part of this process's tensors that corresponds to the other's. It is written once the streams
-        of all processes have reached this point. Work that is queued afterwards sees all copies of the others.
+        A target is part of this process's tensors, and the same part of the other process's tensors is written, once
+        all processes' streams have reached this point. Work queued afterwards sees all copies by the others.
         """
         self._meet()
         for number, target, source in copies:
@@ -146,7 +147,7 @@ class PeerMemory:
             self._driver.wait(self._own + 4 * number, self._met)
 
     def close(self) -> None:
-        """Free the memory; all processes call this together. Its tensors must not be used afterwards."""
+        """Free the memory. All processes call this together; the tensors must not be used afterwards."""
         for address in self._others.values():
             self._driver.close(address)
         dist.barrier()
@@ -155,7 +156,7 @@ class PeerMemory:
 
 
 def open_peer_memory(device: torch.device, dtype: torch.dtype, sizes: Sequence[int]) -> PeerMemory | None:
-    """Return memory that the GPUs share, or None if they cannot share it, such as AMD's GPUs and CPUs."""
+    """Return memory that the GPUs share, or None if they cannot share it, as on AMD GPUs and CPUs."""
     if device.type != "cuda" or torch.version.hip:
         return None
     try:
@@ -165,7 +166,7 @@ def open_peer_memory(device: torch.device, dtype: torch.dtype, sizes: Sequence[i
 
 
 def agree(call: Callable[[], Any], failure: str = "") -> list[Any]:
-    """Return the results of a call in all processes. All raise RuntimeError or GangOutOfMemory if it fails in one."""
+    """Return a call's results from all processes. If it fails in one, all raise RuntimeError or GangOutOfMemory."""
     result: Any
     try:
         result = call()

@@ -1,4 +1,4 @@
-"""The plan of a training run: where every tensor is stored and how a step is divided. No torch.
+"""The plan of a training run: where every tensor is stored and how a step is divided. Does not import torch.
 
 `workloads.offload.plan_search` chooses a plan, and `workloads.offload.engine` executes it.
 """
@@ -11,23 +11,23 @@ from workloads.models.model import Model
 
 Location = Literal["device", "host"]
 # The division of a step among the GPUs of a host. replicas: each GPU trains the whole model on its own sequences.
-# sharded: each keeps a share of every layer and gathers the others for each use. ring: layers are assigned to the GPUs
-# in turn, and each GPU passes chunks on.
+# sharded: each GPU keeps a share of every layer and gathers the other shares for each use. ring: layers are assigned to
+# the GPUs in turn, and each GPU passes chunks to the next.
 Distribution = Literal["replicas", "sharded", "ring"]
 SavedActivations = Literal["full", "gate", "projections", "attention", "input"]
 
 GIB = 2**30
 WEIGHT_SLOTS = 2  # device buffers that streamed layers share: one for the computing layer, one for the next copy
-GRADIENT_SLOTS = 3  # the same, and one for the copy back to the host
+GRADIENT_SLOTS = 3  # the same two, and one for the copy back to the host
 GATHERED_SLOTS = 2  # whole layers of a sharded model: the one that computes, and one that is gathered or reduced
-# Chunks whose activations are copied at the same time. Two, because copying a chunk may take longer than computing it
-# if its neighbors stay on the device. The backward pass copies this many chunks back before it needs them.
+# Chunks whose activations are copied at the same time. There are two, because copying a chunk may take longer than
+# computing it if its neighbors stay on the device. The backward pass copies this many chunks back before it needs them.
 CHUNKS_IN_FLIGHT = 2
 LOGIT_TOKENS = 2048  # tokens whose logits the loss computes at a time
 
 # The tensors of `workloads.llama.block.Activations` that each choice saves for the backward pass, from the most to the
-# fewest: all except one of the MLP's two wide tensors (gate), all except both (projections), the block's input and the
-# output of attention (attention), or only the block's input (input). The backward pass recomputes the others.
+# fewest. gate saves all except one of the MLP's two wide tensors, projections all except both, attention the block's
+# input and the output of attention, and input only the block's input. The backward pass recomputes the others.
 SAVED_TENSORS: dict[SavedActivations, tuple[str, ...]] = {
     "full": ("x", "q", "kv", "attn_out", "lse", "residual", "gate", "up"),
     "gate": ("x", "q", "kv", "attn_out", "lse", "residual", "gate"),
@@ -64,7 +64,7 @@ class ActivationPlan(NamedTuple):
 class LayerPlan:
     """The locations of one block's tensors. Tensors on the host are copied to the device for each use.
 
-    Chunk n of a round uses entry n of `activations`, modulo its length, so a single entry applies to all chunks.
+    Chunk n of a round uses entry n of `activations`, modulo their number, so a single entry applies to all chunks.
     """
 
     weights: Location = "device"
@@ -81,9 +81,9 @@ class Division:
     """The division of a training step, and the locations of tensors that do not belong to a layer.
 
     A step accumulates gradients over `accumulation_rounds` rounds. A round runs forward and backward over all layers
-    once, each layer on `chunks_per_round` chunks. A chunk is `sequences_per_chunk` whole sequences or, where
-    `segments_per_sequence` is more than one, one segment of each of them; the segments of a sequence follow one another
-    as separate chunks.
+    once, each layer on `chunks_per_round` chunks. A chunk is `sequences_per_chunk` whole sequences. If
+    `segments_per_sequence` is more than one, a chunk is one segment of each of these sequences, and a sequence's
+    segments follow one another as separate chunks.
     """
 
     sequence_length: int
@@ -91,7 +91,7 @@ class Division:
     chunks_per_round: int
     accumulation_rounds: int
     segments_per_sequence: int = 1
-    # Of the embedding, last norm and LM head, whose weights and gradients stay on the device.
+    # For the embedding, last norm and LM head. Their weights and gradients stay on the device.
     embedding_and_head_states: Location = "device"
     keys_values_on: Location = "device"  # of sequences in several segments
 
@@ -135,8 +135,8 @@ def count_training_state_bytes(shape: Model, element_bytes: int, state_bytes_per
 def list_saved_tensors(saved_activations: SavedActivations, segments_per_sequence: int) -> tuple[str, ...]:
     """Return the names of the tensors that each chunk saves at a layer.
 
-    The keys and values of a sequence in several segments are not among them: they are saved once for the whole
-    sequence under every choice, because its later segments attend to them.
+    The keys and values of a sequence in several segments are not included: every choice saves them once for the whole
+    sequence, because later segments attend to them.
     """
     return tuple(name for name in SAVED_TENSORS[saved_activations] if segments_per_sequence == 1 or name != "kv")
 

@@ -1,6 +1,6 @@
-"""Search for the fastest plan within memory budgets, using the measured rates of the device. No torch.
+"""Search for the fastest plan within memory budgets, using the measured rates of the device. Does not import torch.
 
-Every plan that fits a budget also fits every larger one, and the search chooses the fastest. A larger budget is
+Every plan that fits a budget also fits every larger budget, and the search chooses the fastest plan. A larger budget is
 therefore never predicted to be slower.
 """
 
@@ -36,13 +36,13 @@ from workloads.offload.plan import (
 )
 
 MAX_CHUNK_TOKENS = 32768
-MAX_DIVISIONS = 64  # parts that the chunks of all layers are divided into between two choices of saved activations
-ChunkCounts = dict[ActivationPlan, int]  # chunks of all layers by what is saved of them and where
+MAX_DIVISIONS = 64  # parts into which all layers' chunks are divided between two choices of saved activations
+ChunkCounts = dict[ActivationPlan, int]  # number of chunks over all layers, by saved activations and location
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """A plan with its predicted times and memory, per GPU if several train together."""
+    """A plan with its predicted times and memory, per GPU if several GPUs train together."""
 
     plan: Plan
     times: StepTimes[float]
@@ -70,7 +70,7 @@ def find_fastest_plan(
 def explain_too_small(
     model: ModelSizes, sequence_length: int, sequences_per_step: int, budget: MemoryBudget, rates: DeviceRates
 ) -> str:
-    """Return a sentence: by how many GiB the smallest plan exceeds a budget, or what cannot be divided."""
+    """Return a sentence with the GiB by which the smallest plan exceeds a budget, or with what cannot be divided."""
     own = _share_budget(model, budget)
     missing = [
         (gib, placement)
@@ -105,7 +105,7 @@ def find_fastest_plans(
     budgets: Sequence[MemoryBudget],
     rates: DeviceRates,
 ) -> list[Prediction | None]:
-    """Return the fastest plan for each of many budgets, or None if no plan fits, faster than `find_fastest_plan`."""
+    """Return the fastest plan for each budget, or None if none fits; faster than one `find_fastest_plan` each."""
     distributed = _list_distributions(model)
     if len(distributed) > 1:
         found = [find_fastest_plans(one, sequence_length, sequences_per_step, budgets, rates) for one in distributed]
@@ -114,7 +114,7 @@ def find_fastest_plans(
     budgets = [_share_budget(model, budget) for budget in budgets]
     best: list[_Candidate | None] = [None] * len(budgets)
     for bound_s, placement in _list_placements(model, sequence_length, sequences_per_step, rates):
-        # The fastest bound comes first: once it is slower than a budget's best plan, so are all that follow.
+        # Bounds are sorted, fastest first: once a bound is slower than a budget's best plan, so are all later bounds.
         open_numbers = [n for n, plan in enumerate(best) if plan is None or bound_s <= plan.times.step_s * (1 + 1e-9)]
         if not open_numbers:
             break
@@ -123,7 +123,7 @@ def find_fastest_plans(
         for n, candidate in _choose_saved_activations(placement, enough, rates).items():
             if current := best[n]:
                 a, b = candidate.times, current.times
-                is_as_fast = abs(a.step_s - b.step_s) <= 1e-9 * b.step_s  # then fewer bytes copied are better
+                is_as_fast = abs(a.step_s - b.step_s) <= 1e-9 * b.step_s  # then fewer copied bytes are better
                 if (a.copied_bytes >= b.copied_bytes) if is_as_fast else (a.step_s >= b.step_s):
                     continue
             best[n] = candidate
@@ -135,13 +135,13 @@ def _list_placements(
 ) -> list[tuple[float, Placement]]:
     """Return all placements, fastest first, each with a lower bound on the seconds per step. They combine each division
     of a GPU's sequences into rounds and chunks with every number of resident layers, in steps of a sixteenth of the
-    layers. A chunk has a multiple of `token_multiple` tokens, at least `min_chunk_tokens` or the whole step's tokens,
-    and at most MAX_CHUNK_TOKENS. If every shape has more, the smallest ones remain."""
+    layers. A chunk has a multiple of `token_multiple` tokens: at least `min_chunk_tokens` or the whole step's tokens,
+    and at most MAX_CHUNK_TOKENS. If all chunk shapes are larger, the smallest shapes remain."""
     if model.distribution != "ring":
         if sequences_per_step % model.gpus:
             return []
         sequences_per_step //= model.gpus
-    elif model.shape.layers == 0:  # a GPU would have none
+    elif model.shape.layers == 0:  # a GPU would have no layers
         return []
     shapes = [(sequences, 1) for sequences in _list_divisors(sequences_per_step)]
     shapes += [(1, segments) for segments in _list_divisors(sequence_length)[1:]]
@@ -171,7 +171,7 @@ def _list_placements(
                 embedding_and_head_states=states_on,
                 keys_values_on=keys_values_on,
             )
-            # With every activation saved on the device.
+            # The bound has every activation saved on the device.
             times = predict_step_times(placement, np.zeros(1), np.zeros(1), rates)
             bounds.append((float(times.step_s[0]), placement))
     return sorted(bounds, key=lambda pair: pair[0])
@@ -184,10 +184,10 @@ def _list_divisors(number: int) -> list[int]:
 def _choose_saved_activations(
     placement: Placement, memories: Mapping[int, ActivationMemory], rates: DeviceRates
 ) -> dict[int, _Candidate]:
-    """Return the placement with the fastest choice of saved activations for each memory size that any choice fits.
-    Activations are saved on the device for as many chunks as fit, and on the host for the others. The ways to divide
-    the chunks of all layers among the choices are rows of a table [ways, choices], so all of them are evaluated at
-    once, for all memory sizes."""
+    """Return the placement with the fastest choice of saved activations for each memory size that any choice fits. As
+    many chunks as fit save their activations on the device, the others on the host. The ways to divide the chunks of
+    all layers among the choices are rows of a table [ways, choices], so all ways are evaluated at once for all memory
+    sizes."""
     if not memories:
         return {}
     counts = _list_divisions(placement.model.shape.layers * placement.chunks_per_round)
@@ -196,8 +196,8 @@ def _choose_saved_activations(
     total_bytes = counts @ np.array(chunk_bytes, dtype=float)
     device_bytes = np.array([[memory.device_bytes] for memory in memories.values()])
     max_host_bytes = np.array([[memory.host_bytes] for memory in memories.values()])
-    # Arrays from here on are [memories, ways]. The choice that saves the most of those in a row needs the largest
-    # buffers for copies.
+    # Arrays from here on are [memories, ways]. In each way, the choice that saves the most needs the largest buffers
+    # for copies.
     free_bytes = device_bytes - np.where(total_bytes <= device_bytes, 0, transfer_bytes[np.argmax(counts > 0, axis=1)])
     host_bytes = np.zeros_like(free_bytes)
     on_device = np.zeros((*free_bytes.shape, counts.shape[1]), dtype=np.int64)
@@ -227,8 +227,8 @@ def _choose_saved_activations(
 @cache
 def _list_divisions(chunks: int) -> NDArray[np.int64]:
     """Return the ways to divide the chunks of all layers among the choices of saved activations, [ways, choices]. Each
-    way uses one or two choices. The recomputed time is a function of the saved bytes, and two choices reach every point
-    of its convex hull."""
+    way uses one or two choices. The recomputation time is a function of the saved bytes, and two choices reach every
+    point of its convex hull."""
     step = -(-chunks // MAX_DIVISIONS)
     rows = {
         tuple(first if n == i else chunks - first if n == j else 0 for n in range(len(SAVED_ACTIVATIONS)))
@@ -241,12 +241,12 @@ def _list_divisions(chunks: int) -> NDArray[np.int64]:
 def _build_prediction(candidate: _Candidate, rates: DeviceRates) -> Prediction:
     placement, chunk_counts, times = candidate
     layers, chunks, resident = placement.model.shape.layers, placement.chunks_per_round, placement.resident_layers
-    # The choice for each chunk at each layer: every choice is spread evenly over all of them.
+    # The choice for each chunk at each layer. Every choice is spread evenly over chunks and layers.
     positions = [((n + 0.5) / count, choice) for choice, count in chunk_counts.items() for n in range(count)]
     choices = [choice for _, choice in sorted(positions)]
     layer_plans = []
     for n in range(layers):
-        # Resident layers are spread evenly over all, so that the copies of a streamed layer overlap with the
+        # Resident layers are spread evenly over all layers, so that the copies of a streamed layer overlap with the
         # computation of the resident ones next to it.
         is_resident = (n + 1) * resident // layers > n * resident // layers
         weights: Location = "device" if is_resident else "host"

@@ -2,7 +2,7 @@
 
 A round is divided into turns. In a turn, each GPU computes at most one chunk at one layer or at the head; then all GPUs
 pass on their results before the next turn. Receiving during computation would cost more, since NCCL's kernels wait on
-multiprocessors that the products need. Every GPU takes turns in the same order, so none can wait forever.
+multiprocessors that the GEMMs need. Every GPU takes turns in the same order, so no GPU can wait forever.
 """
 
 from collections import defaultdict
@@ -18,17 +18,17 @@ from workloads.offload.transfers import Buffer, CopyStreams
 class Turn(NamedTuple):
     """The work of one GPU in a turn."""
 
-    chunk: int | None = None  # that it computes
+    chunk: int | None = None  # the chunk that it computes
     target: int | None = None  # the rank that it passes the chunk on to
     received: tuple[tuple[int, int], ...] = ()  # the chunks that it receives, with the ranks that they come from
 
 
 def list_turns(layers: int, chunks: int, ranks: int, rank: int) -> list[Turn]:
-    """Return the turns of a rank in a round: forward over all layers, the head, backward over all layers.
+    """Return the turns of a rank in a round: forward over all layers, the head, then backward over all layers.
 
-    Layers are assigned round-robin: a GPU with adjacent layers would wait for all chunks of the GPU before it.
+    Layers are assigned round-robin, because a GPU with adjacent layers would wait for all chunks of the GPU before it.
     """
-    free, ready = [0] * ranks, [0] * chunks  # the first turn in which each rank has nothing else to do, and each chunk
+    free, ready = [0] * ranks, [0] * chunks  # the first turn in which each rank is free, and each chunk is ready
     turns: dict[int, Turn] = defaultdict(Turn)
     for stage in range(2 * layers + 1):
         if stage == layers:  # chunks take longer at the head than at a layer, so no turn has both
@@ -47,9 +47,9 @@ def list_turns(layers: int, chunks: int, ranks: int, rank: int) -> list[Turn]:
 
 
 class PassedChunks(dict[int, Tensor]):
-    """The hidden states of a round's chunks, or their gradients, that this GPU holds.
+    """The hidden states (or their gradients) of the chunks in a round that this GPU holds.
 
-    Reading a chunk receives it from the previous GPU, and writing it passes it on.
+    Reading a chunk receives it from the previous GPU, and writing a chunk passes it to the next.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class PassedChunks(dict[int, Tensor]):
         self._pass_on(turn)
 
     def _pass_on(self, turn: Turn) -> None:
-        messages: list[tuple[bool, int, Buffer]] = []  # whether it is received, the other rank, and the chunk
+        messages: list[tuple[bool, int, Buffer]] = []  # whether the chunk is received, the other rank, the chunk
         for chunk, source in turn.received:
             messages.append((True, source, Buffer(self._build_empty())))
             super().__setitem__(chunk, messages[-1][2].tensor)

@@ -48,20 +48,20 @@ SAVED_ACTIVATIONS_TEXT: dict[SavedActivations, str] = {
     "attention": "input and attention",
     "input": "input",
 }
-# The memory of a GPU's process and its compilers besides pinned memory: two processes training 70B took 12 GiB. With
-# 235.7 of 247 available GiB pinned the kernel killed one, so each has 1 GiB more (offload_70b_h200.md).
+# The memory of a GPU's process and its compilers besides pinned memory. Two processes training 70B took 12 GiB. With
+# 235.7 of 247 available GiB pinned, the kernel killed one process, so each gets 1 GiB more (offload_70b_h200.md).
 PROCESS_GIB = 7.0
-SMALLER_PLAN = 0.95  # of the device's budget, for the plan that follows one that ran out of memory
+SMALLER_PLAN = 0.95  # of the device's budget, for the plan after one that ran out of memory
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32} | dict.fromkeys(FP8_RECIPES, torch.bfloat16)
 
 
 def measure(parameters: OffloadParameters, rank: Rank) -> Measurement:
-    """Train under the fastest plan within the budgets, and once more under a smaller one if it runs out of memory.
+    """Train under the fastest plan within the budgets. If it runs out of memory, retry once under a smaller plan.
 
-    Raises Infeasible if no plan fits or this device cannot train the model, before state is allocated, and
+    Raises Infeasible, before state is allocated, if no plan fits or this device cannot train the model. Raises
     ArithmeticError if the loss is not finite.
     """
-    started_s = {"": time.perf_counter()}  # the ends of the parts of the start
+    started_s = {"": time.perf_counter()}  # when each part of the startup ended
     process_setup.keep_compiled_kernels()
     device = devices.device_of(rank)
     process_setup.enable_expandable_segments(device)  # otherwise a small budget is lost to fragmentation
@@ -78,8 +78,8 @@ def measure(parameters: OffloadParameters, rank: Rank) -> Measurement:
                 f"{available / GIB:.1f} GiB available. Use workload=llama_tiny on a CPU"
             )
     if parameters.checkpoint:
-        checkpoint.open_reader(Path(parameters.checkpoint), shape)  # rejects a wrong one before anything is measured
-    torch.compiler.reset()  # compilations of earlier trials in this process count against the limit of recompilations
+        checkpoint.open_reader(Path(parameters.checkpoint), shape)  # rejects a wrong checkpoint before measuring
+    torch.compiler.reset()  # compilations of earlier trials in this process count toward the recompilation limit
     group = process_group(rank, device) if rank.world_size > 1 else nullcontext()
     with process_setup.device_memory_limit(device, parameters.device_gib), group:
         measured = load_or_measure(parameters.model, parameters.sequence_length, device, precision, parameters.routing)
@@ -94,7 +94,7 @@ def measure(parameters: OffloadParameters, rank: Rank) -> Measurement:
             if rank.world_size > 1 and not isinstance(error, GangOutOfMemory):  # the other ranks wait for this one
                 raise
             reason = first_line(error)
-        # Outside of the handler, where the error no longer holds the engine's tensors.
+        # This is outside the handler, where the error no longer holds the engine's tensors.
         devices.release_memory(device)
         smaller_gib = SMALLER_PLAN * parameters.device_gib
         print(f"plan again for {smaller_gib:.2f} GiB: {reason}", flush=True)
@@ -116,15 +116,15 @@ def _plan_and_train(
     started_s: dict[str, float],
     rank: Rank,
 ) -> Measurement:
-    """Train under the fastest plan for `device_gib`. Raises torch.OutOfMemoryError if it takes more than planned."""
+    """Train under the fastest plan for `device_gib`. Raises torch.OutOfMemoryError if it needs more than planned."""
     budget = MemoryBudget(device_gib, parameters.host_gib)
     length, sequences = parameters.sequence_length, parameters.sequences_per_step
     prediction = find_fastest_plan(model, length, sequences, budget, measured.rates)
     if rank.rank == 0:
         print("\n".join(describe_plan(prediction)), flush=True)
     started_s["plan"] = time.perf_counter()
-    # 512 bytes of alignment for each allocation: a chunk has at most eight tensors, and a layer a dozen vectors.
-    # A share is padded to as much again.
+    # Each allocation is aligned to 512 bytes: a chunk has at most eight tensors, and a layer a dozen vectors. Padding a
+    # share takes as much again.
     chunks_on_host = sum(location == "host" for _, location in prediction.plan.list_activations())
     alignment_bytes = (8 * chunks_on_host + 32 * (model.shape.layers + 1)) * ALIGNMENT_BYTES
     arena_bytes = math.ceil(prediction.host_bytes) + alignment_bytes
@@ -190,7 +190,7 @@ def _train(
     gang = Gang(prediction.model.distribution, rank.world_size, rank.rank, driver)
     batches = list(tokens.view(steps, gang.batches, *division, -1)[:, rank.rank % gang.batches])
     batches[:warmup] = [batch[: parameters.warmup_rounds] for batch in batches[:warmup]]
-    own_tokens = len(gang.list_own(plan.tokens_per_step))  # this rank's share of a ring's
+    own_tokens = len(gang.list_own(plan.tokens_per_step))  # this rank's share of a ring's tokens
     engine = Engine(
         shape,
         plan,
@@ -214,13 +214,13 @@ def _train(
         started_s["weights" if rank.world_size == 1 else "weights and rehearsal"] = time.perf_counter()
         with monitor_gpu(device) as readings:
             times_s, losses, span_times_s = _run_steps(engine, batches, warmup, readings, rank)
-    # Before the step for the trace.
+    # Read before the extra step for the trace.
     copied_bytes, exchanged_bytes = engine.copy_streams.copied_bytes, engine.copy_streams.exchanged_bytes
     if parameters.save_to:
         weights = engine.copy_weights()
         if rank.rank == 0:
             checkpoint.save(Path(parameters.save_to), shape, weights)
-        deque(weights, maxlen=0)  # every rank takes part in gathering them
+        deque(weights, maxlen=0)  # every rank takes part in gathering weights
     files, part_shares = dict[str, bytes](), dict[str, float]()
     if parameters.profile:
         files["trace.json.gz"], part_shares = record_trace(lambda: engine.step(batches[-1]))
@@ -295,7 +295,7 @@ def _executed_parameters(
     *sequences, length = batches[-1].shape
     distribution = engine.gang.distribution if parameters.distribution else None
     warmup_rounds = len(batches[0]) if parameters.warmup and parameters.warmup_rounds else parameters.warmup_rounds
-    if warmup_rounds == len(batches[-1]):  # all of a step's, which may be fewer than requested
+    if warmup_rounds == len(batches[-1]):  # all rounds of a step, which may be fewer than requested
         warmup_rounds = max(warmup_rounds, parameters.warmup_rounds or 0)
     return {
         **vars(parameters),
@@ -318,8 +318,8 @@ def _executed_parameters(
 def _run_steps(
     engine: Engine, batches: list[torch.Tensor], warmup: int, readings: GpuReadings, rank: Rank
 ) -> tuple[list[float], list[float], Mapping[str, float]]:
-    """Train one step on each batch. Raises ArithmeticError if a loss is not finite, Pruned or TrialTimeout. Returns the
-    times and losses of all steps, and the time of each kind of work in the last one."""
+    """Train one step on each batch. Return the times and losses of all steps, and the time of each kind of work in the
+    last step. Raises ArithmeticError if a loss is not finite, Pruned or TrialTimeout."""
     times_s, losses, reports = [], [], StepReports(rank)
     span_times_s: Mapping[str, float] = {}
     flops = model_flops_per_token(engine.shape, engine.plan.sequence_length)

@@ -19,7 +19,7 @@ Traffic = Literal["parameters", "activations"]
 
 @dataclass
 class Buffer:
-    """A tensor and the event of the last work queued on it, which its next user waits for on any stream."""
+    """A tensor and the event of the last work queued on it. The next user, on any stream, waits for this event."""
 
     tensor: Tensor
     last_event: torch.cuda.Event | None = None
@@ -28,9 +28,9 @@ class Buffer:
 class CopyStreams:
     """The CUDA streams of a training run: the current one computes, others copy. On a CPU every copy is synchronous.
 
-    Each kind of traffic has one stream per direction, so that an urgent copy is not queued behind one that has to
-    wait. On AMD's GPUs these five streams share four hardware queues by default, and streams on one queue
-    wait for each other (ROCm/rocm-systems#8916, ROCm/hip#3769): `space.env.GPU_MAX_HW_QUEUES` searches their number.
+    Each kind of traffic has one stream per direction, so that an urgent copy is not queued behind one that has to wait.
+    On AMD's GPUs these five streams share four hardware queues by default, and streams on one queue wait for each other
+    (ROCm/rocm-systems#8916, ROCm/hip#3769): `space.env.GPU_MAX_HW_QUEUES` searches over the number of queues.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -59,7 +59,7 @@ class CopyStreams:
         target.last_event = source.last_event = done
 
     def exchange(self, collective: Callable[[], object], received_bytes: int, *buffers: Buffer) -> None:
-        """Queue an exchange with other GPUs, after everything that is queued on its buffers."""
+        """Queue an exchange with other GPUs, after everything that is queued on `buffers`."""
         if self.skips_exchanges:
             return
         self.exchanged_bytes += received_bytes
@@ -125,7 +125,7 @@ class Slot:
 
 
 class LayerSlots:
-    """The slots of all layers' weights or gradients: a resident layer has its own, `streamed_layers` share."""
+    """The slots of all layers' weights or gradients. A resident layer has its own; `streamed_layers` share them."""
 
     def __init__(
         self,
@@ -148,7 +148,7 @@ class LayerSlots:
         return self._shared[self.streamed_layers.index(n) % len(self._shared)]
 
     def fetch(self, n: int) -> Slot:
-        """Return the slot of layer n. Queues the copy of the layer's vector unless the slot holds it."""
+        """Return the slot of layer n. Queue the copy of the layer's vector unless the slot holds it."""
         slot, stored = self.get(n), self._stored[n]
         if slot.layer != n:
             assert stored is not None
@@ -182,10 +182,10 @@ class ActivationStack:
 
     def __init__(self, arena: Arena, device: torch.device, copy_streams: CopyStreams) -> None:
         self._arena, self._device, self._copy_streams = arena, device, copy_streams
-        # By number of elements and type.
+        # Keyed by number of elements and type.
         self._free_host_tensors: dict[tuple[int, torch.dtype], list[Tensor]] = defaultdict(list)
         self._chunks: list[SavedChunk] = []
-        self._on_host: list[SavedChunk] = []  # those of `_chunks` whose activations are on the host alone
+        self._on_host: list[SavedChunk] = []  # chunks whose activations are only on the host
         self._leaving: deque[SavedChunk] = deque()
 
     def push(self, saved: Activations, location: Location) -> None:
@@ -218,7 +218,7 @@ class ActivationStack:
         """Queue the copies of the chunks that the backward pass needs first."""
         for _ in range(CHUNKS_IN_FLIGHT - len(self._leaving)):
             self._fetch_next()
-        self._leaving.clear()  # they are the first that it needs, so they stay on the device
+        self._leaving.clear()  # the backward pass needs these first, so they stay on the device
 
     def pop(self) -> Activations:
         """Return the activations that were saved last, on the device. Queues the copies for a later chunk."""
