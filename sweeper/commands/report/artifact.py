@@ -1,8 +1,8 @@
-"""Build the report as an HTML page. After a sweep it becomes an artifact of the parent run, linked in its description.
+"""Build the report as an HTML page, and log the page of a sweep to the parent run, with a link in the description.
 
     MLFLOW_TRACKING_URI=URI python -m sweeper.commands.report.artifact PARENT_RUN_ID
 
-The recording process runs this command after it has written everything else of a sweep.
+The recording process runs this command after it has written all other results of a sweep.
 """
 
 from __future__ import annotations
@@ -32,26 +32,26 @@ def build_page(title: str, stored: Stored, tables: Sequence[Table], found: Seque
 
 
 def log_report(client: MlflowClient, run_id: str) -> None:
-    """Build the report on the sweep of this parent run, and log it to the run."""
+    """Build the report on the sweep that belongs to a parent run, and log the report to this run."""
     run = client.get_run(run_id)
     experiment_id = run.info.experiment_id
     stored = mlflow_results.of_study(client, experiment_id, run.data.tags[mlflow_store.STUDY])
     found = fronts.find_fronts(stored)
     tables = report_tables.build_tables(stored, None, [front.table for front in found])
     client.log_text(run_id, build_page(f"sweeper: {run.info.run_name}", stored, tables, found), REPORT)
-    link = f"#/experiments/{experiment_id}/runs/{run_id}/artifacts/{REPORT}"  # from any page of MLflow
+    link = f"#/experiments/{experiment_id}/runs/{run_id}/artifacts/{REPORT}"  # works on every MLflow page
     description = client.get_run(run_id).data.tags.get(mlflow_store.DESCRIPTION, "")
     description += f"\n\nReport: [{REPORT}]({link}), among the artifacts"
     client.set_tag(run_id, mlflow_store.DESCRIPTION, description)
 
 
 def main() -> None:
-    """Run the command line. The exit code is 1 if the report could not be logged."""
-    from mlflow import MlflowClient  # takes seconds to import; a report from SQLite does not need it
+    """Run the command. The exit code is 1 if the report could not be logged."""
+    from mlflow import MlflowClient  # takes seconds to import and is not needed for a report from SQLite
 
     try:
         log_report(MlflowClient(), sys.argv[1])
-    except Exception as error:  # any error: the sweep's results are already written
+    except Exception as error:  # no error here matters: the sweep's results are already written
         print(mask(f"no {REPORT}: {type(error).__name__}: {error}"), file=sys.stderr, flush=True)
         sys.exit(1)
 

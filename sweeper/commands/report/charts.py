@@ -1,4 +1,4 @@
-"""The report's interactive charts of the results in the store."""
+"""Build the report's interactive charts of the results in the store."""
 
 import json
 import math
@@ -24,18 +24,18 @@ from sweeper.results.mlflow_results import Stored
 
 MIN_TRIALS_FOR_HISTORY = 5
 MIN_TRIALS_FOR_MEMORY = 3
-# The metrics that training heatmaps show in addition to tokens/s. Within one kind of work, all give the same order.
+# The metrics that training heatmaps show in addition to tokens/s. All rank the trials of one kind of work equally.
 HEATMAP_METRICS = {"tflops": "TFLOP/s", "mfu": "MFU %", "hfu": "HFU %"}
-BATCH = "global_batch"  # the part of the work that may grow with the number of devices
-AXIS_MARGIN = 1.5  # the factor between the outermost points and the ends of the logarithmic axes
-MIN_IMPORTED = 6  # results of one kind of work that a file needs for a heatmap
-MAX_FIGURES = 24  # figures side by side
-MAX_NAME_LENGTH = 30  # characters of a result's name next to its bar
+BATCH = "global_batch"  # the only property of the work that may grow with the number of devices
+AXIS_MARGIN = 1.5  # the factor by which logarithmic axes extend beyond the outermost points
+MIN_IMPORTED = 6  # the smallest number of results of one kind of work for a heatmap
+MAX_FIGURES = 24  # the largest number of figures side by side
+MAX_NAME_LENGTH = 30  # the largest number of characters of a result's name next to the result's bar
 BUDGETS = ("param.host_gib", "param.device_gib")  # the axes of ml_dataflow's result tables
 
 
 def build_charts(stored: Stored) -> Iterator[Chart]:
-    """Yield every chart that the store has enough trials for, and the charts of imported results."""
+    """Yield every chart for which the store has enough trials, and the charts of imported results."""
     for work, results in ranking.group_by_work(stored.best_results).items():
         results = ranking.sort_by_platform(results)
         if len(results) > 1:
@@ -69,15 +69,15 @@ def _build_parameters(work: str, results: Sequence[ranking.BestResult]) -> Itera
 
 
 def select_varying_parameters(trials: pd.DataFrame) -> pd.DataFrame:
-    """Return a column for each parameter that varies between trials, labeled with its name."""
+    """Return the columns of the parameters that vary between trials, labeled with the parameter names."""
     names = ranking.list_varying_parameters(trials)
     return trials[[f"param.{name}" for name in names]].set_axis(names, axis="columns")
 
 
 def rank_trials(results: Sequence[ranking.BestResult]) -> pd.DataFrame:
-    """Return the trials of several platforms for one kind of work with their `platform` and `speed_per_device`.
+    """Return the trials of one kind of work on several platforms with `platform`, `speed_per_device` and `rank`.
 
-    `rank` is a trial's rank among the platform's trials: 1 for the fastest, near 0 for the slowest.
+    The rank of a trial among all trials of the platform is 1 for the fastest and near 0 for the slowest.
     """
     parts = []
     for platform, result in zip(list_names(results), results, strict=True):
@@ -88,7 +88,7 @@ def rank_trials(results: Sequence[ranking.BestResult]) -> pd.DataFrame:
 
 
 def group_by_scaling(results: Sequence[ranking.BestResult]) -> Iterator[tuple[str, list[ranking.BestResult]]]:
-    """Yield titled groups of results that scale one kind of work: at equal batch, then at equal batch per device."""
+    """Yield titled groups of results for one kind of work: first at equal batch, then at equal batch per device."""
     for work, group in ranking.group_by_work(results).items():
         yield f"Scaling of {work}", ranking.sort_by_platform(group)
     groups: dict[tuple[object, ...], list[ranking.BestResult]] = {}
@@ -103,8 +103,8 @@ def group_by_scaling(results: Sequence[ranking.BestResult]) -> Iterator[tuple[st
 
 
 def _build_scaling(title: str, results: Sequence[ranking.BestResult], sweeps: pd.DataFrame) -> Iterator[Chart]:
-    """Build a chart of speed over the number of GPUs, next to ideal scaling and the cost model's projection. There is
-    no chart for work without tokens/s, or if no device has several counts or a projection."""
+    """Build a chart of speed against the number of GPUs, with ideal scaling and the cost model's projection. Build
+    nothing for work without tokens/s, or if no device has several counts or a projection."""
     if results[0].speed_metric != "tokens_per_s":
         return
     figure = go.Figure()
@@ -117,7 +117,7 @@ def _build_scaling(title: str, results: Sequence[ranking.BestResult], sweeps: pd
             _add_device(figure, by_count, projected, COLORS[n % len(COLORS)])
     if not figure.data:
         return
-    # The ends of logarithmic axes are exponents of ten.
+    # Plotly takes the ends of logarithmic axes as exponents of ten.
     counts, speeds = ([value for line in figure.data for value in line[axis]] for axis in "xy")
     count_range, (low, high) = (
         (math.log10(min(values) / AXIS_MARGIN), math.log10(max(values) * AXIS_MARGIN)) for values in (counts, speeds)
@@ -163,7 +163,7 @@ def _add_device(
 
 
 def build_heatmaps(title: str, trials: pd.DataFrame) -> Iterator[Chart]:
-    """Build heatmaps over the first two varying numeric parameters; a mostly untried grid becomes a scatter chart."""
+    """Build heatmaps over the first two varying numeric parameters. A mostly untried grid becomes a scatter chart."""
     complete = ranking.select_complete(trials)
     numeric = [name for name in ranking.list_varying_parameters(trials) if is_numeric(trials[f"param.{name}"])]
     speed_metric = ranking.find_speed_metric(complete)
@@ -176,7 +176,7 @@ def build_heatmaps(title: str, trials: pd.DataFrame) -> Iterator[Chart]:
         return
     unit = ranking.SPEED_UNITS[speed_metric]
     if columns * rows > min(MAX_POINTS, 4 * len(grid)):
-        # The fastest trials are drawn last, on top.
+        # Draw the fastest trials last, so that they are on top.
         points = ranking.select_complete(grid).sort_values(f"metric.{speed_metric}").tail(MAX_POINTS)
         speeds = points[f"metric.{speed_metric}"]
         marker = {"color": speeds, "colorscale": "Viridis", "colorbar": {"title": unit}, "size": 11}
@@ -238,7 +238,7 @@ def _build_timeline(trials: pd.DataFrame) -> Iterator[Chart]:
     figure = go.Figure()
     for n, (outcome, group) in enumerate(ended.groupby("tag.outcome")):
         color = COLORS[n % len(COLORS)]
-        # On a timeline of months, a trial that took minutes is narrower than a pixel, but its outline stays visible.
+        # On a timeline of months, a trial of minutes is narrower than a pixel. The outline keeps the trial visible.
         marker = {"color": color, "line": {"width": 1.5, "color": color}}
         lengths_ms = (group["end"] - group["start"]).dt.total_seconds() * 1000
         bars = {"base": group["start"], "x": lengths_ms, "y": devices[group.index], "orientation": "h"}
@@ -252,7 +252,7 @@ def _build_timeline(trials: pd.DataFrame) -> Iterator[Chart]:
 
 
 def build_imported_charts(runs: pd.DataFrame) -> Iterator[Chart]:
-    """Yield the charts of the imported results that have tokens/s and do not contradict themselves."""
+    """Yield the charts of the imported results that have tokens/s and no contradictions."""
     if not len(runs):
         return
     results = [result for result in list_results(runs) if not result.contradictions]
@@ -268,7 +268,7 @@ def build_imported_charts(runs: pd.DataFrame) -> Iterator[Chart]:
         note = NOTES["imported_charts"] + left_out
         yield Chart("Imported results: tokens/s of one device", figures[:MAX_FIGURES], note)
     is_drawn = {result.run["run_id"] for result in results}
-    # Infeasible points, such as a budget at which nothing fits, are drawn too.
+    # Also draw infeasible points, such as a budget at which nothing fits.
     yield from _build_imported_heatmaps(runs[runs["run_id"].isin(is_drawn) | (runs["tag.outcome"] == "infeasible")])
 
 
@@ -299,7 +299,7 @@ def _build_imported_heatmaps(runs: pd.DataFrame) -> Iterator[Chart]:
         for length in sorted(set(lengths), key=lambda text: float(text or 0)):
             of_length = of_file[lengths == length].dropna(axis="columns", how="all")
             if all(name in of_length and of_length[name].nunique() > 1 for name in BUDGETS):
-                # The tool chose the other parameters for each budget.
+                # The tool chose all other parameters separately for each budget.
                 chosen = [name for name in of_length if str(name).startswith("param.") and name not in BUDGETS]
                 of_length = of_length.drop(columns=chosen)
             if len(of_length) < MIN_IMPORTED or "metric.tokens_per_s" not in of_length:

@@ -1,4 +1,4 @@
-"""Compare two sweeps where they did the same work."""
+"""Compare two sweeps on the work that both did."""
 
 import json
 
@@ -11,7 +11,7 @@ from workloads.suggestions import suggest
 
 
 def find_latest_sweep(stored: Stored, baseline: str) -> str:
-    """Return the latest other sweep of the workload of `baseline`. Raises UserInputError if there is none."""
+    """Return the latest other sweep with the workload of `baseline`. Raises UserInputError without such a sweep."""
     is_baseline = stored.sweeps["run"] == baseline
     workloads = set(stored.sweeps.loc[is_baseline, "tag.workload"]) if is_baseline.any() else set[str]()
     others = stored.sweeps[~is_baseline & stored.sweeps["tag.workload"].isin(workloads)] if workloads else stored.sweeps
@@ -21,9 +21,9 @@ def find_latest_sweep(stored: Stored, baseline: str) -> str:
 
 
 def compare_sweeps(stored: Stored, first: str, second: str, gate: Gate) -> tuple[str, list[comparison.ComparedWork]]:
-    """Compare each kind of work of two sweeps, per device. Return a note if the spaces differ, and the comparisons.
+    """Compare each kind of work in two sweeps, per device. Return a note if the spaces differ, and the comparisons.
 
-    Best results of different spaces answer different questions, so such sweeps are compared at their common points.
+    Best results from different spaces answer different questions, so these sweeps are compared at common points only.
 
     Raises UserInputError if a sweep is unknown.
     """
@@ -44,10 +44,10 @@ def compare_sweeps(stored: Stored, first: str, second: str, gate: Gate) -> tuple
         return f"{first} has no complete trial", []
     labels = ranking.label_works([result.work for result in (*first_results, *second_results)])
     works: list[comparison.ComparedWork] = []
-    for result, work_label in zip(first_results, labels, strict=False):  # the second sweep's labels follow
+    for result, work_label in zip(first_results, labels, strict=False):  # the remaining labels are the second sweep's
         label, metric = f"{work_label} {result.speed_metric}", result.speed_metric
         same_work = [other for other in second_results if (other.work, other.speed_metric) == (result.work, metric)]
-        if metric == "tokens_per_s":  # training on another number of devices is different work
+        if metric == "tokens_per_s":  # training on a different number of devices is different work
             same_work = [other for other in same_work if other.devices == result.devices]
         if not same_work:
             reason = f"{second} has no comparable result ({_explain_difference(result, second_results)})"

@@ -1,7 +1,7 @@
-"""Build a table and a chart of the front of each sweep with several objectives.
+"""Build a table and a chart of the Pareto front for each sweep with several objectives.
 
-The front is from the sweep's end, with the finals' verdicts on its points. If the sweep has not ended, the
-front is computed from the search's measurements.
+A finished sweep has a stored front, with the finals' verdicts on the points. For an unfinished sweep, the front is
+computed from the measurements of the search.
 """
 
 import json
@@ -27,7 +27,7 @@ from sweeper.tracking import mlflow_store
 
 @dataclass(frozen=True)
 class SweepFront:
-    """The front of one sweep and its ranked trials in order of their numbers."""
+    """The Pareto front of one sweep, and the sweep's ranked trials in order of trial number."""
 
     sweep: str
     study: str
@@ -41,12 +41,12 @@ class SweepFront:
 
     @property
     def chart(self) -> Chart:
-        """A chart with one figure per pair of objectives."""
+        """A chart with one figure for each pair of objectives."""
         return Chart(f"Pareto front of {self.sweep}", build_panel_figures(self.plot), NOTES["picture"])
 
     @property
     def table(self) -> Table:
-        """A table of the remeasured points and then the rest of the front, with a note on how certain it is."""
+        """A table of the remeasured points, followed by the rest of the front, with a note on the front's certainty."""
         goals = ", ".join(f"{goal.direction} {goal.metric}" for goal in self.criteria.objectives)
         limits = "".join(f"; limit {limit}" for limit in self.criteria.limits)
         on_front = f"{len(self.front.numbers)} of {count(len(self.records), 'ranked trial')}"
@@ -61,7 +61,7 @@ class SweepFront:
 
 
 def find_fronts(stored: Stored) -> list[SweepFront]:
-    """Return the fronts of the sweeps that have several objectives and a ranked trial, in the order of their starts."""
+    """Return the fronts of sweeps with several objectives and at least one ranked trial, ordered by start time."""
     if f"tag.{mlflow_store.OBJECTIVES}" not in stored.sweeps or not len(stored.trials):
         return []
     fronts = []

@@ -1,4 +1,4 @@
-"""The locally measured matmul rates next to published rates, each with its statistic."""
+"""Tabulate locally measured matmul rates next to published rates, with the statistic behind each rate."""
 
 import csv
 import math
@@ -17,7 +17,7 @@ HEADING = ["GPU", "type", "TFLOP/s", "95% from", "to", "of peak %", "sustained",
 
 
 def build_rows(rates: Sequence[MatmulCeiling]) -> list[list[str]]:
-    """Return rows of the measured and the published rates, grouped by type, the highest first."""
+    """Return rows of measured and published rates, grouped by dtype, with the highest rate first."""
     keyed = []
     for rate in rates:
         bounds = [math.nan if bound is None else bound for bound in (rate.tflops_low, rate.tflops_high)]

@@ -6,22 +6,22 @@
     python -m sweeper report baseline monday
     python -m sweeper report leaderboard type=bf16
 
-Without a verb, the report lists the sweeps and the best result of each device for each kind of work, with charts. It
-reads the MLflow store in `dir` or at `tracking.uri`. HTML is written to DIR/sweeps/report.html, one file that opens
-offline. png writes one image, report_….png, for each kind of work (nine panels for training, the speed for other work)
-and for each Pareto front of several objectives. The other formats go to standard output.
+Without a verb, the report lists the sweeps and the best result of each device for each kind of work, with charts. The
+results come from the MLflow store in `dir` or at `tracking.uri`. HTML is written to DIR/sweeps/report.html, a single
+file that opens offline. png writes an image, report_….png, for each kind of work (nine panels for training, the speed
+for other work) and for each Pareto front. The other formats go to standard output.
 
-compare compares two sweeps where they did the same work: point by point where both measured the same parameters, and
-by their best results. The verdict on B is faster, not slower, slower or inconclusive.
+`compare` compares two sweeps on the work that both did: point by point if both measured the same parameters, and by
+best results. The verdict on B is faster, not slower, slower or inconclusive.
 
-baseline compares an earlier sweep with the latest one (or SWEEP) in the same way. Exit code 0: faster, or not slower (a
-loss of 1.5 times the threshold is excluded). 1: slower by more than the threshold and by more than run-to-run variance.
-3: inconclusive; the output gives the number of runs needed for a verdict. 2: there is nothing to compare. One run does
-not show run-to-run variance: between_runs=0.02 is assumed, so a loss of up to 9% is inconclusive. python -m sweeper
-history measures the variance and compares several runs; two equal sweeps alone usually end with 3.
+`baseline` compares an earlier sweep with the latest sweep (or SWEEP) in the same way. Exit codes: 0 for faster or not
+slower (excludes a loss of 1.5 times the threshold), 1 for slower by more than the threshold and run-to-run variance,
+2 for nothing to compare, 3 for inconclusive (prints the number of runs needed). A single run does not show run-to-run
+variance. With the assumed between_runs=0.02, a loss of up to 9% is inconclusive, and two equal sweeps usually exit with
+3. `python -m sweeper history` measures the variance and compares several runs.
 
-leaderboard shows the highest matmul rates measured here (workload=matmul stores them in
-DIR/sweeps/matmul_ceilings.json) next to published rates; rates with different statistics are not comparable.
+`leaderboard` shows the highest matmul rates measured here (workload=matmul stores them in
+DIR/sweeps/matmul_ceilings.json) next to published rates. Rates with different statistics are not comparable.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ class ReportTracking(command.Tracking):
     """The store to read.
 
     Attributes:
-        uri: the MLflow store; by default the one in `dir`.
-        experiment: only this MLflow experiment.
+        uri: the MLflow store; by default the store in `dir`.
+        experiment: MLflow experiment to which the results are limited.
     """
 
     experiment: str | None = None
@@ -67,11 +67,11 @@ class ReportRequest(ResultsRequest):
     """The report to write.
 
     Attributes:
-        sweep: only this sweep.
+        sweep: sweep to which the report is limited.
         format: html, markdown, csv, json or png.
-        out: the file to write; by default DIR/sweeps/report.html or report.png, else standard output.
-        price_per_hour: price of a GPU-hour, for the cost of tokens.
-        price_per_kwh: price of electricity.
+        out: file to write; by default DIR/sweeps/report.html or report.png, and standard output for other formats.
+        price_per_hour: price of a GPU-hour, to compute the cost of tokens.
+        price_per_kwh: price of electricity per kWh, to compute the cost of tokens.
     """
 
     sweep: str | None = None
@@ -83,11 +83,11 @@ class ReportRequest(ResultsRequest):
 
 @dataclass(frozen=True, kw_only=True)
 class ComparisonRequest(ResultsRequest):
-    """How to compare two sweeps.
+    """The tolerance of a comparison of two sweeps.
 
     Attributes:
-        threshold: the tolerated loss, as a fraction or in percent.
-        between_runs: standard deviation of equal runs, as a fraction or in percent.
+        threshold: tolerated loss, as a fraction or in percent.
+        between_runs: standard deviation between identical runs, as a fraction or in percent.
     """
 
     threshold: float = 0.02
@@ -104,7 +104,7 @@ class CompareRequest(ComparisonRequest):
 
 @dataclass(frozen=True, kw_only=True)
 class BaselineRequest(ComparisonRequest):
-    """The sweep to compare with an earlier one."""
+    """The sweep to compare with an earlier sweep."""
 
     baseline: str = command.word("BASELINE")
     sweep: str | None = command.word("SWEEP", None)
@@ -116,7 +116,7 @@ class LeaderboardRequest:
 
     Attributes:
         dir: results directory.
-        type: only rates of this data type, such as bf16.
+        type: dtype to which the rates are limited, such as bf16.
     """
 
     dir: str = "."
@@ -124,8 +124,8 @@ class LeaderboardRequest:
 
 
 def read_store(request: ResultsRequest, sweep: str | None = None) -> Stored:
-    """Read the whole store of the request, or one sweep."""
-    from sweeper.results import mlflow_results  # after the arguments are checked: importing pandas takes 0.5 s
+    """Read the whole store of the request, or a single sweep."""
+    from sweeper.results import mlflow_results  # imports pandas (0.5 s), so only after the argument checks
 
     return mlflow_results.read(request.open_uri(), request.tracking.experiment, sweep)
 
@@ -137,7 +137,7 @@ def compare_sweeps(request: CompareRequest) -> int:
 
 
 def compare_with_baseline(request: BaselineRequest) -> int:
-    """Compare with an earlier sweep and return the exit code. Raises UserInputError if nothing is comparable."""
+    """Compare a sweep with an earlier one and return the exit code. Raises UserInputError if nothing is comparable."""
     from sweeper.results.runs import EXIT_CODES
 
     second, verdict = _print_comparison(request, request.baseline, request.sweep)
@@ -215,7 +215,7 @@ def show_leaderboard(request: LeaderboardRequest) -> int:
     if not rows:
         raise UserInputError(f"type={chosen}: unknown type. {suggest(chosen, {cells[1] for cells in all_rows})}")
     console = open_console()
-    console.print(draw(leaderboard.HEADING, rows, 3, console.width))  # GPU, type and rate in any terminal
+    console.print(draw(leaderboard.HEADING, rows, 3, console.width))  # GPU, type and rate even in a narrow terminal
     if any(cells[5].endswith("*") for cells in rows):
         console.print(leaderboard.ABOVE)
     if not rates:

@@ -1,4 +1,4 @@
-"""The notes below the report's tables and charts, by their names in notes.toml."""
+"""Load the notes below the report's tables and charts from notes.toml, by name."""
 
 import tomllib
 from pathlib import Path

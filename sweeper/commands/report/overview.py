@@ -1,6 +1,6 @@
-"""The report's first paragraphs: what was measured, what won or is on the front, how certain that is, and how it runs.
+"""Write the report's first paragraphs: the measurements, the winner or front, its certainty, and its performance.
 
-With several objectives the text names no fastest trial, because it is not necessarily the right choice.
+For several objectives, the text names no fastest trial, because the fastest trial is not necessarily the best choice.
 """
 
 import math
@@ -21,9 +21,9 @@ from workloads.api.metrics import get_metric
 
 
 def describe(stored: Stored, fronts: Sequence[SweepFront] = ()) -> str:
-    """Return one paragraph per line: for each workload, the front or best result of its latest sweep that has one.
+    """Return one paragraph per line: for each workload, the front or best result of the latest sweep that has any.
 
-    Results of different workloads have no common winner. The result of a single workload is in the first paragraph.
+    Results of different workloads have no common winner. With a single workload, everything is in one paragraph.
     """
     parts = []
     if len(stored.sweeps):
@@ -41,7 +41,7 @@ def describe(stored: Stored, fronts: Sequence[SweepFront] = ()) -> str:
     sweeps = stored.sweeps.sort_values("start").to_dict("records") if len(stored.sweeps) else []
     studies = [sweep["tag.sweeper.study"] for sweep in sweeps]
     workloads = {sweep["tag.sweeper.study"]: sweep.get("tag.workload") for sweep in sweeps}
-    # If there are several kinds of work, such as data types, use the winner's, else the fastest.
+    # With several kinds of work in a sweep, such as dtypes, use the winner of the finals, else the fastest result.
     best_results = sorted(stored.best_results, key=lambda result: (result.rounds > 0, result.speed.value))
     found: dict[str, BestResult | SweepFront] = {r.trial["tag.sweeper.study"]: r for r in best_results}
     found |= {front.study: front for front in fronts}
@@ -126,7 +126,7 @@ def _describe_front(front: SweepFront) -> str:
         verdicts = Counter("beyond a limit" if point.exceeded else point.verdict for point in certified)
         found = ", ".join(f"{number} {verdict}" for verdict, number in verdicts.items())
         sureness = f"Of {count(len(certified), 'trial')} measured again in {certified[0].rounds} rounds: {found}."
-    # A trial's mean over the rounds of the finals, else its measurement in the search.
+    # Each trial's mean over the rounds of the finals, or the measurement in the search if the trial is not a finalist.
     values = {trial.number: {name: trial.metrics[name] for name in metrics} for trial in trials}
     again = {point.trial.number: {name: value.value for name, value in point.values.items()} for point in certified}
     values = {number: again.get(number, measured) for number, measured in values.items()}

@@ -1,6 +1,6 @@
-"""Training on several platforms in nine panels: the numbers, and an interactive chart (`images` draws for print).
+"""Compare training on several platforms in nine panels of an interactive chart. `images` draws the panels for print.
 
-A platform is a number of devices of one kind. All panels show one kind of work, so values on an axis are comparable.
+A platform is a number of devices of the same model. All panels show one kind of work, so values are comparable.
 """
 
 import math
@@ -18,7 +18,7 @@ from sweeper.results.ranking import SPEED_UNITS, BestResult, read_value
 
 VENDORS = re.compile(r"\b(NVIDIA|AMD Instinct|AMD) ")
 UNKNOWN = Interval(math.nan)
-PATTERNS = ["", "/", "."]  # distinguish bars of the same color, also in print
+PATTERNS = ["", "/", "."]  # patterns that distinguish bars of the same color, even in print
 MAX_POINTS = 5000
 
 
@@ -28,8 +28,8 @@ class Panel:
 
     title: str
     unit: str
-    series: dict[str, list[Interval]] = field(default_factory=dict)  # bars by name, one per platform
-    spread: list[list[float]] = field(default_factory=list)  # all values of each platform, for boxes instead of bars
+    series: dict[str, list[Interval]] = field(default_factory=dict)  # by name: the bars of all platforms
+    spread: list[list[float]] = field(default_factory=list)  # all values of each platform, for a box plot
 
     @property
     def known_series(self) -> dict[str, list[Interval]]:
@@ -42,12 +42,12 @@ class Panel:
 
 
 def list_names(results: Sequence[BestResult]) -> list[str]:
-    """Return short names of the platforms, without the vendor."""
+    """Return the short names of the platforms, without vendor names."""
     return [VENDORS.sub("", result.platform) for result in results]
 
 
 def build_panels(results: Sequence[BestResult]) -> list[Panel]:
-    """Return nine panels for results that are ranked by tokens/s, or one panel with the speed for other work."""
+    """Return nine panels for results ranked by tokens/s, or one panel with the speed for other work."""
     speeds = [result.speed for result in results]
     if results[0].speed_metric != "tokens_per_s":
         return [Panel("", SPEED_UNITS[results[0].speed_metric], {"": speeds})]
@@ -62,13 +62,13 @@ def build_panels(results: Sequence[BestResult]) -> list[Panel]:
     }
     ceilings = {"achieved": flops_per_gpu}
     for name, share in (("matmul ceiling", "mamf_utilization"), ("peak", "mfu")):
-        shares = [result.get_metric(share) or math.nan for result in results]  # the fractions of this ceiling
+        shares = [result.get_metric(share) or math.nan for result in results]  # the fractions reached of this ceiling
         ceilings[name] = [Interval(rate.value / share) for rate, share in zip(flops_per_gpu, shares, strict=True)]
     gains, spread = [], []
     for result in results:
         tokens = result.trials["metric.tokens_per_s"]
         spread.append(list(tokens / result.devices))
-        # A gain over the median is meaningless for a single configuration.
+        # For a single configuration, a gain over the median is meaningless.
         gains.append(Interval(result.speed.value / float(tokens.median())) if len(tokens) > 1 else UNKNOWN)
     return [
         Panel("Tokens", "tokens/s", {"": speeds}),
@@ -95,7 +95,7 @@ def build_chart(work: str, results: Sequence[BestResult]) -> Chart:
 def _build_figure(panel: Panel, names: Sequence[str], colors: Sequence[str]) -> go.Figure:
     figure = go.Figure()
     for pattern, (series, values) in zip(PATTERNS, panel.known_series.items(), strict=False):
-        # One trace per color: plotly logs console warnings for patterned bars with a list of colors.
+        # Add one trace per color, because plotly logs console warnings for patterned bars with a list of colors.
         for n, color in enumerate(dict.fromkeys(colors)):
             bars = [(name, value) for name, of, value in zip(names, colors, values, strict=True) if of == color]
             labels = {"name": series, "offsetgroup": series, "legendgroup": series, "showlegend": not n}

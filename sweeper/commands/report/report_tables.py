@@ -1,7 +1,7 @@
-"""The report's tables, as headings and cells, and as Markdown, CSV and JSON.
+"""Build the report's tables as headings and cells, and render them as Markdown, CSV and JSON.
 
-CSV and JSON are for programs: units are in the names or in a column, and the best results are not rounded. In JSON,
-numbers are numbers, intervals are [low, high], and unknown values are null.
+CSV and JSON are for programs. Names or a separate column give the units, and best results are not rounded. JSON has
+numbers instead of text, [low, high] for intervals, and null for unknown values.
 """
 
 import csv
@@ -40,9 +40,9 @@ FAILURES = "Trials without a result"
 OUTCOMES_OF_FAILURES = [str(status) for status in (*WITHOUT_RESULT, TrialStatus.INFEASIBLE)]
 IMPORTED = "Imported results"
 CONTRADICTIONS = "Contradictions in imported results"
-NAMES = ("sweep", "result", "example", "device", "gpu", "same as")  # text columns, even if a value has only digits
+NAMES = ("sweep", "result", "example", "device", "gpu", "same as")  # text columns, even with values of only digits
 EXPORTED_RATES_AND_SHARES = ("tflops", "mfu", "hfu", "mamf_utilization", "bandwidth_utilization")
-PUBLISHED_COLUMNS = {  # by heading
+PUBLISHED_COLUMNS = {  # columns of published.csv by table heading
     **{"model": "model", "sequence length": "sequence_length", "type": "type", "device": "gpu", "devices": "gpus"},
     **{"claimed tokens/s per device": "tokens_per_s_per_gpu", "stated MFU %": "stated_mfu"},
     **{"FLOPs": "flops_convention", "source": "source", "as executed": "layout"},
@@ -63,7 +63,7 @@ def build_tables(stored: Stored, prices: Prices | None, fronts: Iterable[Table] 
         _build_table(IMPORTED, selected, NOTES["imported"], unranked=True),
         _build_table(CONTRADICTIONS, contradictions, NOTES["contradictions"], unranked=True),
     ]
-    return [table for table in tables if table.rows]  # a store may contain only imported results
+    return [table for table in tables if table.rows]  # for example if a store contains only imported results
 
 
 def _build_table(title: str, rows: Sequence[Mapping[str, str]], note: str = "", *, unranked: bool = False) -> Table:
@@ -91,7 +91,7 @@ def _build_sweeps_table(stored: Stored) -> Table:
             "power limit W": " or ".join(sorted(limits)),
             "began": began,
             "ended": ended,
-            "state": sweep["status"].replace("KILLED", "interrupted").lower(),  # as `sweeper list` says it
+            "state": sweep["status"].replace("KILLED", "interrupted").lower(),  # like `sweeper list`
             "trials": ", ".join(counts),
             "versions": " ".join(f"{name} {version}" for name, version in versions.items() if version),
         }
@@ -104,13 +104,13 @@ def _join_lines(value: object) -> str:
 
 
 def build_failures_table(trials: pd.DataFrame) -> Table:
-    """Return a table with one row per sweep, outcome and kind of reason: the number of such trials, and an example."""
+    """Return a table with a row per sweep, outcome and kind of reason: the number of these trials, and an example."""
     heading = ["sweep", "outcome", "trials", "example", "reason"]
     if not len(trials) or "tag.reason" not in trials:
         return Table(FAILURES, heading, [])
     failed = trials[trials["tag.outcome"].isin(OUTCOMES_OF_FAILURES)]
     reasons = failed["tag.reason"].fillna("")
-    kinds = reasons.str.replace(r"[\d.,]+", "#", regex=True)  # reasons that differ only in numbers are one kind
+    kinds = reasons.str.replace(r"[\d.,]+", "#", regex=True)  # reasons that differ only in numbers are of one kind
     groups = failed.assign(reason=reasons).groupby(["tag.sweep", "tag.outcome", kinds], sort=False)
     rows = [
         [str(sweep), str(outcome), str(len(group)), str(group["run"].iloc[-1]), str(group["reason"].iloc[-1])]
@@ -165,7 +165,7 @@ def _build_parameters_table(results: Sequence[BestResult]) -> Table:
 
 
 def _list_published(models: Collection[str]) -> list[dict[str, str]]:
-    # Each row names its source. These results were not measured here, and are never ranked or divided.
+    # Each row names a source. These results were not measured here, so the report never ranks or divides them.
     with Path(__file__).with_name("published.csv").open() as file:
         rows = [row for row in csv.DictReader(file) if row["model"] in models]
     for row in rows:
@@ -175,13 +175,13 @@ def _list_published(models: Collection[str]) -> list[dict[str, str]]:
 
 
 def build_text(stored: Stored, tables: Sequence[Table], text_format: str) -> str:
-    """Return tables as "markdown" or "json", or best results as "csv". Raises UserInputError if the CSV is empty."""
+    """Render the tables as "markdown" or "json", or best results as "csv". Raises UserInputError for an empty CSV."""
     if text_format == "markdown":
         parts = [[f"## {table.title}", markdown_of(table.heading, table.rows), table.note] for table in tables]
         return "\n\n".join(text for part in parts for text in part if text)
     rows = [_export_result(result) for result in stored.best_results]
     if text_format == "json":
-        shown = [table for table in tables if table.title != PARAMETERS]  # the best results include them
+        shown = [table for table in tables if table.title != PARAMETERS]  # the best results include the parameters
         content = {table.title: [dict(zip(table.heading, row, strict=True)) for row in table.rows] for table in shown}
         typed = {title: [*map(_type_cells, rows)] for title, rows in (content | {BEST_RESULTS: rows}).items()}
         return json.dumps(typed, indent=1, ensure_ascii=False)
@@ -194,16 +194,16 @@ def build_text(stored: Stored, tables: Sequence[Table], text_format: str) -> str
 def _type_cells(row: Mapping[str, Any]) -> dict[str, Any]:
     typed = {}
     for name, value in row.items():
-        is_list = name.startswith("param.") and "," in str(value)  # a comma in a cell separates thousands
+        is_list = name.startswith("param.") and "," in str(value)  # elsewhere, a comma separates thousands
         typed[name] = typed_value(value) if isinstance(value, str) and name not in NAMES and not is_list else value
-    if isinstance(counts := typed.get("trials"), str):  # a sweep's counts by outcome
+    if isinstance(counts := typed.get("trials"), str):  # a sweep's number of trials by outcome
         typed["trials"] = {name: int(number) for number, name in (part.split(" ", 1) for part in counts.split(", "))}
     return typed
 
 
 def _export_result(result: BestResult) -> dict[str, Any]:
-    """Return the work of a best result, its speed with the 95% interval, and its parameters. Shares are fractions.
-    `rounds` is the number of finals rounds that the values are averaged over, 0 for a single trial."""
+    """Return a best result as values: the work, the speed with a 95% interval, and the parameters. Shares are
+    fractions. `rounds` is the number of averaged rounds of the finals, 0 for a single trial."""
     row = {
         **{name: result.work.get(name) for name in MAIN_WORK_NAMES},
         **{f"work.{name}": value for name, value in result.work.items() if name not in MAIN_WORK_NAMES},

@@ -1,4 +1,4 @@
-"""End a sweep's run: write the results to disk and to MLflow, and print them."""
+"""End a run of a sweep: write the results to disk and to MLflow, and print the summary."""
 
 import json
 import math
@@ -36,28 +36,28 @@ from sweeper.tracking.provenance import compute_digest
 from sweeper.tracking.shown_metrics import FINAL, USUAL, shown_metrics, shown_name, varying_metrics
 from workloads.api import secrets
 
-# A server that was restarted on a busy machine responded after 54 to 82 s. A person can start the command again, but
-# a batch job's runs might stay RUNNING for good. A sweep that is being stopped has little time before it is killed.
+# A server that restarted on a busy machine responded after 54 to 82 s. A person can rerun the command, but the runs of
+# a batch job might stay RUNNING forever. An interrupted sweep has little time before it is killed.
 STORE_PATIENCE_S = 20.0
 STORE_PATIENCE_UNATTENDED_S = 120.0
-# A person does not want to wait for the report. A batch system kills all remaining processes when the command ends.
+# A person should not have to wait for the report. A batch system kills all remaining processes when the command ends.
 REPORT_PATIENCE_S = 2.0
 REPORT_PATIENCE_UNATTENDED_S = 120.0
-MANY_PENDING = 20  # records that take long enough to write to justify a note
+MANY_PENDING = 20  # above this number of unwritten records, print a note, because writing takes noticeably long
 
 
 @dataclass(frozen=True)
 class FinishedRun:
-    """One run of a sweep whose loop has ended."""
+    """A run of a sweep after the end of the trial loop."""
 
     plan: SweepPlan
     opened: OpenedSweep
-    drained: Sequence[str]  # a line for each node that was drained
+    drained: Sequence[str]  # one line for each drained node
     clock: PhaseClock
-    error: str  # why the loop ended before the budget was used up; empty if it did not
+    error: str  # why the loop ended before the budget was used up; empty otherwise
     stop: StopRequests
-    is_interrupted: bool  # a person or a batch system stopped it before its end
-    is_over: bool  # the budget is used up and no finals are left
+    is_interrupted: bool  # whether a person or a batch system stopped the sweep early
+    is_over: bool  # whether the budget is used up and no finals are left
 
     def close(self, display: Progress) -> int:
         """Store the results, end the parent run, print the summary, and return the exit code."""
@@ -69,7 +69,7 @@ class FinishedRun:
                 corrections.keep(self.plan.directory, results.correction)
         self._keep_winner(results, display)
         stopped = self.error
-        if stopped and stopped == progress.stop_reason:  # its trials failed
+        if stopped and stopped == progress.stop_reason:  # too many trials failed
             advice = "remove the cause and retry; with budget.same_failures=null no sweep stops for this"
             stopped = f"{stopped}\n         {advice}"
         commands = _next_commands(self.opened.arguments, results, progress)
@@ -85,7 +85,7 @@ class FinishedRun:
         code = INTERRUPTED if self.stop.requested else COMPLETE if is_complete else SOME_FAILED
         self.stop.leave_at_once = True  # the table is already printed
         self.clock.enter("report")
-        if not self.stop.requested:  # otherwise, no one waits for it
+        if not self.stop.requested:  # after a stop request, no one waits for the report
             tracking.wait_for_report(REPORT_PATIENCE_S if is_attended() else REPORT_PATIENCE_UNATTENDED_S)
         seconds = self.clock.seconds()
         print(wrap_line(f"took     {format_phases(seconds)}", terminal_width()), flush=True)
@@ -101,7 +101,7 @@ class FinishedRun:
         value: Winner | None = None
         if first:
             value = Winner(first.trial.number, *first.value.bounds, first.rounds)
-        elif winner is not None:  # without finals, use the trial's measurement
+        elif winner is not None:  # without finals, use the measurement in the search
             value = front_value(results.front, winner, criteria) if results.front else measured_value(winner, criteria)
         if winner is not None:
             try:
@@ -122,10 +122,10 @@ class FinishedRun:
         replace(self.opened.description, end=end).write(self.plan.folder)
 
     def _write(self, display: Progress, results: Results, summary: Summary) -> bool:
-        """Write the result files and end the parent run. Return whether everything is written. Plots and a report of
-        100,000 trials take minutes, so a rerun of a finished sweep skips them if the digest shows no change."""
+        """Write the result files and end the parent run. Return whether everything is written. For 100,000 trials, the
+        plots and the report take minutes. A rerun of a finished sweep skips both if the digest shows no change."""
         study, tracking = self.opened.study, self.opened.tracking
-        message: dict[str, Any] = {  # for `Store.close`, without the files, which are determined by the trials
+        message: dict[str, Any] = {  # for `Store.close`; the trials determine the files, which are not included
             "status": "KILLED" if self.is_interrupted else "FAILED" if self.error else "FINISHED",
             "metrics": describe_winner(results) | results.metrics(),
             "tags": {
@@ -155,7 +155,7 @@ class FinishedRun:
             plots = [] if self.is_interrupted else [str(path) for path in results.draw_plots(study)]
         except Exception as error:  # a failed plot must never cost the table
             display.note(f"no plots: {type(error).__name__}: {error}")
-        # A server may come back after a restart, but a full disk or a locked file does not.
+        # Waiting helps if a server restarts, but not if a disk is full or a file is locked.
         is_server = not (self.plan.config.tracking.uri or "sqlite").startswith("sqlite")
         is_short = self.is_interrupted or is_attended() or not is_server
         patience_s = STORE_PATIENCE_S if is_short else STORE_PATIENCE_UNATTENDED_S
@@ -175,17 +175,17 @@ def _next_commands(arguments: Sequence[str], results: Results, progress: SweepPr
         added = [f"{name}={value}" for name, value in changes.items() if value is not None]
         return shlex.join(secrets.masked_arguments([*kept, *added]))
 
-    # Double the limits that ended the sweep. It may already have more trials than its limit.
+    # Double the limits that ended the sweep. The sweep may already have more trials than the limit.
     limits = {f"budget.{name}": limit for name, limit in progress.exhausted_limits().items()}
     if "budget.trials" in limits:
         limits["budget.trials"] = progress.finished_trials
     doubled = {name: f"{2 * limit:.15g}" for name, limit in limits.items()}
     commands = {"extend_command": change({"retry": None, **doubled})}
     if statuses := {record.status for record in (*results.records, *results.remeasured)} & set(WITHOUT_RESULT):
-        # The narrowest value that covers all of them; infeasible trials are left alone if possible.
+        # Use the narrowest value that covers all these trials, without infeasible trials if possible.
         name, has_infeasible = narrowest_retry(statuses), results.counts.get(TrialStatus.INFEASIBLE)
         commands["retry_command"] = change({"retry": "failed" if name == "all" and has_infeasible else name})
-    if results.front is not None and not results.plan.config.finals.top:  # otherwise the finals remeasure it
+    if results.front is not None and not results.plan.config.finals.top:  # with finals, the front is already remeasured
         commands["certify_command"] = change({"retry": None, "finals.top": str(DEFAULT_FINALISTS)})
     return commands
 
@@ -196,7 +196,7 @@ def is_attended() -> bool:
 
 
 def build_view(results: Results) -> SweepView:
-    """Return the view of a sweep for MLflow's pages: its best trials, the finalists first."""
+    """Return the view of a sweep for MLflow's pages: the best trials, starting with the finalists."""
     objective, plan, front = results.objective, results.plan, results.front
     certified = front.certified if front else ()
     rows: list[FinalistResult | FrontPoint] = [*results.finalists, *certified]
@@ -230,7 +230,7 @@ def build_view(results: Results) -> SweepView:
 
 
 def describe_winner(results: Results) -> dict[str, float]:
-    """Return the winner's metrics for the sweep's row in MLflow's pages, its value in the finals first."""
+    """Return the winner's metrics for the sweep's row in MLflow, starting with the values from the finals."""
     if (winner := results.winner) is None:
         return {}
     rows: list[FinalistResult | FrontPoint] = [*results.finalists, *(results.front.certified if results.front else ())]

@@ -1,4 +1,4 @@
-"""Choose the cores for a sweep on this machine's CPU: those that no other process uses, by the counters in /proc."""
+"""Choose cores for a sweep on the local CPU that no other process uses, according to the counters in /proc."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ if TYPE_CHECKING:
     from sweeper.preflight.sweep_plan import SweepPlan
 
 WINDOW_S = 0.5
-WINDOWS = 4  # an intermittent load is low in at least one of them
-HELD = 0.5  # cores; a lower load leaves enough undisturbed calls
-THREADS = "OMP_NUM_THREADS"  # a user who sets it has chosen the cores
+WINDOWS = 4  # number of windows; an intermittent load is low in at least one window
+HELD = 0.5  # in cores; a lower load leaves enough undisturbed calls
+THREADS = "OMP_NUM_THREADS"  # a user who sets this variable has chosen the cores
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
 class CoreWatch:
-    """Watches the cores from its creation on, while this process does other work."""
+    """A watch on core usage that starts when the object is created. The process can do other work in the meantime."""
 
     def __init__(self) -> None:
         self._first = _read()
 
     def find_use(self) -> tuple[float, str]:
-        """Return the number of cores that other processes always use, and the largest user; 0, at once, if idle."""
+        """Return the number of cores that other processes always use, and the largest user. Return 0 early if idle."""
         least, (last_at_s, last_s, first) = float("inf"), self._first
         for _ in range(WINDOWS):
             time.sleep(max(0.0, last_at_s + WINDOW_S - time.monotonic()))
@@ -39,12 +39,12 @@ class CoreWatch:
             if least < HELD:
                 return 0.0, ""
             last_at_s, last_s = at_s, others_s
-        # There are no processes if they are hidden, for example in a container.
+        # The list is empty if other processes are hidden, for example in a container.
         return least, max(processes, key=lambda name: processes[name] - first.get(name, 0.0), default="")
 
 
 def _read(proc: Path = Path("/proc")) -> tuple[float, float, dict[str, float]]:
-    """Return the time, the total seconds of other processes on this process's cores, and the seconds of each."""
+    """Return the time, other processes' total CPU seconds on this process's cores, and CPU seconds by process."""
     allowed, ticks, processes = {f"cpu{number}" for number in os.sched_getaffinity(0)}, 0, {}
     with suppress(OSError):
         for name, *counts in map(str.split, (proc / "stat").read_text().splitlines()):
@@ -64,7 +64,7 @@ def plan_on_free_cores(
 ) -> SweepPlan:
     """Return a sweep's plan on `cpus` cores of this machine, or on the cores that other processes do not use.
 
-    A sweep that has begun keeps its cores. Raises UserInputError like `plan_sweep`, or if `cpus` is not possible.
+    A sweep that has begun keeps its number of cores. Raises UserInputError like `plan_sweep`, or for invalid `cpus`.
     """
     if cpus is not None:
         if nodes[0].id or cpus > nodes[0].cpus:
@@ -77,7 +77,7 @@ def plan_on_free_cores(
         return plan
     plan = make_plan(nodes)
     node, resources = plan.target.nodes[0], plan.resources
-    # This project's workloads use one thread per core, unless the variable sets another number.
+    # Our own workloads use one thread per core, unless the variable sets another number.
     has_threads = any(
         name.rpartition(".")[2] == THREADS for name in (*os.environ, *plan.space.constants, *plan.space.dimensions)
     )
@@ -99,12 +99,12 @@ def plan_on_free_cores(
 
 
 def _has_begun(plan: SweepPlan, device: str) -> bool:
-    """Return whether the sweep has begun on these cores, unless another command's `cluster.cpus` chose them."""
+    """Return whether the sweep has begun on these cores. Ignore cores chosen by another command's `cluster.cpus`."""
     from sweeper.preflight.sweep_plan import name_folder
     from sweeper.results.description import read_description
 
     folder = name_folder(plan.config, plan.space, plan.target, {**plan.identity, "device": device})
-    with suppress(UserInputError):  # a damaged description; the sweep writes it again
+    with suppress(UserInputError):  # the sweep rewrites a damaged description
         description = read_description(folder)
         if description is not None and description.device == device:
             return bool(plan.config.name or description.config["cluster"].get("cpus") is None)

@@ -1,4 +1,4 @@
-"""The loop of a sweep: ask, submit, collect, record."""
+"""Run the loop of a sweep: ask for trials, submit them, collect the results, and record them."""
 
 import os
 import sys
@@ -35,11 +35,11 @@ from workloads.api.metrics import find_source
 from workloads.api.secrets import mask
 
 START_PATIENCE_S = 20.0
-SHOWN_DISTURBED = 10  # trials in the line that lists what is remeasured
+SHOWN_DISTURBED = 10  # number of trials named in the line about remeasured trials
 
 
 class Sweep:
-    """One run of a sweep, from its lock to its summary. `arguments` is the command line that resumes the sweep."""
+    """One run of a sweep, from the lock to the summary. `arguments` is the command line that resumes the sweep."""
 
     def __init__(self, plan: SweepPlan, arguments: Sequence[str]) -> None:
         self._plan, self._config = plan, plan.config
@@ -73,7 +73,7 @@ class Sweep:
     # ── the run ──
 
     def run(self) -> int:
-        """Run the sweep, or the rest of it, and return the exit code."""
+        """Run the sweep, or the remaining part of a resumed sweep, and return the exit code."""
         self._stop.install()
         try:
             for line in plan_view.describe_start(self._plan, self._progress.counts, len(self._study.unfinished)):
@@ -96,7 +96,7 @@ class Sweep:
             self._opened.lock.close()
 
     def _run_on_cluster(self) -> str:
-        # Ray prints its workers' events to standard output, which is reserved for results.
+        # Ray prints worker events to standard output, which is reserved for results.
         with (self._plan.folder / "ray.log").open("a") as log, redirect_stdout(log):
             try:
                 with self._display:
@@ -106,7 +106,7 @@ class Sweep:
                     cluster.start(self._plan.target, has_variables=has_variables)
                     self._stop.install()
                     if not self._plan.target.is_gpu:
-                        os.nice(5)  # trials are timed on the cores that this process shares
+                        os.nice(5)  # this process shares cores with timed trials
                     self._progress.start()
                     with head.on_head_lost(self._leave_without_head):
                         if self._has_trials():
@@ -117,7 +117,7 @@ class Sweep:
                 if self._pool:
                     self._pool.close()
                 return str(error)
-            except SystemExit:  # Ray raises it on SIGTERM while it starts
+            except SystemExit:  # raised by Ray on SIGTERM during startup
                 self._stop.add()
             finally:
                 cluster.stop()
@@ -132,7 +132,7 @@ class Sweep:
             resources=self._gang_resources,
             timeout_s=self._config.trial.timeout_s,
             reports_steps=plan.resolved.workload.reports_steps,
-            cpu_shares=plan.resources.gangs,  # a finalist that runs alone uses as many cores as in the search
+            cpu_shares=plan.resources.gangs,  # a finalist runs alone, but uses as many cores as in the search
             searches_environment=any(map(is_variable, plan.space.dimensions)),
         )
         self._pool = gang_pool.GangPool(plan.target, spec, gangs)
@@ -150,7 +150,7 @@ class Sweep:
                 break
             for trial, result in self._pool.wait(0.25):
                 self._take(trial, result)
-            if self._progress.stop_reason:  # these trials run first when the sweep is resumed
+            if self._progress.stop_reason:  # a resumed sweep runs these trials first
                 self._study.unfinished[:0] = self._pool.withdraw_backlog()
             self._collect_steps()
             if not self._pool.starting:
@@ -163,11 +163,11 @@ class Sweep:
             self._tracking.restart_if_dead()
             self._display.update(self._state())
         self._collect_steps(wait=True)
-        # Only the finals need the resources of a gang that is still starting.
+        # Wait for a gang that is still starting only if the finals need its resources.
         self._pool.close(START_PATIENCE_S if self._pending_finals() else 0)
 
     def _queue_disturbed(self) -> bool:
-        """Queue disturbed trials again after all other trials have ended. Return whether there were any."""
+        """Queue disturbed trials again after all other trials have ended. Return whether any trial was queued."""
         if self._stop.requested or self._progress.stop_reason:
             return False
         if {"time_s", "gpu_hours", "cost"} & set(self._progress.exhausted_limits()):
@@ -202,18 +202,18 @@ class Sweep:
         return bool(disturbed)
 
     def _describe_stall(self, record: TrialRecord, neighbors: Neighbors | None = None) -> str:
-        """Describe how far a CPU trial, which shares its cores, is behind similar trials; empty if it is not."""
+        """Describe how far a CPU trial, which shares its cores, lags behind similar trials; empty if it does not."""
         objective = self._config.workload.objective
         if self._plan.target.is_gpu or record.remeasurement or not find_source(objective):
             return ""
         return describe_stall(record, self._study.records, objective, self._config.workload.direction, neighbors)
 
     def _begin_stopping(self) -> float:
-        """Cancel trials that have not started. Return the time at which to cancel the running trials too."""
+        """Cancel trials that have not started. Return the time at which to cancel the running trials as well."""
         grace_s = self._config.trial.grace_s
         self._display.note(f"stopping: {grace_s:g} s for the running trials; press Ctrl-C again to leave at once")
         now = time.time()
-        for trial in self._study.unfinished[:]:  # left by an earlier run; the next run tries them again
+        for trial in self._study.unfinished[:]:  # left by an earlier run; the next run tries these trials again
             self._study.unfinished.remove(trial)
             self._take(trial, TrialResult(TrialStatus.CANCELLED, now, now, "the sweep was stopped"))
         return time.monotonic() + grace_s
@@ -235,7 +235,7 @@ class Sweep:
         if not pending:
             return
         finalists = dict.fromkeys(remeasurement.trial for _, remeasurement in pending)
-        # All finalists use one reference clock, so that none is compared at the clock of another.
+        # All finalists use the same reference clock, so that differences between clocks do not affect the comparison.
         clock_mhz = max(record.metrics.get("sm_clock_mhz", 0.0) for record, _ in pending)
         numbers, rounds = ", ".join(map(str, finalists)), self._config.finals.rounds
         self._display.note(f"finals   remeasuring trials {numbers}, interleaved, {rounds} rounds, in a fresh worker")
@@ -278,7 +278,7 @@ class Sweep:
             self._progress.best, self._progress.finished_trials, self._pool.nodes_with_capacity()
         ):
             if not self._pool.gangs_on(node, dict(record.params)):
-                continue  # until a gang there has the trial's environment
+                continue  # wait until a gang on the node has the trial's environment
             trial = self._study.ask_remeasurement(dict(record.params), remeasurement)
             self._nodes.add_comparison(trial, node)
             self._pool.submit(trial, node)
@@ -302,7 +302,7 @@ class Sweep:
         self._attempts[trial.number] += 1
         attempt, retries = self._attempts[trial.number], self._config.trial.retries
         if result.status is TrialStatus.LOST and self._stop.requested:
-            result = replace(result, status=TrialStatus.CANCELLED)  # the next run retries it
+            result = replace(result, status=TrialStatus.CANCELLED)  # the next run retries a cancelled trial
         if result.status is TrialStatus.LOST and attempt <= retries:
             self._display.note(f"trial {trial.number} lost, retrying ({attempt}/{retries}): {result.reason}")
             self._nodes.observe(result, trial.params, trial.remeasurement)
@@ -338,13 +338,13 @@ class Sweep:
             self._display.note(f"ended    what {owner} left behind: {one_line(mask(left))}")
 
     def _cancel_in_flight(self) -> None:
-        """Record running trials as cancelled before their gangs end, because without Ray, ending them may hang."""
+        """Record running trials as cancelled before ending their gangs, because without Ray, ending a gang may hang."""
         for trial, result in self._pool.cancel() if self._pool else []:
             self._take(trial, result)
 
     def _leave_without_head(self, address: str) -> None:
-        """End the process from a thread, because Ray blocks the main thread. If the sweep is already stopping, it shuts
-        down gracefully, because `timeout` and batch systems send their SIGTERM to the sweep's own Ray too."""
+        """End the process from a thread, because Ray blocks the main thread. A sweep that is already stopping shuts
+        down gracefully, because `timeout` and batch systems also send SIGTERM to the sweep's own Ray processes."""
         if self._stop.requested and self._pool:
             self._cancel_in_flight()
             with redirect_stdout(sys.__stdout__):

@@ -1,4 +1,4 @@
-"""`python -m sweeper key=value …`: Hydra composes the configuration, and a sweep or its plan runs."""
+"""Run a sweep or show its plan from a configuration composed by Hydra: `python -m sweeper key=value …`."""
 
 from functools import partial
 from importlib import import_module
@@ -16,7 +16,7 @@ from workloads.api.errors import UserInputError, describe_os_error
 
 
 def run(words: list[str], program: list[str]) -> int:
-    """Execute the command line and return the exit code; with several sweeps, the highest one."""
+    """Execute the command line and return the exit code. With several sweeps, return the highest exit code."""
     arguments = parse_arguments(words)
     if "version" in arguments.flags:
         print(describe_versions())
@@ -26,17 +26,17 @@ def run(words: list[str], program: list[str]) -> int:
         return COMPLETE
     try:
         sweeps = compose_sweeps(arguments)
-    except UnknownKey as error:  # a subcommand may have this key
+    except UnknownKey as error:  # the key may belong to a subcommand
         modules = [import_module(f"sweeper.commands.{name}.main") for name in SUBCOMMANDS]
-        commands = [module.COMMAND for module in modules if hasattr(module, "COMMAND")]  # function takes a sweep's keys
+        commands = [module.COMMAND for module in modules if hasattr(module, "COMMAND")]  # `function` takes sweep keys
         if owner := next(filter(None, (command.owner(error.key) for command in commands)), ""):
             raise UserInputError(f"{error} `{owner}` has it.") from error
         raise
     if len(sweeps) < 2:
         return run_sweep(sweeps[0], [*program, *words]) if sweeps else COMPLETE
-    for sweep in sweeps:  # check all of them before one starts
+    for sweep in sweeps:  # check all sweeps before any of them starts
         sweep.resolve()
-    # Each sweep runs in its own process; on a cluster, each kind of hardware has its own queue.
+    # Each sweep runs in its own process. On a cluster, each kind of hardware has its own queue.
     on_cluster = all(sweep.config.cluster.address and not sweep.config.plan for sweep in sweeps)
     lines: dict[str, list[list[str]]] = {}
     for sweep in sweeps:
@@ -45,7 +45,7 @@ def run(words: list[str], program: list[str]) -> int:
 
 
 def run_sweep(sweep: ComposedSweep, command: list[str]) -> int:
-    """Run one sweep in this process, or show its plan, and return the exit code. `command` resumes the sweep."""
+    """Run a sweep in this process, or show the plan, and return the exit code. `command` resumes the sweep."""
     try:
         watch = CoreWatch()
         resolved = sweep.resolve()
@@ -77,9 +77,9 @@ def run_sweep(sweep: ComposedSweep, command: list[str]) -> int:
             from sweeper.pages.plan_view import show_plan
 
             return COMPLETE if show_plan(plan) else SOME_FAILED
-        from sweeper.commands.sweep.loop import Sweep  # imports much that a plan does not need
+        from sweeper.commands.sweep.loop import Sweep  # imports modules that a plan does not need
 
-        # progress=json is not part of the sweep: a notebook sets it, and a person who resumes the sweep wants text.
+        # Drop progress=json from the command that resumes the sweep: notebooks set this key, but people want text.
         return Sweep(plan, [word for word in command if word != "progress=json"]).run()
     except BrokenPipeError:
         raise

@@ -1,4 +1,4 @@
-"""The start of a sweep's run: its lock, its study, its progress and its recording process."""
+"""Start a run of a sweep: acquire the lock, open the study, and start the recording process."""
 
 import gc
 import shlex
@@ -28,8 +28,8 @@ class OpenedSweep:
     study: Study
     progress: SweepProgress
     tracking: TrackingClient
-    description: SweepDescription  # the content of its sweep.json
-    retry_note: str  # which trials run again; empty without `retry`
+    description: SweepDescription  # the content of sweep.json
+    retry_note: str  # describes the trials that run again; empty without `retry`
 
     @property
     def command(self) -> str:
@@ -81,7 +81,7 @@ def open_sweep(plan: SweepPlan, arguments: Sequence[str]) -> OpenedSweep:
 
 def _open_study(plan: SweepPlan, run_state: dict[str, str]) -> Study:
     settings = SearchSettings(plan.config.search, plan.config.seed, plan.criteria)
-    gc.disable()  # reading frees nothing, and with 20,000 trials each full collection takes 0.4 s
+    gc.disable()  # reading a study frees nothing, and a full collection takes 0.4 s with 20,000 trials
     try:
         return Study(
             plan.folder / "study.journal",

@@ -1,4 +1,4 @@
-"""Plan the rounds at the end of a search or of the finals that remeasure disturbed trials."""
+"""Plan the rounds that remeasure disturbed trials at the end of a search or of the finals."""
 
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
@@ -6,29 +6,29 @@ from collections.abc import Collection, Mapping, Sequence
 from sweeper.common.trials import TrialRecord
 
 MOST_ROUNDS = 3
-HELPED = 0.75  # if more than this share of a round's trials is still disturbed, a third round would not help either
-SHORT_S = 60.0  # the rounds may take as long as the search took, but at least this long
+HELPED = 0.75  # if more than this fraction of a round stays disturbed, a third round would not help either
+SHORT_S = 60.0  # all rounds together may take as long as the search did, or this long if the search was shorter
 
 
 def choose_again(
     disturbed: Sequence[TrialRecord], records: Mapping[int, TrialRecord], again: Collection[int], gangs: int
 ) -> list[TrialRecord]:
-    """Return the disturbed trials for the next round to measure.
+    """Return the disturbed trials that the next round should remeasure.
 
-    Records of earlier rounds count, so that a resumed sweep continues with the remaining time.
+    Records of earlier rounds count, so a resumed sweep continues with the remaining time.
 
     Args:
-        records: the trials of the search, or of the finals, by number, in the order in which they ended.
-        again: the numbers of the trials that earlier rounds measured again.
-        gangs: the number of trials that run at once.
+        records: the trials of the search or of the finals by number, in the order of their ends.
+        again: the numbers of the trials that earlier rounds remeasured.
+        gangs: the number of trials that run in parallel.
     """
-    rounds: dict[int, int] = {}  # the round of each trial, 0 for the search itself
-    seconds = {True: 0.0, False: 0.0}  # the time of the rounds, and of the search itself
+    rounds: dict[int, int] = {}  # the round of each trial; 0 is the search itself
+    seconds = {True: 0.0, False: 0.0}  # total duration of the rounds, and of the search itself
     for number, record in records.items():
         is_again = record.retry is not None and record.retry.trial in again
         rounds[number] = rounds.get(record.retry.trial, 0) + 1 if record.retry and is_again else 0
         seconds[is_again] += record.duration_s
-    # Rounds are counted per trial, because the new trials of an extended search have had none.
+    # Count rounds per trial, because the new trials of an extended search have not been in any round.
     sizes, still = Counter(rounds.values()), Counter(rounds[record.number] for record in disturbed)
     last = MOST_ROUNDS - 1
     most = MOST_ROUNDS if still[last] <= HELPED * sizes[last] else last
