@@ -1,1 +1,1 @@
-"""The interface between `sweeper/` and `workloads/`. At module level it imports the standard library only."""
+"""The interface between `sweeper/` and `workloads/`. Its modules import only the standard library at module level."""

@@ -1,6 +1,6 @@
 """The contract between `sweeper/` and `workloads/`: frozen dataclasses of plain values, and the base class `Workload`.
 
-A workload is a class with a `Parameters` dataclass and a `run`. It runs without Ray, from the command line
+A workload is a class with a `Parameters` dataclass and a `run` method. Workloads run without Ray, from the command line
 (`python -m workloads matmul m=1024 n=1024 k=1024`), under torchrun, or in a test.
 """
 
@@ -19,41 +19,41 @@ from workloads.hardware.cluster import UNKNOWN_CLUSTER, Cluster
 
 Scalar = str | int | float | bool | None
 STATISTICS = ("median", "mean", "fastest")
-# The shortest step time that is accepted. Reading a host's clock twice takes about this long, and GPU events have a
-# resolution of half a microsecond.
+# The shortest accepted step time. Reading a host's clock twice takes about this long, and GPU events have a resolution
+# of half a microsecond.
 MIN_STEP_TIME_S = 1e-7
 
 
 class Infeasible(Exception):
-    """These parameters cannot work on this device. The sampler learns from it, and they are not tried again."""
+    """These parameters cannot work on this device. The sampler learns this and does not try the parameters again."""
 
 
 class OutOfMemory(Infeasible):
-    """The device or the host ran out of memory. The process has a fragmented allocator and is not reused."""
+    """The device or the host ran out of memory. The process is not reused, because its allocator is fragmented."""
 
 
 class Pruned(Exception):
-    """The trial was told to end because other trials were better at the same step."""
+    """The pruner ended the trial because other trials were better at the same step."""
 
 
 class TrialTimeout(Exception):
-    """The trial stopped itself at its timeout, so that it could report its last output."""
+    """The trial stopped itself at its timeout, to report its last output."""
 
 
 class HostBusy(Exception):
-    """Other processes occupied the cores for so long that nothing could be measured."""
+    """Other processes occupied the cores for too long to measure anything."""
 
 
 class ParameterMismatch(Exception):
-    """The executed parameters differ from the requested ones, so the measurement is of a different configuration."""
+    """The executed parameters differ from the requested parameters: another configuration was measured."""
 
 
 class ProgramFailed(Exception):
-    """A program that the workload ran ended with an error, or its output has no measurement."""
+    """A program that the workload ran failed, or its output contains no measurement."""
 
 
 def is_file_name(name: str) -> bool:
-    """Return whether a name is a plain file name, which cannot point outside its folder."""
+    """Return whether a name is a plain file name that cannot point outside its folder."""
     return name not in ("", ".", "..") and not {"/", "\0"} & set(name)
 
 
@@ -65,7 +65,7 @@ def is_path(value: object, parameter: Field[Any]) -> bool:
 
 @dataclass(frozen=True)
 class ProgramOutput:
-    """The output that is kept of a program whose trial has no measurement; `files` is as in `Measurement`."""
+    """The program output kept for a trial without a measurement. `files` is as in `Measurement`."""
 
     last_lines: str = ""
     files: Mapping[str, bytes] = field(default_factory=dict)
@@ -76,7 +76,7 @@ def attach_output(error: BaseException, output: ProgramOutput) -> None:
 
 
 def output_of(error: BaseException) -> ProgramOutput:
-    """Return the output that is kept with an exception, or an empty one if there is none."""
+    """Return the output attached to an exception, or an empty output if there is none."""
     output = error.__dict__.get("program_output")
     return output if isinstance(output, ProgramOutput) else ProgramOutput()
 
@@ -85,10 +85,10 @@ class StepReporter(Protocol):
     """Reports the steps of a running trial to the driver. Every rank of a gang has one."""
 
     def report(self, step: int, metrics: Mapping[str, float]) -> bool:
-        """Report a finished step. Returns True when the pruner ends the trial; the workload may then raise Pruned."""
+        """Report a finished step. Return True if the pruner ends the trial; the workload may then raise Pruned."""
 
     def finish(self) -> None:
-        """Notify the other ranks that this one has measured enough and is ending."""
+        """Notify the other ranks that this rank has measured enough and is ending."""
 
     def is_finished(self) -> bool:
         """Return whether any rank has called `finish`."""
@@ -100,31 +100,31 @@ class Rank:
 
     rank: int = 0
     world_size: int = 1
-    device: str = "cpu"  # torch's name of the device type: "cpu", or "cuda" for CUDA and ROCm alike
-    # The greatest common divisor of the nodes' numbers of ranks: that many consecutive ranks always share a node.
+    device: str = "cpu"  # torch's name for the device type: "cpu", or "cuda" for both CUDA and ROCm
+    # The greatest common divisor of the nodes' rank counts: this many consecutive ranks always share a node.
     ranks_per_node: int = 1
-    rendezvous: str = ""  # host:port where rank 0 listens, the same for every trial of a gang
+    rendezvous: str = ""  # host:port on which rank 0 listens, the same for every trial of a gang
     sequence_number: int = 0  # differs between the trials of a gang, which share one rendezvous
-    local_rank: int = 0  # within its node
+    local_rank: int = 0  # the rank within its node
     node_rank: int = 0  # the node's index
     nodes: int = 1
-    node_devices: str = ""  # the gang's devices on this node as in CUDA_VISIBLE_DEVICES; empty on a CPU
-    reporter: StepReporter | None = None  # where a workload with `reports_steps` reports steps; None without a driver
-    timeout_s: float = math.inf  # then a workload with `reports_steps` raises TrialTimeout; the driver ends others
-    clock_mhz: float = 0.0  # the SM clock that cold-cache measurements wait for in the finals; 0 for none
-    # The environment variables that are parameters of the trial. This process was started with them.
+    node_devices: str = ""  # the gang's devices on this node, as in CUDA_VISIBLE_DEVICES; empty on a CPU
+    reporter: StepReporter | None = None  # for workloads with `reports_steps`; None without a driver
+    timeout_s: float = math.inf  # workloads with `reports_steps` raise TrialTimeout; the driver ends others
+    clock_mhz: float = 0.0  # SM clock that cold-cache measurements wait for in the finals; 0 for none
+    # Environment variables that are trial parameters. This process was started with these variables.
     environment: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Machine:
-    """The facts about a trial's devices that are known before it runs. None means unknown."""
+    """The properties of a trial's devices that are known before the trial runs. None means unknown."""
 
     kind: str  # "cpu" or "gpu"
     architecture: str  # as in `workloads.api.recipes`: `sm90`, `gfx942`, `cpu bf16`
     world_size: int
     ranks_per_node: int
-    memory_gib: float | None = None  # of one device that a trial can use
+    memory_gib: float | None = None  # memory of one device that a trial can use
     cluster: Cluster = UNKNOWN_CLUSTER  # the trial's devices and links, for the planner's estimates
 
 
@@ -132,9 +132,9 @@ class Machine:
 class Estimate:
     """The cost model's estimate of one point of the space."""
 
-    unsupported_reason: str = ""  # why the point is not tried; empty if it is
-    rule: str = ""  # the rule that excludes the point; many points may break the same one
-    # Estimated metrics under the names of the measured ones, and `memory_gib` per device.
+    unsupported_reason: str = ""  # why the point is not tried; empty if it is tried
+    rule: str = ""  # the rule that excludes the point; many points may break the same rule
+    # Estimated metrics under the names of the measured metrics, and `memory_gib` per device.
     metrics: Mapping[str, float] = field(default_factory=dict)
     description: str = ""  # the point in a few words
 
@@ -144,10 +144,10 @@ class Energy:
     """The energy that a device drew during consecutive steps, including the time between them."""
 
     joules: float = 0.0  # drawn by this rank's device, or by all devices of the gang in a measurement `of_gang`
-    seconds: float = 0.0  # from the start of the first of these steps to the end of the last one
-    steps: float = 0.0  # the number of these steps; they need not be the timed ones
+    seconds: float = 0.0  # from the start of the first step to the end of the last step
+    steps: float = 0.0  # the number of steps, which need not be the timed steps
     source: Literal["counter", "power", ""] = ""  # the energy counter, or the mean of the sampled power times seconds
-    missing: str = ""  # why there is no energy for a device that reports its power (then 0 above); empty if there is
+    missing: str = ""  # why a device that reports its power has no energy (0 above); empty if it has one
 
     def __post_init__(self) -> None:
         if not self.missing and not all(0 < value < math.inf for value in (self.joules, self.seconds, self.steps)):
@@ -158,37 +158,37 @@ class Energy:
 class Candidate:
     """A point of a space with its estimate, or several points that one rule excludes."""
 
-    point: dict[str, Scalar]  # the values of the varying parameters; for several points, those that break the rule
+    point: dict[str, Scalar]  # values of the varying parameters; for several points, the values that break the rule
     estimate: Estimate
     count: int = 1  # the number of points
 
 
 @dataclass(frozen=True)
 class Measurement:
-    """The raw measurement of one rank. Raises ValueError for values from which no metric can be computed."""
+    """The raw measurement of one rank. Raises ValueError for values that give no metric."""
 
-    executed: Mapping[str, Scalar]  # the parameters, read back from what ran; must equal the requested ones
+    executed: Mapping[str, Scalar]  # parameters read back from the run; must equal the requested parameters
     step_times_s: tuple[float, ...]  # one per timed step, warm-up excluded
-    step_resolution_s: float = 0.0  # the unit of step times that were read from a log; 0 if they were measured
+    step_resolution_s: float = 0.0  # resolution of step times read from a log; 0 if measured
     sustained_step_times_s: tuple[float, ...] = ()  # one per window of a back-to-back run, if requested
     independent: bool = False  # each rank measured its own device, and no rank waited for another
-    of_gang: bool = False  # it describes the whole gang; if several ranks have steps, the first one counts
+    of_gang: bool = False  # describes the whole gang; if several ranks have steps, the first rank counts
     is_rate: bool = False  # only a rate is known: each "step" stands for a fixed number of tokens or samples
-    unranked: str = ""  # why the trial has no speed to rank, such as emulated arithmetic; empty if it has one
+    unranked: str = ""  # why the trial's speed is not ranked, such as emulated arithmetic; empty if it is
     baseline_step_times_s: tuple[float, ...] = ()  # one per step of the baseline, interleaved with the steps
-    bytes_per_step: float = 0.0  # the bytes that one step must move through the device's memory
-    statistic: str = "median"  # the statistic of the steps from which rates are computed: one of `STATISTICS`
-    flops_per_step: float = 0.0  # needed by the model or GEMM on this rank, without recomputation and emulation
-    hardware_flops_per_step: float = 0.0  # executed by the device, including recomputation; 0 if the same
-    tokens_per_step: int = 0  # trained on in one step on this rank
-    # The data type of the matrix units, which selects the peak of an MFU. If they ran in several types, which have no
-    # common peak, it is the recipe's name.
+    bytes_per_step: float = 0.0  # bytes that one step must move through device memory
+    statistic: str = "median"  # the step statistic that rates are computed from: one of `STATISTICS`
+    flops_per_step: float = 0.0  # FLOPs that the model or GEMM needs on this rank, without recomputation and emulation
+    hardware_flops_per_step: float = 0.0  # FLOPs that the device executes, recomputation included; 0 if the same
+    tokens_per_step: int = 0  # tokens that this rank trains on in one step
+    # The data type of the matrix units, which selects the peak for the MFU. If the units ran in several types, which
+    # have no common peak, this is the recipe's name.
     matrix_dtype: str = ""
-    energy: Energy | None = None  # None on a CPU and if no driver reads the device
+    energy: Energy | None = None  # None on a CPU, or if no driver reads the device
     # Further raw metrics; each name ends in its unit. Names in `workloads.api.metrics` are not allowed.
     metrics: Mapping[str, float] = field(default_factory=dict)
-    machine_info: Mapping[str, Scalar] = field(default_factory=dict)  # what the process read about device and software
-    files: Mapping[str, bytes] = field(default_factory=dict)  # further results by file name, without a folder
+    machine_info: Mapping[str, Scalar] = field(default_factory=dict)  # device and software as the process read them
+    files: Mapping[str, bytes] = field(default_factory=dict)  # further results, keyed by file name without a folder
 
     def __post_init__(self) -> None:
         if self.statistic not in STATISTICS:
@@ -202,7 +202,7 @@ class Measurement:
         for name in ("tokens_per_step", "flops_per_step", "hardware_flops_per_step", "bytes_per_step"):
             if not 0 <= getattr(self, name) < math.inf:
                 raise ValueError(f"{name}={getattr(self, name)!r}: it must be finite and not negative")
-        # The two may be summed in different orders.
+        # The two values may be summed in different orders.
         if 0 < self.hardware_flops_per_step < self.flops_per_step * (1 - 1e-9):
             raise ValueError(
                 f"hardware_flops_per_step={self.hardware_flops_per_step:g} is less than flops_per_step="
@@ -221,36 +221,36 @@ class Measurement:
 class Workload:
     """One kind of trial. Subclass it, set `name`, `Parameters` and `benchmark_version`, and write `run` or `measure`.
 
-    The module that defines a workload must not import torch, since the driver imports it; `run` may import torch.
-    By default, `run` calls `measure(parameters, rank)` in the module that `module` names.
+    The module that defines a workload must not import torch, because the driver imports the module; `run` may import
+    torch. By default, `run` calls `measure(parameters, rank)` in the module that `module` names.
 
     Attributes:
-        name: what `workload.name` in the configuration refers to.
+        name: the value of `workload.name` in the configuration.
         Parameters: a frozen dataclass of every parameter. A field's type gives its allowed values (`Literal` for
-            choices); a field without a default must be given. `field(metadata=…)` adds constraints:
-            `min`, `max` (numbers), `file` (True: the path of an existing file; `.json`: a path only if it ends so),
-            `host_memory` (True: GiB of the node's memory that Ray reserves for the process), `cpu_gib` (a function that
+            choices); a field without a default is required. `field(metadata=…)` adds constraints: `min`, `max`
+            (numbers), `file` (True: the path of an existing file; `.json`: a path only if it ends in .json),
+            `host_memory` (True: GiB of node memory that Ray reserves for the process), `cpu_gib` (a function that
             returns the minimum GiB that a value needs without a GPU), `unsupported_reason` (a function of a value and
-            an architecture that returns why the device does not support the value, or an empty text).
-        Settings: a dataclass of the workload's own section of the configuration; None if it has no section.
+            an architecture that returns why the device does not support the value, or an empty string).
+        Settings: a dataclass of the workload's own configuration section; None if the workload has no section.
         settings: the settings of this instance; see `with_settings`.
-        work: names of the parameters that state what is computed. Results that differ in one of them are never ranked,
-            divided or drawn together, not even within one search.
-        ways: names of the parameters that state how it is computed or measured. Results that differ in them may be
-            ranked together. Any other parameter is part of the work if a sweep holds it constant, and counts as
-            "searched" if the sweep searches it.
+        work: names of the parameters that define what is computed. Results that differ in one of these are never
+            ranked, divided or plotted together, not even within one search.
+        ways: names of the parameters that define how the work is computed or measured. Results that differ in these may
+            be ranked together. Any other parameter is part of the work if a sweep holds the parameter constant, and
+            counts as "searched" if the sweep searches it.
         benchmark_version: name and version of the measurement method. Results of different versions are not compared.
         module: the submodule that measures the workload and may import torch.
         min_world_size: the smallest number of ranks in a trial.
         max_world_size: the largest number of ranks in a trial; None for no limit.
-        is_matmul_ceiling: its best rate is stored as the achieved matmul ceiling of the device.
+        is_matmul_ceiling: its best rate is stored as the device's achieved matmul ceiling.
         exclusive: "node" if another trial on the same node would disturb the measurement.
-        reports_steps: it reports steps while it runs (`Rank.reporter`), can be pruned, and stops itself at its timeout.
-        has_estimates: `estimate` is implemented; only points that it supports are tried, the most promising first.
-        estimates_plans: it has estimates only for plans, since its trials plan with measured rates.
-        runs_command: its settings are those of a command, in the configuration's section `command`.
-        finalists: the number of best trials that the finals remeasure with one objective, unless `finals.top` is set;
-            0 if a trial takes minutes, or if each point is a result in itself.
+        reports_steps: it reports steps while running (`Rank.reporter`), can be pruned, and stops itself at its timeout.
+        has_estimates: `estimate` is implemented; only supported points are tried, the most promising first.
+        estimates_plans: it has estimates only for plans, because its trials plan with measured rates.
+        runs_command: its settings are a command's settings, in the configuration section `command`.
+        finalists: the number of best trials that the finals of one objective remeasure, unless `finals.top` is set; 0
+            if a trial takes minutes, or if each point is a result in itself.
         finals_rounds: how often the finals measure each trial, unless `finals.rounds` is set.
         can_scale: `scale` is implemented; plans and reports project the best point to more devices.
     """
@@ -281,10 +281,10 @@ class Workload:
         return measurement
 
     def recorded_parameters(self, parameters: Any) -> Mapping[str, Scalar]:
-        """Return the values that are recorded with every result of these parameters, defaults included.
+        """Return the values to record with every result of these parameters, defaults included.
 
-        `work` and `ways` name these. Override it to omit parameters that have no effect, given the others, or to add
-        settings that state what is computed.
+        `work` and `ways` contain names of these values. Override this method to omit parameters that have no effect,
+        given the others, or to add settings that define what is computed.
         """
         return {item.name: getattr(parameters, item.name) for item in fields(parameters)}
 
@@ -296,7 +296,7 @@ class Workload:
         raise NotImplementedError
 
     def find_band(self, parameters: Any, machine: Machine) -> tuple[float, str]:
-        """Return half the width of the band of estimates, as a share of the step time, and the basis of the band."""
+        """Return half the width of the estimates' band, as a share of step time, and the basis of the band."""
         raise NotImplementedError
 
     def list_candidates(
@@ -308,7 +308,7 @@ class Workload:
             yield Candidate(point, self.estimate(self.Parameters(**constants, **point), machine))
 
     def try_out(self, parameters: Any) -> str:
-        """Run a program until its first steps and return what was read from them. Raises ProgramFailed."""
+        """Run a program until its first steps and describe what was read from these steps. Raises ProgramFailed."""
         raise NotImplementedError
 
     def preview(self, parameters: Any, machine: Machine) -> str:
@@ -316,7 +316,7 @@ class Workload:
         return ""
 
     def program_files(self, parameters: Any, rank: Rank, folder: str) -> Mapping[str, str]:
-        """Return files, by name, that run these parameters without this project. They will be in `folder`."""
+        """Return files, by name, that run these parameters without this project. The files will be in `folder`."""
         return {}
 
     def scale(self, parameters: Any, factor: int) -> Any:

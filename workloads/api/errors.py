@@ -2,16 +2,16 @@
 
 
 class UserInputError(Exception):
-    """Invalid input. Only the message is shown: it names the key and the allowed values. The exit code is 2."""
+    """Invalid input. Only the message is shown, which names the key and the allowed values. The exit code is 2."""
 
 
 def describe_os_error(error: OSError) -> str:
-    """Return the reason for a system error and the file that it concerns."""
+    """Return a system error's reason and file."""
     return f"{error.strerror or error}{f' ({error.filename})' if error.filename else ''}"
 
 
 def message_of(error: BaseException) -> str:
-    """Return an error's message; empty if it has none, or none that it can return."""
+    """Return an error's message; empty if the error has none or cannot return it."""
     try:
         return str(error).strip()
     except Exception:  # raised by the error's own __str__
@@ -19,5 +19,5 @@ def message_of(error: BaseException) -> str:
 
 
 def first_line(error: BaseException) -> str:
-    """Return the first line of an error's message, or its type if it has none."""
+    """Return the first line of an error's message, or the error's type if there is no message."""
     return (message_of(error).splitlines() or [type(error).__name__])[0]

@@ -1,6 +1,6 @@
 """Find out why a machine's GPUs cannot be used: Ray does not see them, or torch is built for another platform.
 
-Without this check, a sweep would run on the CPU of a machine with GPUs. Nothing here imports torch.
+Without this check, a sweep would run on the CPU of a machine with GPUs. This module does not import torch.
 """
 
 import ast
@@ -15,14 +15,14 @@ from pathlib import Path
 from workloads.api.visible_devices import CUDA, HIP
 
 DEVICES = Path("/dev")
-# PyTorch's wheels for ROCm: 2.13.0+rocm7.2 is named in the release notes of PyTorch 2.13.
+# PyTorch's wheels for ROCm. The release notes of PyTorch 2.13 name 2.13.0+rocm7.2.
 ROCM_WHEELS = "https://download.pytorch.org/whl/rocm7.2"
-AMDSMI_SOURCE = "/opt/rocm/share/amd_smi"  # AMD's own Python package; since ROCm 7.14 part of the ROCm SDK's wheel
+AMDSMI_SOURCE = "/opt/rocm/share/amd_smi"  # AMD's own Python package; part of the ROCm SDK's wheel since ROCm 7.14
 
 
 @dataclass(frozen=True)
 class GpuProblem:
-    """The reason why a machine's GPUs cannot be used, and what to do about it, in one line each."""
+    """The reason why a machine's GPUs cannot be used, and the remedy, in one line each."""
 
     problem: str
     remedy: str
@@ -33,13 +33,13 @@ class GpuProblem:
 
 @dataclass(frozen=True)
 class Vendor:
-    """The signs of a vendor's GPUs on a machine, and the commands that concern them."""
+    """A vendor's GPUs: how to detect them on a machine, and commands for them."""
 
     name: str
-    device_files: str  # the pattern of the files in /dev through which programs reach the GPUs
+    device_files: str  # pattern of the files in /dev that programs use to reach the GPUs
     variable: str  # the environment variable that selects GPUs
     platform: str  # the platform of a torch build
-    reinstall: str  # the command that installs such a build
+    reinstall: str  # the command that installs a torch build for this platform
     list_command: str
     container_options: str
 
@@ -52,7 +52,7 @@ VENDORS = (NVIDIA, AMD)
 
 
 def find_problems(gpus: int, environment: Mapping[str, str]) -> list[GpuProblem]:
-    """Return why GPUs cannot be used, of which Ray sees `gpus`. `environment` is Ray's, or empty if unknown."""
+    """Return why GPUs cannot be used. Ray sees `gpus` of them. `environment` is Ray's, or empty if unknown."""
     vendors = present_vendors()
     devices = [_check_devices(vendor, gpus, environment) for vendor in vendors]
     problems = [problem for problem in devices if problem]
@@ -67,8 +67,8 @@ def find_problems(gpus: int, environment: Mapping[str, str]) -> list[GpuProblem]
 def find_broken_amdsmi() -> GpuProblem | None:
     """Return the problem if `amdsmi` is installed but its import fails, because Ray then does not start.
 
-    Ray catches only ImportError. The package of that name on PyPI raises KeyError if libamd_smi.so is not installed;
-    importing torch for ROCm then raises it too (pytorch/pytorch, pull request 188724).
+    Ray catches only ImportError. The package of that name on PyPI raises KeyError if libamd_smi.so is not installed.
+    Importing torch for ROCm then raises KeyError too (pytorch/pytorch, pull request 188724).
     """
     try:
         importlib.import_module("amdsmi")
@@ -83,7 +83,7 @@ def find_broken_amdsmi() -> GpuProblem | None:
 
 
 def _install_amdsmi() -> str:
-    """Return the command that installs AMD's amdsmi. The one in the SDK's wheel loads the library next to it."""
+    """Return the command that installs AMD's amdsmi. The package in the SDK's wheel loads the library next to it."""
     spec = importlib.util.find_spec("_rocm_sdk_core")
     for folder in (spec.submodule_search_locations if spec else None) or []:
         if (amdsmi := Path(folder, "share", "amd_smi")).is_dir():
@@ -96,7 +96,7 @@ def present_vendors() -> list[Vendor]:
 
 
 def _check_devices(vendor: Vendor, gpus: int, environment: Mapping[str, str]) -> GpuProblem | None:
-    """Check that this user may open the vendor's device files, and that Ray sees GPUs if there are any."""
+    """Check that this user may open the vendor's device files, and that Ray sees the GPUs."""
     device = min(DEVICES.glob(vendor.device_files))
     if not os.access(device, os.R_OK | os.W_OK):
         remedy = f"add the user, or the container by --group-add, to the group {device.stat().st_gid}"
@@ -104,7 +104,7 @@ def _check_devices(vendor: Vendor, gpus: int, environment: Mapping[str, str]) ->
     if gpus:
         return None
     unseen = f"there is {device}, but Ray sees no GPU"
-    if environment.get(vendor.variable) in ("", "NoDevFiles"):  # Slurm writes the latter for none
+    if environment.get(vendor.variable) in ("", "NoDevFiles"):  # Slurm writes NoDevFiles for no GPUs
         return GpuProblem(f"{unseen}, because {vendor.variable} leaves none", f"unset {vendor.variable}")
     if vendor is AMD and importlib.util.find_spec("amdsmi") is None:
         return GpuProblem(f"{unseen}, because AMD's amdsmi is not installed", _install_amdsmi())
@@ -113,19 +113,19 @@ def _check_devices(vendor: Vendor, gpus: int, environment: Mapping[str, str]) ->
 
 @dataclass(frozen=True)
 class TorchBuild:
-    """The platform of the installed torch: the fields of torch.version."""
+    """The platform of the installed torch, from the fields of torch.version."""
 
     version: str
     cuda: str | None
     hip: str | None
-    folder: Path  # where it is installed; the Makefile reads it
+    folder: Path  # where torch is installed; the Makefile reads this
 
     def supports(self, vendor: Vendor) -> bool:
         return bool(self.hip if vendor is AMD else self.cuda)
 
 
 def read_torch_build() -> TorchBuild | None:
-    """Return the build of torch, or None if torch is not installed or its version.py lacks one of the fields."""
+    """Return the installed torch build, or None if torch is not installed or its version.py lacks a field."""
     spec = importlib.util.find_spec("torch")  # for a top-level package, this imports nothing
     folders = spec.submodule_search_locations if spec else None
     if not folders:

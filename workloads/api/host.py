@@ -20,13 +20,13 @@ PACKAGES = (
 )
 # The Linux kernel's names (x86 and ARM) for the matrix and vector instructions that multiply each number format.
 CPU_FORMATS = {"bf16": {"avx512_bf16", "amx_bf16", "bf16"}, "fp16": {"avx512_fp16", "amx_fp16", "asimdhp"}}
-# Parameters of the kernel's command line that affect memory, PCI, GPUs and clocks. Others are omitted, because some
-# contain passwords, addresses or serial numbers.
+# Parameters of the kernel's command line that affect memory, PCI, GPUs and clocks. Other parameters are omitted,
+# because some contain passwords, addresses or serial numbers.
 KERNEL_PARAMETERS = {
     *("iommu", "amd_iommu", "intel_iommu", "numa_balancing", "pci", "hugepages", "transparent_hugepage", "amdgpu"),
     *("nvidia", "mitigations", "isolcpus", "nohz_full", "processor", "intel_idle", "amd_pstate", "cpuidle"),
 }
-# Counters of network cards and ports that rise with an error or a retry. "cqe" counters also rise if a queue closes.
+# Counters of network cards and ports that rise on an error or a retry. "cqe" counters also rise if a queue closes.
 NETWORK_ERRORS = re.compile(r"(?!.*cqe).*(err|retr|link_downed|out_of_sequence|oos_drop)")
 
 
@@ -38,18 +38,18 @@ def version_of(package: str) -> str:
 
 
 def cpu_name() -> str:
-    """Return the processor's name as the kernel reports it, or else its architecture."""
+    """Return the processor's name as the kernel reports it, or its architecture if there is no name."""
     return _cpuinfo("model name") or platform.processor() or platform.machine()
 
 
 def cpu_architecture() -> str:
-    """Return `cpu` and the 16-bit formats that it has instructions for, as in `workloads.api.recipes`."""
+    """Return `cpu` and the 16-bit formats that the CPU has instructions for, as in `workloads.api.recipes`."""
     flags = set((_cpuinfo("flags") or _cpuinfo("Features")).split())
     return " ".join(["cpu", *(name for name, instructions in CPU_FORMATS.items() if flags & instructions)])
 
 
 def _cpuinfo(key: str, proc: Path = Path("/proc")) -> str:
-    """Return the first processor's entry; empty if there is none. Reading all processors' entries may take long."""
+    """Return the first processor's entry, or an empty string. Reading all processors' entries can take long."""
     with contextlib.suppress(OSError), open(proc / "cpuinfo") as lines:
         for line in lines:
             name, _, value = line.partition(":")
@@ -104,7 +104,7 @@ def gpu_identities() -> tuple[GpuIdentity, ...]:
 
 
 def gpus_used_gib() -> tuple[float, ...]:
-    """Return the GiB in use on each GPU, ordered by CUDA or HIP device index; 0 if a GPU does not report it."""
+    """Return the GiB in use on each GPU, ordered by CUDA or HIP device index; 0 if a GPU does not report its memory."""
     with open_gpus() as gpus:
         return tuple(gpu.used_gib() or 0.0 for gpu in gpus)
 
@@ -112,7 +112,7 @@ def gpus_used_gib() -> tuple[float, ...]:
 def read_node_state(folder: str) -> dict[str, Any]:
     """Return this node's versions, kernel settings, memory, disk space, and each GPU's clocks, power limit and errors.
 
-    All values are plain. The free disk space is that of `folder`, the results directory.
+    All values are plain. The disk space is the free space in `folder`, the results directory.
     """
     results, shared = Path(folder), Path("/dev/shm")
     with open_gpus() as opened:
@@ -134,7 +134,7 @@ def read_node_state(folder: str) -> dict[str, Any]:
 
 
 class NodeWatch:
-    """Reads this node's state and the XID errors of its GPUs since this object was created."""
+    """Reads this node's state, and its GPUs' XID errors since this object was created."""
 
     def __init__(self) -> None:
         self._xid_watch = nvidia.XidWatch()
@@ -156,12 +156,12 @@ def read_networks(sys: Path = Path("/sys")) -> dict[str, str]:
     for card in sorted(sys.glob("class/net/*")):
         if (card / "device").exists():  # not a bridge or a loopback
             speed, mtu = (_read(card / name).strip() for name in ("speed", "mtu"))
-            networks[card.name] = f"{speed} Mb/s, MTU {mtu}" if speed.isdigit() else f"MTU {mtu}"  # virtual: -1
+            networks[card.name] = f"{speed} Mb/s, MTU {mtu}" if speed.isdigit() else f"MTU {mtu}"  # virtual cards: -1
     return networks
 
 
 def read_network_errors(sys: Path = Path("/sys")) -> dict[str, int]:
-    """Return the counters of errors and retries of each InfiniBand or RoCE port and each network card."""
+    """Return the error and retry counters of each InfiniBand or RoCE port and each network card."""
     cards = [file for file in sys.glob("class/net/*/statistics/*") if (file.parents[1] / "device").exists()]
     files = {f"{file.parts[-3]} {file.name}": file for file in cards}
     for file in sys.glob("class/infiniband/*/ports/*/*counters/*"):
@@ -171,7 +171,7 @@ def read_network_errors(sys: Path = Path("/sys")) -> dict[str, int]:
 
 
 def describe_gpu(gpu: Gpu) -> dict[str, Any]:
-    """Return the driver's data on a GPU, its limits, errors, links and processes, as plain values without None."""
+    """Return a GPU's driver data, limits, errors, links and processes, as plain values without None."""
     identity = gpu.identity
     values = asdict(identity)
     if identity.responds:
@@ -182,13 +182,13 @@ def describe_gpu(gpu: Gpu) -> dict[str, Any]:
 
 
 def count_local_cores(numa_node: int | None, sys: Path = Path("/sys")) -> int | None:
-    """Return the number of cores on a NUMA node that this process may use, or None if that is unknown."""
+    """Return the number of cores on a NUMA node that this process may use, or None if unknown."""
     here = parse_numbers(_read(sys / f"devices/system/node/node{numa_node}/cpulist"))
     return len(here & os.sched_getaffinity(0)) if here else None
 
 
 def parse_numbers(text: str) -> set[int]:
-    """Return the numbers in a list that is written as the kernel writes it, such as `0-3,8`."""
+    """Return the numbers in a list in the kernel's format, such as `0-3,8`."""
     ranges = [part.partition("-") for part in text.strip().split(",") if part]
     return {number for first, _, last in ranges for number in range(int(first), int(last or first) + 1)}
 

@@ -1,8 +1,8 @@
-"""Every metric of a trial: its unit, label and direction, what it is derived from, and what it needs.
+"""Define each trial metric's unit, label, direction, source and requirements.
 
 A new metric is one row in `metrics.toml`, plus a formula in `sweeper/metrics/derivation.py` if it is derived. Tables,
 plots, objectives, limits, the checks before a sweep and docs/reference/metrics.md use the rows. A workload may also
-report metrics that have no row; they are shown under their names.
+report metrics without a row, which are shown under their names.
 """
 
 import tomllib
@@ -10,14 +10,14 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
-# The largest relative difference between points of a front that does not count: rounds of one seed cannot resolve it.
-# The default is a thousandth: the last of the four digits in tables, and an allocator's step of 2 MiB out of 2 GiB.
+# The largest relative difference between points of a front that does not count, because rounds of one seed cannot
+# resolve it. The default is a thousandth: the last of four digits in tables, and an allocator's step of 2 MiB in 2 GiB.
 RESOLUTION = 0.001
-SUFFIXES = ("_p10", "_p90", "_ci_low", "_ci_high", "_per_gpu")  # of spreads and intervals, before `_per_gpu`
+SUFFIXES = ("_p10", "_p90", "_ci_low", "_ci_high", "_per_gpu")  # suffixes of spreads and intervals precede `_per_gpu`
 
 
 class Need(StrEnum):
-    """What a sweep needs to have a metric."""
+    """A sweep's requirement for a metric."""
 
     GPU = "a GPU"
     ENERGY = "a GPU whose energy is known"
@@ -33,22 +33,22 @@ class Metric:
     """A metric of a trial."""
 
     name: str
-    # The unit of the displayed value; empty if it has none, and for fractions that are displayed as such.
+    # The unit of the displayed value; empty if there is none, and for fractions displayed as fractions.
     unit: str = ""
     label: str = ""  # the column heading; if empty, tables show the metric only as an objective, under its name
     # "maximize" or "minimize"; empty if neither is better, as for a clock or a dimension.
     direction: str = ""
-    factor: float = 1.0  # from the stored value to the displayed value
-    resolution: float = RESOLUTION  # the largest relative difference between two points of a front that does not count
-    source: str = ""  # the part of a measurement from which it is derived; empty if the workload reports it
+    factor: float = 1.0  # multiplies the stored value to give the displayed value
+    resolution: float = RESOLUTION  # relative difference between points of a front that does not count
+    source: str = ""  # the part of a measurement that gives the metric; empty if the workload reports the metric
     needs: Need | None = None
-    # Its place among the metrics that rank results, of which the first that a trial has is used; 0 if not one of them.
+    # The metric's place among the metrics that rank results; the first that a trial has is used. 0 if not among them.
     speed: int = 0
     is_rate: bool = False  # proportional to the speed, for equal work
 
     @property
     def heading(self) -> str:
-        """The column heading: the label with the unit, or else the name, which contains the unit."""
+        """The column heading: the label with the unit, or the name, which contains the unit."""
         return f"{self.label} {self.unit}".strip() if self.label else self.name
 
 
@@ -59,7 +59,7 @@ METRICS = {
     for name, row in tomllib.loads(Path(__file__).with_name("metrics.toml").read_text()).items()
 }
 ROWS = tuple(METRICS.values())
-# Units of other metrics, such as a function's objective, by the endings of their names.
+# Units of other metrics, such as a function's objective, by the ending of the metric's name.
 ENDINGS = {
     "_per_s": "/s",
     "_gb_s": "GB/s",
@@ -78,7 +78,7 @@ def get_metric(name: str) -> Metric:
 
 
 def find_source(name: str) -> str:
-    """Return the source of a derived metric or of its spread and interval; empty for any other metric."""
+    """Return the source of a derived metric, or of its spread or interval; empty for other metrics."""
     for suffix in SUFFIXES:
         name = name.removesuffix(suffix)
     return get_metric(name).source

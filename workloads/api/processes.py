@@ -1,11 +1,11 @@
-"""Terminate a program and everything that it started, and processes that a trial leaves behind.
+"""Terminate a program with everything that it started, and processes that a trial left behind.
 
-    python processes.py MARK SESSION FOLDER  waits for the end of its standard input, then terminates the marked
-                                             processes and removes FOLDER, the program's output
+    python processes.py MARK SESSION FOLDER  waits until its standard input ends, then terminates the marked processes
+                                             and removes FOLDER, the program's output
 
 A process is marked if its environment contains MARK. Children inherit the mark, even if they have their own session and
-their parent has ended. A process is also marked if it is in the program's session, whatever its environment contains.
-An interpreter without site packages runs this file, so it imports only the standard library.
+their parent has ended. A process in the program's session is also marked, whatever its environment contains. An
+interpreter without site packages runs this file, so the file imports only the standard library.
 """
 
 import ctypes
@@ -22,16 +22,16 @@ from contextlib import suppress
 from pathlib import Path
 
 GRACE_S = 5.0  # between SIGTERM and SIGKILL
-# A child that another thread starts can be matched to its `Popen` only once the `Popen` has the process id.
+# A child that another thread starts can be matched to its `Popen` only after the `Popen` has the process id.
 BEING_STARTED_S = 0.05
 PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h, since Linux 3.4
-# Parts of the command lines of processes that serve this one until it ends: a program's guard, which ends by itself,
-# and the helpers of `multiprocessing` and joblib, to which no object refers.
+# Parts of the command lines of processes that serve this process until it ends: a program's guard, which ends by
+# itself, and helpers of `multiprocessing` and joblib, which no object refers to.
 SERVING = (__file__, "resource_tracker", "forkserver")
 
 
 def terminate(find: Callable[[], set[int]]) -> None:
-    """Terminate the processes that `find` returns, until it returns none: SIGTERM first, SIGKILL after GRACE_S."""
+    """Terminate the processes that `find` returns until it returns none: SIGTERM first, SIGKILL after GRACE_S."""
     for signum in (signal.SIGTERM, signal.SIGKILL):
         signalled = set[int]()
         deadline = time.monotonic() + GRACE_S
@@ -39,7 +39,7 @@ def terminate(find: Callable[[], set[int]]) -> None:
             alive = find()
             if not alive:
                 return
-            for pid in alive - signalled:  # includes processes that were started in the meantime
+            for pid in alive - signalled:  # includes processes started in the meantime
                 with suppress(ProcessLookupError, PermissionError):
                     os.kill(pid, signum)
             signalled |= alive
@@ -62,8 +62,8 @@ def find_marked(mark: str, session: int) -> set[int]:
 class Orphans:
     """The processes that trials leave behind, such as daemons: descendants of this process whose parent has ended.
 
-    They become children of this process, which makes itself a subreaper: a process can leave its session and process
-    group and drop the mark, but it cannot avoid this. Children to which an object in this process refers are kept.
+    Orphans become children of this process, which makes itself a subreaper. A process can leave its session and process
+    group and drop the mark, but not its subreaper. Children that an object in this process refers to are kept.
     """
 
     def __init__(self) -> None:
@@ -72,8 +72,8 @@ class Orphans:
         self._kept = _children()
 
     def end(self) -> list[str]:
-        """Terminate and reap the processes that were left since the last call. Return the command lines of those that
-        were running."""
+        """Terminate and reap processes left behind since the last call. Return the command lines of running
+        processes."""
         left: dict[int, str] = {}
 
         def find() -> set[int]:
@@ -81,7 +81,7 @@ class Orphans:
                 return set()
             time.sleep(BEING_STARTED_S)
             gc.collect()
-            dropped = {id(process) for process in getattr(subprocess, "_active", [])}  # their `Popen` is gone
+            dropped = {id(process) for process in getattr(subprocess, "_active", [])}  # processes without a `Popen`
             held = {process.pid or 0 for process in multiprocessing.active_children()} | {
                 getattr(item, "pid", None) or 0
                 for item in gc.get_objects()
@@ -114,7 +114,7 @@ def _command(pid: int) -> str:
 
 
 if __name__ == "__main__":
-    if os.fork():  # a worker is killed together with its children, and this process has to outlive the worker
+    if os.fork():  # a worker is killed with its children, and this process must outlive the worker
         os._exit(0)
     os.setsid()
     sys.stdin.read()

@@ -1,8 +1,8 @@
-"""Number formats of GEMMs, and each device's support for them. The driver checks them before a sweep, without torch.
+"""GEMM number formats, and each device's support for them. The driver checks this before a sweep, without torch.
 
 A device is identified by its architecture: `sm90` (NVIDIA's compute capability), `gfx942` (AMD), or `cpu` with the
-number formats that it has instructions for (`cpu bf16`). The rules are those of PyTorch 2.11 to 2.13: a format that
-the hardware supports is not native here if PyTorch has no kernel for it.
+number formats that the CPU has instructions for (`cpu bf16`). The rules follow PyTorch 2.11 to 2.13: a format that the
+hardware supports is not native if PyTorch has no kernel for the format.
 """
 
 import re
@@ -14,26 +14,26 @@ from typing import Any
 
 
 class Support(StrEnum):
-    NATIVE = "native"  # the matrix units support it
-    EMULATED = "emulated"  # converted to another format before the GEMM: the same numerics, without the speed
+    NATIVE = "native"  # the matrix units support the format
+    EMULATED = "emulated"  # operands are converted to another format before the GEMM: same numerics, without the speed
     UNSUPPORTED = "unsupported"
 
 
 @dataclass(frozen=True)
 class Recipe:
-    matrix_dtype: str  # the type whose peak rate is the reference for utilization
+    matrix_dtype: str  # the data type with the peak rate that utilization refers to
     needs: str  # what a device without native support lacks
-    # The first and last compute capability with support in the matrix units; the first is None if no NVIDIA GPU has it.
+    # The first and last compute capability with matrix-unit support; the first is None if no NVIDIA GPU has support.
     first_sm: int | None = None
     last_sm: int = 10_000
-    gfx: tuple[str, ...] = ()  # the AMD architectures with support in the matrix units
+    gfx: tuple[str, ...] = ()  # AMD architectures with matrix-unit support
     cpu: str | None = None  # the format for which a CPU needs instructions; empty for none, None if no CPU supports it
-    numerics: bool = True  # torchao can emulate it on any device
-    # m, n and k must be multiples of these: the units load whole rows of 16 bytes and whole blocks of scales.
+    numerics: bool = True  # torchao can emulate the format on any device
+    # m, n and k must be multiples of these, because matrix units load whole 16-byte rows and whole blocks of scales.
     multiples: tuple[int, int, int] = (1, 1, 1)
-    multiples_gfx950: tuple[int, int, int] | None = None  # None: the same as elsewhere
+    multiples_gfx950: tuple[int, int, int] | None = None  # None if the same as elsewhere
     outputs_rocm: tuple[str, ...] = ()  # the output types on ROCm, bf16 if none is requested; empty for any
-    first_rocm: tuple[int, int] = (0, 0)  # the first ROCm release in which hipBLASLt supports it
+    first_rocm: tuple[int, int] = (0, 0)  # the first ROCm release in which hipBLASLt supports the recipe
 
     @property
     def is_scaled(self) -> bool:
@@ -46,7 +46,7 @@ RECIPES = {name: Recipe(**row | {key: tuple(row[key]) for key in _TUPLES if key 
 
 
 def unsupported_shape_reason(recipe: str, m: int, n: int, k: int, architecture: str) -> str:
-    """Return why a recipe does not support a GEMM of this shape; empty if it does."""
+    """Return why a recipe does not support a GEMM of this shape, or an empty string if it does."""
     multiples = RECIPES[recipe].multiples
     if architecture.startswith("gfx950"):
         multiples = RECIPES[recipe].multiples_gfx950 or multiples
@@ -57,7 +57,7 @@ def unsupported_shape_reason(recipe: str, m: int, n: int, k: int, architecture: 
 
 
 def unsupported_output_reason(recipe: str, output_dtype: str, architecture: str) -> str:
-    """Return why a device does not support an output type for a recipe; empty if it does. `auto` is always allowed."""
+    """Return why a device does not support a recipe's output type; empty if it does. `auto` is always allowed."""
     allowed = RECIPES[recipe].outputs_rocm if architecture.startswith("gfx") else ()
     if not allowed or output_dtype in ("auto", *allowed):
         return ""
@@ -65,7 +65,7 @@ def unsupported_output_reason(recipe: str, output_dtype: str, architecture: str)
 
 
 def unsupported_rocm_reason(recipe: str, rocm: str) -> str:
-    """Return why a ROCm version, such as 7.2.1, does not support a recipe; empty if it does, or without ROCm."""
+    """Return why a ROCm version, such as 7.2.1, does not support a recipe; empty if it does or if `rocm` is empty."""
     first = RECIPES[recipe].first_rocm
     if not rocm or rocm_version(rocm) >= first:
         return ""
@@ -73,15 +73,15 @@ def unsupported_rocm_reason(recipe: str, rocm: str) -> str:
 
 
 def rocm_version(rocm: str) -> tuple[int, int]:
-    """Return the major and minor number of a version such as 7.2.26015-fc0010cf6a."""
+    """Return the major and minor numbers of a version such as 7.2.26015-fc0010cf6a."""
     major, minor = rocm.split(".")[:2]
     return int(major), int(minor)
 
 
 def support(recipe: str, architecture: str) -> tuple[Support, str]:
-    """Return a device's support for a recipe, and the reason if it is not native, or else an empty text.
+    """Return a device's support for a recipe, and the reason if the support is not native, or an empty string.
 
-    Raises KeyError for an unknown recipe, ValueError for an unknown architecture.
+    Raises KeyError for an unknown recipe and ValueError for an unknown architecture.
     """
     requested = RECIPES[recipe]
     kind, *instructions = architecture.split()
@@ -104,7 +104,7 @@ def is_architecture(text: str) -> bool:
 
 
 def unsupported_rate_reason(recipe: str, architecture: str) -> str:
-    """Return why a rate in this format is not measured on this device; empty if the format is native."""
+    """Return why a rate in this format is not measured on this device, or an empty string if the format is native."""
     level, reason = support(recipe, architecture)
     return "" if level is Support.NATIVE else f"{level.value} on this device: {reason}"
 
@@ -119,5 +119,5 @@ def unsupported_block_rate_reason(recipe: str, architecture: str) -> str:
 
 
 def fp8_dtype(architecture: str) -> str:
-    """Return torch's name for the 8-bit type with 3 mantissa bits; gfx94x has its own, without a negative zero."""
+    """Return torch's name for the 8-bit type with 3 mantissa bits. gfx94x has its own type, without a negative zero."""
     return "float8_e4m3fnuz" if architecture.startswith("gfx94") else "float8_e4m3fn"

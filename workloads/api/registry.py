@@ -1,4 +1,4 @@
-"""Find workloads by name. A configuration can run these workloads and nothing else.
+"""Find workloads by name. A configuration can run only these workloads.
 
 Every `Workload` subclass with a `name` in a package of `workloads/` is discovered. Other distributions register their
 workloads as entry points in the group `sweeper.workloads`.
@@ -32,14 +32,14 @@ def load(name: str) -> Workload:
 
 
 def unknown_reason(name: str) -> str:
-    """Return the error message for a name that no workload has."""
+    """Return the error message for a name without a workload."""
     suggestion = suggest(name, names())
     installed = f" Install the package that registers it in {GROUP}: pip install -e ."
     return f"unknown workload. {suggestion}{'' if 'Did you mean' in suggestion else installed}"
 
 
 def find_entry_point(name: str) -> EntryPoint | None:
-    """Return what registers a workload of another distribution; None for one of this project."""
+    """Return the entry point of another distribution's workload; None for this project's workloads."""
     return _registered().get(name)
 
 
@@ -50,7 +50,7 @@ def _built_in() -> dict[str, type[Workload]]:
         for value in vars(import_module(f"workloads.{package}")).values():
             if not (isinstance(value, type) and issubclass(value, Workload) and value.name):
                 continue
-            # A package may import another package's class, so finding the same class again is not a second definition.
+            # A package may import another package's class, so the same class found again is not a second definition.
             if classes.setdefault(value.name, value) is not value:
                 raise _duplicate(value.name, _path(classes[value.name]), _path(value))
     return classes

@@ -5,35 +5,35 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import zip_longest
 from typing import Any
 
-SHORTEST_SECRET = 6  # characters; a value of at least this length is masked wherever it appears
-# A name that ends like the name of a secret: WANDB_API_KEY, hf-token, PGPASSWORD; not tokens_per_s or flops_per_token.
+SHORTEST_SECRET = 6  # characters; values of at least this length are masked everywhere
+# Endings of secret names: WANDB_API_KEY, hf-token and PGPASSWORD match; tokens_per_s and flops_per_token do not.
 _ENDING = (
     r"(?<!per[_.-])token|secret|\w{0,60}password|passwd|passphrase|credentials?|(?:api|access|private|secret)[_-]?key"
 )
 _SECRET = rf"(?:[\w.-]{{0,60}}[_.-])?(?:{_ENDING})"
 _ASSIGNMENT = re.compile(rf"(?i)(?<![\w-])({_SECRET})(['\"]?\s*[=:]\s*)(\"[^\"]*\"|'[^']*'|[^\s}}]+)")
-_VARIABLE = re.compile(rf"(?i)(?:{_SECRET}|\w+_key)")  # SIGNING_KEY: in logs, other words end so
+_VARIABLE = re.compile(rf"(?i)(?:{_SECRET}|\w+_key)")  # SIGNING_KEY; in logs, other words have this ending
 _OPTION = re.compile(rf"(?i)(?<!\S)(--{_SECRET})(\s+)([^\s-]\S*)")
 _URL = re.compile(
     r"(?<!\w)(\w{1,20}(?:\+\w{1,20})?://[^/\s:@]{0,200}):[^/\s@]{0,1000}@"
-)  # bounded, because logs have long words
+)  # bounded, because logs contain long words
 
 
 def mask(text: str, secrets: Iterable[str] = ()) -> str:
     """Return the text without `secrets`, passwords in URLs, and the values of names that look like secrets."""
-    for secret in sorted(secrets, key=len, reverse=True):  # one may contain another
+    for secret in sorted(secrets, key=len, reverse=True):  # one secret may contain another
         text = text.replace(secret, "***")
     return _OPTION.sub(r"\1\2***", _ASSIGNMENT.sub(_masked_assignment, _URL.sub(r"\1:***@", text)))
 
 
 def _masked_assignment(match: re.Match[str]) -> str:
-    """Return the assignment with its value masked. A quoted value stays quoted, as JSON and TOML need it."""
+    """Return the assignment with its value masked. Quoted values stay quoted, for JSON and TOML."""
     quote = match[3][0] if match[3][0] in "\"'" and match[3][-1] == match[3][0] else ""
     return f"{match[1]}{match[2]}{quote}***{quote}"
 
 
 def masked(value: Any) -> Any:
-    """Return the mapping or list with its texts masked and the values of secret-like keys replaced."""
+    """Return the mapping or list with its strings masked and the values of secret-like keys replaced."""
     if isinstance(value, dict):
         return {key: "***" if is_secret(str(key)) else masked(inner) for key, inner in value.items()}
     if isinstance(value, (list, tuple)):
@@ -51,7 +51,7 @@ def masked_arguments(arguments: Sequence[str]) -> list[str]:
 
 
 def secret_values(arguments: Sequence[str], environment: Mapping[str, str]) -> set[str]:
-    """Return the values of secret-like names, except short values, which could be part of other words."""
+    """Return the values of secret-like names, except short values, which other words could contain."""
     values = {value for name, value in environment.items() if _VARIABLE.fullmatch(name)}
     for option, following in zip_longest(arguments, arguments[1:], fillvalue=""):
         name, equals, value = option.partition("=")

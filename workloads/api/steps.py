@@ -1,4 +1,4 @@
-"""Report the steps of a trial in this process, and end the trial after a step if requested."""
+"""Report a trial's steps in this process, and end the trial after a step if requested."""
 
 import time
 from collections.abc import Mapping
@@ -7,7 +7,7 @@ from workloads.api.contract import Pruned, Rank, TrialTimeout
 
 
 class StepReports:
-    """Counts and reports the steps of a workload with `reports_steps`."""
+    """Counts and reports a workload's steps, if it has `reports_steps`."""
 
     def __init__(self, rank: Rank) -> None:
         self._rank = rank
@@ -26,7 +26,7 @@ class StepReports:
     def report_training(
         self, step_time_s: float, tokens: int, flops_per_token: float, peak_bytes: int, loss: float
     ) -> Exception | None:
-        """Report a training step on `tokens`, like `report`. `peak_bytes` is the peak GPU memory, or 0 on a CPU."""
+        """Report a training step on `tokens` tokens. `peak_bytes` is the peak GPU memory, or 0 on a CPU."""
         memory = {"peak_device_gib": peak_bytes / 2**30} if peak_bytes else {}
         rate = tokens / step_time_s
         return self.report({"tokens_per_s": rate, "tflops": rate * flops_per_token / 1e12, **memory, "loss": loss})

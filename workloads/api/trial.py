@@ -9,8 +9,8 @@ from workloads.api.contract import Measurement, OutOfMemory, ParameterMismatch, 
 from workloads.api.errors import first_line, message_of
 from workloads.api.registry import load
 
-# Torch raises its own class for a GPU, but a plain RuntimeError if the CPU allocator fails.
-# Messages of failed allocations outside PyTorch's GPU allocator, such as a library's workspace.
+# Messages of failed allocations outside PyTorch's GPU allocator, such as a library's workspace. PyTorch raises its own
+# exception class for its GPU allocator, but a plain RuntimeError if the CPU allocator fails.
 _OUT_OF_MEMORY = (
     "DefaultCPUAllocator: can't allocate memory",
     "DefaultCPUAllocator: not enough memory",
@@ -22,9 +22,9 @@ _OUT_OF_MEMORY = (
 def run_trial(
     workload: str, parameters: Mapping[str, Scalar], rank: Rank, settings: Mapping[str, Any] | None = None
 ) -> Measurement:
-    """Run one trial of a registered workload on this rank. `settings` is its own section of the configuration.
+    """Run one trial of a registered workload on this rank. `settings` is the workload's section of the configuration.
 
-    Raises Infeasible (OutOfMemory among them), ParameterMismatch, and any other exception of the workload.
+    Raises Infeasible (including OutOfMemory), ParameterMismatch, and any other exception that the workload raises.
     """
     loaded = load(workload)
     if settings is not None and loaded.Settings is not None:
@@ -33,7 +33,7 @@ def run_trial(
         measurement = loaded.run(loaded.Parameters(**parameters), rank)
     except Exception as error:
         if is_out_of_memory(error):
-            # Stop before PyTorch's advice. The reserved but unallocated memory shows whether this is fragmentation.
+            # Cut PyTorch's advice. The reserved but unallocated memory shows whether memory is fragmented.
             line = re.sub(r"^\[enforce fail at [^]]*\] (err == 0\. )?", "", first_line(error))
             line = re.split(r" If reserved but unallocated| Error code", line)[0]
             raise OutOfMemory(f"out of memory: {line}") from error
@@ -44,7 +44,7 @@ def run_trial(
 
 
 def describe_mismatches(measurement: Measurement, requested: Mapping[str, Scalar]) -> str:
-    """Return the parameters whose executed and requested values differ, as text; empty if there are none."""
+    """Describe the parameters with different executed and requested values; empty if there are none."""
     executed = {name: measurement.executed.get(name, "<missing>") for name in requested}
     return "; ".join(
         f"{name}={executed[name]}, requested {value}" for name, value in requested.items() if executed[name] != value
@@ -53,7 +53,7 @@ def describe_mismatches(measurement: Measurement, requested: Mapping[str, Scalar
 
 def is_out_of_memory(error: Exception) -> bool:
     """Return whether the error reports that the device or the host ran out of memory."""
-    torch = sys.modules.get("torch")  # not imported here, so that a workload without torch does not wait for it
+    torch = sys.modules.get("torch")  # not imported here, because a workload without torch would wait for the import
     if isinstance(error, MemoryError) or (torch and isinstance(error, torch.OutOfMemoryError)):
         return True
     return isinstance(error, RuntimeError) and any(text in message_of(error) for text in _OUT_OF_MEMORY)

@@ -1,10 +1,10 @@
-"""Handle the environment variables that select a process's GPUs, of which AMD has several.
+"""Handle the environment variables that select a process's GPUs. AMD has several.
 
 ROCm's runtime applies ROCR_VISIBLE_DEVICES first. HIP then selects from the remaining GPUs by HIP_VISIBLE_DEVICES, or
-by CUDA_VISIBLE_DEVICES if the former is not set, and ignores an index that is out of range and all that follow it
+by CUDA_VISIBLE_DEVICES if HIP_VISIBLE_DEVICES is not set. HIP ignores an index out of range and all later indices
 (ROCm's documentation, "GPU isolation techniques"; `Device::init` in clr's rocdevice.cpp; `_parse_visible_devices` in
-torch/cuda/__init__.py). Ray reads only HIP_VISIBLE_DEVICES, and rejects ROCR_VISIBLE_DEVICES without it
-(ray/_private/accelerators/amd_gpu.py).
+torch/cuda/__init__.py). Ray reads only HIP_VISIBLE_DEVICES, and rejects ROCR_VISIBLE_DEVICES without
+HIP_VISIBLE_DEVICES (ray/_private/accelerators/amd_gpu.py).
 """
 
 from collections.abc import Mapping, MutableMapping
@@ -26,7 +26,7 @@ def unify(environment: MutableMapping[str, str]) -> None:
 def settle(environment: MutableMapping[str, str], variable: str) -> None:
     """Make the variables of both vendors select the GPUs in `variable`, which Ray sets for a worker.
 
-    A site may export all GPUs of a node in the other variable, and programs differ in which one they read first.
+    A site may export all GPUs of a node in the other variable, and programs differ in which variable they read first.
     """
     if variable == CUDA:
         environment.pop(ROCR, None)
@@ -36,7 +36,7 @@ def settle(environment: MutableMapping[str, str], variable: str) -> None:
 
 
 def select(available: str, chosen: str) -> str:
-    """Return the GPUs in `available` whose index or UUID is in `chosen`, or all of them if both lists are the same."""
+    """Return the GPUs in `available` that `chosen` selects by index or UUID; all if both lists have the same items."""
     devices, selected = available.split(","), []
     if sorted(devices) == sorted(chosen.split(",")):
         return available
@@ -50,10 +50,10 @@ def select(available: str, chosen: str) -> str:
 
 
 def restrict_program(environment: Mapping[str, str], devices: str) -> dict[str, str]:
-    """Return the variables that restrict a program to `devices`, to replace those in this worker's `environment`.
+    """Return variables that restrict a program to `devices`, to replace the variables in this worker's `environment`.
 
-    On AMD, where the worker has HIP_VISIBLE_DEVICES, ROCR_VISIBLE_DEVICES selects the GPUs and HIP_VISIBLE_DEVICES is
-    0, 1, …: a trainer that resets the latter to its first GPUs still gets these. NVIDIA's driver has only one variable.
+    On AMD, the worker has HIP_VISIBLE_DEVICES. The program gets ROCR_VISIBLE_DEVICES to select the GPUs, and 0, 1, … as
+    HIP_VISIBLE_DEVICES. A trainer that resets it to its first GPUs still gets these GPUs. NVIDIA has only one variable.
     """
     if not devices:
         return {}

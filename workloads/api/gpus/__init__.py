@@ -1,6 +1,6 @@
-"""Read the state of this machine's GPUs from their driver: NVIDIA's through NVML, AMD's through AMD SMI.
+"""Read this machine's GPU state from the driver: NVIDIA's through NVML, AMD's through AMD SMI.
 
-The values have the same meaning for every vendor, and are None if a driver does not report them. A vendor's module is
+Values have the same meaning for every vendor, and are None if the driver does not report them. A vendor's module is
 imported only if its driver is present.
 """
 
@@ -20,27 +20,27 @@ class GpuIdentity:
     vendor: Vendor
     name: str = ""  # the driver's name; empty if the GPU does not respond
     device_id: str | None = None  # PCI device id, such as 0x74a1
-    architecture: str | None = None  # in the form that `workloads.api.recipes` reads, such as sm90 or gfx942
-    uuid: str | None = None  # for an AMD GPU, its serial number
-    # domain:bus:device.function. The partitions of a GPU differ only in the function, or not at all.
+    architecture: str | None = None  # in the format that `workloads.api.recipes` reads, such as sm90 or gfx942
+    uuid: str | None = None  # the serial number for AMD GPUs
+    # domain:bus:device.function. A GPU's partitions differ only in the function, or not at all.
     pci_address: str | None = None
-    memory_gib: float | None = None  # all memory of the GPU, or of its partition
+    memory_gib: float | None = None  # total memory of the GPU or partition
     compute_units: int | None = None  # streaming multiprocessors or compute units
-    compute_partition: str | None = None  # how an Instinct is divided, such as SPX (undivided) or CPX
+    compute_partition: str | None = None  # how an Instinct GPU is divided, such as SPX (undivided) or CPX
     memory_partition: str | None = None  # such as NPS1 or NPS4
     numa_node: int | None = None  # the host's NUMA node
     driver: str | None = None  # the driver version
-    firmware: str | None = None  # the version of its BIOS
+    firmware: str | None = None  # the GPU's BIOS version
 
     @property
     def responds(self) -> bool:
-        """Return whether the driver can read the GPU. A GPU that fell off the bus has only a number."""
+        """Return whether the driver can read the GPU. A GPU that has fallen off the bus has only a number."""
         return bool(self.name)
 
 
 @dataclass(frozen=True)
 class GpuLimits:
-    """The limits set on a GPU, and their defaults. The clock is that of the streaming multiprocessors."""
+    """The limits set on a GPU, and the default limits. Clocks are streaming multiprocessor clocks."""
 
     power_limit_w: float | None = None
     power_default_w: float | None = None
@@ -51,18 +51,18 @@ class GpuLimits:
 
 @dataclass(frozen=True)
 class GpuErrors:
-    """A GPU's error counts: over its lifetime (NVIDIA) or since the driver was loaded (AMD)."""
+    """A GPU's error counts, over its lifetime (NVIDIA) or since the driver was loaded (AMD)."""
 
     ecc: bool | None = None  # whether error correction is on
     uncorrected_errors: int | None = None
     corrected_errors: int | None = None
-    retired_pages: int | None = None  # memory pages or rows that are no longer used because of errors
-    pcie_replays: int | None = None  # packets that were sent again
+    retired_pages: int | None = None  # memory pages or rows out of use because of errors
+    pcie_replays: int | None = None  # packets that were resent
 
 
 @dataclass(frozen=True)
 class GpuLinks:
-    """The links to the host and to other GPUs. Generations are the highest: the current one falls when idle."""
+    """Links to the host and to other GPUs. The current PCIe generation falls when idle."""
 
     pcie_width: int | None = None
     pcie_width_max: int | None = None
@@ -74,20 +74,20 @@ class GpuLinks:
 
 @dataclass(frozen=True)
 class GpuReading:
-    clock_mhz: float | None = None  # of the streaming multiprocessors; for an AMD GPU, the mean of its dies
+    clock_mhz: float | None = None  # streaming multiprocessor clock; the mean of the dies on an AMD GPU
     power_w: float | None = None
-    # The counter of the energy that this device alone has drawn. Its start is arbitrary, and it never decreases. None
-    # if there is no counter, or if it covers several devices.
+    # The counter of energy that only this device has drawn. The counter has an arbitrary start and never decreases.
+    # None if there is no counter, or if the counter covers several devices.
     energy_j: float | None = None
-    temperature_c: float | None = None  # of the hottest spot if the GPU reports it, else of the die
+    temperature_c: float | None = None  # hot-spot temperature if the GPU reports it, else die temperature
     memory_clock_mhz: float | None = None
-    # A counter, which never decreases, for each reason for a lower clock. A reason applied between two readings if its
+    # A counter for each reason for a lower clock. Counters never decrease. A reason applied between two readings if its
     # counter rose. None if the GPU does not report reasons.
     slowdowns: Mapping[str, int] | None = None
 
 
-# Slowdowns that are faults of the machine (cooling, power supply): a measurement under them does not describe the GPU.
-# Every GPU runs at its power cap under full load.
+# Slowdowns caused by faults of the machine (cooling, power supply). A measurement during a fault does not describe the
+# GPU. The power cap is not a fault: every GPU runs at its power cap under full load.
 TAINTING_SLOWDOWNS = {
     *("software_thermal", "hardware_slowdown", "hardware_thermal", "power_brake"),  # NVIDIA
     *("processor_hot", "socket_thermal", "regulator_thermal", "memory_thermal"),  # AMD
@@ -97,7 +97,7 @@ TAINTING_SLOWDOWNS = {
 class Gpu(Protocol):
     """One GPU of this machine."""
 
-    interval_s: float  # the wait between two readings, so that reading costs little
+    interval_s: float  # the wait between readings, which keeps their cost low
 
     @property
     def identity(self) -> GpuIdentity: ...
@@ -119,7 +119,7 @@ class Gpu(Protocol):
 
 @contextmanager
 def open_gpus() -> Iterator[list[Gpu]]:
-    """Yield the GPUs in CUDA's or HIP's order, or none without a driver. Their methods work only within the block."""
+    """Yield the GPUs in CUDA or HIP order, if there is a driver. Their methods work only within the `with` block."""
     from workloads.api.gpus import amd, nvidia
 
     with nvidia.open_gpus() as nvidia_gpus:

@@ -1,7 +1,7 @@
 """Read AMD GPUs through AMD SMI, the Python package `amdsmi` that comes with ROCm.
 
-Fields and units: ROCm/amdsmi, py-interface/README.md and amdsmi_interface.py. Every function may raise, and every value
-may be "N/A", especially on virtual functions.
+Sources of fields and units: ROCm/amdsmi, py-interface/README.md and amdsmi_interface.py. Every function may raise, and
+every value may be "N/A", especially on virtual functions.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 from workloads.api import visible_devices
 from workloads.api.gpus import GpuErrors, GpuIdentity, GpuLimits, GpuLinks, GpuReading
 
-# The time for which the GPU was slowed down, by AMD's reason and our name. `throttle_status` is N/A on an MI300X.
+# AMD's counters of slowdown time by reason, with our names. `throttle_status` is N/A on an MI300X.
 SLOWDOWNS = {
     "power_cap": "ppt_residency_acc",
     "processor_hot": "prochot_residency_acc",
@@ -25,19 +25,19 @@ SLOWDOWNS = {
     "memory_thermal": "hbm_thm_residency_acc",
 }
 MIB_PER_GIB = 1024
-# Several devices may share a package, and only the package has an energy counter: the dies of an MI250X, and the
-# partitions of a divided Instinct.
+# Several devices may share a package, and only the package has an energy counter: for example, the dies of an MI250X
+# and the partitions of a divided Instinct GPU.
 DIVIDED_PACKAGE = re.compile("MI250")
 WHOLE = ("SPX", None)
-MIN_MICROWATTS = 1e5  # power caps are in microwatts, but in watts in some releases; no GPU draws 100 kW
+MIN_MICROWATTS = 1e5  # power caps are in microwatts, or in watts in some releases; no GPU draws 100 kW
 
 
 def open_gpus() -> list[AmdGpu]:
-    """Return the GPUs in HIP's order; an empty list without AMD SMI or a driver."""
+    """Return the GPUs in HIP order, or an empty list without AMD SMI or a driver."""
     module = load_amdsmi()
     if module is None:
         return []
-    try:  # AMD SMI is never closed: it does not count openings, and torch and Ray use it in this process too
+    try:  # AMD SMI is not closed: torch and Ray use it in this process, and it does not count openings
         module.amdsmi_init()
         handles = module.amdsmi_get_processor_handles()
     except module.AmdSmiException:
@@ -70,7 +70,7 @@ class AmdGpu:
         units = _number(asic.get("num_compute_units"))
         numa_node = _number(self._call("amdsmi_topo_get_numa_node_number"))
         return GpuIdentity(
-            # AMD SMI lists GPUs by PCI address, HIP by its own numbers, which are reported since ROCm 6.4.
+            # AMD SMI orders GPUs by PCI address, HIP by its own numbers, which AMD SMI reports since ROCm 6.4.
             number=self._index if number is None else int(number),
             vendor="amd",
             name=(_text(asic.get("market_name")) or "AMD GPU") if asic else "",
@@ -114,7 +114,7 @@ class AmdGpu:
         pages = self._call("amdsmi_get_gpu_bad_page_info")
         replays = _number((self._fields("amdsmi_get_pcie_info").get("pcie_metric") or {}).get("pcie_replay_count"))
         return GpuErrors(
-            ecc=True if counts else None,  # the call is not supported without error correction
+            ecc=True if counts else None,  # GPUs without error correction do not support the call
             uncorrected_errors=None if uncorrected is None else int(uncorrected),
             corrected_errors=None if corrected is None else int(corrected),
             retired_pages=len(pages) if isinstance(pages, list) else None,
@@ -144,7 +144,7 @@ class AmdGpu:
         )
 
     def _energy_j(self) -> float | None:
-        """Return the device's energy counter, or None if it covers a whole package with several devices. The count
+        """Return the device's energy counter, or None if the counter covers a package with several devices. The count
         times the resolution is in microjoules (py-interface/README.md, amdsmi_get_energy_count). Before ROCm 6.4, the
         field is called `power`. Virtual machines have no counter."""
         if self.identity.compute_partition not in WHOLE or DIVIDED_PACKAGE.search(self.identity.name):
@@ -155,10 +155,10 @@ class AmdGpu:
         return count * resolution_uj / 1e6 if count and resolution_uj else None
 
     def _call(self, function: str, *arguments: Any) -> Any:
-        """Call a function of AMD SMI for this GPU. Return None if it raises or the release lacks it."""
+        """Call a function of AMD SMI for this GPU. Return None if the function raises or is missing in the release."""
         try:
             return getattr(self._module, function)(self._handle, *arguments)
-        except Exception:  # AMD SMI's own, or one of ctypes if the library is older than the package
+        except Exception:  # from AMD SMI, or from ctypes if the library is older than the package
             return None
 
     def _fields(self, function: str, *arguments: Any) -> Mapping[str, Any]:
@@ -175,7 +175,7 @@ def _number(value: Any) -> float | None:
 
 
 def _numbers(values: Any) -> list[float]:
-    """Return the numbers above zero in a list; a unit that is absent or asleep reports N/A or zero."""
+    """Return the positive numbers in a list. An absent or sleeping unit reports N/A or zero."""
     return [number for value in (values if isinstance(values, list) else []) if (number := _number(value))]
 
 
@@ -187,7 +187,7 @@ def _watts(power: Any) -> float | None:
 
 
 def visible_numbers(environment: Mapping[str, str]) -> list[int] | None:
-    """Return HIP's numbers of the GPUs that this environment makes visible; None if it is all, or a list of UUIDs."""
+    """Return HIP's numbers of the visible GPUs; None if all are visible or if the environment lists UUIDs."""
     variables = dict(environment)
     visible_devices.unify(variables)
     numbers = variables.get(visible_devices.HIP, "").split(",")

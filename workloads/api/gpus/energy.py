@@ -1,10 +1,10 @@
-"""Derive the energy that a GPU drew in a time window from readings of its counters.
+"""Derive a GPU's energy in a time window from readings of its counters.
 
 NVML counts millijoules and does not document how often the counter changes. PETSc states 20 to 100 ms for newer GPUs
-(PetscLogGpuEnergyMeter), and Zeus reads 0 J in shorter windows (ml-energy/zeus, `approx_instant_energy`). A difference
-of two readings is therefore wrong by up to two such intervals. This module uses the changes of the counter within the
-window: the rise from the first to the last change, divided by the time between them, is the mean power, and the energy
-is that power times the window. The remaining error is the interval between two readings, 20 ms.
+(PetscLogGpuEnergyMeter), and Zeus reads 0 J in shorter windows (ml-energy/zeus, `approx_instant_energy`). The
+difference of two readings is therefore wrong by up to two of these intervals. This module uses the counter's changes
+within the window. The rise from the first to the last change, divided by the time between these changes, is the mean
+power. The energy is this power times the window. The remaining error is the interval between two readings, 20 ms.
 """
 
 import statistics
@@ -14,19 +14,19 @@ from itertools import pairwise
 
 from workloads.api.contract import Energy
 
-# The shortest windows by source. A counter that changes every 100 ms changes nine times in a second, and the first and
-# last change are each up to 20 ms late: an error of at most 2.5%. NVML's power is a mean over about the last second.
+# The shortest windows, by source. A counter that changes every 100 ms changes nine times in a second. Its first and
+# last change are each up to 20 ms late, an error of at most 2.5%. NVML's power is a mean over about the last second.
 SHORTEST_S = {"counter": 1.0, "power": 5.0}
 FEWEST_CHANGES = 8
 FEWEST_READINGS = 20
-# On some AMD GPUs, the counter counts something else (ml-energy/zeus compares it with the power before using it). A
-# counter is not used if it differs from the sampled power by more than this factor.
+# On some AMD GPUs, the counter does not count energy (ml-energy/zeus compares it with the power before using it). A
+# counter that differs from the sampled power by more than this factor is not used.
 LARGEST_FACTOR = 2.0
 
 
 @dataclass(frozen=True)
 class EnergySample:
-    """A reading, with the time on the host's monotonic clock. Values that the device does not report are None."""
+    """A reading with its time on the host's monotonic clock. Values that the device does not report are None."""
 
     at_s: float
     energy_j: float | None
@@ -34,7 +34,7 @@ class EnergySample:
 
 
 def energy_between(samples: Sequence[EnergySample], start_s: float, end_s: float, steps: float) -> Energy | None:
-    """Return the energy of a window of `steps`, or why it is unknown; None if the device reports nothing."""
+    """Return the energy of a window of `steps` steps, or why it is unknown; None if the device reports nothing."""
     seconds = end_s - start_s
     inside = [sample for sample in samples if start_s <= sample.at_s <= end_s]
     has_counter = any(sample.energy_j is not None for sample in samples)
@@ -54,7 +54,7 @@ def energy_between(samples: Sequence[EnergySample], start_s: float, end_s: float
 
 
 def _power_of_counter(inside: Sequence[EnergySample], seconds: float) -> tuple[float, str]:
-    """Return the mean power between the counter's first and last change, or 0 and why it is unknown."""
+    """Return the mean power between the counter's first and last change, or 0 and why the power is unknown."""
     if seconds < SHORTEST_S["counter"]:
         return 0.0, _describe_short(seconds, "counter")
     known = [(sample.at_s, sample.energy_j) for sample in inside if sample.energy_j is not None]

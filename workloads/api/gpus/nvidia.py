@@ -12,7 +12,7 @@ from typing import Any
 
 from workloads.api.gpus import GpuErrors, GpuIdentity, GpuLimits, GpuLinks, GpuReading
 
-# NVML's reasons for a lower clock, with our names for them.
+# NVML's reasons for a lower clock, with our names.
 SLOWDOWNS = {
     "software_power_cap": "nvmlClocksEventReasonSwPowerCap",
     "software_thermal": "nvmlClocksEventReasonSwThermalSlowdown",
@@ -20,13 +20,13 @@ SLOWDOWNS = {
     "hardware_thermal": "nvmlClocksEventReasonHwThermalSlowdown",
     "power_brake": "nvmlClocksEventReasonHwPowerBrakeSlowdown",
 }
-# Errors of programs, not of the GPU (NVIDIA's XID catalog). A program that is killed causes some of them.
+# Errors of programs, not of the GPU (NVIDIA's XID catalog). A killed program causes some of these errors.
 PROGRAM_XIDS = {13, 31, 43, 45, 68, 109}
 
 
 @contextlib.contextmanager
 def open_gpus() -> Iterator[list[NvidiaGpu]]:
-    """Open NVML and yield each GPU; an empty list without a driver."""
+    """Open NVML and yield the list of GPUs, which is empty without a driver."""
     import pynvml
 
     try:
@@ -41,8 +41,8 @@ def open_gpus() -> Iterator[list[NvidiaGpu]]:
 
 
 class NvidiaGpu:
-    """A GPU that NVML reads (`workloads.api.gpus.Gpu`). Its power is a mean over about a second, and its clock an
-    instantaneous value.
+    """A GPU that NVML reads (`workloads.api.gpus.Gpu`). Power is a mean over about a second; clocks are instantaneous
+    values.
 
     A GPU that no longer responds, such as one that has fallen off the bus, has only a number.
     """
@@ -58,7 +58,7 @@ class NvidiaGpu:
             self._handle = handle
 
     def _get(self, function: str, *arguments: Any) -> Any:
-        """Call NVML. Return None if the value is not reported, as with some values of virtual or consumer GPUs."""
+        """Call NVML. Return None if the value is not reported, such as some values of virtual or consumer GPUs."""
         try:
             return getattr(self._nvml, f"nvmlDeviceGet{function}")(self._handle, *arguments)
         except self._nvml.NVMLError:
@@ -71,7 +71,7 @@ class NvidiaGpu:
             return GpuIdentity(self._number, "nvidia")
         pci, capability, memory = self._get("PciInfo"), self._get("CudaComputeCapability"), self._get("MemoryInfo")
         address = f"{pci.domain:04x}:{pci.bus:02x}:{pci.device:02x}.0" if pci else None
-        numa_node, driver = -1, None  # the kernel reports -1 on a machine that has one node
+        numa_node, driver = -1, None  # the kernel reports -1 on a machine with one node
         with contextlib.suppress(OSError, ValueError):
             numa_node = int(Path("/sys/bus/pci/devices", address or "", "numa_node").read_text())
         with contextlib.suppress(nvml.NVMLError):
@@ -114,7 +114,7 @@ class NvidiaGpu:
         ecc, nvml = self._get("EccMode"), self._nvml
         kinds = nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, nvml.NVML_MEMORY_ERROR_TYPE_CORRECTED
         uncorrected, corrected = (self._get("TotalEccErrors", kind, nvml.NVML_AGGREGATE_ECC) for kind in kinds)
-        rows = self._get("RemappedRows")  # for correctable and uncorrectable errors, pending ones, and a failure
+        rows = self._get("RemappedRows")  # correctable, uncorrectable and pending errors, and a failure
         return GpuErrors(
             ecc=bool(ecc[0]) if ecc else None,
             uncorrected_errors=uncorrected,
@@ -140,7 +140,7 @@ class NvidiaGpu:
         nvml = self._nvml
         power_mw, energy_mj = self._get("PowerUsage"), self._get("TotalEnergyConsumption")  # energy: since Volta
         bits = self._get("CurrentClocksEventReasons")
-        if bits is not None:  # reasons are momentary, so the counter counts the readings that have the reason
+        if bits is not None:  # reasons are momentary, so each counter counts the readings with its reason
             self._slowdowns.update(name for name, constant in SLOWDOWNS.items() if bits & getattr(nvml, constant))
         return GpuReading(
             clock_mhz=self._get("ClockInfo", nvml.NVML_CLOCK_SM),
@@ -153,7 +153,7 @@ class NvidiaGpu:
 
 
 class XidWatch:
-    """Collects the XID errors of this machine's GPUs since its creation, if a driver reports them."""
+    """Collects this machine's XID errors since this object was created, if a driver reports them."""
 
     def __init__(self) -> None:
         import pynvml
@@ -167,7 +167,7 @@ class XidWatch:
                 pynvml.nvmlDeviceRegisterEvents(handle, pynvml.nvmlEventTypeXidCriticalError, self._events)
 
     def read(self) -> dict[int, list[int]]:
-        """Return the errors since the creation, by GPU number, without errors that programs cause."""
+        """Return the errors since creation, keyed by GPU number, without errors that programs cause."""
         with contextlib.suppress(self._nvml.NVMLError):  # a timeout if there are no more events
             while self._events is not None:
                 event = self._nvml.nvmlEventSetWait_v2(self._events, 0)
