@@ -1,4 +1,4 @@
-"""`workload=attention`: the rate of one attention kernel for softmax(Q·Kᵀ)·V, forward or backward."""
+"""`workload=attention`: the rate of one attention kernel for softmax(Q·Kᵀ)·V, in the forward or backward pass."""
 
 from dataclasses import dataclass, field
 from typing import Literal
@@ -15,21 +15,21 @@ class AttentionParameters:
     """Parameters of one attention over sequences of equal length.
 
     Attributes:
-        sequence_length: the number of queries, and of keys, in a sequence.
+        sequence_length: the number of queries and of keys in a sequence.
         batch: the number of sequences.
         heads: the number of query heads.
-        kv_heads: heads of keys and values, each shared by the same number of query heads (grouped-query attention).
-        head_size: the number of features of a head.
-        causal: a query attends only to its own key and earlier ones.
-        mode: the timed pass: forward as in training, which keeps what the backward pass needs, or backward.
+        kv_heads: the number of key and value heads; query heads share them equally (grouped-query attention).
+        head_size: the number of features per head.
+        causal: a query attends only to its own key and to earlier keys.
+        mode: the timed pass: forward, which saves tensors for the backward pass as in training, or backward.
         dtype: data type of queries, keys and values.
-        kernel: `flash` (FlashAttention 2), `cudnn`, `efficient` (CUTLASS) and `math` (not fused: it stores all scores)
-            are the back ends of PyTorch's scaled_dot_product_attention; `flash4` is FlashAttention 4, which replaces
-            PyTorch's flash kernel. On AMD GPUs, `aotriton`, `ck` and `aotriton_efficient` are PyTorch's back ends, and
-            `aiter` and `flash_attn` are packages. On a CPU, there are `flash` and `math`.
-        statistic: median of the repeats, each with the last-level cache flushed before it (cold) or not (warm).
-        warmup: calls that are not timed.
-        repeats: timed readings, each of one call, or of several calls if they are short and the cache is warm.
+        kernel: `flash` (FlashAttention 2), `cudnn`, `efficient` (CUTLASS) and `math` (unfused, stores all scores) are
+            back ends of PyTorch's scaled_dot_product_attention; `flash4` is FlashAttention 4, which replaces PyTorch's
+            flash kernel. On AMD GPUs, `aotriton`, `ck` and `aotriton_efficient` are PyTorch's back ends, and `aiter`
+            and `flash_attn` are packages. A CPU supports `flash` and `math`.
+        statistic: median of the repeats, with the last-level cache flushed before each repeat (cold) or not (warm).
+        warmup: the number of untimed calls.
+        repeats: the number of timed readings, each of one call, or of several if calls are short and the cache is warm.
         sustained_s: if above 0, the pass also runs back to back for this many seconds once the clocks have settled.
         seed: seed of the random inputs.
     """
@@ -59,8 +59,8 @@ class AttentionParameters:
     def flops(self) -> float:
         """Return the floating-point operations of the pass, as FlashAttention's papers count them.
 
-        The forward pass has two products over the pairs of queries and keys, the backward pass five: one of them is
-        that of the scores, which a kernel that does not store them computes again.
+        The forward pass has two products over query-key pairs, and the backward pass has five. One of the five
+        recomputes the scores, because a fused kernel does not store them.
         """
         length = self.sequence_length
         pairs = length * (length + 1) / 2 if self.causal else length * length
@@ -69,7 +69,7 @@ class AttentionParameters:
 
 
 class Attention(Workload):
-    """One pass of attention by one kernel, with its result checked."""
+    """One attention pass by one kernel, with a check of the result."""
 
     name = "attention"
     Parameters = AttentionParameters
@@ -77,4 +77,4 @@ class Attention(Workload):
     work = ("mode", "causal", "dtype", "statistic")
     ways = ("kernel", "warmup", "repeats", "sustained_s", "seed")
     max_world_size = None  # each rank measures its own device, all at the same time
-    finalists = 0  # each point is a result
+    finalists = 0  # each point is a result in itself

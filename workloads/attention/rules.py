@@ -1,8 +1,8 @@
-"""The attention kernels of a device, and what they support. No torch.
+"""Each device's attention kernels and what the kernels support. Does not import torch.
 
-The rules are those of PyTorch 2.11 to 2.13 (aten/src/ATen/native/transformers/cuda/sdp_utils.cpp,
-torch/nn/attention/_fa4.py) and of the packages' own lists of GPUs. If a kernel rejects a shape for any other reason,
-PyTorch reports it before anything is timed, see `workloads.attention.run`.
+The rules follow PyTorch 2.11 to 2.13 (aten/src/ATen/native/transformers/cuda/sdp_utils.cpp, torch/nn/attention/_fa4.py)
+and the packages' own lists of GPUs. If a kernel rejects a shape for another reason, PyTorch reports the reason before
+any timing (see `workloads.attention.run`).
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ KernelName = Literal[
 
 @dataclass(frozen=True)
 class KernelRule:
-    """The devices on which a kernel exists, and the way to make PyTorch run it."""
+    """The devices on which a kernel exists, and how to make PyTorch run the kernel."""
 
     architectures: str  # a regular expression
     needs: str = ""  # what other architectures lack
-    dtypes: Sequence[str] = ("bf16", "fp16")  # supported on a GPU
-    backend: str = ""  # of scaled_dot_product_attention; empty for a package that is called directly
+    dtypes: Sequence[str] = ("bf16", "fp16")  # data types supported on a GPU
+    backend: str = ""  # back end of scaled_dot_product_attention; empty for packages that are called directly
     rocm_library: str = ""  # the library that PyTorch should prefer
 
 
@@ -40,7 +40,7 @@ KERNELS: dict[str, KernelRule] = {
 
 
 def unsupported_kernel_reason(kernel: str, architecture: str) -> str:
-    """Return why a device has no such kernel; empty if it does. `architecture` is as in `workloads.api.recipes`."""
+    """Return why a device lacks a kernel; empty if it has one. `workloads.api.recipes` defines `architecture`."""
     base = re.split(r"[ :]", architecture)[0]
     rule = KERNELS[kernel]
     return "" if re.fullmatch(rule.architectures, base) else f"for {rule.needs}; this device is {base}"
@@ -57,7 +57,7 @@ def unsupported_reason(parameters: AttentionParameters, architecture: str) -> st
 
 
 def matrix_dtype(parameters: AttentionParameters, architecture: str) -> str:
-    """Return the data type of the matrix units, whose peak is the reference for utilization. It may have no peak.
+    """Return the matrix units' data type, which selects the peak for utilization. The data type may have no peak.
 
     Since sm80, the memory-efficient kernel computes an fp32 product as three tf32 products (mem_eff_attention,
     gemm_kernel_utils.h: OpMultiplyAddFastF32).

@@ -18,7 +18,7 @@ from workloads.llama.attention_kernels import KERNELS, Gradients, rocm_attention
 from workloads.llama.pytorch_attention import choose_backend, flash4_as_flash
 
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
-# Autograd's functions for the fused kernels (tools/autograd/derivatives.yaml). The unfused kernel has no own function.
+# Autograd's functions for the fused kernels (tools/autograd/derivatives.yaml). The unfused kernel has no function.
 FUNCTIONS = {
     "ScaledDotProductFlashAttentionForCpuBackward0": "flash",
     "ScaledDotProductFlashAttentionBackward0": "flash",
@@ -28,7 +28,7 @@ FUNCTIONS = {
 # Largest relative error ‖X - ref‖ / ‖ref‖ of a correct result. Kernels in bf16 differ by 0.002 to 0.01 from fp64
 # (workloads/llama/attention.py), and unfused attention rounds scores and weights too.
 TOLERANCE = {"fp32": 1e-4, "fp16": 1e-2, "bf16": 3e-2}
-CHUNK_QUERIES = 1024  # processed at a time: their scores take 0.5 GiB in fp32 for four heads of 32,768 keys
+CHUNK_QUERIES = 1024  # number of queries per chunk; fp32 scores take 0.5 GiB for four heads of 32,768 keys
 
 
 class Inputs(NamedTuple):
@@ -45,7 +45,7 @@ class Inputs(NamedTuple):
 
 
 class AttentionCalls(NamedTuple):
-    """The passes over some inputs. The backward pass uses what one earlier forward pass with `kernel` has saved."""
+    """Attention passes over fixed inputs. The backward pass uses tensors that a forward pass with `kernel` saved."""
 
     inputs: Inputs
     forward: Callable[[], Tensor]
@@ -54,7 +54,7 @@ class AttentionCalls(NamedTuple):
 
 
 def measure(parameters: AttentionParameters, rank: Rank) -> Measurement:
-    """Time one pass over random inputs; the time of every repeat is kept.
+    """Time one pass over random inputs. The time of every repeat is kept.
 
     Raises Infeasible if the device, or this build of PyTorch, does not support the combination of parameters, and
     ArithmeticError if the result is wrong.
@@ -103,10 +103,10 @@ def _checked_error(parameters: AttentionParameters, calls: AttentionCalls) -> fl
 
 
 def exact_results(q: Tensor, k: Tensor, v: Tensor, d_out: Tensor, *, causal: bool) -> tuple[Tensor, ...]:
-    """Return out, dq, dk and dv of the last sequence, for its last head of keys and the queries that share it.
+    """Return out, dq, dk and dv of the last sequence, for its last key head and the query heads that share this head.
 
-    They are computed from the definition (Dao 2023, section 2.2) in fp32, or in fp64 for inputs in fp32. The shapes are
-    [heads, queries, head_size] for out and dq, and [keys, head_size] for dk and dv.
+    The results are computed from the definition (Dao 2023, section 2.2) in fp32, or in fp64 for fp32 inputs. The shapes
+    are [heads, queries, head_size] for out and dq, and [keys, head_size] for dk and dv.
     """
     exact = torch.float64 if q.dtype == torch.float32 else torch.float32
     group = q.shape[1] // k.shape[1]
@@ -131,7 +131,7 @@ def exact_results(q: Tensor, k: Tensor, v: Tensor, d_out: Tensor, *, causal: boo
 
 
 def largest_error(results: Sequence[Tensor], exact: Sequence[Tensor]) -> float:
-    """Return the largest relative error of the results, which have all heads and sequences; inf for a NaN."""
+    """Return the largest relative error of `results`, which cover all heads and sequences; inf if there is a NaN."""
     errors = []
     for result, reference in zip(results, exact, strict=True):
         heads = reference.shape[0] if reference.dim() == 3 else 1
@@ -153,7 +153,7 @@ def draw_inputs(parameters: AttentionParameters, device: torch.device, generator
 
 @contextmanager
 def selected(kernel: str) -> Iterator[None]:
-    """Make scaled_dot_product_attention use one kernel until the block ends. Raises Infeasible if it is missing."""
+    """Make scaled_dot_product_attention use one kernel within the block. Raises Infeasible if the kernel is missing."""
     rule = rules.KERNELS[kernel]
     with ExitStack() as stack:
         if rule.rocm_library:
@@ -163,7 +163,7 @@ def selected(kernel: str) -> Iterator[None]:
                 raise Infeasible(f"kernel={kernel}: {error}") from error
         if kernel == "flash4":
             stack.enter_context(flash4_as_flash())
-        if kernel == "math":  # multiply in the type of the inputs; by default, PyTorch converts them to fp32
+        if kernel == "math":  # multiply in the inputs' type; by default, PyTorch converts them to fp32
             allow = torch.backends.cuda.allow_fp16_bf16_reduction_math_sdp
             stack.callback(allow, torch.backends.cuda.fp16_bf16_reduction_math_sdp_allowed())
             allow(True)
@@ -173,9 +173,9 @@ def selected(kernel: str) -> Iterator[None]:
 
 
 def build_calls(parameters: AttentionParameters, inputs: Inputs) -> AttentionCalls:
-    """Return the calls of a kernel within its `selected` block. Raises Infeasible with PyTorch's reasons."""
+    """Return a kernel's calls, for use in a `selected` block. Raises Infeasible with PyTorch's reasons."""
     causal = parameters.causal
-    if not rules.KERNELS[parameters.kernel].backend:  # a package's own functions, which need no autograd graph
+    if not rules.KERNELS[parameters.kernel].backend:  # a package's functions need no autograd graph
         kernel = KERNELS[parameters.kernel]
         q, k, v = (x.detach() for x in inputs[:3])
         try:
@@ -191,7 +191,7 @@ def build_calls(parameters: AttentionParameters, inputs: Inputs) -> AttentionCal
     repeat = inputs.q.shape[1] // inputs.k.shape[1] if "efficient" in parameters.kernel else 1
 
     def forward() -> Tensor:
-        # The memory-efficient kernel has no grouped heads, so keys and values are repeated, which its time includes.
+        # The memory-efficient kernel has no grouped heads, so keys and values are repeated; its time includes this.
         k, v = (x.repeat_interleave(repeat, 1) if repeat > 1 else x for x in (inputs.k, inputs.v))
         return functional.scaled_dot_product_attention(inputs.q, k, v, is_causal=causal, enable_gqa=repeat == 1)
 
@@ -199,7 +199,7 @@ def build_calls(parameters: AttentionParameters, inputs: Inputs) -> AttentionCal
     try:
         out = forward()
     except RuntimeError as error:
-        if parameters.kernel == "flash4" and "unsupported" in str(error):  # it refuses some calls (_fa4.py)
+        if parameters.kernel == "flash4" and "unsupported" in str(error):  # flash4 rejects some calls (_fa4.py)
             raise Infeasible(f"kernel=flash4: {str(error).splitlines()[0]}") from error
         raise
 

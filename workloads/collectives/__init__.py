@@ -1,6 +1,6 @@
-"""`workload=collectives`: a collective over a gang, and the bandwidth of the links between its devices.
+"""`workload=collectives`: a collective over a gang, and the bandwidth of the links between the gang's devices.
 
-`workload=allreduce` is the all-reduce with a size in MiB.
+`workload=allreduce` is an all-reduce with a size in MiB.
 """
 
 from dataclasses import dataclass, field, replace
@@ -16,12 +16,12 @@ class CollectivesParameters:
     """Parameters of one collective.
 
     Attributes:
-        collective: the operation. In `send_receive`, each rank sends to the next one and receives from the previous.
-        kib: size in KiB, counted as in nccl-tests: a rank's larger buffer, which is the gathered one in an all-gather.
+        collective: the operation. In `send_receive`, each rank sends to the next and receives from the previous rank.
+        kib: size in KiB of a rank's larger buffer, as in nccl-tests; in an all-gather, this is the gathered buffer.
         ranks: ranks per group. Groups of neighboring ranks run at the same time; 0 means one group of all ranks.
         dtype: number format of the buffers.
-        warmup: calls that are not timed.
-        repeats: timed calls.
+        warmup: the number of untimed calls.
+        repeats: the number of timed calls.
     """
 
     collective: Collective = "all_reduce"
@@ -33,7 +33,7 @@ class CollectivesParameters:
 
 
 class Collectives(Workload):
-    """A collective, with NCCL or RCCL between GPUs and gloo between CPUs, whose result is checked."""
+    """A collective by NCCL or RCCL between GPUs, or by gloo between CPUs, with a check of the result."""
 
     name = "collectives"
     Parameters: type = CollectivesParameters
@@ -42,7 +42,7 @@ class Collectives(Workload):
     benchmark_version = "collectives/1"
     min_world_size = 2
     max_world_size = None
-    finalists = 0  # each point is a result
+    finalists = 0  # each point is a result in itself
 
 
 @dataclass(frozen=True)
@@ -50,10 +50,10 @@ class AllreduceParameters:
     """Parameters of one all-reduce.
 
     Attributes:
-        mib: size of the buffer of each rank in MiB.
+        mib: size of each rank's buffer in MiB.
         dtype: number format of the buffer.
-        warmup: calls that are not timed.
-        repeats: timed calls.
+        warmup: the number of untimed calls.
+        repeats: the number of timed calls.
     """
 
     mib: int = field(default=256, metadata={"min": 1})

@@ -17,7 +17,7 @@ from workloads.instruments.telemetry import monitor_gpu
 from workloads.instruments.timing import time_steps
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
-# Bytes that each link carries per byte of the size, over n ranks: nccl-tests, doc/PERFORMANCE.md.
+# Bytes that each link carries per byte of size, for n ranks (nccl-tests, doc/PERFORMANCE.md).
 BUS_FACTORS: dict[Collective, Callable[[int], float]] = {
     "all_reduce": lambda n: 2 * (n - 1) / n,
     "all_gather": lambda n: (n - 1) / n,
@@ -31,16 +31,16 @@ class Group(NamedTuple):
     handle: dist.ProcessGroup | None  # None for all ranks
     first: int  # the lowest rank
     size: int
-    position: int  # of this rank in the group
+    position: int  # this rank's position in the group
 
 
 class Operation(NamedTuple):
-    """A collective with its buffers, which are one and the same if the operation is in place."""
+    """A collective with its buffers. An in-place operation has one buffer."""
 
     source: torch.Tensor
     result: torch.Tensor
     call: Callable[[], object]
-    # The value in each equal part of the result, if each rank's source holds its position plus one.
+    # The value in each equal part of the result, if each rank's source contains the rank's position plus one.
     expected: tuple[float, ...]
 
     @property
@@ -48,12 +48,12 @@ class Operation(NamedTuple):
         return max(self.source.nbytes, self.result.nbytes)
 
     def check(self, position: int) -> None:
-        """Run once and check the result. Raises ArithmeticError if it is wrong."""
+        """Run once and check the result. Raises ArithmeticError if the result is wrong."""
         self.source.fill_(position + 1)
         self.call()
         parts = self.result.float().view(len(self.expected), -1)
         expected = torch.tensor(self.expected, device=parts.device)[:, None]
-        # bf16 holds integers exactly up to 256; a larger sum is rounded.
+        # bf16 represents integers exactly up to 256; larger sums are rounded.
         tolerance = torch.where(expected > 256, expected / 128, torch.zeros_like(expected))
         if not bool(((parts - expected).abs() <= tolerance).all()):
             raise ArithmeticError(f"the result is not {', '.join(f'{value:g}' for value in self.expected)}")
@@ -61,7 +61,7 @@ class Operation(NamedTuple):
 
 
 def measure(parameters: CollectivesParameters, rank: Rank) -> Measurement:
-    """Time the collective on a buffer. `bus_gb_s` is the bandwidth of each device's link in each direction.
+    """Time the collective on a buffer. `bus_gb_s` is the bandwidth of each device's link per direction.
 
     Raises Infeasible if a group has a single rank or the groups do not divide the gang, and ArithmeticError if the
     result is wrong.
@@ -96,8 +96,8 @@ def measure(parameters: CollectivesParameters, rank: Rank) -> Measurement:
 def time_calls(call: Callable[[], object], device: torch.device, warmup: int, repeats: int) -> tuple[float, ...]:
     """Return the seconds of each call. All ranks must make the same number of calls.
 
-    `time_steps` is not used on a CPU, where it repeats disturbed calls. Each rank would decide this alone, and the
-    others would wait for it or match its extra call with their next one.
+    `time_steps` is not used on a CPU, because it repeats disturbed calls there. Each rank would decide this alone. The
+    other ranks would wait for this rank, or match its extra call with their next call.
     """
     if device.type != "cpu":
         return time_steps(call, device, warmup=warmup, repeats=repeats, cold_cache=False)
@@ -110,7 +110,7 @@ def time_calls(call: Callable[[], object], device: torch.device, warmup: int, re
 
 
 def build_operation(name: Collective, kib: int, dtype: torch.dtype, device: torch.device, group: Group) -> Operation:
-    """Return a collective with buffers of this size, rounded up to equal parts for all ranks."""
+    """Return a collective with buffers of `kib` KiB, rounded up to equal parts for all ranks."""
     n, handle = group.size, group.handle
     part = math.ceil(kib * 1024 / dtype.itemsize / n)
     whole = torch.zeros(part * n, dtype=dtype, device=device)

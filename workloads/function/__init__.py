@@ -1,7 +1,7 @@
 """A Python function as a workload: `sweeper.run(workload=my_function, space={…})`.
 
-Each trial carries the function, packed by cloudpickle, so a worker needs neither its module nor the notebook in which
-it was written.
+Each trial carries the function, packed by cloudpickle, so a worker needs neither the function's module nor its
+notebook.
 """
 
 from __future__ import annotations
@@ -18,24 +18,24 @@ from workloads.api.contract import Measurement, Rank, Scalar, Workload
 from workloads.api.steps import StepReports
 
 VALUE = "value"  # the metric of a function that returns a number
-RANK = "rank"  # a parameter of this name receives the rank, and is not part of the space
-REPORT = "report"  # likewise, a parameter of this name receives the function that reports the steps
+RANK = "rank"  # a parameter with this name receives the rank and is not part of the space
+REPORT = "report"  # likewise, a parameter with this name receives the function that reports steps
 # Values that a function may return in addition to metrics. All rates are derived from them, as for any workload.
 RAW_NAMES = ("step_times_s", "tokens_per_step", "flops_per_step", "bytes_per_step", "matrix_dtype", "statistic")
 
 
 @dataclass(frozen=True)
 class FunctionSettings:
-    """A packed function. --help prints what the keys mean.
+    """A packed function. --help explains the keys.
 
     Attributes:
         name: the function's name.
-        digest: a digest of its source, since a different function is a different benchmark.
+        digest: a digest of the function's source, because a different function is a different benchmark.
         code: the function, packed by cloudpickle, in base64.
-        parameters: its parameters that a space may have.
-        defaults: the defaults of the parameters that have one.
-        takes_rank: it has a parameter `rank`.
-        takes_report: it has a parameter `report`, and its trials may be pruned.
+        parameters: the function's parameters that a space may contain.
+        defaults: the parameters' defaults, if they have any.
+        takes_rank: whether the function has a parameter `rank`.
+        takes_report: whether the function has a parameter `report`; its trials may be pruned.
     """
 
     name: str
@@ -49,22 +49,22 @@ class FunctionSettings:
 
 @cache
 def load_function(code: str) -> Callable[..., Any]:
-    """Return a packed function. All trials of a process get the same object, with its state from earlier calls."""
+    """Unpack a function. All trials of a process get the same object, with its state from earlier calls."""
     function: Callable[..., Any] = pickle.loads(base64.b64decode(code))
     return function
 
 
 class StepReport:
-    """Reports the steps of a function, which calls it as `report(value)` or `report({"loss": loss})` after each step.
+    """Reports a function's steps. The function calls `report(value)` or `report({"loss": loss})` after each step.
 
-    It ends the trial with an exception in the function at `trial.timeout_s`, and when the pruner ends the trial.
+    A call raises an exception in the function at `trial.timeout_s`, or when the pruner ends the trial.
     """
 
     def __init__(self, function: str, rank: Rank) -> None:
         self._function, self._steps = function, StepReports(rank)
 
     def __call__(self, metrics: float | Mapping[str, Any]) -> None:
-        """Report a finished step, with the objective `value` or metrics by name. Raises Pruned or TrialTimeout."""
+        """Report a finished step with the objective `value`, or with metrics by name. Raises Pruned or TrialTimeout."""
         values = metrics if isinstance(metrics, Mapping) else {VALUE: metrics}
         numbers = {str(name): _number(self._function, "reported", name, value) for name, value in values.items()}
         if ending := self._steps.report(numbers):
@@ -84,7 +84,7 @@ class Function(Workload):
         self.settings = settings
 
     def with_settings(self, settings: FunctionSettings) -> Function:
-        """Return the workload for this function. Its parameters have the types of the values in the space."""
+        """Return the workload for this function. The parameters have the types of the values in the space."""
         function = Function(settings)
         required = [(name, Any) for name in settings.parameters if name not in settings.defaults]
         optional = [(name, Any, field(default=value)) for name, value in settings.defaults.items()]
@@ -94,7 +94,7 @@ class Function(Workload):
         return function
 
     def run(self, parameters: Any, rank: Rank) -> Measurement:
-        """Call the function. Raises TypeError if it returns neither a number nor a dict of metrics."""
+        """Call the function. Raises TypeError if the function returns neither a number nor a dict of metrics."""
         assert self.settings is not None
         name, executed = self.settings.name, dict(vars(parameters))
         given: dict[str, Any] = {RANK: rank} if self.settings.takes_rank else {}

@@ -1,6 +1,6 @@
 """`workload=grouped_matmul`: the GEMMs of a mixture of experts, each expert's weights times the tokens routed to it.
 
-One call multiplies rows that are sorted by expert: y[rows of e] = x[rows of e] · W[e]ᵀ for every expert e.
+One call multiplies rows sorted by expert: y[rows of e] = x[rows of e] · W[e]ᵀ for every expert e.
 """
 
 from dataclasses import dataclass, field
@@ -29,24 +29,24 @@ class GroupedMatmulParameters:
     """Parameters of a grouped GEMM, given by a model or by four sizes.
 
     Attributes:
-        model: a model whose experts give the sizes.
-        hidden_size: features of a token, if no model is given.
-        expert_size: features inside an expert (of a gate or an up projection), if no model is given.
-        experts: routed experts in a block, if no model is given.
-        experts_per_token: experts that a token goes through, if no model is given.
-        expert_parallel: ranks over which the experts are distributed; the GEMM has the experts of one rank. Its tokens
-            come from `expert_parallel` ranks, so the number of rows stays tokens · experts_per_token.
-        layer: the gate and up projections in one GEMM, or the down projection.
+        model: a model with experts, which gives the sizes.
+        hidden_size: the number of features per token, if no model is given.
+        expert_size: the number of features inside an expert (of a gate or an up projection), if no model is given.
+        experts: the number of routed experts in a block, if no model is given.
+        experts_per_token: the number of experts per token, if no model is given.
+        expert_parallel: the number of ranks that share the experts; the GEMM covers one rank's experts. Tokens come
+            from all `expert_parallel` ranks, so the number of rows stays tokens · experts_per_token.
+        layer: the gate and up projections as one GEMM, or the down projection.
         product: the layer's forward product or one of its two gradients.
-        tokens: tokens of one rank, before they are copied for their experts.
-        imbalance: rows of the busiest expert over the mean; 1 is forced balance. Loads follow Zipf's law.
-        dtype: number format of the operands, with its scales.
-        backend: `torch` is torch.nn.functional.grouped_mm, in fp8 scaled_grouped_mm; `quack` is the package
-            quack-kernels, tuned for the product before it is timed.
-        statistic: median of the repeats, each with the last-level cache flushed before it (cold) or not (warm).
-        warmup: calls that are not timed.
-        repeats: timed readings, each of one call, or of several calls if they are short and the cache is warm.
-        sustained_s: if above 0, the product also runs back to back for this many seconds once the clocks have settled.
+        tokens: the number of tokens on one rank, before they are copied for their experts.
+        imbalance: the busiest expert's rows divided by the mean; 1 is forced balance. Loads follow Zipf's law.
+        dtype: number format of the operands, including scales.
+        backend: `torch` is torch.nn.functional.grouped_mm, or scaled_grouped_mm in fp8; `quack` is the package
+            quack-kernels, tuned for the GEMM before timing.
+        statistic: median of the repeats, with the last-level cache flushed before each repeat (cold) or not (warm).
+        warmup: the number of untimed calls.
+        repeats: the number of timed readings, each of one call, or of several if calls are short and the cache is warm.
+        sustained_s: if above 0, the GEMM also runs back to back for this many seconds once the clocks have settled.
         seed: seed of the random operands and of the order of busy and idle experts.
     """
 
@@ -94,7 +94,7 @@ class GroupedMatmulParameters:
             )
 
     def sizes(self) -> tuple[int, int, int, int]:
-        """Return the hidden size, the size of an expert, the number of experts, and the experts per token."""
+        """Return the hidden size, the expert size, the number of experts, and the number of experts per token."""
         if self.model is not None:
             model = MODELS[self.model]
             return model.hidden_size, model.expert_intermediate_size, model.experts, model.experts_per_token
@@ -116,14 +116,14 @@ class GroupedMatmulParameters:
         return 16 if self.dtype == "fp8_rowwise" else 1
 
     def rows(self) -> list[int]:
-        """Return the rows of each expert on this rank; in fp8, multiples of 16, since the units load 16 bytes."""
+        """Return each expert's row count on this rank; multiples of 16 in fp8, because matrix units load 16 bytes."""
         rows, unit = self.tokens * self.sizes()[3], self._row_unit
         loads = tokens_of_experts(rows // unit, self.local_experts, self.imbalance, self.seed)
         return [load * unit for load in loads]
 
 
 class GroupedMatmul(Workload):
-    """A grouped GEMM whose result is checked."""
+    """A grouped GEMM with a check of the result."""
 
     name = "grouped_matmul"
     Parameters = GroupedMatmulParameters
@@ -131,4 +131,4 @@ class GroupedMatmul(Workload):
     work = ("model", "layer", "product", "imbalance", "dtype", "statistic")
     ways = ("backend", "warmup", "repeats", "sustained_s", "seed")
     max_world_size = None  # each rank measures its own device, all at the same time
-    finalists = 0  # each point is a result
+    finalists = 0  # each point is a result in itself

@@ -1,6 +1,6 @@
-"""The devices' support for grouped GEMMs. No torch.
+"""Each device's support for grouped GEMMs. Does not import torch.
 
-The rules are those of PyTorch 2.11 to 2.13 (aten/src/ATen/native/cuda/GroupedBlas.cpp) and of quack-kernels 0.6.
+The rules follow PyTorch 2.11 to 2.13 (aten/src/ATen/native/cuda/GroupedBlas.cpp) and quack-kernels 0.6.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ def unsupported_backend_reason(backend: str, architecture: str) -> str:
 
 
 def unsupported_reason(parameters: GroupedMatmulParameters, architecture: str) -> str:
-    """Return the first rule's reason why a device does not support a combination of parameters; empty if it does."""
+    """Return why a device does not support the parameters, from the first broken rule; empty if it supports them."""
     if reason := unsupported_backend_reason(parameters.backend, architecture):
         return f"backend={parameters.backend} is {reason}"
     dtype, is_cpu = parameters.dtype, architecture.startswith("cpu")
     if parameters.backend == "quack" and dtype not in ("bf16", "fp16"):
         return f"backend=quack computes bf16 and fp16 here, not dtype={dtype}: set backend=torch"
-    if dtype == "fp8_rowwise" and not re.match(r"sm90|gfx942|gfx950", architecture):  # like PyTorch's own tests
+    if dtype == "fp8_rowwise" and not re.match(r"sm90|gfx942|gfx950", architecture):  # as in PyTorch's own tests
         return "dtype=fp8_rowwise: PyTorch groups products with scales of rows on sm90, gfx942 and gfx950 alone"
     if dtype in ("fp32", "fp16") and parameters.backend == "torch" and not is_cpu:
         return f"dtype={dtype}: PyTorch's grouped kernels compute bf16; others run one product for each expert"

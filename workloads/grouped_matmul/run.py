@@ -1,4 +1,4 @@
-"""Time one grouped GEMM, and check its result against GEMMs of single experts in fp64."""
+"""Time one grouped GEMM, and check the result against fp64 GEMMs of single experts."""
 
 import time
 from collections.abc import Callable
@@ -23,13 +23,13 @@ from workloads.instruments.runs import check_error, check_support, measure_calls
 class GroupedOperands(products.Operands):
     """A is [rows, k], B [experts, k, n]. For a weight gradient, A is [n, rows], B [rows, k] and C [experts, n, k]."""
 
-    ends: Tensor = field(kw_only=True)  # int32, the row after each expert's last
+    ends: Tensor = field(kw_only=True)  # int32, the row after each expert's last row
 
 
 def measure(parameters: GroupedMatmulParameters, rank: Rank) -> Measurement:
-    """Time a grouped GEMM on random operands; the time of every repeat is kept.
+    """Time a grouped GEMM on random operands. The time of every repeat is kept.
 
-    Raises Infeasible if the device, or what is installed, does not support the combination of parameters, and
+    Raises Infeasible if the device or the installed packages do not support the combination of parameters, and
     ArithmeticError if the result is wrong.
     """
     device = devices.device_of(rank)
@@ -64,7 +64,7 @@ def measure(parameters: GroupedMatmulParameters, rank: Rank) -> Measurement:
 def make_operands(
     parameters: GroupedMatmulParameters, device: torch.device, generator: torch.Generator, architecture: str
 ) -> GroupedOperands:
-    """Create normally distributed operands. In fp8, scales are one, since a GEMM's time does not depend on them."""
+    """Create normally distributed operands. fp8 scales are one, because they do not affect a GEMM's time."""
     rows, experts, (inputs, outputs) = parameters.rows(), parameters.local_experts, parameters.features
     ends = torch.tensor(list(accumulate(rows)), dtype=torch.int32, device=device)
     total, is_fp8 = sum(rows), parameters.dtype == "fp8_rowwise"
@@ -74,7 +74,7 @@ def make_operands(
         values = torch.randn(size, device=device, dtype=torch.bfloat16 if is_fp8 else dtype, generator=generator)
         return values.to(dtype)
 
-    # fp8 units need operands that are contiguous in the summed dimension, so gradients use transposed copies.
+    # fp8 matrix units need operands that are contiguous in the summed dimension, so gradients use transposed copies.
     if parameters.product == "forward":  # y = x · Wᵀ
         a, b = matrix(total, inputs), matrix(experts, outputs, inputs).mT
     elif parameters.product == "input_gradient":  # dx = dy · W
@@ -93,13 +93,13 @@ def make_operands(
 
 
 def _scaled(a: Tensor, b: Tensor, ends: Tensor, parameters: GroupedMatmulParameters) -> Callable[[], Tensor]:
-    """Add a scale for each row of A and each column of an expert's B; for a weight gradient, also for its rows."""
+    """Add a scale for each row of A and each column of an expert's B (for each expert's rows in a weight gradient)."""
     experts = len(ends)
     sizes = ((experts * a.shape[0],), (experts * b.shape[1],)) if b.dim() == 2 else (a.shape[:1], (experts, b.shape[2]))
     scale_a, scale_b = (torch.ones(size, device=a.device) for size in sizes)
     kind = functional.ScalingType.RowWise
     options: dict[str, Any] = {"offs": ends, "output_dtype": torch.bfloat16, "use_fast_accum": True}
-    # PyTorch's type stubs lack it.
+    # PyTorch's type stubs lack this function.
     return lambda: functional.scaled_grouped_mm(a, b, scale_a, kind, scale_b, kind, **options)  # type: ignore[attr-defined]
 
 

@@ -1,1 +1,1 @@
-"""GPUs, topologies and data types: their descriptions and measured rates. Standard library only."""
+"""Descriptions and measured rates of GPUs, topologies and data types. Standard library only."""

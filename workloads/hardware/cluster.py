@@ -1,4 +1,4 @@
-"""A cluster's GPUs and the network between them, topologies from plain values, and rates measured on devices."""
+"""A cluster's GPUs and network, topologies read from plain values, and rates measured on devices."""
 
 import csv
 import math
@@ -14,46 +14,46 @@ Wiring = Literal["switch", "pairs", "host"]
 
 
 class AttentionRates(NamedTuple):
-    """The rates of an attention kernel over long sequences, as shares of the rate of bf16 GEMMs."""
+    """An attention kernel's rates over long sequences, as shares of the bf16 GEMM rate."""
 
     forward_share: float
     backward_share: float
-    half_tokens: float  # the sequence length at which half of these rates is reached
+    half_tokens: float  # the sequence length that reaches half of these rates
 
 
 @dataclass(frozen=True)
 class Device:
     """A GPU."""
 
-    name: str  # the key of its file in conf/hardware
+    name: str  # the name of the GPU's file in conf/hardware
     peak_tflops: Mapping[str, float]  # dense peaks by data type, from the vendor's data sheet
     memory_gib: float  # as reported by the driver
     memory_gb_s: float  # memory bandwidth, from the vendor's data sheet; infinite if unknown
-    power_w: float | None  # the power cap at which it runs
-    # Measured rates of large GEMMs under load, by data type; empty if none was measured.
+    power_w: float | None  # the GPU's power cap
+    # Measured rates of large GEMMs under load, by data type; empty if not measured.
     sustained_tflops: Mapping[str, float]
-    architecture: str = ""  # the compiler's name for it: sm80, sm90, sm100, gfx942; empty if unknown
-    # The speed of GEMMs that the power cap does not limit, relative to sustained GEMMs.
+    architecture: str = ""  # the compiler's name for the GPU: sm80, sm90, sm100, gfx942; empty if unknown
+    # The speed of GEMMs without the power cap's limit, relative to sustained GEMMs.
     power_headroom: float = 1.0
-    # Measured bytes per second that copies read and write; None if not measured.
+    # Measured GB/s that copies read and write; None if not measured.
     copy_gb_s: float | None = None
-    # Measured rates of attention kernels, by the planner's names for them.
+    # Measured rates of attention kernels, by the planner's kernel names.
     attention: Mapping[str, AttentionRates] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Topology:
-    """Links and network of a cluster of equal nodes. Bandwidths are each way."""
+    """The links and the network of a cluster with equal nodes. Bandwidths are per direction."""
 
-    name: str  # the key of its file
-    gpus_per_domain: int  # GPUs that reach each other without the network: those of a node, or 72 in a GB200 NVL72
-    # `switch`: a GPU can use its whole bandwidth to any other GPU; `pairs`: there is one link to each other GPU, and
-    # only collectives over the whole domain use all links (xGMI); `host`: PCIe, through the CPUs.
+    name: str  # the name of the topology's file
+    gpus_per_domain: int  # GPUs that reach each other without the network: a node's GPUs, or 72 in a GB200 NVL72
+    # `switch`: a GPU can use its whole bandwidth to any other GPU. `pairs`: a GPU has one link to each other GPU, and
+    # only collectives over the whole domain use all links (xGMI). `host`: PCIe through the CPUs.
     wiring: Wiring
     link_gb_s: float  # per GPU within its domain, over all links
     network_gb_s: float  # per GPU between domains: the bandwidth of a domain's NICs, divided by its GPUs
-    oversubscription: float = 1.0  # the bandwidth of the NICs divided by that of the switches above them
-    # link_latency_s, network_latency_s: the latency of one message
+    oversubscription: float = 1.0  # NIC bandwidth divided by the bandwidth of the switches above the NICs
+    # link_latency_s and network_latency_s are the latency of one message.
     link_latency_s: float = 4e-6
     network_latency_s: float = 12e-6
 
@@ -67,7 +67,7 @@ class Cluster:
 
 @dataclass(frozen=True)
 class Group:
-    """The ranks in a collective: `ranks` of them, `stride` apart."""
+    """The ranks in a collective: `ranks` ranks, `stride` apart."""
 
     ranks: int
     stride: int = 1
@@ -76,7 +76,7 @@ class Group:
         return max(1, min(self.ranks, gpus_per_domain // self.stride))
 
 
-ASSUMED_TFLOPS = 0.05  # for a device without a measured rate: only the order of layouts depends on it
+ASSUMED_TFLOPS = 0.05  # for devices without a measured rate; only the order of layouts depends on this
 UNKNOWN_CLUSTER = Cluster(
     Device("unknown", {}, 0.0, math.inf, None, dict.fromkeys(("bf16", "fp32", "fp8", "fp4"), ASSUMED_TFLOPS)),
     Topology("unknown", 1, "switch", link_gb_s=25.0, network_gb_s=25.0),
@@ -126,7 +126,7 @@ def measured_tflops(device: str) -> dict[str, float]:
 
 
 def power_headroom(device: str) -> float:
-    """Return the speed of a device's GEMMs without the limit of the power cap over the sustained one; 1 if unknown."""
+    """Return the ratio of a device's GEMM speed without the power cap's limit to its sustained speed; 1 if unknown."""
     rows = (row for row in _device_rates() if row["device"] == device and row["power_headroom"])
     return next((float(row["power_headroom"]) for row in rows), 1.0)
 

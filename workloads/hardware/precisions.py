@@ -1,4 +1,4 @@
-"""The data types of GEMMs, and the bytes that their casts read and write."""
+"""GEMM data types, and the bytes that casts to them read and write."""
 
 import tomllib
 from dataclasses import dataclass
@@ -6,19 +6,19 @@ from pathlib import Path
 
 from workloads.hardware.cluster import Device
 
-SUSTAINED_SHARE = 0.7  # of a dense peak, if no rate was measured: an H200 sustains 0.70 in training
+SUSTAINED_SHARE = 0.7  # share of the dense peak, if no rate was measured: an H200 sustains 0.70 in training
 
 
 @dataclass(frozen=True)
 class Precision:
-    """A recipe for low-precision training. Output layer, attention, norms and optimizer stay in bf16 or fp32."""
+    """A recipe for low-precision training. The output layer, attention, norms and optimizer stay in bf16 or fp32."""
 
-    dtype: str  # of the GEMMs in blocks
-    cast_bytes: float = 0.0  # read and written per element of an activation or gradient that a GEMM reads
-    weight_bytes: float = 0.0  # read and written per weight in each micro-batch
-    instructions_gb_s: float = 15_000  # the rate of the casts' instructions, whose time adds to that of plain copies
-    rate_share: float = 1.0  # relative to the rate of per-tensor scaled GEMMs
-    gathered_bytes: int = 2  # per gathered weight, and per activation gathered before a tensor-parallel GEMM
+    dtype: str  # data type of the GEMMs in blocks
+    cast_bytes: float = 0.0  # bytes read and written per activation or gradient element that a GEMM reads
+    weight_bytes: float = 0.0  # bytes read and written per weight in each micro-batch
+    instructions_gb_s: float = 15_000  # rate of the casts' instructions; their time adds to the time of plain copies
+    rate_share: float = 1.0  # rate relative to per-tensor scaled GEMMs
+    gathered_bytes: int = 2  # bytes per gathered weight, and per activation gathered before a tensor-parallel GEMM
     multiple: int = 1  # tokens and sizes must be multiples of this in torchao's layer
 
 
@@ -27,13 +27,13 @@ PRECISIONS = {name: Precision(**row) for name, row in _ROWS.items()}
 
 
 def peak_tflops(device: Device, precision: str) -> float | None:
-    """Return the dense peak on which an MFU is based; None without a source or for a recipe that mixes data types."""
+    """Return the dense peak for the MFU; None if no source has it, or if the recipe mixes data types."""
     dtype = PRECISIONS[precision].dtype
     return None if dtype in ("fp8", "fp4") else device.peak_tflops.get(dtype)
 
 
 def sustained_flops(device: Device, dtype: str) -> float:
-    """Return the sustained FLOP/s of a device's large GEMMs. Raises ValueError if it has no peak in this data type."""
+    """Return the sustained FLOP/s of large GEMMs. Raises ValueError if the device has no peak in this data type."""
     names = [dtype, "bf16"] if dtype == "fp16" else [dtype]
     for name in names:
         if name in device.sustained_tflops:
