@@ -1,1 +1,1 @@
-"""The command line: Hydra overrides, multirun, and the argument parser of the subcommands."""
+"""Parse the command line: Hydra overrides, multirun, and the arguments of subcommands."""

@@ -1,4 +1,4 @@
-"""Parse the arguments of a sweep: its flags and the overrides of the configuration."""
+"""Parse the arguments of a sweep: flags and configuration overrides."""
 
 import argparse
 import re
@@ -14,8 +14,8 @@ from workloads.api.errors import UserInputError
 from workloads.suggestions import nearest, suggest
 
 INFO_PARTS = ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath")
-# Names, options for argparse, and the text of the help page. All except --version come from Hydra. Its flags to replace
-# the configuration's root or to rerun a pickled configuration are left out.
+# Names, argparse options and help texts. All flags except --version come from Hydra. Hydra's flags that replace the
+# root of the configuration or rerun a pickled configuration are not supported.
 FLAGS: tuple[tuple[tuple[str, ...], dict[str, Any], str], ...] = (
     (("--help", "-h"), {"action": "store_true"}, "this help, with the keys of the workload that workload= names"),
     (("--version",), {"action": "store_true"}, "the versions of sweeper, Python and the main packages"),
@@ -29,7 +29,7 @@ FLAGS: tuple[tuple[tuple[str, ...], dict[str, Any], str], ...] = (
     (("--shell-completion", "-sc"), {"action": "store_true"}, "install or uninstall completion: -sc install=bash"),
     (("--hydra-help",), {"action": "store_true"}, "Hydra's own help"),
 )
-# Flags that choose an action; only one of them can be used.
+# Flags that choose an action and cannot be combined.
 MODES = ("multirun", "run", "cfg", "info", "shell_completion")
 KEYS = {"model", *(field.name for field in fields(Config))}
 SWITCHES = {key.name for key in keys_of(Config) if bool in (key.annotation, *get_args(key.annotation))}
@@ -39,7 +39,7 @@ TOPOLOGY_FILE = re.compile(r"topology=(.*\.ya?ml)")
 
 @dataclass(frozen=True)
 class Arguments:
-    flags: dict[str, str | bool]  # the given flags, by their long names without dashes; True for a flag without a value
+    flags: dict[str, str | bool]  # the given flags by long name without dashes; True for a flag without a value
     overrides: tuple[str, ...]  # key=value and group=choice, as typed
 
     @property
@@ -58,12 +58,12 @@ class _FlagParser(argparse.ArgumentParser):
 
 
 def parse_arguments(arguments: Sequence[str]) -> Arguments:
-    """Parse the flags and overrides. Raises UserInputError if they are unknown or contradict each other."""
+    """Parse flags and overrides. Raises UserInputError if any is unknown or if flags contradict each other."""
     parser = _FlagParser("sweeper", allow_abbrev=False, add_help=False)
     actions = [parser.add_argument(*names, **options) for names, options, _ in FLAGS]
     parser.add_argument("overrides", nargs="*")
     with_value = {name for action in actions if action.nargs is None for name in action.option_strings}
-    for flag, value in pairwise(arguments):  # the flag would take the next argument, such as plan=true
+    for flag, value in pairwise(arguments):  # argparse would take the next argument, such as plan=true, as the value
         if flag in with_value and OVERRIDE.match(value):
             raise UserInputError(f"{flag} {value}: the flag has no value; if that is one, write {flag}={value}")
     values, unknown = parser.parse_known_intermixed_args(arguments)
@@ -85,7 +85,7 @@ def parse_arguments(arguments: Sequence[str]) -> Arguments:
         if getattr(values, flag) and not values.cfg:
             raise UserInputError(f"--{flag}: needs --cfg job")
     flags = {name: value for name, value in vars(values).items() if value and name != "overrides"}
-    # Hydra's groups only take names, so a topology file becomes a key.
+    # Hydra's groups accept only names, so a topology file becomes a key.
     return Arguments(flags, tuple(TOPOLOGY_FILE.sub(r"topology.file=\1", word) for word in values.overrides))
 
 

@@ -1,4 +1,4 @@
-"""Subcommands. A dataclass declares each one's words, settings and switches; messages and help come from it.
+"""Define subcommands. A dataclass declares a verb's words, settings and switches, and the source of messages and help.
 
     @dataclass(frozen=True, kw_only=True)
     class CompareRequest(StoreRequest):
@@ -6,8 +6,8 @@
         second: str = word("B")
         quick: bool = switch()
 
-A word is required (`str`), optional (`str | None`) or repeated (`list[str]`). Every other field is a setting, written
-as `key=value`, the same as in a sweep's configuration. A nested dataclass is a section, such as `tracking.uri`.
+A word is required (`str`), optional (`str | None`) or repeated (`list[str]`). Every other field is a setting and is
+written as `key=value`, as in the configuration of a sweep. A nested dataclass is a section, such as `tracking.uri`.
 """
 
 import re
@@ -31,7 +31,7 @@ from workloads.api.errors import UserInputError, describe_os_error
 from workloads.suggestions import hint, nearest, suggest
 
 T = TypeVar("T")
-# The dataclass and the function of each verb; the function returns the exit code. "" is for a command without a verb.
+# The dataclass of each verb, and the function that returns the exit code. The key "" is for a command without a verb.
 Verbs = Mapping[str, tuple[type[Any], Callable[[Any], int]]]
 SUBCOMMANDS: dict[str, str] = tomllib.loads(Path(__file__).with_name("subcommands.toml").read_text())
 SYNONYMS: dict[str, dict[str, list[str]]] = tomllib.loads(Path(__file__).with_name("synonyms.toml").read_text())
@@ -39,13 +39,13 @@ COMMAND_NAMES, SETTING_NAMES = (
     {typed: name for name, others in SYNONYMS[kind].items() for typed in others} for kind in ("subcommand", "setting")
 )
 KEY = re.compile(r"[A-Za-z_][\w.]*")
-# The column at which the meaning of a key starts: next to its name, or below it on a narrow terminal.
+# The column at which the meaning of a key starts: next to the name, or below the name on a narrow terminal.
 COLUMN, NARROW_COLUMN = 28, 8
 NARROW = 72
 
 
 def word(name: str, default: Any = MISSING) -> Any:
-    """Declare a positional argument, shown as `name` in the help."""
+    """Declare a positional argument that the help shows as `name`."""
     return field(default=default, metadata={"word": name})
 
 
@@ -55,7 +55,7 @@ def words(name: str, least: int = 0) -> dict[str, Any]:
 
 
 def switch() -> Any:
-    """Declare a switch, which `--name` makes true."""
+    """Declare a switch. The flag `--name` sets it to true."""
     return field(default=False, metadata={"switch": True})
 
 
@@ -64,7 +64,7 @@ class Tracking:
     """The MLflow store.
 
     Attributes:
-        uri: the MLflow store; by default the one in `dir`.
+        uri: the MLflow store; by default the store in `dir`.
     """
 
     uri: str | None = None
@@ -75,7 +75,7 @@ class Cluster:
     """The Ray cluster.
 
     Attributes:
-        address: address of a running Ray cluster, HOST:PORT or auto; by default RAY_ADDRESS if set, else a local one.
+        address: address of a running Ray cluster, HOST:PORT or auto; by default RAY_ADDRESS, else a local cluster.
         insecure: also join a cluster that accepts unauthenticated connections.
     """
 
@@ -85,7 +85,7 @@ class Cluster:
 
 @dataclass(frozen=True, kw_only=True)
 class StoreRequest:
-    """A request that reads the results of a directory and its MLflow store.
+    """A request that reads the results in a directory and an MLflow store.
 
     Attributes:
         dir: results directory.
@@ -95,7 +95,7 @@ class StoreRequest:
     tracking: Tracking = field(default_factory=Tracking)
 
     def open_uri(self) -> str:
-        """Return the store's address. Raises UserInputError if nothing responds, since MLflow would try for minutes."""
+        """Return the store's URI. Raises UserInputError if no server responds, while MLflow would retry for minutes."""
         from sweeper.tracking.mlflow_store import check_uri, default_uri, name_ignored_store
 
         if not self.tracking.uri:
@@ -112,7 +112,7 @@ class Subcommand:
     """A subcommand with its verbs, such as `sweeper list` and `sweeper list follow`."""
 
     name: str
-    page: str  # the beginning of its help page
+    page: str  # the beginning of the help page
     verbs: Verbs
     default: str = ""  # the verb that may be omitted
 
@@ -120,7 +120,7 @@ class Subcommand:
         exit_with(lambda: self.run(arguments), f"sweeper {self.name}")
 
     def run(self, arguments: Sequence[str]) -> int:
-        """Run the verb that the arguments start with, and return the exit code."""
+        """Run the verb at the start of the arguments, and return the exit code."""
         if "--help" in arguments or "-h" in arguments:
             print(self.render_help())
             return 0
@@ -130,14 +130,14 @@ class Subcommand:
         return run(_Reader(self, verb, cls).read(arguments[1:] if named else arguments))
 
     def owner(self, name: str) -> str:
-        """Return the command of the first verb that has this setting or switch; empty if there is none."""
+        """Return the usage of the first verb with this setting or switch; empty if no verb has it."""
         for verb, (cls, _) in self.verbs.items():
             if name in {key.name for key in request_keys(cls) if "word" not in key.bounds}:
                 return self.usage(verb)
         return ""
 
     def usage(self, verb: str) -> str:
-        """Return the command of a verb without its settings."""
+        """Return the usage of a verb: the command and the words, without settings."""
         parts = ["sweeper", self.name, f"[{verb}]" if verb and verb == self.default else verb]
         for key in [key for key in request_keys(self.verbs[verb][0]) if "word" in key.bounds]:
             name = f"{key.bounds['word']}{'…' if get_origin(key.annotation) is list else ''}"
@@ -145,12 +145,12 @@ class Subcommand:
         return " ".join(filter(None, parts))
 
     def describe(self, verb: str) -> dict[str, str]:
-        """Return the arguments of a verb with their meanings."""
+        """Return the meaning of each argument of a verb."""
         keys = [key for key in request_keys(self.verbs[verb][0]) if "word" not in key.bounds or key.meaning]
         return {_name_of(key): _describe_key(key) for key in keys}
 
     def render_help(self) -> str:
-        """Return the help page of all verbs, as wide as the terminal."""
+        """Return the help page for all verbs, wrapped to the terminal's width."""
         width = min(max(shutil.get_terminal_size().columns, 60), 100)
         blocks = [wrap(re.sub(r"(?<=\S)\n(?=\S)", " ", self.page.strip()), width)]
         shown: dict[str, str] = {}
@@ -171,7 +171,7 @@ def read_request(cls: type[T], arguments: Sequence[str]) -> T:
 
 
 def request_keys(cls: type[Any]) -> list[Key]:
-    """Return the keys that a dataclass declares, with meanings from its docstring and its bases' docstrings."""
+    """Return the keys that a dataclass declares, with meanings from the docstrings of the class and its bases."""
     meanings = {name: text for base in reversed(cls.__mro__) for name, text in attribute_docs(base).items()}
     return [replace(key, meaning=meanings.get(key.name) or key.meaning) for key in keys_of(cls)]
 
@@ -218,7 +218,7 @@ class _Reader:
         if plain:
             verbs = [verb for verb in self.command.verbs if verb]
             reason = "unknown word" if verbs else "not of the form key=value"
-            from sweeper.config.resolution import CONF  # imports Hydra, which a valid command does not need
+            from sweeper.config.resolution import CONF  # imports Hydra, which valid commands do not need
 
             chosen = [key for key in self.settings if (CONF / key / f"{plain[0]}.yaml").is_file()]
             meant = f"Did you mean {chosen[0]}={plain[0]}?" if chosen else suggest(plain[0], verbs or self.settings)
@@ -277,7 +277,7 @@ def _as_settings(arguments: Sequence[str]) -> list[str]:
 
 
 def read_value(key: Key, text: str) -> Any:
-    """Parse a value. Text is kept, numbers are parsed as in YAML, and 15e12 and 2% also count as numbers."""
+    """Parse a value. Text stays as typed. Numbers are parsed as in YAML, and 15e12 and 2% are also valid numbers."""
     if not text:
         raise UserInputError(f"{key.name}=: has no value; leave it out for the default")
     types = {key.annotation, *get_args(key.annotation)}
@@ -316,7 +316,7 @@ def _describe_key(key: Key) -> str:
 
 
 def rows(pairs: Iterable[tuple[str, str]], width: int) -> str:
-    """Format names with their meanings next to them, or below a long name."""
+    """Format names, each with the meaning next to the name, or below a long name."""
     column = COLUMN if width >= NARROW else NARROW_COLUMN
     lines = list[str]()
     for name, meaning in pairs:
@@ -330,7 +330,7 @@ def rows(pairs: Iterable[tuple[str, str]], width: int) -> str:
 
 
 def wrap(text: str, width: int, indent: str = "") -> str:
-    """Wrap the text into lines of at most `width`. A line that is already indented stays unchanged."""
+    """Wrap the text to lines of at most `width` characters. Lines that are already indented stay unchanged."""
     wrapper = textwrap.TextWrapper(width, indent, indent, break_long_words=False, break_on_hyphens=False)
     lines = list[str]()
     for paragraph in text.splitlines() or [""]:
@@ -339,7 +339,7 @@ def wrap(text: str, width: int, indent: str = "") -> str:
 
 
 def check_output_file(key: str, path: Path) -> None:
-    """Check that a path can be written before the work for it begins. Raises UserInputError if it cannot."""
+    """Check a path before the work for its file begins. Raises UserInputError if the path cannot be a file."""
     if not path.parent.is_dir():
         raise UserInputError(f"{key}={path}: {path.parent}: no such directory")
     if path.is_dir():
@@ -347,7 +347,7 @@ def check_output_file(key: str, path: Path) -> None:
 
 
 def output_path(out: str | None, directory: str, name: str) -> Path:
-    """Return the path `out`, or a file with this name in a directory's sweeps folder."""
+    """Return the path `out`, or by default the file `name` in a directory's sweeps folder."""
     if out is not None:
         return Path(out)
     path = Path(directory) / FOLDER / name
@@ -358,7 +358,7 @@ def output_path(out: str | None, directory: str, name: str) -> Path:
 
 @contextmanager
 def writing(key: str, path: Path) -> Iterator[None]:
-    """Raise a UserInputError that names the setting if the body cannot write the file."""
+    """Raise a UserInputError that names the setting `key` if the body fails to write the file."""
     try:
         yield
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Compose one configuration per sweep from the arguments with Hydra, and turn its errors into one line."""
+"""Compose a configuration for each sweep from the arguments with Hydra, and turn Hydra's errors into one line."""
 
 import math
 import os
@@ -28,16 +28,16 @@ from sweeper.config.validation import keys_of
 from workloads.api.contract import Workload
 from workloads.api.errors import UserInputError
 
-# Sections with keys that a YAML file does not need to list, because the schema has them.
+# Sections with keys that YAML files may omit, because the schema has these keys.
 OPTIONAL_SECTIONS = (
     *("space.", "command.", "workload.", "hardware.", "topology."),
     *("limits.", "limits=", "metrics.", "metrics="),  # also as mappings
 )
-# Keys whose value Hydra would otherwise expand into several runs.
+# Keys with values that Hydra would expand into several runs if the values were not quoted.
 VALUE_KEYS = re.compile(r"(space(\.\w+)+|search\.initial_points|projection\.nodes)=")
 MAX_SWEEPS = 1000  # per command with -m
 VARIABLES = "space.env."
-# Hydra composes a configuration twice, the first time only for its key hydra.mode; here the flag -m decides instead.
+# Hydra composes a configuration twice, the first time only for the key hydra.mode. Our flag -m decides this instead.
 Hydra.get_mode = lambda *_, **__: None  # type: ignore[method-assign]
 NULL_BY_DEFAULT = {key.name for key in keys_of(Config) if key.default is None} | {"finals.top", "finals.rounds"}
 
@@ -46,20 +46,20 @@ NULL_BY_DEFAULT = {key.name for key in keys_of(Config) if key.default is None} |
 class ComposedSweep:
     config: DictConfig
     arguments: Arguments  # the arguments of a command that runs only this sweep
-    workload: Workload | None = None  # a function, which a configuration cannot name
+    workload: Workload | None = None  # a Python function, which a configuration cannot name
 
     @property
     def command_line(self) -> list[str]:
         return [*self.arguments.format_flags(), *self.arguments.overrides]
 
     def resolve(self) -> ResolvedConfig:
-        """Return the checked configuration. Raises UserInputError for errors that do not depend on the device."""
+        """Return the validated configuration. Raises UserInputError for errors that do not depend on the device."""
         with self.located(shipped=True):
             return resolve(self.config, self.workload)
 
     @contextmanager
     def located(self, *, shipped: bool = False) -> Iterator[None]:
-        """Add the file and line of the named key to a UserInputError that the body raises."""
+        """Add the file and line of the named key to any UserInputError that the body raises."""
         try:
             yield
         except UserInputError as error:
@@ -67,7 +67,7 @@ class ComposedSweep:
 
 
 def compose_sweeps(arguments: Arguments) -> list[ComposedSweep]:
-    """Return the sweeps of a command; none with a flag such as --cfg. Raises UserInputError for invalid input."""
+    """Return the sweeps of a command, or none for a flag such as --cfg. Raises UserInputError for invalid input."""
     if sys.flags.optimize:
         raise UserInputError("PYTHONOPTIMIZE (or python -O): Hydra does not parse values without assertions; unset it")
     sweeps: list[ComposedSweep] = []
@@ -84,8 +84,8 @@ def compose_sweeps(arguments: Arguments) -> list[ComposedSweep]:
     if is_multirun:
         _check_count(quoted)
     use_config_dir(arguments.config_dir)
-    sys.argv = ["sweeper", *arguments.format_flags(), *quoted]  # the name in Hydra's messages
-    os.environ["HYDRA_FULL_ERROR"] = "1"  # makes Hydra raise errors in the arguments instead of printing them
+    sys.argv = ["sweeper", *arguments.format_flags(), *quoted]  # "sweeper" appears in Hydra's messages
+    os.environ["HYDRA_FULL_ERROR"] = "1"  # makes Hydra raise argument errors instead of printing them
     try:
         collect()
     except BrokenPipeError:  # from --cfg and --info
@@ -95,17 +95,17 @@ def compose_sweeps(arguments: Arguments) -> list[ComposedSweep]:
             explanation = explain(error, arguments)
         except UnknownKey:
             raise
-        except Exception as nearer:  # composing the allowed values fails too
+        except Exception as nearer:  # composing the allowed values also fails
             explanation = explain(nearer, arguments)
         raise UserInputError(explanation) from error
-    if not sweeps and is_multirun:  # a user's file has selected a plugin
+    if not sweeps and is_multirun:  # a user's file selects a plugin
         raise UserInputError("-m: only Hydra's basic launcher and sweeper are supported (hydra/launcher=basic)")
     return sweeps
 
 
 def _check_override(override: str) -> None:
-    """Check that an override chooses a single name from a group, and Hydra's own launcher and sweeper. Hydra would
-    compose all choices of a list on top of each other, and configurations from its plugins would never run."""
+    """Check that an override chooses a single name from a group, and only Hydra's own launcher and sweeper. Hydra would
+    merge all choices of a list into one configuration, and would never run configurations from plugins."""
     if re.match(rf"[+~]*({'|'.join(GROUPS)})=\[", override):
         raise UserInputError(f"{override}: must be one name; with -m a,b runs one sweep for each")
     if plugin := re.match(r"[+~]*hydra[/.](launcher|sweeper)\b(?!=basic$)", override):
@@ -114,11 +114,11 @@ def _check_override(override: str) -> None:
 
 
 def quote_spaces(overrides: Sequence[str], *, multirun: bool = False) -> list[str]:
-    """Return the overrides with ranges, choices and lists of the space quoted, so that the space receives them as text.
+    """Quote ranges, choices and lists of the space in the overrides, so that the space receives them as text.
 
-    Hydra expands a range or a choice into one run for each value, only with -m. Under `space.`, the sampler chooses
-    from it. With -m, the short form a,b keeps Hydra's meaning: one sweep for each value. A list is quoted because Hydra
-    rejects a list if the YAML has a mapping for cpu and gpu.
+    Without quotes, Hydra expands a range or a choice into one run per value, and only with -m. Under `space.`, the
+    sampler chooses a value instead. With -m, the short form a,b keeps Hydra's meaning: one sweep per value. Lists are
+    quoted because Hydra rejects a list if the YAML file has a mapping for cpu and gpu.
 
     Raises UserInputError for an environment variable that cannot be a parameter.
     """
@@ -126,7 +126,7 @@ def quote_spaces(overrides: Sequence[str], *, multirun: bool = False) -> list[st
     for override in overrides:
         key = override.lstrip("+~").partition("=")[0]
         if key.startswith(VARIABLES):
-            check_name(key.removeprefix(VARIABLES))  # Hydra does not support any other name
+            check_name(key.removeprefix(VARIABLES))  # Hydra supports no other names
         if override.startswith("~") and override[1:] in NULL_BY_DEFAULT:
             quoted.append(f"++{override[1:]}=null")  # Hydra treats a null key as missing
         else:
@@ -136,7 +136,7 @@ def quote_spaces(overrides: Sequence[str], *, multirun: bool = False) -> list[st
 
 
 def unquote(overrides: Sequence[str]) -> tuple[str, ...]:
-    """Return the overrides as a user would type them to run a composed sweep alone."""
+    """Return the overrides as a user would type them to run a single composed sweep."""
     added = tuple(f"++{section}" for section in OPTIONAL_SECTIONS)
     return tuple(override.removeprefix("++") if override.startswith(added) else override for override in overrides)
 
@@ -155,9 +155,9 @@ def _quote(override: str, multirun: bool) -> str:
         is_short = getattr(parsed.value(), "simple_form", False)
         if multirun and is_short:
             return override
-        text = f"choice({text})" if is_short else text  # as a person writes it in YAML
+        text = f"choice({text})" if is_short else text  # the form that users write in YAML
     elif key.lstrip("+").startswith(VARIABLES) and text[:1] in ("'", '"') and "," in text:
-        pass  # its commas belong to the value: the quotes stay for the space's grammar
+        pass  # the commas belong to the value: keep the quotes for the space's parser
     elif not isinstance(parsed.value(), list):
         return override
     quote = Quote.single if '"' in text and "'" not in text else Quote.double
@@ -165,7 +165,7 @@ def _quote(override: str, multirun: bool) -> str:
 
 
 def _check_count(overrides: Sequence[str]) -> None:
-    """Check that -m does not create too many sweeps, because Hydra creates all of them before the first one runs."""
+    """Check that -m does not create too many sweeps, because Hydra creates all sweeps before the first sweep runs."""
     total, parser = 1.0, OverridesParser.create()
     for override in overrides:
         try:
@@ -174,7 +174,7 @@ def _check_count(overrides: Sequence[str]) -> None:
             return  # Hydra reports the error
         if isinstance(value, ChoiceSweep):
             total *= len(value.list)
-        elif isinstance(value, RangeSweep):  # infinite if it has no end
+        elif isinstance(value, RangeSweep):  # infinite for a range without an end
             assert value.start is not None and value.stop is not None
             total *= max(0.0, (value.stop - value.start) / value.step) if value.step else math.inf
         if not total <= MAX_SWEEPS:

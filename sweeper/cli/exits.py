@@ -1,4 +1,4 @@
-"""The end of every command: exit codes, error messages, and the handling of SIGINT and SIGTERM in a sweep."""
+"""Define how commands end: exit codes, error messages, and the handling of SIGINT and SIGTERM in a sweep."""
 
 import io
 import os
@@ -13,16 +13,16 @@ from sweeper.common.format import printable
 from workloads.api.errors import UserInputError
 
 # docs/reference/exit-codes.md lists these meanings.
-COMPLETE = 0  # complete; from a command that judges: pass
-SOME_FAILED = 1  # trials failed, none is within the limits, or the sweep ended early; from a command that judges: fail
+COMPLETE = 0  # complete; for commands that return a verdict: pass
+SOME_FAILED = 1  # trials failed, no trial is within the limits, or the sweep ended early; as a verdict: fail
 INVALID_INPUT = 2  # the input is invalid, a file cannot be read or written, or there is nothing to compare
-NO_VERDICT = 3  # a command that judges finds the evidence inconclusive
+NO_VERDICT = 3  # the evidence for a verdict is inconclusive
 INTERRUPTED = 130  # Ctrl-C or SIGTERM ended the command; the same command resumes a sweep
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # the last one is sent when a terminal closes
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # SIGHUP is sent when a terminal closes
 
 
 def open_streams() -> None:
-    """Reopen closed standard streams, so that other files do not get their descriptors, and accept all characters."""
+    """Reopen closed standard streams to keep other files off their descriptors. Escape unencodable characters."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
             setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_RDWR), mode))  # gets the lowest free descriptor
@@ -32,7 +32,7 @@ def open_streams() -> None:
 
 
 def name_user() -> None:
-    """Set a home and a name for a user without an entry in the system's database, because libraries need both."""
+    """Set HOME and USER if the password database has no entry for the user, because libraries need both."""
     try:
         pwd.getpwuid(os.getuid())
     except KeyError:
@@ -41,7 +41,7 @@ def name_user() -> None:
 
 
 def exit_with(command: Callable[[], int], program: str = "sweeper") -> NoReturn:
-    """Run a command and exit with its code or the code of its error. `program` is the prefix of error messages."""
+    """Run a command and exit with the returned code or an error code. `program` is the prefix of error messages."""
     try:
         code = command()
     except UserInputError as error:
@@ -65,33 +65,33 @@ def fail(message: str, code: int, program: str = "sweeper") -> int:
 
 
 def interpreter() -> str:
-    """Return the command that starts this interpreter from the working directory."""
+    """Return the command that starts this Python interpreter from the working directory."""
     interpreter = Path(sys.executable)
     below = interpreter.is_relative_to(Path.cwd())
     return str(interpreter.relative_to(Path.cwd())) if below else interpreter.name
 
 
 def signals_to_handle() -> list[signal.Signals]:
-    """Return SIGNALS, without SIGHUP if nohup has started this process."""
+    """Return SIGNALS, but without SIGHUP if nohup started this process."""
     ignored = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
     return [signum for signum in SIGNALS if signum != signal.SIGHUP or not ignored]
 
 
 class StopRequests:
-    """Counts the requests to stop. `command` resumes the sweep; it is shown if the process leaves at once."""
+    """A counter of requests to stop. `command` resumes the sweep and is printed if the process exits at once."""
 
     def __init__(self, command: str) -> None:
         self._command = command
         self._count = 0
         self._previous = [signal.getsignal(signum) for signum in SIGNALS]
-        self.leave_at_once = False  # set when there are no running trials to wait for
+        self.leave_at_once = False  # set when no running trials are left to wait for
 
     @property
     def requested(self) -> bool:
         return self._count > 0
 
     def install(self) -> None:
-        """Install the signal handlers. This is called again after Ray has installed its own handlers."""
+        """Install the signal handlers. Called again after Ray has installed its own handlers."""
         for signum in signals_to_handle():
             signal.signal(signum, self._handle)
 
@@ -101,7 +101,7 @@ class StopRequests:
             signal.signal(signum, handler)
 
     def add(self) -> None:
-        """Count a request that did not arrive as a signal: Ray raises SystemExit on SIGTERM while it starts."""
+        """Count a request that did not arrive as a signal: during startup, Ray raises SystemExit on SIGTERM."""
         self._count += 1
 
     def _handle(self, signum: int, _: object) -> None:
@@ -111,13 +111,13 @@ class StopRequests:
         for number in (1, 2) if signum == signal.SIGHUP else ():
             try:
                 os.write(number, b"")
-            except OSError:  # the terminal is closed, so no one reads the rest
+            except OSError:  # the terminal is closed, so discard further output
                 os.dup2(os.open(os.devnull, os.O_WRONLY), number)
         if self._count > 1 or self.leave_at_once:
             self.leave("left at once", INTERRUPTED)
 
     def leave(self, reason: str, code: int) -> None:
-        """End the process from any thread. The next start of the sweep cleans up what was left open."""
-        show_cursor = "\x1b[?25h" if sys.stderr.isatty() else ""  # the live block hides the cursor
+        """End the process from any thread. The next start of the sweep cleans up."""
+        show_cursor = "\x1b[?25h" if sys.stderr.isatty() else ""  # the live display hides the cursor
         os.write(2, f"{show_cursor}\n{reason}; to resume:\n  {self._command}\n".encode())
         os._exit(code)

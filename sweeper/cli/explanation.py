@@ -1,4 +1,4 @@
-"""Explain errors of Hydra, OmegaConf and the YAML parser in one or two lines: the key, and what is allowed."""
+"""Explain errors from Hydra, OmegaConf and the YAML parser in one or two lines: the key, and the allowed values."""
 
 import re
 import tomllib
@@ -53,7 +53,7 @@ def explain(error: Exception, arguments: Arguments) -> str:
         return f"{match[1]}: several values; {advice}"
     if match := UNKNOWN_KEY.search(text):
         inner = str(getattr(error.__cause__, "full_key", ""))
-        key = inner if inner.startswith(f"{match[1]}.") else match[1]  # within a mapping
+        key = inner if inner.startswith(f"{match[1]}.") else match[1]  # the key is inside a mapping
         raise UnknownKey(key, _suggest_key(key, arguments)) from error
     for pattern, replacement in MESSAGES["hydra"]:
         if match := re.search(pattern, text):
@@ -155,7 +155,7 @@ def _suggest_key(key: str, arguments: Arguments) -> str:
     for part in section.split(".") if section else []:
         node = node.get(part) if isinstance(node, dict) else None
     wanted = SETTING_NAMES.get(key, key)
-    if inner := [full for full in _flatten(values) if f".{full}".endswith(f".{wanted}")]:  # a key without its section
+    if inner := [full for full in _flatten(values) if f".{full}".endswith(f".{wanted}")]:  # the section is missing
         return f"Did you mean {inner[0]}? Available: {', '.join(map(str, values))}."
     if isinstance(node, dict):
         return suggest(name, map(str, node), f"{section}." if section else "")
@@ -163,7 +163,7 @@ def _suggest_key(key: str, arguments: Arguments) -> str:
 
 
 def _flatten(node: Any, prefix: str = "") -> list[str]:
-    """Return all keys with a value; `{cpu: …, gpu: …}` counts as a value."""
+    """Return all keys that have a value. `{cpu: …, gpu: …}` counts as a value."""
     if not isinstance(node, dict) or node.keys() <= {"cpu", "gpu"}:
         return [prefix]
     return [key for name, inner in node.items() for key in _flatten(inner, f"{prefix}.{name}" if prefix else str(name))]

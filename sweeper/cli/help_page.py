@@ -1,4 +1,4 @@
-"""Render the help page: examples, flags, groups, and all keys with meaning, unit, allowed values and default."""
+"""Render the help page: examples, flags, groups, and all keys with meanings, units, allowed values and defaults."""
 
 import platform
 import shutil
@@ -23,12 +23,12 @@ from workloads.api.errors import UserInputError
 from workloads.api.host import version_of
 
 PACKAGES = ("torch", "ray", "optuna", "mlflow", "hydra-core")
-MAX_DEFAULT = 70  # characters of a default; a longer one, such as a command line, is truncated
+MAX_DEFAULT = 70  # longest displayed default, in characters; longer defaults, such as command lines, are truncated
 TEXTS: dict[str, Any] = tomllib.loads(Path(__file__).with_name("help.toml").read_text())
 
 
 def render_help(arguments: Arguments) -> str:
-    """Return the help for the workload in the arguments. Raises UserInputError if the configuration is invalid."""
+    """Return the help page for the workload in the arguments. Raises UserInputError for an invalid configuration."""
     try:
         composed, files = compose_groups(arguments), loaded_files(arguments)
     except Exception as error:
@@ -53,11 +53,11 @@ def render_help(arguments: Arguments) -> str:
 
 
 def sweep_rows(composed: DictConfig, files: list[ConfigFile]) -> list[tuple[str, str]]:
-    """Return the keys of all sweeps with their meanings, from the comments in conf/config.yaml or the schema's docs."""
+    """Return the keys of all sweeps with meanings from the comments in conf/config.yaml or from the schema's docs."""
     main = next(file for file in files if file.path == CONF / "config.yaml")
     comments = main.comments()
     keys = [key for key in keys_of(Config) if key.name not in ("space", "command")]
-    # Keys are in the order of the file. Keys that the file does not set follow in their sections.
+    # Sort keys in the order of the file. Keys that the file does not set come last in their sections.
     place = {name: number for number, (name, *_) in enumerate(main.entries())}
     last = len(place)
     keys.sort(key=lambda key: (place.get(key.name.partition(".")[0], last), place.get(key.name, last)))
@@ -71,9 +71,9 @@ def sweep_rows(composed: DictConfig, files: list[ConfigFile]) -> list[tuple[str,
 
 
 def workload_rows(composed: DictConfig, files: list[ConfigFile]) -> list[tuple[str, str]]:
-    """Return the workload's keys with their meanings, from its dataclasses' docs or the comments in its files.
+    """Return the workload's keys with meanings from the workload's dataclasses or from comments in its files.
 
-    A command's parameters default to the meanings of the workload `parallel`, because its layout uses the same names.
+    A command's parameters get default meanings from the workload `parallel`, which uses the same layout names.
     """
     name = composed.workload.name
     if name not in registry.names():
@@ -117,7 +117,7 @@ def _format(value: Any) -> str:
 
 
 def describe_versions() -> str:
-    """Return the versions of sweeper, Python and the main packages, without importing them."""
+    """Return the versions of sweeper, Python and the main packages without importing the packages."""
     versions = {"Python": platform.python_version()} | {name: version_of(name) for name in PACKAGES}
     others = ", ".join(f"{name} {version}" for name, version in versions.items() if version)
     return f"sweeper {sweeper.__version__}\n{others}"

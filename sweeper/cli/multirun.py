@@ -1,6 +1,6 @@
-"""Run several sweeps of one command: one after another, or in parallel for different hardware of a cluster.
+"""Run the sweeps of one command: one after another, or in parallel on different hardware of a cluster.
 
-Each sweep is a process: in a shared one, it would inherit the previous sweep's priority, memory and signal handlers.
+Each sweep has its own process, so it does not inherit the previous sweep's priority, memory or signal handlers.
 """
 
 import os
@@ -18,22 +18,22 @@ from sweeper.cli.exits import INTERRUPTED, SOME_FAILED, signals_to_handle
 
 @dataclass
 class SweepQueue:
-    name: str  # the prefix of each output line; a queue without a name writes directly to the terminal
+    name: str  # prefix of all output lines; a queue without a name writes directly to the terminal
     sweeps: Sequence[Sequence[str]]  # the arguments of each sweep
-    codes: list[int] = field(default_factory=list)  # the exit codes of the sweeps that have ended
+    codes: list[int] = field(default_factory=list)  # the exit codes of the ended sweeps
     process: subprocess.Popen[str] | None = None
     stopping: bool = False
-    _starting: Any = field(default_factory=threading.RLock)  # a signal either precedes a sweep's start or reaches it
+    _starting: Any = field(default_factory=threading.RLock)  # a signal either prevents a start or reaches the sweep
 
     def run(self) -> None:
-        """Run the sweeps until the last one has ended or `stop` is called."""
+        """Run the sweeps until the last sweep has ended or `stop` is called."""
         for arguments in self.sweeps:
             with self._starting:
                 if self.stopping:
                     return
                 pipe = subprocess.PIPE if self.name else None
                 command = [sys.executable, "-m", "sweeper", *arguments]
-                # The process has its own session, so that a Ctrl-C reaches it only once, from `stop`.
+                # The process gets its own session, so that it receives Ctrl-C only once, through `stop`.
                 self.process = subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, start_new_session=True)
             if self.process.stdout and self.process.stderr:
                 errors = threading.Thread(target=self._forward, args=(self.process.stderr, sys.stderr))
@@ -50,7 +50,7 @@ class SweepQueue:
                 stream.flush()
 
     def stop(self, signum: int) -> None:
-        """Prevent further sweeps from starting, and send the signal to the running one."""
+        """Prevent further sweeps from starting, and send the signal to the running sweep."""
         with self._starting:
             self.stopping = True
             if self.process is not None and self.process.poll() is None:
@@ -72,7 +72,7 @@ def run_queues(queues: Sequence[SweepQueue]) -> int:
         for thread in threads:
             thread.start()
         for thread in threads:
-            while thread.is_alive():  # short waits, so that signals are handled
+            while thread.is_alive():  # wait briefly, so that signals are handled
                 thread.join(0.2)
     finally:
         for signum, handler in previous:

@@ -1,4 +1,4 @@
-"""Find the files that a configuration is composed from, the line of a key in them, and the comment next to it."""
+"""Find the files from which a configuration is composed, and the line and the comment of a key in these files."""
 
 import re
 from collections.abc import Iterator
@@ -18,7 +18,7 @@ from sweeper.cli.arguments import Arguments
 from sweeper.config.resolution import CONF
 
 GROUPS = ("workload", "model", "hardware", "topology", "search")
-# Groups with files that set keys of the whole configuration.
+# Groups with files that set keys anywhere in the configuration.
 GLOBAL_GROUPS = ("workload", "model")
 HEADER = "# @package _global_"
 _CHOICE = re.compile(rf"({'|'.join(GROUPS)})=([\w./-]+)")
@@ -27,7 +27,7 @@ _CHOICE = re.compile(rf"({'|'.join(GROUPS)})=([\w./-]+)")
 @dataclass(frozen=True)
 class ConfigFile:
     path: Path
-    package: str = ""  # the section in which Hydra places its keys; empty for the root
+    package: str = ""  # the section in which Hydra places the file's keys; empty for the root
 
     @cached_property
     def _text(self) -> str:
@@ -38,21 +38,21 @@ class ConfigFile:
         return yaml.compose(self._text, yaml.SafeLoader)
 
     def entries(self) -> Iterator[tuple[str, yaml.Node, yaml.Node]]:
-        """Yield each key of the composed configuration that the file sets, with the nodes of its name and value."""
+        """Yield each key that the file sets in the composed configuration, with the YAML nodes of name and value."""
         return _walk(self._root, f"{self.package}." if self.package else "")
 
     def line_of(self, key: str) -> int | None:
-        """Return the line that sets a key of the composed configuration; None if the file does not set it."""
+        """Return the line that sets a key of the composed configuration, or None if the file does not set the key."""
         return next((name.start_mark.line + 1 for entry, name, _ in self.entries() if entry == key), None)
 
     def comments(self) -> dict[str, str]:
-        """Return the comments next to keys, by key. A comment may continue on the lines below."""
+        """Return the comment next to each key that has a comment. Comments may continue on the lines below."""
         lines = self._text.splitlines()
         comments = {key: _comment(lines, name, value) for key, name, value in self.entries()}
         return {key: comment for key, comment in comments.items() if comment}
 
     def problem(self, *, is_global: bool) -> str:
-        """Return a problem with the file as a whole; empty if it is valid. A global file has its keys at the root."""
+        """Return a problem with the whole file; empty if the file is valid. A global file needs keys at the root."""
         if is_global and self.package:
             marked = self._text.startswith("\ufeff")
             where = "; remove the byte-order mark before it" if marked and HEADER in self._text else ""
@@ -71,7 +71,7 @@ def _walk(node: yaml.Node | None, prefix: str) -> Iterator[tuple[str, yaml.Node,
 
 
 def _comment(lines: list[str], name: yaml.Node, value: yaml.Node) -> str:
-    """Return the comment next to a value, or next to its name if the value is a block below it."""
+    """Return the comment next to a value, or next to the name if the value is a block below the name."""
     is_block = isinstance(value, yaml.CollectionNode) and not value.flow_style
     end = name.end_mark if is_block else value.end_mark
     if end.line >= len(lines):
@@ -88,19 +88,19 @@ def _comment(lines: list[str], name: yaml.Node, value: yaml.Node) -> str:
 
 
 def choices_of(arguments: Arguments) -> dict[str, str]:
-    """Return the choice for each group in the command. A group with several values is left out."""
+    """Return the choice for each group in the command. Groups with several values are omitted."""
     matches = [_CHOICE.fullmatch(override) for override in arguments.overrides]
     return {match[1]: match[2] for match in matches if match}
 
 
 def compose_groups(arguments: Arguments) -> DictConfig:
-    """Compose the configuration, including Hydra's section, with only the group choices of the overrides."""
+    """Compose the configuration, including Hydra's section, from only the group choices in the overrides."""
     with _config_loader():
         return compose("config", overrides=_group_overrides(arguments), return_hydra_config=True)
 
 
 def loaded_files(arguments: Arguments) -> list[ConfigFile]:
-    """Return the files that the configuration is composed from; later files override earlier ones."""
+    """Return the files from which the configuration is composed. Later files override earlier files."""
     with _config_loader() as loader:
         defaults = loader.compute_defaults_list("config", _group_overrides(arguments), RunMode.RUN).defaults
     files = [(find_file(arguments, default.config_path or ""), default.package or "") for default in defaults]
@@ -108,13 +108,13 @@ def loaded_files(arguments: Arguments) -> list[ConfigFile]:
 
 
 def find_file(arguments: Arguments, name: str) -> Path | None:
-    """Return the file of a configuration such as workload/matmul; None for Hydra's own files."""
+    """Return the file of a configuration such as workload/matmul, or None for Hydra's own files."""
     paths = [folder / f"{name}.yaml" for folder in config_folders(arguments)]
     return next((path for path in paths if path.is_file()), None)
 
 
 def chosen_files(arguments: Arguments) -> list[Path]:
-    """Return the files that the groups name, even if they cannot be composed."""
+    """Return the files of the chosen groups, even if Hydra cannot compose them."""
     paths = [find_file(arguments, f"{group}/{choice}") for group, choice in choices_of(arguments).items()]
     return [path for path in paths if path is not None]
 
@@ -142,31 +142,31 @@ def _group_overrides(arguments: Arguments) -> list[str]:
 
 
 def locate(message: str, arguments: Arguments, *, shipped: bool) -> str:
-    """Prefix a message with the file and line of the key that it begins with, unless that key was typed.
+    """Prefix a message with the file and line of the key at the message's start, unless the user typed this key.
 
-    `shipped` includes our own files. They are valid, so they are named only for errors that no device can cause.
+    `shipped` includes our own files. These files are valid, so only errors that do not depend on the device name them.
     """
     match = re.match(r"[A-Za-z_][\w-]*(?:\.[\w-]+)*(?=[=:])", message)
     if match is None or _is_typed(match[0], arguments):
         return message
     is_missing = ": required" in message
-    shipped = shipped and not is_missing  # our files leave it to the user
+    shipped = shipped and not is_missing  # our files leave required keys to the user
     files = [file for file in reversed(loaded_files(arguments)) if shipped or not file.path.is_relative_to(CONF)]
     for file in files:
         if problem := file.problem(is_global=file.path.parent.name in GLOBAL_GROUPS):
             return f"{display(file.path)}:1: {problem}"
     key = match[0]
-    while key:  # try the key, then its sections, because a missing key has no line
+    while key:  # try the key, then the enclosing sections, because a missing key has no line
         for file in files:
             if line := file.line_of(key):
                 return f"{display(file.path)}:{line}: {message}"
         key = key.rpartition(".")[0]
-    # Otherwise a whole section is missing.
+    # If no line was found, a whole section is missing.
     return f"{display(files[0].path)}: {message}" if is_missing and files else message
 
 
 def locate_text(text: str, arguments: Arguments) -> str:
-    """Return the file and line that contain the text, followed by a colon; empty if the text was typed."""
+    """Return the file and line that contain the text, followed by a colon; empty if the user typed the text."""
     if any(text in override for override in arguments.overrides):
         return ""
     for path in chosen_files(arguments):
@@ -177,7 +177,7 @@ def locate_text(text: str, arguments: Arguments) -> str:
 
 
 def display(path: Path | str | None) -> str:
-    """Return the path as text, relative if it is below the working directory."""
+    """Return the path as text. A path below the working directory becomes relative."""
     absolute, here = Path(path or "").resolve(), Path.cwd()
     return str(absolute.relative_to(here) if absolute.is_relative_to(here) else absolute)
 
@@ -186,5 +186,5 @@ def _is_typed(key: str, arguments: Arguments) -> bool:
     typed = {override.lstrip("+~").partition("=")[0] for override in arguments.overrides}
     if key in typed:
         return True
-    typed -= {*GROUPS}  # workload=NAME does not set a key; it chooses the file that does
+    typed -= {*GROUPS}  # workload=NAME sets no key, but chooses a file that sets keys
     return any(f"{name}.".startswith(f"{key}.") or f"{key}.".startswith(f"{name}.") for name in typed)

@@ -1,1 +1,1 @@
-"""Files, formats, clocks and trial records that every other package uses."""
+"""Provide files, formats, clocks and trial records to all other packages."""

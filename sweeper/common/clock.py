@@ -1,4 +1,4 @@
-"""The time that a command takes in each phase, from the start of its process."""
+"""Measure the time of each phase of a command, from the start of the process."""
 
 import os
 import time
@@ -8,9 +8,9 @@ SECONDS_PER_HOUR, SECONDS_PER_DAY = 3600, 86400
 
 
 def process_age_s() -> float:
-    """Return the seconds since this process was started, including imports; 0 without /proc."""
+    """Return the number of seconds since this process started, including imports, or 0 without /proc."""
     try:
-        # The 20th field after the name, which may contain spaces, is the start in ticks since boot (proc(5)).
+        # The 20th field after the name is the start time in ticks since boot (proc(5)). The name may contain spaces.
         ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
     except (OSError, ValueError, IndexError):
         return 0.0
@@ -18,7 +18,7 @@ def process_age_s() -> float:
 
 
 class PhaseClock:
-    """Adds up the seconds that a command spends in each phase. It starts with the process, in the phase `start`."""
+    """A clock that sums the seconds in each phase of a command, beginning at process start in the phase `start`."""
 
     def __init__(self) -> None:
         self._started_s = self._entered_s = time.monotonic() - process_age_s()
@@ -30,12 +30,12 @@ class PhaseClock:
         return time.monotonic() - self._started_s
 
     def enter(self, phase: str) -> None:
-        """Begin a phase, unless it is the current one."""
+        """Begin a phase, unless this phase is already active."""
         if phase != self._phase:
             self._seconds = self.seconds()
             self._phase, self._entered_s = phase, time.monotonic()
 
     def seconds(self) -> dict[str, float]:
-        """Return the seconds of each phase so far, in order."""
+        """Return the seconds spent in each phase until now, in phase order."""
         present_s = time.monotonic() - self._entered_s
         return {**self._seconds, self._phase: self._seconds.get(self._phase, 0.0) + present_s}

@@ -1,4 +1,4 @@
-"""Format numbers and parameters for tables and messages. CSV and JSON hold unrounded values."""
+"""Format numbers and parameters for tables and messages. CSV and JSON files contain unrounded values."""
 
 import math
 import re
@@ -7,19 +7,19 @@ from typing import Any
 
 MAX_WHOLE = 2**53  # floats represent every integer up to this number
 MAX_DECIMALS = 16
-DOUBTFUL = "; doubtful: "  # in the verdict, if rounds of a finalist differ by more than noise
+DOUBTFUL = "; doubtful: "  # part of the verdict if the rounds of a finalist differ by more than noise
 TIE = "a tie"  # the start of the verdict if the first two finalists do not differ significantly
 
 
 def format_number(value: float) -> str:
-    """Return a number with four digits, or from 1000 with thousands separators; NaN (unknown) becomes empty."""
+    """Format a number with four digits, or with thousands separators from 1000. NaN (unknown) becomes empty."""
     if math.isnan(value):
         return ""
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
 
 
 def round_to_interval(value: float, half_width: float) -> float:
-    """Return a value rounded to two digits of its interval's half width or, without an interval, as in tables."""
+    """Round a value to two digits of the interval's half width. Without an interval, round as in tables."""
     if not math.isfinite(value) or not value:
         return value
     if not (math.isfinite(half_width) and 0 < half_width < abs(value)):
@@ -28,9 +28,9 @@ def round_to_interval(value: float, half_width: float) -> float:
 
 
 def round_to_band(value: float, error_share: float, apart_from: float = math.nan) -> str:
-    """Return the value rounded to the first digit of its error: 1,152 within 8% is 1,150, and 57.5 is 58.
+    """Round a value to the first digit of the error: within 8%, 1,152 becomes 1,150, and 57.5 becomes 58.
 
-    At least two digits are kept, and more if the value must differ from `apart_from`.
+    Keep at least two digits, and more if the result must differ from `apart_from`.
     """
     if not value or not math.isfinite(value):
         return format_number(value)
@@ -41,29 +41,29 @@ def round_to_band(value: float, error_share: float, apart_from: float = math.nan
 
 
 def decimals_apart(first: float, second: float, least: int) -> int:
-    """Return how many decimals (at least `least`) keep two different numbers different after rounding."""
+    """Return the number of decimals, at least `least`, that keeps two numbers different after rounding."""
     return next((n for n in range(least, MAX_DECIMALS) if round(first, n) != round(second, n)), least)
 
 
 def format_interval(low: float, high: float) -> str:
-    """Return the bounds of an interval as text: `1.5 to 2.5`; empty if either is unknown."""
+    """Format the bounds of an interval as `1.5 to 2.5`, or as empty text if either bound is unknown."""
     return "" if math.isnan(low) or math.isnan(high) else f"{format_number(low)} to {format_number(high)}"
 
 
 def format_percent(share: float) -> str:
-    """Return a share of 1 in percent, without the percent sign; NaN becomes empty."""
+    """Format a fraction in percent, without the percent sign. NaN becomes empty."""
     return "" if math.isnan(share) else f"{100 * share:.1f}"
 
 
 def short_value(value: object) -> str:
-    """Return a parameter's value for names and tables, on one line: integers in full, other numbers with six digits."""
+    """Format a parameter value on one line for names and tables: integers in full, other numbers with six digits."""
     if isinstance(value, float) and not _is_whole(value):
         return f"{value:.6g}"
     return one_line(exact_value(value))
 
 
 def exact_value(value: object) -> str:
-    """Return a parameter's value as stored in MLflow, which reads back as the same value, in at most 500 characters."""
+    """Format a parameter value for MLflow in at most 500 characters. A number reads back as the same number."""
     if isinstance(value, float):
         return f"{value:.0f}" if _is_whole(value) else repr(float(value))
     return str(value)[:500]
@@ -74,19 +74,19 @@ def _is_whole(value: float) -> bool:
 
 
 def format_point(params: Mapping[str, Any]) -> str:
-    """Return a point of the space as text: `m=4096 n=512`."""
+    """Format a point of the space as `m=4096 n=512`."""
     return " ".join(f"{name}={short_value(value)}" for name, value in params.items()) or "no varying parameter"
 
 
 def format_duration(seconds: float) -> str:
-    """Return a duration as `m:ss`, or as `h:mm:ss` if it is an hour or longer."""
+    """Format a duration as `m:ss`, or as `h:mm:ss` from one hour."""
     minutes, seconds = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{seconds:02d}" if hours else f"{minutes}:{seconds:02d}"
 
 
 def format_phases(seconds: Mapping[str, float]) -> str:
-    """Return a command's duration by phase, without very short ones: `12.3 s: start 4.1, trials 0.3, recording 2.0`."""
+    """Format durations by phase, without very short phases: `12.3 s: start 4.1, trials 0.3, recording 2.0`."""
     parts = [f"{name} {value:.1f}" for name, value in seconds.items() if value >= 0.05]
     total = sum(seconds.values())
     shown = f"{total:.1f} s" if total < 600 else f"{format_duration(total)} ({total:.0f} s)"
@@ -94,12 +94,12 @@ def format_phases(seconds: Mapping[str, float]) -> str:
 
 
 def count(number: int, noun: str) -> str:
-    """Return the number with its noun, in the plural unless it is one: `3 trials`."""
+    """Format a number with a noun, in the plural if the number is not 1: `3 trials`."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
-# Control characters, including 8-bit ones, and characters that reverse or hide text (Unicode's bidirectional and format
-# characters, and its line separators). A terminal would obey them.
+# Characters with an effect on terminals: control characters, including 8-bit ones, and Unicode characters that reverse
+# or hide text (bidirectional and format characters, line separators).
 _UNPRINTABLE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff]")
 _FORMULA = re.compile(r"[=+\-@\t\r]")
 _PLAIN_NUMBER = re.compile(r"-?(\d{1,3}(,\d{3})+|\d+)(\.\d+)?(e[-+]?\d+)?")
@@ -107,7 +107,7 @@ _NUMBER = re.compile(r"[-+]?(\d[\d,]*\.?\d*|\.\d+)(e[-+]?\d+)?%?|[-+]?(nan|inf(i
 
 
 def typed_value(text: str) -> Any:
-    """Return the value of a text: a number, `[low, high]` for an interval, a bool or None, or otherwise the text."""
+    """Parse a text into a number, `[low, high]` for an interval, a bool or None. Return any other text unchanged."""
     bounds = text.split(" to ")
     if len(bounds) > 2 or not all(map(_PLAIN_NUMBER.fullmatch, bounds)):
         return {"True": True, "False": False, "None": None, "": None}.get(text, text)
@@ -116,17 +116,17 @@ def typed_value(text: str) -> Any:
 
 
 def printable(text: str) -> str:
-    """Return the text with terminal control characters as escapes such as `\\x1b`. Newlines and tabs stay."""
+    """Replace terminal control characters in a text with escapes such as `\\x1b`. Keep newlines and tabs."""
     return _UNPRINTABLE.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
 
 
 def one_line(text: str) -> str:
-    """Return a printable text, with newlines and tabs as escapes too."""
+    """Return a printable text on one line, with escapes for newlines and tabs as well."""
     return printable(text).replace("\n", "\\n").replace("\t", "\\t")
 
 
 def shorten(text: str, length: int) -> str:
-    """Return the text in at most `length` characters: all of it, or its beginning and end joined by …."""
+    """Shorten a text to at most `length` characters by replacing its middle with an ellipsis."""
     if len(text) <= length:
         return text
     end = length // 3
@@ -134,7 +134,7 @@ def shorten(text: str, length: int) -> str:
 
 
 def spreadsheet_cell(value: object) -> object:
-    """Return a value for a CSV file. Text that begins like a formula and is not a number gets a leading ' (OWASP)."""
+    """Return a safe value for a CSV file. Non-numeric text that starts like a formula gets a leading ' (OWASP)."""
     if isinstance(value, str) and _FORMULA.match(value) and not _NUMBER.fullmatch(value):
         return f"'{value}"
     return value

@@ -1,4 +1,4 @@
-"""Trials: points of the space, with their results and stored records."""
+"""Define trials, which are points of the space, and their results and stored records."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from workloads.api.contract import Measurement, Scalar
 
 
 class TrialStatus(StrEnum):
-    """The final status of a trial. Each is handled differently: see `docs/architecture.md`."""
+    """The final status of a trial. `docs/architecture.md` explains how each status is handled."""
 
     COMPLETE = "complete"
-    INFEASIBLE = "infeasible"  # cannot work on this device: the sampler learns from it, and it is not retried
-    PRUNED = "pruned"  # ended early: other trials were better at the same step
+    INFEASIBLE = "infeasible"  # cannot run on this device; the sampler learns from the trial, which is not retried
+    PRUNED = "pruned"  # ended early, because other trials were better at the same step
     FAILED = "failed"  # an error in the code or the configuration
     LOST = "lost"  # the worker, the GPU or the node was lost more often than trial.retries
     TIMED_OUT = "timed_out"  # took longer than trial.timeout_s
-    INCONCLUSIVE = "inconclusive"  # other processes disturbed the measurement, even when it was repeated
-    CANCELLED = "cancelled"  # the user stopped the sweep: the trial runs again when the sweep is resumed
+    INCONCLUSIVE = "inconclusive"  # other processes disturbed the measurement, even when repeated
+    CANCELLED = "cancelled"  # the user stopped the sweep; a resumed sweep runs the trial again
 
 
 BAD = (TrialStatus.FAILED, TrialStatus.LOST, TrialStatus.TIMED_OUT)  # statuses that make a sweep exit with 1
-WITHOUT_RESULT = (*BAD, TrialStatus.INCONCLUSIVE)  # statuses whose trials a sweep offers to run again
-# The statuses of the trials that each value of the key `retry` runs again.
+WITHOUT_RESULT = (*BAD, TrialStatus.INCONCLUSIVE)  # statuses of trials that a sweep offers to rerun
+# Each value of the key `retry`, and the statuses of the trials that this value reruns.
 RETRIED = {
     "failed": (TrialStatus.FAILED, TrialStatus.TIMED_OUT),
     "lost": (TrialStatus.LOST,),
@@ -39,13 +39,13 @@ RETRIED = {
 
 
 def narrowest_retry(statuses: Collection[TrialStatus]) -> str:
-    """Return the value of `retry` that reruns trials with all of these statuses and as few others as possible."""
+    """Return the value of `retry` that reruns trials with all these statuses and as few other trials as possible."""
     return next(name for name, retried in RETRIED.items() if set(statuses) <= set(retried))
 
 
-LOST_NODE = "lost_node_id"  # in `where` of a lost trial: Ray's id for the node of the worker that died
-LEFT = "left_processes"  # in `where`: command lines of processes that the trial left behind, which were ended
-SHARED_FIELDS = ("fixed", "work")  # fields of records that are usually the same for all trials of a sweep
+LOST_NODE = "lost_node_id"  # in `where` of a lost trial: the Ray ID of the dead worker's node
+LEFT = "left_processes"  # in `where`: command lines of processes that the trial left behind and the sweep ended
+SHARED_FIELDS = ("fixed", "work")  # record fields that are usually equal in all trials of a sweep
 
 
 @dataclass(frozen=True)
@@ -55,27 +55,27 @@ class TrialResult:
     ended_at_s: float
     reason: str = ""  # one line; empty for a complete trial
     detail: str = ""  # the last lines of the worker's output
-    measurements: tuple[Measurement, ...] = ()  # of each rank, if complete
-    files: Mapping[str, bytes] = field(default_factory=dict)  # further results by name, if there are no measurements
-    where: Mapping[str, Scalar] = field(default_factory=dict)  # node, process and log of rank 0; Ray's ids of all nodes
-    reusable: bool = False  # whether the workers may run another trial: they succeeded, or refused before they tried
-    of_ranks: Mapping[int, Measurement | str] = field(default_factory=dict)  # for a failure: results or reasons
+    measurements: tuple[Measurement, ...] = ()  # one per rank if the trial is complete
+    files: Mapping[str, bytes] = field(default_factory=dict)  # other results by name, if there are no measurements
+    where: Mapping[str, Scalar] = field(default_factory=dict)  # node, process and log of rank 0; Ray IDs of all nodes
+    reusable: bool = False  # whether the workers can run another trial, after success or after rejecting the trial
+    of_ranks: Mapping[int, Measurement | str] = field(default_factory=dict)  # of a failed trial: results or reasons
 
 
 @dataclass(frozen=True)
 class Remeasurement:
-    """Marks a trial that remeasures the parameters of `trial` in a round."""
+    """A mark for a trial that remeasures the parameters of an earlier `trial` in a round."""
 
     trial: int
     round: int
-    group: tuple[int, ...]  # all trials of the round; empty if it compares nodes (`execution/node_health.py`)
+    group: tuple[int, ...]  # all trials of the round; empty for a comparison of nodes (`execution/node_health.py`)
 
 
 @dataclass(frozen=True)
 class Retry:
     trial: int  # the number of the earlier attempt
-    changed: tuple[str, ...] = ()  # the changes since that attempt, as phrases
-    replaces: bool = True  # whether it replaces the earlier attempt; False if that one has the better outcome
+    changed: tuple[str, ...] = ()  # the changes since the earlier attempt, as phrases
+    replaces: bool = True  # whether the retry replaces the earlier attempt; False if the earlier outcome is better
 
     @staticmethod
     def from_dict(fields: Mapping[str, Any]) -> Retry:
@@ -84,7 +84,7 @@ class Retry:
 
 @dataclass(frozen=True)
 class Trial:
-    """One point of the space with its number in the study. `params` has only the parameters that vary."""
+    """One point of the space, with a number in the study. `params` contains only the parameters that vary."""
 
     number: int
     params: dict[str, Scalar]
@@ -95,24 +95,24 @@ class Trial:
 
 @dataclass(frozen=True)
 class TrialRecord:
-    """A finished trial as it is stored in the study, and from there in MLflow."""
+    """A finished trial as stored in the study and then copied to MLflow."""
 
     number: int
     params: Mapping[str, Scalar]
     status: TrialStatus
-    reason: str  # as in its result; for a complete trial, why it has no speed to rank
+    reason: str  # as in the trial's result; for a complete trial, the reason for having no speed to rank
     detail: str
     metrics: Mapping[str, float]
     measurements: list[dict[str, Any]]
     where: Mapping[str, Scalar]
     started_at_s: float
     ended_at_s: float
-    elapsed_s: float  # the sweep's seconds of searching when the trial ended, over all its runs
+    elapsed_s: float  # total search time over all runs of the sweep, when the trial ended
     attempts: int = 1
-    files: list[str] = field(default_factory=list)  # paths of further results of the ranks
-    fixed: Mapping[str, Scalar] = field(default_factory=dict)  # not searched: constants, defaults and settings
-    work: Mapping[str, str] = field(default_factory=dict)  # what was computed (`sweeper/preflight/work.py`)
-    remeasurement: Remeasurement | None = None  # for the finals and node comparisons, which are not part of the search
+    files: list[str] = field(default_factory=list)  # paths of other results of the ranks
+    fixed: Mapping[str, Scalar] = field(default_factory=dict)  # values not searched: constants, defaults, settings
+    work: Mapping[str, str] = field(default_factory=dict)  # the identity of the work (`sweeper/preflight/work.py`)
+    remeasurement: Remeasurement | None = None  # set in finals and node comparisons, which are not part of the search
     retry: Retry | None = None
 
     @property
@@ -125,13 +125,13 @@ class TrialRecord:
 
     @property
     def superseded(self) -> int | None:
-        """The number of the attempt that does not count, the earlier one or else this one; None without a retry."""
+        """The number of the attempt that does not count: the earlier attempt or this attempt. None without a retry."""
         if self.retry is None or self.status is TrialStatus.CANCELLED:
             return None
         return self.retry.trial if self.retry.replaces else self.number
 
     def weighed_against(self, earlier: TrialRecord | None) -> TrialRecord:
-        """Return the record of a retry, marked as not replacing a complete attempt if it has no measurement itself."""
+        """Return the record, marked as not replacing a complete `earlier` attempt if this retry has no measurement."""
         has_result = self.status in (TrialStatus.COMPLETE, TrialStatus.INCONCLUSIVE)
         if self.retry is None or earlier is None or earlier.status is not TrialStatus.COMPLETE or has_result:
             return self
@@ -139,11 +139,11 @@ class TrialRecord:
 
     @property
     def kind_of_reason(self) -> str:
-        """The reason without its numbers, since reasons that differ only in numbers are of the same kind."""
+        """The reason with all numbers masked, because reasons that differ only in numbers are of the same kind."""
         return re.sub(r"[\d.,]+", "#", self.reason)
 
     def to_json(self) -> str:
-        return json.dumps(asdict(self), default=float)  # a workload may leave NumPy numbers in its metrics
+        return json.dumps(asdict(self), default=float)  # metrics of a workload may contain NumPy numbers
 
     @staticmethod
     def from_json(text: str) -> TrialRecord:
@@ -151,7 +151,7 @@ class TrialRecord:
 
     @staticmethod
     def from_fields(fields: dict[str, Any], earlier: TrialRecord | None = None) -> TrialRecord:
-        """Build a record from plain values. It shares equal `SHARED_FIELDS` with `earlier`, which saves 25% memory."""
+        """Build a record from plain values. Sharing equal `SHARED_FIELDS` with `earlier` saves 25% of the memory."""
         shared = {name: getattr(earlier, name) for name in SHARED_FIELDS} if earlier else {}
         fields = fields | {name: value for name, value in shared.items() if value == fields.get(name)}
         remeasurement = fields["remeasurement"]
@@ -164,13 +164,13 @@ class TrialRecord:
 
 
 def rank_trials(records: Iterable[TrialRecord], objective: str, direction: str) -> list[TrialRecord]:
-    """Return the complete trials that have the objective, best first. `direction` is maximize or minimize."""
+    """Return the complete trials with the objective metric, best first. `direction` is maximize or minimize."""
     ranked = [record for record in records if record.status is TrialStatus.COMPLETE and objective in record.metrics]
     return sorted(ranked, key=lambda record: record.metrics[objective], reverse=direction == "maximize")
 
 
 def rank_file_name(rank: int, name: str) -> str:
-    """Return the name under which a rank's file is stored; the first rank's files keep their names."""
+    """Return the name under which to store a rank's file. Files of the first rank keep their names."""
     return f"rank{rank}_{name}" if rank else name
 
 
