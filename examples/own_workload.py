@@ -1,4 +1,4 @@
-"""Measure a function of your own: in which pieces does this machine add two large arrays fastest?
+"""Measure your own function: with which piece size does this machine add two large arrays fastest?
 
 python own_workload.py
 """

@@ -1,7 +1,7 @@
 # %% [markdown]
 # # Two objectives from Python
 #
-# A larger batch gives more tokens per second, and each request waits longer. Which batches are worth considering?
+# A larger batch gives more tokens per second, but each request waits longer. Which batch sizes are worth considering?
 
 # %%
 import time
@@ -27,7 +27,7 @@ def infer(batch: int, width: int = 512, tokens: int = 16) -> dict[str, object]:
 
 
 # %% [markdown]
-# The sweep is a process of its own. Sweeper derives both metrics from the times and the tokens.
+# The sweep runs in its own process. Sweeper derives both metrics from the times and the tokens.
 
 # %%
 result = sweeper.run(
@@ -41,14 +41,14 @@ result = sweeper.run(
 )
 
 # %% [markdown]
-# The front: no other batch is at least as good in both objectives and better in one. The finals measure its points
-# again, and a notebook draws them. Intervals are wide on a busy machine, such as the one that ran this notebook.
+# On the Pareto front, no other batch size is at least as good in both objectives and better in one. The finals measure
+# these points again, and the notebook plots them. Intervals are wide on a busy machine, such as the one that ran this notebook.
 
 # %%
 result
 
 # %% [markdown]
-# Each table is a DataFrame too.
+# Each table is also a DataFrame.
 
 # %%
 print(result.front[["param.batch", "tokens_per_s", "step_time_ms"]])

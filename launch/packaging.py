@@ -1,4 +1,4 @@
-"""Builds the wheel with conf/, which stands at the top of the repository where users look for it, as sweeper/conf."""
+"""Build the wheel with conf/ as sweeper/conf. In the repository, conf/ is at the top, where users look for it."""
 
 from pathlib import Path
 from shutil import copytree
@@ -7,7 +7,7 @@ from setuptools.command.build_py import build_py
 
 
 class BuildWithConf(build_py):
-    """Builds the packages and their data; an editable installation reads conf/ where it is."""
+    """The build of the packages and their data. An editable installation reads conf/ in place."""
 
     def run(self) -> None:
         super().run()

@@ -1,1 +1,1 @@
-"""The workloads that trials run. May import torch; never imports Ray, Optuna, MLflow, Hydra or `sweeper`."""
+"""The workloads that trials run. They may import torch, but never Ray, Optuna, MLflow, Hydra or `sweeper`."""

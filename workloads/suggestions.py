@@ -5,7 +5,7 @@ from collections.abc import Iterable
 
 
 def suggest(word: str, allowed: Iterable[str], prefix: str = "") -> str:
-    """Return the sentences to print after an unknown word: the nearest word after `prefix`, and the available ones."""
+    """Return a message about an unknown word: the nearest word, after `prefix`, and all available words."""
     names = sorted(allowed)
     return f"{hint(word, names, prefix)} Available: {', '.join(names) or 'none'}.".strip()
 
@@ -17,7 +17,7 @@ def hint(word: str, allowed: Iterable[str], prefix: str = "") -> str:
 
 
 def nearest(word: str, allowed: Iterable[str]) -> str | None:
-    """Return the allowed word nearest to a misspelled one, ignoring case; words that it begins take precedence."""
+    """Return the allowed word nearest to `word`, ignoring case; words that start with `word` take precedence."""
     names = {name.lower(): name for name in allowed}
     begun = [name for name in names if word and name.startswith(word.lower())]
     close = difflib.get_close_matches(word.lower(), begun or names, n=1, cutoff=0.0 if begun else 0.6)

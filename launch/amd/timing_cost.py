@@ -1,7 +1,7 @@
-"""Measure what timing itself costs on a GPU: an empty pair of events, a reading of the sensors, polling them.
+"""Measure the cost of timing on a GPU: an empty pair of events, a sensor reading, and sensor polling.
 
-Prints one line of JSON: the microseconds between two events with nothing between them, which are subtracted from every
-timing, the milliseconds of a reading, and by how many percent products are slower while the sensors are polled.
+Prints one line of JSON: the microseconds between two events with nothing between them (subtracted from every timing),
+the milliseconds of a sensor reading, and the percentage by which polling the sensors slows GEMMs.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ PRODUCTS = 200  # of 8192 cubed in bf16: about 0.3 s on an MI300X
 
 
 def reading_ms(device: torch.device) -> float | None:
-    """Return the median time of a reading of the sensors; None if the GPU cannot be read."""
+    """Return the median time of a sensor reading; None if the GPU's sensors cannot be read."""
     gpu = find_gpu(device)
     if gpu is None:
         return None
@@ -29,7 +29,7 @@ def reading_ms(device: torch.device) -> float | None:
 
 
 def slowdown_percent(device: torch.device) -> float:
-    """Return by how much products are slower while the sensors are polled, the median of interleaved rounds."""
+    """Return the percentage by which polling the sensors slows GEMMs, as the median of interleaved rounds."""
     a = torch.randn(8192, 8192, device=device, dtype=torch.bfloat16)
     c = torch.empty_like(a)
 
@@ -54,7 +54,7 @@ def _wall_s(call: Callable[[], object]) -> float:
 
 
 def main() -> None:
-    """Print the figures of the first visible GPU."""
+    """Print the measurements of the first visible GPU."""
     device = torch.device("cuda", 0)
     figures = {"device": torch.cuda.get_device_name(device), "event_cost_us": event_cost_s(device) * 1e6}
     figures |= {"reading_ms": reading_ms(device), "slowdown_percent": slowdown_percent(device)}

@@ -1,9 +1,9 @@
-"""Print the table of bring_up.sh: what each check measured, what is expected, pass or fail. Mask what is sent back.
+"""Print bring_up.sh's table of measured values, expected values and verdicts, and mask the files to send back.
 
     python launch/amd/verdict.py FOLDER
 
-The figures are those of a sweep's last line of `progress=json`, or of a line of JSON that a check prints. The exit code
-is 1 if a check failed or a figure is outside of its bounds.
+Metrics come from a sweep's last `progress=json` line, or from a line of JSON that a check prints. The exit code is 1 if
+a check failed or a metric is outside its bounds.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from sweeper.commands.doctor.record import mask_text
 
 ANCHORS = Path(__file__).with_name("anchors.csv")
 TIMED_OUT = (124, 137)  # exit codes of `timeout`
-INVALID = 2  # of a command whose input does not fit the machine, such as gpus=8 on four GPUs
+INVALID = 2  # exit code for input that does not fit the machine, such as gpus=8 on four GPUs
 FAILED = ("FAIL", "not run")
 
 
@@ -40,7 +40,7 @@ class Check:
 
     @property
     def events(self) -> list[dict[str, Any]]:
-        """The lines of JSON that the check printed; a sweep's are on standard error, the last one has its results."""
+        """The lines of JSON that the check printed. A sweep prints to standard error; its last line has the results."""
         return [json.loads(line) for line in [*self.out.splitlines(), *self.err.splitlines()] if _is_json(line)]
 
     @property
@@ -54,7 +54,7 @@ class Check:
 
     @property
     def failure(self) -> str:
-        """Why there are no figures; empty if the check ended well."""
+        """The reason why there are no metrics; empty if the check succeeded."""
         if self.exit_code in TIMED_OUT:
             return f"not finished after {self.seconds:.0f} s"
         if not self.exit_code:
@@ -93,7 +93,7 @@ def read_anchors(device: str) -> list[dict[str, str]]:
 
 
 def judge(check: Check, anchors: Sequence[Mapping[str, str]]) -> Iterator[Row]:
-    """Yield a line for each figure of a check, or one for a check without figures."""
+    """Yield a row for each metric of a check, or a single row for a check without metrics."""
     if check.failure:
         yield Row(check.name, "", "", "not run" if check.exit_code == INVALID else "FAIL", check.failure)
         return
@@ -118,7 +118,7 @@ def _verdict(value: float, anchor: Mapping[str, str]) -> str:
 
 
 def format_table(rows: Sequence[Row]) -> str:
-    """Return the rows in columns, and their counts."""
+    """Return the rows as aligned columns, followed by the counts of verdicts."""
     columns = ("check", "measured", "expected", "verdict", "source")
     lines = [columns, *(tuple(getattr(row, name) for name in columns) for row in rows)]
     widths = [max(len(line[column]) for line in lines) for column in range(len(columns))]
@@ -129,7 +129,7 @@ def format_table(rows: Sequence[Row]) -> str:
 
 
 def write_masked(folder: Path, table: str) -> None:
-    """Write what is sent back into `masked`: the table and the logs without what identifies the machine."""
+    """Write the files to send back to `masked`: the table and the logs, without what identifies the machine."""
     masked = folder / "masked"
     masked.mkdir(exist_ok=True)
     (masked / "table.txt").write_text(f"{table}\n")

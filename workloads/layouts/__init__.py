@@ -1,1 +1,1 @@
-"""Layouts of a training over GPUs, and the rules of each trainer. Standard library only."""
+"""Layouts of a training job over GPUs, and the rules of each trainer. Uses only the standard library."""

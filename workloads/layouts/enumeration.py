@@ -11,7 +11,7 @@ from workloads.layouts.layout import Checkpointing, Job, Layout
 from workloads.layouts.rules import Site, find_violation, rules_of
 from workloads.layouts.trainers import OWN, find_trainer
 
-MAX_MICRO_BATCH = 16  # sequences; a larger one does not use the GPU any better
+MAX_MICRO_BATCH = 16  # sequences; larger micro-batches do not improve GPU utilization
 MAX_STAGES_PER_RANK = 16
 
 
@@ -19,9 +19,9 @@ MAX_STAGES_PER_RANK = 16
 class Family:
     """Layouts that differ only in options that trade memory for time: shards, checkpointing and resharding."""
 
-    template: Layout  # one of them
+    template: Layout  # one layout of the family
     shards: tuple[int, ...]  # the values of `dp_shard`, largest first; the other data-parallel ranks are replicas
-    checkpointings: tuple[Checkpointing, ...]  # the values of `checkpointing`, the fastest first
+    checkpointings: tuple[Checkpointing, ...]  # the values of `checkpointing`, fastest first
     reshardings: tuple[bool, ...]  # the values of `reshard_after_forward`
 
     def __len__(self) -> int:

@@ -1,6 +1,6 @@
 """A training job: a model, a layout and a trainer, as plain values.
 
-Degrees have torchtitan's names. The innermost degree varies fastest in the numbers of ranks: tp, cp, dp_shard,
+Degrees have torchtitan's names. In rank numbers, the innermost degree varies fastest: tp, then cp, dp_shard,
 dp_replicate, pp. The ranks that communicate most are therefore neighbors and stay within a node.
 """
 
@@ -40,12 +40,12 @@ class Layout:
     global_batch: int = 1  # sequences per step over all ranks
     # Which states `dp_shard` divides: none (DDP), the optimizer's (zero1), also gradients (zero2), or all.
     sharding: Sharding = "fsdp2"
-    # Weights are gathered again for the backward pass (only if `sharding` divides them), and gradients are
+    # If True, weights are gathered again for the backward pass (if `sharding` divides them), and gradients are
     # reduce-scattered after each micro-batch. If False, both stay unsharded throughout a step.
     reshard_after_forward: bool = True
     sequence_parallel: bool = True  # tensor-parallel ranks divide the sequence outside attention and MLP
     tp_overlap: TensorOverlap = "none"  # `async` splits tensor-parallel collectives and overlaps them with the GEMMs
-    # All ranks' keys and values are gathered before attention, or move around a ring during attention.
+    # Whether keys and values of all ranks are gathered before attention or move around a ring during attention.
     cp_method: ContextMethod = "allgather"
     offload_optimizer: bool = False  # the optimizer's states and step are on the host
     # What the backward pass recomputes. `per_op` is torchtitan's selective mode, `selective` this project's,
@@ -76,7 +76,7 @@ class Layout:
 
     @property
     def microbatches(self) -> int:
-        """The micro-batches that a rank computes per step, for gradient accumulation or to fill a pipeline."""
+        """The number of micro-batches of a rank per step, for gradient accumulation or to fill a pipeline."""
         return self.global_batch // (self.micro_batch * self.dp)
 
     @property
@@ -100,8 +100,8 @@ class Layout:
     def uses_fsdp(self, state: State) -> bool:
         """Return whether FSDP wraps the model in this project's trainer.
 
-        It does if gradients are averaged over several ranks, and also on a single rank with fp32 state: FSDP then casts
-        weights before a block and accumulates gradients in fp32, as in torchtitan, which always keeps its mesh
+        FSDP is used if gradients are averaged over several ranks, and also on a single rank with fp32 state: it then
+        casts weights before a block and accumulates gradients in fp32, as in torchtitan, which always keeps its mesh
         (torchtitan/distributed/fsdp.py, resolve_fsdp_mesh).
         """
         return state == "fp32" or self.dp * self.cp > 1
@@ -125,7 +125,7 @@ LAYOUT_FIELDS = tuple(item.name for item in fields(Layout) if item.name not in (
 
 @dataclass(frozen=True)
 class Job:
-    """What a trainer trains, and how."""
+    """A model and how a trainer trains it."""
 
     model: Model
     layout: Layout
@@ -137,17 +137,17 @@ class Job:
     # `bf16`: everything in bf16; `int8`: 8-bit moments.
     state: State = "fp32"
     compiled: bool = True  # blocks are compiled by torch.compile
-    compiled_loss: bool = True  # so is the loss, if the trainer supports it
+    compiled_loss: bool = True  # the loss is compiled too, if the trainer supports it
     # Blocks use this project's own backward pass, which saves fewer tensors (`workloads.llama.block`).
     manual_backward: bool = False
     document_tokens: int = 0  # mean length of documents, to which attention is confined; 0 for whole sequences
-    # Bytes per gradient in the reduction over data-parallel ranks; None for the trainer's own.
+    # Bytes per gradient in the reduction over data-parallel ranks; None for the trainer's default.
     gradient_bytes: int | None = None
-    attention_kernel: AttentionKernel | Literal[""] = ""  # empty for the trainer's own
+    attention_kernel: AttentionKernel | Literal[""] = ""  # empty for the trainer's default
     # How tokens are sent to experts: `deepep` sends a token once per node, `alltoall` once per expert, and `allgather`
     # to all ranks, which scatter the sums of outputs.
     dispatcher: Dispatcher = "alltoall"
     expert_overlap: bool = False  # the all-to-all of one micro-batch overlaps with the computation of another
     expert_imbalance: float = 1.0  # the tokens of the busiest rank's experts, divided by the mean
-    # The tokens for which a rank has buffers, divided by that mean; larger if their number is unknown in advance.
+    # The tokens for which a rank has buffers, divided by the mean; larger if that number is not known in advance.
     expert_buffers: float = 1.0

@@ -1,6 +1,6 @@
-"""The rules that make a layout valid: the rules of every trainer, and those of particular trainers.
+"""The rules that make a layout valid: rules for all trainers, and rules for particular trainers.
 
-A rule is a row in `RULES`. If only some trainers have a rule, its row names them.
+A rule is a row in `RULES`. If a rule applies to only some trainers, its row names them.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ VARLEN_TORCH = SPLIT_LOSS_TORCH = (2, 13)
 
 @dataclass(frozen=True)
 class Site:
-    """The properties of a layout's ranks on which rules depend."""
+    """The properties of a layout's ranks that rules depend on."""
 
     ranks: int
-    domain: int  # ranks of a node, or of a larger domain that links connect
+    domain: int  # ranks in a node, or in a larger domain connected by links
     device: str = ""
     # The peak of each device by data type; empty if unknown.
     peak_tflops: Mapping[str, float] = field(default_factory=dict)
-    tp_across_domains: bool = False  # tensor parallel may leave a domain
+    tp_across_domains: bool = False  # tensor parallelism may span several domains
     on_gpu: bool = True
     # The torch version that runs the layout; None if the layout is planned for another machine.
     torch: tuple[int, ...] | None = None
@@ -54,7 +54,7 @@ Check = Callable[[Job, Site], Iterator[str]]
 
 
 class Rule(NamedTuple):
-    """A row: the name of a rule, and a check that yields the reasons why a job breaks it."""
+    """A rule: a name, and a check that yields the reasons why a job breaks the rule."""
 
     name: str
     check: Check
@@ -71,7 +71,7 @@ class Violation:
 
 
 def find_violation(job: Job, place: Cluster | Site, rules: Iterable[Rule] | None = None) -> Violation | None:
-    """Return the first of the `rules` that the job breaks, or None. The default is the rules of its trainer."""
+    """Return the first of the `rules` that the job breaks, or None. The default is all rules of the job's trainer."""
     site = place if isinstance(place, Site) else Site.of(place)
     for rule in rules_of(job.trainer) if rules is None else rules:
         for reason in rule.check(job, site):
@@ -120,7 +120,7 @@ def _check_domain(job: Job, site: Site) -> Iterator[str]:
 
 
 def _check_cp(job: Job, site: Site) -> Iterator[str]:
-    parts = 2 * job.layout.cp  # a rank has one part from the front and one from the back, so that all do equal work
+    parts = 2 * job.layout.cp  # a rank has one part from the front and one from the back, so all ranks do equal work
     if job.layout.cp > 1 and job.sequence_length % parts:
         yield f"cp {job.layout.cp} needs a sequence length divisible by {parts}, {job.sequence_length} is not"
 
@@ -139,7 +139,7 @@ def _check_batch(job: Job, site: Site) -> Iterator[str]:
 
 def _check_stages(job: Job, site: Site) -> Iterator[str]:
     layout, is_single = job.layout, job.layout.stages_per_rank == 1
-    # Primus's zero_bubble.yaml has one stage per rank, PyTorch's InterleavedZeroBubble several.
+    # Primus's zero_bubble.yaml has one stage per rank; PyTorch's InterleavedZeroBubble has several.
     needs_single = layout.schedule in (("1f1b", "zero_bubble") if job.trainer == "primus" else ("1f1b",))
     if layout.stages > job.model.layers:
         yield f"{layout.stages} stages, but the model has {job.model.layers} layers"
@@ -313,7 +313,7 @@ def _check_low_precision(job: Job, site: Site) -> Iterator[str]:
 
 
 def _check_async_tp(job: Job, site: Site) -> Iterator[str]:
-    """Check the needs of PyTorch's asynchronous tensor parallelism (`async_tp`; `tp_overlap=async` in a plan)."""
+    """Check the limits of PyTorch's asynchronous tensor parallelism (`async_tp`; `tp_overlap=async` in a plan)."""
     tp = job.layout.tp
     if job.layout.tp_overlap == "none":
         return
@@ -428,4 +428,4 @@ RULES = (
     Rule("the manual block is supported", _check_block, ONLY_OWN),
     Rule("the model's blocks are supported", _check_own_model, ONLY_OWN),
 )
-COMMON_RULES = tuple(rule for rule in RULES if rule.trainers != ONLY_OWN)  # for an unknown program
+COMMON_RULES = tuple(rule for rule in RULES if rule.trainers != ONLY_OWN)  # for an unknown trainer

@@ -1,4 +1,4 @@
-"""The table of trainers: the layout values that each one runs and that a search tries, and how it computes."""
+"""The table of trainers: the layout values that each trainer runs and that a search tries, and how it computes."""
 
 import csv
 import statistics
@@ -20,22 +20,22 @@ BASES = ("fsdp", "fsdp1")  # rows on which other rows are based; no trainer has 
 
 @dataclass(frozen=True)
 class Trainer:
-    """A row of the table."""
+    """A row of the table of trainers."""
 
     name: str
-    # The engine that it runs on. Trainers with the same core have similar efficiencies.
+    # The engine that the trainer runs on. Trainers with the same core have similar efficiencies.
     core: Literal["pytorch", "megatron", "deepspeed"] = "pytorch"
-    # The values of layout fields that it runs; a field that is not listed may have any value.
+    # The values of layout fields that the trainer runs; a field that is not listed may have any value.
     runs: Values = field(default_factory=dict)
     # The values that a search tries; for checkpointing and resharding, the fastest first.
     search: Values = field(default_factory=dict)
-    without: tuple[str, ...] = ()  # degrees that are always 1, because it does not have them or they are not modeled
-    alone: Values = field(default_factory=dict)  # degrees that it does not combine with a sharding
-    # Tensor-parallel ranks may share a key-value head, so their number may be a multiple of the number of heads.
+    without: tuple[str, ...] = ()  # degrees that are always 1, because the trainer lacks them or they are not modeled
+    alone: Values = field(default_factory=dict)  # degrees that the trainer does not combine with a sharding
+    # Tensor-parallel ranks may share a key-value head, so the number of ranks may be a multiple of the number of heads.
     shares_kv_heads: bool = False
-    attention: AttentionKernel = "cudnn"  # the kernel that it calls
+    attention: AttentionKernel = "cudnn"  # the kernel that the trainer calls
     fused: bool = True  # norms, activations and residual sums are fused kernels even if nothing is compiled
-    compiles: bool = False  # it supports torch.compile, which a search assumes to be on
+    compiles: bool = False  # the trainer supports torch.compile, which a search assumes to be on
     gradient_bytes: int = 4  # per gradient in the reduction
     main_gradients: bool = False  # gradients of all micro-batches are accumulated in fp32, unsharded (Megatron)
     overlaps_data_parallel: bool = True  # data-parallel collectives overlap with computation
@@ -47,18 +47,18 @@ class Trainer:
     # Gradients are averaged over replicas of the model once per step, not for each micro-batch.
     averages_copies_once: bool = False
     buffers_gib: float = 0.0  # buckets of gathered weights and of gradients that are not parts of a layer
-    # Memory that the allocator reserves beyond the allocated memory, as a share of it: the largest measured share.
+    # The allocator's reserved but unallocated memory, as a share of the allocated memory: the largest measured share.
     reserved_share: float = 0.09
 
     def fixed_degrees(self, sharding: str | None = None) -> dict[str, int]:
-        """Return the degrees that must be 1: those that it does not have, or cannot combine with a sharding."""
+        """Return the degrees that must be 1 because the trainer lacks them or cannot combine them with a sharding."""
         return dict.fromkeys((*self.without, *self.alone.get(sharding or "", ())), 1)
 
     def divides_kv_heads(self, kv_heads: int, tp: int) -> bool:
         return not kv_heads % tp or (self.shares_kv_heads and not tp % kv_heads)
 
     def find_unsupported(self, given: Mapping[str, Any]) -> str:
-        """Return why it cannot run the given fields of a layout; empty if it can."""
+        """Return why the trainer cannot run the given fields of a layout; empty if it can."""
         for name, value in self.fixed_degrees(given.get("sharding")).items():
             if given.get(name, value) != value:
                 if name not in self.without:
@@ -112,8 +112,8 @@ def find_efficiency(trainer: str, device: str) -> float:
 def nearest_efficiency(trainer: str, device: str, table: Mapping[tuple[str, str], float]) -> float:
     """Return the efficiency of a trainer on a device, or the median over the nearest pairs in the table.
 
-    The nearest is the same trainer on another device, then another trainer with the same core on this device or on any,
-    then any trainer on this device. If nothing is known, it is 1.
+    The nearest is the same trainer on another device, then another trainer with the same core on this device or on any
+    device, then any trainer on this device. Without any known pair, the efficiency is 1.
     """
     name = SYNONYMS.get(trainer, trainer)
     core = find_trainer(name).core

@@ -1,7 +1,7 @@
 """`workload=matmul`: the rate of one matrix product (GEMM), C[m, n] = A[m, k] · B[k, n].
 
 The search over m, n and k finds the highest rate that this device's library achieves. The GEMMs of a model
-(`space=llama3_8b`) show how close training can come to it.
+(`space=llama3_8b`) show how close training can come to this rate.
 """
 
 from collections.abc import Mapping
@@ -25,18 +25,18 @@ class MatmulParameters:
         model: a model whose linear layers give the shape, instead of m, n and k.
         layer: the model's linear layer.
         product: the layer's forward product or one of its two gradients.
-        tokens: tokens that the layer is applied to.
-        dtype: number format of A and B, with its scales.
+        tokens: number of tokens that the layer is applied to.
+        dtype: number format of A and B, including scales.
         layout: whether A and B are stored as mxk and kxn (n) or transposed (t). `auto` is the layout of training (nt;
-            nn and tn for a model's gradients), and nt for formats of 8 bits or fewer, whose units support no other.
-        output_dtype: data type of C. `auto` is that of A and B, and bf16 for formats of 8 bits or fewer.
+            nn and tn for a model's gradients), and nt for formats of 8 bits or fewer, which support no other.
+        output_dtype: data type of C. `auto` is the type of A and B, or bf16 for formats of 8 bits or fewer.
         accumulation: fp32, or reduced: partial sums may be rounded (PyTorch's default for bf16 and fp16 on NVIDIA GPUs;
             the fast accumulators of fp8). `auto` is reduced if the device and the backend support it, else fp32.
         backend: `torch` is torch.mm with its default library, `cublas` and `cublaslt` select the vendor's library (on
             ROCm hipBLAS and hipBLASLt), `ck` is AMD's Composable Kernel, `tunable` is PyTorch's search over the kernels
-            of hipBLASLt and rocBLAS, done before the first call, `triton` is Inductor's kernel tuned for the shape.
-            On ROCm, `torch` takes hipBLAS for an fp32 result of 16-bit operands.
-        statistic: statistic of the repeats, each with the last-level cache flushed before it (cold) or not (warm).
+            of hipBLASLt and rocBLAS, done before the first call, `triton` is Inductor's kernel tuned for the shape. On
+            ROCm, `torch` uses hipBLAS for an fp32 result of 16-bit operands.
+        statistic: statistic of the repeats. The last-level cache is flushed before each repeat (cold) or not (warm).
         warmup: calls that are not timed.
         warmup_s: seconds of load before a worker's first trial.
         repeats: timed readings, each of one call, or of several calls if they are short and the cache is warm.
@@ -90,13 +90,13 @@ class MatmulParameters:
 
 
 class Matmul(Workload):
-    """A GEMM whose result is checked."""
+    """A GEMM with a checked result."""
 
     name = "matmul"
     Parameters = MatmulParameters
-    # Each repeat is timed by itself on the same random inputs; the output is rewritten; the GPU's settings stay the
-    # same. On a CPU, repeats that other processes disturb are repeated (new in 4). On a GPU, the cost of events is
-    # subtracted, many short warm calls are timed together, and the flush reads and writes (new in 5).
+    # Each repeat is timed separately on the same random inputs and rewrites the output. GPU settings stay the same. On
+    # a CPU, repeats disturbed by other processes are repeated (new in 4). On a GPU, the cost of events is subtracted,
+    # many short warm calls are timed together, and the flush reads and writes (new in 5).
     benchmark_version = "burst/5"
     work = ("model", "dtype", "output_dtype", "accumulation", "statistic")
     ways = ("layout", "backend", "warmup", "warmup_s", "repeats", "sustained_s", "seed")

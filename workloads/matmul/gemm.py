@@ -1,4 +1,4 @@
-"""Time one GEMM of a library with its arithmetic switches set, and check its result."""
+"""Time one GEMM of a library with PyTorch's arithmetic switches set, and check the result."""
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -18,7 +18,7 @@ from workloads.matmul import MatmulParameters, rules, tunable
 from workloads.matmul.operands import make_operands
 from workloads.precision.formats import rocm_of_build
 
-# The backends that select a library in PyTorch, and the names of the library that runs, by PyTorch's name for it.
+# The backends that select a library in PyTorch, and the backend names of libraries, keyed by PyTorch's names.
 SELECTED = ("cublas", "cublaslt", "ck")
 CUDA_LIBRARIES = {"Cublas": "cublas", "Cublaslt": "cublaslt"}
 ROCM_LIBRARIES = {"Cublas": "hipblas", "Cublaslt": "hipblaslt", "Ck": "ck"}
@@ -27,7 +27,7 @@ REDUCING = {dtype: f"allow_{dtype}_reduced_precision_reduction" for dtype in ("b
 
 
 def measure(parameters: MatmulParameters, rank: Rank) -> Measurement:
-    """Time C = A·B on random operands; the output is rewritten and the time of every repeat is kept.
+    """Time C = A·B on random operands. Every repeat rewrites the output, and all times are kept.
 
     Raises Infeasible if the device or this build of PyTorch does not support the combination of parameters, and
     ArithmeticError if the result is wrong.
@@ -46,7 +46,7 @@ def measure(parameters: MatmulParameters, rank: Rank) -> Measurement:
                 operands.multiply, lambda: make().multiply, operands.bytes, device, parameters, rank.clock_mhz
             )
             c = operands.multiply()
-        # Read back while the switches are set.
+        # These values are read back while the switches are set.
         machine_info: dict[str, Any] = {
             "layout": operands.layout,
             "output_dtype": str(c.dtype).removeprefix("torch."),
@@ -96,7 +96,7 @@ def _warm_up(device: torch.device, seconds: float) -> None:
 
 
 def _tuned(parameters: MatmulParameters, operands: Operands) -> AbstractContextManager[tunable.Tuning | None]:
-    """If TunableOp is the backend, make PyTorch run the kernel that it finds for the GEMM until the block ends."""
+    """If TunableOp is the backend, make PyTorch run the kernel that TunableOp finds until the block ends."""
     if parameters.backend != "tunable":
         return nullcontext()
     rotating_mib = devices.flush_mib(operands.a.device) if parameters.statistic.endswith("_cold") else 0
@@ -113,7 +113,7 @@ def arithmetic(parameters: MatmulParameters, architecture: str) -> Iterator[None
     before = {name: getattr(settings, name) for name in switches}
     library_before = torch.backends.cuda.preferred_blas_library()
     if backend == "torch" and architecture.startswith("gfx") and rules.sums_into_fp32_output(parameters):
-        backend = "cublas"  # hipblasGemmEx: otherwise PyTorch may take either library, see rules.UNPROMISED
+        backend = "cublas"  # hipblasGemmEx: otherwise PyTorch may use either library, see rules.UNPROMISED
     try:
         for name, value in switches.items():
             setattr(settings, name, value)
@@ -130,8 +130,8 @@ def arithmetic(parameters: MatmulParameters, architecture: str) -> Iterator[None
 
 
 def executed_accumulation(parameters: MatmulParameters, architecture: str) -> str:
-    """Return the accumulation that is in effect now: PyTorch's setting for 16-bit types on NVIDIA GPUs, or else the
-    rule's."""
+    """Return the accumulation that is in effect now: PyTorch's setting for 16-bit types on NVIDIA GPUs, otherwise the
+    rules' value."""
     switch = REDUCING.get(parameters.dtype)
     if switch is None or not architecture.startswith("sm") or parameters.backend not in rules.LIBRARY_BACKENDS:
         return rules.executed_accumulation(parameters, architecture)
@@ -139,7 +139,7 @@ def executed_accumulation(parameters: MatmulParameters, architecture: str) -> st
 
 
 def executed_backend(parameters: MatmulParameters) -> str:
-    """Return the library that PyTorch has selected (it rejects some on some GPUs), or else the requested backend."""
+    """Return the library that PyTorch selected (some GPUs do not support all), otherwise the requested backend."""
     name = _preferred()
     return CUDA_LIBRARIES.get(name, name.lower()) if parameters.backend in SELECTED else parameters.backend
 

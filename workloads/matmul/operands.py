@@ -19,9 +19,9 @@ from workloads.precision.formats import scale_layout
 def make_operands(
     parameters: MatmulParameters, device: torch.device, generator: torch.Generator, architecture: str
 ) -> Operands:
-    """Create normally distributed operands. Scales are one, since the time of a GEMM does not depend on their values.
+    """Create normally distributed operands. Scales are one, since a GEMM's time does not depend on their values.
 
-    Raises Infeasible if the backend does not support this GEMM. `rules` has the combinations that are known to be
+    Raises Infeasible if the backend does not support this GEMM. `rules` lists the combinations that are known to be
     unsupported.
     """
     shape = parameters.shape()
@@ -91,10 +91,10 @@ def _make_scaled(
         scale_a, scale_b, kinds = ones(), ones(), (ScalingType.TensorWise, ScalingType.TensorWise)
     elif recipe == "fp8_rowwise":
         scale_a, scale_b, kinds = ones(m, 1), ones(1, n), (ScalingType.RowWise, ScalingType.RowWise)
-    elif recipe == "fp8_blockwise":  # the activations' scales are contiguous in m, the weights' are padded to 4 in k
+    elif recipe == "fp8_blockwise":  # activation scales are contiguous in m, weight scales are padded to 4 in k
         scale_a, scale_b = ones(k // 128, m).t(), ones(n // 128, 4 * math.ceil(k / 512)).t()
         kinds = (ScalingType.BlockWise1x128, ScalingType.BlockWise128x128)
-    else:  # a scale for each block: all are equal, so that their order in a tile does not matter
+    else:  # one scale per block: all scales are equal, so their order in a tile does not matter
         layout, blocks = scale_layout(recipe), k // (16 if recipe == "nvfp4" else 32)
         kinds = (layout.scaling_type, layout.scaling_type)
         value, dtype = (0x38, torch.float8_e4m3fn) if recipe == "nvfp4" else (127, torch.float8_e8m0fnu)  # one

@@ -1,7 +1,7 @@
-"""The GEMM parameters that PyTorch rejects or silently ignores, by device. No torch.
+"""The GEMM parameters that PyTorch rejects or silently ignores, by device. Does not import torch.
 
 A parameter without effect must not be recorded as executed, so every such combination is infeasible, with a reason. The
-rules are those of PyTorch 2.11 to 2.13; the source files are in aten/src/ATen.
+rules match PyTorch 2.11 to 2.13; the cited source files are in aten/src/ATen.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ LIBRARY_BACKENDS = ("torch", "cublas", "cublaslt", "ck", "tunable")
 CK_ARCHITECTURES = ("gfx90a", "gfx942", "gfx950")
 # Data types whose partial sums may be rounded: by PyTorch's switches for 16-bit types, and fp8's fast accumulators.
 REDUCIBLE = ("bf16", "fp16", "fp8_tensorwise", "fp8_rowwise")
-# Formats with scales that TunableOp dispatches (native/cuda/ScaledBlas.cpp, _tunable_scaled_gemm_rocm). It has no
-# branch for 4-bit types, which would run no kernel at all.
+# Formats with scales that TunableOp dispatches (native/cuda/ScaledBlas.cpp, _tunable_scaled_gemm_rocm). TunableOp has
+# no branch for 4-bit types, which would run no kernel at all.
 TUNABLE_SCALED = ("fp8_tensorwise", "fp8_rowwise")
 # Backends that do not guarantee their library for an fp32 result from 16-bit operands on ROCm (cuda/CUDABlas.cpp): CK
 # raises, TunableOp is skipped ("TODO: Support tuning"), and hipBLASLt falls back to hipblasGemmEx, with only a warning,
@@ -64,7 +64,7 @@ def executed_accumulation(parameters: MatmulParameters, architecture: str) -> st
 
 
 def unsupported_reason(parameters: MatmulParameters, architecture: str) -> str:
-    """Return the first rule's reason why a device does not support a combination of parameters; empty if it does."""
+    """Return the first reason why a device does not support a combination of parameters; empty if it does."""
     backend, dtype = parameters.backend, parameters.dtype
     if reason := unsupported_backend_reason(backend, architecture):
         return f"backend={backend} is {reason}"

@@ -1,7 +1,7 @@
 """TunableOp: PyTorch's own search over the kernels of hipBLASLt and rocBLAS, done before anything is timed.
 
-It runs every kernel that accepts the GEMM and keeps the fastest (torch.cuda.tunable). On CUDA, it has only the default
-kernel.
+TunableOp runs every kernel that accepts the GEMM and keeps the fastest (torch.cuda.tunable). On CUDA, it has only the
+default kernel.
 """
 
 import tempfile
@@ -31,8 +31,8 @@ _chosen_kernels: dict[str, str] = {}
 def tuned(multiply: Callable[[], object], product: str, rotating_mib: int) -> Iterator[Tuning]:
     """Search for the fastest kernel for a GEMM, and make PyTorch run it until the block ends.
 
-    `product` names its shape, layout and data type. The search rotates among `rotating_mib` of operands, so that none
-    of them is cached; 0 gives a warm cache.
+    `product` names the GEMM's shape, layout and data type. The search rotates among `rotating_mib` MiB of operands, so
+    none of them is cached; 0 gives a warm cache.
     """
     tunable.set_filename(f"{_results_folder().name}/results.csv")
     tunable.set_max_tuning_duration(MAX_TUNING_MS)
@@ -59,5 +59,5 @@ def tuned(multiply: Callable[[], object], product: str, rotating_mib: int) -> It
 
 @cache
 def _results_folder() -> tempfile.TemporaryDirectory[str]:
-    """Return a folder that is removed when the process ends, since TunableOp writes its results to the current one."""
+    """Return a temporary folder for TunableOp's results, which otherwise go to the current folder."""
     return tempfile.TemporaryDirectory(prefix="tunableop")

@@ -18,7 +18,7 @@ def _rotary(config: Config, layer: int) -> bool:
     return bool(rotary[layer] if rotary else (layer + 1) % config["no_rope_layer_interval"])
 
 
-# Which layers have the window, or are linear, if the file has no layer_types.
+# Which layers have the window or are linear, for files without layer_types.
 LAYERS: dict[str, Callable[[Config, int], bool]] = {
     "every": lambda config, layer: True,
     "none": lambda config, layer: False,
@@ -37,7 +37,7 @@ GROUPS: dict[str, Names] = {
 
 @dataclass(frozen=True)
 class Family:
-    """Properties of a family's blocks besides the sizes in its files, as in its module in transformers 5.23."""
+    """Properties of a family's blocks other than sizes, as in the family's module in transformers 5.23."""
 
     activation: Activation = "swiglu"
     positions: Positions = "rope"
@@ -47,27 +47,27 @@ class Family:
     # rope_theta, norm_eps: the values for files that lack them
     rope_theta: float = 10_000.0
     norm_eps: float = 1e-6
-    # qkv_bias, output_bias, mlp_bias: whether these have biases, or the key in the file that states it
+    # qkv_bias, output_bias, mlp_bias: whether these projections have biases, or the key in the file that states this
     qkv_bias: bool | str = "attention_bias"
     output_bias: bool | str = "attention_bias"
     mlp_bias: bool | str = False
     expert_bias: bool = False  # experts and routers have biases
     sinks: bool = False  # each head has an attention sink
     shared_expert_gate: bool = False  # a matrix with one output weighs the shared expert
-    router_scores: RouterScores = "softmax"  # the function that gives the scores of experts
-    # Whether a token's scores are divided by their sum, or the key in the file that states it.
+    router_scores: RouterScores = "softmax"  # the function that computes expert scores
+    # Whether a token's scores are divided by their sum, or the key in the file that states this.
     renormalized: bool | str = "norm_topk_prob"
-    # Which layers have a window. None if no layer has one; a file then must not have one.
+    # Which layers have a window. None if no layer has a window; files then must not define one.
     window: Callable[[Config, int], bool] | None = None
     chunked: bool = False  # windows are chunks
     # Which layers are linear if the file has no layer_types; None if no layer can be linear.
     linear: Callable[[Config, int], bool] | None = None
     split_blocks: bool = False  # a block is only a mixer or only an MLP, according to `layer_types`
     attention_gate: bool = False
-    expansion: int = 0  # the MLP's size as a multiple of the hidden size, if the file does not have it
-    names: Names = field(default_factory=dict)  # of sizes, in addition to those of every family or instead
+    expansion: int = 0  # the MLP's size as a multiple of the hidden size, for files without the size
+    names: Names = field(default_factory=dict)  # names of sizes, in addition to or instead of the common names
     defaults: Config = field(default_factory=dict)  # values of keys that files may lack
-    adapt: Callable[[Config], dict[str, Any]] = lambda config: {}  # returns the keys that follow from others
+    adapt: Callable[[Config], dict[str, Any]] = lambda config: {}  # returns keys that are derived from other keys
 
     @property
     def size_names(self) -> dict[str, tuple[str, ...]]:
@@ -94,7 +94,7 @@ class Family:
 
 def _falcon(config: Config) -> dict[str, Any]:
     is_new, is_parallel = config["new_decoder_architecture"], config["parallel_attn"]
-    usual = None if is_new or not config["multi_query"] else 1  # None: as many as heads
+    usual = None if is_new or not config["multi_query"] else 1  # None: as many as there are heads
     norms = config["num_ln_in_parallel_attn"] or (2 if is_new else 1)
     return {
         "num_kv_heads": (config["num_kv_heads"] if is_new else None) or usual,
@@ -161,9 +161,9 @@ def _build_family(row: dict[str, Any]) -> Family:
 
 FAMILIES = {name: _build_family(row) for name, row in _TABLE["family"].items()}
 FAMILIES["kimi_k2"] = FAMILIES["deepseek_v3"]
-# Families that wrap a text part, with the family of that part for files that do not give it.
+# Families that wrap a text part, with the text part's family for files that do not name it.
 TEXT_PARTS: dict[str, str] = _TABLE["text_parts"]
 UNSUPPORTED_FAMILIES = {name: reason for reason, names in _TABLE["unsupported"].items() for name in names}
-# A key with one of these words in its name may change shapes, unless it is one of the keys below.
+# A key with one of these words in its name may change shapes, unless WITHOUT_SHAPE matches it.
 SHAPE_WORDS = re.compile(rf"(^|_)({'|'.join(_TABLE['shapes']['words'])})(_|$)")
 WITHOUT_SHAPE = re.compile("|".join(_TABLE["shapes"]["without"]))

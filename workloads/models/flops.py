@@ -12,11 +12,11 @@ RecomputedLayer = Literal["qkv", "attention", "output", "gate", "up"]
 
 
 def document_lengths(sequence_length: int, document_tokens: int) -> tuple[int, ...]:
-    """Return the lengths of the documents in a sequence, in ascending order; 0 `document_tokens` mean one document.
+    """Return the lengths of the documents in a sequence, in ascending order; 0 `document_tokens` means one document.
 
     Documents are packed into sequences, and tokens attend only to earlier tokens of their own document. Lengths are
-    quantiles of the exponential distribution with this mean: most documents are short, most tokens are in long ones.
-    Every sequence has the same lengths in a different order, so that all ranks and steps do the same work.
+    quantiles of the exponential distribution with mean `document_tokens`: most documents are short, but most tokens are
+    in long ones. Every sequence has the same lengths in a different order, so all ranks and steps do the same work.
     """
     count = max(1, round(sequence_length / document_tokens)) if document_tokens else 1
     quantiles = [-math.log(1 - (number + 0.5) / count) for number in range(count)]
@@ -34,12 +34,11 @@ def attended_length(sequence_length: int, document_tokens: int) -> float:
 def model_flops_per_token(model: Model, sequence_length: float) -> float:
     """Return the FLOPs per token that the model needs, forward and backward, without recomputation.
 
-    For a dense model, this is L(6D(2D + 2K + 3F) + 6SD) + 6DV with L the layers, D the hidden size, K kv heads x head
-    size, F the intermediate size, S the sequence length and V the vocabulary. A linear layer costs six FLOPs per weight
-    (Kaplan et al. 2020, table 1). Attention costs twelve per pair of tokens and unit of the hidden size; it is causal,
-    so half of the pairs are never computed and do not count. Routers count, and so do indexers, which have their own
-    loss; multi-token prediction does not.
-    For sequences packed with documents, pass the `attended_length`.
+    For a dense model, this is L(6D(2D + 2K + 3F) + 6SD) + 6DV with L layers, hidden size D, K = kv heads x head size,
+    intermediate size F, sequence length S and vocabulary V. A linear layer costs six FLOPs per weight (Kaplan et al.
+    2020, table 1). Attention costs twelve per pair of tokens and unit of the hidden size. Attention is causal, so half
+    of the pairs are never computed and do not count. Routers and indexers, which have their own loss, count;
+    multi-token prediction does not. For sequences packed with documents, pass the `attended_length`.
     """
     total = 6.0 * model.active_parameters
     for layer in range(model.layers):
@@ -54,15 +53,15 @@ def model_flops_per_token(model: Model, sequence_length: float) -> float:
 
 
 def hardware_flops_per_token(model: Model, sequence_length: float, recompute: Mapping[RecomputedLayer, float]) -> float:
-    """Return the FLOPs per token that the device executes, recomputation included.
+    """Return the FLOPs per token that the device executes, including recomputation.
 
-    They are the model's FLOPs plus those of recomputing layers and attention scores in the backward pass. A fused
+    The total adds the recomputation of layers and attention scores in the backward pass to the model's FLOPs. A fused
     attention kernel always recomputes the scores in its backward pass, which is one of the two causal GEMMs (Dao 2023).
     `recompute` gives, for each kind of layer, the number of blocks in which it is recomputed.
     """
     attended = sum(model.attended_tokens(layer, sequence_length) for layer in range(model.layers)) / model.layers
     attention = 2 * attended * model.heads * model.head_size  # of one of the two GEMMs, mean over blocks
-    # For the experts that a token goes through, as the mean over blocks.
+    # The mean over blocks, for the experts that a token goes through.
     mlps = sum(model.active_mlp_weights(n) - model.has_experts(n) * model.router_weights for n in range(model.layers))
     gate_or_up = mlps / model.mlp_matrices / model.layers
     weights: dict[RecomputedLayer, float] = {

@@ -20,14 +20,14 @@ from workloads.suggestions import hint, suggest
 
 REQUIRED = ("layers", "hidden_size", "heads", "vocabulary")
 MAX_LAYERS, MAX_SIZE = 10_000, 2**31 - 1
-# Whole numbers and lists in files that determine the kinds of layers.
+# Integers and lists in config files that determine the kinds of layers.
 NUMBERS = {
     **dict.fromkeys(("sliding_window_pattern", "no_rope_layer_interval", "decoder_sparse_step"), 1),  # the minimum
     **dict.fromkeys(("interleave_moe_layer_step", "moe_layer_freq", "index_topk_freq"), 1),
     **dict.fromkeys(("max_window_layers", "first_k_dense_replace", "num_ln_in_parallel_attn"), 0),
     "index_skip_topk_offset": 0,
 }
-# Whole numbers from which others follow: at least 1, and never null.
+# Integers from which other sizes are derived: at least 1, and never null.
 FACTORS = (
     *("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim", "full_attention_interval"),
     *("linear_num_key_heads", "linear_num_value_heads", "linear_key_head_dim", "linear_value_head_dim"),
@@ -53,7 +53,7 @@ class UnsupportedModel(ValueError):
 
 
 def load_model(name: str) -> Model:
-    """Return a model by its name or from a Hugging Face `config.json`, given its path. Raises UnsupportedModel."""
+    """Return a model, given its name or the path of a Hugging Face `config.json`. Raises UnsupportedModel."""
     if name in MODELS:
         return MODELS[name]
     if name.endswith(".json"):
@@ -78,7 +78,7 @@ def read_config(path: str) -> Config:
 
 
 def read_hugging_face(config: Config) -> Model:
-    """Return the model of a configuration. Raises UnsupportedModel, including for a missing or impossible size."""
+    """Return the model that a config describes. Raises UnsupportedModel, also for a missing or impossible size."""
     name, given, remark = _text_part(config)
     if name in UNSUPPORTED_FAMILIES:
         raise UnsupportedModel(f"{name} is not modelled: {UNSUPPORTED_FAMILIES[name]}")
@@ -192,7 +192,7 @@ def _check_values(family: Family, config: Config) -> None:
 
 
 def _read_sizes(family: Family, config: Config) -> dict[str, Any]:
-    """Return each size, from the first of its names in the file; 0 if there is none or it is null."""
+    """Return each size, read from the first of its names that the file has; 0 if it is absent or null."""
     sizes = {}
     for size, keys in family.size_names.items():
         limit, least = MAX_LAYERS if size == "layers" else MAX_SIZE, 1 if size in REQUIRED else 0

@@ -27,7 +27,7 @@ LayerKind = tuple[bool, bool, Mixer, bool, bool]  # has experts, attends to all 
 
 
 class Matrix(NamedTuple):
-    """A linear layer of a mixer, and what tensor parallelism divides in its GEMM: a side, or the tokens."""
+    """A linear layer of a mixer, and the part of its GEMM that tensor parallelism divides: a side, or the tokens."""
 
     name: str
     inputs: int
@@ -57,7 +57,7 @@ class Model:
     positions: Positions = "rope"  # the position encoding; learned positions have weights
     max_positions: int = 0  # number of learned positions; 0 without them
     # window, full_layers: the tokens in a layer's attention window (0 without windows), and the layers that attend to
-    # the whole sequence although the others have a window. A chunked window starts over after every `window` tokens.
+    # the whole sequence while the others have a window. A chunked window starts over after every `window` tokens.
     window: int = 0
     full_layers: tuple[int, ...] = ()
     chunked_window: bool = False
@@ -69,8 +69,7 @@ class Model:
     rope_size: int = 0
     value_size: int = 0
     # Sparse attention (DeepSeek-V3.2): an indexer selects the `window` tokens with the highest scores. Its queries have
-    # index_heads heads of index_size features; 0 without an indexer. unindexed_layers use the tokens of the layer
-    # before.
+    # index_heads heads of index_size features; 0 without an indexer. unindexed_layers use the previous layer's tokens.
     index_heads: int = 0
     index_size: int = 0
     unindexed_layers: tuple[int, ...] = ()
@@ -83,7 +82,7 @@ class Model:
     linear_state: int = 0
     split_blocks: bool = False  # a block is only a mixer, or only an MLP if it is in `mlp_only_layers`
     mlp_only_layers: tuple[int, ...] = ()
-    prediction_layers: int = 0  # blocks of multi-token prediction, each followed by the head; not among `layers`
+    prediction_layers: int = 0  # blocks of multi-token prediction, each followed by the head; not counted in `layers`
     # experts, experts_per_token: the routed experts in a block, and the number that a token goes through; 0 if dense.
     experts: int = 0
     experts_per_token: int = 0
@@ -125,7 +124,7 @@ class Model:
 
     @property
     def rope_scaling(self) -> dict[str, Any] | None:
-        """The `rope_scaling` in a Hugging Face config: low frequencies are scaled for longer sequences."""
+        """The `rope_scaling` in a Hugging Face config, which scales low frequencies for longer sequences."""
         if self.gpt_oss:
             rotations = {"beta_fast": 32.0, "beta_slow": 1.0, "truncate": False}
             return {"rope_type": "yarn", "factor": 32.0, **rotations, "original_max_position_embeddings": 4096}
@@ -158,7 +157,7 @@ class Model:
         return not self.window or layer in self.full_layers
 
     def attended_tokens(self, layer: int, sequence_length: float) -> float:
-        """Return the number of earlier tokens that a token attends to, as the mean over a sequence."""
+        """Return the number of earlier tokens that a token attends to, averaged over a sequence."""
         if self.attends_to_all(layer):
             return sequence_length / 2
         window = min(self.window, sequence_length)
@@ -190,7 +189,8 @@ class Model:
             "lm_head": (self.hidden_size, self.vocabulary),
         }[layer]
 
-    # "Weights" are those of matrices and norms, without biases, which estimates omit. "Parameters" include everything.
+    # "Weights" are the elements of matrices and norms. They exclude biases, which estimates omit. "Parameters" include
+    # everything.
 
     @property
     def value_features(self) -> int:
@@ -215,7 +215,7 @@ class Model:
         if not self.kv_rank:
             gate = queries if self.attention_gate else 0
             return Matrix("qkv", hidden, queries + self.kv_features + gate, "outputs"), output
-        # The matrices of an indexer: the one for its single key also gives the weights of its heads.
+        # The matrices of an indexer. The matrix for its single key also produces the weights of its heads.
         index_query = Matrix("index_query", self.query_rank, self.index_heads * self.index_size, "tokens")
         index_key = Matrix("index_key", hidden, self.index_size + self.index_heads, "tokens")
         down = (Matrix("query_down", hidden, self.query_rank, "tokens"),) if self.query_rank else ()
@@ -291,7 +291,7 @@ class Model:
         has_bias = self.mlp_bias and not self.has_experts(layer) and self.has_mlp(layer)
         mlp = self.linear("gate_up")[1] + self.hidden_size if has_bias else 0
         attention = qkv + sum(self.qk_norm_sizes) + self.other_vectors
-        attention += 2 * self.index_size if self.index_features(layer) else 0  # the norm of its key
+        attention += 2 * self.index_size if self.index_features(layer) else 0  # the norm of the indexer's key
         mixer = {"attention": attention, "linear": self.linear_vectors, "none": 0}[self.mixer(layer)]
         return self.shared_weights(layer) + self.expert_weights(layer) + mlp + mixer
 
@@ -307,7 +307,7 @@ class Model:
 
     @property
     def active_parameters(self) -> int:
-        """Return the number of parameters that a token is multiplied with; an embedding, a lookup, does not count."""
+        """Return the number of parameters that a token is multiplied with. The embedding, a lookup, does not count."""
         blocks = (self.mixer_weights(layer) + self.active_mlp_weights(layer) for layer in range(self.layers))
         return sum(blocks) + self.head_weights
 
@@ -331,7 +331,7 @@ TRAINED_MODELS = {name: MODELS[name] for name in (*get_args(ModelName), "ml_data
 
 
 def find_trained_name(model: Model) -> str | None:
-    """Return the name of the model with these sizes that this project's workloads train, or None if there is none."""
+    """Return the name of the model with these sizes that this project's workloads train; None without one."""
     return next((name for name, trained in TRAINED_MODELS.items() if trained == model), None)
 
 

@@ -1,4 +1,4 @@
-"""The number of tokens that each expert of a mixture receives. No torch."""
+"""The number of tokens that each expert of a mixture receives. Does not import torch."""
 
 import random
 from dataclasses import dataclass
@@ -10,14 +10,14 @@ from workloads.models.model import Model
 class Routing:
     """How tokens are routed to experts, and how the experts' loads are balanced."""
 
-    # The tokens of the busiest expert divided by the mean, which is forced whatever the scores: 1 is perfect balance,
-    # and above 1 the loads follow Zipf's law. None for natural routing to each token's best experts.
+    # The busiest expert's tokens divided by the mean, forced regardless of the scores: 1 is perfect balance; above 1,
+    # the loads follow Zipf's law. None for natural routing to each token's highest-scoring experts.
     imbalance: float | None = None
     # The coefficient of the loss that is 1 for equal loads (Fedus et al. 2022, equation 4, for k experts per token).
     auxiliary_loss: float = 0.0
     z_loss: float = 0.0  # coefficient of the mean square of the logits' logsumexp (Zoph et al. 2022, equation 5).
-    # After a step, this is added to the bias of each expert with fewer tokens than the mean, and subtracted for each
-    # with more; it changes which experts are chosen, not their weights (Wang et al. 2024, arXiv 2408.15664).
+    # After a step, this is added to the bias of each expert with fewer tokens than the mean and subtracted for each
+    # with more. Biases change which experts are chosen, not their weights (Wang et al. 2024, arXiv 2408.15664).
     bias_rate: float = 0.0
     seed: int = 0  # for the order of busy and idle experts, and for the tokens that are sent to them
 
@@ -33,7 +33,7 @@ def check_imbalance(imbalance: float, shape: Model) -> None:
 
 
 def executed_imbalance(requested: float | None, measured: float | None, shape: Model, tokens: int) -> float | None:
-    """Return the forced imbalance, within the one token that rounding may change."""
+    """Return the requested imbalance, or the measured one if they differ by more than one rounded token."""
     if requested is None or measured is None:
         return None
     mean = tokens * shape.experts_per_token / shape.experts
@@ -43,8 +43,8 @@ def executed_imbalance(requested: float | None, measured: float | None, shape: M
 def tokens_of_experts(tokens: int, experts: int, imbalance: float, seed: int = 0) -> list[int]:
     """Return the number of tokens of each expert, in random order. The loads follow Zipf's law, rank^-s.
 
-    The exponent s is chosen so that the busiest expert has `imbalance` times the mean. 1 gives equal loads, and the
-    imbalance cannot exceed `experts`. Loads are whole numbers whose sum is `tokens`.
+    The exponent s is chosen so that the busiest expert has `imbalance` times the mean. An imbalance of 1 gives equal
+    loads, and it cannot exceed `experts`. Loads are whole numbers whose sum is `tokens`.
     """
     low, high = 0.0, 64.0
     for _ in range(60):  # the share of the first expert grows with s

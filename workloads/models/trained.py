@@ -16,7 +16,7 @@ TRAINED_FAMILIES = (
     *("llama", "mistral", "qwen2", "qwen3"),
     *("mixtral", "olmoe", "qwen2_moe", "qwen3_moe", "glm4_moe", "gpt_oss"),
 )
-# The values of keys for which a block can be computed here. A file may lack them.
+# The values of config keys that this project's blocks support. A file may omit these keys.
 COMPUTED: dict[str, object] = {
     "hidden_act": "silu",
     "clip_qkv": None,
@@ -26,7 +26,7 @@ COMPUTED: dict[str, object] = {
 
 
 def load_trained_model(name: str) -> Model:
-    """Return a model by name or `config.json`. Raises UnsupportedModel if the block does not support it."""
+    """Return a model, given its name or `config.json`. Raises UnsupportedModel if blocks do not support it."""
     if name in TRAINED_MODELS:
         return TRAINED_MODELS[name]
     if not name.endswith(".json"):
@@ -41,7 +41,7 @@ def _read_content(content: str) -> Model:
 
 
 def read_trained(config: Config) -> Model:
-    """Return the model of a configuration with everything that the trainer needs. Raises UnsupportedModel."""
+    """Return the model that a config describes, with everything that the trainer needs. Raises UnsupportedModel."""
     family = str(config.get("model_type"))
     if family not in TRAINED_FAMILIES:
         available = f"Available: {', '.join(TRAINED_FAMILIES)}"
@@ -72,7 +72,7 @@ def read_trained(config: Config) -> Model:
 
 
 def read_rope(config: Config) -> dict[str, Any]:
-    """Return the keys of the rotary embedding: transformers 5 has them in `rope_parameters`, 4 in two places."""
+    """Return the rotary embedding's keys: transformers 5 has them in `rope_parameters`, version 4 in two places."""
     scaling = config.get("rope_parameters") or config.get("rope_scaling") or {}
     share = config.get("partial_rotary_factor", 0.5 if config.get("model_type") == "glm4_moe" else 1.0)
     rope = {"rope_theta": config.get("rope_theta"), "partial_rotary_factor": share, **scaling}

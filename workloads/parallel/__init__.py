@@ -1,4 +1,4 @@
-"""`workload=parallel`: train a decoder over a gang of ranks, in the layouts of the space."""
+"""`workload=parallel`: train a decoder on a gang of ranks, in the layouts of the search space."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -32,57 +32,57 @@ TORCH_VERSION = tuple(int(part) for part in version("torch").split(".")[:2])
 BlockKind = Literal["pytorch", "manual"]
 
 
-def degree() -> int:  # a whole number from 1, by default 1
+def degree() -> int:  # a whole number of at least 1, by default 1
     return field(default=1, metadata={"min": 1})
 
 
 @dataclass(frozen=True)
 class ParallelParameters:
-    """A layout (`workloads.layouts.layout.Layout`) and the model that is trained with it.
+    """A layout (`workloads.layouts.layout.Layout`) and the model to train in this layout.
 
     Attributes:
-        model: the model that is trained, by its name or by the path of a Hugging Face config.json.
+        model: the model to train: a name, or the path of a Hugging Face config.json.
         layers: the number of blocks to train, from the start of the model; None for all.
         sequence_length: tokens per sequence.
         global_batch: sequences per step over all ranks.
         document_tokens: mean length of the documents that are packed into a sequence; tokens attend only to their own
             document. 0 means one document per sequence.
-        dp_replicate: data-parallel degree: full replicas of the model.
+        dp_replicate: data-parallel degree, the number of full replicas of the model.
         dp_shard: sharded data-parallel degree (FSDP2) within each replica.
         tp: tensor-parallel degree, with sequence parallelism.
-        cp: context-parallel degree: each rank has a part of the sequence.
-        cp_method: all ranks' keys and values are gathered before attention, or move around a ring during attention.
-        async_tp: tensor-parallel collectives are split and overlap with the GEMMs, over symmetric memory.
-        cuda_graph: the passes of a step are recorded once and replayed, on one GPU with state bf16.
+        cp: context-parallel degree; each rank has a part of the sequence.
+        cp_method: gather all ranks' keys and values before attention, or move them around a ring during attention.
+        async_tp: split tensor-parallel collectives and overlap them with the GEMMs, over symmetric memory.
+        cuda_graph: record the passes of a step once and replay them, on one GPU with state bf16.
         pp: pipeline-parallel degree.
-        ep: expert-parallel degree: the ranks among those of `dp_shard` and `cp` that divide the experts of a mixture.
+        ep: expert-parallel degree: the number of `dp_shard` and `cp` ranks that divide the experts of a mixture.
         stages_per_rank: pipeline stages per rank.
         schedule: order of the pipeline's micro-batches.
         micro_batch: sequences that a rank computes at once.
         checkpointing: activations that are recomputed in the backward pass.
-        checkpointing_freq: every Nth block is checkpointed: full and 2 are torchtitan's selective_ac_option=2.
+        checkpointing_freq: every Nth block is checkpointed; full with 2 is torchtitan's selective_ac_option=2.
         reshard_after_forward: gather sharded weights again for the backward pass; false keeps them gathered for a step.
-        tp_across_nodes: tensor parallel may span nodes.
+        tp_across_nodes: tensor parallelism may span nodes.
         compile: each block is compiled separately.
-        dtype: data type of the GEMMs. fp8, mxfp8 and nvfp4 apply to those in blocks. With block pytorch, they use
-            torchao's layers, and fp8_tensorwise also casts weights, and tensor-parallel activations, before they are
-            gathered; block manual has its own kernels for fp8_tensorwise and fp8_blockwise. A data type is rejected if
-            the device has no units or the block no layer for it.
+        dtype: data type of the GEMMs. fp8, mxfp8 and nvfp4 apply to the GEMMs in blocks. With block pytorch, they use
+            torchao's layers, and fp8_tensorwise also casts weights and tensor-parallel activations before gathering
+            them; block manual has its own kernels for fp8_tensorwise and fp8_blockwise. A data type is rejected if the
+            device has no units or the block no layer for it.
         state: fp32 keeps weights, gradients and optimizer states in fp32, reduces in fp32 and clips the norm of the
             gradients at 1.0, as torchtitan does; bf16 keeps all of them in bf16 and does not clip.
         block: pytorch compiles a plain block, in every layout; manual has its own backward pass, and needs tp and cp
             of 1. Results of different blocks are not ranked together, nor are results of different states.
-        imbalance: the tokens of the busiest expert over the mean, which is forced whatever the scores: 1 is perfect
-            balance, and above 1 the loads follow Zipf's law. None: each token goes to its best experts.
-        auxiliary_loss: coefficient of the loss that balances experts; None for no such loss.
-        z_loss: coefficient of the loss that keeps the router's logits small; None for no such loss.
-        bias_rate: step of the bias that balances experts without a loss; None for no such bias.
+        imbalance: the busiest expert's tokens divided by the mean, forced regardless of the scores: 1 is perfect
+            balance; above 1, the loads follow Zipf's law. None: each token goes to its highest-scoring experts.
+        auxiliary_loss: coefficient of the loss that balances experts; None disables this loss.
+        z_loss: coefficient of the loss that keeps the router's logits small; None disables this loss.
+        bias_rate: step of the bias that balances experts without a loss; None disables this bias.
         data: a file of tokens or text to train on, see `workloads.llama.data`; None: synthetic tokens.
         tokenizer: a tokenizer.json that encodes the text; None: one token per byte.
         warmup: untimed steps, which also train the model.
         steps: timed steps.
         learning_rate: AdamW's learning rate.
-        gc_freq: steps between collections of Python's garbage, as in torchtitan; 0 leaves them to Python.
+        gc_freq: steps between garbage collections, as in torchtitan; 0 leaves collections to Python.
         seed: seed of the random weights and tokens.
     """
 
@@ -156,7 +156,7 @@ class ParallelParameters:
         return replace(model, layers=self.layers, dense_layers=dense, experts=experts)
 
     def unsupported_dtype_reason(self, architecture: str) -> str:
-        """Return why the block does not train in this data type on a device, as text to follow "it is"."""
+        """Return why the block cannot train in this data type on a device, as text to follow "it is"."""
         find = unsupported_block_rate_reason if self.block == "manual" else unsupported_layer_rate_reason
         return find(self.dtype, architecture)
 
@@ -167,7 +167,7 @@ class ParallelParameters:
 
     @property
     def rank_imbalance(self) -> float:
-        """The forced tokens of the busiest rank over the mean; 1 for natural routing, where it is unknown."""
+        """The busiest rank's forced tokens divided by the mean; 1 for natural routing, where the ratio is unknown."""
         if self.imbalance is None or self.ep == 1:
             return 1.0
         loads = tokens_of_experts(10**6, self.shape.experts, self.imbalance, self.seed)
@@ -176,7 +176,7 @@ class ParallelParameters:
 
     @property
     def buffers_imbalance(self) -> float:
-        """The tokens for which a rank has buffers, over the mean; with natural routing, all that may come to it."""
+        """The tokens for which a rank has buffers, divided by the mean; with natural routing, the maximum."""
         if self.imbalance is not None or self.ep == 1 or not self.shape.experts:
             return self.rank_imbalance
         return self.ep * min(1.0, self.shape.experts // self.ep / self.shape.experts_per_token)
@@ -192,13 +192,12 @@ class ParallelParameters:
 
     @property
     def attended_length(self) -> float:
-        """The length of a sequence without documents for which attention costs the same."""
+        """The length of a sequence without documents whose attention costs the same."""
         return attended_length(self.sequence_length, self.document_tokens)
 
     @property
     def job(self) -> Job:
-        """The job that is estimated. Its documents all have the same length, for which attention costs the
-        same."""
+        """The job to estimate. All documents have the same length, chosen for the same attention cost."""
         return Job(
             model=self.shape,
             layout=self.layout,
@@ -217,7 +216,7 @@ class ParallelParameters:
     def find_violation(
         self, ranks: int, ranks_per_node: int, *, on_gpu: bool, rules: Iterable[Rule] | None = None
     ) -> Violation | None:
-        """Return the first of all or the given rules that the layout breaks on these ranks; None if it is valid."""
+        """Return the first rule, of `rules` or of all, that the layout breaks on these ranks; None if it is valid."""
         across = self.tp_across_nodes
         site = Site(ranks, ranks_per_node, tp_across_domains=across, on_gpu=on_gpu, torch=TORCH_VERSION)
         return find_violation(self.job, site, rules)
@@ -256,7 +255,7 @@ class Parallel(Workload):
     def recorded_parameters(self, parameters: ParallelParameters) -> Mapping[str, Scalar]:
         recorded = dict(super().recorded_parameters(parameters))
         if parameters.shape.experts and parameters.imbalance is None:
-            recorded["imbalance"] = "natural"  # so that a result says which routing it has
+            recorded["imbalance"] = "natural"  # so that a result shows which routing it used
         return recorded
 
     def estimate(self, parameters: ParallelParameters, machine: Machine) -> Estimate:

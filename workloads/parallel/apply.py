@@ -1,13 +1,13 @@
-"""Apply a layout to a model. The steps depend on their order:
+"""Apply a layout to a model. The order of the steps matters:
 
 1. Pipeline: build only this rank's layers, on the meta device.
-2. Context parallelism: give blocks an attention over their process group. Or document masks: attention in documents.
+2. Context parallelism: give blocks attention over their process group. Document masks: attention within documents.
 3. Tensor parallelism: shard every block's matrices before anything wraps the block, since the plan names them. Expert
    parallelism: keep this rank's experts.
-4. Checkpointing: wrap blocks, so that the sharded computation is recomputed. Blocks with a manual backward pass do
+4. Checkpointing: wrap blocks so that their sharded computation is recomputed. Blocks with a manual backward pass do
    their own checkpointing.
-5. Compilation: compile whole blocks including their checkpointing, so that a GEMM is not repeated if the backward pass
-   does not read its result. In blocks with a manual backward pass, only the operations between GEMMs are compiled.
+5. Compilation: compile whole blocks including their checkpointing, so that GEMMs are not repeated if the backward pass
+   does not read their results. In blocks with a manual backward pass, only the operations between GEMMs are compiled.
 6. FSDP: wrap last, since it accepts parameters as they are, sharded or not, and gathers them just before a block runs.
 7. Allocate each rank's memory and fill it with weights that do not depend on the layout.
 """
@@ -51,27 +51,27 @@ from workloads.precision.layers import apply_recipe, fill_buffers, gathers_fp8
 GROUPS_PER_TRIAL = 1000  # more than a layout creates
 
 
-# Asynchronous tensor parallelism: PyTorch's compiler fuses an all-gather with the GEMMs after it, and a GEMM with the
-# reduce-scatter after it, over memory that all ranks of the group map (symmetric memory;
+# Asynchronous tensor parallelism: PyTorch's compiler fuses an all-gather with the following GEMMs, and a GEMM with the
+# following reduce-scatter, over memory that all ranks of the group map (symmetric memory;
 # torchtitan/distributed/compile.py enables it in the same way).
 def separate_group_names(sequence_number: int) -> None:
-    """Make the names of groups that are created from now on unique among the trials of this process.
+    """Make the names of groups created from now on unique among this process's trials.
 
-    Symmetric memory stores its data on a group by name for the life of the process, and names count from 0 again after
-    `destroy_process_group`. All ranks must call this with the same number.
+    Symmetric memory stores group data by name for the life of the process, and names count from 0 again after
+    `destroy_process_group`. All ranks must call this function with the same number.
     """
     dist.distributed_c10d._world.group_count += GROUPS_PER_TRIAL * sequence_number
 
 
 def enable_async_tp(group: dist.ProcessGroup) -> dict[str, Any]:
-    """Enable symmetric memory in a tensor parallel group. Returns the options with which blocks are compiled."""
+    """Enable symmetric memory in a tensor parallel group. Returns the compiler options for blocks."""
     from torch.distributed._symmetric_memory import enable_symm_mem_for_group
 
     if torch.cuda.device_count() == 1:
-        # A worker sees only its own GPU, so all ranks have device 0, which would be treated as the same GPU without
-        # this setting (validate_rendezvous_requests in CUDASymmetricMemory.cu).
+        # A worker sees only its own GPU, so all ranks have device 0. Without this setting, PyTorch would treat them as
+        # the same GPU (validate_rendezvous_requests in CUDASymmetricMemory.cu).
         os.environ["TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES"] = "1"
-    with warnings.catch_warnings():  # deprecated, but the compiler still reads what it sets (2.13)
+    with warnings.catch_warnings():  # deprecated, but the compiler still reads this setting (2.13)
         warnings.simplefilter("ignore", FutureWarning)
         enable_symm_mem_for_group(group.group_name)
     return {"_micro_pipeline_tp": True}
@@ -85,8 +85,8 @@ def shard_stage(stage: Stage, mesh: DeviceMesh, dtype: torch.dtype, *, reshard_a
     reduced after the last backward pass, without overlap. Weights are gathered in `dtype`, and gradients are reduced in
     their own data type.
 
-    The head stays gathered after the forward pass, since the backward pass begins with it. If the head's matrix is the
-    embedding, both are in the unit of the whole stage together with the norm, and this unit stays gathered too.
+    The head stays gathered after the forward pass, since the backward pass begins with the head. If the head shares the
+    embedding's matrix, this matrix and the norm are in the unit of the whole stage, which stays gathered too.
     """
     state_dtype = next(stage.parameters()).dtype
     # A block's other inputs, such as the rotary embedding's tensors in fp32, are not cast.
@@ -104,9 +104,9 @@ def shard_stage(stage: Stage, mesh: DeviceMesh, dtype: torch.dtype, *, reshard_a
 def set_gradient_sync(stages: list[Stage], layout: Layout, *, is_last_microbatch: bool, keeps_weights: bool) -> None:
     """Set what FSDP communicates in the coming backward pass.
 
-    Gradients are averaged over replicas only in the last micro-batch of a step. Without `reshard_after_forward`, they
-    are also reduce-scattered only there, and weights stay gathered until then. With it, weights stay gathered until the
-    next forward pass if `keeps_weights` is set.
+    Gradients are averaged over replicas only in the last micro-batch of a step. Without `reshard_after_forward`,
+    gradients are also reduce-scattered only there, and weights stay gathered until then. With it, weights stay gathered
+    until the next forward pass if `keeps_weights` is set.
     """
     for stage in stages:
         if isinstance(stage, FSDPModule):
@@ -118,7 +118,7 @@ def set_gradient_sync(stages: list[Stage], layout: Layout, *, is_last_microbatch
 
 
 def precompute_fp8_scales(stage: Stage) -> None:
-    """Compute the scales of all weights that are gathered in fp8 together, instead of one at a time when gathering."""
+    """Compute the scales of all weights gathered in fp8 at once, instead of one at a time during gathering."""
     if any(gathers_fp8(module) for module in stage.modules()):
         from torchao.float8 import precompute_float8_dynamic_scale_for_fsdp
 
@@ -127,7 +127,7 @@ def precompute_fp8_scales(stage: Stage) -> None:
 
 def fsdp_dtypes(module: nn.Module) -> MixedPrecisionPolicy:
     """Return the data types in which FSDP gathers the module's weights and reduces its gradients; None without FSDP."""
-    # PyTorch has no public way to read it back (torch 2.11 to 2.13).
+    # PyTorch has no public way to read this policy back (torch 2.11 to 2.13).
     return fully_shard.state(module)._mp_policy if isinstance(module, FSDPModule) else MixedPrecisionPolicy()  # type: ignore[attr-defined]
 
 
@@ -145,12 +145,12 @@ class ModelSpec:
     shape: Model
     sequence_length: int
     dtype: torch.dtype  # of activations, gathered weights, and GEMMs in blocks without a recipe
-    recipe: str = ""  # of the GEMMs in blocks, in torchao's layers or the manual block; empty for none
+    recipe: str = ""  # for the GEMMs in blocks, in torchao's layers or the manual block; empty for none
     compiled: bool = False  # each block separately
-    state: State = "fp32"  # of weights, gradients and optimizer states between steps; bf16 stands for `dtype`
+    state: State = "fp32"  # of weights, gradients and optimizer states between steps; bf16 means `dtype`
     block: BlockKind = "pytorch"  # the backward pass of blocks
     document_tokens: int = 0  # mean length of the documents in a sequence; 0 for one document
-    routing: Routing = NATURAL  # of tokens to experts, where the model has some
+    routing: Routing = NATURAL  # of tokens to experts, if the model has experts
 
     @property
     def state_dtype(self) -> torch.dtype:
@@ -161,18 +161,18 @@ class ModelSpec:
 class Groups:
     """The process groups of a layout."""
 
-    mesh: DeviceMesh  # pp, dp_replicate, dp_shard_cp (context parallel within each shard group) and tp
-    cp_group: dist.ProcessGroup | None  # this rank's; None without context parallel
-    ep_group: dist.ProcessGroup | None  # the ranks that divide the experts; None without expert parallel
+    mesh: DeviceMesh  # pp, dp_replicate, dp_shard_cp (cp within each shard group) and tp
+    cp_group: dist.ProcessGroup | None  # this rank's group; None without context parallelism
+    ep_group: dist.ProcessGroup | None  # the ranks that divide the experts; None without expert parallelism
     expert_group: dist.ProcessGroup | None  # the ranks that have copies of the same experts
 
     @property
-    def tp_mesh(self) -> DeviceMesh | None:  # None without tensor parallel
+    def tp_mesh(self) -> DeviceMesh | None:  # None without tensor parallelism
         return self.mesh["tp"] if self.mesh["tp"].size() > 1 else None
 
 
 def build_groups(layout: Layout, device_type: str) -> Groups:
-    """Create the process groups. This is a collective operation, which all ranks must call."""
+    """Create the process groups. This is a collective operation that all ranks must call."""
     sizes = (layout.pp, layout.dp_replicate, layout.dp_shard * layout.cp, layout.tp)
     mesh = init_device_mesh(device_type, sizes, mesh_dim_names=("pp", "dp_replicate", "dp_shard_cp", "tp"))
     cp_group = ep_group = expert_group = None
@@ -220,14 +220,14 @@ def build_stages(
         stage.to_empty(device=device)
         fill_buffers(stage, seed=0)
         for layer, experts in stage.experts.items():
-            experts.bias.zero_()  # `to_empty` leaves it without values
+            experts.bias.zero_()  # `to_empty` leaves the bias uninitialized
             experts.start(replace(spec.routing, seed=spec.routing.seed + layer), tokens, device, loss_share=loss_share)
         _initialize_parameters(stage, shape, layout.tp, initialize)
     return stages
 
 
 def _apply_layout(stage: Stage, spec: ModelSpec, layout: Layout, groups: Groups, device: torch.device) -> Stage:
-    rope, stage.rope = stage.rope, torch.empty(0)  # it must not be sharded or moved
+    rope, stage.rope = stage.rope, torch.empty(0)  # the table must not be sharded or moved
     if groups.cp_group is not None:
         part_length = spec.sequence_length // (2 * layout.cp)
         kernel = fastest_kernel(AttentionShape.of_model(spec.shape, part_length, spec.dtype, layout.tp), device)
@@ -267,11 +267,11 @@ def _apply_layout(stage: Stage, spec: ModelSpec, layout: Layout, groups: Groups,
 
 
 def _block_plan(recipe: str) -> dict[str, ParallelStyle]:
-    """Return the plan for a block. Its inputs and outputs are sharded along the sequence, and the tensors inside along
-    heads and intermediate size. With a scale per tensor, inputs are cast to fp8 before they are gathered. With scales
-    per row, they are gathered in bf16, as in torchtitan 0.2.2 (parallelize_llama in
-    torchtitan/models/llama3/infra/parallelize.py). There, PrepareFloat8ModuleInput casts once for the GEMMs of q, k and
-    v, and once for gate and up; here, each of these two is a single GEMM, which casts its own input."""
+    """Return the plan for a block. Block inputs and outputs are sharded along the sequence, and the tensors inside
+    along heads and intermediate size. With a scale per tensor, inputs are cast to fp8 before gathering. With scales per
+    row, inputs are gathered in bf16, as in torchtitan 0.2.2 (parallelize_llama in
+    torchtitan/models/llama3/infra/parallelize.py). In torchtitan, PrepareFloat8ModuleInput casts once for q, k and v,
+    and once for gate and up. In this project, qkv and gate_up are single GEMMs, which cast their own inputs."""
     columns, rows = ColwiseParallel, RowwiseParallel
     if recipe == "fp8_tensorwise":
         from torchao.float8.float8_tensor_parallel import Float8ColwiseParallel, Float8RowwiseParallel
@@ -307,7 +307,7 @@ def _initialize_parameters(stage: Stage, shape: Model, tp: int, initialize: Init
 
 
 def reorder_fused_rows(name: str, weight: Tensor, shape: Model, tp: int) -> Tensor:
-    """Reorder the rows of fused matrices (qkv, gate_up) so that each of `tp` parts has its share of each."""
+    """Reorder the rows of fused matrices (qkv, gate_up) so that each of `tp` parts has a share of each component."""
     kv_rows = shape.kv_heads * shape.head_size
     fused_rows = {
         "qkv": [shape.heads * shape.head_size, kv_rows, kv_rows],

@@ -1,13 +1,13 @@
-"""Context parallelism: causal attention over a sequence that is divided over ranks.
+"""Context parallelism: causal attention over a sequence that is divided among ranks.
 
-Each rank has a part from the front of the sequence and one from its back, so that all ranks do the same work. Keys and
-values are gathered, and each part attends to itself and the parts before it (Dubey et al. 2024, 3.3.2), or they move
-around a ring while attention to those that have arrived is computed (Liu et al. 2023, Ring Attention with Blockwise
-Transformers). A rank needs either another rank's first part, for all of its own queries, or both parts, for the second
-half of its queries, so all ranks do the same work in every hop.
+Each rank has one part from the front of the sequence and one from the back, so all ranks do the same work. Either keys
+and values are gathered, and each part attends to itself and the parts before it (Dubey et al. 2024, 3.3.2). Or they
+move around a ring while attention to the parts that have arrived is computed (Liu et al. 2023, Ring Attention with
+Blockwise Transformers). A rank needs either another rank's first part for all of its own queries, or both parts for the
+second half of its queries, so all ranks do the same work in every hop.
 
-PyTorch's own context parallelism is a prototype that is being replaced; this needs only its attention kernels and
-collectives.
+PyTorch's own context parallelism is a prototype that is being replaced; this module needs only PyTorch's attention
+kernels and collectives.
 """
 
 from collections.abc import Callable, Iterator
@@ -25,7 +25,7 @@ Attended = tuple[Tensor, Tensor, Tensor]  # out, lse, and the keys and values fo
 
 
 def _select_visible(length: int, rank: int, source: int) -> tuple[slice, slice, bool]:
-    """Return which of a rank's queries see which keys of `source`, both with `length` tokens, and whether causally."""
+    """Return which queries of a rank see which keys of `source`, both with `length` tokens, and whether causally."""
     whole = slice(0, length)
     if source == rank:
         return whole, whole, True
@@ -35,7 +35,7 @@ def _select_visible(length: int, rank: int, source: int) -> tuple[slice, slice, 
 
 
 class _Hop:
-    """A tensor on its way to the next rank, and the one that arrives from the rank before."""
+    """A tensor on its way to the next rank, and the tensor that arrives from the previous rank."""
 
     def __init__(self, tensor: Tensor, group: dist.ProcessGroup) -> None:
         ranks, rank = dist.get_world_size(group), dist.get_rank(group)
@@ -46,7 +46,7 @@ class _Hop:
         ]
         self._works = dist.batch_isend_irecv(operations)
 
-    def wait(self) -> Tensor:  # the one that has arrived; the sent one may be overwritten from then on
+    def wait(self) -> Tensor:  # the arrived tensor; afterwards, the sent tensor may be overwritten
         for work in self._works:
             work.wait()
         return self._arriving
@@ -62,7 +62,7 @@ def _ring_forward(kernel: Kernel, group: dist.ProcessGroup, q: Tensor, k: Tensor
         part_k, part_v = keys_values[:, :, columns].chunk(2, dim=1)
         part_out, part_lse = kernel.forward(q[:, :, rows], part_k, part_v, causal)
         if hop == 0:
-            out, lse = part_out.float(), part_lse.clone()  # in fp32, since each hop adds to it
+            out, lse = part_out.float(), part_lse.clone()  # in fp32, since each hop adds to the output
         else:
             merged = merge_attention(out[:, :, rows], lse[:, :, rows], part_out, part_lse)
             out[:, :, rows], lse[:, :, rows] = merged
@@ -83,7 +83,7 @@ def _ring_backward(
         row_d_out, row_out, row_lse = (tensor[:, :, rows].contiguous() for tensor in (d_out, out, lse))
         part_d_q, *part_d_kv = kernel.backward(row_d_out, q[:, :, rows], part_k, part_v, row_out, row_lse, causal)
         d_q[:, :, rows] += part_d_q
-        # The gradient of these keys and values follows them, and arrives at their rank after the last hop.
+        # The gradient of these keys and values follows them around the ring and reaches their rank after the last hop.
         d_keys_values = d_coming.wait() if d_coming else torch.zeros_like(keys_values, dtype=torch.float32)
         d_keys_values[:, :, columns] += torch.cat(part_d_kv, dim=1)
         d_coming = _Hop(d_keys_values, group)
@@ -111,18 +111,18 @@ class ContextAttention:
         return out
 
 
-# The groups of this process by name, because operations of `torch.library` do not accept objects. Names count from 0
-# in each trial, so code that is compiled for one trial can be used in the next.
+# The groups of this process by name, because operations of `torch.library` do not accept objects. Names count from 0 in
+# each trial, so code compiled for one trial can be used in the next.
 _GROUPS: dict[str, dist.ProcessGroup] = {}
 
 
-# To the compiler, this is one operation including its collectives, so a block with it is one graph, and selective
-# checkpointing saves its results. PyTorch's disk cache identifies it only by name: new result shapes need a new name.
+# To the compiler, this is one operation, with its collectives. A block with it is one graph, and selective
+# checkpointing saves its results. PyTorch's disk cache identifies it only by name: rename it if result shapes change.
 @torch.library.custom_op("gpu_sweeper::attend_over_ranks", mutates_args=())
 def attend_over_ranks(
     q: Tensor, k: Tensor, v: Tensor, kernel: str, group: str, method: str
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return out, lse, and the keys and values for the backward pass, from all ranks or only from this one."""
+    """Return out, lse, and the keys and values for the backward pass, from all ranks or only from this rank."""
     out, lse, keys_values = _METHODS[method][0](KERNELS[kernel], _GROUPS[group], q, k, v)
     return out.contiguous(), lse.contiguous(), keys_values.contiguous()
 
@@ -207,8 +207,8 @@ class _Part(NamedTuple):
     q: Tensor
     k: Tensor
     v: Tensor
-    earlier: tuple[Tensor, Tensor] | None  # the keys and values of all tokens before it
-    positions: slice  # its positions in the sequence
+    earlier: tuple[Tensor, Tensor] | None  # the keys and values of all tokens before this part
+    positions: slice  # the part's positions in the sequence
 
 
 def _split(q: Tensor, keys_values: Tensor, group: dist.ProcessGroup) -> Iterator[_Part]:

@@ -1,4 +1,4 @@
-"""List the points of a space of layouts with estimates, with one entry for all that break the same rule. No torch."""
+"""List a layout space's points with estimates, with one entry per broken rule. Does not import torch."""
 
 import heapq
 import math
@@ -16,8 +16,8 @@ Values = Mapping[str, Sequence[Scalar]]
 
 Level = tuple[tuple[str, ...], tuple[str, ...]]
 
-# Parameters that are chosen together, with the rules that depend on them and on those chosen before, in the order of
-# `RULES`, so that a point counts toward the rule that it would break first by itself.
+# Parameters that are chosen together, with the rules that depend on them and on earlier parameters. The order is that
+# of `RULES`, so a point counts toward the rule that it would break first on its own.
 LEVELS: tuple[Level, ...] = (
     (
         ("model", "sequence_length", "tp_across_nodes", "cp_method"),
@@ -29,7 +29,7 @@ LEVELS: tuple[Level, ...] = (
 WORLD_SIZE_RULE = RULES[0].name
 # Parameters that trade time for memory, with the fastest value: no other value makes a layout faster.
 FASTEST: dict[str, Scalar] = {"checkpointing": "none", "reshard_after_forward": False}
-LISTED = 5_000  # layouts; a layout is left out if at least this many others are faster
+LISTED = 5_000  # layouts; a layout is omitted if at least this many others are faster
 SLOWER_RULE = f"the layout is among the {LISTED:,} fastest"
 
 
@@ -37,7 +37,7 @@ class Listing:
     """The points of one space, in the order of its dimensions.
 
     Attributes:
-        best: tokens/s of the fastest layouts so far, a heap with the slowest of them first.
+        best: tokens/s of the fastest layouts so far, as a heap with the slowest first.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class Listing:
         self.best: list[float] = []
 
     def candidates(self) -> Iterator[Candidate]:
-        """Yield every point with its estimate, and all points that break the same rule in `LEVELS` as one candidate."""
+        """Yield every point with its estimate. All points that break the same rule in `LEVELS` are one candidate."""
         degrees = {name: values for name, values in self._dimensions.items() if name in DEGREES}
         total = math.prod(map(len, self._dimensions.values()))
         remaining = total // math.prod(map(len, degrees.values()))
@@ -77,7 +77,7 @@ class Listing:
                     yield from self._list_levels(point, lower)
             return
         for point in self._choose(chosen, lambda name: name not in FASTEST):
-            if len(self.best) == LISTED:  # is it slower than all of them, however much memory it takes?
+            if len(self.best) == LISTED:  # is the layout slower than all of them, whatever memory it takes?
                 fastest = self._parameters({**self._constants, **point, **FASTEST})
                 if fastest.estimate_speed(machine)["tokens_per_s"] < self.best[0]:
                     reason = f"slower than {LISTED:,} other layouts, which have {self.best[0]:,.0f} tokens/s or more"

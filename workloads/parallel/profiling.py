@@ -1,4 +1,4 @@
-"""Profile a step: the use of its device, its collectives, and the parts of a mixture of experts."""
+"""Profile a step: device utilization, collectives, and the parts of a mixture of experts."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -13,12 +13,12 @@ from workloads.instruments.torch_internals import gather_numbers, recorded_event
 
 Interval = tuple[float, float]
 
-# Parts of the names of communication kernels, in lower case: ncclDevKernel_… of NCCL and of RCCL, which has its own
-# prefix in some builds, and mscclKernel_… of the MSCCL inside RCCL up to ROCm 7.2 (src/include/msccl/msccl_kernel.h).
-# The shader that copies memory, __amd_rocclr_copyBuffer, is not one of them.
+# Parts of the names of communication kernels, in lower case: ncclDevKernel_… in NCCL and RCCL, another prefix in some
+# RCCL builds, and mscclKernel_… of the MSCCL inside RCCL up to ROCm 7.2 (src/include/msccl/msccl_kernel.h). The shader
+# that copies memory, __amd_rocclr_copyBuffer, does not match.
 COMMUNICATION_KERNELS = ("nccl", "rccl", "msccl")
 # The same for the parts of a mixture of experts: names of kernels, and of operations that a CPU records. A compiled
-# block has no ranges. The router's GEMM looks like any other and is in none of them.
+# block has no ranges. The router's GEMM looks like any other GEMM and belongs to no part.
 EXPERT_KERNELS = {
     "experts": ("groupproblemshape", "multiply_groups"),
     "permutation": ("sum_rows", "radixsort", "radix_sort", "aten::sort"),
@@ -30,15 +30,15 @@ EXPERT_KERNELS = {
 def profile_step(
     device: torch.device, metrics: dict[str, float], *, fused: bool = False, exchange: dist.ProcessGroup | None = None
 ) -> Iterator[None]:
-    """Profile the step in the `with` block, and add the use of its device and its communication to `metrics`.
+    """Profile the step in the `with` block, and add device utilization and communication to `metrics`.
 
-    calls_… counts each kind of collective on this rank. On a GPU, it counts kernels, since also recording host events
-    slows down a step that waits for the host. With `fused`, host events are recorded anyway, since only they show
+    calls_… counts each kind of collective on this rank. On a GPU, it counts kernels, since recording host events as
+    well slows down a step that waits for the host. With `fused`, host events are recorded anyway, since only these show
     collectives fused with GEMMs (`workloads.parallel.apply`), whose copies are not communication kernels.
 
     On a GPU, the shares are those of `compute_shares`. A mixture of experts also has the shares of EXPERT_KERNELS, and
-    that of the collectives in the group of GPUs that `exchange` its tokens. NCCL runs these on one stream, which is
-    identified by a small first collective.
+    the share of collectives in the group of GPUs that `exchange` tokens. NCCL runs these collectives on one stream,
+    which a small first collective identifies.
     """
     on_gpu = device.type == "cuda"
     activities = [ProfilerActivity.CUDA] if on_gpu else []
@@ -72,9 +72,9 @@ def profile_step(
 
 
 def compute_part_shares(recorded: list[tuple[str, Interval]], exchanged: list[Interval]) -> dict[str, float]:
-    """Return the shares of the parts of EXPERT_KERNELS in a device's recording, and the share of exchanging tokens.
+    """Return the shares of the parts in EXPERT_KERNELS of a device's recording, and the share of token exchanges.
 
-    The result is empty if no experts run, since attention and losses of other models have kernels with such names.
+    The result is empty if no experts run, since attention and losses of other models use kernels with the same names.
     """
     intervals = {
         part: [interval for name, interval in recorded if any(word in name.lower() for word in words)]
@@ -88,7 +88,7 @@ def compute_part_shares(recorded: list[tuple[str, Interval]], exchanged: list[In
 
 
 def compute_shares(kernels: Iterable[tuple[str, Interval]]) -> dict[str, float]:
-    """Return shares of the time from a device's first kernel to its last.
+    """Return shares of the time from a device's first kernel to its last kernel.
 
     computation_share, exposed_share (only communication) and idle_share (neither, including a pipeline's bubble) add up
     to 1. communication_share also includes communication that overlaps with computation.
@@ -109,7 +109,7 @@ def compute_shares(kernels: Iterable[tuple[str, Interval]]) -> dict[str, float]:
 
 
 def name_collective(kernel: str) -> str:
-    """Return a communication kernel's kind of collective: allgather for ncclDevKernel_AllGather_RING_LL(…)."""
+    """Return the kind of collective of a communication kernel: allgather for ncclDevKernel_AllGather_RING_LL(…)."""
     return kernel.partition("(")[0].split("_")[1].lower() if "_" in kernel else kernel.lower()
 
 

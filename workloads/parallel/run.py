@@ -1,4 +1,4 @@
-"""Run one trial of a layout: set it up, train a few steps, and read back the layout that ran."""
+"""Run one trial of a layout: set up the layout, train a few steps, and read back the layout that ran."""
 
 import gc
 import time
@@ -36,11 +36,11 @@ from workloads.precision.layers import read_recipe
 
 
 class GarbageCollector:
-    """Collects Python's garbage every `freq` steps within its context, with Python's automatic collections off.
+    """Collects Python's garbage every `freq` steps within a context, with Python's automatic collections off.
 
-    A collection at a random time on one rank makes all the others wait. As in torchtitan's `GarbageCollection`
+    A collection at a random time on one rank makes all other ranks wait. As in torchtitan's `GarbageCollection`
     (tools/utils.py), the collections are of the second generation. In addition, all objects that exist before the first
-    step are frozen, so no collection traverses the model and the imported modules. With 0, it does nothing.
+    step are frozen, so no collection traverses the model and the imported modules. A `freq` of 0 does nothing.
     """
 
     def __init__(self, freq: int) -> None:
@@ -64,7 +64,7 @@ class GarbageCollector:
 
     @property
     def executed_freq(self) -> int:
-        """The steps between collections, according to the state of Python's collector; 0 if it runs automatically."""
+        """The number of steps between collections, read from Python's collector; 0 if it runs automatically."""
         return 0 if gc.isenabled() else self._freq
 
 
@@ -87,7 +87,7 @@ def measure(parameters: ParallelParameters, rank: Rank) -> Measurement:
     if parameters.layout.gpus == 1:
         rank = replace(rank, rank=0, world_size=1, ranks_per_node=1)
     process_setup.keep_compiled_kernels()
-    # As in torchtitan's run_train.sh. This must come before reading the architecture, which initializes CUDA.
+    # As in torchtitan's run_train.sh. This must come before reading the architecture, because that initializes CUDA.
     process_setup.enable_expandable_segments(device)
     if violation := parameters.find_violation(rank.world_size, rank.ranks_per_node, on_gpu=device.type == "cuda"):
         raise Infeasible(violation.reason)
@@ -132,7 +132,7 @@ def _train(
     initializer = build_initializer(parameters.seed, device, is_tied=shape.tied)
     stages = apply.build_stages(spec, layout, groups, device, initializer)
     if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(device)  # so that the peak is that of training, not of filling the weights
+        torch.cuda.reset_peak_memory_stats(device)  # so that the peak covers training, not weight initialization
     keeps = keeps_weights(PlacedJob(parameters.job, UNKNOWN_CLUSTER))
     trainer = Trainer(
         stages, layout, groups, device, parameters.learning_rate, clips=parameters.state == "fp32", keeps_weights=keeps
@@ -165,7 +165,7 @@ def _train(
         flops_per_step=model_flops_per_token(shape, attended) * tokens_per_step * share,
         hardware_flops_per_step=hardware_flops * tokens_per_step * share,
         tokens_per_step=0 if rank.rank else tokens_per_step,  # rank 0 reports the tokens of all ranks
-        # Attention and the head stay in bf16: a mixed step has no meaningful share of the fp8 peak.
+        # Attention and the head stay in bf16, so a mixed step has no meaningful share of the fp8 peak.
         matrix_dtype=parameters.dtype,
         energy=watch.energy(parameters.steps),
         metrics=metrics,
@@ -182,7 +182,7 @@ def _train(
 
 
 def _open_source(parameters: ParallelParameters) -> TokenSource | TextSource:
-    """Return the source of tokens. Raises Infeasible if the file has too few or any outside the vocabulary."""
+    """Return the source of tokens. Raises Infeasible if the file has too few tokens or any outside the vocabulary."""
     vocabulary, length, seed = parameters.shape.vocabulary, parameters.sequence_length, parameters.seed
     if parameters.data is None:
         return TokenSource(vocabulary, length, seed, parameters.document_tokens)
@@ -197,9 +197,9 @@ def _open_source(parameters: ParallelParameters) -> TokenSource | TextSource:
 
 
 def _measure_imbalance(trainer: Trainer, device: torch.device) -> dict[str, float]:
-    """Return the tokens of the busiest expert over the mean in the timed passes, for the mean and the worst block."""
+    """Return the busiest expert's tokens divided by the mean in the timed passes, for the mean and the worst block."""
     imbalances = [experts.imbalance for stage in trainer.stages for experts in stage.experts.values()]
-    # Without a dtype, a pipeline rank without experts would add integers to the others' floats.
+    # Without a dtype, a pipeline rank without experts would add integers to the floats of other ranks.
     total = torch.tensor([sum(imbalances), len(imbalances)], dtype=torch.float32, device=device)
     worst = torch.tensor(max(imbalances, default=0.0), device=device)
     dist.all_reduce(total)
@@ -216,16 +216,16 @@ def _run_steps(
     device: torch.device,
     rank: Rank,
 ) -> tuple[list[float], list[float], dict[str, float], dict[str, Scalar]]:
-    """Train on new tokens in each step, and profile the last warm-up step. Tokens are drawn between steps, as a data
-    loader's processes prepare them; their copy to the device is timed. Returns the times and losses of all steps, the
-    communication metrics, and the parameters as executed."""
+    """Train on new tokens in each step, and profile the last warm-up step. Tokens are drawn between steps, as the
+    processes of a data loader would do; copying them to the device is timed. Returns the times and losses of all steps,
+    the communication metrics, and the parameters as executed."""
     times_s, losses = list[float](), list[float]()
     reports = StepReports(rank)
     communication: dict[str, float] = {}
     for step in range(parameters.warmup + parameters.steps):
         batch = draw_batch(step)
         if device.type == "cuda":
-            batch = batch.pin_memory()  # it is copied without waiting
+            batch = batch.pin_memory()  # the host copies the batch without waiting
         if rank.reporter and (ending := _report_step(reports, rank, parameters, device, times_s, losses)):
             raise ending
         dist.barrier()
@@ -262,7 +262,7 @@ def _report_step(
     times_s: Sequence[float],
     losses: Sequence[float],
 ) -> Exception | None:
-    """Report the last step by rank 0, between two steps. Returns what the trial ends by, the same on all ranks."""
+    """Report the last step from rank 0, between two steps. Returns the exception that ends the trial, on all ranks."""
     if not times_s:
         return None
     endings: list[Exception | None] = [None]
@@ -304,7 +304,7 @@ def _executed_parameters(parameters: ParallelParameters, groups: apply.Groups, t
         "state": ", ".join(state_dtypes),
         "block": "manual" if isinstance(block, ManualBackwardBlock) else "pytorch",
     }
-    # The requested checkpointing if all of this rank's blocks have it; otherwise what the blocks have.
+    # The requested checkpointing if all of this rank's blocks have it; otherwise the checkpointing of the blocks.
     blocks = {int(name): block for stage in stages for name, block in stage.blocks.items()}
     kinds = {number: getattr(block, "checkpointing", "none") for number, block in blocks.items()}
     if kinds != {number: parameters.layout.checkpointing_of(number) for number in blocks}:
@@ -313,7 +313,7 @@ def _executed_parameters(parameters: ParallelParameters, groups: apply.Groups, t
 
 
 def _attention_kernel(stage: Stage, sdpa_kernel: str) -> str:
-    """Return the name of the attention kernel, and of PyTorch's function with the one that it takes on a GPU."""
+    """Return the name of the attention kernel, or of PyTorch's function and the kernel that it selects on a GPU."""
     block = stage.first_block
     if isinstance(block, ManualBackwardBlock):
         return block.block_math.kernel.name

@@ -1,4 +1,4 @@
-"""A pipeline stage of a Llama, or the whole model, which every layout divides among ranks."""
+"""A pipeline stage of a Llama, or the whole model, which layouts divide among ranks."""
 
 import math
 from collections.abc import Callable
@@ -21,7 +21,7 @@ from workloads.models.model import Model
 from workloads.parallel.context import ATTEND_OVER_RANKS
 
 # Selective checkpointing saves the results of attention and of every matrix product except the widest, which is
-# recomputed. It saves nothing inside experts: neither grouped products nor their sums with biases.
+# recomputed. Nothing inside experts is saved: neither grouped products nor the sums with biases.
 SAVED_OPS = {
     torch.ops.aten._scaled_dot_product_cudnn_attention.default,
     torch.ops.aten._scaled_dot_product_flash_attention.default,
@@ -29,14 +29,14 @@ SAVED_OPS = {
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default,
     ATTEND_OVER_RANKS,
     ATTEND_WITH_SINKS,
-    torch.ops._c10d_functional.reduce_scatter_tensor.default,  # of tensor parallelism: not communicated again
+    torch.ops._c10d_functional.reduce_scatter_tensor.default,  # of tensor parallelism: avoids communicating again
 }
 # The index of the weight in the arguments of a matrix product.
 WEIGHT_ARGUMENTS = {torch.ops.aten.mm.default: 1, torch.ops.aten.addmm.default: 2}
 
 
 def _save_all_but(widest: tuple[tuple[int, ...], ...]) -> Any:
-    """Return contexts that save SAVED_OPS and matrix products, but not those whose weight's sorted size is given."""
+    """Return contexts that save SAVED_OPS and matrix products, except with weights of the given sorted sizes."""
     saved_ops = SAVED_OPS | find_varlen_ops()
 
     def policy(_: object, function: Any, *args: Any, **__: object) -> CheckpointPolicy:
@@ -54,12 +54,12 @@ class CheckpointedBlock(nn.Module):
     def __init__(self, block: Block, checkpointing: Checkpointing) -> None:
         super().__init__()
         self.block, self.checkpointing = block, checkpointing
-        # In a block with experts, these are the shared expert's.
+        # In a block with experts, these are the weights of the shared expert.
         weights: list[Tensor] = [w for name, w in block.named_parameters() if name.endswith("gate_up.weight")]
         weights += [weight.to_local() for weight in weights if isinstance(weight, DTensor)]
         widest = tuple(sorted({tuple(sorted(weight.shape)) for weight in weights}))
-        # PyTorch's cache of compiled graphs pickles the function and identifies it by this hash. Without either, every
-        # trial would compile the block again.
+        # PyTorch's cache of compiled graphs pickles the function and identifies it by this hash. If either failed,
+        # every trial would compile the block again.
         self._contexts = partial(_save_all_but, widest)
         self._contexts.cache_hash = f"{sorted(map(str, SAVED_OPS))} {widest} biases"  # type: ignore[attr-defined]
 
@@ -72,10 +72,10 @@ class CheckpointedBlock(nn.Module):
 class ManualBackwardBlock(Block):
     """A block with a manual backward pass (`workloads.llama.block`), for whole weights and whole sequences.
 
-    It is faster than the backward pass that PyTorch generates for a compiled block.
+    This is faster than the backward pass that PyTorch generates for a compiled block.
     """
 
-    # What is saved for the backward pass; the rest is recomputed.
+    # The activations that are saved for the backward pass; the rest are recomputed.
     SAVED_ACTIVATIONS: ClassVar[dict[Checkpointing, tuple[str, ...]]] = {
         "none": ("q", "kv", "attn_out", "lse", "residual", "gate", "up"),
         "selective": ("q", "kv", "attn_out", "lse", "residual"),
@@ -85,7 +85,7 @@ class ManualBackwardBlock(Block):
     def __init__(self, block_math: BlockMath, checkpointing: Checkpointing) -> None:
         super().__init__(block_math.shape)
         self.block_math, self.checkpointing = block_math, checkpointing
-        self.scales: dict[str, Tensor] = {}  # of whole weights in fp8, from a step's first cast on
+        self.scales: dict[str, Tensor] = {}  # of whole weights in fp8, kept from a step's first cast
 
     def forward(self, x: Tensor, rope: Tensor, *document_offsets: Tensor) -> Tensor:
         assert not document_offsets
@@ -121,19 +121,19 @@ class _ManualBackward(torch.autograd.Function):
         activations = dict(zip(ctx.saved_names, saved, strict=False)) | {"x": x.flatten(0, 1)}
         weights = dict(zip(ctx.weight_names, saved[len(ctx.saved_names) :], strict=True))
         gradients: dict[str, Tensor] = {}
-        is_repeated = "up" not in activations  # some products
+        is_repeated = "up" not in activations  # some products are repeated
         operands = ctx.block_math.cast_weights(ctx.scales | weights, forward=is_repeated)
         d_x = ctx.block_math.backward(operands, gradients, activations, rope, d_out.contiguous().flatten(0, 1))
         return None, None, None, None, None, d_x.view_as(x), *(gradients[name] for name in ctx.weight_names)
 
 
 class Head(nn.Module):
-    """The last norm and the matrix of the logits in one module, so that FSDP gathers both before the norm."""
+    """The last norm and the matrix of the logits in one module, which makes FSDP gather both before the norm."""
 
     def __init__(self, shape: Model) -> None:
         super().__init__()
         self.norm = nn.RMSNorm(shape.hidden_size, eps=shape.norm_eps)
-        # None if the embedding is the matrix.
+        # None if the embedding serves as the matrix.
         self.lm_head = None if shape.tied else nn.Linear(*shape.linear("lm_head"), bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -143,11 +143,11 @@ class Head(nn.Module):
 
 
 class Stage(nn.Module):
-    """Layers of a Llama. The first stage also has the embedding, the last one the last norm and the head.
+    """Layers of a Llama. The first stage also has the embedding, and the last stage the last norm and the head.
 
-    forward takes tokens [batch, length] in the first stage, and the output of the stage before [batch, length,
-    hidden_size] in the others. The last stage returns the normed hidden states, from which the loss is computed with
-    `lm_head_weight` and the targets. If sequences are packed with documents, every stage also takes their lengths,
+    forward takes tokens [batch, length] in the first stage, and the previous stage's output [batch, length,
+    hidden_size] in later stages. The last stage returns the normed hidden states, from which the loss is computed with
+    `lm_head_weight` and the targets. If sequences are packed with documents, every stage also takes document lengths,
     [batch, documents per sequence].
     """
 
@@ -174,7 +174,7 @@ class Stage(nn.Module):
 
     @property
     def experts(self) -> dict[int, Experts]:
-        """The experts of the stage's blocks, by block number; only of blocks that have experts."""
+        """The experts of the stage's blocks, by block number; blocks without experts are left out."""
         blocks: dict[int, Any] = {int(name): getattr(block, "block", block) for name, block in self.blocks.items()}
         return {number: block.experts for number, block in blocks.items() if block.has_experts}
 
@@ -197,7 +197,7 @@ class Stage(nn.Module):
         offsets = () if document_lengths is None else (document_offsets(document_lengths),)
         if self.embedding is not None:
             x = self.embedding(x)
-            if type(x) is not Tensor:  # an AsyncCollectiveTensor, which a compiled block does not take
+            if type(x) is not Tensor:  # an AsyncCollectiveTensor, which a compiled block does not accept
                 x = x.clone()
         for block in self.blocks.values():
             x = block(x, self.rope, *offsets)
@@ -216,14 +216,14 @@ Initializer = Callable[[str, tuple[int, ...]], Tensor]
 
 
 def build_initializer(seed: int, device: torch.device, *, is_tied: bool = False) -> Initializer:
-    """Return a function from a parameter's name and size to its initial value, the same in every layout.
+    """Return a function that maps a parameter's name and size to its initial value, the same in every layout.
 
     Matrices are normal with the standard deviation of `initial_deviation`, norms are ones, biases and sinks are zeros.
     """
     generator = torch.Generator(device)
 
     def initialize(name: str, size: tuple[int, ...]) -> Tensor:
-        if len(size) == 1 or name.endswith("bias"):  # those of experts are a matrix
+        if len(size) == 1 or name.endswith("bias"):  # biases of experts are a matrix
             return torch.full(size, 0.0 if name.endswith(("bias", "sinks")) else 1.0, device=device)
         name_hash = sum(ord(letter) * 131**n for n, letter in enumerate(name)) % 2**32
         generator.manual_seed(name_hash ^ seed)
@@ -235,9 +235,9 @@ def build_initializer(seed: int, device: torch.device, *, is_tied: bool = False)
 def initial_deviation(name: str, size: tuple[int, ...], is_tied: bool) -> float:
     """Return the standard deviation of a matrix's initial values, the same as in torchtitan's llama3.
 
-    It shrinks with the block's number for a block's last products, so that the sum of all blocks stays bounded and
-    training is stable without a warm-up of the learning rate. An embedding that is also the head has the head's.
-    `size` is [outputs, inputs] of a matrix, [vocabulary, hidden size] of the embedding.
+    For a block's output projections, the deviation shrinks with the block's number. The sum of all blocks stays
+    bounded, and training is stable without learning rate warm-up. An embedding that is also the head uses the head's
+    deviation. `size` is [outputs, inputs] of a matrix, [vocabulary, hidden size] of the embedding.
     """
     if name in ("embedding.weight", "lm_head.weight"):
         return size[1] ** -0.5 if name == "lm_head.weight" or is_tied else 1.0

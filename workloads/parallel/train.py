@@ -1,4 +1,4 @@
-"""Train a model that a layout divides among ranks: batches, loss, schedules and the trainer."""
+"""The training of a model that a layout divides among ranks: batches, loss, schedules and the trainer."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from workloads.parallel.stage import Stage
 
 @dataclass(frozen=True)
 class Batch:
-    """Sequences of a step."""
+    """The sequences of a step."""
 
     tokens: Tensor  # [sequences, length + 1] int64: inputs and, one token later, their targets
     # The lengths of each sequence's documents, [sequences, documents] int64; None if a sequence is one document.
@@ -44,10 +44,10 @@ class Batch:
 
 @dataclass(frozen=True)
 class TokenSource:
-    """Draws sequences of `length` inputs over the whole vocabulary, of documents with `document_tokens` on average.
+    """Draws sequences of `length` inputs over the whole vocabulary, in documents of `document_tokens` on average.
 
     The probability of an id is proportional to 1 / (id + 1), as for words (Zipf's law) and roughly for a tokenizer's
-    ids. So a model learns within a few steps: its loss falls from ln(vocabulary), where uniform tokens would stay.
+    ids. A model learns this within a few steps: its loss falls from ln(vocabulary), the loss for uniform tokens.
     """
 
     vocabulary: int
@@ -56,11 +56,11 @@ class TokenSource:
     document_tokens: int = 0
 
     def draw(self, step: int, sequences: Iterable[int]) -> Batch:
-        """Return sequences of a step's global batch. Each has its own generator, so a rank draws only its own."""
+        """Return sequences of a step's global batch. Each has its own generator, so a rank draws only what it needs."""
         tokens, lengths = [], []
         for sequence in sequences:
             random = np.random.default_rng([self.seed, step, sequence])
-            # The logarithm is uniform, so id n has a share of ln((n + 2) / (n + 1)) / ln(vocabulary + 1).
+            # The logarithm is uniform, so id n has probability ln((n + 2) / (n + 1)) / ln(vocabulary + 1).
             drawn = np.exp(random.random(self.length + 1) * np.log(self.vocabulary + 1)).astype(np.int64) - 1
             tokens.append(drawn)
             lengths.append(random.permutation(document_lengths(self.length, self.document_tokens)))
@@ -80,7 +80,7 @@ class TextSource:
 
 
 def local_sequences(layout: Layout, groups: Groups) -> range:
-    """Return which sequences of the global batch this rank trains on."""
+    """Return the indices of the global batch's sequences that this rank trains on."""
     dp_rank = groups.mesh["dp_shard_cp"].get_local_rank() // layout.cp
     dp_rank += groups.mesh["dp_replicate"].get_local_rank() * layout.dp_shard
     count = layout.global_batch // layout.dp
@@ -93,10 +93,10 @@ MAX_NORM = 1.0  # torchtitan's training.max_norm and Megatron's --clip-grad
 def clip_gradients(parameters: Sequence[nn.Parameter], divided: Sequence[nn.Parameter], groups: Groups) -> Tensor:
     """Scale the gradients of this rank's stages to a global norm of at most MAX_NORM. Returns the original norm.
 
-    PyTorch's norm of distributed tensors covers the ranks that share a stage. The norms of stages and of experts that
-    are `divided` among ranks are combined here, as in torchtitan/distributed/utils.py, clip_grad_norm_.
+    PyTorch's norm of distributed tensors covers the ranks that share a stage. This function combines the norms of
+    stages and of experts `divided` among ranks, as clip_grad_norm_ does in torchtitan/distributed/utils.py.
 
-    A collective operation: all ranks have to call it.
+    This is a collective operation that all ranks must call.
     """
     norm = torch.nn.utils.get_total_norm([parameter.grad for parameter in parameters if parameter.grad is not None])
     square = (norm.full_tensor() if isinstance(norm, DTensor) else norm).square()
@@ -114,7 +114,7 @@ def clip_gradients(parameters: Sequence[nn.Parameter], divided: Sequence[nn.Para
 
 
 class VocabParallelLoss(ChunkedLoss):
-    """The mean next-token loss, the same on all ranks, in chunks, so that the full logits never exist.
+    """The mean next-token loss, the same on all ranks, computed in chunks so that the full logits never exist.
 
     hidden: [tokens, hidden_size], the same on all ranks; its gradient is this rank's part of a sum
     weight: [rows, hidden_size], this rank's rows of the head
@@ -157,16 +157,16 @@ SCHEDULES: dict[Schedule, Any] = {
 NAMES = {schedule: name for name, schedule in SCHEDULES.items()}
 
 
-Passes = Callable[..., Tensor]  # of a step's tensors, to its loss; adds to the gradients of parameters
+Passes = Callable[..., Tensor]  # maps a step's tensors to its loss; adds to the gradients of parameters
 
 
 class GraphedPasses:
-    """A step's passes as one CUDA graph, which the host launches once; otherwise a small model waits for many launches.
+    """A step's passes as one CUDA graph, which the host launches once. A small model would wait for many launches.
 
-    Records the passes at the first call and replays them at every call, with other tensors of the same sizes.
+    Records the passes on the first call and replays them on every call, with other tensors of the same sizes.
 
     The optimizer's step is not recorded. `torch.cuda.graph` requires runs on another stream before the recording;
-    compilation happens in them.
+    compilation happens in these runs.
     """
 
     RUNS_BEFORE = 2
@@ -224,12 +224,12 @@ class Trainer:
     ) -> None:
         self.stages, self.layout, self.groups, self._device = stages, layout, groups, device
         self._clips, self._keeps_weights = clips, keeps_weights
-        self.gradient_norm: Tensor | None = None  # of the last step, over all ranks; None where none is clipped
+        self.gradient_norm: Tensor | None = None  # of the last step, over all ranks; None without clipping
         self._divided = [weight for stage in stages for weight in stage.divided_experts]
         divided = set(self._divided)
         parameters = [parameter for stage in stages for parameter in stage.parameters()]
         self._parameters = [parameter for parameter in parameters if parameter not in divided]
-        # Tensors that FSDP shards and other tensors cannot be updated in one operation.
+        # Tensors sharded by FSDP and other tensors cannot be updated in one operation.
         parts: list[Any] = [{"params": part} for part in (self._parameters, self._divided) if part]
         self._optimizer = torch.optim.AdamW(
             parts, lr=learning_rate, betas=(0.9, 0.95), weight_decay=0.1, fused=device.type == "cuda"
@@ -268,7 +268,7 @@ class Trainer:
         self._optimizer.step()
         self._optimizer.zero_grad()
         for experts in (experts for stage in self.stages for experts in stage.experts.values()):
-            if experts.routing.bias_rate:  # moved by the loads of all ranks that share these stages
+            if experts.routing.bias_rate:  # biases follow the loads of all ranks that share these stages
                 for name in ("dp_replicate", "dp_shard_cp"):
                     dist.all_reduce(experts.load, group=self.groups.mesh[name].get_group())
                 experts.balance()
@@ -276,7 +276,7 @@ class Trainer:
             precompute_fp8_scales(stage)
 
     def state_dtypes(self) -> set[torch.dtype]:
-        """Return the data types of the parameters and of both optimizer states of each, after a step."""
+        """Return the data types of all parameters and of both optimizer states per parameter, after a step."""
         states = [state[name] for state in self._optimizer.state.values() for name in ("exp_avg", "exp_avg_sq")]
         return {tensor.dtype for tensor in (*self._parameters, *self._divided, *states)}
 
@@ -289,12 +289,12 @@ class Trainer:
             positions = positions.to(self._device)
             inputs, targets = inputs[:, positions], targets[:, positions]
         loss = self._run_passes(inputs.contiguous(), targets.contiguous(), batch.document_lengths)
-        for weight in self._divided:  # averaged over all ranks with other sequences, as FSDP does the others
+        for weight in self._divided:  # averaged over all ranks with other sequences, as FSDP does for other weights
             assert weight.grad is not None
             if self.layout.dp * self.layout.cp > self.layout.ep:
                 dist.all_reduce(weight.grad, group=self.groups.expert_group)
             weight.grad /= self.layout.dp * self.layout.cp
-        if loss is None:  # only the last pipeline ranks have one
+        if loss is None:  # only the last pipeline ranks have a loss
             sum_and_count = torch.tensor([0.0, 0.0], device=self._device)
         else:
             sum_and_count = torch.stack([loss, loss.new_ones(())])
@@ -323,9 +323,9 @@ class Trainer:
         is_first, is_last = self.stages[0].is_first, self.stages[-1].is_last
         losses: list[Tensor] = []
         arguments: dict[str, Any] = {"target": targets, "losses": losses} if is_last else {}
-        if "return_outputs" in inspect.signature(self._schedule.step).parameters:  # they are not used
+        if "return_outputs" in inspect.signature(self._schedule.step).parameters:  # outputs are not used
             arguments["return_outputs"] = False
-        if document_lengths is not None:  # every stage takes those of its micro-batch
+        if document_lengths is not None:  # every stage takes the lengths of its micro-batch
             arguments["document_lengths"] = document_lengths
         self._schedule.step(*([inputs] if is_first else []), **arguments)
         return torch.stack(losses).mean().detach() if is_last else None

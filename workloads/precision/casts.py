@@ -1,4 +1,4 @@
-"""Measure casts from bf16 in comparison with the memory bandwidth."""
+"""Measure casts from bf16 against the memory bandwidth."""
 
 from collections.abc import Callable
 from typing import Any
@@ -64,7 +64,7 @@ def measure(parameters: CastParameters, rank: Rank) -> Measurement:
 def _eager_cast(format_name: str, direction: str, architecture: str) -> Cast:
     if format_name.startswith("fp8"):
         return _eager_float8_cast(format_name, direction, getattr(torch, fp8_dtype(architecture)))
-    # One scale for each 16 (nvfp4) or 32 values.
+    # There is one scale per 16 (nvfp4) or 32 values.
     from torchao.prototype.mx_formats.config import ScaleCalculationMode
     from torchao.prototype.mx_formats.mx_tensor import to_mx
     from torchao.prototype.mx_formats.nvfp4_tensor import nvfp4_quantize, per_tensor_amax_to_scale
@@ -81,7 +81,7 @@ def _eager_cast(format_name: str, direction: str, architecture: str) -> Cast:
 
 
 def _eager_float8_cast(format_name: str, direction: str, fp8: torch.dtype) -> Cast:
-    """Return the cast with one scale for the matrix, for each row or column, or for every 128 numbers in these."""
+    """Return the cast with one scale per matrix, per row or column, or per 128 numbers of a row or column."""
     from torchao.float8 import ScalingGranularity
     from torchao.float8.float8_scaling_utils import hp_tensor_to_float8_dynamic
     from torchao.float8.float8_training_tensor import LinearMMConfig

@@ -16,8 +16,8 @@ for _logger_name in ("torchao", "torch.utils._pytree"):
     logging.getLogger(_logger_name).setLevel(logging.ERROR)
 
 # Since these versions of ROCm, hipBLASLt expects scales on gfx950 in tiles of 32 x 8. PyTorch builds with the scaling
-# type BlockWiseBlk32Ue8m0_32_8_EXT require these tiles (ATen's ScaledBlas.cpp). Builds before it, up to 2.13, and after
-# it (pytorch/pytorch#190290) accept untiled scales.
+# type BlockWiseBlk32Ue8m0_32_8_EXT require these tiles (ATen's ScaledBlas.cpp). Builds before this type, up to 2.13,
+# and after it (pytorch/pytorch#190290) accept untiled scales.
 FIRST_TILED_ROCM = {"mxfp4": (7, 13), "mxfp8": (7, 14)}
 TILED_TYPE = "BlockWiseBlk32Ue8m0_32_8_EXT"
 
@@ -25,7 +25,7 @@ TILED_TYPE = "BlockWiseBlk32Ue8m0_32_8_EXT"
 class ScaleLayout(NamedTuple):
     """The memory layout of the scales of a matrix [rows, blocks]."""
 
-    scaling_type: Any  # as `torch.nn.functional.scaled_mm` takes it
+    scaling_type: Any  # as passed to `torch.nn.functional.scaled_mm`
     swizzle: Any  # likewise
     tile: tuple[int, int]  # rows and blocks are padded to multiples of these numbers
 
@@ -64,7 +64,7 @@ def require_torchao() -> None:
 
 
 def convert(recipe: str, matrix: torch.Tensor, role: str, architecture: str) -> Any:
-    """Return matrix[rows, k] in bf16 as torchao's tensor in a format with scales along k.
+    """Convert matrix[rows, k] from bf16 to torchao's tensor in a format with scales along k.
 
     The tensor has the attributes `qdata` and `scale` and the method `dequantize`. In fp8_blockwise, a "weight" has
     blocks of 128 x 128, and an "activation" has blocks of 1 x 128. The architecture determines the 8-bit type.
@@ -78,7 +78,7 @@ def convert(recipe: str, matrix: torch.Tensor, role: str, architecture: str) -> 
 
     if recipe.startswith("fp8"):
         blocks = PerBlock([128, 128] if role == "weight" else [1, 128])
-        # From fp32, because torchao gives the scales the matrix's data type and bf16 would round them.
+        # The source is fp32, because torchao stores scales in the matrix's data type, and bf16 would round them.
         return Float8Tensor.from_hp(
             matrix.float(),
             float8_dtype=getattr(torch, fp8_dtype(architecture)),

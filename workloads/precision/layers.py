@@ -38,8 +38,8 @@ def apply_recipe(
     The output layer of a model (`lm_head`) is not converted, as torchao advises. `tokens` is the number of rows in the
     layers' input. With fp8_tensorwise and `gathers_fp8`, FSDP casts weights before it gathers them.
 
-    Returns the converted module, and why its speed is not ranked: the layers are emulated. Empty if they are native.
-    Raises Infeasible if torchao has no such layer for this device or the recipe does not support the layers' sizes, and
+    Returns the converted module, and the reason if its speed is not ranked because layers are emulated; else "". Raises
+    Infeasible if torchao has no such layer for this device or the recipe does not support the layers' sizes, and
     RuntimeError if torchao left a layer unconverted.
     """
     state, reason = support(gemm_format(recipe), architecture)
@@ -223,7 +223,7 @@ def _errors_db(exact: nn.Module, converted: nn.Module, x: torch.Tensor, d_out: t
 
 
 def predict_speedup(parameters: LinearParameters, module: nn.Module, architecture: str, device: torch.device) -> float:
-    """Return the speed-up over bf16 that a roofline of this device's own rates predicts (Williams et al. 2009).
+    """Return the speed-up over bf16 that a roofline of this device's rates predicts (Williams et al. 2009).
 
     This call measures the rates. A step takes the time of its GEMMs on the matrix units plus the time of its casts at
     the memory bandwidth, without overlap. The forward pass casts each layer's input and weight. The backward pass casts

@@ -1,7 +1,7 @@
-"""`workload=probe`: sleeps for a given time, or fails in a given way.
+"""`workload=probe`: sleep for a given time, or fail in a given way.
 
-It injects faults (hangs, crashes, wrong results) to test a cluster before real work runs on it, and measures the
-overhead of scheduling. The tests use it for both.
+The probe injects faults (hangs, crashes, wrong results) to test a cluster before real work runs on it, and measures the
+overhead of scheduling. The tests use it for both purposes.
 """
 
 import math
@@ -25,10 +25,10 @@ class ProbeParameters:
     Attributes:
         x, y: search parameters; the best score is at (3, -1).
         sleep_s: seconds that the trial sleeps.
-        behaviour: how the trial ends; `disturbed` as on a busy host, with a ledger the first time only; `leak`
-            allocates memory until the process is killed, `lie` reports another x than the requested one.
+        behaviour: how the trial ends. `disturbed` ends as on a busy host, with a ledger only the first time; `leak`
+            allocates memory until the process is killed; `lie` reports an x other than the requested x.
         ledger: path of a file to which each rank that runs to its end appends a line; empty for no file.
-        host_gib: GiB of the node's memory that are reserved for the trial. It does not allocate them.
+        host_gib: GiB of the node's memory that are reserved for the trial, which does not allocate them.
     """
 
     x: float = 0.0
