@@ -42,7 +42,7 @@ result = sweeper.run(
 
 # %% [markdown]
 # On the Pareto front, no other batch size is at least as good in both objectives and better in one. The finals measure
-# these points again, and the notebook plots them. Intervals are wide on a busy machine, such as the one that ran this notebook.
+# these points again, and the notebook plots them. Intervals are wide on a busy machine, like the one that ran this.
 
 # %%
 result
