@@ -1,4 +1,4 @@
-"""`workload=command`: run any training program as a gang over the devices, and read its log while it runs."""
+"""`workload=command`: run any training program as a gang over the devices, and read the program's log as it runs."""
 
 from __future__ import annotations
 
@@ -16,36 +16,36 @@ from workloads.layouts.trainers import TRAINERS
 from workloads.models.model import TRAINED_MODELS
 
 METRIC_NAME = re.compile(r"[\w.-]+", re.ASCII)  # MLflow rejects other names
-STEP_TIME_UNITS_S = {"step_time_s": 1.0, "step_time_ms": 1e-3}  # the step time metrics, and their units
+STEP_TIME_UNITS_S = {"step_time_s": 1.0, "step_time_ms": 1e-3}  # step time metrics and their units
 
 
 @dataclass(frozen=True)
 class CommandSettings:
-    """The command and the format of its log.
+    """A command and its log format.
 
-    Every text is a template with {placeholders}: the names of parameters, and the names in `template.PLACEHOLDERS`.
+    Every string is a template with {placeholders}: parameter names, and the names in `template.PLACEHOLDERS`.
 
     Attributes:
-        run: the command line as a list of arguments, or one text that a shell runs, with each value quoted.
-        options: further arguments, by a parameter's name and then its value.
-        start: one process for each "gpu", or one for each "node", as with torchrun.
+        run: the command line, as a list of arguments or as a string that a shell runs, with each value quoted.
+        options: further arguments, keyed by parameter name and then by value.
+        start: one process per "gpu", or one process per "node", as with torchrun.
         environment: environment variables for the program.
-        files: files written to {output} before the start, by name: a text, or a mapping in the format of the name.
+        files: files to write to {output} before the start, by name: a string, or a mapping for the name's format.
         directory: the directory in which the program is started.
-        log: a regular expression with one group for each metric; if empty, the formats of `workloads.formats.logs`.
-        global_batch: sequences per step, if they are not in the log.
-        sequence_length: tokens per sequence, if they are not in the log.
+        log: a regular expression with one group per metric; if empty, the formats of `workloads.formats.logs`.
+        global_batch: sequences per step, if the log lacks them.
+        sequence_length: tokens per sequence, if the log lacks them.
         model: the model that the program trains; a known model gives TFLOP/s and an MFU.
-        dtype: the data type of the program's GEMMs, or the name of its recipe.
-        warmup: steps that are not measured.
-        steps: measured steps, after which the program is terminated.
+        dtype: the data type of the program's GEMMs, or the name of the recipe.
+        warmup: the number of unmeasured steps at the start.
+        steps: the number of measured steps, after which the program is terminated.
         silence_s: seconds without output after which the program is terminated.
-        claims: what happens to a trial whose program claims a speed that its own steps contradict: "mark" (complete
+        claims: what happens to a trial if the program claims a speed that its own steps contradict: "mark" (complete
             but not ranked) or "fail".
-        layout: values of `workloads.layouts.layout.Layout` by the names of its fields, and `compiled` and `state`
-            of `workloads.layouts.layout.Job`. Only valid layouts are tried.
-        trainer: the planner's trainer whose rules, memory and efficiency are used for the estimates of layouts. If
-            empty, speed is estimated as for this project's trainer, and memory is not estimated.
+        layout: values of the fields of `workloads.layouts.layout.Layout`, and of `compiled` and `state` of
+            `workloads.layouts.layout.Job`. Only valid layouts are tried.
+        trainer: the planner's trainer, which gives the rules, memory and efficiency for layout estimates. If empty,
+            speed is estimated as for this project's trainer, and memory is not estimated.
     """
 
     run: Any
@@ -100,7 +100,7 @@ class CommandSettings:
 
     @property
     def parameter_names(self) -> list[str]:
-        """The command's parameters: the placeholders in its templates and the names of its options."""
+        """The command's parameters: the placeholders in the templates and the names of the options."""
         return sorted((find_placeholders(self._templates) | set(self.options)) - set(PLACEHOLDERS))
 
     @property
@@ -125,18 +125,18 @@ class Command(Workload):
     settings: CommandSettings  # set by `with_settings`
 
     def with_settings(self, settings: CommandSettings) -> Command:
-        """Return the workload for this command. Its parameters are the names in the command's templates."""
+        """Return the workload for this command. The parameters are the names in the command's templates."""
         command = LayoutCommand() if settings.layout else Command()
         command.settings = settings
         parameters = [(name, Any) for name in settings.parameter_names]
         command.Parameters = make_dataclass("CommandParameters", parameters, frozen=True)
-        # Programs that train the same model on the same batch do the same work, however they are configured. Without
-        # a model, only the command states what is computed.
+        # Programs that train the same model on the same batch do the same work, whatever their configuration. Without a
+        # model, only the command defines what is computed.
         command.ways = ("warmup", "steps", *([*settings.parameter_names, "command"] if settings.model else []))
         return command
 
     def recorded_parameters(self, parameters: Any) -> Mapping[str, Scalar]:
-        """Return the command's parameters and the settings that state what it computes."""
+        """Return the command's parameters and the settings that define what the command computes."""
         values, settings = vars(parameters), self.settings
         command = settings.run if isinstance(settings.run, str) else shlex.join(settings.run)
         filled = {name: f"{{{name}}}" for name in PLACEHOLDERS} | values
@@ -144,7 +144,7 @@ class Command(Workload):
         return {"command": command, "warmup": settings.warmup, "steps": settings.steps, **values, **declared}
 
     def preview(self, parameters: Any, machine: Machine) -> str:
-        """Return the command line and the files of the first rank, secrets masked."""
+        """Return the first rank's command line and files, with secrets masked."""
         from workloads.command.invocation import build_invocation
 
         gpus, ranks_per_node = machine.world_size, machine.ranks_per_node
@@ -178,7 +178,7 @@ class Command(Workload):
 
 
 class LayoutCommand(Command):
-    """A command whose parallel degrees are known: only valid layouts are tried."""
+    """A command with known parallel degrees: only valid layouts are tried."""
 
     name = ""  # created by Command.with_settings, not registered
     has_estimates = True

@@ -1,4 +1,4 @@
-"""Measure a program's energy: of all the trial's GPUs on this node, from its last warm-up step to its last step."""
+"""Measure a program's energy on all of a trial's GPUs on this node, from the last warm-up step to the last step."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from workloads.api.contract import Energy, Rank
 from workloads.api.gpus import Gpu, open_gpus
 from workloads.api.gpus.energy import EnergySample, energy_between
 
-# The wait before a reading, as a share of the time so far: an hour needs about 8,000 readings, at the same accuracy.
+# The wait before a reading, as a share of the time so far. An hour then needs about 8,000 readings, at equal accuracy.
 INTERVAL_SHARE = 1e-3
 
 
 class EnergyMeter:
-    """Reads the GPUs while a program runs. It reads nothing on a CPU or if a gang spans several nodes.
+    """Reads the GPUs while a program runs. Reads nothing on a CPU, or if the gang spans several nodes.
 
-    Each of several programs on a node reads all of the gang's GPUs there, since the first one with steps counts.
+    Each program on a node reads all of the gang's GPUs on this node, because only the first program with steps counts.
     """
 
     def __init__(self, rank: Rank) -> None:
@@ -42,7 +42,7 @@ class EnergyMeter:
         self._drivers.close()
 
     def mark_step(self, number: int) -> None:
-        """Record that a step has ended. `number` counts measured steps from 1, and is 0 for the last warm-up step."""
+        """Record that a step has ended. `number` counts measured steps from 1; the last warm-up step is 0."""
         if number < 0 or not self._gpus:
             return
         self._ended_s = time.perf_counter()
@@ -66,8 +66,8 @@ class EnergyMeter:
     def energy(self, step_time_s: float) -> Energy | None:
         """Return the energy of all GPUs over the measured steps, each `step_time_s` long by the program's own clock.
 
-        The lines of steps are printed with varying delay, and perhaps only for every tenth step. The power is therefore
-        measured between them, and the number of steps is derived from their printed time.
+        Programs print step lines with varying delay, and perhaps only for every tenth step. Power is therefore measured
+        between these lines, and the number of steps is derived from the printed step time.
         """
         if self._rank.node_devices and self._rank.nodes > 1:
             return Energy(missing=f"the program runs on {self._rank.nodes} nodes; only those of one node are read")
@@ -78,14 +78,14 @@ class EnergyMeter:
 
 
 def select_gpus(gpus: Sequence[Gpu], devices: str) -> list[Gpu]:
-    """Return the GPUs in a list such as CUDA_VISIBLE_DEVICES, by number or UUID; none if one of them is missing."""
+    """Return the GPUs in a list such as CUDA_VISIBLE_DEVICES, by number or UUID; none if any GPU is missing."""
     names = devices.split(",")
     chosen = [gpu for name in names for gpu in gpus if name in (str(gpu.identity.number), gpu.identity.uuid)]
     return chosen if len(chosen) == len(names) else []
 
 
 def add_energies(energies: Sequence[Energy | None]) -> Energy | None:
-    """Return the sum over devices for one window, or the first reason why a device has no energy."""
+    """Return the sum over devices for one window, or the first reason for a device without an energy."""
     known = [energy for energy in energies if energy]
     if not known or len(known) < len(energies):
         return None

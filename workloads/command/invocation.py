@@ -1,4 +1,4 @@
-"""Build the command of one rank: its arguments, environment variables and files, and a script that runs them."""
+"""Build one rank's command: arguments, environment variables and files, and a script that runs the command."""
 
 import math
 import os
@@ -16,10 +16,10 @@ from workloads.command import CommandSettings
 from workloads.command.template import fill, fill_all, format_value, render
 
 COMMAND_FILE = "command.txt"
-# The names of a trial's own files. A rendered file with one of these names is kept as rendered_….
+# Names of a trial's own files. A rendered file with one of these names is kept as rendered_….
 TRIAL_FILES = (COMMAND_FILE, "log.txt", "last_lines.txt", "trial.json")
 SCRIPT = "run.sh"
-# Values that differ between the processes of a program, with the variable of each and its default.
+# Values that differ between a program's processes, each with its environment variable and default.
 OF_EACH_NODE = {
     "node_rank": ("NODE_RANK", "0"),
     "master_address": ("MASTER_ADDR", "127.0.0.1"),
@@ -31,13 +31,13 @@ OF_EACH_NODE = {
 class Invocation:
     """A command as one rank runs it."""
 
-    arguments: list[str] | str  # of the command line; a shell runs a text
-    environment: Mapping[str, str]  # variables in addition to this process's own
+    arguments: list[str] | str  # command-line arguments; a shell runs a string
+    environment: Mapping[str, str]  # variables in addition to this process's variables
     directory: Path
-    files: Mapping[str, str]  # the texts of the files in {output}, by name
+    files: Mapping[str, str]  # contents of the files in {output}, by name
 
     def mask(self, text: str) -> str:
-        """Return the text without secrets, including those in the command line and in all variables."""
+        """Return the text without secrets, including secrets in the command line and in all variables."""
         try:
             words = shlex.split(self.arguments) if isinstance(self.arguments, str) else self.arguments
         except ValueError:  # a quote is not closed
@@ -52,7 +52,7 @@ class Invocation:
         return self.mask(" \\\n".join(lines))
 
     def kept_files(self) -> dict[str, bytes]:
-        """Return the command and the rendered files as they are kept with the trial, with secrets masked."""
+        """Return the command and the rendered files to keep with the trial, with secrets masked."""
         kept = {COMMAND_FILE: f"{self.describe()}\n".encode()}
         for name, text in self.files.items():
             kept[f"rendered_{name}" if name in TRIAL_FILES else name] = self.mask(text).encode()
@@ -66,10 +66,10 @@ def build_invocation(
     output: str,
     replaced: Mapping[str, str] | None = None,
 ) -> Invocation:
-    """Fill in the settings' templates for one rank, where `output` is the folder of the files.
+    """Fill in the settings' templates for one rank. `output` is the folder of the files.
 
-    The values in `replaced` override the rank's placeholders. Raises Infeasible if a parameter has a value for which
-    `options` has no arguments.
+    The values in `replaced` override the rank's placeholders. Raises Infeasible if `options` has no arguments for a
+    parameter's value.
     """
     values = {**parameters, **placeholder_values(settings, parameters, rank, output), **(replaced or {})}
     if isinstance(settings.run, str):
@@ -81,7 +81,7 @@ def build_invocation(
                 raise Infeasible(f"{name}={value}: command.options.{name} has {', '.join(options)}")
             words += map(str, options[value])
         arguments = [fill(word, values) for word in words]
-    # The variables of torch.distributed for a program per GPU, or the gang's visible devices for a program per node.
+    # torch.distributed's variables for one program per GPU, or the gang's visible devices for one program per node.
     address = {"MASTER_ADDR": values["master_address"], "MASTER_PORT": values["master_port"]}
     variables = {name: format_value(value) for name, value in address.items()} | {"PYTHONUNBUFFERED": "1"}
     if settings.start == "gpu":
@@ -117,8 +117,8 @@ def placeholder_values(
     layout = fill_all(settings.layout, {**parameters, **values})
     if "micro_batch" not in layout:
         return values
-    # torchtitan splits the sequences that a data-parallel rank receives at once into micro-batches that fill the
-    # pipeline once: torchtitan/distributed/pipeline_parallel.py.
+    # torchtitan splits the sequences that a data-parallel rank receives at once into the micro-batches of one pipeline
+    # pass (torchtitan/distributed/pipeline_parallel.py).
     batch = int(layout["micro_batch"])
     if int(layout.get("pp", 1)) > 1:
         per_copy = math.prod(int(layout.get(degree, 1)) for degree in ("tp", "pp", "cp"))
@@ -132,8 +132,8 @@ def program_files(
 ) -> dict[str, str]:
     """Return a shell script that runs the program without this project, and the rendered files. Secrets are masked.
 
-    `rank` is the trial's first rank. `folder` is where the files will be, and replaces {output} in their texts.
-    Raises Infeasible like `build_invocation`.
+    `rank` is the trial's first rank. `folder` is the files' future folder, which replaces {output} in their contents.
+    Raises Infeasible as `build_invocation` does.
     """
     differing, lines = {}, ["#!/bin/sh"]
     if settings.start == "gpu" and rank.world_size > 1:
@@ -142,7 +142,7 @@ def program_files(
     elif rank.nodes > 1:
         differing, last = OF_EACH_NODE, rank.nodes - 1
         lines += [f"# Start it on each of {rank.nodes} nodes, with NODE_RANK=0 to {last} and MASTER_ADDR."]
-    # A value that differs is marked in the texts; @ needs no quotes in a shell.
+    # Differing values are marked in the contents; @ needs no quotes in a shell.
     markers = {name: f"@{variable}@" for name, (variable, _) in differing.items()}
     invocation = build_invocation(settings, parameters, rank, folder, markers)
 

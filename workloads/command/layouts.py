@@ -1,4 +1,4 @@
-"""Convert a command's layout to a planner job, with the rules of the trainer that the command runs. No torch."""
+"""Convert a command's layout to a planner job, by the rules of the command's trainer. Does not import torch."""
 
 from __future__ import annotations
 
@@ -24,19 +24,18 @@ if TYPE_CHECKING:
 
 SETTABLE_FIELDS = (*(name for name in LAYOUT_FIELDS if name != "layers_per_stage"), "compiled", "state")
 COUNTS = (*DEGREES, "ep", "stages_per_rank", "micro_batch", "global_batch")
-# The planner's names for formats that programs name differently. In fp8, Megatron-LM and NeMo use delayed scales by
-# default.
+# The planner's names for formats with other names in programs. Megatron-LM and NeMo use delayed fp8 scales by default.
 PRECISION_NAMES = {"fp8_hybrid": "fp8_te_delayed", **DTYPES}
 
 
 def estimate_layout(settings: CommandSettings, values: Mapping[str, Any], machine: Machine) -> Estimate:
-    """Check a layout's rules, and estimate its speed and, for a known trainer, its memory."""
+    """Check a layout's rules, and estimate the layout's speed and, for a known trainer, its memory."""
     try:
         job = read_job(settings, values, machine)
     except (KeyError, ValueError, TypeError) as error:
         return Estimate(f"is not a layout: {error}", "the parameters are a layout", description=str(dict(values)))
     description, topology = describe(job.layout), machine.cluster.topology
-    # A domain has at least the size of a node.
+    # A domain has at least as many GPUs as a node.
     topology = replace(topology, gpus_per_domain=max(topology.gpus_per_domain, machine.ranks_per_node))
     cluster = replace(machine.cluster, topology=topology, gpus=machine.world_size)
     if violation := find_violation(job, cluster, COMMON_RULES):
@@ -56,17 +55,17 @@ def estimate_layout(settings: CommandSettings, values: Mapping[str, Any], machin
 
 
 def read_job(settings: CommandSettings, values: Mapping[str, Any], machine: Machine) -> Job:
-    """Return the job that a command trains with these parameters. Raises ValueError if a value is not allowed.
+    """Return the job that a command runs with these parameters. Raises ValueError if a value is not allowed.
 
-    Ranks that the given degrees leave over become dp_shard, or dp_replicate if dp_shard is given. A data type for which
-    the planner has no recipe is estimated as bf16.
+    The ranks that the given degrees leave become dp_shard, or dp_replicate if dp_shard is given. A data type without a
+    planner recipe is estimated as bf16.
     """
     name, device = settings.trainer or OWN, machine.cluster.device
     trainer, model = find_trainer(name), MODELS[fill(settings.model, values)]
     given = {"global_batch": int(fill(settings.global_batch, values)), **fill_all(settings.layout, values)}
     if given.get("checkpointing") == "selective":
-        # torchtitan 0.2.2 checkpoints every second layer (activation_checkpoint.selective_ac_option), and Megatron-LM
-        # checkpoints the attention core (--recompute-granularity).
+        # Selective checkpointing covers every second layer in torchtitan 0.2.2
+        # (activation_checkpoint.selective_ac_option), and the attention core in Megatron-LM (--recompute-granularity).
         if name == "torchtitan":
             given |= {"checkpointing": "full", "checkpointed_layers": model.layers // 2}
         elif trainer.core == "megatron":
@@ -85,7 +84,7 @@ def read_job(settings: CommandSettings, values: Mapping[str, Any], machine: Mach
     else:
         layout = replace(layout, dp_shard=remaining)
     if name == "torchtitan" and "reshard_after_forward" not in given:
-        layout = replace(layout, reshard_after_forward=layout.pp == 1)  # its fsdp_reshard_after_forward=default
+        layout = replace(layout, reshard_after_forward=layout.pp == 1)  # fsdp_reshard_after_forward=default
     if layout.dp_shard * layout.cp == 1:
         layout = replace(layout, sharding="none", reshard_after_forward=True)
     elif "sharding" not in given:

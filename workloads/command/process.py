@@ -1,4 +1,4 @@
-"""Run a program: read its output line by line, and terminate it with everything that it started."""
+"""Run a program, read its output line by line, and terminate it with everything that it started."""
 
 import os
 import re
@@ -17,26 +17,26 @@ from workloads.api.contract import OutOfMemory, ProgramFailed, TrialTimeout
 from workloads.command.invocation import Invocation
 from workloads.formats.logs import LONGEST_LINE
 
-LAST_LINES = 100  # torchrun alone prints forty lines after those of its processes
-POLL_INTERVAL_S = 1.0  # between checks whether the program has ended or has to stop
+LAST_LINES = 100  # torchrun alone prints forty lines after its processes' lines
+POLL_INTERVAL_S = 1.0  # between checks whether the program has ended or must stop
 MAX_LOG_BYTES = 2**20  # only the end of a longer log is stored
 
-# Lines that programs print when they have failed, even if they then keep running for a long time.
+# Lines that programs print after a failure, even if they then keep running for a long time.
 OUT_OF_MEMORY = re.compile(r"OutOfMemoryError|(?:CUDA|HIP)(?: error:)? out of memory")
 COLLECTIVE_FAILED = re.compile(
     r"Watchdog caught collective operation timeout|NCCL (?:error|WARN.*unhandled)|unhandled (?:cuda|system) error"
 )
-# The line of a traceback that names the error, an interpreter's message that it cannot open the program, or the last
-# message of ROCm's runtime before it aborts because of an invalid address.
+# A traceback line that names the error, an interpreter's message that it cannot open the program, or the last message
+# of ROCm's runtime before it aborts at an invalid address.
 ERROR_LINE = re.compile(r"\b\w*(?:Error|Exception): \S|\[Errno \d+\]|Memory access fault by GPU")
 
 
 class Program:
-    """A running program and everything that it starts.
+    """A running program with everything that it starts.
 
-    It runs until it ends, until `stop_on_line` returns True for a line of its output, or until `should_stop`, called
+    The program runs until it ends, until `stop_on_line` returns True for an output line, or until `should_stop`, called
     every POLL_INTERVAL_S, returns True. It fails if it prints nothing for `silence_s`, and is terminated after
-    `timeout_s`. Its folder `output` is removed once it has ended.
+    `timeout_s`. Its folder `output` is removed after it ends.
     """
 
     def __init__(
@@ -49,9 +49,9 @@ class Program:
         stop_on_line: Callable[[str], bool],
         should_stop: Callable[[], bool],
     ) -> None:
-        """Start the program. Raises FileNotFoundError if it or its directory does not exist."""
-        self.last_lines: deque[str] = deque(maxlen=LAST_LINES)  # the last non-empty lines of the output
-        self.log = bytearray()  # the end of the output, at most MAX_LOG_BYTES
+        """Start the program. Raises FileNotFoundError if the program or its directory does not exist."""
+        self.last_lines: deque[str] = deque(maxlen=LAST_LINES)  # the output's last non-empty lines
+        self.log = bytearray()  # the output's end, at most MAX_LOG_BYTES
         self._silence_s, self._timeout_s = silence_s, timeout_s
         self._stop_on_line, self._should_stop = stop_on_line, should_stop
         self._started_s = time.monotonic()
@@ -67,23 +67,23 @@ class Program:
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
-        # Without the guard, the program would continue and keep its GPUs if this process were killed.
+        # Without the guard, the program would continue to run and keep its GPUs if this process were killed.
         self._guard = subprocess.Popen(
             [sys.executable, "-P", "-S", processes.__file__, self._mark, str(self._process.pid), str(output)],
             stdin=subprocess.PIPE,
         )
-        self._guard.wait()  # it forks and exits, and its child guards the program
+        self._guard.wait()  # the guard forks and exits, and its child guards the program
 
     @property
     def elapsed_s(self) -> float:
         return time.monotonic() - self._started_s
 
     def run(self) -> None:
-        """Read the output to the end, then terminate everything that is left of the program.
+        """Read the output to its end, then terminate everything left of the program.
 
         Raises:
-            OutOfMemory: the program printed that it is out of memory.
-            ProgramFailed: the program ended with an error, a collective failed, or it printed nothing for too long.
+            OutOfMemory: the program printed an out-of-memory error.
+            ProgramFailed: the program failed, a collective failed, or the program printed nothing for too long.
             TrialTimeout: the program took longer than `timeout_s`.
         """
         try:
@@ -96,14 +96,14 @@ class Program:
             self._guard.stdin.close()
         if code and not self._should_stop():
             ending = signal.Signals(-code).name if code < 0 else f"exit code {code}"
-            # The last line that names an error, or else the last line that contains a word (not a table's rule).
+            # The last line that names an error, or the last line that contains a word (not a table's rule).
             error_lines = [line for line in self.last_lines if ERROR_LINE.search(line)]
             word_lines = [line for line in self.last_lines if re.search(r"\w", line)]
             reason = (error_lines or word_lines or ["it printed nothing"])[-1].strip()
             raise ProgramFailed(f"the program ended with {ending}: {reason}")
 
     def _find_running(self) -> set[int]:
-        self._process.poll()  # reaps it
+        self._process.poll()  # reaps the process
         return processes.find_marked(self._mark, self._process.pid)
 
     def _read(self) -> bool:
@@ -119,7 +119,7 @@ class Program:
                     last_poll_s = time.monotonic()
                     if self._should_stop():
                         return True
-                    if has_ended:  # a child that is still running has inherited the output, and may or may not print
+                    if has_ended:  # a child that still runs has inherited the output, and may or may not print
                         break
                     has_ended = self._process.poll() is not None
                 if not is_readable:

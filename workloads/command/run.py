@@ -1,4 +1,4 @@
-"""Run one trial of a command: start the program on its ranks, read its log, and measure its steps."""
+"""Run one trial of a command: start the program on its ranks, read the log, and measure the steps."""
 
 from __future__ import annotations
 
@@ -37,15 +37,15 @@ from workloads.formats.rate_lines import CommonLogReader
 from workloads.models.flops import model_flops_per_token
 from workloads.models.model import MODELS
 
-# A training loss that is not finite, as trainers print it: `lm loss: NAN |`, `loss:      nan`, `'loss': nan`,
-# `train_loss=-inf`. An evaluation loss does not end the training.
+# A non-finite training loss, as trainers print it: `lm loss: NAN |`, `loss:      nan`, `'loss': nan`,
+# `train_loss=-inf`. An evaluation loss does not end training.
 _BAD_LOSS = re.compile(
     r"(?<![\w-])(?<!eval )(?<!val )(?<!test )(?<!validation )"
     r"(?:reduced_train_|train(?:ing)?[_ ])?loss['\"]?(?:\s*[:=]\s*|\s+)(?:tensor\()?[-+]?(nan|inf(?:inity)?)\b",
     re.IGNORECASE,
 )
-FIRST_STEPS = 3  # shown by a plan
-RATE_UNIT = 1000  # tokens or samples that stand for a step if the log has only their rate
+FIRST_STEPS = 3  # number of steps that a plan shows
+RATE_UNIT = 1000  # tokens or samples that represent a step if the log has only their rate
 SAMPLES = "samples_per_s"
 STEP_NAMES = ("global_step", "step", "iteration", "iter")
 _STEP_NUMBER = re.compile(rf"(?<!/)(?<!per )\b(?:{'|'.join(STEP_NAMES)})['\"]?[\s:=]{{1,12}}(\d+)", re.IGNORECASE)
@@ -75,9 +75,9 @@ def measure(settings: CommandSettings, parameters: Mapping[str, Scalar], rank: R
 
 
 def read_first_steps(settings: CommandSettings, parameters: Mapping[str, Scalar]) -> str:
-    """Run the program on this machine until its first steps, and return a line for each with the values read from it.
+    """Run the program on this machine until its first steps, and return a line per step with the values read.
 
-    If the program ends earlier, raises ProgramFailed with these lines, the program's last lines and the reason.
+    Raises ProgramFailed with these lines, the program's last lines and the reason if the program ends earlier.
     """
     steps = _FirstSteps()
     try:
@@ -90,7 +90,7 @@ def read_first_steps(settings: CommandSettings, parameters: Mapping[str, Scalar]
 
 @dataclass
 class _FirstSteps:
-    """A `StepReporter` that keeps a line for each step."""
+    """A `StepReporter` that keeps one line per step."""
 
     lines: list[str] = field(default_factory=list)
 
@@ -130,7 +130,7 @@ def _measure_program(
         if len(log.steps) < settings.warmup + settings.steps:
             return False
         if reporter:
-            reporter.finish()  # before the program is terminated, because other ranks may see that as a failure
+            reporter.finish()  # before terminating the program, which other ranks may see as a failure
         return True
 
     def should_stop() -> bool:
@@ -206,7 +206,7 @@ def _build_measurement(
     for step in timed_steps:
         for name, value in step.metrics.items():
             samples[name].append(value)
-    # The last loss, the highest peak, and the median of any other metric.
+    # The last loss, the highest peak, and the median of each other metric.
     metrics = {
         name: values[-1] if name == "loss" else max(values) if name.startswith("peak_") else statistics.median(values)
         for name, values in samples.items()
@@ -233,8 +233,8 @@ def _build_measurement(
 
 
 def _time_steps(samples: Mapping[str, list[float]], tokens: int, batch: int) -> tuple[list[float], int, bool]:
-    """Return the step times, the tokens per step, and whether only a rate is known, not the steps. `tokens` and
-    `batch` are those of a step if known, or else 0; a printed rate then replaces them."""
+    """Return the step times, the tokens per step, and whether only a rate is known, not the steps. `tokens` and `batch`
+    are per step, or 0 if unknown; a printed rate then replaces them."""
     times_s, rates, samples_per_s = (
         [value for value in samples.get(name, ()) if value > 0] for name in ("step_time_s", "tokens_per_s", SAMPLES)
     )
@@ -251,7 +251,7 @@ def _machine_info(rank: Rank) -> dict[str, Scalar]:
 
 @dataclass
 class RegexLogReader:
-    """Reads a log by the regular expressions of `command.log`. A step is complete when all of them have matched."""
+    """Reads a log by the regular expressions of `command.log`. A step is complete when all expressions have matched."""
 
     expressions: Mapping[str, str]
     reported_config: dict[str, Scalar] = field(default_factory=dict)
@@ -259,10 +259,10 @@ class RegexLogReader:
     device: str = ""
     _pending: dict[str, float] = field(default_factory=dict)
     _count: int = 0
-    _resolution_s: float = 0.0  # of the last step's time
+    _resolution_s: float = 0.0  # resolution of the last step's time
 
     def feed(self, line: str) -> Step | None:
-        read = set[int]()  # the positions of metrics, which are not the step's number
+        read = set[int]()  # positions of metrics, which are not the step number
         for name, expression in self.expressions.items():
             try:
                 match = re.search(expression, line)
@@ -285,17 +285,17 @@ class RegexLogReader:
 
 @dataclass
 class ProgramLog:
-    """The steps and the configuration that were read from a program's log."""
+    """The steps and the configuration read from a program's log."""
 
     reader: LogReader | RegexLogReader
-    warmup: int  # steps that are not measured
+    warmup: int  # number of unmeasured steps at the start
     steps: list[Step] = field(default_factory=list)
-    config: PrintedConfig = field(default_factory=PrintedConfig)  # as printed, except on the lines of warm-up steps
-    config_of_steps: PrintedConfig = field(default_factory=PrintedConfig)  # on the lines of measured steps
+    config: PrintedConfig = field(default_factory=PrintedConfig)  # as printed, except on warm-up step lines
+    config_of_steps: PrintedConfig = field(default_factory=PrintedConfig)  # on measured step lines
 
     @property
     def reported_config(self) -> dict[str, Scalar]:
-        """The printed configuration. If a name has several values, the last one is used."""
+        """The printed configuration. If a name has several values, the last value is used."""
         return {name: values[-1] for name, values in self.config.values.items()} | self.reader.reported_config
 
     def feed(self, line: str) -> Step | None:
@@ -305,13 +305,13 @@ class ProgramLog:
             self.config.feed(line)
         else:
             self.steps.append(step)
-            if len(self.steps) > self.warmup:  # a batch may ramp up on the lines of warm-up steps
+            if len(self.steps) > self.warmup:  # a batch may ramp up on warm-up step lines
                 sizes = {name: int(step.metrics[name]) for name in NUMBERS if name in step.metrics}
                 self.config_of_steps.add({**self.config.feed(line), **sizes})
         match = _BAD_LOSS.search(line)
         loss = float(match[1]) if match else step.metrics.get("loss", 0.0) if step else 0.0
         if not math.isfinite(loss):
-            # The number from a known format, else a printed number, else the number of steps so far.
+            # The step number of a known format, else a printed number, else the number of steps so far.
             number = step.number if step else len(self.steps) + 1
             printed = _STEP_NUMBER.search(line)
             if printed and not (step and isinstance(self.reader, LogReader)):

@@ -1,4 +1,4 @@
-"""Templates: text with {placeholders}. A value can never break out of its place in an argument, a line or a file."""
+"""Fill templates, which are texts with {placeholders}. No value can break out of its argument, line or file entry."""
 
 import json
 import re
@@ -11,10 +11,10 @@ import yaml
 
 from workloads.api.contract import Scalar
 
-# {name}; {{ and }} stand for braces.
+# Matches {name}; {{ and }} stand for braces.
 _PLACEHOLDER = re.compile(r"\{\{|\}\}|\{(\w+)\}")
 _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
-# The placeholders that every program has besides its parameters.
+# The placeholders of every program, in addition to its parameters.
 PLACEHOLDERS = (
     *("rank", "world_size", "local_rank", "node_rank", "nodes", "gpus_per_node"),
     *("master_address", "master_port", "output", "python", "pipeline_batch"),
@@ -33,7 +33,7 @@ def find_placeholders(template: Any) -> set[str]:
 
 
 def fill(template: str, values: Values, *, shell: bool = False) -> str:
-    """Return the text with its values filled in, each quoted for a shell if `shell` is set."""
+    """Return the text with values filled in, each quoted for a shell if `shell` is set."""
 
     def replacement(match: re.Match[str]) -> str:
         if match[1] is None:
@@ -45,7 +45,7 @@ def fill(template: str, values: Values, *, shell: bool = False) -> str:
 
 
 def fill_all(template: Any, values: Values) -> Any:
-    """Fill in all templates in mappings and lists. A text that is a single {name} becomes the value itself."""
+    """Fill in all templates in mappings and lists. A string that is a single {name} becomes the value itself."""
     if isinstance(template, str):
         single = re.fullmatch(r"\{(\w+)\}", template)
         return values[single[1]] if single else fill(template, values)
@@ -55,7 +55,7 @@ def fill_all(template: Any, values: Values) -> Any:
 
 
 def render(name: str, template: Any, values: Values) -> str:
-    """Return a file's text: a mapping in the format of the file's suffix (.json, .yaml, .toml), a text unchanged."""
+    """Return a file's contents: a mapping in the suffix's format (.json, .yaml, .toml), a string unchanged."""
     if isinstance(template, str):
         return fill(template, values)
     content, suffix = fill_all(template, values), PurePath(name).suffix
@@ -65,7 +65,7 @@ def render(name: str, template: Any, values: Values) -> str:
 
 
 def _toml_lines(table: Mapping[str, Any], parents: tuple[str, ...] = ()) -> list[str]:
-    """Return lines of the form `a.b = value`. Nulls are omitted, since TOML has none."""
+    """Return lines of the form `a.b = value`. Nulls are omitted, because TOML has none."""
     lines = []
     for key, value in table.items():
         path = (*parents, str(key) if _BARE_KEY.fullmatch(str(key)) else _toml_value(str(key)))
@@ -77,12 +77,12 @@ def _toml_lines(table: Mapping[str, Any], parents: tuple[str, ...] = ()) -> list
 
 
 def _toml_value(value: Any) -> str:
-    """Return a scalar or list as JSON, which is also TOML, except for one control character and surrogate pairs."""
+    """Return a scalar or list as JSON, which is valid TOML except for one control character and surrogate pairs."""
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def format_value(value: Scalar) -> str:
-    """Return the value as written on a command line: true and false in lower case, and nothing for null."""
+    """Return the value as a command line has it: true and false in lower case, and an empty string for null."""
     if isinstance(value, bool):
         return str(value).lower()
     return "" if value is None else str(value)

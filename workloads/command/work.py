@@ -1,4 +1,4 @@
-"""Check the work of a command's steps: the declared work, the printed work, and the speed that the program claims."""
+"""Check a command's steps: the declared work, the printed work, and the speed that the program claims."""
 
 import re
 import statistics
@@ -14,24 +14,24 @@ from workloads.formats.printed import Printed
 from workloads.models.flops import model_flops_per_token
 from workloads.models.model import TRAINED_MODELS
 
-# For the printed number of parameters relative to the model's: a small tokenizer removes a seventh of Llama 3 8B.
+# Tolerance of the printed parameter count: a small tokenizer removes a seventh of Llama 3 8B's parameters.
 PARAMETER_TOLERANCE = 0.2
-LOW_PRECISION = ("fp8", "mxfp8", "fp4", "mxfp4", "nvfp4")  # formats of GEMMs; the other operations are in bf16
-# The sizes that are compared if a parameter, the layout or the settings declare them.
+LOW_PRECISION = ("fp8", "mxfp8", "fp4", "mxfp4", "nvfp4")  # GEMM formats; other operations are in bf16
+# Sizes to compare if a parameter, the layout or the settings declare them.
 SIZES = ("global_batch", "sequence_length", "micro_batch", "tp", "pp", "cp", "dp", "dp_shard", "dp_replicate", "gpus")
-SHAPE_SIZES = ("layers", "hidden_size", "intermediate_size", "heads")  # of `Model`
+SHAPE_SIZES = ("layers", "hidden_size", "intermediate_size", "heads")  # fields of `Model`
 CLAIM_TOLERANCE = 0.05
-# Printed rates, with the work that they count and whether they are per GPU.
+# Printed rates, each with the work that it counts and whether it is per GPU.
 CLAIMS = {
     "tokens_per_s": ("tokens", False),
     "tokens_per_s_per_gpu": ("tokens", True),
     "tflops": ("flops", False),
     "tflops_per_gpu": ("flops", True),
 }
-# The unit of a rate, and half a unit of the last digit that Megatron-LM prints.
+# A rate's unit, and half a unit of the last digit that Megatron-LM prints.
 UNITS = {"tokens": ("tokens/s", 0.5), "flops": ("TFLOP/s", 0.05)}
 # The operations that programs count, by `LogReader.kind`. Megatron-LM counted the whole attention matrix until 2025 and
-# now counts its causal half; torchtitan counts the whole matrix. Others may also count six FLOPs for each parameter.
+# now counts the causal half. torchtitan counts the whole matrix. Other programs may also count six FLOPs per parameter.
 CONVENTIONS = {"torchtitan": ("full attention",)} | dict.fromkeys(
     ("Megatron-LM", "Megatron-Bridge", "Primus", "NeMo"), ("causal attention", "full attention")
 )
@@ -39,16 +39,16 @@ CONVENTIONS = {"torchtitan": ("full attention",)} | dict.fromkeys(
 
 @dataclass(frozen=True)
 class DeclaredWork:
-    """The work of a step that the settings and parameters declare. 0 and empty values mean "not declared"."""
+    """A step's work as declared by the settings and parameters. 0 and empty values mean "not declared"."""
 
     global_batch: int
     sequence_length: int
     model: str
     dtype: str
-    sizes: Mapping[str, tuple[Scalar, str]]  # the declared ones of `SIZES`, each with the key that declares it
+    sizes: Mapping[str, tuple[Scalar, str]]  # the declared sizes among `SIZES`, each with the key that declares it
 
     def tokens(self, metrics: Mapping[str, float], reported_config: Mapping[str, Scalar]) -> tuple[int, int]:
-        """Return the tokens per step and per sequence; 0 if they are unknown.
+        """Return the tokens per step and per sequence; 0 if unknown.
 
         An undeclared size is taken from the program's output. A printed step takes precedence over the configuration,
         because steps are smaller than the configuration while the batch ramps up.
@@ -60,7 +60,7 @@ class DeclaredWork:
         return global_batch * length, length
 
     def with_rate(self, step: Step, reported_config: Mapping[str, Scalar]) -> dict[str, float]:
-        """Return a step's metrics including tokens/s, computed from its tokens and time, or else as printed."""
+        """Return a step's metrics, including tokens/s computed from tokens and time, or as printed."""
         tokens, _ = self.tokens(step.metrics, reported_config)
         rate, time_s = step.metrics.get("tokens_per_s"), step.metrics.get("step_time_s", 0.0)
         if time_s > 0 and tokens:
@@ -72,8 +72,8 @@ class DeclaredWork:
     ) -> list[str]:
         """Return a phrase for each declared value that the program contradicts.
 
-        At least one of the `printed` values must equal the declared one, since a nested configuration may contain a
-        name twice. All values in `of_steps`, which come from the lines of measured steps, must equal it.
+        At least one `printed` value must equal the declared value, because a nested configuration may contain a name
+        twice. All values in `of_steps`, which come from measured step lines, must equal the declared value.
         """
         differences = []
         for name, (declared, key) in self.sizes.items():
@@ -101,15 +101,15 @@ class DeclaredWork:
         return differences + [f"{other}, requested {self.dtype} (command.dtype)" for other in dtypes]
 
     def _find_other_dtypes(self, printed: Mapping[str, Sequence[Printed]]) -> Iterator[str]:
-        # torchtitan 0.2.2 prints when it disables mixed precision (torchtitan/distributed/utils.py, maybe_enable_amp),
-        # which needs FSDP: with fp32 weights, it then computes in fp32.
+        # torchtitan 0.2.2 prints when it disables mixed precision, which needs FSDP (torchtitan/distributed/utils.py,
+        # maybe_enable_amp). With fp32 weights, torchtitan then computes in fp32.
         is_disabled = "none" in printed.get("mixed_precision", ()) and "fp32" in printed.get("weights_dtype", ())
         if is_disabled and self.dtype not in ("", "fp32", "tf32"):
             yield "dtype=fp32, since mixed precision is disabled without FSDP"
         formats, own = printed.get("fp8", ()), self.dtype.lower()
         dtype = {"tf32": "fp32"}.get(self.dtype, DTYPES.get(self.dtype, ""))
         if own.startswith(LOW_PRECISION):
-            # The two may name a format with or without its scales: fp8 and fp8_rowwise.
+            # The names may give a format with or without its scales: fp8 and fp8_rowwise.
             same = [f for f in map(str, formats) if f == "fp8" or own.startswith(f) or f.startswith(own)]
             if formats and not same:
                 yield f"fp8={_join(formats)}"
@@ -120,7 +120,7 @@ class DeclaredWork:
 
 
 def mark_claims(metrics: Mapping[str, float]) -> dict[str, float]:
-    """Return the metrics, renaming to claimed_… those that this project derives itself."""
+    """Return the metrics, with names claimed_… for metrics that this project derives itself."""
     return {f"claimed_{name}" if find_source(name) else name: value for name, value in metrics.items()}
 
 
@@ -149,7 +149,7 @@ def read_declared_work(
 
 
 def _plain(name: Printed) -> str:
-    """Reduce a model's name to letters and digits, so that llama3_8b, Llama-3-8B and `llama3 8B` are equal."""
+    """Reduce a model's name to letters and digits, which makes llama3_8b, Llama-3-8B and `llama3 8B` equal."""
     return re.sub(r"[^a-z0-9]", "", str(name).lower())
 
 
@@ -166,10 +166,10 @@ def find_contradictions(
 ) -> list[str]:
     """Return a phrase for each claim that the measured steps contradict.
 
-    The median of a claim is compared with the median rate of the steps that print it. The claim is contradicted if it
-    is off by more than `CLAIM_TOLERANCE` and lies outside the 10th to 90th percentile of these rates. TFLOP/s are
-    compared under each convention that the program may follow (`program` is a `LogReader.kind`), and need a model. The
-    phrase names the convention that is nearest to the claim.
+    A claim's median is compared with the median rate of the steps that print the claim. The steps contradict the claim
+    if it is off by more than `CLAIM_TOLERANCE` and outside the 10th to 90th percentile of these rates. TFLOP/s need a
+    model and are compared under each convention that the program may follow (`program` is a `LogReader.kind`). The
+    phrase names the convention nearest to the claim.
     """
     per_step = {"tokens": {"": float(tokens)} if tokens else {}, "flops": {}}
     if tokens and work.model:

@@ -1,1 +1,1 @@
-"""Measuring instruments: timers, caches, telemetry, energy, traces."""
+"""Measuring instruments: timers, cache flushes, telemetry, energy and traces."""

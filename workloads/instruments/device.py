@@ -1,6 +1,6 @@
-"""The device that a rank runs on: its memory, its caches, and what torch reports about it.
+"""A rank's device: its memory, its caches, and its properties as torch reports them.
 
-`python -m workloads.instruments.device` prints torch's data on its build and devices as a line of JSON.
+`python -m workloads.instruments.device` prints torch's build and devices as a line of JSON.
 """
 
 import gc
@@ -18,11 +18,11 @@ from workloads.instruments.telemetry import power_limit_w
 
 MIB = 2**20
 Function = TypeVar("Function", bound=Callable[..., Any])
-# Caches of AMD's data center GPUs in MiB: the whole L2 of a device plus its memory-side cache (Infinity Cache), which
-# HIP does not report (https://rocm.docs.amd.com, "AMD GPU specifications"). hipDeviceProp's l2CacheSize is per die.
+# Cache sizes of AMD's data center GPUs in MiB: a device's whole L2 plus its Infinity Cache, which HIP does not report
+# (https://rocm.docs.amd.com, "AMD GPU specifications"). hipDeviceProp's l2CacheSize is per die.
 AMD_CACHES_MIB = {"gfx908": 8, "gfx90a": 8, "gfx942": 32 + 256, "gfx950": 32 + 256}
-# The flush is FLUSH_FACTOR times the largest cache: with random replacement, exp(-4) = 2% of a step's lines remain. It
-# is at least LEAST_FLUSH_MIB, because server processors have up to about 400 MB for all cores.
+# A flush covers FLUSH_FACTOR times the largest cache: with random replacement, exp(-4) = 2% of a step's lines remain. A
+# flush covers at least LEAST_FLUSH_MIB, because server processors have up to about 400 MB for all cores.
 FLUSH_FACTOR = 4
 LEAST_FLUSH_MIB = CPU_FLUSH_MIB = 512
 PROPERTIES = (
@@ -32,21 +32,21 @@ PROPERTIES = (
 
 
 def device_of(rank: Rank) -> torch.device:
-    """Return the torch device of this rank. A worker sees only its own GPU, so the index is always 0."""
+    """Return this rank's torch device. A worker sees only its own GPU, so the index is always 0."""
     return torch.device("cpu") if rank.device == "cpu" else torch.device(rank.device, 0)
 
 
 def architecture(device: torch.device) -> str:
-    """Return the architecture in the form that `workloads.api.recipes` reads: `sm90`, `gfx942:…` or `cpu …`."""
+    """Return the architecture in the format of `workloads.api.recipes`: `sm90`, `gfx942:…` or `cpu …`."""
     if device.type == "cpu":
         return cpu_architecture()
     properties = torch.cuda.get_device_properties(device)
-    # A CUDA build has gcnArchName too, with the GPU's name in it.
+    # A CUDA build also has gcnArchName, which contains the GPU's name.
     return str(properties.gcnArchName) if torch.version.hip else f"sm{properties.major}{properties.minor}"
 
 
 def compiled_on_gpu(function: Function) -> Function:
-    """Compile a function at its first use on a GPU, because `torch.compile` imports 2000 modules in 2 s."""
+    """Compile a function at its first use on a GPU, because `torch.compile` imports 2,000 modules in 2 s."""
     compiled = cache(lambda: torch.compile(function, dynamic=False))
 
     @wraps(function)
@@ -57,8 +57,8 @@ def compiled_on_gpu(function: Function) -> Function:
 
 
 def release_memory(device: torch.device) -> None:
-    """Free the memory of the previous trial and reset the peak of allocated memory."""
-    gc.collect()  # a compiled module is a reference cycle, which keeps its weights until it is collected
+    """Free the previous trial's memory and reset the peak of allocated memory."""
+    gc.collect()  # a compiled module is a reference cycle that keeps its weights until collected
     if device.type == "cuda":
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(device)
@@ -83,8 +83,8 @@ def machine_info(device: torch.device) -> dict[str, Scalar]:
 
 
 def flush_mib(device: torch.device) -> int:
-    """Return the MiB that a flush of a device's caches reads and writes. For a GPU that is not in the table, it is
-    based on the L2 cache."""
+    """Return the MiB that a flush of a device's caches reads and writes. For a GPU outside the table, the size is based
+    on the L2 cache."""
     if device.type == "cpu":
         return CPU_FLUSH_MIB
     l2_mib = torch.cuda.get_device_properties(device).L2_cache_size // MIB
@@ -92,10 +92,10 @@ def flush_mib(device: torch.device) -> int:
 
 
 class Flush:
-    """Evicts a step's data from a device's caches when it is called.
+    """Evicts a step's data from a device's caches when called.
 
-    On a GPU, it reads and writes every byte of a buffer, because it is not documented whether writes alone displace
-    lines in a memory-side cache. A CPU's caches allocate a line for a write, so there it only writes, twice as fast.
+    On a GPU, a flush reads and writes every byte of a buffer, because whether writes alone displace lines in a
+    memory-side cache is undocumented. A CPU's caches allocate lines for writes, so a flush only writes, twice as fast.
     """
 
     def __init__(self, device: torch.device) -> None:

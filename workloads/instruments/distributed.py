@@ -1,4 +1,4 @@
-"""The process group of a trial. It is destroyed after the trial, while the workers continue to run."""
+"""A trial's process group. The group is destroyed after the trial, while the workers continue to run."""
 
 import os
 import socket
@@ -14,13 +14,13 @@ from workloads.api.contract import Rank
 from workloads.instruments.torch_internals import forget_process_groups
 
 LOOPBACK = "127.0.0.1"
-TIMEOUT_S = 600.0  # of a collective; when a rank fails, the driver ends the trial long before
+TIMEOUT_S = 600.0  # timeout of a collective; if a rank fails, the driver ends the trial long before
 
 
 @contextmanager
 def process_group(rank: Rank, device: torch.device) -> Iterator[None]:
-    """Create the default process group of this trial: NCCL or RCCL between GPUs, gloo between CPUs."""
-    if dist.is_initialized():  # by a trial of this process that failed
+    """Create this trial's default process group: NCCL or RCCL between GPUs, gloo between CPUs."""
+    if dist.is_initialized():  # by a failed trial of this process
         dist.destroy_process_group()
         forget_process_groups()
     alone = rank.world_size == 1
@@ -31,22 +31,22 @@ def process_group(rank: Rank, device: torch.device) -> Iterator[None]:
         rank=rank.rank,
         world_size=rank.world_size,
         timeout=timedelta(seconds=TIMEOUT_S),
-        # No device_id: it makes torch split meshes off this group, which ends the process at its second group (2.11).
+        # No device_id: with it, torch splits meshes off this group, which ends the process at its second group (2.11).
     )
     try:
         yield
     except BaseException:
-        # Destroying a GPU group waits for the other ranks, which may wait for this one. The driver ends the gang.
+        # Destroying a GPU group waits for the other ranks, which may wait for this rank. The driver ends the gang.
         if alone:
             dist.destroy_process_group()
         raise
     dist.destroy_process_group()
-    forget_process_groups()  # otherwise the next trial would get this trial's groups from a cache
+    forget_process_groups()  # otherwise a cache would give the next trial this trial's groups
 
 
 @cache
 def _store_at(rendezvous: str, listens: bool, world_size: int) -> dist.Store:
-    """Return the gang's store. It stays open for all trials, since a second store could not use the port right away."""
+    """Return the gang's store. It stays open for all trials, because a second store could not use the port at once."""
     host, _, port = rendezvous.rpartition(":")
     if host == LOOPBACK:  # on a single node, nothing listens on the network
         os.environ |= {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}

@@ -1,8 +1,8 @@
-"""Detect disturbed CPU measurements by the time for which this process's threads wait for a core.
+"""Detect disturbed CPU measurements by how long this process's threads wait for a core.
 
-A parallel GEMM ends when its last thread does. If another process holds one core, all threads wait for its time slice:
-on 2 cores under load, a GEMM of 0.34 ms took 80 ms in call after call, so neither the spread nor the median shows it.
-Linux counts the waits in /proc/self/task/*/schedstat; waits for a hypervisor are not included.
+A parallel GEMM ends when its last thread ends. If another process holds one core, all threads wait for that process's
+time slice. On 2 cores under load, a 0.34 ms GEMM took 80 ms in call after call, so neither the spread nor the median
+shows the disturbance. Linux counts waits in /proc/self/task/*/schedstat, which exclude waits for a hypervisor.
 """
 
 import os
@@ -15,17 +15,17 @@ from typing import NamedTuple
 
 from workloads.api.contract import HostBusy
 
-MAX_WAITED = 0.05  # the largest share of an undisturbed turn for which threads wait, summed over threads
-MAX_OVER_FASTEST = 3.0  # the longest undisturbed turn over the fastest, which bounds waits that Linux does not count
+MAX_WAITED = 0.05  # largest share of an undisturbed turn that threads wait, summed over threads
+MAX_OVER_FASTEST = 3.0  # longest undisturbed turn over the fastest turn; bounds waits that Linux does not count
 COMPUTING = 0.1  # a computing thread runs for at least this share of the busiest thread's time
-EXTRA_S = 3.0  # for how long further turns are tried
-PAUSE_S = 0.01  # after a disturbed turn, because the scheduler prefers a process that has slept
-UNUSABLE = 0.5  # share of their time that the threads wait: the rate is too low by a factor of two or more
+EXTRA_S = 3.0  # how long to try further turns
+PAUSE_S = 0.01  # pause after a disturbed turn, because the scheduler prefers processes that have slept
+UNUSABLE = 0.5  # share of time that threads wait; the rate is then too low by a factor of two or more
 
 
 class Turn(NamedTuple):
     times_s: tuple[float, ...]  # one per call
-    waited_s: float  # the time that threads waited for a core meanwhile, summed over threads
+    waited_s: float  # how long threads waited for a core during the turn, summed over threads
 
     @property
     def wall_s(self) -> float:
@@ -41,7 +41,7 @@ class ThreadWaits:
             file.close()
 
     def read(self) -> list[tuple[int, int]]:
-        """Return the nanoseconds that each thread has run and waited since it started; 0 if Linux does not count."""
+        """Return the nanoseconds that each thread has run and waited since its start; 0 if Linux does not count."""
         counts = []
         for file in self._files:
             try:
@@ -54,7 +54,7 @@ class ThreadWaits:
     def waited_s(self, before: Sequence[tuple[int, int]]) -> float:
         """Return the seconds that computing threads have waited since `before`.
 
-        Other threads, such as those for a worker's connections, run briefly now and then; their waits delay nothing.
+        Other threads, such as a worker's connection threads, run briefly now and then. Their waits delay nothing.
         """
         changes = [
             (ran - ran_0, waited - waited_0)
@@ -65,10 +65,10 @@ class ThreadWaits:
 
 
 def time_undisturbed(steps: Sequence[Callable[[], float]], repeats: int, threads: int) -> list[tuple[float, ...]]:
-    """Return the times of `repeats` turns of `steps`, each of which returns its own time in seconds.
+    """Return the times of `repeats` turns of `steps`. Each step returns its own time in seconds.
 
-    Disturbed turns are repeated for at most EXTRA_S; after that, the least disturbed turns are returned. A step
-    computes with `threads` threads. Raises HostBusy if threads waited most of the time in these turns as well.
+    Disturbed turns are repeated for at most EXTRA_S; then the least disturbed turns are returned. A step computes with
+    `threads` threads. Raises HostBusy if threads waited most of the time in these turns, too.
     """
     with closing(ThreadWaits()) as waits:
         turns = [_time_turn(steps, waits, threads) for _ in range(repeats)]
@@ -86,7 +86,7 @@ def _time_turn(steps: Sequence[Callable[[], float]], waits: ThreadWaits, threads
     before = waits.read()
     times_s = tuple(step() for step in steps)
     waited_s = waits.waited_s(before)
-    # The threads may also wait between the calls and the readings, which disturbs nothing.
+    # Threads may also wait between the calls and the readings. These waits disturb nothing.
     outside_s = max(0.0, time.perf_counter() - started_s - sum(times_s))
     return Turn(times_s, max(0.0, waited_s - threads * outside_s))
 
@@ -97,7 +97,7 @@ def _undisturbed(turns: Sequence[Turn]) -> list[Turn]:
 
 
 def select_turns(turns: Sequence[Turn], repeats: int, threads: int) -> list[Turn]:
-    """Return the first undisturbed turns, or else the least disturbed ones. Raises HostBusy if these are unusable."""
+    """Return the first undisturbed turns, or the least disturbed turns. Raises HostBusy if these are unusable."""
     if len(undisturbed := _undisturbed(turns)) >= repeats:
         return undisturbed[:repeats]
     selected = sorted(turns, key=lambda turn: turn.waited_s / turn.wall_s)[:repeats]

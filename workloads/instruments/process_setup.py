@@ -1,4 +1,4 @@
-"""Set up a process before it uses its GPU: the folders of compiled kernels, and PyTorch's allocator."""
+"""Set up a process before it uses its GPU: folders for compiled kernels, and PyTorch's allocator."""
 
 import os
 import tempfile
@@ -11,12 +11,12 @@ import torch
 from workloads.api.contract import Infeasible, Scalar
 
 GIB = 2**30
-# PyTorch reads its settings from the first of these variables that is set.
+# PyTorch reads allocator settings from the first of these variables that is set.
 VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
 
 
 def cache_folder(name: str) -> Path | None:
-    """Return our folder in the user's cache folder (XDG_CACHE_HOME, or ~/.cache); None if it cannot be created."""
+    """Return our folder in the user's cache folder (XDG_CACHE_HOME or ~/.cache), or None if it cannot be created."""
     try:
         folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gpu-sweeper" / name
         folder.mkdir(parents=True, exist_ok=True)
@@ -28,14 +28,14 @@ def cache_folder(name: str) -> Path | None:
 def keep_compiled_kernels() -> None:
     """Make PyTorch's compiler, Triton and FlashAttention 4 keep their kernels in the user's cache folder.
 
-    By default, the first two keep them in /tmp, which many clusters empty between jobs, and FlashAttention keeps none.
-    A folder that the user has set takes precedence, and nothing changes if the cache folder is not writable. Call this
-    before anything is compiled, because FlashAttention reads its settings at import.
+    By default, PyTorch's compiler and Triton keep kernels in /tmp, which many clusters empty between jobs, and
+    FlashAttention keeps none. A folder set by the user takes precedence. Nothing changes if the cache folder is not
+    writable. Call this before anything is compiled, because FlashAttention reads its settings at import.
     """
     folder = cache_folder("kernels")
     if folder is None:
         return
-    # While torch is imported, it writes its default, a folder in /tmp, to the environment.
+    # During its import, torch writes its default, a folder in /tmp, to the environment.
     temporary = Path(tempfile.gettempdir())
     if Path(os.environ.get("TORCHINDUCTOR_CACHE_DIR", temporary / "unset")).parent == temporary:
         os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder / "inductor")
@@ -45,7 +45,7 @@ def keep_compiled_kernels() -> None:
 
 
 def supports_expandable_segments(device: torch.device) -> bool:
-    """Return whether segments can grow: on CUDA, and on ROCm from 7.0.
+    """Return whether segments can grow, as on CUDA and on ROCm from 7.0.
 
     CUDAAllocatorConfig.h requires ROCM_VERSION 70000 (pytorch#177974, pytorch#179930). Older versions of PyTorch accept
     the setting with a warning and ignore it; `describe_segments` reports whether it took effect.
@@ -56,11 +56,11 @@ def supports_expandable_segments(device: torch.device) -> bool:
 def enable_expandable_segments(device: torch.device) -> None:
     """Let segments grow if the device supports it and the environment does not forbid it.
 
-    PyTorch reads its settings once, when it initializes CUDA (CUDAAllocatorConfig::instance), so this must come before
-    anything else that a process does with its GPU. A later call has no effect, which `describe_segments` shows. The
-    environment is then restored, because a trial records the environment with which it was started.
+    PyTorch reads allocator settings once, when it initializes CUDA (CUDAAllocatorConfig::instance), so a process must
+    call this before it uses its GPU. A later call has no effect, as `describe_segments` shows. The environment is then
+    restored, because a trial records the environment that it was started with.
     """
-    # PyTorch uses only the first variable that is set, so the existing settings are repeated in it.
+    # PyTorch uses only the first variable that is set, so this variable repeats the existing settings.
     settings = next((value for name in VARIABLES if (value := os.environ.get(name))), "")
     if "expandable_segments" in settings or not supports_expandable_segments(device) or torch.cuda.is_initialized():
         return
@@ -76,7 +76,7 @@ def enable_expandable_segments(device: torch.device) -> None:
 
 
 def describe_segments(device: torch.device) -> dict[str, Scalar]:
-    """Return whether the device's memory segments can grow, read from the allocator; empty on a CPU."""
+    """Return whether the device's memory segments can grow, as the allocator reports; empty on a CPU."""
     if device.type == "cpu":
         return {}
     segments = torch.cuda.memory_snapshot()

@@ -1,4 +1,4 @@
-"""GEMMs in any number format, and the check of their results against fp64."""
+"""GEMMs in any number format, and checks of their results against fp64."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -8,34 +8,34 @@ from torch import Tensor
 
 TORCH_DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 
-# The sixteen values of a 4-bit number with 2 exponent bits and 1 mantissa bit (OCP Microscaling v1.0, table 5).
+# The sixteen values of 4-bit numbers with 2 exponent bits and 1 mantissa bit (OCP Microscaling v1.0, table 5).
 E2M1 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6], dtype=torch.float64)
 
-# The largest relative error ‖C - ref‖ / ‖ref‖ of a correct GEMM: the rounding of the result (half a unit in the last
-# place: 2^-9 for bf16, 2^-12 for fp16), and for fp32 the accumulation over k, each with a margin for a library's order
-# of summation. The fast accumulators of fp8 keep 14 bits.
+# The largest relative error ‖C - ref‖ / ‖ref‖ of a correct GEMM. It allows for rounding of the result (half a unit in
+# the last place: 2^-9 for bf16, 2^-12 for fp16), and for accumulation over k in fp32, with a margin for the library's
+# order of summation. fp8's fast accumulators keep 14 bits.
 TOLERANCE = {"fp32": 1e-4, "fp16": 2e-3, "bf16": 1e-2, "fp8": 2e-2, "fp4": 1e-2}
 
 # tf32 rounds its operands to 11 bits. With random operands, rounding to nearest gives 2.9e-4 and truncation 7.7e-4, at
 # any k up to 20480. An H200 gives 2.8e-4 to 3.0e-4 (k from 512 to 16384, both libraries, torch 2.11). gfx942 truncates
 # and rounds the sum of every four products down (MMA-Sim, arXiv:2511.10909): hipBLASLt on an MI300X gave 7.7e-4 at
-# k=1024 (pytorch/pytorch#180926, github.com/jeffdaily/tf32_analysis). gfx950 has no tf32 units: there, hipBLASLt
-# emulates tf32 with bf16 (ROCm/hipBLASLt#1806), which is not native.
+# k=1024 (pytorch/pytorch#180926, github.com/jeffdaily/tf32_analysis). gfx950 has no tf32 units: hipBLASLt emulates tf32
+# with bf16 on gfx950 (ROCm/hipBLASLt#1806), which is not native.
 TF32_TOLERANCE = {"gfx942": 2e-3}
 TF32_TOLERANCE_ELSEWHERE = 1e-3
 
 
 @dataclass(frozen=True)
 class Operands:
-    """The operands of a GEMM, A[m, k] and B[k, n], and its implementation. Two 4-bit numbers share one element."""
+    """A GEMM's operands, A[m, k] and B[k, n], and its implementation. Two 4-bit numbers share one element."""
 
     a: Tensor
     b: Tensor
-    multiply: Callable[[], Tensor]  # computes C, into the same memory at each call, and returns it
+    multiply: Callable[[], Tensor]  # computes C into the same memory at each call and returns C
 
     @property
     def layout(self) -> str:
-        """Return the layout of A and B in memory: n is row-major, t is column-major."""
+        """Return the memory layout of A and B: n is row-major, t is column-major."""
         return "".join("n" if matrix.stride(1) == 1 else "t" for matrix in (self.a, self.b))
 
     @property
@@ -50,7 +50,7 @@ def tolerance(matrix_dtype: str, architecture: str) -> float:
 
 
 def take_rows(matrix: Tensor, rows: Tensor) -> Tensor:
-    """Return rows of a matrix in fp64. Formats of 8 bits or fewer are indexed as bytes: torch cannot index them."""
+    """Return rows of a matrix in fp64. Formats of 8 bits or fewer are indexed as bytes, as torch cannot index them."""
     if matrix.element_size() > 1:
         return matrix[rows].double()
     taken = matrix.view(torch.uint8)[rows]

@@ -1,4 +1,4 @@
-"""Time a call reading by reading, and run calls back to back to measure their sustained rate and energy."""
+"""Time single readings of a call, and run calls back to back to measure their sustained rate and energy."""
 
 import math
 import statistics
@@ -16,17 +16,17 @@ from workloads.instruments.device import MIB, flush_mib, machine_info
 from workloads.instruments.telemetry import GpuReadings, find_gpu, monitor_gpu
 from workloads.instruments.timing import Step, calls_in_reading, event_metrics, sustained_times, time_steps
 
-# Seconds to wait before each further measurement if the machine slowed the GPU down (heat, power brake).
+# Seconds to wait before each repeated measurement if the machine slowed the GPU down (heat, power brake).
 PAUSES_S = (5.0, 15.0)
 # Seconds to wait for a clock that an earlier load lowered: the power cap applies to a mean over about a second.
 CLOCK_PAUSES_S = (0.5, 1.0, 2.0)
-CLOCK_SHARE = 0.98  # the share of `clock_mhz` that is sufficient
-MARGIN = 1.2  # the length of a run relative to the shortest run whose energy can be measured
+CLOCK_SHARE = 0.98  # a clock of at least this share of `clock_mhz` is sufficient
+MARGIN = 1.2  # length of a run relative to the shortest run with a measurable energy
 NO_RUN = "a single call is too short for the energy counter: set space.sustained_s=3"
 
 
 def check_support(parameters: Any, architecture: str, unsupported_reason: Callable[[Any, str], str]) -> None:
-    """Raise Infeasible if the device does not support the parameters' `dtype`, or a rule forbids their combination."""
+    """Raise Infeasible if the device does not support `parameters.dtype`, or if a rule forbids the combination."""
     if reason := unsupported_rate_reason(parameters.dtype, architecture):
         raise Infeasible(f"dtype={parameters.dtype} is {reason}")
     if reason := unsupported_reason(parameters, architecture):
@@ -34,7 +34,7 @@ def check_support(parameters: Any, architecture: str, unsupported_reason: Callab
 
 
 def check_error(name: str, error: float, limit: float) -> float:
-    """Return the relative error of a result. Raises ArithmeticError if it is above the limit, or not a number."""
+    """Return a result's relative error. Raises ArithmeticError if the error is above the limit or not a number."""
     if not error <= limit:
         raise ArithmeticError(f"{name} is wrong: relative error {error:.2e}, more than {limit:.0e}")
     return error
@@ -43,10 +43,10 @@ def check_error(name: str, error: float, limit: float) -> float:
 def measure_calls(
     step: Step, copy: Callable[[], Step], step_bytes: int, device: torch.device, parameters: Any, clock_mhz: float
 ) -> Measurement:
-    """Time a step, and run it back to back with `copy()`s of it in other memory that together exceed the cache.
+    """Time a step, and run it back to back with its `copy()`s in other memory, which together exceed the cache.
 
-    The parameters have `warmup`, `repeats`, `statistic` and `sustained_s`; if the latter is 0, nothing runs back to
-    back. With a cold cache, the readings wait for `clock_mhz`. The measurement contains only what these calls show; the
+    The parameters have `warmup`, `repeats`, `statistic` and `sustained_s`; if `sustained_s` is 0, nothing runs back to
+    back. With a cold cache, the readings wait for `clock_mhz`. The measurement contains only data from these calls; the
     caller adds the rest.
     """
     cold = parameters.statistic.endswith("_cold")
@@ -93,11 +93,11 @@ def time_untainted(
 def run_sustained(
     steps: Sequence[Step], device: torch.device, step_time_s: float, seconds: float
 ) -> tuple[tuple[float, ...], Energy | None, dict[str, float]]:
-    """Run interleaved calls that do the same work; `step_time_s` is the approximate time of one.
+    """Run interleaved calls that do the same work. `step_time_s` is the approximate time of one call.
 
     Returns:
-        The seconds per call in each window after the clocks settled; the energy of the calls; the GPU's clock, power
-        and temperature with their drifts, and the seconds of load until the clocks settled.
+        The seconds per call in each window after the clocks settled; the energy of the calls; and metrics: the GPU's
+        clock, power and temperature with their drifts, and the seconds of load until the clocks settled.
     """
     with monitor_gpu(device) as readings:
         loaded_s = time.perf_counter()
@@ -109,7 +109,7 @@ def run_sustained(
 
 
 def measure_energy(step: Step, device: torch.device, step_time_s: float) -> Energy | None:
-    """Run a call for as long as the counter needs, which changes every 20 to 100 ms. Without a driver, do nothing."""
+    """Run a call as long as the counter needs, which changes every 20 to 100 ms. Without a driver, do nothing."""
     gpu = find_gpu(device)
     if gpu is None:
         return None

@@ -1,4 +1,4 @@
-"""Record a GPU's clock, power, energy, temperature and the reasons for a lower clock during a measurement.
+"""Record a GPU's clock, power, energy, temperature and reasons for a lower clock during a measurement.
 
 There are no readings without a driver (on a CPU, or on ROCm without amdsmi).
 """
@@ -18,7 +18,7 @@ from workloads.api.contract import Energy, Scalar
 from workloads.api.gpus import TAINTING_SLOWDOWNS, Gpu, GpuReading, amd, open_gpus
 from workloads.api.gpus.energy import EnergySample, energy_between
 
-# NVML's power is a mean over about a second, so in a shorter measurement it is mostly the power before it.
+# NVML's power is a mean over about a second, so in a shorter measurement it mostly shows the power before.
 POWER_WINDOW_S = 1.0
 _OPEN_DRIVERS = ExitStack()  # the drivers stay open until the process ends
 
@@ -27,8 +27,8 @@ _OPEN_DRIVERS = ExitStack()  # the drivers stay open until the process ends
 class GpuReadings:
     """The readings taken during one measurement.
 
-    `reasons` lists why the clock was lowered, if the GPU reports that (`reasons_known`). The energy is
-    that of the window from `started_s` to `ended_s`, in the time of `time.perf_counter`.
+    `reasons` lists why the clock was lowered, if the GPU reports that (`reasons_known`). The energy covers the window
+    from `started_s` to `ended_s`, in `time.perf_counter` time.
     """
 
     clocks_mhz: list[float] = field(default_factory=list)
@@ -39,7 +39,7 @@ class GpuReadings:
     energy_samples: list[EnergySample] = field(default_factory=list)
     started_s: float = 0.0
     ended_s: float = 0.0
-    before_steps: tuple[int, int, int] = (0, 0, 0)  # the numbers of clocks, powers and temperatures
+    before_steps: tuple[int, int, int] = (0, 0, 0)  # number of clocks, powers and temperatures read before
 
     def begin_steps(self) -> None:
         """Exclude everything before now, such as warm-up steps, from the energy and the drifts."""
@@ -47,7 +47,7 @@ class GpuReadings:
         self.before_steps = (len(self.clocks_mhz), len(self.powers_w), len(self.temperatures_c))
 
     def energy(self, steps: float) -> Energy | None:
-        """Return the energy of `steps`, from `begin_steps` to the end of the readings; None without a driver."""
+        """Return the energy of `steps` steps, from `begin_steps` to the end of the readings; None without a driver."""
         return energy_between(self.energy_samples, self.started_s, self.ended_s, steps)
 
     @property
@@ -55,7 +55,7 @@ class GpuReadings:
         return bool(self.reasons & TAINTING_SLOWDOWNS)
 
     def add(self, reading: GpuReading, before: Mapping[str, int], at_s: float) -> None:
-        """Add a reading with its time. `before` has the slowdown counters from before the measurement."""
+        """Add a reading with its time. `before` contains the slowdown counters from before the measurement."""
         self.energy_samples.append(EnergySample(at_s, reading.energy_j, reading.power_w))
         values = (self.clocks_mhz, reading.clock_mhz), (self.powers_w, reading.power_w)
         for read, value in (*values, (self.temperatures_c, reading.temperature_c)):
@@ -66,7 +66,7 @@ class GpuReadings:
             self.reasons |= {name for name, count in reading.slowdowns.items() if count > before.get(name, count)}
 
     def metrics(self) -> dict[str, float]:
-        """Return the median clock in MHz, and the highest power in W and temperature in °C, if they were read."""
+        """Return the median clock in MHz, and the highest power in W and temperature in °C, if available."""
         metrics = {}
         if self.clocks_mhz:
             metrics["sm_clock_mhz"] = float(statistics.median(self.clocks_mhz))
@@ -89,7 +89,7 @@ class GpuReadings:
         return metrics
 
     def machine_info(self) -> dict[str, Scalar]:
-        """Return the reasons for a lower clock and whether they taint the measurement; empty if unknown."""
+        """Return the reasons for a lower clock, and whether they taint the measurement; empty if unknown."""
         if not self.reasons_known:
             return {}
         return {"slowed_by": " ".join(sorted(self.reasons)), "tainted": self.tainted}
@@ -129,7 +129,7 @@ def monitor_gpu(device: torch.device) -> Iterator[GpuReadings]:
 
 @cache
 def find_gpu(device: torch.device) -> Gpu | None:
-    """Return the driver's object for torch's `device`; None for a CPU, or if there is no driver."""
+    """Return the driver's object for torch's `device`, or None for a CPU or without a driver."""
     if device.type != "cuda":
         return None
     gpus = _OPEN_DRIVERS.enter_context(open_gpus())
@@ -147,6 +147,6 @@ def _find_amd_gpu(gpus: Sequence[Gpu], index: int) -> Gpu | None:
 
 
 def power_limit_w(device: torch.device) -> float | None:
-    """Return the power limit in W that is currently enforced on a GPU; None if it is unknown."""
+    """Return a GPU's currently enforced power limit in W, or None if unknown."""
     gpu = find_gpu(device)
     return gpu.limits().power_limit_w if gpu else None

@@ -1,9 +1,9 @@
-"""Time work on a device: with device events on a GPU, with a monotonic clock on a CPU.
+"""Time work on a device, with device events on a GPU and a monotonic clock on a CPU.
 
-A pair of events has its own cost, which is part of every GPU reading: 1.3 µs without work in between on an H200, about
-2 µs with a kernel in between, and more on AMD GPUs, where kernels under about 50 µs look slow (pytorch/pytorch#175097).
-The cost of an empty pair of events, measured on the same GPU, is therefore subtracted from every reading. With a warm
-cache, a reading of short calls spans many of them. benchmarks/results/timing_h200.md has the evidence.
+A pair of events has its own cost, which is part of every GPU reading. On an H200, the cost is 1.3 µs without work in
+between and about 2 µs with a kernel in between. AMD GPUs have a higher cost, which makes kernels under about 50 µs look
+slow (pytorch/pytorch#175097). The cost of an empty pair of events on the same GPU is therefore subtracted from every
+reading. With a warm cache, a reading of short calls spans many calls. Evidence: benchmarks/results/timing_h200.md.
 """
 
 import statistics
@@ -23,26 +23,26 @@ from workloads.instruments.torch_internals import delay_gpu
 Step = Callable[[], object]
 Pair = tuple[torch.cuda.Event, torch.cuda.Event]
 
-# A sustained run is timed in windows of WINDOW_S. The clocks have settled when two readings in a row, each the mean of
-# SETTLING_WINDOWS windows, differ by less than SETTLED_WITHIN; LONGEST_SETTLING_S limits the wait. On a CPU, other
+# A sustained run is timed in windows of WINDOW_S. The clocks have settled when two consecutive readings, each the mean
+# of SETTLING_WINDOWS windows, differ by less than SETTLED_WITHIN. LONGEST_SETTLING_S limits the wait. On a CPU, other
 # processes may prevent settling altogether.
 WINDOW_S = 0.05
 SETTLING_WINDOWS = 4
 SETTLED_WITHIN = 0.01
 LONGEST_SETTLING_S = {"cuda": 20.0, "cpu": 2.0}
 
-# The device waits before the first of a series of short calls; otherwise the host's launches would be timed. This is
-# the wait in cycles per call: 50 µs at a clock of 2 GHz.
+# The device waits before the first call of a series of short calls, because otherwise host launches would be timed.
+# This is the wait in cycles per call: 50 µs at a clock of 2 GHz.
 LEAD_CYCLES = 100_000
 
-# With a warm cache, many calls shorter than SHORT_S are timed together, for at least READING_S. The events' cost that
+# With a warm cache, many calls shorter than SHORT_S are timed together, for at least READING_S. The event cost that
 # remains after the subtraction, up to 0.7 µs on an H200, is then less than 0.4% of a reading, and at most 1.4% of a
-# longer call. A reading has at most MAX_CALLS, since a GPU's queue holds about a thousand.
+# longer call. A reading has at most MAX_CALLS calls, because a GPU's queue holds about a thousand.
 SHORT_S = 50e-6
 READING_S = 200e-6
 MAX_CALLS = 200
-EMPTY_PAIRS = 50  # pairs of events whose median cost is subtracted
-RESOLUTION_S = 0.5e-6  # of an event (CUDA's cudaEventElapsedTime): no reading is shorter
+EMPTY_PAIRS = 50  # number of event pairs for the median cost to subtract
+RESOLUTION_S = 0.5e-6  # an event's resolution (CUDA's cudaEventElapsedTime); no reading is shorter
 
 
 def time_steps(
@@ -55,14 +55,14 @@ def time_steps(
 def time_in_turns(
     steps: Sequence[Step], device: torch.device, *, warmup: int, repeats: int, cold_cache: bool = True, calls: int = 1
 ) -> tuple[tuple[float, ...], ...]:
-    """Return the seconds of each call of each of `steps`, interleaved so that a change of clocks affects all of them.
+    """Return the seconds of each call of each step, interleaved so that a change of clocks affects all steps.
 
-    With `cold_cache`, the last-level cache is flushed before each call, outside the timed region. Without it, a reading
-    on a GPU may be the mean of several `calls` of a step, see `calls_in_reading`.
+    With `cold_cache`, the last-level cache is flushed before each call, outside the timed region. Without `cold_cache`,
+    a GPU reading may be the mean of several `calls` of a step (see `calls_in_reading`).
 
-    On a GPU, every reading is enclosed in two device events, whose own cost is subtracted. The host runs ahead of the
-    device, so its launch time is hidden by the flush before each call, or by a wait before the first one. On a CPU,
-    calls during which other processes held a core are repeated; HostBusy is raised if nearly all were disturbed.
+    On a GPU, two device events enclose every reading, and their own cost is subtracted. The host runs ahead of the
+    device: the flush before each call, or a wait before the first call, hides the launch time. On a CPU, calls during
+    which other processes held a core are repeated; HostBusy is raised if nearly all calls were disturbed.
     """
     assert calls == 1 or not cold_cache
     flush = Flush(device) if cold_cache else None
@@ -120,7 +120,7 @@ def event_cost_s(device: torch.device) -> float:
 
 
 def run_for(seconds: float, steps: Sequence[Step], device: torch.device) -> None:
-    """Run the steps repeatedly for at least `seconds`, or not at all if this is 0."""
+    """Run the steps repeatedly for at least `seconds`, or not at all if `seconds` is 0."""
     started = time.perf_counter()
     while time.perf_counter() - started < seconds:
         for step in steps:
@@ -138,23 +138,23 @@ def calls_in_reading(step: Step, device: torch.device) -> int:
 
 
 def event_metrics(device: torch.device) -> dict[str, float]:
-    """Return the cost that was subtracted from every reading; empty for a CPU, whose clock costs nothing to read."""
+    """Return the cost subtracted from every reading; empty for a CPU, because reading its clock costs nothing."""
     return {} if device.type == "cpu" else {"event_cost_us": 1e6 * event_cost_s(device)}
 
 
 def sustained_times(
     steps: Sequence[Step], device: torch.device, *, step_time_s: float, seconds: float, on_settled: Step = lambda: None
 ) -> tuple[float, ...]:
-    """Return the mean seconds per step in each window of a back-to-back run of `seconds` after the clocks settled.
+    """Return the mean seconds per step in each window of a back-to-back run of `seconds`, after the clocks settled.
 
-    The interleaved `steps` do the same work on different buffers that together exceed the last-level cache;
-    `step_time_s` is the approximate time of one. The device never waits: a window is queued before the last one ends.
+    The interleaved `steps` do the same work on different buffers, which together exceed the last-level cache. A step
+    takes about `step_time_s`. The device never waits: each window is queued before the previous window ends.
     """
     windows = _windows(steps, device, max(1, ceil(WINDOW_S / step_time_s)))
     started, previous = time.perf_counter(), float("inf")
     while time.perf_counter() - started < LONGEST_SETTLING_S[device.type]:
         reading = sum(islice(windows, SETTLING_WINDOWS)) / SETTLING_WINDOWS
-        # At least a second, because the power cap applies to an average over about a second.
+        # Wait at least a second, because the power cap applies to an average over about a second.
         if abs(reading - previous) < SETTLED_WITHIN * reading and time.perf_counter() - started > 1.0:
             break
         previous = reading

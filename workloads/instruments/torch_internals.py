@@ -1,7 +1,7 @@
-"""Uses of undocumented parts of PyTorch, except for its attention kernels (`workloads.llama.attention_kernels`).
+"""Uses of undocumented parts of PyTorch, except attention kernels (see `workloads.llama.attention_kernels`).
 
-PyTorch is pinned to the minor versions in which these uses were tested (pyproject.toml). Each use has a test in
-`tests/workloads/instruments/test_torch_internals.py` that explains what to do when a later version breaks it.
+pyproject.toml pins PyTorch to the minor versions in which these uses were tested. Each use has a test in
+`tests/workloads/instruments/test_torch_internals.py`, which explains what to do when a later version breaks the use.
 """
 
 from functools import partial
@@ -19,9 +19,9 @@ def choose_sdpa_backend(q: Tensor, k: Tensor, v: Tensor) -> SDPBackend:
 
 
 def register_flash4(module: str) -> Any:
-    """Replace PyTorch's flash kernel with the functions _flash_attn_fwd and _flash_attn_bwd of a module.
+    """Replace PyTorch's flash kernel with a module's functions _flash_attn_fwd and _flash_attn_bwd.
 
-    The public switch accepts only flash-attn-4's own module, whose functions return more than PyTorch unpacks.
+    The public switch accepts only flash-attn-4's own module, and its functions return more than PyTorch unpacks.
     """
     from torch.nn.attention import _fa4
 
@@ -29,20 +29,20 @@ def register_flash4(module: str) -> Any:
 
 
 def recorded_events(profiler: Any) -> list[Any]:
-    """Return the events that a `torch.profiler.profile` has recorded, without the tree that its `events` builds.
+    """Return the events that a `torch.profiler.profile` recorded, without building the tree that its `events` builds.
 
-    The tree takes 60 µs per event: 15 s for a step of 512 block passes, which is longer than the step.
+    The tree takes 60 µs per event: 15 s for a step of 512 block passes, longer than the step itself.
     """
     return list(profiler.profiler.kineto_results.events())
 
 
 def delay_gpu(cycles: int) -> None:
-    """Queue a kernel that does nothing for `cycles`, so that the host runs ahead of the GPU."""
+    """Queue a kernel that does nothing for `cycles` cycles, to let the host run ahead of the GPU."""
     torch.cuda._sleep(cycles)
 
 
 def forget_process_groups() -> None:
-    """Clear DTensor's cache of sharding decisions, which holds the process groups of earlier trials."""
+    """Clear DTensor's cache of sharding decisions, which holds earlier trials' process groups."""
     from torch.distributed.tensor import debug
 
     if hasattr(debug, "_clear_sharding_prop_cache"):
@@ -70,7 +70,7 @@ def supports_persistent_tma() -> bool:
     return hasattr(config.triton, "enable_persistent_tma_matmul")
 
 
-# Collectives that autograd differentiates and the compiler traces, under their names since or before torch 2.13.
+# Collectives that autograd differentiates and the compiler traces, by their names since or before torch 2.13.
 gather_rows: Any = getattr(collectives, "all_gather_single_autograd", None) or collectives.all_gather_tensor_autograd
 gather_numbers: Any = getattr(collectives, "all_gather_single", None) or collectives.all_gather_tensor
 scatter_sums: Any = (

@@ -1,6 +1,6 @@
-"""Record a trace of a process and its GPU, with named ranges.
+"""Record traces of a process and its GPU, with named ranges.
 
-The parts of a mixture of experts have ranges of these names: router, permutation, experts.
+The ranges in a mixture of experts are named router, permutation and experts.
 """
 
 import gzip
@@ -24,8 +24,8 @@ def record_trace(run: Callable[[], object]) -> tuple[bytes, dict[str, float]]:
     """Call `run` under PyTorch's profiler.
 
     Returns:
-        A gzipped Chrome trace, which ui.perfetto.dev opens; and the shares of its time in the ranges of EXPERT_PARTS,
-        on the GPU if there is one, by the name of a metric.
+        A gzipped Chrome trace, which ui.perfetto.dev opens; and the shares of time in the ranges of EXPERT_PARTS, on
+        the GPU if there is one, by metric name.
     """
     global _tracing
     has_gpu, _tracing = torch.cuda.is_available(), True
@@ -42,7 +42,7 @@ def record_trace(run: Callable[[], object]) -> tuple[bytes, dict[str, float]]:
         trace = gzip.compress(path.read_bytes(), compresslevel=6)
     recorded = list(recorded_events(profiler))
     on_gpu = [event for event in recorded if event.device_type() == DeviceType.CUDA]
-    events = on_gpu or recorded  # a machine with a GPU may also train on its CPU
+    events = on_gpu or recorded  # a machine with a GPU can also train on its CPU
     total_ns = max(event.end_ns() for event in events) - min(event.start_ns() for event in events)
     parts_ns = Counter[str]()
     for event in events:
