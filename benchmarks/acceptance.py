@@ -1,9 +1,9 @@
-"""How often `sweeper accept` fails a healthy cluster, and which losses it finds, by simulation.
+"""Simulate how often `sweeper accept` fails a healthy cluster, and which losses it finds.
 
     python -m benchmarks.acceptance [--runs 2000]
 
-Rates are drawn with the spreads of `sweeper/commands/accept/spreads.csv`: a common value, one for each node, one for
-each GPU and one for each measurement. Writes benchmarks/results/acceptance.md.
+Rates are drawn with the spreads in `sweeper/commands/accept/spreads.csv`, as the product of a common value and values
+per node, per GPU and per measurement. Writes benchmarks/results/acceptance.md.
 """
 
 import argparse
@@ -33,7 +33,7 @@ SHOWN = (
     "pair all-reduce 1 GiB",
     "link all-reduce 1 GiB",
 )
-Fleet = tuple[np.ndarray, list[str]]  # logarithms of rates, and the node of each
+Fleet = tuple[np.ndarray, list[str]]  # logarithms of rates, and the node of each rate
 Draw = Callable[[np.random.Generator, int], np.ndarray]
 
 
@@ -47,7 +47,7 @@ def heavy(random: np.random.Generator, count: int) -> np.ndarray:
 
 @cache
 def parts_of(scope: Scope, nodes: int) -> list[tuple[str, tuple[str, ...]]]:
-    """Return the parts of a scope, each with its nodes."""
+    """Return the parts of a scope, each with the nodes that it includes."""
     names = [f"n{number}" for number in range(nodes)]
     if scope == "device":
         return [(f"{name} GPU {gpu}", (name,)) for name in names for gpu in range(PER_NODE)]
@@ -62,7 +62,7 @@ def parts_of(scope: Scope, nodes: int) -> list[tuple[str, tuple[str, ...]]]:
 
 
 def tests_of(experiment: Experiment) -> list[str]:
-    """Return the tests of an experiment, with those whose results follow from others."""
+    """Return the tests of an experiment, including tests derived from the results of others."""
     products = [test for test in experiment.tests if test.endswith("products sustained")]
     return [*experiment.tests, *(f"{test}{EQUAL_CLOCK}" for test in products)]
 
@@ -78,7 +78,7 @@ def draw_readings(random: np.random.Generator, nodes: int) -> Iterator[Reading]:
 
 
 def draw_logs(random: np.random.Generator, experiment: Experiment, test: str, nodes: int, draw: Draw) -> Fleet:
-    """Return the logarithms of a healthy cluster's rates and the node of each; of pairs of nodes the first one."""
+    """Return the logarithms of a healthy cluster's rates, and the node of each rate (the first node of a pair)."""
     parts, spread = parts_of(experiment.scope, nodes), spread_of("gpu", test)
     of_node = spread.node * random.standard_normal(nodes)
     number = {f"n{n}": n for n in range(nodes)}
@@ -88,7 +88,7 @@ def draw_logs(random: np.random.Generator, experiment: Experiment, test: str, no
 
 
 def count_false_alarms(nodes: int, runs: int, draw: Draw) -> int:
-    """Return how many healthy clusters have a part that fails."""
+    """Return the number of healthy clusters with a failing part."""
     random, failed = np.random.default_rng(nodes), 0
     tests = [
         (e, test) for e in read_experiments("gpu", "quick") for test in tests_of(e) if len(parts_of(e.scope, nodes)) > 1
@@ -113,7 +113,7 @@ def has_slow(logs: np.ndarray, nodes: list[str], spread: Spread, comparisons: in
 
 
 def limits_of(nodes: int, kept: bool, seed: int = 0) -> dict[str, Limit]:
-    """Return the limit of each test's last part: among the parts, or against its own baseline if one was `kept`."""
+    """Return the limit of each test's last part: among the parts, or against the part's own baseline if `kept`."""
     readings = list(draw_readings(np.random.default_rng(seed), nodes))
     baseline = {(reading.test, reading.part): reading.value for reading in readings} if kept else {}
     limits = (judgement.limit for judgement in judge(readings, "gpu", {}, baseline))
@@ -122,9 +122,9 @@ def limits_of(nodes: int, kept: bool, seed: int = 0) -> dict[str, Limit]:
 
 
 def share_found(nodes: int, test: str, runs: int, loss: float | None = None) -> float:
-    """Return how often a part that loses this share of its rate, or what that cluster's limit states, is found.
+    """Return how often a part is found that loses this share of its rate, by default the loss that its limit states.
 
-    The verdicts are those of the command.
+    The verdicts come from the command's own code.
     """
     found = 0
     for seed in range(runs):

@@ -1,14 +1,14 @@
-"""Whether `sweeper accept` fails the device that another process uses, and names the cause.
+"""Test whether `sweeper accept` fails the device that another process uses, and names the cause.
 
     python -m benchmarks.acceptance_faults products|copies|memory [--gpu 1] [--keep FOLDER]
     python -m benchmarks.acceptance_faults link|none|numa [--keep FOLDER]
     python -m benchmarks.acceptance_faults cores
 
-While `sweeper accept` runs, another process multiplies matrices or copies between host and GPU without a pause, holds
-all but 8 GiB of a GPU's memory, or copies between GPUs 0 and 1 both ways; `numa` runs two processes on each core of a
-GPU's NUMA node; `cores` holds every core of a machine and compares with a run without it; `none` is a healthy run.
-Prints the verdict and a table of the results in Markdown. The exit code is 0 if the fault is found on its devices
-alone, with its cause, and if the healthy run passes.
+While `sweeper accept` runs, another process multiplies matrices without a pause (`products`), copies between host and
+GPU without a pause (`copies`), holds all but 8 GiB of a GPU's memory (`memory`), or copies between GPUs 0 and 1 both
+ways (`link`). `numa` runs two processes on each core of a GPU's NUMA node. `cores` loads every core and compares with a
+run without load. `none` is a healthy run. Prints the verdict and a table of the results in Markdown. The exit code is 0
+if the fault is found only on the affected devices, with the right cause, or if the healthy run passes.
 """
 
 import argparse
@@ -28,14 +28,14 @@ from workloads.api.host import parse_numbers
 
 FAULTS = ("none", "products", "copies", "memory", "link", "cores", "numa")
 LOADS_CORES = ("cores", "numa")
-SIZE = 16384  # of the products: three matrices of 512 MiB
+SIZE = 16384  # of the GEMMs: three matrices of 512 MiB
 COPIED_MIB = 2048
 LEFT_MIB = 8192  # of a GPU's memory: too little for two buffers of 4 GiB
-QUEUED = 8  # calls in advance, so that the GPU never waits
+QUEUED = 8  # calls queued in advance, so that the GPU never waits
 
 
 def disturb(fault: str, gpu: int) -> None:
-    """Load a GPU, its link to another GPU or one core without end, or hold most of a GPU's memory."""
+    """Load a GPU, its link to another GPU, or one core until killed, or hold most of a GPU's memory."""
     if fault == "numa":
         os.sched_setaffinity(0, list_local_cores(gpu))
     if fault in LOADS_CORES:
@@ -54,7 +54,7 @@ def disturb(fault: str, gpu: int) -> None:
         a, b, c = (torch.randn_like(a) for _ in range(3))
         far = a.to("cuda:1") if fault == "link" else a.cpu().pin_memory()
         back = torch.cuda.Stream()
-        far_back = torch.cuda.Stream(1) if fault == "link" else back  # else both directions wait for its default one
+        far_back = torch.cuda.Stream(1) if fault == "link" else back  # else both directions share the default stream
         print("loading", flush=True)
         while True:
             for _ in range(QUEUED):
@@ -68,7 +68,7 @@ def disturb(fault: str, gpu: int) -> None:
 
 
 def list_local_cores(gpu: int) -> set[int]:
-    """Return the cores of a GPU's NUMA node that this process may use: all of its cores where the node is not known."""
+    """Return the cores of a GPU's NUMA node that this process may use, or all usable cores if the node is unknown."""
     query = ["nvidia-smi", "--query-gpu=pci.bus_id", "--format=csv,noheader", f"--id={gpu}"]
     address = subprocess.run(query, capture_output=True, text=True, check=True).stdout.strip().lower()[4:]
     file = Path("/sys/bus/pci/devices", address, "local_cpulist")
@@ -109,19 +109,19 @@ def tabulate(record: dict[str, Any]) -> Iterator[str]:
 
 
 def is_found(record: dict[str, Any], fault: str, gpu: int) -> bool:
-    """Return whether the verdict is on the disturbed devices alone, and each failure has the cause."""
+    """Return whether only the disturbed devices fail, and every failure names the cause."""
     rows = [row for row in record["results"] if row["verdict"] in ("fail", "inconclusive")]
     texts = [f"{row['cause']} {row['problem']}" for row in rows]
     if fault == "numa" and record["verdict"] == "pass":
         return any("processes" in finding["problem"] for finding in record["findings"])
-    if fault in LOADS_CORES:  # takes the time of later tests too
+    if fault in LOADS_CORES:  # also slows later tests
         return any("other processes" in text for text in texts)
     if fault == "none":
         return bool(record["verdict"] == "pass")
     places = [finding["location"] for finding in record["findings"] if finding["affects_results"]]
     places += [row["part"] for row in rows if row["scope"] == "device" and row["verdict"] == "fail"]
     devices = {place.rpartition(" GPU ")[2] for place in places}
-    # One GPU without memory leaves the tests of all without a result.
+    # If one GPU has no memory, the tests of all GPUs have no result.
     is_named = all("another process" in text or "out of memory" in text for text in texts)
     return record["verdict"] == "fail" and is_named and devices == ({"0", "1"} if fault == "link" else {str(gpu)})
 

@@ -1,9 +1,9 @@
-"""The page of an acceptance of a simulated cluster: 512 H100s, of which seven parts have a fault.
+"""Write the acceptance page of a simulated cluster: 512 H100s with faults in seven parts.
 
     python -m benchmarks.acceptance_page FOLDER
 
-Healthy rates are drawn with the spreads of `sweeper/commands/accept/spreads.csv` around the expected ones; the
-verdicts, causes and the page are those of the command. Writes accept.json and accept.html, and prints what was found.
+Healthy rates are drawn with the spreads of `sweeper/commands/accept/spreads.csv` around the expected rates. The
+verdicts, causes and page are the command's. Writes accept.json and accept.html, and prints what was found.
 """
 
 import sys
@@ -31,7 +31,7 @@ NODES = 64
 SEED = 48
 CLOCK_MHZ, STEP_MHZ = 1395, 15
 EFFICIENCY_SPREAD = 0.003
-# GB/s of what nothing is expected of, as two H100s measured it.
+# GB/s of tests without an expected rate, as measured on two H100s.
 RATES = {"copy from host": 52.3, "copy to host": 50.6, "all-reduce 64 KiB": 1.6}
 GPU = {"vendor": "nvidia", "responds": True, "name": "NVIDIA H100 80GB HBM3", "driver": "580.95.05", "ecc": True}
 GPU |= {"memory_gib": 79.6, "power_limit_w": 700.0, "power_default_w": 700.0, "pcie_width": 16, "pcie_width_max": 16}
@@ -39,14 +39,14 @@ GPU |= {"memory_gib": 79.6, "power_limit_w": 700.0, "power_default_w": 700.0, "p
 
 @dataclass(frozen=True)
 class Fault:
-    """What is wrong with a part."""
+    """A fault of one part."""
 
     part: str  # a GPU such as `n7 GPU 3`, a node, or a link between two nodes
     name: str  # of the fault
-    share: Mapping[str, float]  # of the rate that is left, by texts of which one is in the test's name
-    cause: str  # a text of the cause that the command has to give
-    beside: Mapping[str, Any] = field(default_factory=dict)  # what is read meanwhile
-    state: Mapping[str, Any] = field(default_factory=dict)  # of the GPU, or the port `mlx5_0` of the node
+    share: Mapping[str, float]  # of the rate that remains, by a text in the test's name
+    cause: str  # a text that the command's cause must contain
+    beside: Mapping[str, Any] = field(default_factory=dict)  # readings taken during the test
+    state: Mapping[str, Any] = field(default_factory=dict)  # of the GPU, or of the node's port `mlx5_0`
 
 
 FAULTS = (
@@ -122,7 +122,7 @@ def _healthy(target: Target, node: Any) -> Iterator[Reading]:
 
 
 def _with_faults(reading: Reading) -> Reading:
-    """Return the reading as the faults of its part, of its GPUs and of its nodes leave it."""
+    """Return the reading, changed by the faults of its part, its GPUs and its nodes."""
     for fault in FAULTS:
         place, _, gpu = fault.part.partition(" GPU ")
         gpus = reading.part.partition(" GPU ")[2].split(" + ")
@@ -136,7 +136,7 @@ def _with_faults(reading: Reading) -> Reading:
 
 
 def _state(name: str) -> dict[str, Any]:
-    """Return what is read of a node, with its faults."""
+    """Return the state that is read from a node, including its faults."""
     state: dict[str, Any] = {
         "node": name,
         "kernel": {"release": "6.8.0-60-generic", "command_line": ["iommu=pt"], "is_guest": False},
@@ -156,7 +156,7 @@ def _state(name: str) -> dict[str, Any]:
 
 
 def tabulate(record: Mapping[str, Any]) -> Iterator[str]:
-    """Yield a row of Markdown for each fault: the tests that fail on its part or node, and if all have its cause."""
+    """Yield a Markdown row per fault: the tests that fail on its part or node, and whether all name its cause."""
     failed, explained = [row for row in record["results"] if row["verdict"] == Verdict.FAIL], set[str]()
     yield "| fault | part | tests that fail there | cause |\n|---|---|---|---|"
     for fault in FAULTS:

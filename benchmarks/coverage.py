@@ -1,10 +1,10 @@
-"""Measure how often the 95% intervals of step times hold, and how often finals and `report baseline` err.
+"""Measure the coverage of the 95% intervals of step times, and how often finals and `report baseline` err.
 
     python -m benchmarks.coverage [--simulations 1000] [--seed 0]
 
-Prints the tables of benchmarks/results/coverage.md. Each cell is of so many series of step times with a known median
-and mean: the percentage of the intervals that hold it, and in parentheses the percentage of the series that are marked
-"correlated, too short" and have no interval.
+Prints the tables of benchmarks/results/coverage.md. Each cell covers `--simulations` series of step times with a known
+median and mean. It gives the percentage of intervals that cover the known value and, in parentheses, the percentage of
+series that are marked "correlated, too short" and have no interval.
 """
 
 import argparse
@@ -29,9 +29,9 @@ SPREAD_OF_ROUNDS = {"1% each": (1, 1, 1, 1, 1), "one of 3%, others of 1%": (3, 1
 
 @dataclass(frozen=True)
 class Coverage:
-    """Of many series, as percentages."""
+    """The coverage of intervals over many series, in percent."""
 
-    covered: float  # intervals that hold the true value, of all intervals; NaN without any
+    covered: float  # intervals that cover the true value, among all intervals; NaN without any
     marked: float  # series without an interval, because they are correlated and too short
 
     def __str__(self) -> str:
@@ -40,7 +40,7 @@ class Coverage:
 
 
 def measure_coverage(kind: str, steps: int, statistic: str, simulations: int, seed: int) -> Coverage:
-    """Return how often the interval of a series of this kind and length holds its median or mean."""
+    """Return how often the interval of a series of this kind and length covers the true median or mean."""
     random = np.random.default_rng([seed, steps, list(KINDS).index(kind)])
     true, intervals, marked = true_value(kind, statistic), 0, 0
     covered = 0
@@ -66,14 +66,14 @@ def print_steps(statistic: str, simulations: int, seed: int) -> None:
 
 @dataclass(frozen=True)
 class FinalsErrors:
-    """Of many finals of equally fast finalists, as percentages."""
+    """The errors of many finals of equally fast finalists, in percent."""
 
     told_apart: float  # finals in which any finalist counts as slower than the first
-    missed: float  # values whose 95% interval does not hold the true one
+    missed: float  # values whose 95% interval does not cover the true value
 
 
 def measure_finals(finalists: int, spreads: tuple[int, ...], simulations: int, seed: int) -> FinalsErrors:
-    """Return how often finals of equally fast finalists err, whose rounds share a drift of 2%."""
+    """Return how often finals of equally fast finalists err when rounds share a drift of 2%."""
     random = np.random.default_rng([seed, finalists, *spreads])
     told_apart = missed = 0
     for _ in range(simulations):
@@ -86,7 +86,7 @@ def measure_finals(finalists: int, spreads: tuple[int, ...], simulations: int, s
 
 
 def print_finals(simulations: int, seed: int) -> None:
-    """Print how often equally fast finalists are told apart."""
+    """Print how often finals report a difference between equally fast finalists."""
     print(f"\n## Finals of {ROUNDS} rounds\n")
     print("Equally fast finalists that are told apart, percent of finals; values outside of their interval, percent.\n")
     print("| noise of a round | finalists | told apart | values missed |\n|---|---:|---:|---:|")
@@ -98,11 +98,11 @@ def print_finals(simulations: int, seed: int) -> None:
 
 @dataclass(frozen=True)
 class BaselineCase:
-    """How two sweeps are measured."""
+    """The noise with which two sweeps are measured."""
 
     noise: Noise  # of the steps, or of the rounds of finals
     steps: int
-    between_runs: float = 0.0  # the standard deviation of a whole sweep, which all its steps and rounds share
+    between_runs: float = 0.0  # the standard deviation between sweeps, shared by all steps and rounds of a sweep
     are_rounds: bool = False
 
 
@@ -118,7 +118,7 @@ BASELINE_CASES = {
 
 
 def measure_verdicts(case: str, loss: float, simulations: int, seed: int) -> Counter[Verdict]:
-    """Return how often the gate's default gives each verdict on a sweep that is slower by `loss`, in percent."""
+    """Return how often the default gate gives each verdict on a sweep that is slower by `loss`, in percent."""
     random = np.random.default_rng([seed, list(BASELINE_CASES).index(case)])
     counts = Counter[Verdict]()
     for _ in range(simulations):
@@ -139,7 +139,7 @@ def _measure_sweep(case: BaselineCase, speed: float, random: np.random.Generator
 
 
 def print_baselines(simulations: int, seed: int) -> None:
-    """Print the exit codes of `report baseline` for sweeps that are equal or slower."""
+    """Print the exit codes of `report baseline` for equally fast and for slower sweeps."""
     losses = (0.0, 0.03, 0.05, 0.10)
     codes = {code: [verdict for verdict in EXIT_CODES if EXIT_CODES[verdict] == code] for code in EXIT_CODES.values()}
     legend = ", ".join(f"{code} {' or '.join(verdicts)}" for code, verdicts in codes.items())
@@ -159,7 +159,7 @@ def print_baselines(simulations: int, seed: int) -> None:
 
 
 def measure_cost() -> float:
-    """Return the milliseconds of the interval of 10,000 correlated steps, the fastest of five."""
+    """Return the milliseconds to compute the interval of 10,000 correlated steps, the fastest of five runs."""
     times = KINDS["AR(1) 0.9"](1, 10_000, np.random.default_rng(0))[0]
     durations = []
     for _ in range(5):

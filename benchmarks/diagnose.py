@@ -1,9 +1,9 @@
-"""How often `sweeper diagnose` finds something in a clean log, and whether it names injected faults, by simulation.
+"""Simulate how often `sweeper diagnose` finds something in a clean log, and whether it names injected faults.
 
     python -m benchmarks.diagnose [--logs 300]
 
-Writes logs as torchtitan (a line of each rank) and Megatron-LM print them and reads them as the command does. Steps
-have log-normal noise of 0.2 to 2%, independent or correlated, a warm-up, and now and then a slow step, which is usual.
+Writes logs in the formats of torchtitan (a line per rank) and Megatron-LM, and reads them as the command does. Steps
+have log-normal noise of 0.2 to 2%, independent or correlated, a warm-up, and an occasional slow step, as is common.
 Writes benchmarks/results/diagnose.md.
 """
 
@@ -20,7 +20,7 @@ from benchmarks.noise import autoregressive
 from sweeper.commands.diagnose.main import describe_sources, describe_unusual, read_sources
 
 PAGE = Path(__file__).parent / "results/diagnose.md"
-FAULTS = {  # what the first words of the right finding are
+FAULTS = {  # the first words of the correct finding
     "drift": "drift:",
     "jump": "jump:",
     "phase": "slow phase:",
@@ -32,7 +32,7 @@ START = datetime(2026, 5, 18, 16)
 
 
 def draw_times(random: np.random.Generator, steps: int) -> np.ndarray:
-    """Return the seconds of a clean training's steps."""
+    """Return the step times of a clean training run, in seconds."""
     noise = autoregressive(float(random.choice([0.0, 0.3, 0.6, 0.9])), float(random.choice([0.002, 0.005, 0.01, 0.02])))
     slow = random.random(steps) < random.choice([0.0, 0.002, 0.005])
     times_s = random.uniform(0.5, 8) * noise(1, steps, random)[0] * (1 + slow * random.exponential(0.5, steps))
@@ -41,7 +41,7 @@ def draw_times(random: np.random.Generator, steps: int) -> np.ndarray:
 
 
 def inject(random: np.random.Generator, times_s: np.ndarray, fault: str) -> tuple[np.ndarray, int]:
-    """Return the times with a fault of 5 to 20% or five or more pauses of 0.3 to 3 steps, and their period."""
+    """Return the times with a fault of 5 to 20%, or with five or more pauses of 0.3 to 3 steps, and the period."""
     place, share = np.arange(len(times_s)), random.uniform(0.05, 0.2)
     begin = int(random.uniform(0.2, 0.6) * len(place))
     period = int(random.choice([period for period in (10, 25, 40) if 5 * period < len(place)]))
@@ -55,7 +55,7 @@ def inject(random: np.random.Generator, times_s: np.ndarray, fault: str) -> tupl
 
 
 def write_log(path: Path, times_s: np.ndarray, ranks: int, slow_rank: float, saves_every: int) -> None:
-    """Write a log of torchtitan with a line of each rank, of one rank as Megatron-LM's; saves are printed."""
+    """Write a torchtitan log with a line per rank, or a Megatron-LM log for one rank; saves are printed."""
     at, lines = START, list[str]()
     for number, time_s in enumerate(times_s, start=1):
         if saves_every and number % saves_every == 0:
@@ -75,7 +75,7 @@ def write_log(path: Path, times_s: np.ndarray, ranks: int, slow_rank: float, sav
 
 
 def findings(random: np.random.Generator, fault: str, path: Path) -> list[str]:
-    """Return what is found in a new log with this fault; of a clean one without a fault."""
+    """Return the findings in a new log with this fault, or in a clean log if it is empty."""
     ranks = int(random.choice([2, 8])) if fault == "slow rank" or random.random() < 0.5 else 1
     steps = int(random.integers(100, 800 if ranks == 1 else 300))
     times_s, period = inject(random, draw_times(random, steps), fault)

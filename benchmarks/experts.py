@@ -1,10 +1,10 @@
-"""Speed of mixtures of experts against the imbalance of their routing, on one GPU.
+"""Measure the speed of mixtures of experts against the imbalance of their routing, on one GPU.
 
     python benchmarks/experts.py [--models olmoe_1b_7b,qwen3_30b_a3b:8] [--rounds 2] [--out results/experts.csv]
 
-A model's name may have the number of its first blocks that are trained. Each round trains every model with every
-routing for a few steps, interleaved, so that a drift of the GPU is in all of them: forced balance, loads by Zipf's law,
-and natural routing on synthetic tokens and on this repository's own text, one token per byte.
+A model's name may be followed by the number of first blocks to train. Each round trains every model with every routing
+for a few steps, interleaved, so that GPU drift affects all of them. The routings are forced balance, loads by Zipf's
+law, and natural routing on synthetic tokens and on this repository's own text, one token per byte.
 """
 
 import argparse

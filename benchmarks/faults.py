@@ -1,18 +1,18 @@
-"""Break the nodes and the network of a cluster under sweeps, and count what is lost.
+"""Break nodes and the network of a cluster during sweeps, and count what is lost.
 
     python -m benchmarks.faults [--minutes 10] [--trials 300] [--seed 0] [--kind TEXT]     (as root, on Linux)
 
-The cluster stands on this machine: a head, a driver, two workers with two counted devices each and MLflow's server,
-each with its own address, host name, `/tmp` and `/dev/shm` (`tests/support/virtual_network.py`). Without `--kind` one
-sweep of the probe runs, with trials of two seconds on two devices, under faults whose kinds, nodes and times are drawn
-at random. With `--kind` such a sweep runs for each kind whose name contains the text ("" is in all), under faults of
-this kind alone. The search ends with its trials or its minutes, whichever comes first, and the sweep must have ended
-10 minutes later. Ray is started again on nodes where it has ended, and the command where it ended early.
+The cluster runs on this machine: a head, a driver, two workers with two counted devices each and MLflow's server, each
+with its own address, host name, `/tmp` and `/dev/shm` (`tests/support/virtual_network.py`). Without `--kind`, one probe
+sweep runs, with trials of two seconds on two devices, under faults of random kinds, nodes and times. With `--kind`, one
+sweep runs for each kind with the text in its name ("" matches all), under faults of this kind only. The search ends
+after its trials or its minutes, whichever comes first, and the sweep must end within 10 more minutes. Ray is restarted
+on nodes where it ended, and so is a command that ended early.
 
-A row gives the faults, how often the command was started, trials with an outcome, those of them that took longer than
-their limit of 40 s because no answer arrived, trials without an outcome (lost), with several (doubled), ranks that
-ran to their end more than once because their result did not arrive, the longest time between the ends of two trials,
-processes of trials that outlived the sweep by a minute, and runs that the store still takes to be running.
+A row gives the faults, how often the command was started, trials with an outcome, how many of them exceeded their limit
+of 40 s because no answer arrived, trials without an outcome (lost) or with several (doubled), ranks that ran to
+completion more than once because their result did not arrive, the longest time between the ends of two trials, trial
+processes that outlived the sweep by a minute, and runs that the store still marks as running.
 """
 
 import argparse
@@ -27,7 +27,7 @@ from tests.support.virtual_network import missing_reason
 
 TRIAL_S = 2.0
 PAUSE_S = (5.0, 20.0)  # between faults
-BOUND_S = 600.0  # after the minutes of the search, for what is in flight, a restart of Ray and the report
+BOUND_S = 600.0  # after the search, for trials in flight, a restart of Ray and the report
 COLUMNS = ["fault", "faults", "starts", "trials", "timed out", "lost", "doubled", "ranks run twice", "longest stall"]
 COLUMNS += ["processes left", "runs left", "took"]
 

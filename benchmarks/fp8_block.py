@@ -1,9 +1,9 @@
-"""Time one block in bf16 and in fp8 on a GPU, its products and casts, and compare its gradients.
+"""Time one block with its GEMMs and casts in bf16 and in fp8 on a GPU, and compare the gradients.
 
     python benchmarks/fp8_block.py [--model llama3_8b] [--tokens 16384] [--repeats 9]
 
-Random normal input and weights, one chunk of sequences of 8192 tokens. After 3 s of load everything takes turns, and
-each time is a median. The rate of a cast counts its inputs and its outputs once, also where it reads them twice.
+Input and weights are random normal; a chunk has sequences of 8192 tokens. After 3 s of load, cases are interleaved, and
+times are medians. The rate of a cast counts inputs and outputs once, even if they are read twice.
 """
 
 import argparse
@@ -39,7 +39,7 @@ def draw(*size: int) -> Tensor:
 
 
 def build_passes(shape: Model, tokens: int) -> tuple[Calls, dict[str, dict[str, Tensor]]]:
-    """Return forward and backward of each recipe, and the block's output and gradients by recipe."""
+    """Return the forward and backward pass for each recipe, and the block's output and gradients by recipe."""
     device = torch.device("cuda", 0)
     kernel = select_attention_kernel(shape, LENGTH, device, torch.bfloat16)
     with torch.device("meta"):
@@ -67,7 +67,7 @@ def build_passes(shape: Model, tokens: int) -> tuple[Calls, dict[str, dict[str, 
 
 
 def build_products(shape: Model, tokens: int) -> Calls:
-    """Return the twelve products of a block in each recipe, each as one call."""
+    """Return the twelve GEMMs of a block in each recipe, each as one call."""
     features = {
         "qkv": ((shape.heads + 2 * shape.kv_heads) * shape.head_size, shape.hidden_size),
         "output": (shape.hidden_size, shape.heads * shape.head_size),
@@ -95,7 +95,7 @@ def build_products(shape: Model, tokens: int) -> Calls:
 
 
 def _append(calls: Calls, name: str, call: Callable[[], Any]) -> None:
-    """Let a call run after those of the same name."""
+    """Append a call to the calls of the same name."""
     earlier = calls.get(name)
 
     def run_both() -> None:
@@ -107,7 +107,7 @@ def _append(calls: Calls, name: str, call: Callable[[], Any]) -> None:
 
 
 def build_casts(shape: Model, tokens: int) -> tuple[Calls, dict[str, int]]:
-    """Return every cast of each recipe, and the bytes of its inputs and outputs."""
+    """Return every cast of each recipe, and the bytes of the cast's inputs and outputs."""
     x, addend, d_out, later = (draw(tokens, shape.hidden_size) for _ in range(4))
     gate, up, d_hidden = (draw(tokens, shape.intermediate_size) for _ in range(3))
     weight, eps = draw(shape.hidden_size), shape.norm_eps

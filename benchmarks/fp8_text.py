@@ -6,13 +6,13 @@
     python benchmarks/fp8_text.py --runs nearest,stochastic --out benchmarks/results/rounding_losses.csv
     python benchmarks/fp8_text.py --model olmoe_1b_7b --layers 2 --runs "bf16 in other chunks,fp8_tensorwise"
 
-The text is this repository's own: its Python, Markdown and YAML files, in the order of their names, one token per byte,
-in sequences that are drawn in a random order. All runs start from the same random weights and see the same batches,
-with AdamW and fp32 master weights: bf16, and by default bf16 with each batch in twice as many chunks, so that numbers
-round in another order, and fp8 by each recipe. `nearest` and `stochastic` have bf16 weights alone, which AdamW rounds
-in that way, and moments in fp32 like the others. The second run shows how far rounding alone drives two runs apart.
-At the first step and after the last one, with the weights of the bf16 run, the gradients of the recipes are compared
-with those of bf16 by layer and matrix. Each loss is written into `results/fp8_text_losses.csv` at once.
+The text is this repository's own: its Python, Markdown and YAML files, ordered by name, one token per byte, in
+sequences drawn in a random order. All runs start from the same random weights and see the same batches, with AdamW and
+fp32 master weights. By default, the runs are bf16, bf16 with each batch in twice as many chunks, and fp8 with each
+recipe. The second run rounds in a different order and shows how far rounding alone drives two runs apart. `nearest` and
+`stochastic` keep only bf16 weights, which AdamW rounds in that way, with fp32 moments like the other runs. At the first
+step and after the last step, at the bf16 run's weights, each recipe's gradients are compared with the bf16 gradients by
+layer and matrix. Each loss is written to `results/fp8_text_losses.csv` at once.
 """
 
 import argparse
@@ -60,7 +60,7 @@ def read_text() -> bytes:
 
 
 def draw_batches(text: bytes, steps: int, sequences: int, length: int) -> Iterator[Tensor]:
-    """Yield [sequences, length + 1] for each step: all of the text in a random order, then in another one."""
+    """Yield [sequences, length + 1] for each step: the whole text in a random order, then in another order."""
     ids = torch.frombuffer(bytearray(text), dtype=torch.uint8).long()
     windows = ids[: len(ids) // (length + 1) * (length + 1)].view(-1, length + 1)
     generator = torch.Generator().manual_seed(0)
@@ -70,7 +70,7 @@ def draw_batches(text: bytes, steps: int, sequences: int, length: int) -> Iterat
 
 
 def build_engine(args: argparse.Namespace, arena: Arena, run: str) -> Engine:
-    """Return an engine with everything on the device and one round a step."""
+    """Return an engine with everything on the device and one round per step."""
     shape, device = replace(MODELS[args.model], layers=args.layers), torch.device(args.device)
     chunks = 1 + (run == OTHER_CHUNKS)
     layer = LayerPlan(activations=(ActivationPlan(args.saved),))
@@ -97,7 +97,7 @@ def take_step(engine: Engine, batch: Tensor) -> float:
 
 
 def view_gradients(engine: Engine) -> Gradients:
-    """Return the last step's gradients. With one round a step, they stay in their buffers until the next step."""
+    """Return the last step's gradients. With one round per step, they stay in their buffers until the next step."""
     return [engine._gradients.get(n).tensors for n in range(len(engine.plan.layers))]
 
 
@@ -118,7 +118,7 @@ def print_cosines(title: str, recipe: str, expected: Gradients, actual: Gradient
 
 
 class Comparison:
-    """The runs so far: their losses, and what the recipes are compared with."""
+    """The losses of the runs so far, and the gradients that recipes are compared with."""
 
     def __init__(self, args: argparse.Namespace) -> None:
         self.args = args
@@ -128,7 +128,7 @@ class Comparison:
         self._gradients: dict[str, Gradients] = {}
 
     def train(self, run: str) -> None:
-        """Train one run on all batches; the first one is bf16."""
+        """Train one run on all batches; the first run is bf16."""
         devices.release_memory(torch.device(self.args.device))
         torch.compiler.reset()
         losses = self.losses[run] = []
@@ -167,7 +167,7 @@ class Comparison:
 
 
 def print_difference(name: str, losses: dict[str, list[float]], last: int) -> None:
-    """Print how far a run's losses are from those of bf16, step by step."""
+    """Print how far a run's losses are from the bf16 losses, step by step."""
     differences = [loss - other for loss, other in zip(losses[name], losses["bf16"], strict=True)]
     tail = differences[-last:]
     error = statistics.stdev(tail) / math.sqrt(len(tail)) if len(tail) > 1 else math.nan

@@ -1,12 +1,12 @@
-"""Run random command lines, configuration files and imports, and report what is wrong with any of them.
+"""Run random command lines, configuration files and imports, and report every failure.
 
     python -m benchmarks.fuzz [--commands 10000] [--imports 2000] [--processes 200] [--seed 0]
 
-Command lines are made by a grammar and by mutations of the documented ones, a third of them with a configuration file
-of their own; imports are mutations of the logs in tests/samples and of other tools' files (`tests/support/fuzzing.py`).
-All command lines plan and start no sweep. Most run through the entry function in forked batches, the last ones as whole
-processes. `tests/support/fuzz_runner.py` says what counts as a failure. A failed case is printed with the seed that
-makes it again.
+Command lines come from a grammar and from mutations of documented commands, a third of them with their own
+configuration file. Imports are mutations of the logs in tests/samples and of other tools' files
+(`tests/support/fuzzing.py`). All command lines only plan and never start a sweep. Most run through the entry function
+in forked batches; the last ones run as separate processes. `tests/support/fuzz_runner.py` defines failures. A failed
+case is printed with the seed that reproduces it.
 """
 
 import argparse
@@ -20,14 +20,14 @@ from tests.support.fuzz_runner import Failure, import_entry, plan_entry, run_cas
 from tests.support.fuzzing import Case, random_command, random_import
 
 CASES_OF_SEED = 100
-PROCESS_SEEDS = 10**6  # the seeds of whole processes are others than those of forked cases
+PROCESS_SEEDS = 10**6  # the seeds of separate processes differ from the seeds of forked cases
 
 
 Run = Callable[[list[Case]], list[Failure]]
 
 
 def run_all(kind: str, generate: Callable[[random.Random], Case], count: int, seed: int, run: Run) -> int:
-    """Run so many cases, a hundred of each seed, and print those that fail. Returns their number."""
+    """Run `count` cases, a hundred per seed, and print the failures. Returns the number of failures."""
     failed = 0
     for done in range(0, count, CASES_OF_SEED):
         rng = random.Random(seed + done // CASES_OF_SEED)

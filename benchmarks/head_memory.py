@@ -1,10 +1,10 @@
-"""The memory of Ray's head for what waits, by how its nodes are selected: by 1,000 ids, by one, or by type.
+"""Measure the memory that Ray's head uses for waiting work, with nodes selected by 1,000 ids, one id, or type.
 
     python benchmarks/head_memory.py [--actors 400] [--groups 100] [--result benchmarks/results/head_memory.md]
 
-Starts Ray on this machine without a node that is selected, so all that is submitted waits. Each row is the growth of
-the control store's process in a run of its own, divided by the number of waiting actors, or of placement groups of
-eight bundles on different nodes.
+Starts Ray on this machine without any node that matches, so all submitted work waits. Each row is the growth of the
+control store's process in a separate run, divided by the number of waiting actors or placement groups (of eight bundles
+on different nodes).
 """
 
 import argparse
@@ -43,7 +43,7 @@ def build_selectors() -> dict[str, dict[str, str]]:
 
 
 class Actor:
-    """Never starts."""
+    """An actor that never starts."""
 
 
 def submit(kind: str, selector: Mapping[str, str]) -> Any:
@@ -55,7 +55,7 @@ def submit(kind: str, selector: Mapping[str, str]) -> Any:
 
 
 def head_process() -> Path:
-    """Return the folder in /proc of the control store that this process has started."""
+    """Return the folder in /proc of the control store that this process started."""
     for folder in Path("/proc").iterdir():
         if folder.name.isdigit() and (folder / "stat").read_text().split()[1:4:2] == ["(gcs_server)", str(os.getpid())]:
             return folder
@@ -67,7 +67,7 @@ def resident_mib(process: Path) -> float:
 
 
 def measure(kind: str, name: str, count: int) -> dict[str, Any]:
-    """Return the growth of the head's memory in MiB for each of `count` that wait."""
+    """Return the growth of the head's memory in MiB per waiting item, over `count` items."""
     selector = build_selectors()[name]
     with without_unused_processes():
         init_ray(address="local", num_cpus=2, object_store_memory=100 * 2**20)

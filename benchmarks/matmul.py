@@ -1,8 +1,8 @@
-"""Matrix products on one GPU: this search compared with two published finders, and samplers, formats and backends.
+"""Measure GEMMs on one GPU: compare this search with two published finders, and samplers, formats and backends.
 
     python benchmarks/matmul.py [--seeds 5] [--trials 200] [--into DIRECTORY]
 
-Every value comes from a sweep of `python -m sweeper` in its own directory. Options reproduce the methods of the two
+Every value comes from a `python -m sweeper` sweep in its own directory. Options reproduce the methods of the two
 published finders: gpu_benchmark takes the fastest of 100 warm repeats after 50 warm-up calls, over random shapes;
 ml-engineering's finder takes the mean of 100 cold repeats after 30 s of load. On an H200 with torch 2.11 the finders'
 own programs gave 818 TFLOP/s (200 trials, 33 s) and 754 TFLOP/s (39 shapes).
@@ -27,7 +27,7 @@ NO_FINALS = ["finals.top=0"]
 
 @dataclass(frozen=True)
 class FinishedSweep:
-    """The trials of a finished sweep, its finals included, its output and its duration."""
+    """The trials of a finished sweep including finals, with the sweep's output and duration."""
 
     trials: pd.DataFrame
     output: str
@@ -45,7 +45,7 @@ class FinishedSweep:
 
 
 def run_sweep(directory: Path, name: str, *overrides: str) -> FinishedSweep:
-    """Run a sweep in the directory and read its trials. Exits if it left none."""
+    """Run a sweep in the directory and read its trials. Exits if there are no trials."""
     command = [sys.executable, "-m", "sweeper", "progress=never", f"name={name}", *overrides]
     started = time.monotonic()
     process = subprocess.run(command, cwd=directory, capture_output=True, text=True, env=_environment())
@@ -61,7 +61,7 @@ def _environment() -> dict[str, str]:
 
 
 def compare_with_finders(directory: Path, trials: int) -> None:
-    """Print the best rate of this search and of random search, by the statistic of each published finder."""
+    """Print the best rates of this search and of random search, with the statistic of each published finder."""
     print("\n## Compared with the published finders' methods (TFLOP/s, bf16)\n")
     print("| search | statistic | trials | best | seconds of the process |\n|---|---|---:|---:|---:|")
     cases = [
@@ -101,7 +101,7 @@ def compare_samplers(directory: Path, seeds: int, trials: int) -> None:
     print("| seed | tpe | random |\n|---:|---:|---:|")
     ratios = []
     for seed in range(1, seeds + 1):
-        # In turns, and each first for half of the seeds, so that the GPU's heat affects both alike.
+        # The samplers alternate, each first for half of the seeds, so that GPU heat affects both equally.
         order = ["tpe", "random"] if seed % 2 else ["random", "tpe"]
         overrides = [f"seed={seed}", f"budget.trials={trials}", "search.initial_points=[]", *NO_FINALS]
         best_tflops = {
@@ -115,7 +115,7 @@ def compare_samplers(directory: Path, seeds: int, trials: int) -> None:
 
 
 def compare_formats(directory: Path) -> None:
-    """Print the rates of all formats, then those of all layouts, output types and accumulations in bf16."""
+    """Print the rates of all formats, then of all layouts, output types and accumulations in bf16."""
     print("\n## Formats, 8192 x 8192 x 8192\n\n```")
     overrides = ["space.m=8192", "space.n=8192", "space.k=8192", "search=grid", "budget.trials=1000", *NO_FINALS]
     dtypes = "fp32,tf32,fp16,bf16,fp8_tensorwise,fp8_rowwise,fp8_blockwise,mxfp8,mxfp4,nvfp4"
@@ -129,7 +129,7 @@ def compare_backends(directory: Path) -> None:
     """Print the rates of all backends over four shapes."""
     print("\n## Backends: does another one beat torch.mm? (bf16)\n\n```")
     shapes = ["space.m=4096,8192", "space.n=8192", "space.k=4096,8192"]
-    backends = "torch,cublas,cublaslt,ck,tunable,triton"  # those of another vendor are left out
+    backends = "torch,cublas,cublaslt,ck,tunable,triton"  # backends of other vendors are left out
     overrides = [*shapes, "search=grid", "budget.trials=1000", *NO_FINALS]
     print(run_sweep(directory, "backends", *overrides, f"space.backend={backends}").output.strip(), "\n```", flush=True)
 

@@ -1,4 +1,4 @@
-"""Series of step times with a known median and mean: six kinds of noise, vectorised over simulations."""
+"""Series of step times with a known median and mean: six kinds of noise, vectorized over simulations."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -7,7 +7,7 @@ from functools import cache
 import numpy as np
 
 SPREAD = 0.01  # standard deviation of the log-normal noise and of the AR(1) processes
-SLOW_SHARE = 0.05  # of the steps, slower by half on average
+SLOW_SHARE = 0.05  # of the steps, which are slower by half on average
 FAST_SHARE = 0.6  # of the time at the faster of two clocks
 SLOWER_BY = 0.03  # of the slower clock
 SPREAD_AT_A_CLOCK = 0.003
@@ -22,13 +22,13 @@ def lognormal(series: int, steps: int, random: np.random.Generator) -> np.ndarra
 
 
 def slow_outliers(series: int, steps: int, random: np.random.Generator) -> np.ndarray:
-    """Return log-normal step times of which one in twenty is slower by an exponential delay."""
+    """Return log-normal step times, one in twenty slower by an exponential delay."""
     slow = random.random((series, steps)) < SLOW_SHARE
     return lognormal(series, steps, random) * (1 + slow * random.exponential(0.5, (series, steps)))
 
 
 def autoregressive(correlation: float, spread: float = SPREAD) -> Noise:
-    """Return a Gaussian AR(1) process of the logarithms, stationary from the first step."""
+    """Return a generator of step times with Gaussian AR(1) logarithms, stationary from the first step."""
 
     def draw(series: int, steps: int, random: np.random.Generator) -> np.ndarray:
         shocks = random.standard_normal((steps, series))

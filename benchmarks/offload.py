@@ -1,4 +1,4 @@
-"""Llama training within memory budgets on one GPU, compared with published results and FSDP2's CPU offloading.
+"""Measure Llama training within memory budgets, compared with published results and FSDP2's CPU offloading.
 
     python benchmarks/offload.py [--rows 8b_8k,8b_8k_large,1b_8k,8b_512,8b_64k,cpu_offload] [--steps 1]
     python benchmarks/offload.py --rows cpu_offload_small
@@ -10,9 +10,9 @@
     python benchmarks/offload.py --rows 8b_gang,32b_gang:0     # one GPU, and two of one host
     python benchmarks/offload.py --rows 8b_gang,32b_gang --predict h100   # without a GPU, by the catalogue's rates
 
-Rows run one after the other, on synthetic tokens and random weights, those of gangs in processes of their own. Each has
-one warm-up step and reports the median of `--steps` steps. The reference is ml_dataflow on one H100 (its published
-table; steps of 557,056 to 622,592 tokens).
+Rows run one after the other, on synthetic tokens and random weights; gang rows run in separate processes. Each has one
+warm-up step and reports the median of `--steps` steps. The reference is ml_dataflow on one H100 (its published table;
+steps of 557,056 to 622,592 tokens).
 """
 
 import argparse
@@ -46,9 +46,9 @@ PEAK_TFLOPS = 989.5  # bf16, dense: conf/hardware/h200.yaml
 
 @dataclass(frozen=True)
 class Row:
-    """One training run. `reference_tokens_per_s` is the rate of the reference at the same budgets, in bf16.
+    """One training run. `reference_tokens_per_s` is the reference's bf16 rate at the same budgets.
 
-    `gpus` train in a process each, and share `host_gib`; 0 stands for one GPU in this process.
+    `gpus` is the number of GPUs, which train in one process each and share `host_gib`; 0 means one GPU in this process.
     """
 
     model: str
@@ -78,7 +78,7 @@ class Row:
         }
 
 
-# CPUOffloadPolicy runs last, and once in a process, because it does not free its host memory.
+# CPUOffloadPolicy runs last, and only once per process, because it does not free its host memory.
 ROWS = {
     "8b_8k": [
         Row("llama3_8b", 8192, 8, 130, 16),
@@ -130,9 +130,9 @@ ROWS = {
 
 
 def list_rows(names: str, sequences: int | None) -> list[Row]:
-    """Return the rows of names with commas between them; `8b_gang:1` is the second one of its name.
+    """Return the rows for comma-separated names; `8b_gang:1` is the second row of its name.
 
-    `sequences`: of a step, rather than those of each row.
+    `sequences` overrides the number of sequences per step.
     """
     rows = []
     for name, _, index in (name.partition(":") for name in names.split(",")):
@@ -176,7 +176,7 @@ def measure_row(row: Row, steps: dict[str, int | None]) -> str:
 
 
 def run_gang(gpus: int, parameters: dict[str, Any]) -> dict[int, Measurement]:
-    """Run a trial on GPUs of this host, and return each rank's measurement. Raises what the first failing rank raises.
+    """Run a trial on GPUs of this host, and return each rank's measurement. Raises the first failing rank's exception.
 
     Raises RuntimeError if a rank ended without a result.
     """
@@ -201,7 +201,7 @@ def run_gang(gpus: int, parameters: dict[str, Any]) -> dict[int, Measurement]:
             try:
                 number, result = results.get(timeout=1)
             except queue.Empty:
-                if ended:  # before the queue was empty
+                if ended:  # the rank ended before the queue was empty
                     raise RuntimeError(", ".join(ended)) from None
                 continue
             if isinstance(result, Exception):
@@ -225,7 +225,7 @@ def run_rank(number: int, gpus: int, port: int, parameters: dict[str, Any], resu
 
 
 def predict_row(row: Row, hardware: str) -> str:
-    """Return what a plan says of a row by the catalogue's rates."""
+    """Return a row's columns as planned with the catalogue's rates."""
     from sweeper.preflight.clusters import build_cluster
 
     gpus = max(1, row.gpus)
@@ -244,8 +244,8 @@ def predict_row(row: Row, hardware: str) -> str:
 def measure_fsdp_cpu_offload(row: Row, steps: int) -> str:
     """Run the same training with FSDP2's CPUOffloadPolicy and return its columns.
 
-    Each block is compiled and recomputed in the backward pass, AdamW is fused on the host. Gradients accumulate over
-    the sequences on the device before they are copied to the host.
+    Each block is compiled and recomputed in the backward pass, and AdamW is fused on the host. Gradients accumulate on
+    the device over the sequences before they are copied to the host.
     """
     from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
     from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
@@ -267,7 +267,7 @@ def measure_fsdp_cpu_offload(row: Row, steps: int) -> str:
         fully_shard(model.blocks[n], **policy)
     fully_shard(model, **policy)
     model.to_empty(device="cpu")
-    noise = torch.randn(1 << 22, dtype=torch.bfloat16) * 0.02  # repeated in every weight, since a host draws slowly
+    noise = torch.randn(1 << 22, dtype=torch.bfloat16) * 0.02  # repeated in every weight, since hosts draw slowly
     with torch.no_grad():
         for parameter in model.parameters():
             local = parameter.to_local().view(-1)  # type: ignore[attr-defined]

@@ -1,4 +1,4 @@
-"""Compare offloaded training with every published cell of ml_dataflow: estimated without a GPU, some cells measured.
+"""Compare offloaded training with every published cell of ml_dataflow: all estimated without a GPU, some measured.
 
     python benchmarks/offload_cells.py rates llama3_8b:8192 …           # on a GPU: measure and store the device's rates
     python benchmarks/offload_cells.py measure llama3_8b:8192:70:40 …   # on a GPU: train within host and device GiB
@@ -9,10 +9,10 @@
 
 The cells are in `results/offload_h200_cells.csv`: Llama 3 8B and 1B, 512 to 262,144 tokens, all budgets up to 112 GiB
 of host memory that ml_dataflow (C and CUDA) publishes for an H100, with its steps and rates. `estimate` plans each
-cell's own step by the rates in `results/offload_h200_rates.json`, interpolated in the sequence length, and lets the
-replay run the plans of the cells with the lowest ratios. `measure` trains one warm-up step and three timed steps of
-about `--tokens` tokens. With `--hardware h100` the cells are those of 15B and 32B in `results/offload_h100_cells.csv`,
-planned by the catalogue's rates.
+cell's step with the rates in `results/offload_h200_rates.json`, interpolated in the sequence length, and replays the
+plans of the cells with the lowest ratios. `measure` trains one warm-up step and three timed steps of about `--tokens`
+tokens. With `--hardware h100`, the cells are the 15B and 32B cells in `results/offload_h100_cells.csv`, planned with
+the catalogue's rates.
 """
 
 import argparse
@@ -88,10 +88,10 @@ def read_rates() -> list[dict[str, Any]]:
 
 
 def interpolate_rates(stored: list[dict[str, Any]], model: str, sequence_length: int) -> DeviceRates:
-    """Return the rates of a model at a sequence length, linear between the nearest two that were measured.
+    """Return a model's rates at a sequence length, linearly interpolated between the nearest two measured lengths.
 
-    The time of attention is linear in the length, everything else does not depend on it. Outside of the measured
-    lengths the nearest two are extrapolated. The time of a further segment is that of the longer of the two, since
+    Attention time per token is linear in the length; everything else is independent of it. Outside the measured
+    lengths, the nearest two are extrapolated. The time per additional segment comes from the longer length, since
     shorter sequences may not have been divided.
     """
     points = sorted((row for row in stored if row["model"] == model), key=lambda row: row["sequence_length"])
@@ -113,7 +113,7 @@ def interpolate_rates(stored: list[dict[str, Any]], model: str, sequence_length:
 
 
 def store_rates(model: str, length: int) -> None:
-    """Store this GPU's rates with its name; a process measures them once."""
+    """Store this GPU's rates under the GPU's name; a process measures them once."""
     import torch
 
     from workloads.instruments.process_setup import keep_compiled_kernels
@@ -139,7 +139,7 @@ def catalogue_rates(hardware: str, model: str, sequence_length: int) -> DeviceRa
 
 
 def estimate_cells(find_rates: Callable[[str, int], DeviceRates], replays: bool, cells: list[Cell]) -> list[Cell]:
-    """Return the columns of cells of the same model, length and step: what their plans or the replays reach.
+    """Return the columns of cells with the same model, length and step: the rates of plans or replays.
 
     `find_rates` returns the rates of a model at a sequence length. A cell that does not fit has no columns.
     """
@@ -180,7 +180,7 @@ def _replay(prediction: Prediction, cell: Cell, rates: DeviceRates) -> Cell:
 
 
 def estimate(processes: int, replayed: int, hardware: str | None) -> None:
-    """Fill in the estimated columns of all cells, and what the replay says of those with the lowest ratios."""
+    """Fill in the estimated columns of all cells, and the replayed columns of the cells with the lowest ratios."""
     path = RESULTS / f"offload_{hardware}_cells.csv" if hardware else CELLS
     cells = read_cells(path)
     find_rates = partial(catalogue_rates, hardware) if hardware else partial(interpolate_rates, read_rates())
@@ -216,7 +216,7 @@ def estimate(processes: int, replayed: int, hardware: str | None) -> None:
 def measure(names: list[str], tokens: int, steps: int, hardware: str | None) -> None:
     """Train within the budgets of the named cells, and fill in their measured columns.
 
-    With `hardware` they are the larger models' cells, whose warm-up has one round.
+    With `hardware`, the cells are those of the larger models, with one warm-up round.
     """
     from workloads.api.contract import Infeasible, Rank
     from workloads.api.trial import run_trial
@@ -237,7 +237,7 @@ def measure(names: list[str], tokens: int, steps: int, hardware: str | None) -> 
         }
         try:
             measurement = run_trial("offload", parameters, Rank(device="cuda"))
-        except Infeasible as error:  # out of memory too
+        except Infeasible as error:  # also raised when memory runs out
             print(f"{name}: {error}", flush=True)
             continue
         step_s, metrics = statistics.median(measurement.step_times_s), measurement.metrics
@@ -270,7 +270,7 @@ def measure(names: list[str], tokens: int, steps: int, hardware: str | None) -> 
 
 
 def draw() -> None:
-    """Draw the estimated ratio of every cell, and frame those that were measured, which show the measured ratio."""
+    """Draw the estimated ratio of every cell. Measured cells are framed and show the measured ratio."""
     import matplotlib
 
     matplotlib.use("Agg")

@@ -2,9 +2,9 @@
 
     python benchmarks/offload_distributions.py [--sequences 64] [--host-gib 128]
 
-Prints tokens/s for each GPU under the fastest plan of each distribution (`workloads.offload.plan`), by the catalogue's
-rates, in bf16 with int8 moments and sequences of 8192 tokens. Each GPU brings `--host-gib` of host memory, its own link
-to the host, and 95% of its memory.
+Prints tokens/s for each GPU under the fastest plan of each distribution (`workloads.offload.plan`), with the
+catalogue's rates, in bf16 with int8 moments and sequences of 8192 tokens. Each GPU adds `--host-gib` of host memory and
+a link to the host, and uses 95% of its own memory.
 """
 
 import argparse
@@ -25,7 +25,7 @@ DISTRIBUTIONS: tuple[Distribution, ...] = ("replicas", "sharded", "ring")
 
 
 def estimate_row(model: str, machine: tuple[str, str], gpus: int, sequences: int, host_gib: float) -> list[float]:
-    """Return the tokens/s of each GPU in each distribution; 0 where no plan fits."""
+    """Return the tokens/s per GPU for each distribution; 0 where no plan fits."""
     cluster = build_cluster(*machine, gpus)
     cluster = replace(cluster, topology=replace(cluster.topology, gpus_per_domain=max(8, gpus)))
     rates = estimate_rates(MODELS[model], LENGTH, "bf16", cluster)

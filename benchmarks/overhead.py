@@ -1,13 +1,13 @@
-"""The overhead per trial of this project and of Ray Tune, for the same 200 trials that do nothing.
+"""Measure the overhead per trial of this project and of Ray Tune, with the same 200 trials that do nothing.
 
     python benchmarks/overhead.py [--trials 200] [--at-once 2] [--repeats 3]
 
 Needs the extra `bench` (Ray Tune). Both search the same two-dimensional space with Optuna's TPE and the same number of
-concurrent trials, on a Ray cluster of this machine's cores that each starts itself, and record every trial in a new
-MLflow store on SQLite. Each of them runs in its own process, alternating, `--repeats` times.
+concurrent trials, on their own Ray cluster of this machine's cores, and record every trial in a new MLflow store on
+SQLite. The two alternate `--repeats` times, each in its own process.
 
-Then 200 trials that sleep for 20 ms, one at a time: the share of the time between the first trial's start and the last
-one's end in which the worker was busy.
+Then 200 trials sleep for 20 ms, one at a time. The benchmark prints the worker's busy share of the time between the
+start of the first trial and the end of the last.
 """
 
 import argparse
@@ -56,7 +56,7 @@ print("searched_s", time.monotonic() - started)
 
 
 def count_recorded_runs(folder: Path) -> int:
-    """Return the number of runs with a score in the MLflow store, to check that both have done the same work."""
+    """Return the number of runs with a score in the MLflow store, to check that both did the same work."""
     import sqlite3
 
     store = sqlite3.connect(folder / "mlflow.db")
@@ -87,7 +87,7 @@ def run_tune(trials: int, at_once: int) -> dict[str, float]:
 
 
 def run_sweeper(trials: int, at_once: int, sleep_s: float = 0.0) -> dict[str, float]:
-    """Run the trials with this project. Return likewise, and the share of the time that workers were busy."""
+    """Run the trials with this project. Return the same times and the share of time in which workers were busy."""
     overrides = ["workload=probe", "hardware=cpu", "progress=never", f"budget.trials={trials}"]
     overrides += [f"cluster.max_concurrent_trials={at_once}", f"space.sleep_s={sleep_s}"]
     with tempfile.TemporaryDirectory() as name:

@@ -3,11 +3,11 @@
     python benchmarks/planner.py [--rows FILE.csv] [--json] [--calibrate]
 
 Each row of the file is a run with its whole configuration (`planner_rows.csv` has the columns). A row that cannot be
-expressed as a job is listed with the reason and not scored. `--calibrate` writes the efficiency of each pair of trainer
-and device, fitted to the rows, and the bands around estimates into the planner's tables. With a source left out, the
-efficiencies are fitted to the rows of all other sources, and a pair without rows takes that of the nearest pair. With
-neutral constants, those that were chosen with rows in sight are left out too (`planner_calibration.NEUTRAL`). The 95%
-interval of a mean error draws whole sources again and again, since the runs of one source err alike.
+expressed as a job is listed with the reason and not scored. `--calibrate` fits an efficiency per trainer and device to
+the rows, and writes the efficiencies and the bands around estimates into the planner's tables. With a source left out,
+efficiencies are fitted to the rows of all other sources, and a pair without rows uses the nearest pair's efficiency.
+Neutral constants replace the constants that were chosen after seeing rows (`planner_calibration.NEUTRAL`). The 95%
+interval of a mean error resamples whole sources, since errors within a source are correlated.
 """
 
 import argparse
@@ -35,18 +35,18 @@ from workloads.layouts.trainers import EFFICIENCIES, Trainer, efficiencies, find
 ROWS = Path(__file__).parent / "planner_rows.csv"
 RECENT_ROWS = ROWS.with_name("planner_rows_2026.csv")
 H100_ROWS = ROWS.with_name("planner_rows_h100.csv")
-LATER_ROWS = ROWS.with_name("planner_rows_h200_fp32.csv")  # of this project, measured after the step's model was made
-SCORED = (ROWS, RECENT_ROWS, LATER_ROWS, H100_ROWS)  # what bands and the scoreboard rest on
+LATER_ROWS = ROWS.with_name("planner_rows_h200_fp32.csv")  # of this project, measured after the step model was made
+SCORED = (ROWS, RECENT_ROWS, LATER_ROWS, H100_ROWS)  # the basis of the bands and the scoreboard
 FAMILIES = ("dense", "moe", "memory")
 DRAWS = 2000
-FEW_SOURCES = 5  # draws of fewer repeat too few combinations
-DIFFERENT = 0.10  # layouts whose rates differ by less are not put in order
+FEW_SOURCES = 5  # resampling fewer sources gives too few combinations
+DIFFERENT = 0.10  # layouts with a smaller difference in rate are not ordered
 LARGE_PERCENT = 25  # beyond this error a row is listed with its cause
 
 
 @dataclass(frozen=True)
 class Score:
-    """A figure of a run, measured and predicted: a step in seconds or memory in GiB."""
+    """A measured and a predicted value of a run: step time in seconds or memory in GiB."""
 
     run: PublishedRun
     family: str
@@ -94,7 +94,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def read_runs(path: Path) -> tuple[list[PublishedRun], list[dict[str, str]]]:
-    """Return the runs of a file, and what is not supported with its reason."""
+    """Return the runs of a file, and the unsupported rows with their reasons."""
     runs, unsupported = [], []
     for number, row in enumerate(read_rows(path), 1):
         try:
@@ -116,7 +116,7 @@ def write_efficiencies(runs: Sequence[PublishedRun]) -> None:
 
 
 def left_out_of_all(own_runs: Sequence[PublishedRun]) -> list[Residual]:
-    """Return the residuals of the runs of all files but those that constants were fitted to."""
+    """Return the residuals of the runs of all files except the files that constants were fitted to."""
     runs = [run for path in SCORED for run in read_runs(path)[0]]
     scores = score_left_out(runs, own_runs)
     return residuals([(score.run, score.family, score.error_percent) for score in scores])
@@ -127,15 +127,15 @@ def score_all(runs: Iterable[PublishedRun], table: dict[Pair, float]) -> list[Sc
 
 
 def score_left_out(runs: Sequence[PublishedRun], own_runs: Sequence[PublishedRun]) -> list[Score]:
-    """Return the scores of each run with efficiencies of which its source knows nothing."""
+    """Return the scores of each run, using efficiencies fitted without the run's source."""
     fitted = calibrate(own_runs)
     tables = {source: efficiencies_without(source, own_runs, fitted) for source in {run.source for run in runs}}
-    share = Trainer.reserved_share  # the share of a trainer that one source shows is not known without it
+    share = Trainer.reserved_share  # a reserved share that only one source shows is unknown without that source
     return [score for run in runs for score in score_run(run, efficiency_of(run, tables[run.source]), share)]
 
 
 def score_run(run: PublishedRun, efficiency: float, reserved_share: float | None = None) -> list[Score]:
-    """Return the scores of a run: of its step and of its memory, where these were measured."""
+    """Return the scores of a run's step time and memory, where measured."""
     estimate = estimate_job(run.job, run.cluster, efficiency)
     scores = []
     if run.step_s is not None:
@@ -151,7 +151,7 @@ def score_run(run: PublishedRun, efficiency: float, reserved_share: float | None
 
 
 def explain_step(estimate: JobEstimate, measured_s: float) -> str:
-    """Return where the predicted time goes, and by which factor the rest beside products would have to differ."""
+    """Return where the predicted time goes, and the factor by which all but GEMM time would have to differ."""
     step = estimate.step
     parts = sorted(vars(step).items(), key=lambda part: -part[1])[:4]
     shares = ", ".join(f"{name} {100 * value / step.total_s:.0f}%" for name, value in parts if value > 0)
@@ -166,7 +166,7 @@ def explain_memory(estimate: JobEstimate, run: PublishedRun) -> str:
 
 
 def summarize(scores: Iterable[Score]) -> dict[str, dict[str, Any]]:
-    """Return rows, MAPE with its interval, median and worst of each family, in percent."""
+    """Return the rows, MAPE with interval, median error and worst error of each family, in percent."""
     families: dict[str, dict[str, list[float]]] = {name: defaultdict(list) for name in FAMILIES}
     for score in scores:
         families[score.family][score.run.source].append(score.error_percent)
@@ -177,7 +177,7 @@ def summarize(scores: Iterable[Score]) -> dict[str, dict[str, Any]]:
 
 
 def _interval(sources: Sequence[Sequence[float]]) -> list[float] | None:
-    """Return the 95% interval of the mean size of the errors, over sources drawn with replacement; None for few."""
+    """Return the 95% interval of the mean absolute error, resampling sources; None for few sources."""
     if len(sources) < FEW_SOURCES:
         return None
     draw = random.Random(0)
@@ -189,7 +189,7 @@ def _interval(sources: Sequence[Sequence[float]]) -> list[float] | None:
 
 
 def memory_kinds(scores: Iterable[Score]) -> dict[str, dict[str, Any]]:
-    """Return the same of memory by its kind."""
+    """Return the same summary for memory, by kind of memory."""
     kinds: dict[str, list[float]] = {"allocated": [], "reserved": [], "total": []}
     for score in scores:
         if score.family == "memory":
@@ -208,7 +208,7 @@ def _statistics(errors: Sequence[float]) -> dict[str, Any]:
 
 
 def pairs_in_order(scores: Iterable[Score]) -> dict[str, dict[str, Any]]:
-    """Return for each family how many pairs of layouts of one model on one cluster are in the right order."""
+    """Return, for each family, how many layout pairs of one model on one cluster are in the right order."""
     families = {}
     for family in FAMILIES:
         ordered = [pair for pair in combinations((s for s in scores if s.family == family), 2) if _is_compared(*pair)]
@@ -219,7 +219,7 @@ def pairs_in_order(scores: Iterable[Score]) -> dict[str, dict[str, Any]]:
 
 
 def _rate(score: Score) -> tuple[float, float]:
-    """Return what orders layouts: tokens/s per GPU, or GiB; measured and predicted."""
+    """Return the measured and predicted value that orders layouts: tokens/s per GPU, or GiB."""
     if score.family == "memory":
         return score.measured, score.predicted
     work = score.run.tokens / score.run.cluster.gpus

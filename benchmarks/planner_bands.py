@@ -1,7 +1,7 @@
-"""The bands around the planner's estimates: how far left-out runs are from them, by how much of a run no other has.
+"""Compute the bands around the planner's estimates from left-out runs, by how unfamiliar each run is.
 
-Split-conformal over sources: a run is estimated with efficiencies of which its source knows nothing, and its distance
-is what of it no run of another source has. Each source has the same weight, since the runs of one source err alike.
+Split-conformal over sources: a run is estimated with efficiencies fitted without its source. Its distance is the number
+of properties that runs of other sources lack. All sources weigh the same, since their runs have correlated errors.
 """
 
 import csv
@@ -15,14 +15,14 @@ from dataclasses import dataclass
 from benchmarks.planner_rows import PublishedRun
 from workloads.estimator.estimate import BANDS, COVERED, Known, bands
 
-DISTANCES = 3  # the last one stands for all beyond
-FEW_SOURCES = 3  # of a distance with fewer, the bands of smaller distances count too
+DISTANCES = 3  # the last distance includes all larger ones
+FEW_SOURCES = 3  # a distance with fewer sources also uses the runs at smaller distances
 DRAWS = 2000
 
 
 @dataclass(frozen=True)
 class Residual:
-    """The error of a left-out run in percent, and how much of the run no other source has."""
+    """The error of a left-out run in percent, and how many properties of the run no other source has."""
 
     run: PublishedRun
     family: str
@@ -31,7 +31,7 @@ class Residual:
 
     @property
     def size(self) -> float:
-        """What a band has to cover: of memory how far the measured one is above the estimate, and not below it."""
+        """The error that a band must cover; for memory, only measurements above the estimate count."""
         if self.family != "memory":
             return abs(self.error_percent)
         return max(0.0, 100 / (1 + self.error_percent / 100) - 100)
@@ -60,7 +60,7 @@ def residuals(scores: Sequence[tuple[PublishedRun, str, float]]) -> list[Residua
 
 
 def half_widths(some: Iterable[Residual]) -> list[float]:
-    """Return the half width of the band at each distance, in percent: never narrower than at a smaller one."""
+    """Return the half width of the band at each distance, in percent: never narrower than at a smaller distance."""
     by_distance: dict[int, list[Residual]] = defaultdict(list)
     for residual in some:
         by_distance[residual.distance].append(residual)
@@ -74,7 +74,7 @@ def half_widths(some: Iterable[Residual]) -> list[float]:
 
 
 def _quantile(members: Sequence[Residual]) -> float:
-    """Return the error that covers 90% of sources, with split-conformal prediction's correction for their number."""
+    """Return the error that covers 90% of sources, with the split-conformal correction for the number of sources."""
     counts = Counter(residual.run.source for residual in members)
     level = min(1.0, COVERED * (1 + 1 / max(1, len(counts))))
     covered, size = 0.0, 0.0
@@ -88,11 +88,11 @@ def _quantile(members: Sequence[Residual]) -> float:
 
 @dataclass(frozen=True)
 class Coverage:
-    """How well bands of other sources cover a family's runs."""
+    """How well bands fitted to other sources cover a family's runs."""
 
     share: float  # the mean over sources
-    interval: tuple[float, float]  # its 95% interval, over sources drawn again and again
-    median_width: float  # half a band, in percent
+    interval: tuple[float, float]  # the share's 95% interval, with resampled sources
+    median_width: float  # half of the band, in percent
     by_source: Mapping[str, float]
 
 

@@ -1,11 +1,11 @@
-"""Run Calculon on the published runs that it can express, beside this planner.
+"""Compare Calculon with this planner on the published runs that Calculon can express.
 
     git clone https://github.com/calculon-ai/calculon FOLDER
     python benchmarks/planner_calculon.py FOLDER
 
-Calculon has blocks with as many key-value heads as heads, GELU and no output layer, on the A100 of its validation
-(`systems/a100_80e.json`) with the row's network. The planner's estimates have efficiencies of which the row's source
-knows nothing; Calculon was made with the rows of arXiv 2205.05198.
+Calculon supports blocks with as many key-value heads as heads, with GELU and without an output layer. It models the
+A100 of its validation (`systems/a100_80e.json`) with the row's network. The planner's estimates use efficiencies fitted
+without the row's source; Calculon was developed with the rows of arXiv 2205.05198.
 """
 
 import json
@@ -67,9 +67,9 @@ def execution(run: PublishedRun) -> dict[str, Any]:
 
 
 def estimate_all(folder: Path, runs: list[PublishedRun]) -> Iterator[float | str]:
-    """Yield the seconds of each run's step, or why Calculon cannot run it."""
+    """Yield each run's step time in seconds, or the reason why Calculon cannot run it."""
     sys.path.insert(0, str(folder))
-    sys.modules["psutil"] = ModuleType("psutil")  # of its search, which does not run here
+    sys.modules["psutil"] = ModuleType("psutil")  # only Calculon's search needs it, which does not run here
     llm, machine = import_module("calculon.llm").Llm, json.loads((folder / "systems/a100_80e.json").read_text())
     for run in runs:
         machine["networks"][1]["bandwidth"] = run.cluster.topology.network_gb_s

@@ -1,4 +1,4 @@
-"""Calibrated efficiencies: one for each pair of trainer and device, from published runs."""
+"""Calibrate one efficiency for each pair of trainer and device, from published runs."""
 
 import math
 from collections import defaultdict
@@ -12,24 +12,24 @@ from workloads.estimator.step import estimate_job
 from workloads.layouts.trainers import nearest_efficiency
 
 Pair = tuple[str, str]
-# An efficiency is drawn towards 1, what the kernels' rates alone give, as if one more run had shown that: a pair with a
-# single row would otherwise repeat that row and show no error.
+# An efficiency is shrunk toward 1, the value given by kernel rates alone, as if one more run had shown it. Otherwise, a
+# pair with a single row would repeat that row and show no error.
 PRIOR_RUNS = 1
 
-# The constants that were chosen with published runs in sight, and what each would be without them.
+# The constants that were chosen after seeing published runs, and their values without those runs.
 NEUTRAL = (
     (operations, "EAGER_FACTOR", 1),  # single kernels move the bytes of fused ones
     (operations, "ROUTING_S", 0),  # routing does not wait for the host
-    (operations, "LAUNCHES_S", 0),  # nor do experts for launches
-    (placed_job, "HOST_GB_S", 600),  # the data sheets of two sockets with DDR5, all of it
+    (operations, "LAUNCHES_S", 0),  # experts do not wait for launches
+    (placed_job, "HOST_GB_S", 600),  # the full data sheet rate of two sockets with DDR5
     (step, "STEP_OVERHEAD_S", 0),  # launches are hidden
-    (step, "IDLE_POWER_SHARE", 0),  # a GPU that waits draws as much as one that computes
+    (step, "IDLE_POWER_SHARE", 0),  # a waiting GPU draws as much power as a computing GPU
 )
 
 
 @contextmanager
 def neutral_constants() -> Iterator[None]:
-    """Estimate with neutral constants, and keep no block's seconds over the change."""
+    """Estimate with neutral constants until the block ends. Cached block times are cleared at both changes."""
     patches = [patch.object(module, name, value) for module, name, value in NEUTRAL]
     for each in patches:
         each.start()
@@ -56,7 +56,7 @@ def _pairs(runs: Iterable[PublishedRun]) -> dict[Pair, list[PublishedRun]]:
 
 
 def _fit(runs: Sequence[PublishedRun]) -> float:
-    """Return the efficiency with the least squared error of the step times' logarithms, by Gauss and Newton."""
+    """Return the efficiency with the least squared error of log step times, by the Gauss-Newton method."""
     logarithm = 0.0
     for _ in range(3):
         errors = [_error(run, logarithm) for run in runs]
@@ -67,7 +67,7 @@ def _fit(runs: Sequence[PublishedRun]) -> float:
 
 
 def _error(run: PublishedRun, logarithm: float) -> float:
-    """Return the logarithm of predicted over measured time, with the logarithm of an efficiency."""
+    """Return the logarithm of predicted over measured time, given the logarithm of an efficiency."""
     return math.log(step_s(run, math.exp(logarithm)) / (run.step_s or 1))
 
 
@@ -76,7 +76,7 @@ def step_s(run: PublishedRun, efficiency: float) -> float:
 
 
 def efficiencies_without(source: str, runs: Sequence[PublishedRun], table: dict[Pair, float]) -> dict[Pair, float]:
-    """Return the efficiencies that all other sources give; `table` is that of all sources."""
+    """Return the efficiencies fitted to all other sources; `table` has the efficiencies from all sources."""
     remaining, changed = dict(table), {run.pair for run in runs if run.source == source}
     for pair in changed:
         remaining.pop(pair, None)
@@ -84,5 +84,5 @@ def efficiencies_without(source: str, runs: Sequence[PublishedRun], table: dict[
 
 
 def efficiency_of(run: PublishedRun, table: dict[Pair, float]) -> float:
-    """Return the efficiency of a run's pair, or of the nearest pair that the table has."""
+    """Return the efficiency of a run's pair, or of the nearest pair in the table."""
     return nearest_efficiency(*run.pair, table)

@@ -1,12 +1,12 @@
-"""Compare the planner's bound of memory with PyTorch's own memory tracker, on a CPU, without allocating any memory.
+"""Compare the planner's memory bound with PyTorch's own memory tracker, on a CPU, without allocating memory.
 
     python benchmarks/planner_memory.py
 
-Trains two steps of this project's trainer with fake tensors in a fake process group of eight ranks, for each layout of
-a grid, and prints the peak of the second step as `MemTracker` counts it, the planner's bound, and the slack between.
-Sequences are short and blocks recomputed, so that weights, gradients, optimizer states, gathers and reductions are most
-of the peak: on a CPU neither blocks nor the loss are compiled, and what compiled ones hold is not known here.
-PyTorch's pipelines exchange shapes between ranks when they are built, which fake ranks do not: `pp` is 1.
+For each layout of a grid, this project's trainer runs two steps with fake tensors in a fake process group of eight
+ranks. The script prints the peak of the second step according to `MemTracker`, the planner's bound, and the difference.
+Sequences are short and blocks are recomputed, so weights, gradients, optimizer states, gathers and reductions dominate
+the peak: on a CPU, blocks and loss are not compiled, so the memory of compiled code is unknown. PyTorch's pipelines
+exchange shapes between ranks when built, which fake ranks cannot do, so `pp` is 1.
 """
 
 import statistics
@@ -39,12 +39,12 @@ from workloads.parallel import apply, train
 from workloads.parallel.stage import Stage
 
 RANKS, SEQUENCE_LENGTH = 8, 256
-# dp_replicate, dp_shard, tp and cp, which multiply to RANKS
+# dp_replicate, dp_shard, tp and cp; their product is RANKS
 DEGREES = (
     *((1, 8, 1, 1), (8, 1, 1, 1), (2, 4, 1, 1), (4, 2, 1, 1), (1, 4, 2, 1), (1, 2, 4, 1), (2, 2, 2, 1)),
     *((1, 4, 1, 2), (1, 2, 1, 4), (1, 2, 2, 2), (2, 1, 2, 2)),
 )
-# An untied and a tied model of few layers, since each takes the same, and with a small vocabulary.
+# An untied and a tied model with few layers, since layers are equal, and a small vocabulary.
 SHAPES = {name: replace(MODELS[name], layers=2, vocabulary=32_000) for name in ("llama3_8b", "llama3_1b")}
 
 
@@ -60,7 +60,7 @@ class Comparison(NamedTuple):
 
 
 class _Peak(MemTracker):
-    """Tracks the peak of a step without its modules, which the tracker allows one forward pass each."""
+    """Tracks the peak of a step without tracking modules, since the tracker allows only one forward pass per module."""
 
     def _pre_fw_hook(self, *_: Any) -> None: ...
     def _post_fw_hook(self, *_: Any) -> None: ...
@@ -88,7 +88,7 @@ def list_jobs() -> Iterator[tuple[str, Job]]:
 
 
 def compare_all() -> Iterator[Comparison]:
-    """Yield the comparison of each job. All share one process group: DTensor's caches keep the names of its groups."""
+    """Yield the comparison of each job. All jobs share one process group, since DTensor caches the names of groups."""
     cluster = build_cluster("h100", None, RANKS)
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=RANKS)
     try:
@@ -99,7 +99,7 @@ def compare_all() -> Iterator[Comparison]:
 
 
 def _track_gib(job: Job) -> float:
-    """Return the GiB that the first rank has at the peak of its second step."""
+    """Return the first rank's peak memory in the second step, in GiB."""
     mode, layout = FakeTensorMode(allow_non_fake_inputs=True), job.layout
     groups = apply.build_groups(layout, "cpu")
     stages = _build_stages(job, groups, mode)
@@ -115,12 +115,12 @@ def _track_gib(job: Job) -> float:
         states = [value for state in trainer._optimizer.state.values() for value in state.values()]
         states_bytes = sum((value.to_local() if isinstance(value, DTensor) else value).nbytes for value in states)
     kinds = tracker.get_tracker_snapshot("peak")[torch.device("cpu")]
-    # States that the first step has made are not among what the tracker counts.
+    # The tracker does not count states that the first step created.
     return (kinds["Total"] - kinds[_MemRefType.OPT] + states_bytes) / GIB
 
 
 def _build_fused(optimizer: Any, *arguments: Any, **options: Any) -> Any:
-    """Return an optimizer that is fused, as on a GPU: others have temporary tensors."""
+    """Return a fused optimizer, as on a GPU: other optimizers have temporary tensors."""
     return optimizer(*arguments, **options | {"fused": True})
 
 

@@ -1,4 +1,4 @@
-"""Published runs as jobs: what the columns of `planner_rows.csv` mean to the planner."""
+"""Convert published runs to jobs: what the columns of `planner_rows.csv` mean to the planner."""
 
 import csv
 import math
@@ -40,15 +40,15 @@ CHECKPOINTINGS: dict[str, Checkpointing] = {
     "partial": "full",
 }
 MODEL_NAMES = {"deepseek_v3_671b": "deepseek_v3", "nemotron_3.5_lightning": "nemotron_3_5_lightning_30b_a3b"}
-# Keys that mean another recipe in these trainers: Transformer Engine's of MXFP8, a scale of the whole tensor in LLMQ.
+# Keys that mean another recipe in these trainers: Transformer Engine's MXFP8, and one scale per tensor in LLMQ.
 PRECISION_NAMES = {("megatron", "mxfp8"): "fp8_te_mxfp8", ("pytorch", "fp8"): "fp8_te_current"}
-# What the text says of recomputation where the key is empty, the first that it has; and what is assumed of the rest.
+# The meaning of the recomputation text where the key is empty (the first match counts), and the default assumption.
 RECOMPUTED = {
     **{"selective []": "none", "some blocks": "half", "mla_up_proj": "norm_act"},
     **{"ffn": "selective", "swiglu": "norm_act", "norm": "norm_act"},
 }
-ASSUMED_RECOMPUTED = {"torchtitan": "per_op"}  # by trainer, of others none: torchtitan's default
-SELECTIVE: dict[str, Checkpointing] = {"own": "selective", "torchtitan": "per_op"}  # what each trainer means by it
+ASSUMED_RECOMPUTED = {"torchtitan": "per_op"}  # by trainer, otherwise none; this is torchtitan's default
+SELECTIVE: dict[str, Checkpointing] = {"own": "selective", "torchtitan": "per_op"}  # each trainer's meaning of it
 RECIPES = Path(__file__).with_name("planner_recipes.csv")
 COLUMNS = (
     *("source", "model", "gpus", "seq_len", "tp", "pp", "vpp", "cp", "ep", "dp", "sharding", "micro_batch"),
@@ -65,14 +65,14 @@ class UnsupportedRow(Exception):
 
 @dataclass(frozen=True)
 class PublishedRun:
-    """A row: the job, the cluster and what was measured.
+    """A published run: the job, the cluster and the measured values.
 
     Attributes:
         pair: the trainer and the device, which share one calibrated efficiency.
-        step_s: of the whole step; None where the row has memory only.
-        memory_gib: None where the row has none.
-        memory_kind: which figure that is: `allocated` or `reserved` of the framework, `total` of the driver.
-        assumed: what the row does not say and is assumed.
+        step_s: seconds of the whole step; None if the row has only memory.
+        memory_gib: None if the row has no memory.
+        memory_kind: the kind of memory: the framework's `allocated` or `reserved`, or the driver's `total`.
+        assumed: properties that the row does not state.
     """
 
     row: Mapping[str, str]
@@ -117,7 +117,7 @@ def read_rows(path: Path) -> list[dict[str, str]]:
 
 
 def read_run(row: Mapping[str, str]) -> PublishedRun:
-    """Return the run of a row. Raises UnsupportedRow if the model, the layout or a key is not modelled."""
+    """Return the run of a row. Raises UnsupportedRow if the model, the layout or a key is not modeled."""
     try:
         model = load_model(_model_name(row))
         cluster = _named_network(row, build_cluster(row["hardware_key"], row["cluster_key"], _integer(row, "gpus")))
@@ -185,11 +185,11 @@ def _job(row: Mapping[str, str], model: Model, cluster: Cluster) -> Job:
 
 
 def _settings(row: Mapping[str, str], trainer: str, cluster: Cluster) -> set[str]:
-    """Return what a run has: `deepep`, `overlap` of what experts exchange, a `graph` of whole steps, `fp8_attention`.
+    """Return a run's settings: `deepep`, `overlap` of expert exchanges, a `graph` of whole steps, `fp8_attention`.
 
-    They are those of the recipe behind the row if one is known. Else DeepEP or HybridEP is what a row names and what
-    Megatron's recipes of 2026 have; a graph is what a row names, and NVIDIA's recipes for Blackwell have from 26.06 on.
-    Rows of MLPerf say of their submissions that many have graphs.
+    If the recipe behind the row is known, its settings apply. Otherwise, DeepEP or HybridEP applies to rows that name
+    one and to Megatron's recipes of 2026. A graph applies to rows that name one and to NVIDIA's recipes for Blackwell
+    since 26.06. MLPerf rows state that many of their submissions use graphs.
     """
     recipe = _recipe(row)
     if recipe is not None:
@@ -208,10 +208,10 @@ def _settings(row: Mapping[str, str], trainer: str, cluster: Cluster) -> set[str
 
 
 def _recipe(row: Mapping[str, str]) -> set[str] | None:
-    """Return the settings of Megatron-Bridge's recipe of a row with experts, of its release or the one before it.
+    """Return the settings of the Megatron-Bridge recipe for a row with experts, from its release or the one before.
 
-    `planner_recipes.csv` has those of scripts/performance/configs at v0.2.2 (25.11), v0.3.1 (26.02), v0.4.2 (26.04) and
-    v0.5.0 (26.06); the verification cards of August 2026 ran recipes that have the same ones.
+    `planner_recipes.csv` has the settings in scripts/performance/configs at v0.2.2 (25.11), v0.3.1 (26.02), v0.4.2
+    (26.04) and v0.5.0 (26.06). The verification cards of August 2026 ran recipes with the same settings.
     """
     source, model = row["source"], row["model_key"].removesuffix("_671b").removesuffix("_30b_a3b")
     found = re.search(r"(\d\d\.\d\d)(\.\d+)? NeMo Container", source)
@@ -233,9 +233,9 @@ def _recipe(row: Mapping[str, str]) -> set[str] | None:
 
 
 def _attention_kernel(row: Mapping[str, str], trainer: str) -> AttentionKernel | Literal[""]:
-    """Return the kernel that a row names, or that an older version of its trainer has; empty for today's.
+    """Return the kernel that a row names, or that an older version of the trainer used; empty for the current one.
 
-    torchtitan prefers cuDNN's since the second half of 2025, FlashAttention 2 before.
+    torchtitan has preferred cuDNN's kernel since the second half of 2025; before, it used FlashAttention 2.
     """
     text = f"{row['note']} {row.get('url_or_repo_path', '')}".lower()
     if match := re.search(r"flash[-_ ]?attention[-_ ]?([23])|\bfa([23])\b", text):
@@ -245,7 +245,7 @@ def _attention_kernel(row: Mapping[str, str], trainer: str) -> AttentionKernel |
 
 
 def _has_manual_backward(trainer: str, precision: str, row: Mapping[str, str]) -> bool:
-    """Return whether this project's trainer had its own backward pass, as wherever it could before `block` existed."""
+    """Return whether this project's trainer used its own backward pass: before `block` existed, always if possible."""
     can_have = trainer == "own" and precision == "bf16" and _integer(row, "tp", 1) == _integer(row, "cp", 1) == 1
     return can_have and "block=pytorch" not in row["note"]
 
@@ -287,7 +287,7 @@ def _layout(row: Mapping[str, str], trainer: str, cluster: Cluster, model: Model
         micro_batch=micro_batch,
         global_batch=global_batch,
         sharding=SHARDINGS[key],
-        # FSDP keeps the weights of a stage gathered while a pipeline's micro-batches go through it (torchtitan).
+        # FSDP keeps a stage's weights gathered while a pipeline's micro-batches go through the stage (torchtitan).
         reshard_after_forward=degrees["pp"] == 1 and "stay gathered" not in row["sharding"],
         sequence_parallel=trainer != "megatron-lm" or "sequence parallel" in recompute,
         tp_overlap="async" if is_async else "none",
@@ -300,10 +300,10 @@ def _layout(row: Mapping[str, str], trainer: str, cluster: Cluster, model: Model
 
 
 def _data_parallel(degrees: dict[str, int], gpus: int) -> int:
-    """Return how many groups of GPUs train on different sequences, and take `dp` out of the degrees.
+    """Return the number of GPU groups that train on different sequences, and remove `dp` from the degrees.
 
-    Where the degrees do not multiply to the number of GPUs, `dp` counts the ranks of other degrees too, as some tables
-    do, and follows from the other degrees.
+    If the product of the degrees is not the number of GPUs, `dp` also counts the ranks of other degrees, as some tables
+    do. It is then derived from the other degrees.
     """
     others = math.prod(degrees[key] for key in ("tp", "pp", "cp"))
     if gpus % others:
@@ -313,7 +313,7 @@ def _data_parallel(degrees: dict[str, int], gpus: int) -> int:
 
 
 def _shard_ranks(row: Mapping[str, str], dp: int, cluster: Cluster) -> int:
-    """Return over how many ranks HSDP shards: `shard 16` or `replicate 4` of the text, or one node."""
+    """Return the number of ranks over which HSDP shards: `shard 16` or `replicate 4` in the text, or one node."""
     text = row["sharding"].lower()
     shards, copies = re.search(r"shard\D{0,12}(\d+)", text), re.search(r"replicate\D{0,12}(\d+)", text)
     shard = min(dp, cluster.topology.gpus_per_domain)
@@ -325,7 +325,7 @@ def _shard_ranks(row: Mapping[str, str], dp: int, cluster: Cluster) -> int:
 
 
 def _checkpointing(row: Mapping[str, str], trainer: str, model_layers: int) -> tuple[Checkpointing, int | None]:
-    """Return what is recomputed, and in how many layers where the row gives a number."""
+    """Return what is recomputed, and in how many layers if the row gives a number."""
     key = row["recompute_key"]
     if not key:
         named = (meant for text, meant in RECOMPUTED.items() if text in row["recompute"])
@@ -358,7 +358,7 @@ def _step_s(row: Mapping[str, str], job: Job, gpus: int) -> float | None:
 
 
 def _convention_flops(note: str, job: Job) -> float:
-    """Return the FLOPs per token by the convention that a note names; full attention where it names none."""
+    """Return the FLOPs per token by the convention that a note names; full attention if it names none."""
     causal = model_flops_per_token(job.model, job.sequence_length)
     if "causal" in note:
         return causal

@@ -2,7 +2,7 @@
 
     python benchmarks/planner_scoreboard.py [--check]
 
-A row in one of the files `planner_rows*.csv` is a run; `--check` compares the page with what would be written.
+Each row in the files `planner_rows*.csv` is a run. `--check` compares the page with the text that would be written.
 """
 
 import argparse

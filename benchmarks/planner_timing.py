@@ -1,10 +1,10 @@
-"""Measure how many CPU seconds plans take, start-up included.
+"""Measure the CPU seconds that plans take, including startup.
 
     python benchmarks/planner_timing.py [--gpus 64 512 4096] [--repeats 5]
 
-`python -m sweeper plan` searches all layouts of Llama 3 70B for the fastest ones; `plan=true` lists those of the space
-of `workload=parallel`. CPU seconds are those of the user and the system, of one process, the fewest of several runs:
-other processes on the machine make them longer too, since hyperthreads and caches are shared.
+`python -m sweeper plan` searches all layouts of Llama 3 70B for the fastest ones; `plan=true` lists the layouts in the
+search space of `workload=parallel`. CPU seconds are user plus system time of one process, the minimum of several runs.
+Other processes on the machine increase them too, since hyperthreads and caches are shared.
 """
 
 import argparse

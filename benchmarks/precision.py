@@ -2,8 +2,8 @@
 
     python benchmarks/precision.py [--tables precision,precision_casts,precision_linear] [--into DIR]
 
-Each table is a sweep of `python -m sweeper workload=…` over every point of its space. The recipes are columns, and the
-reasons of empty cells are listed below each table.
+Each table is a `python -m sweeper workload=…` sweep over every point of its space. The recipes are columns, and the
+reasons for empty cells are listed below each table.
 """
 
 import argparse
@@ -26,7 +26,7 @@ LAYOUTS = {
 
 
 def show(table: str, trials: pd.DataFrame) -> None:
-    """Print a pivot table for each metric of the sweep, and the reasons of the empty cells."""
+    """Print a pivot table for each metric of the sweep, and the reasons for empty cells."""
     rows, columns, metrics = LAYOUTS[table]
     keys = [f"param.{name}" for name in rows]
     for name in (*keys, f"param.{columns}"):

@@ -1,17 +1,17 @@
-"""Sweeps that write to one MLflow server with PostgreSQL and authentication at the same time.
+"""Run sweeps that write concurrently to one MLflow server with PostgreSQL and authentication.
 
     python -m benchmarks.store [--sweeps 8] [--trials 10000] [--alone 1250] [--sleep-s 0.1] [--interrupt]
 
 Needs `mlflow[auth]`, `psycopg2-binary` and PostgreSQL. Everything runs on this machine: PostgreSQL, MLflow's server
-with its basic authentication in front of it, and a Ray node with one counted device for each sweep. The sweeps of the
-probe start together and share `--trials` trials, which sleep for `--sleep-s`. With `--interrupt` the server is stopped
-by SIGTERM when a third of the trials is in the store, and killed by SIGKILL at two thirds; it starts again each time.
+with its basic authentication in front of it, and a Ray node with one counted device for each sweep. The probe sweeps
+start together and share `--trials` trials, which sleep for `--sleep-s`. With `--interrupt`, SIGTERM stops the server
+when a third of the trials is in the store, and SIGKILL kills it at two thirds. The server restarts each time.
 
-Before that one sweep with `--alone` trials runs alone, first on its own SQLite file, then on the server. A row
-gives the trials, those without a complete run (lost), with several runs (doubled), with another metric than the study
-has (wrong), that ran to their end more than once, runs that are not finished, deadlocks that PostgreSQL has ended, how
-often commands were started again, and for each trial the wall time, the CPU time of the server and the database, and
-that of the commands with their start and their end. At last the report reads the results of all sweeps.
+Before that, one sweep with `--alone` trials runs alone, first on its own SQLite file, then on the server. A row gives
+the number of trials, and of trials without a complete run (lost), with several runs (doubled), with a metric that
+differs from the study (wrong), and that ran to completion more than once. It also gives unfinished runs, deadlocks that
+PostgreSQL resolved, restarts of commands, and per trial the wall time, the CPU time of the server and the database, and
+the CPU time of the commands with startup and shutdown. Finally, the report reads the results of all sweeps.
 """
 
 import argparse

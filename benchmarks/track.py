@@ -1,10 +1,10 @@
-"""Measure how often a comparison of several runs errs, and how many runs it takes, by simulation.
+"""Simulate how often a comparison of several runs errs, and how many runs it takes.
 
     python -m benchmarks.track [--simulations 2000] [--seed 0]
 
-Prints the tables of benchmarks/results/track.md. Each cell is of so many comparisons of a history with new runs that
-are as fast, or slower by 3%. A comparison begins with one new run and ends with a verdict. Until then it makes as many
-more runs as it requests; or it looks again after every single run.
+Prints the tables of benchmarks/results/track.md. Each cell covers `--simulations` comparisons of a history with new
+runs that are equally fast or 3% slower. A comparison begins with one new run and ends with a verdict. Until then, it
+makes as many more runs as it requests, or checks again after every single run.
 """
 
 import argparse
@@ -18,12 +18,12 @@ import numpy as np
 from sweeper.results.runs import Gate, Run, Verdict, compare_runs
 
 LOSS = 0.03
-ERROR = 0.0045  # standard deviation of a run's own error: 5 rounds of 1%
+ERROR = 0.0045  # standard deviation of the error within a run: 5 rounds of 1%
 HISTORIES = (1, 5, 10, 20)
 SPREADS = (0.005, 0.01, 0.02)
 MOST_LOOKS = 500
 
-Deviation = Callable[[np.random.Generator], float]  # of one run from the level, with a standard deviation of 1
+Deviation = Callable[[np.random.Generator], float]  # of one run from the mean level, with a standard deviation of 1
 
 
 def normal(random: np.random.Generator) -> float:
@@ -31,12 +31,12 @@ def normal(random: np.random.Generator) -> float:
 
 
 def heavy_tailed(random: np.random.Generator) -> float:
-    """Return a draw of Student's distribution with 3 degrees of freedom, whose standard deviation is 3 ** 0.5."""
+    """Return a draw from Student's t-distribution with 3 degrees of freedom, scaled to a standard deviation of 1."""
     return random.standard_t(3) / math.sqrt(3)
 
 
 def with_slow_runs(random: np.random.Generator) -> float:
-    """Return normal noise, of which one run in ten is slower by three standard deviations."""
+    """Return normal noise in which one run in ten is slower by three standard deviations."""
     share, shift = 0.1, 3.0
     drawn = random.standard_normal() - shift * (random.random() < share) + shift * share
     return drawn / math.sqrt(1 + share * (1 - share) * shift**2)
@@ -44,31 +44,31 @@ def with_slow_runs(random: np.random.Generator) -> float:
 
 @dataclass(frozen=True)
 class Case:
-    """How runs are made."""
+    """The history and noise of simulated runs."""
 
     history: int  # the number of earlier runs at first
-    between_runs: float  # their standard deviation
-    # whether the verdict is taken after every run, instead of after as many as are requested
+    between_runs: float  # the standard deviation between runs
+    # whether a verdict is taken after every run instead of after the requested number of runs
     looks_at_each: bool = False
-    assumed: float = 0.02  # the standard deviation that is assumed of a short history
+    assumed: float = 0.02  # the standard deviation that is assumed for a short history
     deviation: Deviation = normal
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """Of many comparisons of a case."""
+    """The outcome of many comparisons of a case."""
 
-    slower: int  # how many were called slower
-    new_runs: np.ndarray  # of each comparison
-    earlier_runs: np.ndarray  # that were added to the history, of each comparison
+    slower: int  # how many comparisons found the new runs slower
+    new_runs: np.ndarray  # for each comparison
+    earlier_runs: np.ndarray  # added to the history, for each comparison
 
     def describe_slower(self) -> str:
-        """Return the percentage that was called slower, with its binomial interval."""
+        """Return the percentage of `slower` verdicts, with its binomial interval."""
         low, high = binomial_interval(self.slower, len(self.new_runs))
         return f"{100 * self.slower / len(self.new_runs):.1f} ({100 * low:.1f} to {100 * high:.1f})"
 
     def describe_runs(self) -> str:
-        """Return the median of the new runs, the 90th percentile, and the mean of the added earlier ones."""
+        """Return the median and 90th percentile of the new runs, and the mean of the added earlier runs."""
         low, high = np.percentile(self.new_runs, [50, 90])
         earlier = self.earlier_runs.mean()
         return f"{low:.0f}, {high:.0f}" + (f" + {earlier:.0f}" if earlier >= 0.5 else "")
@@ -84,7 +84,7 @@ def simulate(case: Case, loss: float, simulations: int, seed: int) -> Outcome:
 
 
 def compare_once(case: Case, loss: float, random: np.random.Generator) -> tuple[Verdict, int, int]:
-    """Compare until there is a verdict. Returns it with the numbers of new runs and of added earlier runs."""
+    """Compare until there is a verdict. Return the verdict and the numbers of new runs and of added earlier runs."""
 
     def measure(level: float, count: int) -> list[Run]:
         errors = ERROR * random.standard_normal(count)
@@ -112,7 +112,7 @@ def binomial_interval(count: int, total: int) -> tuple[float, float]:
 
 
 def print_table(cases: dict[str, Case], simulations: int, seed: int) -> None:
-    """Print a row for each case: equal runs called slower, a loss called slower, and the runs that it took."""
+    """Print a row per case: equal runs found slower, slower runs found slower, and the number of runs needed."""
     print("| history, spread between runs | equal: slower | runs | 3% loss: slower | runs |\n|---|---:|---:|---:|---:|")
     for name, case in cases.items():
         equal, lossy = (simulate(case, loss, simulations, seed) for loss in (0.0, LOSS))
@@ -127,7 +127,7 @@ def build_cases(*, looks_at_each: bool) -> dict[str, Case]:
 
 
 def build_violations() -> dict[str, Case]:
-    """Return cases in which what the model assumes does not hold."""
+    """Return cases that violate the model's assumptions."""
     return {
         "5, 2%; 0.5% assumed": Case(5, 0.02, assumed=0.005),
         "5, 2%; 1% assumed": Case(5, 0.02, assumed=0.01),

@@ -2,20 +2,20 @@
 
     python benchmarks/trainers.py [--rows "cp 2, full" …] [--sequences 4] [--rounds 1] [--out FILE.jsonl] [--plan]
 
-Each row of `ROWS` is a layout on two GPUs, compiled, at `--sequences` sequences a step on each GPU, over `--steps`
-steps after two of warm-up. The trainers are interleaved: each turn starts both processes anew, and every second turn
-has the other trainer first. `workload=parallel` runs by `run_trial`; of torchtitan `Trainer.train_step` is timed, with
-the tokens drawn before. Weights, gradients and optimizer states are in fp32 and products in bf16, or all are in bf16;
-where nothing is sharded (tensor or pipeline parallelism alone) torchtitan has no mixed precision.
+Each row of `ROWS` is a compiled layout on two GPUs, with `--sequences` sequences per step and GPU, over `--steps` steps
+after two warm-up steps. The trainers are interleaved: each turn starts both processes anew, and every second turn swaps
+their order. `workload=parallel` runs through `run_trial`; for torchtitan, `Trainer.train_step` is timed, with the
+tokens drawn before. Weights, gradients and optimizer states are in fp32 and GEMMs in bf16, or all are in bf16. Where
+nothing is sharded (only tensor or pipeline parallelism), torchtitan has no mixed precision.
 
-Equal are also: the first weights, copied into torchtitan's model from the same generator; AdamW, its constant learning
-rate and clipping, which bf16 states have none of; attention by the kernel that is the fastest here; and the experts of
-each token. Not equal: what `selective` saves (torchtitan: every second product of each block, here: all but the widest,
-or in every second block), the loss (torchtitan stores the logits of a micro-batch), and when FSDP gathers and reduces
-between micro-batches.
+These are also equal: the initial weights, copied into torchtitan's model from the same generator; AdamW with a constant
+learning rate and clipping (none with bf16 states); the attention kernel, the fastest on this GPU; and the experts of
+each token. These differ: what `selective` saves (torchtitan: every second GEMM of each block; this project: all but the
+widest GEMM, or in every second block), the loss (torchtitan stores a micro-batch's logits), and when FSDP gathers and
+reduces between micro-batches.
 
-It prints tokens/s of the median step, memory and losses of both, and then what has to hold. A trainer that fails has no
-figures, and its error is in stderr. `--plan` prints the rows, and runs nothing.
+The script prints the median step's tokens/s, memory and losses of both trainers, and then the required relations. A
+trainer that fails has no values, and its error is on stderr. `--plan` prints the rows and runs nothing.
 """
 
 import argparse
@@ -45,13 +45,13 @@ from workloads.parallel import ParallelParameters
 
 WARMUP, GPUS, TIMEOUT_S = 2, 2, 300
 ORDER_MARGIN, RATE_MARGIN, MEMORY_MARGIN, LOSS_MARGIN = 0.03, 0.05, 0.05, 0.02
-# Low, since there is no warm-up: at 1e-4 the losses of 8B rise in both trainers before they fall.
+# This rate is low because there is no warm-up: at 1e-4, the losses of 8B rise in both trainers before they fall.
 LEARNING_RATE = 1e-5
 DENSE = {"model": "llama3_8b", "sequence_length": 8192}
 SPARSE = {"model": "qwen3_30b_a3b", "layers": 8, "sequence_length": 4096, "micro_batch": 2, "imbalance": 1.0}
 BF16, SHARDED = {"state": "bf16"}, {"dp_shard": 2}
 SELECTIVE, FULL = {"checkpointing": "selective"}, {"checkpointing": "full"}
-# Parameters of `workload=parallel`. In fp32 the states of 8B take 120 GiB of each GPU where nothing is sharded.
+# Parameters of `workload=parallel`. In fp32, the states of 8B take 120 GiB on each GPU if nothing is sharded.
 ROWS: dict[str, dict[str, Any]] = {
     "dp_shard 2": DENSE | SHARDED,
     "dp_shard 2, weights stay gathered": DENSE | SHARDED | {"reshard_after_forward": False},
@@ -66,16 +66,16 @@ ROWS: dict[str, dict[str, Any]] = {
     "cp 2, full": DENSE | {"cp": 2} | FULL,
     "ep 2": SPARSE | SHARDED | {"ep": 2, "reshard_after_forward": False} | BF16,
 }
-# torchtitan's names of the degrees.
+# torchtitan's names for the degrees.
 DEGREES = {"dp_replicate": "data_parallel_replicate", "dp_shard": "data_parallel_shard", "tp": "tensor_parallel"}
 DEGREES |= {"cp": "context_parallel", "pp": "pipeline_parallel", "ep": "expert_parallel"}
 TRAINERS = ("parallel", "torchtitan")
-MARK = "result "  # before what a rank prints
+MARK = "result "  # precedes a rank's result
 
 
 @dataclass(frozen=True)
 class Result:
-    """What one trial measured: of all GPUs, and of the GPU that needs the most memory."""
+    """The measurements of one trial: over all GPUs, and on the GPU that needs the most memory."""
 
     tokens_per_s: float = math.nan  # of the median step
     allocated_gib: float = math.nan
@@ -87,7 +87,7 @@ class Result:
 
 
 def make_text(folder: Path, vocabulary: int, documents: int = 60) -> None:
-    """Write a tokenizer of whole words, and documents of random words: those of `workload=parallel` by their ids."""
+    """Write a tokenizer of whole words, and documents of random words with the token ids of `workload=parallel`."""
     from workloads.parallel.train import TokenSource
 
     names = ["[UNK]", "<begin>", "<end>", *(f"word{number}" for number in range(3, vocabulary))]
@@ -126,8 +126,8 @@ def train_torchtitan(parameters: ParallelParameters, rank: Rank) -> Result:
 
     device = device_of(rank)
     process_setup.keep_compiled_kernels()
-    process_setup.enable_expandable_segments(device)  # as torchtitan's run_train.sh
-    for name in ("datasets", "datasets.distributed", "torch.utils.tensorboard"):  # of its data and logs, unused here
+    process_setup.enable_expandable_segments(device)  # as in torchtitan's run_train.sh
+    for name in ("datasets", "datasets.distributed", "torch.utils.tensorboard"):  # for data and logs, unused here
         sys.modules.setdefault(name, UnusedModule(name))
     from torchtitan import train
 
@@ -136,8 +136,8 @@ def train_torchtitan(parameters: ParallelParameters, rank: Rank) -> Result:
         initialize = build_initializer(parameters.seed, device)
         for model in trainer.model_parts:
             copy_weights(model, parameters, initialize)
-            # torchtitan scales what FSDP reduces by 1.0. PyTorch 2.11 gives NCCL this factor as an fp32, of which NCCL
-            # reads two bytes for bf16: they are zero, and so are all reduced gradients. A plain sum is the same.
+            # torchtitan scales FSDP's reductions by 1.0. PyTorch 2.11 passes this factor to NCCL as fp32. For bf16,
+            # NCCL reads two bytes, which are zero, so all reduced gradients are zero. A plain sum is the same.
             for part in model.modules():
                 if isinstance(part, FSDPModule):
                     part.set_force_sum_reduction_for_comms(True)
@@ -162,7 +162,7 @@ def train_torchtitan(parameters: ParallelParameters, rank: Rank) -> Result:
     if device.type == "cuda":
         bytes_ = [torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()]
         peaks = torch.tensor(bytes_, device=device) / 2**30
-    last = torch.tensor(losses, device=device)  # a pipeline's first ranks have none: -1 in torchtitan
+    last = torch.tensor(losses, device=device)  # a pipeline's first ranks have no loss: -1 in torchtitan
     dist.all_reduce(peaks, dist.ReduceOp.MAX)
     dist.all_reduce(last, dist.ReduceOp.MAX)
     timed = times_s[WARMUP:]
@@ -172,7 +172,7 @@ def train_torchtitan(parameters: ParallelParameters, rank: Rank) -> Result:
 
 
 class UnusedModule(ModuleType):
-    """Stands for a package that torchtitan imports and this comparison never calls."""
+    """A stand-in for a package that torchtitan imports and this comparison never calls."""
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
@@ -182,7 +182,7 @@ class UnusedModule(ModuleType):
 
 @contextmanager
 def attention_of_parallel(parameters: ParallelParameters, device: Any) -> Iterator[str]:
-    """Let torchtitan's attention be the kernel that `workload=parallel` takes, and yield its name."""
+    """Make torchtitan use the attention kernel of `workload=parallel`, and yield the kernel's name."""
     import torch
     from torch.nn.attention import SDPBackend
     from torchtitan.models.attention import ScaledDotProductAttentionWrapper
@@ -210,7 +210,7 @@ def configure(parameters: ParallelParameters) -> Any:
     config.model.name, config.model.flavor, config.job.dump_folder = "row", "row", tempfile.gettempdir()
     config.training.seq_len, config.training.steps = parameters.sequence_length, steps
     config.training.global_batch_size = parameters.global_batch
-    # What goes through a pipeline at once, in micro-batches of one.
+    # The batch that goes through a pipeline at once, in micro-batches of one.
     config.training.local_batch_size = parameters.global_batch if parameters.pp > 1 else parameters.micro_batch
     config.training.dtype = "float32" if parameters.state == "fp32" else "bfloat16"
     config.training.mixed_precision_reduce = config.training.dtype
@@ -221,7 +221,7 @@ def configure(parameters: ParallelParameters) -> Any:
     config.activation_checkpoint.selective_ac_option = "op"
     config.compile.enable = parameters.compile
     config.optimizer.lr, config.lr_scheduler.warmup_steps = parameters.learning_rate, 0
-    config.lr_scheduler.total_steps = 10**6  # it falls over them: constant here
+    config.lr_scheduler.total_steps = 10**6  # the rate decays over these steps, so it is constant here
     config.metrics.log_freq = 1
     config.debug.moe_force_load_balance = parameters.imbalance is not None
 
@@ -243,7 +243,7 @@ def dense_arguments(shape: Model) -> Any:
 
     sizes = {"dim": shape.hidden_size, "n_layers": shape.layers, "n_heads": shape.heads, "n_kv_heads": shape.kv_heads}
     sizes |= {"vocab_size": shape.vocabulary, "multiple_of": shape.intermediate_size, "ffn_dim_multiplier": 0.1}
-    scaling = RoPEScalingArgs(scaling_factor=1.0)  # that of Llama 3.1 is not Llama 3's
+    scaling = RoPEScalingArgs(scaling_factor=1.0)  # Llama 3.1's scaling does not apply to Llama 3
     return TransformerModelArgs(
         **sizes, norm_eps=shape.norm_eps, rope_theta=shape.rope_theta, rope_scaling_args=scaling
     )
@@ -263,7 +263,7 @@ def experts_arguments(shape: Model) -> Any:
 
 
 def copy_weights(model: Any, parameters: ParallelParameters, initialize: Any) -> None:
-    """Give torchtitan's model the first weights of `workload=parallel`, and its routers the same experts of tokens."""
+    """Give torchtitan's model the initial weights of `workload=parallel`, and its routers the same token assignment."""
     import torch
     from torch.distributed.tensor import DTensor, distribute_tensor
     from torchtitan.models.moe.moe import TokenChoiceTopKRouter
@@ -294,7 +294,7 @@ def copy_weights(model: Any, parameters: ParallelParameters, initialize: Any) ->
 
 
 def first_weight(path: str, shape: Model, initialize: Any) -> Any:
-    """Return the first value of torchtitan's weight by its name, of our matrices that have several of its own."""
+    """Return the initial value of torchtitan's weight of this name; our matrices combine several of torchtitan's."""
     hidden, keys = shape.hidden_size, shape.kv_heads * shape.head_size
     if "norm" in path:
         return initialize(path, (shape.head_size if path.split(".")[-2] in ("q_norm", "k_norm") else hidden,))
@@ -308,7 +308,7 @@ def first_weight(path: str, shape: Model, initialize: Any) -> Any:
         rows = qkv.split([queries, keys, keys])[("wq", "wk", "wv").index(matrix)]
         if matrix == "wv" or shape.experts:
             return rows
-        # torchtitan's llama3 rotates neighboring features, and this trainer those of both halves of a head.
+        # torchtitan's llama3 rotates neighboring features, and this trainer pairs features across the halves of a head.
         return rows.view(-1, 2, shape.head_size // 2, hidden).transpose(1, 2).reshape(rows.shape)
     if matrix == "wo":
         return initialize(f"{block}.output.weight", (hidden, queries))
@@ -338,7 +338,7 @@ def run_rank(trainer: str, values: dict[str, Any], rendezvous: str) -> None:
 
 
 def measure(trainer: str, values: dict[str, Any]) -> Result:
-    """Train in two processes. All values are NaN where the trainer failed, and its error is printed to stderr."""
+    """Train in two processes. If the trainer fails, all values are NaN, and its error is printed to stderr."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
     command = [sys.executable, __file__, "--rank-of", trainer, json.dumps(values), f"127.0.0.1:{port}"]
@@ -355,7 +355,7 @@ def measure(trainer: str, values: dict[str, Any]) -> Result:
             environment = place | {"RANK": f"{rank}", "CUDA_VISIBLE_DEVICES": f"{rank}"}
             processes.append(subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=environment))
         while any(process.poll() is None for process in processes):
-            # One rank that fails leaves the other one waiting.
+            # If one rank fails, the other rank waits.
             if time.monotonic() > ends or any(process.poll() for process in processes):
                 for process in processes:
                     process.kill()
@@ -375,7 +375,7 @@ def median_result(results: list[Result]) -> Result:
 
 
 def describe_order(results: dict[str, tuple[Result, Result]]) -> list[str]:
-    """Return a line for each pair that one trainer ranks by more than `ORDER_MARGIN` and the other the other way."""
+    """Return a line for each pair that the two trainers rank in opposite orders, by more than `ORDER_MARGIN` in one."""
     lines = []
     for first, second in itertools.combinations(results, 2):
         ratios = [a.tokens_per_s / b.tokens_per_s for a, b in zip(results[first], results[second], strict=True)]

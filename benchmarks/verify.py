@@ -1,13 +1,13 @@
-"""Measure a published result again, and say whether it still holds.
+"""Measure a published result again, and report whether it still holds.
 
     make verify CARD=planner        (python benchmarks/verify.py planner)
 
 A card, `benchmarks/cards/NAME.yaml`, has a claim, the command that measures it, the machine, and gates. The command
-runs in the repository's root; a `{scratch}` in it is a new folder. A gate reads a metric and compares it. It reads the
-median of a sweep's complete trials (`column` of the `trials.csv` in `{scratch}`, of the trials that have the values in
-`where`), or it reads what the command prints, by its path in printed JSON (`key`) or by a regular expression with one
-group (`pattern`, the median of all matches). Exit codes: 0 the claim holds, 1 it does not, or the command failed, 2 an
-invalid card, 4 the machine is not such a machine, where nothing is run.
+runs in the repository's root; `{scratch}` stands for a new folder. A gate reads a metric and compares it. The metric is
+the median of a sweep's complete trials (`column` of `trials.csv` in `{scratch}`, for the trials with the values in
+`where`), a value at a path in printed JSON (`key`), or the median of all matches of a regular expression with one group
+(`pattern`) in the output. Exit codes: 0 the claim holds; 1 it does not hold, or the command failed; 2 invalid card; 4 a
+different machine, on which nothing was run.
 """
 
 import csv
@@ -83,7 +83,7 @@ def list_gpus() -> list[str]:
 
 
 def lacks(machine: dict[str, Any], gpus: Sequence[str]) -> str:
-    """Return what a card's machine has that these GPUs are not; nothing where they are, or where no GPU is needed."""
+    """Return what these GPUs lack compared with a card's machine; empty if they match or no GPU is needed."""
     count = int(machine.get("gpus", 0))
     if not count or sum(name == machine["gpu"] for name in gpus) >= count:
         return ""
@@ -91,7 +91,7 @@ def lacks(machine: dict[str, Any], gpus: Sequence[str]) -> str:
 
 
 def read_column(gate: dict[str, Any], scratch: str) -> list[float]:
-    """Return what a gate's column has for the complete trials that it selects, of all sweeps in a folder."""
+    """Return the values in a gate's column for the complete trials that it selects, over all sweeps in a folder."""
     wanted = {"outcome": "complete", **gate.get("where", {})}
     rows = [row for path in Path(scratch).glob("sweeps/*/trials.csv") for row in csv.DictReader(path.open())]
     chosen = [row for row in rows if all(row.get(name) == str(value) for name, value in wanted.items())]
@@ -99,7 +99,7 @@ def read_column(gate: dict[str, Any], scratch: str) -> list[float]:
 
 
 def read_metric(gate: dict[str, Any], output: str, scratch: str) -> float | None:
-    """Return a gate's metric from what a command printed or wrote; None where it did neither."""
+    """Return a gate's metric from a command's output or files; None if it is in neither."""
     if "column" in gate:
         measured = read_column(gate, scratch)
         return statistics.median(measured) if measured else None
@@ -111,12 +111,12 @@ def read_metric(gate: dict[str, Any], output: str, scratch: str) -> float | None
         for name in gate["key"].split("."):
             value = value[int(name)] if isinstance(value, list) else value[name]
         return float(value)
-    except (ValueError, LookupError, TypeError):  # not JSON, another structure, or no number
+    except (ValueError, LookupError, TypeError):  # not JSON, another structure, or not a number
         return None
 
 
 def passes(gate: dict[str, Any], metric: float) -> bool:
-    """Return whether a metric is as a gate says; a tolerance is a share of the value."""
+    """Return whether a metric passes a gate; a tolerance is a share of the gate's value."""
     slack = abs(gate["value"]) * gate.get("tolerance", 0.0)
     if gate["comparison"] == "within":
         return abs(metric - gate["value"]) <= slack
@@ -125,7 +125,7 @@ def passes(gate: dict[str, Any], metric: float) -> bool:
 
 
 def verify(card: dict[str, Any]) -> int:
-    """Run a card's command, print each gate with what was measured, and return the exit code."""
+    """Run a card's command, print each gate with the measured value, and return the exit code."""
     if missing := lacks(card["machine"], list_gpus()):
         print(f"not verified: {missing}")
         return OTHER_MACHINE

@@ -1,10 +1,10 @@
-"""Measure what a start from another sweep's best points saves, on recorded sweeps.
+"""Measure how many trials a warm start from another sweep's best points saves, on recorded sweeps.
 
     python -m benchmarks.warm_start [--seeds 50]
 
 Prints the table of benchmarks/results/warm_start.md. Each search is the project's own, with TPE; a trial returns the
-figure that was recorded for its point, and the points of the recorded sweep are all that are allowed. Counted are the
-trials until one is within 2% of the best. No initial points are given beside the warm start, and no cost model.
+metric that was recorded for its point, and only the points of the recorded sweep are allowed. The benchmark counts the
+trials until one is within 2% of the best. Only the warm start gives initial points; there is no cost model.
 """
 
 import argparse
@@ -37,7 +37,7 @@ WITHIN = 0.02
 
 @dataclass(frozen=True)
 class RecordedSweep:
-    """The points of a sweep and the rate of each, as recorded."""
+    """The recorded points of a sweep and the rate of each point."""
 
     name: str
     points: tuple[Parameters, ...]
@@ -60,7 +60,7 @@ class RecordedSweep:
 
 
 def read_layouts(global_batch: int, name: str) -> RecordedSweep:
-    """Return the recorded layouts of Llama 3 8B with a rate; the two batches are of two and of four GPUs."""
+    """Return the recorded layouts of Llama 3 8B with a rate; the two batch sizes are for two and for four GPUs."""
     lines = [line for line in LAYOUTS.read_text().splitlines() if not line.startswith("#")]
     rows = [row for row in csv.DictReader(lines) if row["tokens_per_s"] and int(row["global_batch"]) == global_batch]
     points = tuple({parameter: row[parameter] for parameter in LAYOUT_PARAMETERS} for row in rows)
@@ -83,14 +83,14 @@ def read_products(wanted: str, name: str) -> RecordedSweep:
 
 
 def shuffle(sweep: RecordedSweep, seed: int) -> RecordedSweep:
-    """Return the sweep with its points in another order: where TPE proposes no allowed point, the next one is taken."""
+    """Return the sweep with its points shuffled: if TPE proposes no allowed point, the next point in order is used."""
     order = random.Random(seed).sample(range(len(sweep.points)), len(sweep.points))
     points, rates = ([values[place] for place in order] for values in (sweep.points, sweep.rates))
     return RecordedSweep(sweep.name, tuple(points), tuple(rates))  # type: ignore[arg-type]
 
 
 def count_trials(target: RecordedSweep, seed: int, source: RecordedSweep | None) -> int:
-    """Return the trials of one search until one is within 2% of the best, started from `source` if there is one."""
+    """Return the number of trials until one is within 2% of the best, with a warm start from `source` if given."""
     initial_points = source.better_half().legal_points(target.space) if source else []
     settings = SearchSettings(Search("tpe"), seed, Criteria.of({"rate": "maximize"}))
     with tempfile.TemporaryDirectory() as folder:
