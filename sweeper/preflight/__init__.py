@@ -1,1 +1,1 @@
-"""The checked plan of a sweep, its cost model and measured matmul ceilings."""
+"""Check and plan a sweep, with a cost model and measured matmul ceilings."""

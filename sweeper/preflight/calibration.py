@@ -1,7 +1,7 @@
-"""Rates measured on a kind of GPU, in a file that plans use instead of the rates in the tables.
+"""Files with rates measured on a kind of GPU, which plans prefer to the tables' rates.
 
-`python -m sweeper calibrate` writes `calibration/<hardware>.yaml` in the folder of the sweeps, and a topology with the
-measured links, `<hardware>_topology.yaml`. You can also write both files by hand.
+`python -m sweeper calibrate` writes `calibration/<hardware>.yaml` in the results directory. For several GPUs it also
+writes the measured links to `<hardware>_topology.yaml`. You can also write both files by hand.
 """
 
 import re
@@ -24,7 +24,7 @@ AUTO, NONE = "auto", "none"
 
 @dataclass(frozen=True)
 class Figure:
-    """A measured value with its 95% interval, if it has one."""
+    """A measured value and, if available, its 95% interval."""
 
     value: float = field(metadata={"min": 1e-9})
     low: float | None = None
@@ -33,7 +33,7 @@ class Figure:
 
 @dataclass(frozen=True)
 class Attention:
-    """Measured attention rates, as in `workloads.hardware.cluster.AttentionRates`."""
+    """Measured attention rates. The fields are those of `workloads.hardware.cluster.AttentionRates`."""
 
     forward_share: float = field(metadata={"min": 0.001, "max": 2})
     backward_share: float = field(metadata={"min": 0.001, "max": 2})
@@ -42,15 +42,15 @@ class Attention:
 
 @dataclass(frozen=True)
 class Calibration:
-    hardware: str  # its name in conf/hardware
-    device: str  # the driver's name for it
-    date: str  # of the measurement
-    torch: str = ""  # the version of torch
-    conditions: str = ""  # how long the load lasted, and at which clock and power
-    sustained_tflops: dict[str, Figure] = field(default_factory=dict)  # of large GEMMs, by data type
-    power_headroom: float = field(default=1.0, metadata={"min": 1.0, "max": 3.0})  # of a short run over a long one
-    copy_gb_s: Figure | None = None  # what copies read and write per second
-    attention: dict[str, Attention] = field(default_factory=dict)  # by the planner's names of kernels
+    hardware: str  # the device's name in conf/hardware
+    device: str  # the driver's name for the device
+    date: str  # the date of the measurement
+    torch: str = ""  # the torch version
+    conditions: str = ""  # how long the load lasted, and the clock and power
+    sustained_tflops: dict[str, Figure] = field(default_factory=dict)  # rates of large GEMMs, by dtype
+    power_headroom: float = field(default=1.0, metadata={"min": 1.0, "max": 3.0})  # rate of a short run over a long one
+    copy_gb_s: Figure | None = None  # bytes that copies read and write, per second
+    attention: dict[str, Attention] = field(default_factory=dict)  # by the planner's kernel names
 
     def describe(self) -> str:
         names = [f"products in {' and '.join(self.sustained_tflops)}"] if self.sustained_tflops else []
@@ -66,7 +66,7 @@ class CalibrationFile:
 
     @property
     def topology_path(self) -> Path:
-        """The file with the topology that was measured with the device; it does not exist for a single GPU."""
+        """The path of the topology that was measured with the device. No such file exists for a single GPU."""
         return self.path.with_name(f"{self.path.stem}_topology.yaml")
 
     def describe(self) -> str:
@@ -74,7 +74,7 @@ class CalibrationFile:
 
 
 def calibrate_device(device: Device, calibration: Calibration) -> Device:
-    """Return the planner's view of a device, with its measured rates."""
+    """Return the planner's device with rates replaced by measured rates."""
     products, copies = calibration.sustained_tflops, calibration.copy_gb_s
     attention = {name: AttentionRates(**asdict(rates)) for name, rates in calibration.attention.items()}
     return replace(
@@ -87,17 +87,17 @@ def calibrate_device(device: Device, calibration: Calibration) -> Device:
 
 
 def device_key(hardware: Hardware) -> str:
-    """Return the name under which a device's rates are stored; a partition has its own, since its rates differ."""
+    """Return the name under which a device's rates are stored. A partition has its own name and rates."""
     part = re.sub(r"\W+", "_", hardware.partition or "").lower()
     return f"{hardware.name}_{part}" if part else hardware.name
 
 
 def find_calibration(choice: str, folder: Path, hardware: str, *, is_gpu: bool = True) -> CalibrationFile | None:
-    """Return a device's measured rates; None if there are none, or for a CPU, where estimates only order the points.
+    """Return a device's measured rates, or None if there are none. A CPU needs none: estimates only order its points.
 
-    `choice` is `auto` (the file in the folder of the sweeps, if it exists), `none`, or the path of a file or folder.
+    `choice` is `auto` (the file in the results directory, if it exists), `none`, or the path of a file or folder.
 
-    Raises UserInputError if the given path has no such file, or the file is not valid.
+    Raises UserInputError if there is no file at the given path, or if the file is invalid.
     """
     if choice == NONE:
         return None
@@ -116,7 +116,7 @@ def find_calibration(choice: str, folder: Path, hardware: str, *, is_gpu: bool =
 
 
 def read_calibration(path: Path) -> Calibration:
-    """Return the measured rates in a file. Raises UserInputError if it cannot be read or a key is missing or wrong."""
+    """Read measured rates from a file. Raises UserInputError if the file is unreadable or a key is missing or wrong."""
     try:
         values = yaml.safe_load(path.read_text())
     except (OSError, yaml.YAMLError) as error:
@@ -125,7 +125,7 @@ def read_calibration(path: Path) -> Calibration:
         raise UserInputError(f"calibration={path}: has no keys; write one with python -m sweeper calibrate")
     values = {str(name): value for name, value in values.items() if value is not None}
     if "date" in values:
-        values["date"] = str(values["date"])  # YAML reads it as a date object
+        values["date"] = str(values["date"])  # YAML reads a date as a date object
     return build(Calibration, values, f"{path}: ")
 
 
@@ -135,5 +135,5 @@ def write_calibration(path: Path, calibration: Calibration) -> None:
 
 
 def write_yaml(path: Path, values: Mapping[str, Any], comment: str) -> None:
-    """Write values to a YAML file under a comment, atomically."""
+    """Write a comment and values to a YAML file, atomically."""
     write_whole(path, f"# {comment}\n{yaml.safe_dump(dict(values), sort_keys=False)}")

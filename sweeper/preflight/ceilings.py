@@ -1,7 +1,7 @@
-"""The matmul rates measured on each device, stored next to the results.
+"""Store the highest matmul rates measured on each device in a file next to the results.
 
-`mamf_utilization` of a training run is its rate divided by the matmul rate achieved on the same GPU model with the same
-data type ("maximum achievable matmul FLOPS", Bekman, ml-engineering).
+A training run's `mamf_utilization` is the run's rate divided by the highest matmul rate on the same GPU model with the
+same dtype ("maximum achievable matmul FLOPS", Bekman, ml-engineering).
 """
 
 from collections.abc import Iterable, Sequence
@@ -19,11 +19,11 @@ FILE = "matmul_ceilings.json"
 
 @dataclass(frozen=True)
 class MatmulCeiling:
-    """The highest rate of a device model in one number format, in TFLOP/s per device."""
+    """The highest matmul rate of a device model in one number format, in TFLOP/s per device."""
 
     device: str
     dtype: str
-    matrix_dtype: str  # the data type of its peak: `fp8` for all 8-bit formats
+    matrix_dtype: str  # the dtype of the peak: `fp8` for all 8-bit formats
     statistic: str
     tflops: float
     tflops_low: float | None
@@ -32,7 +32,7 @@ class MatmulCeiling:
     shape: str
     layout: str
     backend: str
-    rounds: int  # how many rounds of the finals it is the mean of; 0 for a single trial of `repeats`
+    rounds: int  # the number of finals rounds in the mean; 0 for a single trial of `repeats`
     repeats: int
     torch: str
     date: str
@@ -49,7 +49,7 @@ class MatmulCeiling:
 def from_sweep(
     device: str, best_first: Sequence[TrialRecord], finalists: Sequence[FinalistResult]
 ) -> list[MatmulCeiling]:
-    """Return a finished sweep's ceiling for each format and statistic, from the finals or else from a single trial."""
+    """Return a finished sweep's ceiling for each format and statistic, from the finals or else from one trial."""
     found = [_from_trial(device, finalist.trial, finalist.value, finalist.rounds) for finalist in finalists]
     found += [_from_trial(device, record, None, 0) for record in best_first]
     ceilings: dict[tuple[str, str, str], MatmulCeiling] = {}
@@ -89,7 +89,7 @@ def read(folder: Path) -> list[MatmulCeiling]:
 
 
 def keep(folder: Path, ceilings: Iterable[MatmulCeiling]) -> None:
-    """Store the highest ceiling for each key. Finals come before single trials, which may be high by chance."""
+    """Store the highest ceiling for each key. Finals take precedence: a single trial may be high by chance."""
 
     def merge() -> list[MatmulCeiling]:
         stored = {ceiling.key: ceiling for ceiling in read(folder)}
@@ -103,9 +103,9 @@ def keep(folder: Path, ceilings: Iterable[MatmulCeiling]) -> None:
 
 
 def achieved_tflops(ceilings: Sequence[MatmulCeiling], device: str) -> dict[str, float]:
-    """Return the highest median rates on this device model in TFLOP/s per device, by data type of the matrix units.
+    """Return the highest median rates on this device model in TFLOP/s per device, by the matrix units' dtype.
 
-    Medians with a cold cache take precedence, since training reads its operands from memory; others fill the gaps.
+    Cold-cache medians take precedence because training reads its operands from memory. Warm-cache medians fill gaps.
     """
     achieved: dict[str, float] = {}
     for statistic in ("median_warm", "median_cold"):

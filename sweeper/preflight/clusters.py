@@ -1,4 +1,4 @@
-"""The planner's view of devices: clusters of GPUs from the catalog on a topology, and the devices of a trial."""
+"""Build the planner's model of devices: catalog GPUs connected by a topology, and the devices of a trial."""
 
 import math
 from collections.abc import Mapping
@@ -33,18 +33,18 @@ from workloads.hardware.cluster import (
 from workloads.suggestions import suggest
 
 AUTO = "auto"
-NODE_GPUS = 8  # per node, if no topology is given
-NETWORK_GB_S = 50.0  # per GPU: a NIC with 400 Gb/s for each
+NODE_GPUS = 8  # GPUs per node if no topology is given
+NETWORK_GB_S = 50.0  # per GPU: one 400 Gb/s NIC for each GPU
 TOPOLOGY_KEYS = {item.name for item in fields(Topology)} - {"name"}
-MAX_HOST_GB_S = 64.0  # PCIe 5.0 x16: a GPU without faster links reaches other GPUs through the processors
+MAX_HOST_GB_S = 64.0  # PCIe 5.0 x16: without faster links, GPUs communicate through the CPUs
 
 
 def build_cluster(
     hardware: str, topology: str | None, gpus: int, calibration: CalibrationFile | None = None
 ) -> Cluster:
-    """Return this many GPUs of a kind on a topology, which is a name in `conf/topology` or the path of a YAML file.
+    """Return a cluster of this many GPUs. `topology` is a name in `conf/topology` or the path of a YAML file.
 
-    Without a topology, the one measured with the calibration is used, or else `default_topology`.
+    Without `topology`, use the topology measured with the calibration, or else `default_topology`.
 
     Raises UserInputError if the catalog does not have this GPU, or if the topology is unknown or invalid.
     """
@@ -62,7 +62,7 @@ def known_topologies() -> dict[str, Topology]:
 
 
 def find_topology(name: str) -> Topology:
-    """Return the topology with this name or in this YAML file. Raises UserInputError if it is unknown or invalid."""
+    """Return the topology with this name or in this YAML file. Raises UserInputError if there is none or it is invalid."""
     if name.endswith((".yaml", ".yml")):
         return _read_topology(Path(name).expanduser())
     if name not in known_topologies():
@@ -95,7 +95,7 @@ def _topology_of(values: dict[str, Any]) -> Topology:
 def choose_topology(
     section: TopologySection, hardware: Hardware, gpus_per_node: int, calibration: CalibrationFile | None
 ) -> Topology:
-    """Return the topology of a sweep: given keys replace those of a file or, with `auto`, of the cluster's nodes."""
+    """Return a sweep's topology. Keys that are set override those of a file or, with `auto`, of the cluster's nodes."""
     given = {name: value for name, value in asdict(section).items() if value is not None and name in TOPOLOGY_KEYS}
     if section.file is None and section.name != AUTO:
         return _topology_of({"name": section.name, **given})
@@ -114,7 +114,7 @@ def _assumed_topology(hardware: Hardware, calibration: CalibrationFile | None) -
 
 
 def default_topology(hardware: Hardware) -> Topology:
-    """Return the GPU's rack if it has one, else nodes of eight GPUs with their links and a 400 Gb/s NIC per GPU."""
+    """Return the GPU's rack if there is one, else nodes of eight with the GPU's links and a 400 Gb/s NIC per GPU."""
     racks = (topology for topology in known_topologies().values() if topology.gpus_per_domain > NODE_GPUS)
     if rack := next((rack for rack in racks if rack.name.startswith(f"{hardware.name}_")), None):
         return rack
@@ -130,7 +130,7 @@ def default_topology(hardware: Hardware) -> Topology:
 
 
 def build_device(hardware: Hardware) -> Device:
-    """Return the planner's view of a GPU. Raises UserInputError if the catalog lacks its peaks, memory or bandwidth."""
+    """Return the planner's model of a GPU. Raises UserInputError if the catalog lacks peaks, memory or bandwidth."""
     peaks, memory, bandwidth = hardware.dense_peak_tflops, hardware.memory_gib, hardware.bandwidth_tb_s
     figures = {"peaks": peaks, "memory": memory, "bandwidth": bandwidth}
     if missing := [name for name, value in figures.items() if not value]:
@@ -158,19 +158,19 @@ def _assumed_tflops(hardware: Hardware) -> dict[str, float]:
 
 
 def build_machine(target: Target, world_size: int, topology: Topology, achieved_tflops: Mapping[str, float]) -> Machine:
-    """Return the known properties of a trial's devices. `achieved_tflops`: a rank's measured rates by data type."""
+    """Return the known properties of a trial's devices. `achieved_tflops` has a rank's measured rates by dtype."""
     hardware, architecture = target.hardware, target.architecture or ""
     ranks_per_node = target.ranks_per_node(world_size)
     if target.is_gpu:
         memory_gib = USABLE_MEMORY * hardware.memory_gib if hardware.memory_gib else None
         topology = _among_ranks(topology, target, world_size)
-    else:  # ranks on one processor share its memory
+    else:  # ranks on one CPU share its memory
         memory_gib = USABLE_MEMORY * (target.least_memory_gib() or host.memory_bytes() / 2**30) / ranks_per_node
         topology = replace(UNKNOWN_CLUSTER.topology, gpus_per_domain=ranks_per_node)
     entry = catalogue().get(hardware.name)
     is_whole = entry is not None and entry.dense_peak_tflops == hardware.dense_peak_tflops  # not a partition
-    # Use rates in training, else achieved rates, else a share of the peaks. Achieved rates come from searches for the
-    # highest rate, which measure short runs, and a power cap limits short runs less than training.
+    # Use rates measured in training, else achieved rates, else a share of the peaks. Achieved rates come from searches
+    # for the highest rate, which use short runs. A power cap limits short runs less than training.
     if hardware.dense_peak_tflops:
         rates = _assumed_tflops(hardware) | dict(achieved_tflops)
         rates |= measured_tflops(hardware.name) if is_whole else {}
@@ -184,12 +184,12 @@ def build_machine(target: Target, world_size: int, topology: Topology, achieved_
 
 
 def on_nodes(machine: Machine, devices: int, gpus_per_node: int) -> Machine:
-    """Return the machine scaled to this many of its devices, which fill its nodes."""
+    """Return the machine scaled to this many devices, on full nodes."""
     ranks_per_node = min(devices, gpus_per_node)
     topology = machine.cluster.topology
     domain = max(topology.gpus_per_domain, ranks_per_node)  # a domain may span nodes
     link_gb_s = topology.link_gb_s
-    if topology.wiring == "pairs" and topology.gpus_per_domain > 1:  # each additional GPU in a node adds a link
+    if topology.wiring == "pairs" and topology.gpus_per_domain > 1:  # each additional GPU adds a link to every GPU
         link_gb_s *= (domain - 1) / (topology.gpus_per_domain - 1)
     topology = replace(topology, gpus_per_domain=domain, link_gb_s=link_gb_s)
     cluster = replace(machine.cluster, gpus=devices, topology=topology)
@@ -197,9 +197,9 @@ def on_nodes(machine: Machine, devices: int, gpus_per_node: int) -> Machine:
 
 
 def _among_ranks(topology: Topology, target: Target, world_size: int) -> Topology:
-    """Return the topology among the ranks of a trial: each domain has the trial's ranks in one or several nodes.
-    Pairwise links count only between these ranks: in a group of two, an MI300X uses one of its seven links, and in a
-    group of eight all of them."""
+    """Return the topology between the ranks of a trial. A domain contains the trial's ranks on one or several nodes.
+    Pairwise links count only between these ranks. In a group of two, an MI300X uses one of its seven links, and in a
+    group of eight, all of them."""
     spans_nodes = topology.gpus_per_domain > max(node.gpus for node in target.nodes)
     ranks = min(topology.gpus_per_domain, world_size) if spans_nodes else target.ranks_per_node(world_size)
     if topology.wiring != "pairs":

@@ -1,7 +1,7 @@
-"""How much longer steps take than planned, measured on a cluster: one factor for each device, trainer and routing.
+"""Correct planned step times by measured factors, one for each device, trainer and routing.
 
-A sweep's trials correct the estimates for its later trials and for the next sweep on the cluster. A factor never
-changes the order of layouts.
+A sweep's trials correct the estimates for later trials of the same sweep, and for the next sweep on the same cluster.
+A factor never changes the order of layouts.
 """
 
 import statistics
@@ -22,34 +22,34 @@ from workloads.api.contract import Machine, Scalar
 
 FILE = "planner_corrections.json"
 RATE = "tokens_per_s"
-# The estimated metrics that depend on the step time, with the power of the factor by which they change.
+# The estimated metrics that depend on step time. A metric is multiplied by the factor raised to this power.
 POWERS = {RATE: -1, "mfu": -1, "step_time_ms": 1}
-FEWEST_ROWS = 3  # how many trials it takes to keep a correction
-ROUTING = "imbalance"  # the parameter whose values have their own factors, since a plan does not model natural routing
+FEWEST_ROWS = 3  # minimum number of trials for a correction
+ROUTING = "imbalance"  # each value of this parameter has its own factor, as plans do not model natural routing
 
 
 @dataclass(frozen=True)
 class Place:
-    device: str  # the name in the catalog, with the partition mode; for a CPU its model
-    trainer: str  # the program that trains, such as the workload
-    gpus: int  # ranks of a trial
+    device: str  # the catalog name with the partition mode; for a CPU, the model
+    trainer: str  # the training program, such as the workload
+    gpus: int  # ranks per trial
     gpus_per_node: int
-    topology: str  # the name of its links and network
+    topology: str  # the name of the topology
     benchmark_version: str
     calibrated: str = ""  # the date of the calibration behind the estimates; empty for the tables' rates
-    routing: str = ""  # the imbalance forced on experts, or the list of imbalances in a sweep; empty for none
+    routing: str = ""  # the imbalance forced on the experts, or the imbalances in a sweep; empty for none
 
 
 @dataclass(frozen=True)
 class Correction:
-    """The ratio of measured to planned step times at a place: the median over the measured layouts."""
+    """The ratio of measured to planned step times at a place, as the median over the measured layouts."""
 
     place: Place
-    factor: float  # measured seconds per step divided by planned ones
+    factor: float  # measured step time divided by planned step time
     rows: int  # the number of measured layouts
-    low: float  # the smallest factor among them
-    high: float  # the largest
-    date: str  # of the last measurement
+    low: float  # the smallest factor of a layout
+    high: float  # the largest factor of a layout
+    date: str  # the date of the last measurement
 
     def describe(self) -> str:
         place = self.place
@@ -75,25 +75,25 @@ def place_of(
 
 
 def corrected(metrics: Mapping[str, float], factor: float) -> dict[str, float]:
-    """Return the estimated metrics for steps that take `factor` times as long."""
+    """Return the metrics that result if steps take `factor` times as long as estimated."""
     return {name: value * factor ** POWERS.get(name, 0) for name, value in metrics.items()}
 
 
 class MeasuredFactors:
-    """The ratios of measured to estimated step times of a sweep's trials, added as they end."""
+    """Collects the ratio of measured to estimated step time from each trial of a sweep that ends."""
 
     def __init__(self, estimated_metrics: Callable[[Mapping[str, Scalar]], Mapping[str, float]]) -> None:
-        self.by_routing = defaultdict[Scalar, list[float]](list)  # of each trial, ascending
+        self.by_routing = defaultdict[Scalar, list[float]](list)  # ratios of all trials, ascending
         self._estimated_metrics = estimated_metrics
 
     def add(self, record: TrialRecord) -> None:
-        """Add an ended trial. Failed trials and trials of the finals do not count."""
+        """Add a trial that has ended. Failed trials and trials of the finals are ignored."""
         measured, estimated = record.metrics.get(RATE), self._estimated_metrics(record.params).get(RATE)
         if record.status is TrialStatus.COMPLETE and not record.remeasurement and measured and estimated:
             insort(self.by_routing[record.params.get(ROUTING)], estimated / measured)
 
     def predict(self, params: Mapping[str, Scalar], objective: str) -> dict[str, float]:
-        """Return the estimated objective of a point, corrected by the trials so far, as the metric `predicted_…`."""
+        """Return the metric `predicted_…`: a point's estimated objective, corrected by the trials so far."""
         values = self.by_routing[params.get(ROUTING)]
         metrics = corrected(self._estimated_metrics(params), statistics.median(values) if values else 1.0)
         return {f"predicted_{objective}": metrics[objective]} if objective in metrics else {}
@@ -102,7 +102,7 @@ class MeasuredFactors:
 def from_sweep(
     place: Place, before: Correction | None, factors: MeasuredFactors, ended_at_s: float
 ) -> Correction | None:
-    """Return the correction from a sweep's trials, whose estimates used `before`; None if there are too few trials."""
+    """Return the correction from a sweep with estimates corrected by `before`, or None if there are too few trials."""
     values = sorted(value for values in factors.by_routing.values() for value in values)
     if len(values) < FEWEST_ROWS:
         return None
@@ -122,5 +122,5 @@ def find(corrections: Iterable[Correction], place: Place) -> Correction | None:
 
 
 def keep(folder: Path, kept: Correction) -> None:
-    """Store a correction in place of the earlier one for the same place."""
+    """Store a correction, replacing any earlier correction for the same place."""
     replace_rows(folder, FILE, lambda: [*(row for row in read(folder) if row.place != kept.place), kept])

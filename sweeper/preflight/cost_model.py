@@ -1,4 +1,4 @@
-"""Apply a workload's cost model to a space: which points to try, in which order, and why others are excluded."""
+"""Apply a workload's cost model to a space to decide which points to try, in which order, and which to exclude."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from sweeper.preflight.corrections import Correction, corrected
 from workloads.api.contract import Candidate, Machine, Workload
 from workloads.api.errors import UserInputError
 
-MAX_CANDIDATES = 300_000  # counting each group of points that one rule excludes once
+MAX_CANDIDATES = 300_000  # a group of points that one rule excludes counts once
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class CostEstimates:
     machine: Machine
     valid: list[Candidate]
     excluded: list[Candidate]
-    correction: Correction | None = None  # from earlier sweeps; the estimates include it
+    correction: Correction | None = None  # from earlier sweeps; already applied to the estimates
 
     @cached_property
     def _metrics_by_point(self) -> dict[str, Mapping[str, float]]:
@@ -41,7 +41,7 @@ class CostEstimates:
 def estimate_space(
     resolved: ResolvedConfig, space: Space, machine: Machine, correction: Correction | None = None
 ) -> CostEstimates | None:
-    """Estimate every point of a space; None without a cost model. Raises UserInputError if no point is valid."""
+    """Estimate every point of a space, or return None without a cost model. Raises UserInputError if none is valid."""
     workload, criteria = resolved.workload, resolved.criteria
     is_plan = bool(
         workload.estimates_plans and resolved.config.plan and math.isfinite(machine.cluster.device.memory_gb_s)
@@ -53,7 +53,7 @@ def estimate_space(
         most = f"more than {MAX_CANDIDATES:,} of its {space.size:,.0f} points"
         raise UserInputError(f"space: {most} have to be estimated; fix some")
     estimated = {name for candidate in candidates for name in candidate.estimate.metrics}
-    # With several objectives, the first one that has estimates orders the points.
+    # With several objectives, the first objective that has estimates orders the points.
     goal = next((goal for goal in criteria.objectives if goal.metric in estimated), criteria.objectives[0])
 
     def rank(candidate: Candidate) -> tuple[bool, float]:
@@ -77,7 +77,7 @@ def estimate_space(
 
 
 def exceeds_memory(candidate: Candidate, machine: Machine) -> bool:
-    """Return whether a point fits only if its memory estimate is too high. Such points are tried last."""
+    """Return whether a point fits only if the memory estimate is too high. These points are tried last."""
     return candidate.estimate.metrics.get("memory_gib", 0.0) > (machine.memory_gib or math.inf)
 
 
@@ -100,7 +100,7 @@ def _list_candidates(workload: Workload, space: Space, machine: Machine) -> Iter
 
 
 def _explain_none_valid(excluded: Sequence[Candidate]) -> str:
-    """Return why no point is valid: how the closest one exceeds the memory, else the rules that exclude points."""
+    """Explain why no point is valid: by how much the closest point exceeds memory, else which rules exclude points."""
     estimates = [candidate.estimate for candidate in excluded]
     points = sum(candidate.count for candidate in excluded)
     if points == 1 and estimates[0].description:
@@ -123,26 +123,26 @@ def count_by_rule(excluded: Iterable[Candidate]) -> Counter[str]:
 
 @dataclass(frozen=True)
 class Projection:
-    by_devices: dict[int, float]  # the objective by number of devices, ascending
-    batches: dict[int, int]  # sequences per step by number of devices, with which they grow
+    by_devices: dict[int, float]  # the objective, by number of devices in ascending order
+    batches: dict[int, int]  # sequences per step, by number of devices; grows with the devices
     gpus_per_node: int
-    assumptions: str  # as a sentence
+    assumptions: str  # in a sentence
 
     @property
     def shares_of_linear(self) -> list[float]:
-        """The share of linear scaling from the smallest number of devices, for each number of devices."""
+        """For each number of devices, the share of linear scaling from the smallest number."""
         (fewest, base), *_ = self.by_devices.items()
         return [value / (base / fewest * devices) for devices, value in self.by_devices.items()]
 
     def anchored(self, value: float) -> Projection:
-        """Return the projection scaled to start at a value measured on the smallest number of devices."""
+        """Return the projection scaled to start from a value measured on the smallest number of devices."""
         factor = value / next(iter(self.by_devices.values()))
         by_devices = {devices: factor * estimate for devices, estimate in self.by_devices.items()}
         return replace(self, by_devices=by_devices, assumptions=f"from the measured {value:,.4g}: {self.assumptions}")
 
 
 def nodes_step(world_size: int, gpus_per_node: int) -> int:
-    """Return the fewest nodes that copies of a trial fill; its cost extrapolates to any multiple of them."""
+    """Return the smallest number of nodes that copies of a trial fill. A projection needs a multiple of this number."""
     return math.lcm(world_size, gpus_per_node) // gpus_per_node
 
 
@@ -154,7 +154,7 @@ def project(
     nodes: Sequence[int],
     gpus_per_node: int,
 ) -> Projection | None:
-    """Estimate copies of a point on each of these numbers of nodes; None for a workload that cannot scale."""
+    """Estimate copies of a point for each number of nodes, or return None for a workload that cannot scale."""
     workload, machine = resolved.workload, estimates.machine
     if not workload.can_scale:
         return None

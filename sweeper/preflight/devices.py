@@ -1,4 +1,4 @@
-"""Select a sweep's devices among the cluster's nodes. If GPUs cannot be used, a sweep never falls back to a CPU."""
+"""Select a sweep's devices from the cluster's nodes. A sweep never falls back to a CPU if GPUs cannot be used."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -11,11 +11,11 @@ from sweeper.config.schema import Hardware
 from workloads.api.errors import UserInputError
 from workloads.api.gpu_setup import GpuProblem
 
-SHOWN_NODES = 3  # how many nodes with the same problem are listed
+SHOWN_NODES = 3  # the number of nodes to list for the same problem
 
 
 def select_devices(resolved: ResolvedConfig, nodes: Sequence[Node]) -> tuple[Target, int]:
-    """Return a sweep's target and the ranks of one trial. Raises UserInputError if the cluster lacks the devices."""
+    """Return a sweep's target and the ranks per trial. Raises UserInputError if the cluster lacks the devices."""
     config = resolved.config
     ranks = config.gpus if isinstance(config.gpus, int) else 1
     is_absent = config.hardware.name in catalogue() and not any(has_hardware(node, config.hardware) for node in nodes)
@@ -32,7 +32,7 @@ def select_devices(resolved: ResolvedConfig, nodes: Sequence[Node]) -> tuple[Tar
 
 
 def planned_target(hardware: Hardware, gpus: int) -> Target:
-    """Return as many GPUs of the catalog as a trial needs, in nodes of eight, since a plan's devices need not exist."""
+    """Return the GPUs that one trial needs, in nodes of eight. They come from the catalog and need not exist."""
     check_partition(hardware)
     if hardware.partition == UNDIVIDED:
         hardware = replace(hardware, partition=None)
@@ -44,11 +44,11 @@ def planned_target(hardware: Hardware, gpus: int) -> Target:
 
 
 def select_usable_target(resolved: ResolvedConfig, nodes: Sequence[Node], ranks: int) -> Target:
-    """Return the target of a sweep with trials of this many ranks, on nodes that can use their GPUs.
+    """Return the target for trials of this many ranks, on nodes with usable GPUs.
 
-    A plan for a named GPU does not need a usable GPU, and a command may have its own torch.
+    If the hardware is named, unusable GPUs are accepted for a plan, and for a command, which may have its own torch.
 
-    Raises UserInputError like `select_target`, or if no node can use its GPUs.
+    Raises UserInputError as `select_target` does, or if no node has usable GPUs.
     """
     config, problems = resolved.config, describe_problems(nodes)
     if config.hardware.name == "auto" and problems and not any(node.gpus for node in nodes):
@@ -60,7 +60,7 @@ def select_usable_target(resolved: ResolvedConfig, nodes: Sequence[Node], ranks:
         usable = [node for node in target.nodes if not (target.is_gpu and node.gpu_problems)]
         if 0 < len(usable) < len(target.nodes):
             return select_target(config.hardware, usable, ranks)
-    except UserInputError as error:  # no devices, or too few: add the problems as further lines
+    except UserInputError as error:  # no or too few devices: append the problems
         raise UserInputError("\n".join([str(error), *problems])) from error
     if not usable:
         raise _unusable(config.hardware.name, describe_problems(target.nodes))
@@ -73,7 +73,7 @@ def _unusable(hardware: str, problems: list[str]) -> UserInputError:
 
 
 def describe_problems(nodes: Sequence[Node]) -> list[str]:
-    """Return a line for each problem of the nodes' GPUs, with the affected nodes and the remedy."""
+    """Return a line for each problem with the nodes' GPUs, with the affected nodes and the remedy."""
     places: dict[GpuProblem, list[str]] = {}
     for node in nodes:
         for problem in node.gpu_problems:
@@ -86,15 +86,15 @@ def describe_problems(nodes: Sequence[Node]) -> list[str]:
 
 
 def select_target(hardware: Hardware, nodes: Sequence[Node], gpus: int) -> Target:
-    """Return the nodes of a sweep for this hardware. Raises UserInputError if they are missing or ambiguous."""
+    """Return the nodes with this hardware as a target. Raises UserInputError if they are missing or ambiguous."""
     if hardware.kind == "cpu" or (hardware.name == "auto" and not any(node.gpus for node in nodes)):
-        # Different processors do not belong in one study, so take the most frequent model.
+        # A study must not mix CPU models, so take the most frequent model.
         cpu_name = Counter(node.cpu_name for node in nodes).most_common(1)[0][0]
         selected = [node for node in nodes if node.cpu_name == cpu_name]
         target = Target(Hardware(name="cpu", kind="cpu"), selected[0].cpu_model, tuple(selected))
     else:
         hardware, selected = _select_kind(hardware, nodes)
-        # One device's properties come from the catalog, and from the driver's report on the smallest one.
+        # Device properties come from the catalog and from the driver's report on the smallest device.
         identities = [gpu for node in selected for gpu in node.gpu_identities]
         units = min((gpu.compute_units for gpu in identities if gpu.compute_units), default=None)
         memory_gib = min((gpu.memory_gib for gpu in identities if gpu.memory_gib), default=None)
@@ -134,7 +134,7 @@ def _select_kind(hardware: Hardware, nodes: Sequence[Node]) -> tuple[Hardware, l
 
 
 def describe_inventory(nodes: Sequence[Node]) -> str:
-    """Return a text of a cluster's devices: `8 x NVIDIA H200 (hardware=h200), 64 CPU cores (hardware=cpu)`."""
+    """Describe a cluster's devices: `8 x NVIDIA H200 (hardware=h200), 64 CPU cores (hardware=cpu)`."""
     gpus: Counter[tuple[str, str]] = Counter()
     for node in nodes:
         if node.gpus:

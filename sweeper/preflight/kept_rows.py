@@ -1,4 +1,4 @@
-"""Rows that sweeps keep for later sweeps in a JSON file next to them, which several sweeps may write at once."""
+"""Keep rows for later sweeps in a JSON file next to the sweeps. Several sweeps may write the file at the same time."""
 
 import fcntl
 import json
@@ -16,7 +16,7 @@ Row = TypeVar("Row")
 
 def read_rows(directory: Path, file: str, build: Callable[[Mapping[str, Any]], Row]) -> list[Row]:
     """Return the rows stored in a results directory. Raises UserInputError if the file cannot be read."""
-    # Up to version 0.3 the file was in the directory itself.
+    # Up to version 0.3, the file was in the results directory itself.
     path = next((path for path in (directory / FOLDER / file, directory / file) if path.exists()), None)
     if path is None:
         return []
@@ -27,7 +27,7 @@ def read_rows(directory: Path, file: str, build: Callable[[Mapping[str, Any]], R
 
 
 def replace_rows(directory: Path, file: str, change: Callable[[], Iterable[Any]]) -> None:
-    """Store the rows that `change` builds from the stored ones, while no other sweep writes."""
+    """Store the rows that `change` returns. A lock keeps other sweeps from writing in the meantime."""
     folder = directory / FOLDER
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / f".{file}.lock").open("w") as lock:

@@ -1,4 +1,4 @@
-"""The plan of a sweep: the configuration, checked against the cluster before anything is started."""
+"""Plan a sweep: check the configuration against the cluster before anything is started."""
 
 import hashlib
 import json
@@ -28,19 +28,19 @@ from workloads.api.metrics import COST, Need, find_source, get_metric
 from workloads.api.secrets import masked
 from workloads.suggestions import hint
 
-PROMISING_POINTS = 5  # how many of the estimated points are tried first
-# The workload parameters that give the duration of a trial's steps, together with the estimated rate.
+PROMISING_POINTS = 5  # the number of estimated points to try first
+# The workload parameters that, with the estimated rate, determine how long a trial's steps take.
 PARAMETERS_OF_STEPS = ("global_batch", "sequence_length", "warmup", "steps")
-SAMPLED_POINTS = 500  # about how many points are sampled for the mean duration of a trial's steps
+SAMPLED_POINTS = 500  # approximate sample size for the mean duration of a trial's steps
 
 
 @dataclass(frozen=True)
 class Resources:
     target: Target
-    gpus: int  # ranks of one trial
-    gangs: int  # trials that run at once
+    gpus: int  # ranks per trial
+    gangs: int  # concurrent trials
     whole_nodes: bool  # no two trials share a node
-    host_gib: float  # node memory that is reserved for each process of a trial
+    host_gib: float  # host memory to reserve for each process of a trial
 
 
 @dataclass(frozen=True)
@@ -48,18 +48,18 @@ class SweepPlan:
     resolved: ResolvedConfig
     resources: Resources
     space: Space
-    gpu_problems: list[str]  # what prevents the use of the nodes' GPUs, a line each
-    excluded: list[str]  # values of the space that the devices do not support, a line each
+    gpu_problems: list[str]  # why the nodes' GPUs cannot be used, one line per problem
+    excluded: list[str]  # values that the devices do not support, one line per value
     initial_points: list[Parameters]  # points to try first
-    identity: dict[str, Any]  # the settings that must not change for a sweep to be resumed
+    identity: dict[str, Any]  # the settings that must stay the same if a sweep is to be resumed
     name: str
     folder: Path
-    achieved_tflops: dict[str, float]  # the device's measured matmul ceilings for one rank, by data type
+    achieved_tflops: dict[str, float]  # measured matmul ceilings per rank, by dtype
     machine: Machine  # the known properties of a trial's devices
-    calibration: CalibrationFile | None  # the rates for estimates; None: from the tables and the ceilings
-    estimates: CostEstimates | None  # of the cost model; None for a workload without one
-    variable_sources: dict[str, str] = field(default_factory=dict)  # where each variable that all trials have was set
-    busy: str = ""  # which cores other processes use, and the consequence
+    calibration: CalibrationFile | None  # rates for estimates; None means tables and ceilings
+    estimates: CostEstimates | None  # None for a workload without a cost model
+    variable_sources: dict[str, str] = field(default_factory=dict)  # where each variable shared by all trials was set
+    busy: str = ""  # which cores other processes use, and what follows
 
     @property
     def config(self) -> Config:
@@ -75,17 +75,17 @@ class SweepPlan:
 
     @property
     def budget_trials(self) -> int | None:
-        """The number of trials in the budget, at most as many as the space has; None without a limit."""
+        """The number of trials in the budget, at most the number of points in the space. None without a limit."""
         budget = self.config.budget.trials
         return budget if budget is None else int(min(budget, self.space.size))
 
     @property
     def directory(self) -> Path:
-        """The user's `dir`: the folder of all sweeps."""
+        """The results directory (the key `dir`), which contains the folder of all sweeps."""
         return self.folder.parent.parent
 
     def first_point(self) -> Parameters:
-        """Return the most promising point if there are estimates, else the first initial point or the first values."""
+        """Return the most promising point. Without estimates, return the first initial point or the first values."""
         if self.estimates:
             return self.estimates.valid[0].point
         first_values: Parameters = {
@@ -95,15 +95,15 @@ class SweepPlan:
         return {**first_values, **self.initial_points[0]} if self.initial_points else first_values
 
     def preview(self) -> str:
-        """Return the workload's preview of the first point; empty if it has none or the point's values are invalid."""
+        """Return the workload's preview of the first point. Empty without a preview, or if the point is invalid."""
         parameters = self._first_parameters()
         return "" if parameters is None else self.resolved.workload.preview(parameters, self.machine)
 
     def try_out(self) -> str:
-        """Run the first point's program on this machine until its first steps, and return what was read from it.
+        """Run the first point's program on this machine until its first steps, and return what was read from the output.
 
-        Raises UserInputError if the trial needs several devices or one that is not here, or if its values are invalid,
-        and ProgramFailed, with what was read, if the program ends earlier.
+        Raises UserInputError if the trial needs several devices or an absent device, or if its values are invalid.
+        Raises ProgramFailed, with what was read, if the program ends before its first steps.
         """
         if self.resources.gpus > 1 or self.target.is_planned:
             raise UserInputError("plan=run: only a trial on one device of this machine is run; use plan=true")
@@ -112,14 +112,14 @@ class SweepPlan:
         return self.resolved.workload.try_out(parameters)
 
     def find_band(self) -> tuple[float, str]:
-        """Return half the width of the band around the first point's estimate as a share, and the basis of the band."""
+        """Return the error band of the first point's estimate: the half-width as a share, and the basis of the band."""
         return self.resolved.workload.find_band(self._first_parameters(), self.machine)
 
     def _first_parameters(self) -> Any:
         values = without_variables({**self.space.constants, **self.first_point()})
         try:
             return self.resolved.workload.Parameters(**values)
-        except ValueError:  # only this trial will fail
+        except ValueError:  # only the trial at this point will fail
             return None
 
 
@@ -137,7 +137,7 @@ def plan_sweep(
     check_program(resolved)
     resources = _plan_resources(resolved, space, target, gpus)
     config, directory = resolved.config, Path(resolved.config.dir).expanduser().resolve()
-    # Ranks on one processor share its rate.
+    # Ranks on one CPU share its rate.
     sharing = 1 if target.is_gpu else min(gpus, max(node.cpus for node in target.nodes))
     achieved = ceilings.achieved_tflops(ceilings.read(directory), target.model)
     achieved_tflops = {dtype: tflops / sharing for dtype, tflops in achieved.items()}
@@ -187,19 +187,19 @@ def plan_sweep(
 
 
 def name_folder(config: Config, space: Space, target: Target, identity: dict[str, Any]) -> Path:
-    """Return the folder of the sweep with this identity, named by the user or after the identity."""
+    """Return the folder of the sweep with this identity. The user sets the name, or it is derived from the identity."""
     sweeps = Path(config.dir).expanduser().resolve() / "sweeps"
     if config.name is not None:
         return sweeps / config.name
     digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:6]
     dtype = [str(space.constants["dtype"])] if "dtype" in space.constants else []
     parts = [target.hardware.name, *dtype, config.search.sampler, digest]
-    earlier = sweeps / "-".join([config.workload.name, *parts])  # an earlier version's name for a preset's sweep
+    earlier = sweeps / "-".join([config.workload.name, *parts])  # the name in earlier versions, if there is a preset
     return earlier if earlier.exists() else sweeps / "-".join([config.workload.title, *parts])
 
 
 def check_retry(plan: SweepPlan) -> None:
-    """Raise UserInputError if a retry names a sweep that does not exist."""
+    """Raise UserInputError if the sweep to retry does not exist."""
     if plan.config.retry and not (plan.folder / "study.journal").exists():
         names = (journal.parent.name for journal in plan.directory.glob("sweeps/*/study.journal"))
         missing = f"retry={plan.config.retry}: there is no sweep {plan.name} in {plan.config.dir}"
@@ -208,7 +208,7 @@ def check_retry(plan: SweepPlan) -> None:
 
 def _plan_resources(resolved: ResolvedConfig, space: Space, target: Target, gpus: int) -> Resources:
     whole_nodes = (resolved.config.exclusive or resolved.workload.exclusive) == "node"
-    # A process that needs more memory than a node has reports the problem itself.
+    # If a process needs more memory than a node has, the process itself will report the problem.
     host_gib = min(space_checks.reserved_host_gib(resolved, space, gpus), target.least_memory_gib())
     requested = resolved.config.cluster.max_concurrent_trials
     gangs = target.count_gangs(gpus, requested, whole_nodes=whole_nodes, host_gib=host_gib)
@@ -216,9 +216,9 @@ def _plan_resources(resolved: ResolvedConfig, space: Space, target: Target, gpus
 
 
 def _check_measurable(resolved: ResolvedConfig, target: Target, gpus: int, has_ceiling: bool) -> None:
-    """Raise UserInputError if a metric of an objective or limit cannot be measured on these devices. A third-party
-    workload may measure metrics that ours do not, so there only the hardware's description, the number of ranks and the
-    prices count."""
+    """Raise UserInputError if the metric of an objective or limit cannot be measured on these devices. A third-party
+    workload may measure metrics that ours do not, so for it only the hardware entry, the number of ranks and the prices
+    are checked."""
     criteria = resolved.criteria
     keys = dict.fromkeys(criteria.metrics, "objective")
     keys |= {limit.metric: f"limits.{limit.metric}" for limit in criteria.limits if limit.metric not in keys}
@@ -230,8 +230,8 @@ def _check_measurable(resolved: ResolvedConfig, target: Target, gpus: int, has_c
 
 def _find_reasons(metric: str, resolved: ResolvedConfig, target: Target, gpus: int, has_ceiling: bool) -> Iterator[str]:
     config, hardware, name = resolved.config, target.hardware, target.hardware.name
-    reads_cpu = registry.find_entry_point(config.workload.name) is None and not target.is_gpu  # in our workloads
-    reports_own = resolved.workload.Settings is not None  # a command's log or a function may report any raw metric
+    reads_cpu = registry.find_entry_point(config.workload.name) is None and not target.is_gpu  # true of our workloads
+    reports_own = resolved.workload.Settings is not None  # a command's log, or a function, may report any raw metric
     base = metric.removesuffix("_per_gpu")
     match get_metric(base).needs:
         case Need.PRICE if config.price_per_hour is None and config.price_per_kwh is None:
@@ -275,17 +275,17 @@ def _build_identity(resolved: ResolvedConfig, space: Space, resources: Resources
         "sampler": config.search.sampler,
         "seed": config.seed,
     }
-    if any(COST in name for name in resolved.criteria.metrics):  # with other prices the objective differs
+    if any(COST in name for name in resolved.criteria.metrics):  # the objective depends on the prices
         identity["prices"] = [config.price_per_hour, config.price_per_kwh]
     if resolved.settings is not None:
         identity["command"] = masked(resolved.settings)
-    if not resources.target.is_gpu:  # concurrent trials share the cores and disturb each other's timings
+    if not resources.target.is_gpu:  # concurrent trials share cores and disturb each other's timings
         identity["concurrent_trials"] = resources.gangs
     return identity
 
 
 def estimate_steps_s(plan: SweepPlan) -> float | None:
-    """Return the seconds that all steps of the search take if all gangs run at once; None without an estimate."""
+    """Return how many seconds the search's steps take with all gangs running at once. None without an estimate."""
     limit = plan.config.budget.trials
     if plan.estimates is None or limit is None:
         return None

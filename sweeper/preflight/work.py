@@ -1,4 +1,4 @@
-"""The work of a trial: its fixed parameters and its identity. Only results of equal work are comparable."""
+"""Identify a trial's work and its fixed parameters. Only results of equal work are comparable."""
 
 import hashlib
 from collections.abc import Iterable, Mapping
@@ -27,18 +27,18 @@ class WorkIdentifier:
     space: Space
 
     def fixed_parameters(self, point: Parameters) -> dict[str, Scalar]:
-        """Return all recorded parameters of a trial that are not searched: constants, defaults and settings."""
+        """Return a trial's recorded parameters that are not searched: constants, defaults and settings."""
         return {name: value for name, value in self._recorded(point).items() if name not in point}
 
     def identify(self, point: Parameters, measurements: Iterable[Measurement] = ()) -> dict[str, str]:
-        """Return the identity of a trial's work (`Workload.work`, `Workload.ways`), without environment variables."""
+        """Return the identity of a trial's work without environment variables (see `Workload.work` and `.ways`)."""
         identity = {"workload": self.workload.name, "benchmark_version": self.workload.benchmark_version}
         for name, value in self._recorded(point).items():
             if name in self.workload.ways or value is None or is_variable(name):
                 continue
             is_searched = name in self.space.dimensions and name not in self.workload.work
             text = SEARCHED if is_searched else f"{value} {self._hash_content(name, value)}".strip()
-            if len(text) > MAX_VALUE_LENGTH:  # tags have a limited length; different texts stay different
+            if len(text) > MAX_VALUE_LENGTH:  # tags have a limited length; the digest keeps values distinct
                 digest = hashlib.sha256(text.encode()).hexdigest()[:12]
                 text = f"{text[: MAX_VALUE_LENGTH - 14]}… {digest}"
             identity[name] = text
@@ -58,7 +58,7 @@ class WorkIdentifier:
         values = {**self.space.constants, **point}
         try:
             recorded = self.workload.recorded_parameters(self.workload.Parameters(**without_variables(values)))
-        except (TypeError, ValueError):  # contradictory values: the trial fails because of them
+        except (TypeError, ValueError):  # contradictory values, which will make the trial fail
             recorded = without_variables(values)
         checked: dict[str, Scalar] = masked({**recorded, **only_variables(values)})
         return checked
