@@ -62,7 +62,7 @@ def known_topologies() -> dict[str, Topology]:
 
 
 def find_topology(name: str) -> Topology:
-    """Return the topology with this name or in this YAML file. Raises UserInputError if there is none or it is invalid."""
+    """Return the topology with this name or in this YAML file. Raises UserInputError if it is missing or invalid."""
     if name.endswith((".yaml", ".yml")):
         return _read_topology(Path(name).expanduser())
     if name not in known_topologies():

@@ -100,7 +100,7 @@ class SweepPlan:
         return "" if parameters is None else self.resolved.workload.preview(parameters, self.machine)
 
     def try_out(self) -> str:
-        """Run the first point's program on this machine until its first steps, and return what was read from the output.
+        """Run the first point's program on this machine until its first steps, and return what was read from it.
 
         Raises UserInputError if the trial needs several devices or an absent device, or if its values are invalid.
         Raises ProgramFailed, with what was read, if the program ends before its first steps.

@@ -1,1 +1,1 @@
-"""A sweep's results: its folder, its runs in MLflow, and which of them may be compared."""
+"""Read a sweep's results from its folder or MLflow, rank comparable results and compare runs."""

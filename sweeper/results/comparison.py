@@ -1,8 +1,8 @@
 """Describe a comparison of results as text, and find the points that two sweeps share.
 
-The steps of a trial and the rounds of the finals show the spread within one run. Another run of the same configuration
-(in another process, on another day) differs by more, which a single run cannot show. Verdicts and the intervals of
-changes allow for both (`sweeper/results/runs.py`).
+The steps of a trial and the rounds of the finals show the spread within one run. Runs of the same configuration in
+different processes or on different days differ by more, which a single run cannot show. Verdicts and the intervals of
+changes account for both (`sweeper/results/runs.py`).
 """
 
 import math
@@ -24,15 +24,15 @@ NOT_COMPARED = "not compared"
 
 @dataclass(frozen=True, kw_only=True)
 class ComparedWork:
-    """One kind of work in a comparison, as text."""
+    """The comparison of one kind of work, as text."""
 
     work: str
     device: str
     earlier: str = ""
     now: str = ""
     result: Comparison | None = None  # None if the work was not compared
-    detail: str  # the basis of the verdict, or why there is none
-    changed: str = ""  # the versions that differ
+    detail: str  # the basis of the verdict, or why there is no verdict
+    changed: str = ""  # software versions that differ
 
     @property
     def outcome(self) -> str:
@@ -51,13 +51,13 @@ class ComparedWork:
 
 
 def judge(before: Interval, after: Interval, gate: Gate) -> Comparison:
-    """Compare `after` with `before`, each as a separate run."""
+    """Compare `after` with `before`, treating each as a separate run."""
     earlier, new = (run_of_interval(*value.bounds) for value in (before, after))
     return compare_runs([earlier], [new], gate)
 
 
 def describe_spread(comparison: Comparison) -> str:
-    """Return the spread between runs as text and, if there is no verdict, how many more runs it needs."""
+    """Describe the spread between runs and, if there is no verdict, how many more runs a verdict needs."""
     spread = comparison.spread
     basis = f"{spread.value:.1%} between runs ({'assumed' if spread.is_assumed else 'measured'})"
     if comparison.verdict is not Verdict.INCONCLUSIVE:
@@ -68,21 +68,21 @@ def describe_spread(comparison: Comparison) -> str:
 
 
 def describe_comparison(works: Sequence[ComparedWork], gate: Gate) -> tuple[str, Verdict | None]:
-    """Return the comparison as text that ends with the verdict, and the verdict, or None if nothing was compared."""
+    """Return the comparison as text that ends with the verdict, and the verdict (None if nothing was compared)."""
     worst = find_worst([work.result for work in works if work.result])
     verdict = [f"verdict: {worst.verdict}, at a threshold of {gate.threshold:g}"] if worst else []
     return "\n".join([*map(str, works), *verdict]), worst.verdict if worst else None
 
 
 def describe_basis(first: BestResult, second: BestResult) -> str:
-    """Return a text of the spreads on which the intervals of two results are based."""
+    """Describe which measurements the intervals of two results are based on."""
     rounds = (first.rounds, second.rounds)
     basis, other = (f"{number} rounds of finals" if number else "the steps of one trial" for number in rounds)
     return f"{basis} each" if basis == other else f"{basis} against {other}"
 
 
 class Pair(NamedTuple):
-    """One point that both sweeps measured: its parameters and both speeds."""
+    """The parameters of a point that both sweeps measured, and both speeds."""
 
     params: Mapping[str, str]
     first: float
@@ -94,7 +94,7 @@ class Pair(NamedTuple):
 
 
 def find_pairs(first: pd.DataFrame, second: pd.DataFrame) -> list[Pair]:
-    """Return the pairs of complete trials with equal work, parameters and devices, largest differences first."""
+    """Pair complete trials with equal work, parameters and devices. Return pairs with the largest difference first."""
     first, second = select_complete(first), select_complete(second)
     metric = find_speed_metric(first) if len(first) else None
     if metric is None or not len(second) or f"metric.{metric}" not in second:
@@ -109,11 +109,11 @@ def find_pairs(first: pd.DataFrame, second: pd.DataFrame) -> list[Pair]:
 
 
 def describe_pairs(pairs: list[Pair]) -> list[str]:
-    """Return the median difference with its interval, and the points that differ most; empty without pairs."""
+    """Describe the median difference with its interval, and the points that differ most. Empty without pairs."""
     if not pairs:
         return []
     logarithms = np.log([pair.ratio for pair in pairs])
-    # The points have no order in time, so they are shuffled: neighbors in the list must not be treated as correlated.
+    # Points have no order in time. Shuffle them so that neighbors in the list do not count as correlated.
     interval = interval_of_steps(np.random.default_rng(0).permutation(np.exp(logarithms)), "median")
     bounds = f"fewer than {MIN_STEPS} pairs"
     if interval:
@@ -129,7 +129,7 @@ def describe_pairs(pairs: list[Pair]) -> list[str]:
 
 
 def select_common_points(sides: Sequence[pd.DataFrame]) -> list[pd.DataFrame]:
-    """Return each side's complete trials at points that both sides measured."""
+    """Return each side's complete trials at the points that both sides measured."""
     complete = [select_complete(side) for side in sides]
     keys = [[point_key(row) for row in side.to_dict("records")] for side in complete]
     common = set(keys[0]).intersection(*keys[1:])

@@ -1,4 +1,4 @@
-"""`sweep.json` in a sweep's folder: what the sweep measures, on which devices, and how its last run ended."""
+"""Read and write `sweep.json`: what a sweep measures, on which devices, and how the sweep's last run ended."""
 
 from __future__ import annotations
 
@@ -25,44 +25,44 @@ FILE = "sweep.json"
 
 @dataclass(frozen=True)
 class SweepEnd:
-    is_over: bool  # whether the budget was used up and no finals were left
-    reason: str  # why the sweep ended before its budget, such as repeated failures; empty if it did not
-    winner: int | None  # the number of the winning trial; None if no trial was complete
-    value: float | None  # its objective
-    low: float | None  # the bounds of its 95% interval; None if it has none
+    is_over: bool  # whether the budget is used up and the finals are complete
+    reason: str  # why the sweep ended early, such as repeated failures; empty if it did not
+    winner: int | None  # the winning trial's number; None if no trial was complete
+    value: float | None  # the winner's objective
+    low: float | None  # low, high: the bounds of the 95% interval of `value`; None without an interval
     high: float | None
-    rounds: int  # the number of rounds of the finals that the value is the mean of; 0 for a single trial
+    rounds: int  # the number of finals rounds in the mean `value`; 0 for a single trial
     at_s: float
-    # With several objectives, the numbers of the trials on their front; None if an earlier version ended the sweep.
+    # With several objectives, the numbers of the trials on the front. None if an earlier version ended the sweep.
     front: Sequence[int] | None = None
 
 
 @dataclass(frozen=True)
 class SweepDescription:
-    """A sweep in plain values, with secrets masked. Times are in seconds since 1970."""
+    """A description of a sweep in plain values, with secrets masked. Times are in seconds since 1970."""
 
     name: str
-    study: str  # the id of its study, which is also a tag of its runs in MLflow
-    arguments: Sequence[str]  # the command line that runs or resumes it
+    study: str  # the id of the sweep's study, which is also a tag of the sweep's runs in MLflow
+    arguments: Sequence[str]  # the command line that runs or resumes the sweep
     python: str
     host: str
     config: Mapping[str, Any]
-    settings: Mapping[str, Any] | None  # the settings in the workload's section; None if it has none
-    constants: Mapping[str, Any]  # the parameters with the same value in every trial
-    space: Mapping[str, Any]  # the parameters as text
-    hardware: str  # its name in the catalog
-    device: str  # the device's own name
-    gpus: int  # ranks of a trial
+    settings: Mapping[str, Any] | None  # the settings in the workload's section; None if there is no section
+    constants: Mapping[str, Any]  # parameters with the same value in every trial
+    space: Mapping[str, Any]  # the space as text, by parameter
+    hardware: str  # the device's name in the catalog
+    device: str  # the device's name according to the driver
+    gpus: int  # ranks per trial
     ranks_per_node: int
-    nodes: int  # of the sweep
+    nodes: int  # the number of nodes in the sweep
     tracking_uri: str
-    software: Mapping[str, str]  # versions of the driver's packages by name
-    git: Mapping[str, Any]  # commit of the checkout that ran
-    # The trials in its budget, at most those in its space; None without a limit, or from an earlier version.
+    software: Mapping[str, str]  # versions of the packages on the driver, by name
+    git: Mapping[str, Any]  # the commit of the checkout that ran
+    # The number of trials in the budget, at most the size of the space. None: no limit, or an earlier version.
     budget_trials: int | None = None
-    cpus: int | None = None  # how many cores of its machine it uses; None if it uses all by default
-    started_at_s: float = field(default_factory=time.time)  # the start of its last run
-    end: SweepEnd | None = None  # how the last run ended; None while it runs, or if it was killed
+    cpus: int | None = None  # how many of the machine's cores the sweep uses; None means all, by default
+    started_at_s: float = field(default_factory=time.time)  # the start of the last run
+    end: SweepEnd | None = None  # how the last run ended; None if it is still running or was killed
 
     @property
     def workload(self) -> str:
@@ -95,14 +95,14 @@ class SweepDescription:
         )
 
     def write(self, folder: Path) -> None:
-        """Write the file atomically, since other processes may read it at any time."""
+        """Write `sweep.json` atomically, because other processes may read it at any time."""
         write_whole(folder / FILE, json.dumps(asdict(self), indent=1, default=str))
 
 
 def describe_sweep(
     plan: SweepPlan, *, study: str, arguments: Sequence[str], provenance: Mapping[str, Any], uri: str
 ) -> SweepDescription:
-    """Return the description of a sweep that is starting. `arguments` is its command line, and `uri` its store."""
+    """Return the description of a sweep at its start. `arguments` is the command line, and `uri` the MLflow store."""
     gpus, node = plan.resources.gpus, plan.target.nodes[0]
     return SweepDescription(
         name=plan.name,
@@ -128,7 +128,7 @@ def describe_sweep(
 
 
 def read_description(folder: Path) -> SweepDescription | None:
-    """Return a sweep's description, or None if it has none. Raises UserInputError if the file is damaged."""
+    """Read a sweep's description, or return None if there is none. Raises UserInputError if the file is damaged."""
     try:
         fields = json.loads((folder / FILE).read_text())
         end = fields.pop("end")

@@ -1,4 +1,4 @@
-"""Imported results: the fastest of each kind of work, and results that contradict themselves, with their rates."""
+"""Select imported results: the fastest for each kind of work, and those with contradictions."""
 
 import math
 from collections.abc import Iterator
@@ -19,7 +19,7 @@ IDENTIFYING = ("model", "model_b", "sequence_length", "dtype", "global_batch")  
 
 @dataclass(frozen=True)
 class Imported:
-    """One successful imported result: its row in the table of imported results."""
+    """A successful imported result, from its row in the table of imported results."""
 
     run: dict[str, Any]
 
@@ -29,7 +29,7 @@ class Imported:
 
     @property
     def model(self) -> str:
-        """The model, or its size in billions of parameters; empty if the file gives neither."""
+        """The model, or else the model size in billions of parameters. Empty if the file gives neither."""
         return self.get_text("param.model") or f"{self.get_text('param.model_b')}B".removeprefix("B")
 
     @property
@@ -38,22 +38,22 @@ class Imported:
 
     @property
     def work(self) -> tuple[str, ...]:
-        """The work, as far as the file describes it, and its devices."""
+        """The work and devices, as far as the file describes them."""
         names = ("param.sequence_length", "param.global_batch", "param.dtype", "tag.device", "tag.devices")
         return (self.model, *(self.get_text(name) for name in names))
 
     @property
     def rate_per_device(self) -> float:
-        """Tokens/s per device; NaN if the tokens or the number of devices are unknown."""
+        """Tokens/s per device. NaN if the tokens or the number of devices are unknown."""
         return self.get_metric("tokens_per_s_per_gpu")
 
     @property
     def rates(self) -> list[str]:
-        """The table cells of the tokens/s per device, first as derived here and then as claimed."""
+        """Table cells with tokens/s per device, first as we derive it and then as claimed."""
         return [format_number(rate) for rate in (self.rate_per_device, self.claim_per_device("tokens_per_s"))]
 
     def claim_per_device(self, rate: str) -> float:
-        """Return a claimed rate per device: as the tool reports it, else the total divided by the devices, else NaN."""
+        """Return a claimed rate per device: as reported, else the claimed total divided by the devices, else NaN."""
         per_device = self.get_metric(f"claimed_{rate}_per_gpu")
         devices = self.get_text("tag.devices")
         if math.isnan(per_device) and devices.isdigit():
@@ -74,7 +74,7 @@ def list_results(runs: pd.DataFrame) -> list[Imported]:
 
 
 def select_fastest(results: list[Imported]) -> list[Imported]:
-    """Return a file's fastest result for each kind of work; one that contradicts itself only if there is no other."""
+    """Return each file's fastest result for each kind of work. Prefer results without contradictions."""
     fastest: dict[tuple[str, ...], tuple[tuple[bool, float], Imported]] = {}
     for result in results:
         rate = result.get_metric("tokens_per_s")
@@ -93,7 +93,7 @@ def select_fastest(results: list[Imported]) -> list[Imported]:
 
 
 def list_rows(runs: pd.DataFrame) -> list[dict[str, str]]:
-    """Return the cells of the selected results, by heading. Cells of unknown values are empty."""
+    """Return the selected results' cells by heading. Unknown values have empty cells."""
     rows = []
     for result in select_fastest(list_results(runs)):
         params = {name.removeprefix("param."): value for name, value in result.run.items() if name.startswith("param.")}
@@ -114,7 +114,7 @@ def list_rows(runs: pd.DataFrame) -> list[dict[str, str]]:
 
 
 def list_contradictions(runs: pd.DataFrame) -> Iterator[dict[str, str]]:
-    """Yield the cells, by heading, of each contradiction in each result."""
+    """Yield the cells, by heading, for every contradiction in every result."""
     for result in list_results(runs):
         for contradiction in result.contradictions:
             cells = [result.name, result.get_text("tag.device"), *result.rates, contradiction]

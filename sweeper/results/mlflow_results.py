@@ -1,8 +1,8 @@
-"""Read sweeps from an MLflow store as tables: one row per sweep, one row per trial.
+"""Read sweeps from an MLflow store as tables, with one row per sweep or per trial.
 
-Runs are read through MLflow's client, or directly from the tables of a SQLite file. MLflow needs 3 s of CPU time to be
-imported and to open a SQLite file, twice as long as the rest of a small report. The columns of the tables of runs,
-parameters, metrics and tags have not changed since MLflow 1.30; if they differ, the client is used.
+Runs are read through MLflow's client, or directly from the tables of a SQLite file. Importing MLflow and opening a
+SQLite file takes 3 s of CPU time, twice as long as the rest of a small report. The columns of the runs, params, metrics
+and tags tables have not changed since MLflow 1.30. If they ever differ, the client is used.
 """
 
 from __future__ import annotations
@@ -45,27 +45,27 @@ def _explained_errors(uri: str) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class ClientReader:
-    """Reads the MLflow store at `uri` through its client. Methods raise `UserInputError` if MLflow fails."""
+    """Reads the store at `uri` through MLflow's client. Methods raise `UserInputError` if MLflow fails."""
 
     client: Any
     uri: str = ""
 
     def read_experiments(self) -> dict[str, str]:
-        """Return the ids of the experiments, by name."""
+        """Return the experiments' ids by name."""
         with _explained_errors(self.uri):
             return {stored.name: stored.experiment_id for stored in self.client.search_experiments()}
 
     def read_runs(self, experiment_ids: Sequence[str], tags: Mapping[str, str]) -> list[Any]:
-        """Return the runs of these experiments that have all of these tags, latest first."""
+        """Return the runs in these experiments that have all of these tags, latest first."""
         with _explained_errors(self.uri):
             return list(mlflow_store.search_runs(self.client, experiment_ids, tags))
 
 
 @dataclass(frozen=True)
 class SqliteReader:
-    """Reads the same data from the tables of a SQLite file. Runs have those attributes of MLflow's runs that are used.
+    """Reads the same data from a SQLite file. Runs have only those attributes of MLflow runs that are used.
 
-    Every method raises `sqlite3.Error` if the file is not MLflow's or has the tables of another version.
+    Every method raises `sqlite3.Error` if the file is not from MLflow or has a different version's tables.
     """
 
     path: Path
@@ -100,13 +100,13 @@ class SqliteReader:
 
 
 def open_reader(uri: str) -> ClientReader | SqliteReader:
-    """Return a reader of the store. Raises UserInputError if MLflow cannot open the store."""
+    """Return a reader for the store. Raises UserInputError if MLflow cannot open the store."""
     if path := mlflow_store.sqlite_path(uri):
         reader = SqliteReader(path)
         try:
             reader.read_runs(list(reader.read_experiments().values())[:1], {})
             return reader
-        except sqlite3.OperationalError:  # an interrupted write, which MLflow repairs
+        except sqlite3.OperationalError:  # an interrupted write, which MLflow will repair
             if reason := mlflow_store.find_damage(path):
                 raise UserInputError(f"tracking.uri={uri}: {reason}") from None
         except sqlite3.DatabaseError as error:
@@ -119,11 +119,11 @@ def open_reader(uri: str) -> ClientReader | SqliteReader:
 
 @dataclass(frozen=True)
 class Stored:
-    """Sweeps, trials and, in a separate table, the imported results of other tools.
+    """Tables of sweeps, of trials, and of results imported from other tools.
 
-    Every table has plain columns for the fields of every run (`run`, `run_id`, `parent`, `status`, `start`, `end`), and
-    `param.…`, `metric.…` and `tag.…` for the rest. A trial also has its sweep's constants as `param.…` and the result
-    of its sweep's finals as `final.…`. `is_beyond_limit` is true for a trial that a limit of its sweep excludes.
+    The columns of every table are `run`, `run_id`, `parent`, `status`, `start`, `end`, and `param.…`, `metric.…` and
+    `tag.…`. A trial also has the sweep's constants as `param.…` and the result of the sweep's finals as `final.…`.
+    `is_beyond_limit` is true for a trial that one of the sweep's limits excludes.
     """
 
     sweeps: pd.DataFrame
@@ -136,7 +136,7 @@ class Stored:
 
 
 def read(uri: str, experiment: str | None = None, sweep: str | None = None) -> Stored:
-    """Read the whole store, one experiment or one sweep. Raises UserInputError if it does not exist."""
+    """Read a whole store, one experiment or one sweep. Raises UserInputError if any of them does not exist."""
     if (path := mlflow_store.sqlite_path(uri)) and not path.is_file():
         remedy = "Run `python -m sweeper` to create one, or set tracking.uri="
         raise UserInputError(f"{uri}: the store does not exist. {remedy}")
@@ -160,8 +160,8 @@ def read(uri: str, experiment: str | None = None, sweep: str | None = None) -> S
 
 
 def of_study(client: MlflowClient, experiment_id: str, study_id: str) -> Stored:
-    """Read one sweep by the id of its study, since sweep names are not unique."""
-    # MLflow's client takes 1.2 ms to read a run from a SQLite file: two minutes for 100,000 trials instead of 15 s.
+    """Read one sweep by study id, because sweep names are not unique."""
+    # MLflow's client takes 1.2 ms to read a run from a SQLite file. For 100,000 trials, two minutes instead of 15 s.
     reader, study = open_reader(client.tracking_uri), {STUDY: study_id}
     kinds = (mlflow_store.SWEEP_KIND, mlflow_store.TRIAL_KIND)
     return _build_tables(*(reader.read_runs([experiment_id], {KIND: kind, **study}) for kind in kinds))
@@ -186,12 +186,12 @@ def _build_tables(parents: Sequence[Any], trials: Sequence[Any], imported: Seque
     rows = []
     for run in trials:
         metrics, tags, study_id = run.data.metrics, run.data.tags, run.data.tags[STUDY]
-        # Finalists are compared by all of their rounds, since the best single round would win by chance.
+        # Leave out single rounds of the finals. Finalists are compared by all rounds: the best round would win by chance.
         if study_id not in shared or any(tag in tags for tag in mlflow_store.LEFT_OUT):
             continue
-        # A trial exceeds a limit by its own measurement, or by the median of its rounds in the finals.
+        # A trial exceeds a limit in the search, or as the median over the rounds of the finals.
         is_beyond = mlflow_store.EXCEEDED in tags or any(limit.excess(metrics) > 0 for limit in limits[study_id])
-        # Finals with several objectives have no winner, so each trial gets its own speed in the finals.
+        # Finals with several objectives have no winner, so each trial keeps its speed from the finals.
         speed = next((name for name in SPEED_UNITS if f"final_{name}" in metrics), None)
         in_finals = _finals_columns(metrics, speed, tags.get("sweeper.trial"), front_rounds[study_id])
         rows.append({**shared[study_id], **in_finals, **_columns(run), "is_beyond_limit": is_beyond})

@@ -1,4 +1,4 @@
-"""Find the best result of each device for each kind of work. Results of different work are never ranked together."""
+"""Find the best result for each device and kind of work. Results of different work are never ranked together."""
 
 import json
 import math
@@ -13,11 +13,11 @@ from sweeper.metrics.intervals import Interval
 from sweeper.preflight.work import SEARCHED
 from workloads.api.metrics import ROWS
 
-# The part of a work's identity that has its own columns in tables.
+# The names in a work's identity that have their own columns in tables.
 MAIN_WORK_NAMES = ("workload", "model", "sequence_length", "type")
-# Prefixes of metrics that are proportional to a trial's speed: the rates, their intervals and their per-GPU values.
+# Prefixes of the metrics that are proportional to a trial's speed: rates, and the rates' intervals and per-GPU values.
 RATES = tuple(row.name for row in ROWS if row.is_rate)
-# The metrics that measure speed, with their units. A kind of work is judged by the first one that its trials have.
+# The metrics of speed, with units. The first of them that the trials of a kind of work have ranks these trials.
 SPEED_UNITS = {row.name: row.unit or row.name for row in sorted(ROWS, key=lambda row: row.speed) if row.speed}
 
 
@@ -25,25 +25,25 @@ SPEED_UNITS = {row.name: row.unit or row.name for row in sorted(ROWS, key=lambda
 class BestResult:
     """The best trial of a platform (a device and the number of devices) for one kind of work."""
 
-    work: dict[str, str]  # the identity of the work: only results with the same identity are ranked or compared
+    work: dict[str, str]  # the identity of the work; only results with equal identity are ranked or compared
     device: str
     devices: int
     speed_metric: str  # the metric that ranks the trials, one of `SPEED_UNITS`; `speed` is its best value
     speed: Interval
     trial: pd.Series  # the row of the best trial
     trials: pd.DataFrame  # the rows from which the best trial was chosen
-    rounds: int = 0  # the number of rounds of the finals that the values are the mean of; 0 for a single trial
+    rounds: int = 0  # the number of finals rounds in the mean values; 0 for a single trial
 
     @property
     def platform(self) -> str:
-        """The device's name, with the number of devices (or on a CPU, of processes) if there are several."""
+        """The device's name, with the number of devices (for a CPU, processes) if there are several."""
         if self.devices > 1 and self.is_cpu:
             return f"{self.device}, {self.devices} processes"
         return f"{self.devices} x {self.device}" if self.devices > 1 else self.device
 
     @property
     def is_cpu(self) -> bool:
-        """Whether a rank is a CPU process without its own device."""
+        """Whether ranks are CPU processes without their own device."""
         return bool(self.trial.get("tag.hardware") == "cpu")
 
     @property
@@ -55,12 +55,12 @@ class BestResult:
         return float(self.trial.get(f"metric.{name}", math.nan))
 
     def get_first_metric(self, names: Sequence[str]) -> float:
-        """Return the first of these metrics that the best trial has, or NaN if it has none."""
+        """Return the first of these metrics that the best trial has, or NaN if it has none of them."""
         return first_known(map(self.get_metric, names))
 
 
 def group_by_work(results: Sequence[BestResult]) -> dict[str, list[BestResult]]:
-    """Group results that can share an axis, which have equal work and speed metric, by a label of the work."""
+    """Group results that can share an axis (equal work and speed metric), by a label of the work."""
     groups: dict[str, list[BestResult]] = {}
     for result, label in zip(results, label_works([result.work for result in results]), strict=True):
         unit = [] if result.speed_metric == "tokens_per_s" else [f"({SPEED_UNITS[result.speed_metric]})"]
@@ -69,7 +69,7 @@ def group_by_work(results: Sequence[BestResult]) -> dict[str, list[BestResult]]:
 
 
 def label_works(works: Sequence[Mapping[str, str]]) -> list[str]:
-    """Return a unique label for each work: its main values, and other values that distinguish it."""
+    """Return a unique label for each work, with the main values and other values that distinguish the work."""
     labels = []
     for work, details in zip(works, list_distinctions(works), strict=True):
         main = [work[name] for name in MAIN_WORK_NAMES if name in work]
@@ -78,7 +78,7 @@ def label_works(works: Sequence[Mapping[str, str]]) -> list[str]:
 
 
 def list_distinctions(works: Sequence[Mapping[str, str]]) -> list[dict[str, str]]:
-    """Return for each work its values, except the main ones, that differ between works of the same workload."""
+    """Return each work's values that differ from other works of the same workload, leaving out the main values."""
     distinctions = []
     for work in works:
         same_workload = [other for other in works if other.get("workload") == work.get("workload")]
@@ -93,7 +93,7 @@ def sort_by_platform(results: Sequence[BestResult]) -> list[BestResult]:
 
 
 def find_speed_metric(trials: pd.DataFrame) -> str | None:
-    """Return the metric by which these trials are judged, or None if they have no speed."""
+    """Return the metric by which these trials are ranked, or None if they have no speed."""
     present = (name for name in SPEED_UNITS if f"metric.{name}" in trials)
     return next((name for name in present if trials[f"metric.{name}"].notna().any()), None)
 
@@ -103,27 +103,27 @@ def select_complete(trials: pd.DataFrame) -> pd.DataFrame:
 
 
 def read_work(row: Any) -> dict[str, str]:
-    """Return the identity of a trial's work, without values that the trial did not record."""
+    """Return the recorded identity of a trial's work."""
     recorded = row.get("tag.work")
     return {str(name): str(value) for name, value in json.loads(recorded).items()} if isinstance(recorded, str) else {}
 
 
 def read_value(row: Any, metric: str) -> Interval:
-    """Return a metric of a trial with its interval. Missing values are NaN."""
+    """Return a trial's metric with the 95% interval. Missing values are NaN."""
     values = (row.get(f"metric.{metric}{suffix}", math.nan) for suffix in ("", "_ci_low", "_ci_high"))
     return Interval(*(float(value) for value in values))
 
 
 def find_best_results(trials: pd.DataFrame) -> list[BestResult]:
-    """Return the best result for each device, number of devices and kind of work, sorted by work and then by speed."""
+    """Return the best result for each device, number of devices and kind of work, sorted by work, then by speed."""
     complete = select_complete(trials)
     if "is_beyond_limit" in complete:
         complete = complete[~complete["is_beyond_limit"].astype(bool)]
     if not len(complete):
         return []
-    groups: dict[Hashable, list[int]] = {}  # the positions of the trials of each platform and kind of work
+    groups: dict[Hashable, list[int]] = {}  # row positions of the trials, by work and platform
     for position, row in enumerate(complete.to_dict("records")):
-        if work := read_work(row):  # 0.1 recorded none
+        if work := read_work(row):  # version 0.1 recorded no work
             groups.setdefault((tuple(sorted(work.items())), *_read_platform(row)), []).append(position)
     results = []
     for rows in groups.values():
@@ -154,8 +154,8 @@ def _read_platform(row: Any) -> tuple[str, int]:
 def rank_speeds(ranked: pd.DataFrame, metric: str) -> pd.Series:
     """Return the speeds by which trials are ranked.
 
-    In a sweep with finals only their winner counts, with its values there, because the best of many single trials was
-    chosen for its luck. A single trial of another sweep then counts with the low end of its interval.
+    The best of many single trials owes its place partly to luck. If a sweep has finals, only the winner counts, with
+    its values in the finals. A single trial of another sweep then counts with the lower bound of its interval.
     """
     speeds = ranked[f"metric.{metric}"].astype(float)
     is_winner = _won_finals(ranked, metric)
@@ -176,7 +176,7 @@ def _won_finals(trials: pd.DataFrame, metric: str) -> pd.Series:
 def _apply_finals(best: pd.Series, metric: str) -> None:
     factor = best["final.value"] / best[f"metric.{metric}"]
     rates = tuple(f"metric.{rate}" for rate in RATES)
-    for column in best.index:  # for equal work, all rates of the burst change by the same factor
+    for column in best.index:  # all rates of the burst change by the same factor, as the work is equal
         if column.startswith(rates) and "sustained" not in column:
             best[column] *= factor
     if "metric.step_time_ms" in best:
@@ -188,9 +188,9 @@ def _apply_finals(best: pd.Series, metric: str) -> None:
 
 
 def split_by_work(trials: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame]]:
-    """Yield the trials of each kind of work, with a label of the values in which it differs from the other kinds.
+    """Yield the trials for each kind of work, with a label of the values that distinguish the kind.
 
-    An incomplete trial may record less of its work. It is included in every kind to which it may belong.
+    An incomplete trial may record only part of the work. It is included in every kind to which it may belong.
     """
     rows_by_work: dict[tuple[tuple[str, str], ...], list[int]] = {}
     for position, row in enumerate(trials.to_dict("records")):
@@ -200,7 +200,7 @@ def split_by_work(trials: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame]]:
     for kind in kinds:
         positions = []
         for work, rows in rows_by_work.items():
-            # The trials have this kind of work, or an incomplete identity that does not contradict it.
+            # Include trials of this kind of work, and trials with an incomplete identity that does not contradict it.
             if dict(work) == kind or (dict(work) not in kinds and set(work) <= kind.items()):
                 positions += rows
         distinct = [name for name in kind if len({other.get(name) for other in kinds}) > 1]
@@ -209,15 +209,15 @@ def split_by_work(trials: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame]]:
 
 
 def describe_differences(work: Mapping[str, str], other: Mapping[str, str]) -> list[str]:
-    """Return a text for each value that differs between two kinds of work."""
+    """Describe each value that differs between two kinds of work."""
     names = [name for name in {**work, **other} if work.get(name) != other.get(name)]
     return [f"{name} {work.get(name, 'unknown')} against {other.get(name, 'unknown')}" for name in names]
 
 
 def read_space(sweep: Mapping[str, Any], work: Mapping[str, str]) -> dict[str, str]:
-    """Return the searched parameters of a work with their space as text, from a row of `Stored.sweeps`."""
+    """Return the searched parameters in a work's identity with the space as text, from a row of `Stored.sweeps`."""
     names = [name for name, value in work.items() if value == SEARCHED]
-    # Version 0.3 kept the space in the sweep's parameters; a field that a row lacks is NaN.
+    # Version 0.3 kept the space in the sweep's parameters. Fields that are missing in a row are NaN.
     texts = {name: (sweep.get(f"tag.space.{name}"), sweep.get(f"param.{name}")) for name in names}
     return {name: next((text for text in both if isinstance(text, str)), SEARCHED) for name, both in texts.items()}
 

@@ -1,14 +1,14 @@
 """Decide whether new runs are slower than earlier ones, and how many more runs a verdict needs.
 
-A run is a whole sweep, with its own processes at its own time. This is a random-effects model: the logarithm of a run's
-value is the level of its group (earlier or new runs), plus the run's deviation from that level, plus the error that the
-run's own interval shows. The deviations in both groups have the same standard deviation, called the spread between
-runs. With fewer than MEASURED_FROM degrees of freedom (the number of runs, less one per group) the spread is assumed,
-unless the runs contradict the assumption. With more it is measured, and the limits are Student's.
+A run is a whole sweep, with its own processes and its own date. The model has random effects: the logarithm of a run's
+value is the level of the group (earlier or new runs), plus the run's deviation from that level, plus the error that the
+run's interval indicates. The deviations in both groups have the same standard deviation, called the spread between
+runs. With fewer than MEASURED_FROM degrees of freedom (the number of runs minus one per group), the spread is assumed,
+unless the runs contradict the assumption. With more, the spread is measured, and limits follow Student's t.
 
-A verdict may be computed after every run. A single comparison of equal runs calls them slower in FALSE_ALARM of cases.
-Successive looks share their runs, so all of them together stay at 1% or less. `benchmarks/track.py` measures this, and
-how often a loss is found with the requested number of runs.
+A verdict may be computed after every run. A single look at equal runs finds the new runs slower with probability
+FALSE_ALARM. Successive looks share runs, so the probability over all looks stays at 1% or less. `benchmarks/track.py`
+measures this, and how often a loss is found with the requested number of runs.
 """
 
 import math
@@ -22,14 +22,14 @@ import numpy as np
 from sweeper.metrics.intervals import Interval, Z, student_quantile
 from workloads.api.errors import UserInputError
 
-FALSE_ALARM = 0.0005  # for one look
-LAST_MISS = 0.05  # for a look at as many runs as were planned
-EARLY_MISS = 0.01  # for a look at fewer runs
+FALSE_ALARM = 0.0005  # per look
+LAST_MISS = 0.05  # for a look at the planned number of runs
+EARLY_MISS = 0.01  # for a look at fewer runs than planned
 DETECTED_OVER_THRESHOLD = 1.5
-# With 10 degrees of freedom, two of three estimates are within 23%, and Student's limit is 4.6 instead of 3.3.
+# With 10 degrees of freedom, two thirds of estimates are within 23%, and Student's limit is 4.6 instead of 3.3.
 MEASURED_FROM = 10
-CONTRADICTED_AT = 0.01  # the probability at which a spread contradicts the assumed one
-MOST_NEW_RUNS = 20  # requested without more earlier runs; beyond this, additional earlier runs reduce the total
+CONTRADICTED_AT = 0.01  # a less probable measured spread contradicts the assumed spread
+MOST_NEW_RUNS = 20  # if more were needed, request earlier runs too, which reduces the total
 MOST_RUNS = 500
 
 
@@ -45,7 +45,7 @@ EXIT_CODES = {Verdict.FASTER: 0, Verdict.NOT_SLOWER: 0, Verdict.SLOWER: 1, Verdi
 
 @dataclass(frozen=True)
 class Run:
-    """One run: the logarithm of its value, and the logarithm's variance from the run's interval (NaN without one)."""
+    """The logarithm of a run's value, and the variance that the run's interval indicates (NaN without an interval)."""
 
     logarithm: float
     variance: float = math.nan
@@ -55,8 +55,8 @@ class Run:
 class Gate:
     """The settings that decide when runs count as slower."""
 
-    threshold: float = 0.02  # the fraction of the speed that may be lost
-    # The assumed standard deviation between equal runs, as a fraction, if there are too few runs to measure it.
+    threshold: float = 0.02  # the tolerated loss, as a fraction of the speed
+    # The standard deviation between equal runs, as a fraction, assumed while too few runs exist to measure it.
     between_runs: float = 0.02
 
     def __post_init__(self) -> None:
@@ -71,24 +71,24 @@ class Gate:
 
     @property
     def detected(self) -> float:
-        """The slowdown that is detected in 90% of cases, as a logarithm."""
+        """The slowdown that is detected with 90% probability, as a logarithm."""
         return DETECTED_OVER_THRESHOLD * self.tolerated
 
 
 @dataclass(frozen=True)
 class Spread:
-    """The standard deviation between runs, in logarithms of their values."""
+    """The standard deviation between the logarithms of runs' values."""
 
     value: float
-    errors: Sequence[float]  # the mean variance of the runs' own errors, for the earlier runs and for the new ones
-    degrees_of_freedom: float = math.inf  # of the measured spread; infinite if it is assumed
+    errors: Sequence[float]  # the mean variance that the runs' intervals indicate, for earlier and for new runs
+    degrees_of_freedom: float = math.inf  # of a measured spread; infinite if assumed
 
     @property
     def is_assumed(self) -> bool:
         return math.isinf(self.degrees_of_freedom)
 
     def error_of_difference(self, earlier: int, new: int) -> float:
-        """Return the standard error of the difference between the two levels, with this many runs of each."""
+        """Return the standard error of the difference between the levels of this many earlier and new runs."""
         runs = zip(self.errors, (earlier, new), strict=True)
         return math.sqrt(sum((self.value**2 + error) / count for error, count in runs))
 
@@ -96,7 +96,7 @@ class Spread:
         return student_quantile(1 - tail, self.degrees_of_freedom)
 
     def decides(self, earlier: int, new: int, gate: Gate) -> bool:
-        """Return whether this many runs are enough for a verdict, whatever their values are."""
+        """Return whether this many runs suffice for a verdict, whatever the runs' values are."""
         error = self.error_of_difference(earlier, new)
         finds = error * self.quantile(FALSE_ALARM) <= gate.tolerated
         return finds and error * self.quantile(LAST_MISS) <= gate.detected - gate.tolerated
@@ -105,14 +105,14 @@ class Spread:
 @dataclass(frozen=True)
 class Comparison:
     verdict: Verdict
-    ratio: Interval  # of the new to the earlier level, with a 95% interval that includes the spread between runs
+    ratio: Interval  # new level over earlier level; the 95% interval includes the spread between runs
     spread: Spread
-    more_new: int = 0  # how many more new runs a verdict needs; 0 with a verdict
+    more_new: int = 0  # the number of additional new runs that a verdict needs; 0 with a verdict
     more_earlier: int = 0
 
 
 def _chi_squared_limit(degrees_of_freedom: int) -> float:
-    """Return the sum of squares, in units of the variance, that runs with the assumed spread rarely exceed."""
+    """Return the sum of squares, divided by the variance, that runs with the assumed spread rarely exceed."""
     from scipy.special import chdtri  # takes 0.2 s to import
 
     return float(chdtri(degrees_of_freedom, CONTRADICTED_AT))
@@ -121,8 +121,8 @@ def _chi_squared_limit(degrees_of_freedom: int) -> float:
 def run_of_interval(value: float, low: float, high: float, *, less_is_better: bool = False) -> Run:
     """Return a run from a value and its 95% interval (NaN without one).
 
-    The interval is treated as that of a normal distribution. Student's interval of a few rounds is wider, which errs on
-    the safe side. A value that is not positive has no logarithm, so its run decides nothing.
+    The interval is treated as normal. The Student's t interval of a few rounds is wider, which errs on the safe side. A
+    value that is not positive has no logarithm, so the run decides nothing.
     """
     if not value > 0:
         return Run(math.nan)
@@ -131,19 +131,19 @@ def run_of_interval(value: float, low: float, high: float, *, less_is_better: bo
 
 
 def compare_runs(earlier: Sequence[Run], new: Sequence[Run], gate: Gate) -> Comparison:
-    """Compare new runs with earlier ones, at least one of each."""
+    """Compare new runs with earlier runs. There must be at least one of each."""
     logarithms = [np.array([run.logarithm for run in group]) for group in (earlier, new)]
     errors = [float(np.mean([run.variance for run in group])) for group in (earlier, new)]
     squares = sum(float(((values - values.mean()) ** 2).sum()) for values in logarithms)
     counts = (len(earlier), len(new))
-    # A measured spread includes the errors that are unknown.
+    # Unknown errors count as zero here because a measured spread includes them.
     known_errors = [0.0 if math.isnan(error) else error for error in errors]
     spread = _estimate_spread(counts, errors, known_errors, squares, gate.between_runs)
     change = float(logarithms[1].mean()) - float(logarithms[0].mean())
     error = spread.error_of_difference(*counts)
     half_width = spread.quantile(0.025) * error
     ratio = Interval(*(math.exp(change + x) for x in (0, -half_width, half_width)))
-    # An unknown error decides nothing, since every comparison with NaN is false.
+    # An unknown error decides nothing, because every comparison with NaN is false.
     if abs(change) > gate.tolerated and abs(change) > error * spread.quantile(FALSE_ALARM):
         return Comparison(Verdict.SLOWER if change < 0 else Verdict.FASTER, ratio, spread)
     miss = LAST_MISS if spread.decides(*counts, gate) else EARLY_MISS
@@ -154,7 +154,7 @@ def compare_runs(earlier: Sequence[Run], new: Sequence[Run], gate: Gate) -> Comp
 
 
 def find_worst(comparisons: Sequence[Comparison]) -> Comparison | None:
-    """Return the comparison that decides for all: a slower one, else an inconclusive one; None if there are none."""
+    """Return the comparison that decides the overall verdict (slower, else inconclusive), or None if there are none."""
     order = (Verdict.SLOWER, Verdict.INCONCLUSIVE, Verdict.NOT_SLOWER, Verdict.FASTER)
     return min(comparisons, key=lambda c: (order.index(c.verdict), -c.more_new - c.more_earlier), default=None)
 
@@ -162,8 +162,8 @@ def find_worst(comparisons: Sequence[Comparison]) -> Comparison | None:
 def _estimate_spread(
     counts: tuple[int, int], errors: Sequence[float], known_errors: Sequence[float], squares: float, assumed: float
 ) -> Spread:
-    """Return the spread between runs. It is measured if there are enough runs or if they contradict the assumed one.
-    `squares` is the sum of the squared distances of the logarithms from the means of their groups."""
+    """Return the spread between runs, measured if there are enough runs or if they contradict the assumed spread.
+    `squares` is the sum of squared deviations of the logarithms from their group means."""
     freedom = sum(counts) - 2
     total = assumed**2 + max(known_errors)
     if freedom < MEASURED_FROM and (not freedom or squares <= total * _chi_squared_limit(freedom)):
@@ -174,13 +174,13 @@ def _estimate_spread(
 
 def _count_more_runs(counts: tuple[int, int], spread: Spread, gate: Gate) -> tuple[int, int]:
     """Return how many more earlier and new runs to make before the next look: as many as a verdict needs with the
-    present spread, but while the spread is assumed at most as many as it takes to measure it. New runs alone are
-    preferred, since the earlier versions are rarely still installed."""
+    current spread, but while the spread is assumed, at most as many as are needed to measure it. New runs alone are
+    preferred because earlier versions are rarely still installed."""
     earlier, new = counts
     alone = ((0, more) for more in range(1, MOST_NEW_RUNS + 1))
     of_both = ((max(count - earlier, 0), max(count - new, 0)) for count in range(min(counts) + 1, MOST_RUNS))
     for more_earlier, more_new in chain(alone, of_both):
-        freedom = spread.degrees_of_freedom + more_earlier + more_new  # infinite where the spread is assumed
+        freedom = spread.degrees_of_freedom + more_earlier + more_new  # infinite if the spread is assumed
         if replace(spread, degrees_of_freedom=freedom).decides(earlier + more_earlier, new + more_new, gate):
             break
     else:

@@ -1,4 +1,4 @@
-"""The sweeps in a results directory, read from their folders while their drivers may be writing to them."""
+"""Read sweeps from the folders in a results directory, even while drivers are writing to them."""
 
 import fcntl
 import json
@@ -22,13 +22,13 @@ from workloads.api.errors import UserInputError, describe_os_error
 from workloads.suggestions import suggest
 
 JOURNAL = "study.journal"
-RECORD = "record"  # as in `search.journal`, which takes a second to import
+RECORD = "record"  # the same as in `search.journal`, which takes a second to import
 State = Literal["running", "interrupted", "failed", "finished"]
 
 
 @dataclass(frozen=True)
 class Winner:
-    """The best trial of a sweep so far: its leading objective (NaN without an interval), and the others by metric."""
+    """A sweep's best trial so far: its leading objective with an interval (or NaN), and other objectives by metric."""
 
     trial: int
     value: float
@@ -39,14 +39,14 @@ class Winner:
 
 
 class JournalTail:
-    """Reads a journal from its start, and on later calls the lines appended since. It never writes."""
+    """Reads a whole journal on the first call, and on later calls only new lines. Never writes to the journal."""
 
     def __init__(self, path: Path) -> None:
         self._path, self._position = path, 0
-        self.created = 0  # the number of trials so far
+        self.created = 0  # the number of trials created so far
 
     def read(self) -> list[TrialRecord]:
-        """Return the trials that have ended since the last call. Raises UserInputError if a line is damaged."""
+        """Return the trials that ended since the last call. Raises UserInputError if a line is damaged."""
         if not self._path.exists():
             return []
         with self._path.open("rb") as file:
@@ -58,7 +58,7 @@ class JournalTail:
         for line in text[:end].splitlines():
             try:
                 entry = json.loads(line)
-                self.created += "distributions" in entry  # the journal writes it for each new trial
+                self.created += "distributions" in entry  # written to the journal for each new trial
                 fields = entry.get("user_attr", {}).get(RECORD)
             except (ValueError, TypeError, AttributeError) as error:
                 raise UserInputError(f"{self._path}: is damaged: {line[:40]!r} is not a journal entry") from error
@@ -77,12 +77,12 @@ class StoredSweep:
 
     @cached_property
     def description(self) -> SweepDescription | None:
-        """The sweep's description; None if it was run by version 0.1 or a development version of 0.2."""
+        """The sweep's description. None for a sweep from version 0.1 or a development version of 0.2."""
         return read_description(self.folder)
 
     @property
     def is_running(self) -> bool:
-        """Whether a driver, or the recording process that it left, holds the sweep's lock."""
+        """Whether a driver, or a recording process that outlived the driver, holds the sweep's lock."""
         try:
             with (self.folder / "lock").open() as lock:
                 fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -101,7 +101,7 @@ class StoredSweep:
 
     @property
     def driver(self) -> str:
-        """The id of the process that holds the lock; empty if there is none."""
+        """The id of the process that holds the lock, or an empty string."""
         return (self.folder / "lock").read_text().strip() if self.is_running else ""
 
     @cached_property
@@ -110,7 +110,7 @@ class StoredSweep:
 
     @property
     def current_records(self) -> list[TrialRecord]:
-        """The records that count: only one of a trial and its retry."""
+        """The records that count, which excludes trials that a retry has replaced."""
         superseded = {record.superseded for record in self.records.values()}
         return [record for record in self.records.values() if record.number not in superseded]
 
@@ -121,7 +121,7 @@ class StoredSweep:
 
     @property
     def changed_at_s(self) -> float:
-        """The time at which the sweep last recorded something, in seconds since 1970."""
+        """The time of the sweep's last write, in seconds since 1970."""
         changes_s = [0.0]
         for name in (JOURNAL, "sweep.json", "lock"):
             with suppress(OSError):
@@ -130,12 +130,12 @@ class StoredSweep:
 
     @property
     def size_bytes(self) -> int:
-        """The size of its files on disk, without MLflow's store, which sweeps share."""
+        """The size of the sweep's files on disk, without the MLflow store, which sweeps share."""
         return sum(path.lstat().st_size for path in self.folder.rglob("*") if path.is_file())
 
     @property
     def winner(self) -> Winner | None:
-        """The winner, or the best trial so far if the sweep did not shut down gracefully."""
+        """The winner, or the best trial so far if the sweep has not shut down gracefully."""
         if self.description is None:
             return None
         end, criteria = self.description.end, self.description.criteria
@@ -151,7 +151,7 @@ class StoredSweep:
 
     @cached_property
     def front(self) -> Front | None:
-        """The front of several objectives so far; None if there is only one objective or no ranked trial."""
+        """The front of several objectives so far. None if there is only one objective or no ranked trial."""
         description = self.description
         if description is None or not description.criteria.has_front:
             return None
@@ -160,14 +160,14 @@ class StoredSweep:
 
     @property
     def front_size(self) -> int:
-        """The number of trials on the front; 0 for one objective. For an ended sweep, no trials are read."""
+        """The number of trials on the front, or 0 with one objective. If the sweep has ended, no trials are read."""
         end = self.description.end if self.description else None
         if end is not None and end.front is not None:
             return len(end.front)
         return len(self.front.numbers) if self.front else 0
 
     def read_trial(self, number: int) -> TrialRecord:
-        """Return the record of a trial. Raises UserInputError if no such trial has ended."""
+        """Return a trial's record. Raises UserInputError if no trial with this number has ended."""
         if number not in self.records:
             last = f"0 to {max(self.records)}" if self.records else "none"
             raise UserInputError(f"trial={number}: {self.name} has no such trial. Available: {last}")
@@ -175,14 +175,14 @@ class StoredSweep:
 
 
 def measured_value(record: TrialRecord, criteria: Criteria) -> Winner:
-    """Return the objectives of a single trial, with the interval of the leading one."""
+    """Return a single trial's objectives, with the interval of the leading objective."""
     first, *others = criteria.metrics
     values = {name: record.metrics[name] for name in others}
     return Winner(record.number, *measured_interval(record, first).bounds, others=values)
 
 
 def front_value(front: Front, record: TrialRecord, criteria: Criteria) -> Winner:
-    """Return the objectives of a trial on the front; for a remeasured point they are the means of its rounds."""
+    """Return the objectives of a trial on the front. For a remeasured point, they are means over the rounds."""
     for point in front.certified:
         if point.trial.number == record.number:
             first, *others = point.values.items()
@@ -192,8 +192,8 @@ def front_value(front: Front, record: TrialRecord, criteria: Criteria) -> Winner
 
 
 def find_sweeps(directory: Path) -> list[StoredSweep]:
-    """Return the sweeps in a results directory, the last one first."""
-    root = directory / "sweeps"  # Hydra's own sweeps are in a folder that begins with a dot
+    """Return the sweeps in a results directory, most recently changed first."""
+    root = directory / "sweeps"  # the name of the folder for Hydra's own sweeps begins with a dot
     try:
         folders = [path for path in root.iterdir() if path.is_dir()] if root.is_dir() else []
     except PermissionError as error:
@@ -206,7 +206,7 @@ def find_sweeps(directory: Path) -> list[StoredSweep]:
 
 
 def find_sweep(directory: Path, name: str | None = None, *, option: str = "") -> StoredSweep:
-    """Return the sweep with this name, or the last one. Raises UserInputError; its message begins with `option`."""
+    """Return the sweep with this name, or the latest. Raises UserInputError; the message begins with `option`."""
     sweeps = find_sweeps(directory)
     if not sweeps:
         raise UserInputError(f"dir={directory}: there is no sweep; `python -m sweeper` runs one")
@@ -219,9 +219,9 @@ def find_sweep(directory: Path, name: str | None = None, *, option: str = "") ->
 
 
 def read_warm_start(config: Config) -> WarmStart | None:
-    """Return the better half of another sweep's trials, at least as many as are used, or None if no sweep is named.
+    """Return the better half of another sweep's trials (at least POINTS), or None if search.warm_start is not set.
 
-    Raises UserInputError if there is no such sweep, or if none of its trials is complete.
+    Raises UserInputError if the other sweep does not exist or has no complete trial.
     """
     name = config.search.warm_start
     if name is None:
