@@ -186,7 +186,7 @@ def _build_tables(parents: Sequence[Any], trials: Sequence[Any], imported: Seque
     rows = []
     for run in trials:
         metrics, tags, study_id = run.data.metrics, run.data.tags, run.data.tags[STUDY]
-        # Leave out single rounds of the finals. Finalists are compared by all rounds: the best round would win by chance.
+        # Leave out single rounds of the finals. Finalists are compared by all rounds: the best one would win by luck.
         if study_id not in shared or any(tag in tags for tag in mlflow_store.LEFT_OUT):
             continue
         # A trial exceeds a limit in the search, or as the median over the rounds of the finals.

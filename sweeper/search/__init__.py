@@ -1,1 +1,1 @@
-"""Choose the next trial: Optuna's study, the budget and the finals."""
+"""Choose the next trial with Optuna, keep to the budget, and hold the finals."""

@@ -1,12 +1,12 @@
-"""The finals: the best trials are remeasured, interleaved, and compared.
+"""The finals: remeasure the best trials, interleaved, and compare them.
 
-The best of many noisy measurements is too high, because it was chosen for its luck. The finalists therefore run again
-in a fresh worker, interleaved, for several rounds, so that drift from round to round (heat, clocks, neighbors) affects
-all of them. The value of a finalist is the geometric mean of its rounds with Student's 95% interval. Both are computed
-from logarithms, so that the ratio of two values is the mean of their ratios. Two finalists are compared by their paired
-differences, round by round. They are tied if the interval of the difference contains zero. Any of them may lead by
-chance, so the intervals hold for all pairs of finalists at once (Bonferroni): at most 5% of finals of equally fast
-finalists find a difference. Each pair has its own spread, so a noisy finalist widens only its own intervals.
+The best of many noisy measurements owes its place partly to luck, so its value is too high. The finalists therefore run
+again in a fresh worker for several rounds. They are interleaved, so drift between rounds (heat, clocks, neighbors)
+affects all finalists. A finalist's value is the geometric mean over rounds with Student's 95% t interval. Both are
+computed from logarithms, so the ratio of two values equals the mean ratio. Finalists are compared in pairs, round by
+round, and are tied if the interval of the difference contains zero. Any finalist may lead by chance, so the intervals
+hold for all pairs at once (Bonferroni): if all finalists are equally fast, at most 5% of finals find a difference. Each
+pair has its own spread, so a noisy finalist widens only its own intervals.
 """
 
 import math
@@ -24,25 +24,25 @@ from sweeper.metrics.intervals import Interval, student_interval
 from workloads.api.contract import Workload
 
 DEFAULT_FINALISTS = Workload.finalists
-MIN_ROUNDS = 3  # needed for an interval: with two rounds Student's extends nine standard deviations to both sides
-MAX_ROUND_RATIO = 1.5  # of the fastest to the slowest round: 1.3 on a CPU that other processes kept busy
-FAMILY_ERROR = 0.05  # the share of finals of equally fast finalists that may find a difference
+MIN_ROUNDS = 3  # for an interval; with two rounds, Student's t extends nine standard deviations to each side
+MAX_ROUND_RATIO = 1.5  # largest to smallest round; a CPU kept busy by other processes reached 1.3
+FAMILY_ERROR = 0.05  # the share of finals that may find a difference between equally fast finalists
 
 
 @dataclass(frozen=True)
 class FinalistResult:
-    """The result of one finalist in the finals; `trial` is its measurement in the search."""
+    """The result of one finalist in the finals. `trial` is the measurement from the search."""
 
     trial: TrialRecord
-    value: Interval  # the mean of the objective over its rounds
-    behind: Interval  # the fraction by which it is worse than the leader (zero for the leader), for all pairs at once
-    rounds: int  # how many are compared
-    exceeded: tuple[str, ...] = ()  # the limits that the median of its rounds exceeds; with any of them it cannot win
-    round_ratio: float = 1.0  # of its largest to its smallest round
+    value: Interval  # the mean of the objective over the rounds
+    behind: Interval  # how much worse than the leader, as a fraction (the leader: zero); holds for all pairs at once
+    rounds: int  # the number of rounds that are compared
+    exceeded: tuple[str, ...] = ()  # limits that the median round exceeds; any of them prevents a win
+    round_ratio: float = 1.0  # the largest round divided by the smallest
 
     @property
     def tied(self) -> bool:
-        """Whether it keeps the limits and its difference from the leader is not significant."""
+        """Whether the finalist keeps the limits and does not differ significantly from the leader."""
         return self.behind.low <= 0 and not self.exceeded
 
     def to_dict(self) -> dict[str, Any]:
@@ -61,7 +61,7 @@ def pending_remeasurements(
 ) -> list[tuple[TrialRecord, Remeasurement]]:
     """Return the trials to remeasure, in order: every finalist once per round.
 
-    Each round starts with the next finalist. `finalists` has the best first; `records` includes those of the finals.
+    Each round starts with a different finalist. `finalists` lists the best first. `records` includes the finals.
     """
     group = tuple(sorted(finalist.number for finalist in finalists))
     measured = {
@@ -86,11 +86,11 @@ def finalist_results(
     direction: str,
     exceeded: Mapping[int, tuple[str, ...]] | None = None,
 ) -> list[FinalistResult]:
-    """Return the finalists' results, best first, from the rounds that all of them completed.
+    """Return the finalists' results, best first, from the rounds that all finalists completed.
 
-    A finalist with fewer than two complete rounds is omitted. The result is empty if fewer than two rounds are common
-    to all. Finalists with `exceeded` limits, by number, come after the others. `ranked` has the complete trials of the
-    search, best first; `records` has all records, including those of the finals.
+    Finalists with fewer than two complete rounds are left out. The result is empty if the rest have fewer than two
+    rounds in common. Finalists with `exceeded` limits, by number, come last. `ranked` lists the complete trials of the
+    search, best first. `records` includes the finals.
     """
     finalists = {record.number: record for record in ranked[:top]}
     if not finalists:
@@ -113,9 +113,9 @@ def finalist_results(
 def compare_rounds(
     rounds: Mapping[int, np.ndarray], sign: int, last: Collection[int] = ()
 ) -> dict[int, tuple[Interval, Interval]]:
-    """Return each finalist's value and the fraction by which it is behind the first, best first.
+    """Return each finalist's value and the fraction by which the finalist is behind the leader, best first.
 
-    `rounds` has each finalist's objective in the rounds that all of them completed. `sign` is 1 if higher is better,
+    `rounds` has each finalist's objective in the rounds that all finalists completed. `sign` is 1 if higher is better,
     else -1. Finalists in `last` come after all others, whatever their values.
     """
     values = {number: mean_of_rounds(of_rounds) for number, of_rounds in rounds.items()}
@@ -128,14 +128,14 @@ def compare_rounds(
             ratio = student_interval(sign * np.log(leader / rounds[number]), level)
             behind[number] = Interval(*(-math.expm1(-x) for x in ratio.bounds))
         else:
-            behind[number] = Interval(math.nan, -math.inf, math.inf)  # values around zero have no ratio
+            behind[number] = Interval(math.nan, -math.inf, math.inf)  # values of zero or below have no ratio
     return {number: (values[number], behind[number]) for number in order}
 
 
 def objective_by_round(
     finalists: Sequence[TrialRecord], records: Iterable[TrialRecord], objective: str
 ) -> dict[int, dict[int, float]]:
-    """Return the objective of each complete round of each finalist, by the finalist's number and the round."""
+    """Return the objective in each complete round, by the finalist's trial number and by round."""
     group = tuple(sorted(finalist.number for finalist in finalists))
     values: dict[int, dict[int, float]] = {finalist.number: {} for finalist in finalists}
     for record in records:
@@ -147,7 +147,7 @@ def objective_by_round(
 
 
 def mean_of_rounds(rounds: np.ndarray) -> Interval:
-    """Return the mean of rounds, geometric if all are positive, with an interval if there are `MIN_ROUNDS` or more."""
+    """Return the mean over rounds (geometric if all are positive), with an interval from `MIN_ROUNDS` rounds on."""
     is_positive = bool((rounds > 0).all())
     interval = student_interval(np.log(rounds) if is_positive else rounds)
     bounds = interval.bounds if len(rounds) >= MIN_ROUNDS else (interval.value,)
@@ -155,12 +155,12 @@ def mean_of_rounds(rounds: np.ndarray) -> Interval:
 
 
 def lack_of_rounds(rounds: int) -> str:
-    """Return why values of this many rounds have no interval; empty if they have one."""
+    """Return why this many rounds give no interval, or an empty string if they do."""
     return f"; too few for an interval, which takes finals.rounds={MIN_ROUNDS}" if rounds < MIN_ROUNDS else ""
 
 
 def describe_disturbed(finalists: Sequence[FinalistResult]) -> str:
-    """Return the finalists whose rounds differ by more than noise explains, and what to do; empty if there is none."""
+    """Describe finalists with rounds that differ by more than noise, and what to do. Empty if there are none."""
     disturbed = [finalist for finalist in finalists if finalist.round_ratio > MAX_ROUND_RATIO]
     ratios = ", ".join(f"trial {finalist.trial.number} {finalist.round_ratio:.1f} times" for finalist in disturbed)
     advice = "more than noise: was the machine used by another process? A new name= measures again"
@@ -170,9 +170,9 @@ def describe_disturbed(finalists: Sequence[FinalistResult]) -> str:
 def find_exceeded(
     finalists: Sequence[TrialRecord], records: Iterable[TrialRecord], criteria: Criteria
 ) -> dict[int, tuple[str, ...]]:
-    """Return the limits that the median of each finalist's rounds exceeds, as text by the finalist's number.
+    """Return as text the limits that the median over each finalist's rounds exceeds, by trial number.
 
-    A single measurement near a limit is within it about half of the time, and no single round decides the median.
+    A single measurement near a limit keeps it about half of the time. The median does not depend on a single round.
     """
     records = list(records)
     exceeded: dict[int, tuple[str, ...]] = {finalist.number: () for finalist in finalists}

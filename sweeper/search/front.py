@@ -1,20 +1,20 @@
-"""The front of several objectives, remeasured: how certain it is that each point belongs to the front.
+"""Remeasure the front of several objectives to find out how certainly each point belongs to the front.
 
-The points of the front are remeasured, interleaved, like the finalists for one objective (`finals.py`). Two hypotheses
-are tested for each pair: that one point dominates the other, and that it does not. At most 5% of fronts have a point
-that is wrongly called "on the front", and at most 5% have one that is wrongly called "dominated", whatever the number
-of points and noisy objectives (Bonferroni over both). Two points are the same if they differ in no objective: each
-difference is within the objective's resolution, or Student's interval of the paired differences contains zero. This
-interval holds for all pairs and objectives at once.
+The points of the front are remeasured, interleaved, like the finalists for one objective (`finals.py`). For each pair,
+two hypotheses are tested: that one point dominates the other, and that it does not. At most 5% of fronts have a point
+that is wrongly called "on the front", and at most 5% have a point that is wrongly called "dominated", whatever the
+number of points and noisy objectives (Bonferroni over both). Two points are the same if they differ in no objective:
+each difference is within the objective's resolution, or the Student's t interval of the paired differences contains
+zero. This interval holds for all pairs and objectives at once.
 
-Rounds are paired, so that drift from round to round does not count. The error of a pair's difference is either pooled
-over all points (from the residuals of points and rounds) or the pair's own error, whichever is larger. With three
-rounds the pair's own error has only two degrees of freedom, too few for any decision among twelve points. Taking the
-larger one accounts for a point that is noisier than the others. `tests/sweeper/search/test_dominance.py`
-simulates how often verdicts are wrong and how often they are reached.
+Rounds are paired, so drift between rounds has no effect. The error of a pair's difference is the larger of two: the
+error pooled over all points (from the residuals of points and rounds), and the pair's own error. With three rounds, the
+pair's own error has only two degrees of freedom, too few for any decision among twelve points. Taking the larger error
+allows for a point that is noisier than the rest. `tests/sweeper/search/test_dominance.py` simulates how often verdicts
+are wrong and how often they are reached.
 
 A difference in an objective counts only if it exceeds the objective's resolution. Otherwise a metric that is the same
-in every round, such as memory, would decide by its last digit, since it has no spread."""
+in every round, such as memory, would decide by its last digit because it has no spread."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -29,30 +29,30 @@ from sweeper.metrics.criteria import Criteria
 from sweeper.metrics.intervals import Interval, student_interval
 from sweeper.search.finals import FAMILY_ERROR, MIN_ROUNDS, find_exceeded, mean_of_rounds, objective_by_round
 
-MAX_POINTS = 12  # how many points of a front are remeasured, unless finals.top is larger
-MIN_POINTS = 3  # a smaller front may be small by luck, so the next best trials are remeasured too
-LEAST_ERROR = 1e-9  # relative error of a mean: an objective that is equal in every round differs only by rounding
+MAX_POINTS = 12  # the number of points to remeasure on a front, unless finals.top is larger
+MIN_POINTS = 3  # a smaller front may be small by chance, so the next best trials are remeasured too
+LEAST_ERROR = 1e-9  # relative error of a mean; objectives that are equal in every round still have rounding errors
 
 
 @dataclass(frozen=True)
 class FrontPoint:
-    """A point of the front that was remeasured."""
+    """A remeasured point of the front."""
 
-    trial: TrialRecord  # as the search measured it
+    trial: TrialRecord  # the trial from the search
     values: Mapping[str, Interval]  # the mean of each objective over the rounds, by metric
-    share: float  # the confidence that no other point dominates it, for this point alone
-    is_certain: bool  # no other point dominates it, with confidence for all points of the front at once
-    is_dominated: bool  # another point dominates it, with confidence for all pairs of the front at once
-    is_on_front: bool  # no other point's means dominate its means
-    # Numbers of the trials that neither dominate it nor are dominated by it, and do not differ significantly from it.
+    share: float  # the confidence that no other point dominates this point, for this point alone
+    is_certain: bool  # undominated, with confidence for all points of the front at once
+    is_dominated: bool  # dominated, with confidence for all pairs of the front at once
+    is_on_front: bool  # no other point's means dominate this point's means
+    # Numbers of the trials that do not differ significantly from this point, and are in no dominance relation to it.
     same_as: tuple[int, ...]
-    rounds: int  # how many are compared
-    # The limits that the median of its rounds exceeds. If there are any, it is not compared and not on the front.
+    rounds: int  # the number of rounds that are compared
+    # The limits that the median round exceeds. If there are any, the point is not compared and not on the front.
     exceeded: tuple[str, ...] = ()
 
     @property
     def verdict(self) -> str:
-        """Whether the point is on the front, dominated, or uncertain, or which limits it exceeds."""
+        """Whether the point is on the front, dominated or uncertain, or else the limits that it exceeds."""
         if self.exceeded:
             return f"beyond a limit: {'; '.join(self.exceeded)}"
         return "on the front" if self.is_certain else "dominated" if self.is_dominated else "not sure"
@@ -72,20 +72,20 @@ class FrontPoint:
 
 @dataclass(frozen=True)
 class Front:
-    """The front of several objectives, with the best by the leading objective first."""
+    """The front of several objectives, sorted by the leading objective, best first."""
 
-    searched: Sequence[TrialRecord]  # the trials of the search that no other dominates
-    certified: Sequence[FrontPoint]  # the remeasured points; empty if none was in two rounds
+    searched: Sequence[TrialRecord]  # trials of the search that no other trial dominates
+    certified: Sequence[FrontPoint]  # remeasured points; empty if no point completed two rounds
 
     @property
     def measured_once(self) -> list[TrialRecord]:
-        """The trials on the front that were not remeasured."""
+        """Trials on the front that were not remeasured."""
         measured = {point.trial.number for point in self.certified}
         return [trial for trial in self.searched if trial.number not in measured]
 
     @property
     def trials(self) -> list[TrialRecord]:
-        """The trials on the search's front, corrected by the remeasurements, ordered by number."""
+        """The trials on the search's front, corrected by the remeasurements, sorted by number."""
         certain = [point.trial for point in self.certified if point.is_on_front]
         return sorted([*self.measured_once, *certain], key=lambda trial: trial.number)
 
@@ -95,7 +95,7 @@ class Front:
 
     @property
     def leader(self) -> TrialRecord | None:
-        """The best trial on the front by the leading objective, among the remeasured ones if there are any."""
+        """The trial on the front that is best by the leading objective. Remeasured trials take precedence."""
         certain = [point.trial for point in self.certified if point.is_on_front]
         return next(iter(certain or self.searched), None)
 
@@ -103,27 +103,27 @@ class Front:
 def measure_front(
     ranked: Sequence[TrialRecord], records: Iterable[TrialRecord], criteria: Criteria, top: int
 ) -> Front | None:
-    """Return the front of a search; None if there is only one objective or no ranked trial.
+    """Return the front of a search, or None if there is only one objective or no ranked trial.
 
-    `ranked` has the best trial first, `records` includes those of the finals, and `top` is `finals.top`.
+    `ranked` lists the best trial first, `records` includes the finals, and `top` is `finals.top`.
     """
     if not criteria.has_front or not ranked:
         return None
     leading = criteria.objectives[0]
     points = certify(select_finalists(ranked, criteria, top), records, criteria)
     certified = sorted(points, key=lambda point: leading.loss(point.values[leading.metric].value))
-    exceeding = {point.trial.number for point in certified if point.exceeded}  # points that they dominated may count
+    exceeding = {point.trial.number for point in certified if point.exceeded}  # points dominated only by these may count
     return Front(criteria.front(trial for trial in ranked if trial.number not in exceeding), certified)
 
 
 def measured_interval(record: TrialRecord, metric: str) -> Interval:
-    """Return a metric of a single trial with its interval; NaN bounds if it has none."""
+    """Return a single trial's metric with the 95% interval. The bounds are NaN if there is no interval."""
     low, high = (record.metrics.get(f"{metric}_ci_{bound}", math.nan) for bound in ("low", "high"))
     return Interval(record.metrics[metric], low, high)
 
 
 def select_finalists(ranked: Sequence[TrialRecord], criteria: Criteria, top: int) -> Sequence[TrialRecord]:
-    """Return the trials to remeasure: the `top` ones, or with several objectives the front, evenly thinned out."""
+    """Return the trials to remeasure: the best `top` or, with several objectives, the front, evenly thinned out."""
     if not criteria.has_front or not top:
         return ranked[:top]
     front = criteria.front(ranked)
@@ -134,7 +134,7 @@ def select_finalists(ranked: Sequence[TrialRecord], criteria: Criteria, top: int
 
 
 def certify(finalists: Sequence[TrialRecord], records: Iterable[TrialRecord], criteria: Criteria) -> list[FrontPoint]:
-    """Return the points of those finalists that were remeasured in at least two rounds, in the same order."""
+    """Return a point for each finalist that was remeasured in at least two rounds, in the same order."""
     records = list(records)
     by_metric = [objective_by_round(finalists, records, metric) for metric in criteria.metrics]
     measured = [point for point in finalists if all(len(rounds[point.number]) > 1 for rounds in by_metric)]
@@ -151,10 +151,10 @@ def certify(finalists: Sequence[TrialRecord], records: Iterable[TrialRecord], cr
     front = {within[place] for place in np.flatnonzero(~find_dominated(inside.mean(axis=2), resolutions).any(axis=0))}
     shares = np.zeros(len(measured))
     certain: set[int] = set()
-    ordered: set[tuple[int, int]] = set()  # pairs in which the first dominates the second
-    if len(common) >= MIN_ROUNDS and within:  # fewer certify nothing
+    ordered: set[tuple[int, int]] = set()  # pairs in which the first point dominates the second
+    if len(common) >= MIN_ROUNDS and within:  # fewer rounds certify nothing
         dominates, does_not = p_values_of_dominance(inside, resolutions)
-        pairs = max(1, len(within) - 1)  # of one point with the others; at least one point is not dominated
+        pairs = max(1, len(within) - 1)  # pairs per point; at least one point is not dominated
         shares[within] = 1 - dominates.max(axis=0)
         certain = {n for n in within if shares[n] >= 1 - FAMILY_ERROR / pairs}
         sure = np.argwhere(does_not <= FAMILY_ERROR / (pairs * len(within)))
@@ -178,7 +178,7 @@ def certify(finalists: Sequence[TrialRecord], records: Iterable[TrialRecord], cr
 
 
 def _to_losses(values: np.ndarray, criteria: Criteria) -> tuple[np.ndarray, np.ndarray]:
-    """Return the losses and resolution of each objective. The losses of a positive metric are logarithms."""
+    """Return the losses and the resolution for each objective. If a metric is positive, losses are logarithms."""
     losses, resolutions = np.empty_like(values), np.empty(len(criteria.objectives))
     for place, objective in enumerate(criteria.objectives):
         of_metric = values[:, place]
@@ -189,7 +189,7 @@ def _to_losses(values: np.ndarray, criteria: Criteria) -> tuple[np.ndarray, np.n
 
 
 def _find_same(losses: np.ndarray, resolutions: np.ndarray, ordered: set[tuple[int, int]]) -> list[list[int]]:
-    """Return for each point the other points that are the same. In `ordered` pairs one point dominates the other."""
+    """Return, for each point, the other points that are the same. In `ordered` pairs, one point dominates the other."""
     count, objectives, _ = losses.shape
     level = 1 - FAMILY_ERROR / max(1, math.comb(count, 2) * objectives)
     same: list[list[int]] = [[] for _ in range(count)]
@@ -207,9 +207,9 @@ def _find_same(losses: np.ndarray, resolutions: np.ndarray, ordered: set[tuple[i
 def p_values_of_dominance(losses: np.ndarray, resolutions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return, for each pair, the p-values of two hypotheses: the first point dominates the second, and it does not.
 
-    The first hypothesis is refuted if the second point is better in one objective. The second is refuted if the first
-    point is better in one objective and not worse in any. For a point and itself the p-values are 0 and 1. `losses` has
-    a value for each point, objective and round; `resolutions` has the largest differences that do not count."""
+    The first hypothesis is refuted if the second point is better in some objective. The second is refuted if the first
+    point is better in some objective and worse in none. A point paired with itself gets the p-values 0 and 1. `losses`
+    is indexed by point, objective and round. `resolutions` has the largest differences that do not count."""
     from scipy.special import stdtr
 
     points, _, rounds = losses.shape
@@ -231,13 +231,13 @@ def p_values_of_dominance(losses: np.ndarray, resolutions: np.ndarray) -> tuple[
 
 
 def find_dominated(means: np.ndarray, resolutions: np.ndarray) -> np.ndarray:
-    """Return for each pair whether the first point dominates the second, by the means of their objectives.
+    """Return, for each pair, whether the first point dominates the second, judging by the means of the objectives.
 
-    It does if it is better in some objective by more than the resolution, and not worse in any by more than that. Three
-    points may dominate each other in a circle if their objectives differ by about the resolution. If no point is left
-    on the front, every difference counts.
+    A point dominates another if it is better in some objective by more than the resolution, and worse in none by more
+    than the resolution. Points that differ by about the resolution may dominate each other in a circle. If no point
+    would be left on the front, every difference counts.
     """
-    # Both tests use one difference: a sum and a difference round differently, and two points could dominate each other.
+    # Both tests use the same difference. Rounding of separate sums could let two points dominate each other.
     differences = means[:, None] - means[None]
     beats = (differences <= resolutions).all(axis=2) & (differences < -resolutions).any(axis=2)
     if beats.any(axis=0).all():

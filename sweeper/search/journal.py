@@ -1,6 +1,6 @@
-"""The study on disk: an Optuna journal, one file per sweep, with a single writer.
+"""Store each study on disk in an Optuna journal, with one file per sweep and a single writer.
 
-The file has Optuna's own format, so `optuna-dashboard FILE` and Optuna's `JournalFileBackend` can read it.
+The file is in Optuna's own format, so `optuna-dashboard FILE` and Optuna's `JournalFileBackend` can read it.
 """
 
 import errno
@@ -24,18 +24,18 @@ from workloads.api.errors import UserInputError
 
 BLOCK_BYTES = 65536
 LINES_AT_ONCE = 1000
-RECORD = "record"  # the attribute with the complete record of an ended trial
+RECORD = "record"  # the attribute that holds the complete record of an ended trial
 # Optuna's codes for lines that change trials (`JournalOperation` in optuna/storages/journal/_storage.py, 5.0). Every
 # version must read earlier versions' journals. `test_a_journal_is_read_as_optuna_reads_it` fails if the codes differ.
 CREATE_TRIAL, SET_STATE, SET_ATTR = 4, 6, 8
 STATES = {state.value: state for state in TrialState}
 
-read_distribution = lru_cache(json_to_distribution)  # usually the same for all trials of a sweep
+read_distribution = lru_cache(json_to_distribution)  # usually all trials of a sweep have the same distributions
 
 
 @dataclass(slots=True)
 class StoredTrial:
-    """A trial of the journal, with the attribute names of Optuna's `FrozenTrial`. `value` is the first objective's."""
+    """A trial in the journal, with the attributes of Optuna's `FrozenTrial`. `value` is the first objective's."""
 
     number: int
     state: TrialState
@@ -45,15 +45,15 @@ class StoredTrial:
 
 
 def fold(lines: Iterable[dict[str, Any]]) -> tuple[list[dict[str, Any]], dict[int, StoredTrial]]:
-    """Fold the lines of a journal, in order, into one entry per trial, without Optuna's replay of every line.
+    """Fold a journal's lines into one entry per trial, in order, so that Optuna need not replay every line.
 
-    Optuna applies each line to a copy of its trial, parses the distributions of every trial again, and keeps all
-    attributes. For 100,000 trials that, and records as text, took 30% of the time and memory of opening a study. Optuna
-    needs only the study's lines and one line per trial, for an ended trial just with its state. These are returned,
-    with the ended trials by number.
+    Optuna applies each line to a copy of the trial, parses the distributions of every trial again, and keeps all
+    attributes. For 100,000 trials, this work and records as text took 30% of the time and memory of opening a study.
+    Optuna only needs the study's lines and one line per trial, which for an ended trial contains just the state. Return
+    these lines, and the ended trials by number.
     """
     entries: list[dict[str, Any]] = []
-    trials: list[dict[str, Any]] = []  # the entries of trials, by number
+    trials: list[dict[str, Any]] = []  # trials' entries, by number
     ended: dict[int, StoredTrial] = {}
     for line in lines:
         code: int = line["op_code"]
@@ -65,7 +65,7 @@ def fold(lines: Iterable[dict[str, Any]]) -> tuple[list[dict[str, Any]], dict[in
         elif code not in (SET_ATTR, SET_STATE):
             entries.append(line)
             continue
-        elif number in ended:  # Optuna ignores lines after the end of a trial
+        elif number in ended:  # Optuna ignores lines about a trial that has ended
             continue
         elif code == SET_ATTR:
             trials[number].setdefault("user_attrs", {}).update(line["user_attr"])
@@ -75,7 +75,7 @@ def fold(lines: Iterable[dict[str, Any]]) -> tuple[list[dict[str, Any]], dict[in
         entry = trials[number]
         state = STATES[entry.get("state", TrialState.RUNNING.value)]
         if state.is_finished():
-            # Remove the fields that only readers of ended trials need from the entry.
+            # Remove fields from the entry that only readers of ended trials need.
             distributions = entry.pop("distributions", {})
             params = {
                 name: read_distribution(distributions[name]).to_external_repr(value)
@@ -83,33 +83,33 @@ def fold(lines: Iterable[dict[str, Any]]) -> tuple[list[dict[str, Any]], dict[in
             }
             values = entry.get("values") or [entry.get("value")]
             ended[number] = StoredTrial(number, state, params, values[0], entry.pop("user_attrs", {}))
-            entry["datetime_start"] = None  # parsing two dates takes as long as the rest of the entry
+            entry["datetime_start"] = None  # parsing two dates would take as long as parsing the rest
             entry.pop("datetime_complete", None)
     return entries, ended
 
 
 class JournalFile(BaseJournalBackend):
-    """The lines of a journal. The sweep's lock admits only one driver, so the file changes only here.
+    """The lines of a journal. Only this class changes the file, because the sweep's lock admits only one driver.
 
-    Each line goes to the operating system at once, so it survives the end of the process. `sync` makes the lines
-    survive a crash of the machine too. It waits for a disk or network file system once per round of the sweep's loop,
-    not three times per trial. `ended` has the trials, by number, that had ended when the file was opened.
+    Each line is passed to the operating system at once, so it survives the end of the process. After `sync`, lines also
+    survive a crash of the machine. `sync` waits for a disk or network file system once per round of the sweep's loop
+    instead of three times per trial. `ended` has the trials, by number, that had ended when the file was opened.
     """
 
     def __init__(self, path: Path) -> None:
-        """Open or create the file, and repair an incomplete last line that a kill or a full disk left.
+        """Open or create the file, and repair an incomplete last line left by a kill or a full disk.
 
-        The line is removed, unless only its line break is missing.
+        The last line is removed unless it lacks only a line break.
 
         Raises UserInputError if an earlier line is damaged.
         """
         self._path, self._file = path, path.open("ab")
         self._is_dirty = False
-        self._count = 0  # of the entries that Optuna has read
+        self._count = 0  # the number of entries that Optuna has read
         with path.open("rb+") as file:
             size = end = file.seek(0, os.SEEK_END)
             newline = -1
-            while newline < 0 < end:  # backwards in blocks
+            while newline < 0 < end:  # search backward, block by block
                 start = max(0, end - BLOCK_BYTES)
                 file.seek(start)
                 newline = file.read(end - start).rfind(b"\n")
@@ -122,7 +122,7 @@ class JournalFile(BaseJournalBackend):
                 except ValueError:
                     file.truncate(end)
             file.seek(0)
-            # Lines that are parsed together share equal keys.
+            # Parsed together, lines share memory for equal keys.
             blocks = iter(lambda: list(islice(file, LINES_AT_ONCE)), [])
             try:
                 self._unread, self.ended = fold(
@@ -135,7 +135,7 @@ class JournalFile(BaseJournalBackend):
                 ) from error
 
     def read_logs(self, log_number_from: int) -> Iterator[dict[str, Any]]:
-        """Yield the entries starting at this number. Optuna's numbers count the folded entries."""
+        """Yield the entries from this number on. Optuna counts folded entries."""
         assert log_number_from == self._count, "one study reads a journal, from its start to its end"
         unread, self._unread = self._unread, []
         self._count += len(unread)
@@ -143,16 +143,16 @@ class JournalFile(BaseJournalBackend):
 
     def append_logs(self, logs: Sequence[dict[str, Any]]) -> None:
         """Append entries. Raises OSError if the disk is full."""
-        # A workload may leave a NumPy number in its metrics.
+        # A workload's metrics may contain NumPy numbers.
         lines = [json.dumps(log, separators=(",", ":"), default=float) + "\n" for log in logs]
         self._file.write("".join(lines).encode())
         self._file.flush()
-        for log in logs:  # Optuna's copy of a trial does not need the record of several kB
+        for log in logs:  # Optuna's copy of a trial does not need the record, which takes several kB
             self._unread.append(log | {"user_attr": {RECORD: None}} if RECORD in log.get("user_attr", {}) else log)
         self._is_dirty = True
 
     def sync(self) -> None:
-        """Wait until the entries so far are on disk. Raises OSError if the file was moved or deleted."""
+        """Wait until all entries so far are on disk. Raises OSError if the file was moved or deleted."""
         if self._is_dirty:
             os.fsync(self._file.fileno())
             self._is_dirty = False
@@ -161,9 +161,9 @@ class JournalFile(BaseJournalBackend):
 
 
 class Journal:
-    """Optuna's study in a journal file. Trials are accessed by number, and `directions` is used for a new study.
+    """An Optuna study in a journal file, with trials accessed by number. `directions` matter only for a new study.
 
-    A new study is named after its sweep and has the names of its objectives, which Optuna's dashboard shows.
+    A new study is named after the sweep and stores the objectives' names, which Optuna's dashboard shows.
     """
 
     def __init__(self, path: Path, *directions: str, metrics: Sequence[str] = ()) -> None:
@@ -181,7 +181,7 @@ class Journal:
 
     @property
     def trials(self) -> list[StoredTrial]:
-        """All trials by number. They must not be changed."""
+        """All trials, by number. Callers must not change them."""
         return [
             self._file.ended.get(trial.number)
             or StoredTrial(trial.number, trial.state, trial.params, (trial.values or [None])[0], trial.user_attrs)
@@ -189,7 +189,7 @@ class Journal:
         ]
 
     def forget_ended(self) -> None:
-        """Free the data needed only to load a study. After that, ended trials in `trials` have no parameters."""
+        """Free data that is needed only to load a study. Ended trials in `trials` then have no parameters."""
         self._file.ended = {}
 
     def set_attr(self, number: int, key: str, value: Any) -> None:
@@ -201,9 +201,9 @@ class Journal:
 
 
 def check_identity(study: optuna.Study, identity: dict[str, Any]) -> str:
-    """Store the settings that a resumed sweep must share in a new study, or compare them, and return the study's id.
+    """Store the identity in a new study, or compare it with the stored identity, and return the study's id.
 
-    Raises UserInputError if the study has another identity.
+    The identity contains the settings that a resumed sweep must share. Raises UserInputError if it differs.
     """
     attrs = study.user_attrs
     if "id" not in attrs:
@@ -220,7 +220,7 @@ def check_identity(study: optuna.Study, identity: dict[str, Any]) -> str:
 
 
 def describe_differences(stored: dict[str, Any], current: dict[str, Any]) -> list[str]:
-    """Return a phrase for each key with a changed value. The keys of nested mappings are joined with dots."""
+    """Return a phrase for each key with a changed value. Keys of nested mappings are joined by dots."""
     phrases = []
     for key in {**stored, **current}:
         old, new = stored.get(key), current.get(key)

@@ -1,4 +1,4 @@
-"""Find trials that are far slower than similar ones, which on a CPU means that their measurement stalled."""
+"""Find trials that are far slower than similar trials. On a CPU this means that the measurement stalled."""
 
 import math
 import statistics
@@ -13,16 +13,16 @@ from sweeper.common.trials import TrialRecord, TrialStatus
 
 IntArray = NDArray[np.int64]
 FloatArray = NDArray[np.float64]
-NEIGHBOURS = 3  # how many of the nearest trials a trial is compared with
+NEIGHBOURS = 3  # the number of nearest trials to compare a trial with
 MIN_NEIGHBOURS = 2
-MAX_RATIO = 2.0  # between a parameter's values: more distant trials may differ for good reasons
-FAR_BELOW = 5.0  # a trial is remeasured if all of its neighbors are more than this many times as fast
-SAME_SPEED = 1.5  # two valid measurements of a point differ by at most this factor
-LATEST = 1000  # how many trials are searched for neighbors, so that the work per trial does not grow
+MAX_RATIO = 2.0  # of a parameter's values; more distant trials may differ for good reasons
+FAR_BELOW = 5.0  # a trial is remeasured if all neighbors are more than this many times as fast
+SAME_SPEED = 1.5  # valid measurements of the same point differ by at most this factor
+LATEST = 1000  # only this many trials are searched for neighbors, which limits the work per trial
 
 
 class Neighbors:
-    """The latest complete trials of a search, with parameters as arrays so that many trials can be compared."""
+    """The latest complete trials of a search, with parameters stored as arrays for fast comparison."""
 
     def __init__(self, records: dict[int, TrialRecord], objective: str) -> None:
         latest = islice(reversed(records.values()), LATEST)
@@ -34,7 +34,7 @@ class Neighbors:
         self._works, self._work_codes = _encode([_key(other.work) for other in self._others])
 
     def find(self, record: TrialRecord, without: Collection[int]) -> FloatArray:
-        """Return the objective of the nearest trials as defined by `describe_stall`, except for those in `without`."""
+        """Return the objectives of the nearest trials (see `describe_stall`), leaving out those in `without`."""
         is_same_work = (self._work_codes == self._works.get(_key(record.work), -1)) & bool(record.work)
         distances = np.where(np.isin(self.numbers, list(without)), math.inf, 0.0)
         for name, value in record.params.items():
@@ -42,7 +42,7 @@ class Neighbors:
                 values = [other.params.get(name) for other in self._others]
                 self._columns[name] = *_encode(values), np.array([_logarithm(value) for value in values])
             codes, column, logarithms = self._columns[name]
-            apart = np.abs(logarithms - _logarithm(value))  # NaN if one is not a number
+            apart = np.abs(logarithms - _logarithm(value))  # NaN if a value is not a number
             far = np.where(is_same_work, math.log(MAX_RATIO), math.inf)
             apart = np.where(apart <= math.log(MAX_RATIO) + 1e-12, apart, far)
             distances = distances + np.where(column == codes.get(value, -1), 0.0, apart)
@@ -57,13 +57,13 @@ def describe_stall(
     direction: str,
     neighbors: Neighbors | None = None,
 ) -> str:
-    """Return how far a complete trial is behind all of its neighbors; empty if it is not far behind.
+    """Describe how far a complete trial is behind all of its neighbors. Empty if it is not far behind.
 
-    Neighbors are the nearest `NEIGHBOURS` complete trials that did the same work, or whose numeric parameters are
-    within `MAX_RATIO` of the trial's and whose other parameters are equal. The distance is the sum of the logarithms of
-    the numbers' ratios; between trials of the same work, every other difference counts like a ratio of `MAX_RATIO`. A
-    trial is not behind if its parameters were measured twice at the same speed. Passing `neighbors`, built from
-    `records`, saves time if many trials are compared."""
+    Neighbors are the nearest `NEIGHBOURS` complete trials that either did the same work, or have numeric parameters
+    within a factor of `MAX_RATIO` and otherwise equal parameters. The distance is the sum of the log ratios of the
+    numbers. Between trials of the same work, any other difference counts like a ratio of `MAX_RATIO`. A trial is not
+    behind if its parameters were measured twice at the same speed. To save time when many trials are compared, pass
+    `neighbors`, built from `records`."""
     earlier = records.get(record.retry.trial) if record.retry else None
     value = record.metrics.get(objective, 0.0)
     if (earlier and _is_same_speed(record, earlier)) or record.status is not TrialStatus.COMPLETE or value <= 0:

@@ -1,4 +1,4 @@
-"""The progress of a sweep: the outcomes of its trials, the best so far, and the remaining budget."""
+"""Track a sweep's progress: the trials' outcomes, the best trial so far, and the remaining budget."""
 
 import time
 from collections import Counter
@@ -11,24 +11,24 @@ from sweeper.config.schema import Budget
 from sweeper.metrics.criteria import Criteria, dominates
 
 DESCRIPTIONS = {TrialStatus.FAILED: "failed", TrialStatus.LOST: "were lost", TrialStatus.TIMED_OUT: "timed out"}
-SUCCESSES = (TrialStatus.COMPLETE, TrialStatus.PRUNED)  # a pruned trial ran
-# The limits of the budget. The first one reached ends the search.
+SUCCESSES = (TrialStatus.COMPLETE, TrialStatus.PRUNED)  # a pruned trial did run
+# The limits of the budget. The search ends when it reaches any of them.
 LIMITS = ("trials", "time_s", "patience", "gpu_hours", "cost")
-EARLY_TRIALS = 5  # if all of the first trials fail in the same way, it is not a coincidence
+EARLY_TRIALS = 5  # if this many trials all fail in the same way at the start, it is not a coincidence
 
 
 class RepeatedFailures:
     """Counts failures by status and reason since the last success. Infeasible trials do not count as failures.
 
-    `limit` failures of one kind stop the sweep; None: failures never stop it. Failures on only one of several nodes do
-    not stop it either, since that node may be faulty and is then drained."""
+    `limit` failures of one kind stop the sweep. None means that failures never stop it. Failures on only one of several
+    nodes do not stop it either, because that node may be faulty and will then be drained."""
 
     def __init__(self, limit: int | None, nodes: int = 1) -> None:
         self._limit, self._nodes = limit, nodes
         self._counts: Counter[tuple[TrialStatus, str]] = Counter()
-        self._places: dict[tuple[TrialStatus, str], set[str]] = {}  # the nodes on which each kind happened
+        self._places: dict[tuple[TrialStatus, str], set[str]] = {}  # the nodes where each kind of failure occurred
         self._any_success = False
-        self.stop_reason = ""  # empty while the sweep continues; a success of a trial in flight clears it
+        self.stop_reason = ""  # empty while the sweep continues; cleared if a trial in flight succeeds
 
     def add(self, record: TrialRecord) -> None:
         """Count a trial that has ended."""
@@ -50,7 +50,7 @@ class RepeatedFailures:
 
 
 class SweepProgress:
-    """The ended trials, summarized as they end so that reading the summary costs nothing."""
+    """A running summary of the ended trials, updated as trials end so that reading it costs nothing."""
 
     def __init__(
         self,
@@ -63,19 +63,19 @@ class SweepProgress:
         nodes: int = 1,
         gpu_price_per_hour: float | None = None,
     ) -> None:
-        """Start from the records of the search's trials that ended in earlier runs.
+        """Start from the records of search trials that ended in earlier runs.
 
-        `repeated` are earlier attempts at trials that were or will be tried again; the budget counts only their time.
-        `gpus` is the number of GPUs of a trial, and `nodes` the number of nodes of the sweep.
+        `repeated` are earlier attempts at trials that were or will be tried again. Only their time counts toward the
+        budget. `gpus` is the number of GPUs per trial, and `nodes` the number of nodes in the sweep.
         """
         self._criteria, self._budget = criteria, budget
         self._gpus, self._gpu_price_per_hour = gpus, gpu_price_per_hour or 0.0
         self._failures = RepeatedFailures(None)
         self._records: list[TrialRecord] = []
         self.counts: Counter[TrialStatus] = Counter()
-        self.best: TrialRecord | None = None  # with several objectives, by the leading one
-        self.front: list[TrialRecord] = []  # with several objectives, best by the leading one first
-        self.varying: set[str] = set()  # the parameters in which the trials differ
+        self.best: TrialRecord | None = None  # with several objectives, the best by the leading objective
+        self.front: list[TrialRecord] = []  # with several objectives: sorted by the leading objective, best first
+        self.varying: set[str] = set()  # parameters in which trials differ
         self._trials_since_best = 0
         repeated = list(repeated)
         self._trial_s = sum(record.duration_s for record in repeated)
@@ -87,7 +87,7 @@ class SweepProgress:
         self._earlier_finished = self.finished_trials
         self._earlier_records = len(self._records)
         self._started_s: float | None = None
-        # Failures of earlier runs do not stop this one.
+        # Failures in earlier runs do not stop this run.
         self._failures = RepeatedFailures(budget.same_failures, nodes)
 
     def start(self) -> None:
@@ -95,13 +95,13 @@ class SweepProgress:
 
     @property
     def elapsed_s(self) -> float:
-        """Seconds of searching, summed over all runs of this sweep."""
+        """The search time in seconds, summed over all runs of this sweep."""
         this_run_s = time.monotonic() - self._started_s if self._started_s is not None else 0.0
         return self._earlier_elapsed_s + this_run_s
 
     @property
     def finished_trials(self) -> int:
-        """The number of trials that count toward the budget: all except cancelled ones, which are tried again."""
+        """The number of trials that count toward the budget, which excludes cancelled trials: they are tried again."""
         return self.counts.total() - self.counts[TrialStatus.CANCELLED]
 
     @property
@@ -110,16 +110,16 @@ class SweepProgress:
 
     @property
     def mean_trial_s(self) -> float:
-        """The mean duration of a trial in seconds, including earlier attempts; 0 before the first trial."""
+        """The mean duration of a trial in seconds, including earlier attempts, or 0 before the first trial."""
         return self._trial_s / self._attempts if self._attempts else 0.0
 
     @property
     def timed_share(self) -> float:
-        """The share of the trials' time spent in timed steps; the rest is spent on startup, compilation and warmup."""
+        """The share of the trials' time spent in timed steps. The rest goes into startup, compilation and warmup."""
         return min(1.0, self._timed_s / self._trial_s) if self._trial_s else 0.0
 
     def add(self, record: TrialRecord, *, was_forgotten: bool = False) -> bool:
-        """Add an ended trial. Returns whether it is better than all earlier ones, or joins the front."""
+        """Add an ended trial. Return whether it is better than all earlier trials, or joins the front."""
         self._records.append(record)
         first = self._records[0].params
         self.varying.update(name for name, value in record.params.items() if first.get(name) != value)
@@ -144,7 +144,7 @@ class SweepProgress:
         return is_better
 
     def forget(self, record: TrialRecord) -> None:
-        """Count only the time of a trial that is tried again. It must not be the best or on the front."""
+        """Count only the time of a trial that is tried again. The trial must not be the best or on the front."""
         self._records = [other for other in self._records if other is not record]
         self.counts[record.status] -= 1
 
@@ -159,16 +159,16 @@ class SweepProgress:
 
     @property
     def stop_reason(self) -> str:
-        """Why the search stops before its budget is used up; empty while it continues."""
+        """Why the search stops before its budget is used up. Empty while the search continues."""
         return self._failures.stop_reason
 
     def has_budget_for_more(self, in_flight: int, running_s: float = 0.0) -> bool:
-        """Return whether the budget allows another trial while `in_flight` trials have run for `running_s` in total."""
+        """Return whether the budget allows another trial if `in_flight` trials have run for `running_s` in total."""
         needed = {**self._needed(running_s), "trials": self.finished_trials + in_flight}
         return all(needed[name] < limit for name, limit in self._limits().items())
 
     def exhausted_limits(self) -> dict[str, int | float]:
-        """Return the limits that were reached, by name."""
+        """Return the limits that have been reached, by name."""
         needed = self._needed(0.0)
         return {name: limit for name, limit in self._limits().items() if needed[name] >= limit}
 
@@ -187,11 +187,11 @@ class SweepProgress:
         }
 
     def _needed(self, running_s: float) -> dict[str, int | float]:
-        """Return the use of each limit after one more trial of mean duration; it must not start if it ends too late."""
+        """Return how much of each limit is used. Time includes one more trial of mean duration, as it must end in time."""
         return {**self._used(running_s), "time_s": self.elapsed_s + self.mean_trial_s}
 
     def binding_limit(self, trials: int | None) -> tuple[float, str]:
-        """Return the largest used share of a limit except patience, and that limit as text unless it is `trials`."""
+        """Return the largest used share of any limit but patience, and the limit as text unless it is `trials`."""
         limits, used = {"trials": trials, **self._limits(), "patience": None}, self._used(0.0)
         shares = {name: used[name] / limit for name, limit in limits.items() if limit}
         name = max(shares, key=shares.__getitem__, default="trials")
@@ -201,7 +201,7 @@ class SweepProgress:
     def common_failure_reason(self) -> str:
         """Return the last reason if the first `EARLY_TRIALS` trials of this run all ended for the same kind of reason.
 
-        It is empty otherwise, and again after the next trial, so that the reason is reported only once.
+        Otherwise return an empty string. Do so again after the next trial, so that the reason is reported only once.
         """
         if len(self._records) - self._earlier_records != EARLY_TRIALS:
             return ""
@@ -210,7 +210,7 @@ class SweepProgress:
         return early[-1].reason if len(kinds) == 1 and kinds != {""} else ""
 
     def estimated_remaining_s(self, trials: int | None) -> float | None:
-        """Return the estimated seconds until the search ends after `trials` or at a limit; None without an estimate."""
+        """Estimate the seconds until the search ends, after `trials` or at a limit. Return None without an estimate."""
         estimates_s = []
         if trials is not None and self.finished_in_this_run > 0:
             seconds_per_trial = (self.elapsed_s - self._earlier_elapsed_s) / self.finished_in_this_run
@@ -219,6 +219,6 @@ class SweepProgress:
             estimates_s.append(self._budget.time_s - self.elapsed_s)
         used = self._used(0.0)
         for name, limit in self._limits().items():
-            if name in ("gpu_hours", "cost") and used[name] > 0:  # at the same rate as so far
+            if name in ("gpu_hours", "cost") and used[name] > 0:  # assume that the rate stays the same
                 estimates_s.append(self.elapsed_s * (limit / used[name] - 1))
         return max(0.0, min(estimates_s)) if estimates_s else None

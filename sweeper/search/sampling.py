@@ -1,7 +1,7 @@
-"""Samplers and pruners, and the trials that they see: an Optuna study in memory.
+"""Samplers and pruners, and the copy of the study in memory from which they learn.
 
 Because the sampler works on a copy, a proposal that was already tried can be dropped without a trace. The copy holds
-only part of a large sweep: a sampler examines every trial for each proposal, so its cost would grow with the sweep.
+only part of a large sweep. A sampler examines every trial for each proposal, so the cost would grow with the sweep.
 """
 
 import math
@@ -23,21 +23,21 @@ from sweeper.config.space import Choice, Dimension, Parameters, Range
 from sweeper.metrics.criteria import Criteria, find_layers
 from sweeper.search.journal import StoredTrial
 
-warnings.filterwarnings("ignore", category=ExperimentalWarning)  # QMC has been experimental since 2022
+warnings.filterwarnings("ignore", category=ExperimentalWarning)  # Optuna has called QMC experimental since 2022
 
-SAMPLER_STATE = "sampler"  # the attribute of a journal's trial that stores its generation, with NSGA-II
-GENERATION = ":generation"  # the ending of the attribute in which Optuna's genetic algorithms store the generation
-FEASIBLE = "feasible"  # a constraint; Optuna treats a trial as feasible if all of its constraints are zero or less
+SAMPLER_STATE = "sampler"  # the attribute of a trial in the journal that stores the generation for NSGA-II
+GENERATION = ":generation"  # the suffix of the attribute in which Optuna's genetic algorithms store the generation
+FEASIBLE = "feasible"  # a constraint; to Optuna, a trial is feasible if all constraints are zero or less
 LEARNED_STATES = (TrialState.COMPLETE, TrialState.PRUNED)
-# How many finished trials a sampler sees. Samplers not listed see all: CMA-ES and QMC continue a sequence.
+# The number of finished trials that a sampler sees. Other samplers see all: CMA-ES and QMC continue a sequence.
 MAX_FINISHED = {"tpe": 1000, "gp": 1000, "random": 0, "grid": 0}
-MAX_JUDGED = 1000  # how many finished trials a pruner compares a trial with
-MAX_RUNNING = 500  # how many running trials a sampler sees, so that it can avoid them
-SPARE = 1500  # with this many more trials, the copy is too large
-STARTUP_TRIALS = 5  # how many trials must report a step before any trial is judged by it
+MAX_JUDGED = 1000  # the number of finished trials with which a pruner compares a trial
+MAX_RUNNING = 500  # the number of running trials that a sampler sees and can avoid
+SPARE = 1500  # the number of extra trials after which the copy is reduced
+STARTUP_TRIALS = 5  # the number of trials that must report a step before any trial is judged at that step
 REPORTING_STATES = (TrialState.RUNNING, TrialState.COMPLETE, TrialState.PRUNED)
-POPULATION = 20  # for NSGA-II: five generations in a sweep of 100 trials, instead of two with Optuna's default of 50
-MANY_RUNNING = 64  # if more trials are running, proposals avoid them
+POPULATION = 20  # for NSGA-II: five generations in 100 trials, instead of two with Optuna's default of 50
+MANY_RUNNING = 64  # if more trials are running, proposals avoid the running trials
 
 AnyTrial: TypeAlias = FrozenTrial | StoredTrial
 T = TypeVar("T", FrozenTrial, StoredTrial)
@@ -45,17 +45,17 @@ T = TypeVar("T", FrozenTrial, StoredTrial)
 
 @dataclass(frozen=True)
 class Ending:
-    """How a trial ended, for the sampler."""
+    """How a trial ended, from the sampler's point of view."""
 
     state: TrialState
     values: tuple[float, ...] | None = None  # the objectives of a complete trial
-    infeasible: bool = False  # whether the sampler learns that the trial cannot work
-    # The fraction by which a complete trial exceeds each limit, by metric; zero or less if it keeps the limit.
+    infeasible: bool = False  # whether to teach the sampler that the trial cannot work
+    # The fraction by which a complete trial exceeds each limit, by metric (zero or less if it keeps the limit).
     excess: Mapping[str, float] = field(default_factory=dict)
 
 
 class SamplingStudy:
-    """The running trials, by number in the journal, and the finished ones that the sampler and pruner learn from."""
+    """The running trials, by number in the journal, and the finished trials from which samplers and pruners learn."""
 
     def __init__(self, search: Search, criteria: Criteria, distributions: Mapping[str, BaseDistribution]) -> None:
         self._search, self._sampler = search, search.sampler
@@ -66,19 +66,19 @@ class SamplingStudy:
             self._max_finished = max(self._max_finished, MAX_JUDGED)
         self._running: dict[int, Trial] = {}
         self._unseen: dict[int, Parameters] = {}  # running trials that the sampler does not see
-        self._steps: dict[int, dict[int, float]] = {}  # the objective at each step of a running trial
-        self._generations: dict[int, Mapping[str, Any]] = {}  # of trials that an earlier run started
+        self._steps: dict[int, dict[int, float]] = {}  # running trials' objective at each step
+        self._generations: dict[int, Mapping[str, Any]] = {}  # for trials that an earlier run started
         self._worst: tuple[float, ...] | None = None
         self._create_study()
         self._size = 0
 
     @property
     def trials(self) -> list[FrozenTrial]:
-        """The trials that the sampler sees, and the dropped proposals. They must not be changed."""
+        """The trials that the sampler sees, and dropped proposals. Callers must not change them."""
         return self._study.get_trials(deepcopy=False)
 
     def load(self, finished: Sequence[tuple[int, AnyTrial, Ending]], running: Mapping[int, StoredTrial]) -> None:
-        """Add the trials of earlier runs, ordered by number, with the steps from their attribute `steps`."""
+        """Add trials from earlier runs, ordered by number, with steps from the attribute `steps`."""
         kept = {number: (trial, ending) for number, trial, ending in self._select(finished)}
         for number in sorted({*kept, *running}):
             if number in running:
@@ -93,12 +93,12 @@ class SamplingStudy:
     # ── proposals ──
 
     def make_sampler(self, seed: int, number: int) -> BaseSampler:
-        """Return the sampler for trial `number`, which depends only on the running and finished trials."""
+        """Return the sampler for trial `number`. Its proposals depend only on the running and finished trials."""
         are_many = len(self._running) + len(self._unseen) > MANY_RUNNING
         return make_sampler(self._sampler, seed, number, avoids_running=are_many and not self._criteria.has_front)
 
     def ask(self, sampler: BaseSampler, point: Parameters | None = None) -> Trial:
-        """Return a proposal from the sampler, or one for `point`, where the sampler chooses the missing values."""
+        """Return a proposal from the sampler, or a proposal for `point` with missing values chosen by the sampler."""
         self._study.sampler = sampler
         if point is not None:
             self._study.enqueue_trial(point)
@@ -109,9 +109,9 @@ class SamplingStudy:
         self._study.tell(proposal, state=TrialState.FAIL)
 
     def accept(self, number: int, proposal: Trial) -> dict[str, Any]:
-        """Use a proposal for a trial of the journal, which is now running.
+        """Use a proposal for a trial in the journal, which is now running.
 
-        Returns what the journal keeps for a later run's sampler: the generation for NSGA-II, nothing for others.
+        Returns the state to store in the journal for the sampler of a later run. Only NSGA-II has any: the generation.
         """
         attrs = self.trials[proposal.number].system_attrs if self._sampler == "nsga2" else {}
         self._running[number] = proposal
@@ -121,7 +121,7 @@ class SamplingStudy:
     # ── running trials ──
 
     def should_prune(self, number: int, step: int, value: float) -> bool:
-        """Report a step of a trial, and return whether the pruner ends it. Ended trials are not changed."""
+        """Report a trial's step, and return whether the pruner ends the trial. Trials that have ended are ignored."""
         if self._criteria.has_front or (number not in self._running and number not in self._unseen):
             return False
         self._steps.setdefault(number, {})[step] = value
@@ -140,7 +140,7 @@ class SamplingStudy:
             self._limit()
             return
         trial = self._running.pop(number)
-        if generation:  # Optuna accepts it only with an added trial
+        if generation:  # Optuna accepts a generation only for an added trial
             self.drop(trial)
             self._learn(dict(trial.params), ending, steps, generation)
             return
@@ -149,11 +149,11 @@ class SamplingStudy:
             trial.set_constraint(name, value)
         self._study.tell(trial, ending.values, state=ending.state)
 
-    # ── what the sampler is given ──
+    # ── sampler input ──
 
     def _for_sampler(self, ending: Ending) -> Ending:
-        """Return the ending in the form that the sampler needs. The Gaussian process reads only complete trials, so it
-        gets an infeasible trial as a complete one with the worst values."""
+        """Convert the ending to the form that the sampler needs. The Gaussian process reads only complete trials, so an
+        infeasible trial is passed to it as a complete trial with the worst values."""
         if ending.state is TrialState.COMPLETE and ending.values is not None:
             worst = zip(self._criteria.objectives, self._worst or ending.values, ending.values, strict=True)
             self._worst = tuple(max(values, key=objective.loss) for objective, *values in worst)
@@ -208,7 +208,7 @@ class SamplingStudy:
                 finished.append((trial.number, trial, Ending(trial.state, values, excess=trial.constraints)))
         kept = [trial for _, trial, _ in self._select(finished)]
         running = {number: dict(trial.params) for number, trial in self._running.items()}
-        unseen = [] if self._search.pruner != "none" else list(running)[:-MAX_RUNNING]  # the pruner judges every trial
+        unseen = [] if self._search.pruner != "none" else list(running)[:-MAX_RUNNING]  # a pruner judges every trial
         self._unseen |= {number: running.pop(number) for number in unseen}
         self._create_study()
         self._running = {}
@@ -243,18 +243,18 @@ def _steps_of(trial: AnyTrial) -> dict[int, float]:
 
 
 class SuccessiveHalving(optuna.pruners.BasePruner):
-    """Ends a trial at a rung unless it is among the best there; the rungs' steps grow by a factor.
+    """Ends a trial at a rung unless the trial is among the best at that rung. Rungs are spaced by a constant factor.
 
-    The rule is the same as in Ray Tune's ASHAScheduler and Optuna's SuccessiveHalvingPruner: of the trials that have
-    reached a rung, the best 1/`factor` continue, and no trial waits for others. The first rung is at step `first`.
-    Optuna's pruner stores the trials' values at each rung in attributes that a resumed sweep lacks; this class derives
-    them from the steps."""
+    The rule is the same as in Ray Tune's ASHAScheduler and Optuna's SuccessiveHalvingPruner. The best 1/`factor` of the
+    trials that have reached a rung continue, and no trial waits for others. The first rung is at step `first`. Optuna's
+    pruner stores the values at each rung in attributes that are missing after a resume. This class derives the values
+    from the steps."""
 
     def __init__(self, first: int, factor: int) -> None:
         self._first, self._factor = first, factor
 
     def prune(self, study: optuna.Study, trial: FrozenTrial) -> bool:
-        """Return whether to end the trial at the highest rung that its last step has reached."""
+        """Return whether to end the trial at the highest rung that it has reached."""
         if trial.last_step is None or trial.last_step < self._first:
             return False
         value, rung = trial.intermediate_values[trial.last_step], self._first
@@ -262,7 +262,7 @@ class SuccessiveHalving(optuna.pruners.BasePruner):
             return True
         while rung * self._factor <= trial.last_step:
             rung *= self._factor
-        if _step_at(trial, rung) != trial.last_step:  # it was already judged there
+        if _step_at(trial, rung) != trial.last_step:  # the trial was already judged at this rung
             return False
         trials = study.get_trials(deepcopy=False, states=REPORTING_STATES)
         steps = ((other, _step_at(other, rung)) for other in trials)
@@ -289,7 +289,7 @@ def to_distribution(dimension: Dimension) -> BaseDistribution:
 
 
 def make_pruner(search: Search) -> optuna.pruners.BasePruner:
-    """Return the pruner. `median` ends a trial if its best value is worse than the others' median at the same step."""
+    """Return the pruner. `median` ends a trial if its best value is worse than the other trials' median at a step."""
     if search.pruner == "median":
         return optuna.pruners.MedianPruner(n_min_trials=STARTUP_TRIALS, n_warmup_steps=search.min_steps)
     if search.pruner == "asha":
@@ -298,11 +298,11 @@ def make_pruner(search: Search) -> optuna.pruners.BasePruner:
 
 
 def make_sampler(name: str, seed: int, number: int, *, avoids_running: bool = False) -> BaseSampler:
-    """Return the sampler for trial `number`, with its own seed: a resumed sweep samples like an uninterrupted one.
+    """Return the sampler for trial `number`. Each number has its own seed, so a resume does not change the samples.
 
-    To avoid running trials, TPE treats them as bad ones. QMC uses the sweep's seed, which scrambles its sequence, and
-    takes its position in the sequence from the study. CMA-ES keeps its covariance only within one run, and starts
-    again after a resume.
+    To avoid running trials, TPE treats them as bad trials. QMC scrambles its sequence with the sweep's seed and takes
+    its position in the sequence from the study. CMA-ES keeps its covariance only within a run and starts over after a
+    resume.
     """
     own_seed = (seed * 1_000_003 + number) % 2**32
     match name:
@@ -316,4 +316,4 @@ def make_sampler(name: str, seed: int, number: int, *, avoids_running: bool = Fa
             return optuna.samplers.CmaEsSampler(seed=own_seed, warn_independent_sampling=False)
         case "qmc":
             return optuna.samplers.QMCSampler(scramble=True, seed=seed, warn_independent_sampling=False)
-    return optuna.samplers.RandomSampler(seed=own_seed)  # also for grid, where every point is enqueued
+    return optuna.samplers.RandomSampler(seed=own_seed)  # also used for grid, which enqueues every point

@@ -1,8 +1,8 @@
-"""The search: which parameters were tried, and which ones Optuna tries next.
+"""Track which parameters were tried, and choose the next ones with Optuna.
 
-A sweep has two Optuna studies. The journal on disk is the source of truth. Only one driver writes it: the parameters of
-each trial when it is created, and the complete record when it ends. The sampler and the pruner see only the sampling
-study in memory, so a new trial costs one line on disk instead of one per parameter.
+A sweep has two Optuna studies. The journal on disk is the source of truth. A single driver writes each trial's
+parameters when the trial is created, and the complete record when the trial ends. The sampler and the pruner see only
+the sampling study in memory, so a new trial costs one line on disk instead of one line per parameter.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -23,32 +23,32 @@ from sweeper.search.journal import RECORD, Journal, StoredTrial, check_identity,
 
 optuna.logging.set_verbosity(optuna.logging.WARNING)
 
-# The states of incomplete trials in the journal; statuses not listed here map to FAIL, from which no sampler learns.
-# Samplers learn from PRUNED: an infeasible trial cannot work and is not tried again.
+# The journal's states for incomplete trials. Other statuses become FAIL, from which no sampler learns. Samplers do
+# learn from PRUNED: an infeasible trial cannot work and is not tried again.
 STATES = {TrialStatus.INFEASIBLE: TrialState.PRUNED, TrialStatus.PRUNED: TrialState.PRUNED}
-AGAIN = "again"  # the study's attribute with the trials that a run queued for remeasurement at its end
-RUNS = "runs"  # the study's attribute with the states of the runs, each with the number of its first trial
-MAX_RANDOM_PROPOSALS = 100  # by the random sampler, before the space is enumerated
-MAX_PROPOSALS_AMONG_FEW = 30  # by any sampler, if only some points are allowed
+AGAIN = "again"  # the study attribute with the trials that a run queued for remeasurement at its end
+RUNS = "runs"  # the study attribute with each run's state and the number of its first trial
+MAX_RANDOM_PROPOSALS = 100  # from the random sampler, before the space is enumerated
+MAX_PROPOSALS_AMONG_FEW = 30  # from any sampler, if only some points are allowed
 
 
 @dataclass(frozen=True)
 class SearchSettings:
-    """The settings of a search."""
+    """The settings of the search."""
 
     search: Search
     seed: int
-    criteria: Criteria  # the objectives and limits
+    criteria: Criteria  # objectives and limits
 
 
 class Study:
-    """The search of one sweep: `ask` returns trials, and `tell` stores their records in any order.
+    """The search of a sweep: `ask` returns trials, and `tell` stores their records in any order.
 
-    Opening the study repairs the state that a killed driver left: `ask` first returns the driver's unfinished trials
-    again, with the same numbers, before new ones.
+    If a driver was killed, opening the study repairs the state that it left. `ask` then returns the unfinished trials
+    again, with the same numbers, before any new trial.
 
-    Trials of earlier runs may run again on request. The earlier attempt stays in the journal. It is replaced once the
-    retry ends with any outcome except cancelled: after that no count, ranking or sampler includes it.
+    Trials of earlier runs may run again on request. The earlier attempt stays in the journal. It is replaced when the
+    retry ends with any outcome except cancelled. From then on, no count, ranking or sampler includes it.
     """
 
     def __init__(
@@ -65,9 +65,9 @@ class Study:
 
         Args:
             identity: the settings that must not change between the runs of a sweep.
-            initial_points: points to try first. The sampler chooses the values that a point does not have.
-            retry: the statuses that make this run try a trial of an earlier run again.
-            run_state: the state that may change between runs; a retry records the changes.
+            initial_points: points to try first. The sampler chooses any values that a point lacks.
+            retry: the statuses of earlier runs' trials that this run will try again.
+            run_state: the state that may change between runs. A retry records the changes.
 
         Raises:
             UserInputError: the journal belongs to a sweep with another identity.
@@ -76,18 +76,18 @@ class Study:
         self._settings = settings
         self.distributions = {name: sampling.to_distribution(dimension) for name, dimension in space.dimensions.items()}
         self._journal = Journal(path, *settings.criteria.directions, metrics=settings.criteria.metrics)
-        self.id = check_identity(self._journal.study, identity)  # since sweep names are not unique
+        self.id = check_identity(self._journal.study, identity)  # because sweep names are not unique
         self._sampling = sampling.SamplingStudy(settings.search, settings.criteria, self.distributions)
         self.trial_count = 0  # trials in the journal, including remeasurements
         self._search_trial_count = 0  # trials in the journal that are not remeasurements
-        self._known_keys: set[str] = set()  # keys of points that are not proposed again
-        self.records: dict[int, TrialRecord] = {}  # of all trials that have ended
-        self.unfinished: list[Trial] = []  # trials of the search that a killed driver left
+        self._known_keys: set[str] = set()  # keys of points that must not be proposed again
+        self.records: dict[int, TrialRecord] = {}  # records of all trials that have ended
+        self.unfinished: list[Trial] = []  # search trials that a killed driver left
         self.abandoned: list[int] = []  # remeasurements that a killed driver left, which are not run again
-        self.replaced: set[int] = set()  # trials replaced by a retry, and retries that replaced no earlier attempt
-        self.retried: set[int] = set()  # trials that this run tries again; each is replaced when its retry has ended
+        self.replaced: set[int] = set()  # trials that a retry replaced, and retries that replaced no earlier attempt
+        self.retried: set[int] = set()  # trials that this run tries again; replaced when the retries end
         self._retried_statuses = retry
-        self._retry_marks: dict[str | Remeasurement, Retry] = {}  # by the point's key, or the round of the finals
+        self._retry_marks: dict[str | Remeasurement, Retry] = {}  # by point key, or by round of the finals
         self.retry_points: list[Parameters] = []  # points to retry that have no new trial yet
         self._queued_points: list[Parameters] = []
         self._allowed_keys = None if space.only is None else {point_key(point) for point in space.only}
@@ -99,7 +99,7 @@ class Study:
 
     @property
     def exhausted(self) -> bool:
-        """Whether every point of the space was sampled."""
+        """Whether every point of the space has been sampled."""
         if self._allowed_keys is not None:  # points allowed in an earlier run may not be allowed now
             return self._allowed_keys <= self._known_keys
         return len(self._known_keys) >= self._space.size
@@ -111,11 +111,11 @@ class Study:
 
     @property
     def current_records(self) -> list[TrialRecord]:
-        """The records of all trials that were not replaced by a retry."""
+        """The records of all trials that no retry has replaced."""
         return [record for record in self.records.values() if record.number not in self.replaced]
 
     def ask(self) -> Trial | None:
-        """Return the next trial, or None if every point has a trial."""
+        """Return the next trial, or None if every point already has a trial."""
         if self.unfinished:
             return self.unfinished.pop(0)
         proposal = self._propose(self._search_trial_count)
@@ -157,11 +157,11 @@ class Study:
         while queue := self.retry_points or self._queued_points:
             if proposal := self._ask_sampler(sampler, queue.pop(0)):
                 return proposal
-        # After a resume, QMC restarts its sequence and must pass all points that were already tried.
+        # After a resume, QMC restarts its sequence and must skip all points that were already tried.
         max_proposals = 10 + (len(self._known_keys) if name == "qmc" else 0)
         attempts = [(sampler, max_proposals), (sampling.make_sampler("random", seed, number), MAX_RANDOM_PROPOSALS)]
         if self._allowed_keys is not None:
-            # Only a few points may be allowed; the next in order is better than a random one.
+            # If only some points are allowed, the next allowed point is better than a random one.
             attempts = [(sampler, MAX_PROPOSALS_AMONG_FEW)]
         for attempt_sampler, proposals in attempts if name != "grid" else ():
             for _ in range(proposals):
@@ -184,14 +184,14 @@ class Study:
     # ── telling ──
 
     def should_prune(self, number: int, step: int, value: float) -> bool:
-        """Report a step of a running trial, and return whether the pruner ends it."""
+        """Report a running trial's step, and return whether the pruner ends the trial."""
         return self._sampling.should_prune(number, step, value)
 
     def tell(self, record: TrialRecord) -> None:
-        """Store how a trial ended, and its reported steps for the pruner of a later run."""
-        if steps := self._sampling.steps(record.number):  # in one line; Optuna would write a line for each step
+        """Store how a trial ended, and the steps that it reported, for the pruner of a later run."""
+        if steps := self._sampling.steps(record.number):  # one line for all; Optuna would write one for each step
             self._journal.set_attr(record.number, "steps", steps)
-        # The record comes before the state: if the driver is killed in between, the next one finds the record.
+        # The record comes before the state: if the driver is killed in between, the next driver finds the record.
         self._journal.set_attr(record.number, RECORD, asdict(record))
         self._finish(record)
 
@@ -229,7 +229,7 @@ class Study:
         self.replaced = {number for record in records if record and (number := record.superseded) is not None}
         finished: list[tuple[int, StoredTrial, sampling.Ending]] = []
         running: dict[int, StoredTrial] = {}
-        without_state: list[TrialRecord] = []  # the driver was killed between the record and the state
+        without_state: list[TrialRecord] = []  # the driver was killed after writing the record
         for trial, record in zip(trials, records, strict=True):
             number, has_ended = trial.number, trial.state.is_finished()
             self.trial_count += 1
@@ -239,7 +239,7 @@ class Study:
             if "remeasurement" in trial.user_attrs:
                 if record and not has_ended:
                     self._finish(record)
-                elif not record:  # not repeated: its round remeasures it, interleaved with the other finalists
+                elif not record:  # not repeated here: the finals will remeasure it, interleaved
                     if not has_ended:
                         self._journal.tell(number, None, TrialState.FAIL)
                     self.abandoned.append(number)
@@ -267,12 +267,12 @@ class Study:
         self._journal.forget_ended()
 
     def _selects_retry(self, record: TrialRecord) -> bool:
-        """Return whether this run tries a trial again. Node comparisons are never tried again."""
+        """Return whether this run is to retry a trial. Node comparisons are never retried."""
         is_comparison = record.remeasurement is not None and not record.remeasurement.group
         return record.status in self._retried_statuses and not is_comparison
 
     def _queue_retries(self, run_state: dict[str, Any]) -> None:
-        """Queue the trials to try again, with the changes since then. Retries in `unfinished` are already queued."""
+        """Queue the trials to retry, with the changes since they ran. Retries in `unfinished` are already queued."""
         study = self._journal.study
         runs: list[dict[str, Any]] = list(study.user_attrs.get(RUNS, []))
         if not runs or runs[-1]["state"] != run_state:
@@ -284,12 +284,12 @@ class Study:
         tried = {
             record.retry.trial for record in self.records.values() if record.retry and record.superseded is not None
         }
-        queued = self.again - tried - self.retried  # by a run that was then stopped
+        queued = self.again - tried - self.retried  # queued by a run that was then stopped
         for record in [record for record in self.current_records if record.number in queued]:
             self.try_again(record)
 
     def queue_again(self, records: Sequence[TrialRecord]) -> list[TrialRecord]:
-        """Queue trials with `try_again`, and for a later run if this one is stopped. Returns the queued trials."""
+        """Queue trials with `try_again`, also for a later run in case this run is stopped. Return the queued trials."""
         queued = [record for record in records if self.try_again(record)]
         if queued:
             self._journal.study.set_user_attr(AGAIN, sorted(self.again | {record.number for record in queued}))
@@ -297,13 +297,13 @@ class Study:
 
     @property
     def again(self) -> set[int]:
-        """The numbers of the trials that `queue_again` has queued, including in earlier runs."""
+        """The numbers of the trials that `queue_again` has queued, in this and earlier runs."""
         return {*self._journal.study.user_attrs.get(AGAIN, [])}
 
     def try_again(self, record: TrialRecord, changes: Sequence[str] = ()) -> bool:
-        """Queue a trial's point, or its round of the finals, for a trial that replaces it.
+        """Queue a point, or a round of the finals, for a new trial that will replace this trial.
 
-        Returns False if the space no longer has the point."""
+        Returns False if the space no longer contains the point."""
         key = record.remeasurement or point_key(record.params)
         if isinstance(key, str):
             if self._allowed_keys is not None and key not in self._allowed_keys:
@@ -318,7 +318,7 @@ class Study:
         tried: list[Mapping[str, Value]] = [record.params for record in self.records.values()]
         tried += [trial.params for trial in self.unfinished]
         for point in points:
-            stored = {}  # in the form that Optuna returns: 3 on an interval is 3.0
+            stored = {}  # values as Optuna returns them: on an interval, 3 becomes 3.0
             for name, value in point.items():
                 distribution = self.distributions[name]
                 stored[name] = distribution.to_external_repr(distribution.to_internal_repr(value))
@@ -328,7 +328,7 @@ class Study:
 
     def _queue_cancelled_points(self) -> None:
         if not any(record.status is TrialStatus.CANCELLED for record in self.records.values()):
-            return  # the keys of 100,000 points take seconds
+            return  # computing the keys of 100,000 points takes seconds
         cancelled: dict[str, Parameters] = {}
         tried = {point_key(trial.params) for trial in self.unfinished}
         for record in self.records.values():
@@ -340,7 +340,7 @@ class Study:
         self._queued_points = [point for key, point in cancelled.items() if key not in tried]
 
     def _snap_to_space(self, params: Mapping[str, Any]) -> Parameters:
-        """Return the parameters with exact values of the space's ranges instead of rounded sums of steps."""
+        """Return the parameters with the exact values in the space's ranges instead of rounded sums of steps."""
         snapped = dict(params)
         for name, dimension in self._space.dimensions.items():
             if isinstance(dimension, Range) and name in snapped:
