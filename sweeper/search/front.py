@@ -112,7 +112,7 @@ def measure_front(
     leading = criteria.objectives[0]
     points = certify(select_finalists(ranked, criteria, top), records, criteria)
     certified = sorted(points, key=lambda point: leading.loss(point.values[leading.metric].value))
-    exceeding = {point.trial.number for point in certified if point.exceeded}  # points dominated only by these may count
+    exceeding = {point.trial.number for point in certified if point.exceeded}  # what only these dominate may count
     return Front(criteria.front(trial for trial in ranked if trial.number not in exceeding), certified)
 
 

@@ -187,7 +187,7 @@ class SweepProgress:
         }
 
     def _needed(self, running_s: float) -> dict[str, int | float]:
-        """Return how much of each limit is used. Time includes one more trial of mean duration, as it must end in time."""
+        """Return how much of each limit is used. Time includes one more trial of mean duration, which must fit."""
         return {**self._used(running_s), "time_s": self.elapsed_s + self.mean_trial_s}
 
     def binding_limit(self, trials: int | None) -> tuple[float, str]:

@@ -1,1 +1,1 @@
-"""Record a sweep and its provenance in MLflow, from a separate process."""
+"""Record a sweep and its provenance in MLflow from a separate process."""

@@ -1,4 +1,4 @@
-"""The MLflow runs of a sweep's trials: all are listed if some may be incomplete, otherwise looked up individually."""
+"""Find the MLflow runs of a sweep's trials: list all if some may be incomplete, else look up single runs."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -11,7 +11,7 @@ PAGE_SIZE = 1000  # each page must arrive within MLFLOW_HTTP_REQUEST_TIMEOUT
 
 
 class ChildRuns:
-    """The runs of a sweep's trials by number. Listing takes 1.2 ms per run, so a complete sweep is not listed."""
+    """The runs of a sweep's trials, by number. Listing takes 1.2 ms per run, so a complete sweep is not listed."""
 
     def __init__(self, client: MlflowClient, experiment_id: str, study_id: str, parent_id: str) -> None:
         self._client = client
@@ -19,13 +19,13 @@ class ChildRuns:
         self._tags = {mlflow_store.STUDY: study_id, mlflow_store.KIND: mlflow_store.TRIAL_KIND}
         self._parent_id = parent_id
         self._runs: dict[int, Any] = {}
-        self._expected = 0  # how many of the first trials have a run, read or not
-        self._doubted: set[int] = set()  # trials that may have a run that was not read
+        self._expected = 0  # the number of first trials that have a run, even if it was not read
+        self._doubted: set[int] = set()  # trials that may have an unread run
 
     def list_all(self, on_page: Callable[[int], None]) -> None:
-        """Read all runs. If a trial has two, delete one of them, but keep a complete one.
+        """Read all runs. If a trial has two runs, delete one and keep a complete run.
 
-        After each page, `on_page` is called with the number of runs so far."""
+        Call `on_page` after each page, with the number of runs so far."""
         self._runs, self._expected = {}, 0
         for count, run in enumerate(self._search(self._tags), start=1):
             self._add(run)
@@ -33,21 +33,21 @@ class ChildRuns:
                 on_page(count)
 
     def expect(self, trials: int) -> None:
-        """Look up the runs of the first `trials` trials only when they are needed; all ended ones are written."""
+        """Look up the runs of the first `trials` trials only when needed. All of them that ended must be written."""
         self._expected = trials
 
     def doubt(self, number: int) -> None:
-        """Look this run up again, since a server that went down may have executed the failed call."""
+        """Look this run up again, because a server that went down may still have executed the failed call."""
         self._runs.pop(number, None)
         self._doubted.add(number)
 
     @property
     def written_trials(self) -> list[int]:
-        """The numbers of the trials whose run was read and is complete."""
+        """The numbers of the trials with a complete run that was read."""
         return [number for number, run in self._runs.items() if run.info.status != "RUNNING"]
 
     def find(self, number: int) -> Any | None:
-        """Return the run of a trial, or None if it has none."""
+        """Return a trial's run, or None if the trial has no run."""
         if number not in self._runs and (number < self._expected or number in self._doubted):
             # The tag with the fewest runs comes first: SQLite joins in this order (0.3 s, not 1.1 s, for 100,000 runs).
             for run in self._search({mlflow_store.TRIAL_NUMBER: str(number), **self._tags}):
@@ -55,7 +55,7 @@ class ChildRuns:
         return self._runs.get(number)
 
     def find_or_create(self, number: int, name: str, started_at_s: float) -> Any:
-        """Return the run of a trial, and create it if needed."""
+        """Return a trial's run, creating it if needed."""
         if not (run := self.find(number)):
             tags = {mlflow_store.PARENT_RUN: self._parent_id, **self._tags, mlflow_store.TRIAL_NUMBER: str(number)}
             start_ms = int(started_at_s * 1e3)
@@ -64,7 +64,7 @@ class ChildRuns:
         return run
 
     def find_with_metric(self, metric: str) -> dict[int, Any]:
-        """Return the runs that have a value of this metric above zero."""
+        """Return the runs with a value above zero for this metric."""
         condition = f"{mlflow_store.tag_filter(self._tags)} and metrics.`{metric}` > 0"
         page = self._client.search_runs([self._experiment_id], condition, max_results=PAGE_SIZE)
         return {_number_of(run): run for run in page}

@@ -1,4 +1,4 @@
-"""The driver's side of the recording process: it hands over records without waiting for MLflow."""
+"""The driver's interface to the recording process. The driver hands over records without waiting for MLflow."""
 
 import contextlib
 import json
@@ -25,38 +25,38 @@ from workloads.api.secrets import masked
 
 PROCESS = "sweeper.tracking.process"
 MAX_RESTARTS = 3
-REFUSAL_PATIENCE_S = 20.0  # if the server refuses this user
-START_PATIENCE_S = 60.0  # on a busy machine the process took 20 s to import MLflow and open its store
-MAX_WAITING_STEPS = 10_000  # of running trials, while the store is opening
+REFUSAL_PATIENCE_S = 20.0  # if the server rejects this user
+START_PATIENCE_S = 60.0  # on a busy machine, the process took 20 s to import MLflow and open the store
+MAX_WAITING_STEPS = 10_000  # running trials' steps to keep while the store is opening
 
 
 class TrackingClient:
-    """Sends trials and their steps to the recording process. The driver waits for it only in `close`.
+    """Sends trials and their steps to the recording process. The driver waits for that process only in `close`.
 
-    Nothing is lost: the study keeps records that are unwritten when the driver ends, and the next run writes them.
+    No record is lost. The study keeps records that are unwritten when the driver ends, and the next run writes them.
     """
 
     def __init__(self, store_arguments: dict[str, Any], folder: Path, directory: Path, lock_fd: int) -> None:
-        """Start the process with the arguments for `sweeper.tracking.store.Store`; `lock_fd` holds the sweep's lock."""
+        """Start the process with the arguments of `sweeper.tracking.store.Store`. `lock_fd` holds the sweep's lock."""
         self._store_arguments = store_arguments
         self._log = folder / "tracking.log"
         self._directory = directory  # where MLflow puts artifacts
         self._lock_fd = lock_fd
         self._unwritten: dict[int, TrialRecord] = {}
-        self._unsent: deque[int] = deque()  # the numbers of records not yet sent to this process
+        self._unsent: deque[int] = deque()  # numbers of records not yet sent to this process
         self._steps: deque[dict[str, Any]] = deque(maxlen=MAX_WAITING_STEPS)
-        self._latest: dict[str, dict[str, Any]] = {}  # front and results: only the last message counts
+        self._latest: dict[str, dict[str, Any]] = {}  # front and results, of which only the last message counts
         self._sent: dict[str, dict[str, Any]] = {}  # the latest messages sent to this process
         self._closed = threading.Event()
         self._restarts = 0
-        self._progress_count = 0  # the number of answers that are not errors
-        self._stored_digest = ""  # of the results in the store
+        self._progress_count = 0  # the number of responses that are not errors
+        self._stored_digest = ""  # the digest of the results in the store
         self._mutex = threading.RLock()
         self.experiment_id: str | None = None  # None until the process has opened the store
-        self.view_key = ""  # of the sweep's view in MLflow's pages, once the results are written
-        self.last_error = ""  # of the process's last attempt
-        self.refused: dict[int, str] = {}  # why the store permanently refuses trials, by number
-        self._is_refused = False  # whether the last error was a refusal of this user
+        self.view_key = ""  # the key of the sweep's MLflow view, once the results are written
+        self.last_error = ""  # the error of the process's last attempt
+        self.refused: dict[int, str] = {}  # why the store permanently rejects trials, by number
+        self._is_refused = False  # whether the last error was that the server rejects this user
         self._start()
 
     @property
@@ -65,30 +65,30 @@ class TrackingClient:
 
     @property
     def pending(self) -> int:
-        """The number of records that have been handed over but not written yet."""
+        """The number of records that were handed over but are not written yet."""
         return len(self._unwritten)
 
     def log_trial(self, record: TrialRecord) -> None:
-        """Record a trial, unless it is already written."""
+        """Record a trial unless it is already written."""
         with self._mutex:
             self._unwritten[record.number] = record
             self._unsent.append(record.number)
             self._send_waiting()
 
     def log_step(self, number: int, name: str, step: int, at_s: float, metrics: dict[str, float]) -> None:
-        """Record a step of a running trial. If the process dies, the step may be lost, but not the trial's record."""
+        """Record a step of a running trial. If the process dies, the step may be lost; the record is not."""
         with self._mutex:
             self._steps.append({"number": number, "name": name, "step": step, "at_s": at_s, "metrics": metrics})
             self._send_waiting()
 
     def log_front(self, numbers: Sequence[int]) -> None:
-        """Mark only these trials as the front of several objectives."""
+        """Mark these trials, and no others, as the front of several objectives."""
         with self._mutex:
             self._latest["front"] = {"front": list(numbers)}
             self._send_waiting()
 
     def restart_if_dead(self) -> None:
-        """Restart the process if it has died, at most `MAX_RESTARTS` times in total."""
+        """Restart the process if it has died, up to `MAX_RESTARTS` times in total."""
         code = self._process.poll()
         if code is not None and not self._closed.is_set() and self._restarts < MAX_RESTARTS:
             self._restarts += 1
@@ -96,7 +96,7 @@ class TrackingClient:
             self._start()
 
     def has_results(self, digest: str) -> bool:
-        """Return whether the store has all records and these results, or False if it does not respond."""
+        """Return whether the store has all records and these results. False if the store does not respond."""
         deadline_s = time.monotonic() + START_PATIENCE_S
         while not (self.is_open or self.last_error) and time.monotonic() < deadline_s:
             time.sleep(0.05)
@@ -106,11 +106,11 @@ class TrackingClient:
     def close(
         self, results: dict[str, Any], view: SweepView, patience_s: float, has_left: Callable[[], bool] = lambda: False
     ) -> bool:
-        """Write what is pending, end the parent run with `results` (arguments of `Store.close`), and write the view.
+        """Write pending data, end the parent run with `results` (arguments of `Store.close`), and write the view.
 
-        Returns whether everything is written. The call gives up when `has_left` returns true, or after `patience_s`
-        seconds without progress (at most REFUSAL_PATIENCE_S if the server refuses this user). A process that is still
-        starting gets START_PATIENCE_S.
+        Returns whether everything is written. Gives up when `has_left` returns true, or after `patience_s` seconds
+        without progress (at most REFUSAL_PATIENCE_S if the server rejects this user). A process that is still starting
+        gets START_PATIENCE_S.
         """
         with self._mutex:
             self._latest["close"] = {"close": results, "view": asdict(view)}
@@ -132,24 +132,24 @@ class TrackingClient:
         return self._closed.is_set() and not self.pending
 
     def wait_for_report(self, patience_s: float) -> None:
-        """If the process has closed the store, wait up to `patience_s` for it to write the report and end."""
+        """If the process has closed the store, wait up to `patience_s` for the report and the end of the process."""
         self.detach()
         if self._closed.is_set():
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(timeout=patience_s)
 
     def detach(self) -> None:
-        """Let the process end by itself, after the current message or the report."""
+        """Let the process end by itself after the current message or the report."""
         if self._process.stdin:
             with contextlib.suppress(BrokenPipeError):
                 self._process.stdin.close()
 
     def _start(self) -> None:
-        # The driver may have found the package in its working directory instead of an installation. This process must
-        # not import modules from the results directory, such as a `queue.py` or `mlflow/`.
+        # The driver may have found this package in the working directory and not in an installation. The recording
+        # process must not import modules from the results directory, such as a `queue.py` or `mlflow/`.
         entries = os.environ.get("PYTHONPATH", "").split(os.pathsep)
         path = [str(Path(__file__).resolve().parent.parent.parent), *map(os.path.abspath, filter(None, entries))]
-        answers_fd, answering_fd = os.pipe()  # all printed output, even of a sitecustomize, goes to the log
+        answers_fd, answering_fd = os.pipe()  # printed output (even from a sitecustomize) goes to the log
         log = self._log.open("a")
         with self._mutex:
             self.experiment_id = None
@@ -161,11 +161,11 @@ class TrackingClient:
                 stdout=log,
                 stderr=log,
                 text=True,
-                # The process also holds the sweep's lock, so that no other process writes to these runs before it has
-                # written everything.
+                # The recording process also holds the sweep's lock, so no other process writes to these runs before
+                # everything is written.
                 pass_fds=[answering_fd, self._lock_fd],
-                start_new_session=True,  # Ctrl-C is for the driver
-                cwd=self._directory,  # MLflow keeps artifacts of a SQLite store in ./mlruns
+                start_new_session=True,  # Ctrl-C must reach only the driver
+                cwd=self._directory,  # for a SQLite store, MLflow keeps artifacts in ./mlruns
                 env={**os.environ, "PYTHONPATH": os.pathsep.join(path)},
             )
             os.close(answering_fd)
@@ -215,7 +215,7 @@ class TrackingClient:
 
     def _send(self, message: dict[str, Any]) -> None:
         assert self._process.stdin is not None
-        # If the process has died, its successor is sent everything again.
+        # If the process has died, a new process will get everything again.
         with contextlib.suppress(BrokenPipeError, ValueError):
             self._process.stdin.write(json.dumps(message) + "\n")
             self._process.stdin.flush()
@@ -224,9 +224,9 @@ class TrackingClient:
 def opening_message(
     plan: SweepPlan, *, study: str, trials: int, command: str, provenance: dict[str, Any], texts: Mapping[str, str]
 ) -> dict[str, Any]:
-    """Return the arguments for `sweeper.tracking.store.Store`, with the parent run's parameters, tags and artifacts.
+    """Return the arguments of `sweeper.tracking.store.Store`, with the parent run's parameters, tags and artifacts.
 
-    `trials` is the number of trials in the study, `command` has its secrets masked, and `texts` are tags or empty.
+    `trials` is the number of trials in the study. Secrets in `command` must be masked. `texts` are tags, if not empty.
     """
     config = plan.config
     resolved = OmegaConf.to_yaml(OmegaConf.create(masked(asdict(config))))

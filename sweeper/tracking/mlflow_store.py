@@ -1,6 +1,6 @@
-"""Addresses, tags and paging of the MLflow store, shared by all code that writes to it or reads from it.
+"""Addresses, tags and paging of MLflow stores, shared by all code that writes to a store or reads from it.
 
-This module does not import MLflow: the driver and the command lines use the module, and importing MLflow takes seconds.
+This module does not import MLflow, because the driver and the commands use it, and importing MLflow takes seconds.
 """
 
 import base64
@@ -26,11 +26,11 @@ from workloads.api.secrets import mask
 
 # Tags that identify a run.
 KIND = "sweeper.kind"
-STUDY = "sweeper.study"  # the id of the sweep's Optuna study, since names of sweeps are not unique
+STUDY = "sweeper.study"  # the id of the sweep's Optuna study, because sweep names are not unique
 TRIAL_NUMBER = "sweeper.trial"
-STARTED_AT = "sweeper.started_at"  # when the command that created the parent run started
-WRITTEN = "sweeper.written"  # of a parent run: how many of the first trials have ended and are written
-RESULTS = "sweeper.results"  # of a parent run, as JSON: which results were last written, and whether completely
+STARTED_AT = "sweeper.started_at"  # the start time of the command that created the parent run
+WRITTEN = "sweeper.written"  # of a parent run: the number of first trials that have ended and are written
+RESULTS = "sweeper.results"  # of a parent run, as JSON: the results last written, and whether they are complete
 CONTENT = "sweeper.content"  # the digest of an imported file
 
 # Values of the tag KIND.
@@ -38,24 +38,24 @@ SWEEP_KIND = "sweep"  # the parent run of a sweep
 TRIAL_KIND = "trial"  # a child run of a sweep
 IMPORT_KIND = "import"  # the parent run of an imported file
 IMPORTED_KIND = "imported"  # a child run of an imported file, with one result
-ACCEPTANCE_KIND = "acceptance"  # the run of an acceptance
+ACCEPTANCE_KIND = "acceptance"  # the run of an acceptance test
 
-# Tags that appear as columns in the store's pages.
+# Tags that appear as columns on the store's pages.
 SWEEP_NAME = "sweep"
 OUTCOME = "outcome"
-FRONT = "front"  # "yes" only for a trial on the front of several objectives; as a metric, 1 or 0
-FRONT_SHARE = "front_share"  # a metric of a remeasured point of the front
-FRONT_VERDICT = "front_verdict"  # of a remeasured point: on the front, dominated, not sure, or the limit it exceeds
-SAME_AS = "same_as"  # of a remeasured point: the trials that do not differ from it significantly
-EXCEEDED = "exceeded"  # of a finalist: the limits that the median of its rounds exceeds
-OBJECTIVES = "objectives"  # of a sweep with several objectives: their directions by metric, as JSON
-REFUSED = "not_written"  # of a trial: why MLflow refuses its values
-LIMITS = "limits"  # of a sweep, as JSON: bound and direction by metric; only the bound in earlier versions
+FRONT = "front"  # only for a trial on the front of several objectives: "yes"; as a metric, 1 or 0
+FRONT_SHARE = "front_share"  # a metric of a remeasured point on the front
+FRONT_VERDICT = "front_verdict"  # of a remeasured point: on the front, dominated, not sure, or the exceeded limit
+SAME_AS = "same_as"  # of a remeasured point: the trials that do not differ from the point significantly
+EXCEEDED = "exceeded"  # of a finalist: the limits that the median round exceeds
+OBJECTIVES = "objectives"  # of a sweep with several objectives: the directions by metric, as JSON
+REFUSED = "not_written"  # of a trial: why MLflow rejects the values
+LIMITS = "limits"  # of a sweep, as JSON: bound and direction by metric (in earlier versions, only the bound)
 WORK = "work"  # the identity of what a trial computes, as JSON
-REMEASURED_TRIAL = "remeasured_trial"  # of a trial of the finals: the number of the finalist
-RETRY_OF = "retry_of"  # of a trial that runs an earlier one again: the number of the earlier one
-RETRIED_AS = "retried_as"  # of the attempt that does not count: the number of the other, usually the retry
-# Runs with these tags do not count as trials, and reports and views leave them out.
+REMEASURED_TRIAL = "remeasured_trial"  # of a trial in the finals: the finalist's number
+RETRY_OF = "retry_of"  # of a trial that runs an earlier trial again: the number of the earlier trial
+RETRIED_AS = "retried_as"  # of the attempt that does not count: the number of the other attempt, usually the retry
+# Runs with these tags do not count as trials. Reports and views leave them out.
 LEFT_OUT = (REMEASURED_TRIAL, RETRIED_AS)
 
 # Tags that MLflow defines.
@@ -66,23 +66,23 @@ DESCRIPTION = "mlflow.note.content"
 USERNAME, PASSWORD, TOKEN = "MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD", "MLFLOW_TRACKING_TOKEN"
 
 PAGE_SIZE = 5000
-ANSWER_TIMEOUT_S = 15.0  # a server with eight sweeps took more than 5 s on two busy cores
+ANSWER_TIMEOUT_S = 15.0  # on two busy cores, a server with eight sweeps took more than 5 s
 DATABASE_PORTS = {"postgresql": 5432, "mysql": 3306, "mssql": 1433}
 SQLITE_PREFIX = "sqlite:///"
-ARTIFACTS = "mlruns"  # the folder next to a SQLite file
-REVISION = "SELECT version_num FROM alembic_version"  # selects the revision of MLflow's tables
+ARTIFACTS = "mlruns"  # the folder for artifacts next to a SQLite file
+REVISION = "SELECT version_num FROM alembic_version"  # reads the revision of MLflow's tables
 SQLITE_MAGIC = b"SQLite format 3\0"  # the first bytes of a SQLite file
 
 
 def default_uri(directory: Path) -> str:
-    """Return the address of the store in a results directory, which is a SQLite file."""
+    """Return the address of a results directory's store, which is a SQLite file."""
     return sqlite_uri(directory.resolve() / "mlflow.db")
 
 
 def sqlite_uri(file: Path) -> str:
-    """Return the address of a SQLite file, encoded since SQLAlchemy decodes it and reads options after a `?`.
+    """Return the address of a SQLite file, encoded because SQLAlchemy decodes it and reads options after a `?`.
 
-    MLflow creates the folder in a `sqlite:///` address without decoding it, so an encoded address names its driver.
+    MLflow creates a folder for `sqlite:///` without decoding the address. Naming a driver in the address avoids this.
     """
     try:
         quoted = urllib.parse.quote(str(file))
@@ -93,16 +93,16 @@ def sqlite_uri(file: Path) -> str:
 
 
 def sqlite_path(uri: str) -> Path | None:
-    """Return the file that SQLAlchemy opens for a SQLite address; None for other addresses."""
+    """Return the file that SQLAlchemy opens for a SQLite address, or None for any other address."""
     scheme, separator, path = uri.partition(":///")
     is_sqlite = separator and scheme.split("+")[0] == "sqlite"
     return Path(urllib.parse.unquote(path.partition("?")[0])) if is_sqlite else None
 
 
 def check_uri(uri: str, option: str = "tracking.uri=") -> None:
-    """Check that an address is valid and that its store can be reached. `option` names the address in messages.
+    """Check that an address is valid and that the store can be reached. `option` precedes the address in messages.
 
-    Raises UserInputError if the address is invalid, nothing responds there, or the SQLite file cannot be written.
+    Raises UserInputError if the address is invalid, if nothing responds, or if the SQLite file cannot be written.
     """
     shown = f"{option}{mask(uri)}"
     try:
@@ -130,9 +130,9 @@ def check_uri(uri: str, option: str = "tracking.uri=") -> None:
                 raise UserInputError(f"{shown}: {reason}")
         else:
             _request(parts, "/health").close()
-            _request(parts, "/version").close()  # unlike /health, it requires a password if the server has users
+            _request(parts, "/version").close()  # unlike /health, /version requires a password if the server has users
     except urllib.error.HTTPError as error:
-        # MLflow's client may authenticate with a plugin, which this check cannot use.
+        # MLflow's client may authenticate through a plugin that this check cannot use.
         has_plugin = any(os.environ.get(name) for name in ("MLFLOW_TRACKING_AUTH", "MLFLOW_TRACKING_AWS_SIGV4"))
         has_plugin = has_plugin or bool(importlib.metadata.entry_points(group="mlflow.request_header_provider"))
         if error.code == 401 and not has_plugin:
@@ -153,8 +153,8 @@ def check_uri(uri: str, option: str = "tracking.uri=") -> None:
 
 
 def check_default_store(folder: Path) -> None:
-    """Raise UserInputError if MLflow cannot use the SQLite file of a directory or its artifacts."""
-    default_uri(folder)  # raises if the folder's name is not text
+    """Raise UserInputError if MLflow cannot use a directory's SQLite file or artifact folder."""
+    default_uri(folder)  # raises if the folder name cannot be encoded
     file = folder / "mlflow.db"
     if reason := find_damage(file):
         raise UserInputError(f"dir={folder}: {file.name}: {reason}; move it away, or set tracking.uri")
@@ -164,7 +164,7 @@ def check_default_store(folder: Path) -> None:
 
 
 def find_damage(file: Path) -> str:
-    """Return why MLflow cannot use a path as its SQLite file; empty if it can, or if the file is empty or absent."""
+    """Return why MLflow cannot use a file as its SQLite store. Empty if it can, or if the file is empty or missing."""
     if file.is_dir():
         return "is a directory, and no SQLite database"
     try:
@@ -188,13 +188,13 @@ def _find_other_schema(file: Path) -> str:
 
 
 def _find_database_problem(uri: str) -> str:
-    import sqlalchemy  # this import takes as long as the rest of a check
+    import sqlalchemy  # this import takes as long as the rest of the check
 
     connection_s = {"connect_timeout": int(ANSWER_TIMEOUT_S)} if uri.startswith(("postgresql", "mysql")) else {}
     try:
         with sqlalchemy.create_engine(uri, connect_args=connection_s).connect() as connection:
             if not sqlalchemy.inspect(connection).has_table("alembic_version"):
-                return ""  # MLflow will create its tables
+                return ""  # MLflow will create the tables
             revision = connection.execute(sqlalchemy.text(REVISION)).scalar()
             connection.execute(sqlalchemy.text("UPDATE experiments SET name = name WHERE 1 = 0"))
             connection.rollback()
@@ -204,7 +204,7 @@ def _find_database_problem(uri: str) -> str:
 
 
 def _describe_schema(revision: str, uri: str) -> str:
-    found = importlib.util.find_spec("mlflow")  # this does not import it
+    found = importlib.util.find_spec("mlflow")  # does not import MLflow
     assert found is not None and found.origin
     migrations = list((Path(found.origin).parent / "store/db_migrations/versions").glob("*_*.py"))
     version = importlib.metadata.version("mlflow")
@@ -217,7 +217,7 @@ def _describe_schema(revision: str, uri: str) -> str:
 
 
 def name_ignored_store(folder: Path) -> None:
-    """Print a note if MLFLOW_TRACKING_URI is set, since it does not select the store."""
+    """Print a note if MLFLOW_TRACKING_URI is set, because this variable does not select the store."""
     if ignored := os.environ.get("MLFLOW_TRACKING_URI"):
         remedy = f"the store is {folder / 'mlflow.db'}; set tracking.uri= for another one"
         print(f"sweeper: MLFLOW_TRACKING_URI={mask(ignored)}: is not used: {remedy}", file=sys.stderr)
@@ -231,7 +231,7 @@ def _describe_proxy(parts: urllib.parse.SplitResult) -> str:
 
 
 def _serves_api(parts: urllib.parse.SplitResult) -> bool:
-    """Return whether MLflow's API responds, for servers without /health and /version."""
+    """Return whether MLflow's API responds, for servers that lack /health and /version."""
     try:
         _request(parts, "/api/2.0/mlflow/experiments/search?max_results=1").close()
     except urllib.error.HTTPError as error:
@@ -263,7 +263,7 @@ def _find_credentials(parts: urllib.parse.SplitResult) -> tuple[str, str]:
 
 
 def read_version(uri: str) -> str:
-    """Return the version of the MLflow server, or of the installed MLflow without a server; empty if unknown."""
+    """Return the MLflow server's version or, without a server, that of the installed MLflow. Empty if unknown."""
     if not uri.startswith("http"):
         return importlib.metadata.version("mlflow")
     try:
@@ -274,7 +274,7 @@ def read_version(uri: str) -> str:
 
 
 def tag_filter(tags: Mapping[str, str]) -> str:
-    """Return MLflow's filter for runs that have all of these tags."""
+    """Return an MLflow filter for runs that have all of these tags."""
     return " and ".join(f"tags.`{name}` = '{value}'" for name, value in tags.items())
 
 

@@ -1,11 +1,11 @@
-"""The views of a sweep in MLflow's pages: columns, order and charts of its trials, and the same space on other devices.
+"""Build a sweep's views for MLflow's web UI: one of the trials, and one of the same space on all devices.
 
-MLflow stores a shared view of an experiment's runs in the experiment tag `mlflow.sharedViewState.KEY`, and opens it
-with `?viewStateShareKey=KEY`. The value is the JSON of the page's state, which may be compressed. Its format is not
-documented: the fields below come from `ExperimentPageUIState` and `ExperimentPageSearchFacetsState` in MLflow's
+MLflow stores a shared view of an experiment's runs in the experiment tag `mlflow.sharedViewState.KEY` and opens the
+view for `?viewStateShareKey=KEY`. The tag's value is the page's state as JSON, which may be compressed. The format is
+undocumented. The fields below come from `ExperimentPageUIState` and `ExperimentPageSearchFacetsState` in MLflow's
 JavaScript, and `tests/sweeper/tracking/test_mlflow_ui.py` opens the views with the installed server.
 
-This module does not import MLflow: the driver uses the module, and importing MLflow takes seconds.
+This module does not import MLflow, because the driver uses it, and importing MLflow takes seconds.
 """
 
 from __future__ import annotations
@@ -24,39 +24,39 @@ from typing import Any
 from sweeper.tracking import mlflow_store
 
 TAG_PREFIX = "mlflow.sharedViewState."
-COMPRESSED = "deflate;"  # before the base64 of a compressed value
-# Since 3.17, MLflow's list keeps the order and width of columns and filters by absent tags. Version 4 is unknown.
+COMPRESSED = "deflate;"  # the prefix of a compressed value in base64
+# Since 3.17, MLflow's run list keeps column order and width and filters by missing tags. Version 4 is unknown.
 FIRST_VERSION, FIRST_UNKNOWN_VERSION = (3, 17), (4, 0)
-RANKED_TRIALS = 10  # as many as the summary shows; each costs a write (10 ms on an idle machine)
+RANKED_TRIALS = 10  # as many as the summary shows; each takes a write (10 ms on an idle machine)
 
-# Values that the runs of a view have in addition to their own metrics.
-PLACE = "place"  # 0 for the parent run, 1 for the winner, counting up
+# Values that runs in a view have in addition to the metrics of the trial.
+PLACE = "place"  # 0 for the parent run, 1 for the winner, 2 for the next trial
 INTERVAL = "interval"  # the 95% interval of the rate, as text
-TRIAL = "trial"  # the number of a trial as a metric: charts have no other axis for it
+TRIAL = "trial"  # the trial's number as a metric, because charts offer no other axis for it
 
-# Widths in pixels. At 1400 px, MLflow's menu and assistant leave 780 px for the table, and check boxes take 70 of them.
+# Widths in pixels. At 1400 px, MLflow's menu and assistant leave 780 px for the table, 70 of them for check boxes.
 RUN_NAME_PX, CREATED_PX, DURATION_PX = 150, 45, 80
 COLUMN_PX = {PLACE: 50, mlflow_store.FRONT: 50, INTERVAL: 150, "machine": 300}
 MIN_COLUMN_PX, MIN_METRIC_PX, MAX_COLUMN_PX = 50, 85, 140  # MLflow does not round metrics
-CHARACTER_PX, PADDING_PX = 7, 20  # of a column's heading
+CHARACTER_PX, PADDING_PX = 7, 20  # of a column heading
 RUN_NAME, CREATED, DURATION = "attributes.`Run Name`", "runDateAndNestInfo", "duration"  # ids of MLflow's own columns
 SECTION = "Sweep"  # the section of our charts
-OTHER_SECTION = "Model metrics"  # where MLflow puts a chart of every other metric
+OTHER_SECTION = "Model metrics"  # the section where MLflow puts charts of all other metrics
 CHART_COLUMNS = 2
 MAX_PARAMETER_CHARTS = 6
-MACHINE_LEARNING = "workflowType=machine_learning"  # without it, MLflow opens an experiment as a chat application
+MACHINE_LEARNING = "workflowType=machine_learning"  # without this, MLflow shows an experiment as a chat application
 AS_CHARTS = "&compareRunsMode=CHART"
-MAX_LINES = 100  # runs in a chart; MLflow loads as many at first
+MAX_LINES = 100  # runs in a chart; MLflow initially loads as many
 
 
 @dataclass(frozen=True)
 class RankedTrial:
-    """One of a sweep's best trials. Its metrics come from the finals, and are empty if it was not in them."""
+    """One of a sweep's best trials. The metrics come from the finals and are empty if the trial was not a finalist."""
 
     number: int
     metrics: dict[str, float]
-    interval: str  # the 95% interval of its rate as text, empty if it has none
-    tags: Mapping[str, str] = field(default_factory=dict)  # further tags of its run
+    interval: str  # the 95% interval of the rate as text; empty if there is none
+    tags: Mapping[str, str] = field(default_factory=dict)  # additional tags for the trial's run
 
 
 @dataclass(frozen=True)
@@ -65,12 +65,12 @@ class SweepView:
 
     objective: str
     minimize: bool
-    metrics: Sequence[str]  # the columns of metrics; the first one has the winner's rate
-    parameters: Sequence[str]  # those that vary
-    space: Mapping[str, str]  # all parameters, by their columns in the parent run
+    metrics: Sequence[str]  # metric columns; the first has the winner's rate
+    parameters: Sequence[str]  # parameters that vary
+    space: Mapping[str, str]  # all parameters, by column of the parent run
     ranking: Sequence[RankedTrial] = ()  # best first
     other_objectives: Sequence[str] = ()
-    memory: str = ""  # the memory metric on the x-axis of a chart of the objective; empty without one
+    memory: str = ""  # the memory metric on the x-axis of a chart of the objective; empty for no chart
 
     @staticmethod
     def from_dict(values: Mapping[str, Any]) -> SweepView:
@@ -84,12 +84,12 @@ def is_known(version: str) -> bool:
 
 
 def share_key(identity: str) -> str:
-    """Return the key of a view. It is the same each time the view is written, so that printed links stay valid."""
+    """Return a view's key. The key is the same each time the view is written, so printed links stay valid."""
     return hashlib.sha256(identity.encode()).hexdigest()[:16]
 
 
 def runs_page(experiment_id: str | None, sweep: str, key: str) -> str:
-    """Return the path of the MLflow page that shows a sweep's runs: the view, or without a key the list by place."""
+    """Return the path of the MLflow page with a sweep's runs: the view or, without a key, the list sorted by place."""
     if key:
         return f"/{view_link(experiment_id, key)}"
     sweep_filter = urllib.parse.quote(mlflow_store.tag_filter({mlflow_store.SWEEP_NAME: sweep}))
@@ -99,18 +99,18 @@ def runs_page(experiment_id: str | None, sweep: str, key: str) -> str:
 
 
 def view_link(experiment_id: str | None, key: str) -> str:
-    """Return a link to a view of an experiment's runs that works on every page of MLflow's UI."""
+    """Return a link to a view of an experiment's runs. The link works on every page of MLflow's UI."""
     return f"#/experiments/{experiment_id}/runs?{MACHINE_LEARNING}&viewStateShareKey={key}"
 
 
 def encode(state: Mapping[str, Any]) -> str:
-    """Return the value of a view's tag, compressed because a tag has at most 5,000 characters."""
+    """Encode a view's state as a tag value, compressed because a tag has at most 5,000 characters."""
     text = json.dumps(state, separators=(",", ":"))
     return COMPRESSED + base64.b64encode(zlib.compress(text.encode(), 9)).decode()
 
 
 def build_trials_state(view: SweepView, study_id: str) -> dict[str, Any]:
-    """Return the state of the page with a sweep's parent run and the trials of its search, winner first."""
+    """Return the page state for a sweep's parent run and the trials of the search, winner first."""
     rate, *others = (_metric_column(name) for name in view.metrics if name != mlflow_store.FRONT)
     marks = [_metric_column(name) for name in (PLACE, mlflow_store.FRONT) if name == PLACE or name in view.metrics]
     parameters = [f"params.`{name}`" for name in view.parameters]
@@ -125,9 +125,9 @@ def build_trials_state(view: SweepView, study_id: str) -> dict[str, Any]:
 
 
 def build_devices_state(view: SweepView) -> dict[str, Any]:
-    """Return the state of the page with all sweeps of the same space, grouped by device, with the best rate of each.
+    """Return the page state for all sweeps of the same space, grouped by device, with each device's best rate.
 
-    Sweeps of other spaces did different work, so they are not in the same chart.
+    Sweeps of other spaces did different work and do not belong in the same chart.
     """
     best = view.metrics[0]
     tags = mlflow_store.tag_filter({mlflow_store.KIND: mlflow_store.SWEEP_KIND})
@@ -162,18 +162,18 @@ def _metric_column(name: str) -> str:
 def _charts(charts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     common = {"metricSectionId": SECTION, "deleted": False, "isGenerated": False}
     return {
-        "runsHiddenMode": "SHOW_ALL",  # otherwise charts show ten runs
+        "runsHiddenMode": "SHOW_ALL",  # otherwise charts show only ten runs
         "compareRunCharts": [{**common, **chart} for chart in charts],
         "compareRunSections": [
             {"uuid": name, "name": name, "display": name == SECTION, "isReordered": True, "columns": CHART_COLUMNS}
             for name in (SECTION, OTHER_SECTION)
         ],
-        "isAccordionReordered": True,  # keeps this order of the sections
+        "isAccordionReordered": True,  # keeps this section order
     }
 
 
 def _build_charts(view: SweepView) -> Iterator[dict[str, Any]]:
-    """Yield the charts of a sweep. The parent run is not in them, since it lacks their metrics and parameters."""
+    """Yield a sweep's charts. The parent run does not appear in them because it lacks the metrics and parameters."""
     pairs = [(view.objective, view.memory)] if view.memory else []
     if view.other_objectives:
         pairs = list(combinations((view.objective, *view.other_objectives), 2))

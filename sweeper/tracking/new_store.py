@@ -1,8 +1,8 @@
-"""Create the tables of a new SQLite store, and keep its artifacts next to it.
+"""Create the tables of a new SQLite store, and keep artifacts next to the store.
 
-MLflow creates its tables in about sixty migrations. If a kill or a full disk interrupts them, they leave a file that
-MLflow can neither complete nor open. Here they run in memory instead, and the complete file then appears at once. The
-tables of each MLflow version are kept in the user's cache folder, and later stores are copies of them.
+MLflow creates its tables in about sixty migrations. If a kill or a full disk interrupts the migrations, they leave a
+file that MLflow can neither complete nor open. This module runs them in memory, so the complete file appears at once.
+The tables of each MLflow version are kept in the user's cache folder, and later stores are copies of these tables.
 """
 
 import fcntl
@@ -22,8 +22,8 @@ from workloads.api.errors import UserInputError
 def create_if_missing(uri: str) -> None:
     """Create the store at a SQLite address unless its file exists. Do nothing for other addresses.
 
-    Raises UserInputError if its folder cannot be created or opened, and sqlite3.OperationalError if the file cannot be
-    written, in which case no file is left under its name.
+    Raises UserInputError if the folder cannot be created or opened. Raises sqlite3.OperationalError if the file cannot
+    be written, in which case no partial file is left.
     """
     if path := sqlite_path(uri):
         _write_if_missing(path, _open_kept_tables)
@@ -40,7 +40,7 @@ def _write_if_missing(path: Path, open_tables: Callable[[], sqlite3.Connection])
     try:
         with suppress(OSError):  # some folders cannot be locked
             fcntl.flock(folder, fcntl.LOCK_EX)
-            # No other process is writing such a file now, so these are left over from killed processes.
+            # No other process is writing a temporary file now, so these are left over from killed processes.
             for leftover in path.parent.glob(f".{path.name}.new-*"):
                 leftover.unlink(missing_ok=True)
         if not _has_content(path):
@@ -53,9 +53,9 @@ def _write_if_missing(path: Path, open_tables: Callable[[], sqlite3.Connection])
 def keep_artifacts_beside(uri: str) -> None:
     """Make the experiments of a SQLite store keep their artifacts in `mlruns` next to the file.
 
-    MLflow stores absolute paths, below the working directory of the process that creates an experiment. It decodes
-    paths without encoding them, and uses the old place after a project is moved or copied. A location does not change
-    if its runs have artifacts there and not here."""
+    MLflow stores absolute paths below the working directory of the process that creates an experiment. It decodes paths
+    without having encoded them, and keeps using the old path after a project is moved or copied. A location does not
+    change if the experiment's runs have artifacts there and not next to the file."""
     path = sqlite_path(uri)
     if path is None:
         return
@@ -66,7 +66,7 @@ def keep_artifacts_beside(uri: str) -> None:
             location = location or ""
             address = urllib.parse.urlsplit(location)
             if address.scheme not in ("", "file"):
-                continue  # in a bucket or on a server
+                continue  # the location is in a bucket or on a server
             stored = Path(urllib.parse.unquote(address.path if address.scheme else location))
             here = path.resolve().parent / ARTIFACTS / str(number)
             is_ours = stored.parts[-2:] == here.parts[-2:] and stored != here
@@ -90,16 +90,16 @@ def _open_kept_tables() -> sqlite3.Connection:
         tables = sqlite3.connect(f"{kept.as_uri()}?mode=ro", uri=True)
         try:
             tables.execute(REVISION)
-        except sqlite3.DatabaseError:  # damaged: the next start creates it again
+        except sqlite3.DatabaseError:  # damaged; the next start creates the file again
             kept.unlink()
             raise
         return tables
-    except (OSError, RuntimeError, UserInputError, sqlite3.Error):  # no home folder, not writable, full, or damaged
+    except (OSError, RuntimeError, UserInputError, sqlite3.Error):  # no home folder, or read-only, full or damaged
         return _make_tables()
 
 
 def _make_tables() -> sqlite3.Connection:
-    """Let MLflow create its tables in memory, where it opens SQLite's shared in-memory database by name."""
+    """Let MLflow create its tables in a shared in-memory SQLite database, which MLflow opens by name."""
     name = f"file:{os.urandom(8).hex()}?mode=memory&cache=shared"
     memory = sqlite3.connect(name, uri=True)
     MlflowClient(tracking_uri=f"{SQLITE_PREFIX}{name}&uri=true").search_experiments(max_results=1)
@@ -110,17 +110,17 @@ def _write(path: Path, tables: sqlite3.Connection) -> None:
     temporary = path.with_name(f".{path.name}.new-{os.getpid()}")
     try:
         with closing(sqlite3.connect(temporary)) as database:
-            database.execute("pragma synchronous = off")  # the whole file is synced once below
+            database.execute("pragma synchronous = off")  # the whole file is synced once, below
             tables.backup(database)
         with temporary.open("rb") as file:
             os.fsync(file.fileno())
         try:
-            if not path.exists():  # an empty file is replaced
+            if not path.exists():  # an existing empty file is replaced
                 os.link(temporary, path)
                 return
-        except FileExistsError:  # another process that could not be locked out was faster
+        except FileExistsError:  # another process, which could not be locked out, was faster
             return
-        except OSError:  # a file system without hard links
+        except OSError:  # the file system has no hard links
             pass
         temporary.replace(path)
     except sqlite3.OperationalError as error:

@@ -1,26 +1,26 @@
-"""The recording process: it writes the data that the driver sends to MLflow.
+"""The recording process, which writes the driver's data to MLflow.
 
     python -m sweeper.tracking.process ANSWERS_FD [LOCK_FD]
 
-It reads messages from standard input and responds on `ANSWERS_FD`, one JSON object per line. `LOCK_FD` is a file
-descriptor that holds the sweep's lock.
+The process reads messages from standard input and responds on `ANSWERS_FD`, with one JSON object per line. `LOCK_FD` is
+a file descriptor that holds the sweep's lock.
 
-    message                         answer
+    message                         response
     {"open": {…Store's arguments}}  {"listed": number} repeatedly, then
                                     {"opened": {"experiment_id": …, "written_before": number, "written": [numbers],
-                                     "results": {"digest": …, "view": key}, empty unless they are complete}}
+                                     "results": {"digest": …, "view": key}, empty unless complete}}
     {"step": {…}}                   {}
-    {"record": "…"}                 {"written": number}, with "refused": reason if the store refuses its values,
-                                    or {"left_out": number, "refused": reason} if it refuses a run without them
+    {"record": "…"}                 {"written": number}, with "refused": reason if the store rejects the values,
+                                    or {"left_out": number, "refused": reason} if it rejects even a run without values
     {"front": [numbers]}            {}
-    {"close": {…}, "view": {…}}     {"ranked": place} from 0 on, then {"closed": {"view": key or ""}}
+    {"close": {…}, "view": {…}}     {"ranked": place}, starting from 0, then {"closed": {"view": key or ""}}
 
-If a message fails, the answer is {"error": "…", "is_refused": whether the server refuses this user}, and the message is
-repeated until it succeeds. If the store refuses a message for its content, the message is set aside, so that others do
-not wait for it.
+If a message fails, the response is {"error": "…", "is_refused": whether the server rejects this user}, and the message
+is retried until it succeeds. If the store rejects a message because of its content, the message is set aside so that it
+does not block later messages.
 
-This is a separate process because MLflow takes seconds to import and milliseconds per write, during which the devices
-would wait, and because a hanging server must not block the driver."""
+This is a separate process because MLflow takes seconds to import and milliseconds per write. The devices would wait in
+the meantime, and a server that hangs would block the driver."""
 
 import io
 import json
@@ -47,7 +47,7 @@ REPORT_MODULE = "sweeper.commands.report.artifact"
 
 
 class MaskedLog(io.TextIOWrapper):
-    """A stream that masks secrets, since MLflow prints its server's address, which may contain a password."""
+    """A stream that masks secrets. MLflow prints the server's address, which may contain a password."""
 
     def write(self, text: str) -> int:
         super().write(mask(text))
@@ -55,18 +55,18 @@ class MaskedLog(io.TextIOWrapper):
 
 
 class RecordingProcess:
-    """Handles the driver's messages in order, repeats each until it succeeds, and ends after the driver."""
+    """Handles the driver's messages in order, retries each message until it succeeds, and ends after the driver."""
 
     def __init__(self, answers: TextIO, lock_fd: int | None) -> None:
         self._answers = answers
-        self._lock_fd = lock_fd  # keeps other drivers away from the sweep while it is open
-        os.dup2(2, 1)  # output of libraries goes to the log
+        self._lock_fd = lock_fd  # while open, keeps other drivers away from the sweep
+        os.dup2(2, 1)  # libraries' output goes to the log
         self._messages: queue.Queue[dict[str, Any] | None] = queue.Queue()
         self._driver_gone = threading.Event()
         self._last_attempt_failed = False
         self._store: Store | None = None
         self._view_key = ""
-        self._has_left_out = False  # whether a trial was left out, which the next run tries to write again
+        self._has_left_out = False  # whether a trial was left out, which the next run will try to write again
         threading.Thread(target=self._read_messages, daemon=True).start()
 
     def _read_messages(self) -> None:
@@ -77,29 +77,29 @@ class RecordingProcess:
         self._messages.put(None)
 
     def run(self) -> None:
-        """Handle messages until the driver has ended."""
-        # If the driver dies, its successor sends the waiting messages again.
+        """Handle messages until the driver ends."""
+        # If the driver dies, the next driver sends the waiting messages again.
         while (message := self._messages.get()) is not None and not self._driver_gone.is_set():
             while True:
                 try:
                     self._answer(self._handle(message))
                     break
-                except Exception as failed:  # of any kind, since repeating a message is harmless
+                except Exception as failed:  # any error, because retrying a message is harmless
                     error = failed
                     print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
                     if is_permanent(error) and not {"open", "close"} & message.keys():
                         try:
                             self._answer(self._set_aside(message, describe_error(error)))
                             break
-                        except Exception as second:  # such as a server that is down
+                        except Exception as second:  # for example, the server is down
                             error = second
-                    # Repeating the message does not help if the server refuses this user.
+                    # Retrying the message does not help if the server rejects this user.
                     is_refused = isinstance(error, MlflowException) and error.get_http_status_code() in (401, 403)
                     self._answer({"error": describe_error(error), "is_refused": is_refused})
                     self._last_attempt_failed = True
                 if self._driver_gone.wait(RETRY_S):
                     return
-            if "close" in message and message["close"]["status"] != "KILLED":  # an interrupted sweep has no report
+            if "close" in message and message["close"]["status"] != "KILLED":  # an interrupted sweep gets no report
                 self._log_report(message["close"].get("digest", ""))
 
     def _handle(self, message: dict[str, Any]) -> dict[str, Any]:
@@ -130,12 +130,12 @@ class RecordingProcess:
         self._view_key = ""
         try:
             self._view_key = self._store.write_view(view, lambda place: self._answer({"ranked": place}))
-        except MlflowException as error:  # some servers do not allow experiment tags; no data is lost
+        except MlflowException as error:  # some servers reject experiment tags; no data is lost
             print(f"no view: {error}", file=sys.stderr, flush=True)
         return {"closed": {"view": self._view_key}}
 
     def _set_aside(self, message: dict[str, Any], reason: str) -> dict[str, Any]:
-        if "record" not in message:  # a step, or the marks of the front
+        if "record" not in message:  # a step or the marks of the front
             return {}
         record = TrialRecord.from_json(message["record"])
         assert self._store is not None
@@ -156,11 +156,11 @@ class RecordingProcess:
             self._driver_gone.set()
 
     def _log_report(self, digest: str) -> None:
-        """Run the program that logs the sweep's report and its errors, then mark the results of this digest complete.
-        The driver knows that everything is written, so it does not wait for the report, and a failed report loses no
-        data. The program runs in this process, because a new one would need 2 s to import MLflow again."""
+        """Run the program that logs the sweep's report and any errors, then mark the results with this digest complete.
+        The driver does not wait for the report because everything is already written. A failed report loses no data.
+        The program runs in this process because a new process would take 2 s to import MLflow again."""
         if self._lock_fd is not None:
-            os.close(self._lock_fd)  # a report on thousands of trials takes a while, and the sweep may be resumed
+            os.close(self._lock_fd)  # a report on thousands of trials takes time, and the sweep may be resumed
             self._lock_fd = None
         assert self._store is not None
         sys.argv = [REPORT_MODULE, self._store.parent_id]
@@ -169,18 +169,18 @@ class RecordingProcess:
             runpy.run_module(REPORT_MODULE, run_name="__main__")
             self._store.finish_results(digest, self._view_key)
         except SystemExit:
-            pass  # the program has printed its error
+            pass  # the program has already printed the error
         except Exception as error:
             print(f"report not finished: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
 
 
-# Errors of a database that is busy or down and may respond the next time.
+# Errors from a database that is busy or down and may respond next time.
 BUSY = (exc.DisconnectionError, exc.InterfaceError, exc.InternalError, exc.OperationalError, exc.TimeoutError)
 
 
 def is_permanent(error: Exception) -> bool:
-    """Return whether the message's content causes the error, so that repeating the message does not help."""
-    if isinstance(error.__cause__ or error.__context__, BUSY):  # MLflow reports these as bad requests too
+    """Return whether the error is due to the message's content, in which case retrying does not help."""
+    if isinstance(error.__cause__ or error.__context__, BUSY):  # MLflow reports busy databases as bad requests, too
         return False
     if isinstance(error, MlflowException) and error.get_http_status_code() in (400, 413, 422):
         return True
@@ -188,7 +188,7 @@ def is_permanent(error: Exception) -> bool:
 
 
 def describe_error(error: Exception) -> str:
-    """Return the line of a database's or server's error that gives the cause."""
+    """Return the line with the cause from a database's or server's error."""
     original = getattr(error, "orig", None)
     text = mask(str(original or error).strip())
     if silent := NO_ANSWER.match(text):
@@ -204,8 +204,8 @@ def describe_error(error: Exception) -> str:
 
 def main() -> None:
     """Run the recording process."""
-    os.nice(10)  # a lower priority than the driver and than trials that are timed on a CPU
-    answers = os.fdopen(os.dup(int(sys.argv[1])), "w")  # a copy, since descriptor 1 goes to the log below
+    os.nice(10)  # a lower priority than the driver and trials that are timed on a CPU
+    answers = os.fdopen(os.dup(int(sys.argv[1])), "w")  # a copy, because descriptor 1 is redirected to the log below
     sys.stdout = sys.stderr = MaskedLog(sys.stderr.buffer, errors="backslashreplace", line_buffering=True)
     RecordingProcess(answers, int(sys.argv[2]) if sys.argv[2:] else None).run()
 

@@ -1,4 +1,4 @@
-"""The provenance of a sweep: versions, machine, GPU state, git state and the command line."""
+"""Gather a sweep's provenance: versions, machine, GPU state, git state and the command line."""
 
 import contextlib
 import hashlib
@@ -22,7 +22,7 @@ from workloads.api.secrets import masked_arguments
 PACKAGES = (
     *("gpu-sweeper", "torch", "ray", "optuna", "mlflow", "hydra-core", "numpy", "triton"),
     *("flash-attn-4", "flash-attn", "amd-aiter"),  # attention kernels
-    *("torchtitan", "megatron-core", "nemo-toolkit", "transformer-engine"),  # trainers that a command may start
+    *("torchtitan", "megatron-core", "nemo-toolkit", "transformer-engine"),  # frameworks that a command may run
 )
 
 MAX_PROGRAM_BYTES = 16 * 2**20
@@ -30,7 +30,7 @@ PACKAGE = Path(__file__).resolve().parent.parent
 
 
 def gather(target: Target, arguments: Sequence[str]) -> dict[str, Any]:
-    """Return the provenance as plain values, with secrets masked and without the nodes' environment variables."""
+    """Return the provenance as plain values, with secrets masked and nodes' environment variables left out."""
     return {
         "command": masked_arguments(arguments),
         "versions": {"python": platform.python_version(), **{name: host.version_of(name) for name in PACKAGES}},
@@ -48,7 +48,7 @@ def gather(target: Target, arguments: Sequence[str]) -> dict[str, Any]:
 
 
 def comparable_state(provenance: Mapping[str, Any], resolved: ResolvedConfig) -> dict[str, Any]:
-    """Return everything that may differ between two runs of a sweep and change its trials' outcomes, as a flat dict."""
+    """Return, as a flat dict, everything that may differ between runs of a sweep and change the trials' outcomes."""
     config, git = resolved.config, provenance["git"]
     return {
         **{f"version of {name}": version for name, version in provenance["versions"].items() if version},
@@ -62,14 +62,14 @@ def comparable_state(provenance: Mapping[str, Any], resolved: ResolvedConfig) ->
 
 
 def driver_versions(provenance: Mapping[str, Any]) -> str:
-    """Return the versions of the GPU driver on this machine; empty if it has no GPU."""
+    """Return the GPU driver's version on this machine (or several). Empty without a GPU."""
     return ", ".join(sorted({str(gpu.get("driver", "")) for gpu in provenance["gpus"]}))
 
 
 def compute_digest(results: Mapping[str, Any]) -> str:
-    """Return a digest of plain values that represent all results of a sweep, and of the code that presents them.
+    """Return a digest of all results of a sweep (as plain values) and of the code that presents them.
 
-    The results of a finished sweep are written again only if they or the code (tables, plots, report) have changed.
+    A finished sweep's results are rewritten only if the results or the code (tables, plots, report) have changed.
     """
     text = json.dumps(results, sort_keys=True, default=str)
     return hashlib.sha256(f"{code_probe.digest([PACKAGE])} {text}".encode()).hexdigest()[:32]
@@ -83,14 +83,14 @@ def _program_digests(resolved: ResolvedConfig) -> dict[str, str]:
     digests = {}
     for word in run.split() if isinstance(run, str) else run:
         path = directory / word
-        with contextlib.suppress(OSError):  # a word may be a whole program, too long for a file name
+        with contextlib.suppress(OSError):  # an argument may be a whole program, too long for a file name
             if path.is_file() and path.stat().st_size <= MAX_PROGRAM_BYTES:
                 digests[word] = hashlib.sha256(path.read_bytes()).hexdigest()[:12]
     return digests
 
 
 def git_state(folder: Path) -> dict[str, Any]:
-    """Return the commit of the checkout that contains the code and whether it has changes; empty without a checkout."""
+    """Return the commit of the checkout with this code, and whether it has changes. Empty without a checkout."""
 
     def git(*arguments: str) -> str:
         command = ["git", "-C", str(folder), *arguments]
@@ -98,7 +98,7 @@ def git_state(folder: Path) -> dict[str, Any]:
         return completed.stdout.strip() if completed.returncode == 0 else ""
 
     try:
-        if not git("ls-files", Path(__file__).name):  # installed in an environment inside another project's checkout
+        if not git("ls-files", Path(__file__).name):  # this code is installed in an environment inside another checkout
             return {}
         commit = git("rev-parse", "HEAD")
         return {"commit": commit, "changed": bool(git("status", "--porcelain"))} if commit else {}
@@ -107,7 +107,7 @@ def git_state(folder: Path) -> dict[str, Any]:
 
 
 def gpu_states() -> list[dict[str, Any]]:
-    """Return the driver's report on each GPU, with current clocks and temperature if the GPU provides them."""
+    """Return the driver's report on each GPU, including current clocks and temperature if available."""
     states = []
     with open_gpus() as gpus:
         for gpu in gpus:

@@ -1,7 +1,7 @@
-"""The runs of one sweep in an MLflow store: a parent run for the sweep and a child run for each trial.
+"""Write a sweep to an MLflow store: a parent run for the sweep and a child run for each trial.
 
-The study on disk is the source of truth, and the runs mirror it: everything here can be written repeatedly and appears
-once. The writing process may be killed and the server may go down at any time; the next writer adds what is missing.
+The study on disk is the source of truth, and the runs mirror it. Everything can be written repeatedly and appears only
+once. The writing process may be killed, and the server may go down, at any time. The next writer adds what is missing.
 """
 
 import hashlib
@@ -16,10 +16,10 @@ from importlib.util import find_spec
 from typing import Any
 
 os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
-# A call makes few, short attempts: the recording process itself retries for as long as it takes, and reports why.
+# A call makes only a few short attempts. The recording process itself retries until it succeeds, and reports errors.
 os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
 os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "10")
-# MLflow would print each trial's address, and read the run again for it: one of six requests per trial.
+# MLflow would print each trial's URL, for which it reads the run again (one of six requests per trial).
 os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")
 
 from mlflow import MlflowClient
@@ -33,7 +33,7 @@ from sweeper.tracking.child_runs import PAGE_SIZE, ChildRuns
 from sweeper.tracking.mlflow_view import RankedTrial, SweepView
 from sweeper.tracking.shown_metrics import USUAL, shown_metrics
 
-# MLflow has three final states for a run. The tag `outcome` has the trial's own status; those not listed map to KILLED.
+# MLflow has three final states for a run. Other statuses become KILLED. The tag `outcome` has the trial's own status.
 RUN_STATUS = {
     TrialStatus.COMPLETE: "FINISHED",
     TrialStatus.PRUNED: "FINISHED",
@@ -41,14 +41,14 @@ RUN_STATUS = {
     TrialStatus.FAILED: "FAILED",
 }
 NOTHING: Mapping[str, Any] = {}
-MAX_METRICS, MAX_TEXTS, MAX_NAME_LENGTH = 800, 100, 250  # per batch (1,000 in total), and per name
-MAX_EXPERIMENT_TAG_LENGTH = 5000  # MLflow refuses a longer one
-SWEEPS_HEADING = "**Sweeps**:"  # the text after it in an experiment's description is rewritten with each sweep
-LISTED_SWEEPS = 12  # in that text, a paragraph whose first line the page shows even when collapsed
+MAX_METRICS, MAX_TEXTS, MAX_NAME_LENGTH = 800, 100, 250  # maximum per batch (1,000 in total), and characters per name
+MAX_EXPERIMENT_TAG_LENGTH = 5000  # MLflow rejects longer tags
+SWEEPS_HEADING = "**Sweeps**:"  # the text after this in an experiment's description is rewritten with each sweep
+LISTED_SWEEPS = 12  # in that text, which is one paragraph: a collapsed page still shows the first line
 
 
 class Store:
-    """The runs of one sweep in an MLflow store."""
+    """A sweep's runs in an MLflow store."""
 
     def __init__(
         self,
@@ -59,14 +59,14 @@ class Store:
         parent: Mapping[str, Any],
         on_page: Callable[[int], None] = lambda count: None,
     ) -> None:
-        """Open or create the experiment and the parent run, and read which trials are written.
+        """Open or create the experiment and the parent run, and find out which trials are written.
 
         Args:
-            study_id: the id of the sweep's study, which identifies its runs.
-            parent: the parent run's `tags`, `params` and text `artifacts` by name; `started_at`, the time at which the
-                command started; `trials`, the number of trials in the study at that time; `objectives`, the metrics
-                that rank the trials; and `has_gpus`, whether the trials run on GPUs.
-            on_page: called while runs are listed, with the number of runs so far.
+            study_id: the id of the sweep's study, which identifies the sweep's runs.
+            parent: the parent run's `tags`, `params` and text `artifacts` by name; `started_at`, the start time of the
+                command; `trials`, the number of trials in the study at that time; `objectives`, the metrics that rank
+                the trials; and `has_gpus`, whether trials run on GPUs.
+            on_page: called with the number of runs so far, while runs are listed.
         """
         self.uri = uri
         self._study_id = study_id
@@ -74,14 +74,14 @@ class Store:
         self._parent_tags = parent["tags"]
         self._listed_first = [*parent.get("objectives", ()), *USUAL]
         self._has_gpus = bool(parent.get("has_gpus"))
-        self._monitor: Any = None  # MLflow's monitor, if this machine has a GPU
+        self._monitor: Any = None  # MLflow's system metrics monitor, if this machine has a GPU
         new_store.create_if_missing(uri)
         self._client = MlflowClient(tracking_uri=uri)
         self.experiment_id = self._open_experiment(experiment)
         new_store.keep_artifacts_beside(uri)
         self._is_marked_running = True
-        self.written_before = 0  # how many of the first trials were written when the sweep was last closed
-        # The arguments of `finish_results` for the complete results of a finished sweep; empty if something is missing.
+        self.written_before = 0  # the number of first trials written when the sweep was last closed
+        # Arguments of `finish_results` for a finished sweep with complete results. Empty if anything is missing.
         self.stored_results: dict[str, str] = {}
         self.parent_id = self._open_parent(parent)
         self.children = ChildRuns(self._client, self.experiment_id, study_id, self.parent_id)
@@ -93,7 +93,7 @@ class Store:
             self._watch_gpus()
 
     def write_trial(self, record: TrialRecord) -> None:
-        """Write one trial. The call can be repeated, whether all or only a part was written before."""
+        """Write a trial. The call can be repeated, even if only part of the trial was written before."""
         end_ms = int(record.ended_at_s * 1e3)
         name = run_name(record.number, record.params, record.remeasurement)
         run_id = self._child_id(record.number, name, record.started_at_s)
@@ -104,7 +104,7 @@ class Store:
         self._client.log_text(run_id, record.to_json(), "trial.json")
         if record.detail:
             self._client.log_text(run_id, legal_text(record.detail), "last_lines.txt")
-        for path in filter(os.path.exists, record.files):  # the user may have deleted some
+        for path in filter(os.path.exists, record.files):  # the user may have deleted some files
             self._client.log_artifact(run_id, path)
         self._client.set_terminated(run_id, RUN_STATUS.get(record.status, "KILLED"), end_ms)
         self._leave_out_attempt(record)
@@ -115,7 +115,7 @@ class Store:
             self._client.set_tag(run.info.run_id, mlflow_store.RETRIED_AS, str(*other))
 
     def set_aside(self, record: TrialRecord, reason: str) -> None:
-        """End the run of a trial whose values MLflow refuses, with its outcome, the reason and its record as a file."""
+        """End the run of a trial with values that MLflow rejects. Write the outcome, the reason and the record file."""
         name = run_name(record.number, record.params, record.remeasurement)
         run_id = self._child_id(record.number, name, record.started_at_s)
         self._log(run_id, tags={mlflow_store.OUTCOME: record.status.value, mlflow_store.REFUSED: reason})
@@ -124,12 +124,12 @@ class Store:
         self._leave_out_attempt(record)
 
     def write_step(self, number: int, name: str, step: int, at_s: float, metrics: Mapping[str, float]) -> None:
-        """Write a step of a running trial as a point of the metrics `steps/…`. `at_s` is a time in epoch seconds."""
+        """Write a running trial's step as a point of the metrics `steps/…`. `at_s` is in epoch seconds."""
         points = {f"steps/{key}": value for key, value in metrics.items()}
         self._log(self._child_id(number, name, at_s), int(at_s * 1e3), points, step=step)
 
     def write_front(self, numbers: Sequence[int]) -> None:
-        """Mark only these trials as the front, by a tag and by a metric that MLflow's list can sort and filter by."""
+        """Mark only these trials as the front, with a tag, and with a metric for sorting and filtering in MLflow."""
         now_ms = int(time.time() * 1e3)
         tagged = self.children.find_with_tag(mlflow_store.FRONT, "yes")
         for number, run in tagged.items():
@@ -151,14 +151,14 @@ class Store:
         written: int | None = None,
         digest: str = "",
     ) -> None:
-        """End the parent run with the results of the sweep.
+        """End the parent run with the sweep's results.
 
         Args:
-            artifacts, plots: texts by file name, and paths of image files.
-            abandoned: numbers of trials that have no record and will not run again. A trial that reported steps has a
-                run, which ends as cancelled.
-            written: how many of the first trials have ended and are written; None if one of them has not ended.
-            digest: the digest of all results of the sweep.
+            artifacts, plots: text files' contents by file name, and paths of image files.
+            abandoned: numbers of trials without a record that will not run again. If such a trial reported steps, its
+                run ends as cancelled.
+            written: the number of first trials that have ended and are written; None if any of them has not ended.
+            digest: the digest of all of the sweep's results.
         """
         now_ms = int(time.time() * 1e3)
         if self._monitor:
@@ -177,10 +177,10 @@ class Store:
         self._client.set_terminated(self.parent_id, status, now_ms)
 
     def write_view(self, view: SweepView, on_place: Callable[[int], None] = lambda place: None) -> str:
-        """Rank the best trials and write the sweep's views. Returns the key of the view of its trials.
+        """Rank the best trials and write the sweep's views. Returns the key of the view of the trials.
 
-        The key is empty for other versions of MLflow, which may show the views differently or not at all. `on_place` is
-        called with each place that is written.
+        The key is empty for unknown versions of MLflow, which may not show the views as intended. `on_place` is called
+        with each place that is written.
         """
         self._write_ranking(view.ranking, on_place)
         is_known = mlflow_view.is_known(mlflow_store.read_version(self.uri))
@@ -208,7 +208,7 @@ class Store:
             key = mlflow_view.share_key(run.data.tags[mlflow_store.STUDY]) if is_known else ""
             links.append(self._describe_links(run.info.run_name, key))
         written = self._client.get_experiment(self.experiment_id).tags.get(mlflow_store.DESCRIPTION, "")
-        kept = written.partition(SWEEPS_HEADING)[0]  # text written by a person
+        kept = written.partition(SWEEPS_HEADING)[0]  # text that a person wrote
         text = f"{kept}{SWEEPS_HEADING} {', '.join(links)}"
         if len(text) <= MAX_EXPERIMENT_TAG_LENGTH:
             self._client.set_experiment_tag(self.experiment_id, mlflow_store.DESCRIPTION, text)
@@ -218,7 +218,7 @@ class Store:
         return f"[{sweep}]({page}) ([charts]({page}{mlflow_view.AS_CHARTS}))"
 
     def _watch_gpus(self) -> None:
-        if not self._has_gpus or find_spec("psutil") is None:  # MLflow's monitors need it
+        if not self._has_gpus or find_spec("psutil") is None:  # MLflow's monitors need psutil
             return
         from mlflow.system_metrics import system_metrics_monitor as system
 
@@ -228,7 +228,7 @@ class Store:
             self._monitor = monitor
 
     def finish_results(self, digest: str, view: str) -> None:
-        """Mark the results that `close` began to write as complete, unless another process has called it since."""
+        """Mark the results that `close` began to write as complete, unless another process has called `close` since."""
         begun = self._client.get_run(self.parent_id).data.tags[mlflow_store.RESULTS]
         if json.loads(begun) == {"begun": digest}:
             complete = json.dumps({"digest": digest, "view": view})
@@ -237,7 +237,7 @@ class Store:
     def _write_ranking(self, ranking: Sequence[RankedTrial], on_place: Callable[[int], None]) -> None:
         now_ms = int(time.time() * 1e3)
         ranked = {trial.number: trial for trial in ranking}
-        # Remove values from trials' runs that no longer hold because the sweep was extended.
+        # Remove values in trials' runs that no longer hold because the sweep was extended.
         for number, run in self.children.find_with_metric(mlflow_view.PLACE).items():
             run_id, tags = run.info.run_id, ranked[number].tags if number in ranked else {}
             if number not in ranked:
@@ -248,11 +248,11 @@ class Store:
                 if tag in run.data.tags and tag not in tags:
                     self._client.delete_tag(run_id, tag)
         self._client.log_metric(self.parent_id, mlflow_view.PLACE, 0, now_ms)
-        if ranking and ranking[0].metrics:  # the parent run also has the result of the finals
+        if ranking and ranking[0].metrics:  # the parent run also shows the result of the finals
             self._client.set_tag(self.parent_id, mlflow_view.INTERVAL, ranking[0].interval)
         for place, trial in enumerate(ranking, start=1):
             tags = ({mlflow_view.INTERVAL: trial.interval} if trial.interval else {}) | dict(trial.tags)
-            if run := self.children.find(trial.number):  # unless MLflow refuses it
+            if run := self.children.find(trial.number):  # unless MLflow rejects the trial
                 self._log(run.info.run_id, now_ms, {mlflow_view.PLACE: place, **trial.metrics}, tags)
             on_place(place)
 
@@ -260,10 +260,10 @@ class Store:
         experiment = self._client.get_experiment_by_name(name)
         if experiment is None:
             try:
-                # MLflow shows this kind with run tables and charts, and other kinds as a chat application.
+                # MLflow shows this kind of experiment with run tables and charts, and others as a chat application.
                 kind = {"mlflow.experimentKind": "custom_model_development"}
                 return str(self._client.create_experiment(name, tags=kind))
-            except MlflowException:  # another sweep created it first
+            except MlflowException:  # another sweep created the experiment first
                 if (experiment := self._client.get_experiment_by_name(name)) is None:
                     raise
         if experiment.lifecycle_stage == "deleted":
@@ -273,7 +273,7 @@ class Store:
     def _open_parent(self, parent: Mapping[str, Any]) -> str:
         started_at = parent["started_at"]
         tags = {name: str(value) for name, value in parent["tags"].items()}
-        tags[mlflow_store.SWEEP_NAME] = self._sweep  # the same tag as its trials, so that pages show them together
+        tags[mlflow_store.SWEEP_NAME] = self._sweep  # the trials have the same tag, so pages show them together
         artifacts = dict(parent["artifacts"])
         identifying = {mlflow_store.STUDY: self._study_id, mlflow_store.KIND: mlflow_store.SWEEP_KIND}
         if runs := list(mlflow_store.search_runs(self._client, [self.experiment_id], identifying, PAGE_SIZE)):
@@ -283,7 +283,7 @@ class Store:
             results = json.loads(earlier_tags.get(mlflow_store.RESULTS, "{}"))
             if runs[0].info.status == "FINISHED" and "digest" in results:
                 self.stored_results = results
-            # The earlier configuration stays, and this command's differences are added to it.
+            # Keep the earlier configuration, and add what is different in this command.
             for name, value in tags.items():
                 if value not in (lines := earlier_tags.get(name, "")).splitlines():
                     lines = f"{lines}\n{value}".strip()
@@ -337,7 +337,7 @@ class Store:
             "attempts": record.attempts,
             "reason": record.reason,
             mlflow_store.WORK: json.dumps(dict(record.work)) if record.work else "",
-            # These distinguish the runs of different sweeps in columns next to the metrics.
+            # As columns next to the metrics, these distinguish the runs of different sweeps.
             mlflow_store.SWEEP_NAME: self._sweep,
             "hardware": self._parent_tags.get("hardware", ""),
             "device": self._parent_tags.get("device", ""),
@@ -347,7 +347,7 @@ class Store:
 
 
 def legal_name(name: str) -> str:
-    """Return a metric's or parameter's name with only the characters and path parts that MLflow allows."""
+    """Return the name of a metric or parameter with only the characters and path parts that MLflow allows."""
     parts = re.sub(r"[^\w\-. :/]", "_", name).split("/")
     legal = "/".join("_" if part in ("", ".", "..") else part for part in parts)
     if len(legal) <= MAX_NAME_LENGTH:
@@ -367,7 +367,7 @@ def _with_legal_names(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def legal_text(text: str) -> str:
-    """Return a text that every database accepts: without NUL, which PostgreSQL refuses, and without lone surrogates."""
+    """Return text that every database accepts, without lone surrogates and NUL characters (PostgreSQL rejects NUL)."""
     return text.replace("\0", "\ufffd").encode(errors="replace").decode()
 
 
@@ -378,7 +378,7 @@ def _machine_tags(record: TrialRecord) -> dict[str, Any]:
     backends = {str(info["attention"]) for info in ranks if "attention" in info}
     limits_w = {limit_w for info in ranks if (limit_w := info.get("power_limit_w"))}
     throttle_reasons = {reason for info in ranks for reason in str(info.get("slowed_by", "")).split()}
-    # The source of the energy, or why it is unknown; empty if no device reports any.
+    # The source of the energy values, or why they are unknown. Empty if no device reports any.
     energies = [energy for measurement in record.measurements if (energy := measurement.get("energy"))]
     return {
         "dtype": record.measurements[0]["matrix_dtype"],
