@@ -1,4 +1,4 @@
-"""Define subcommands. A dataclass declares a verb's words, settings and switches, and the source of messages and help.
+"""Define subcommands. One dataclass per verb declares words, settings and switches, and supplies messages and help.
 
     @dataclass(frozen=True, kw_only=True)
     class CompareRequest(StoreRequest):
@@ -316,7 +316,7 @@ def _describe_key(key: Key) -> str:
 
 
 def rows(pairs: Iterable[tuple[str, str]], width: int) -> str:
-    """Format names, each with the meaning next to the name, or below a long name."""
+    """Format names and meanings in two columns. The meaning of a long name goes below the name."""
     column = COLUMN if width >= NARROW else NARROW_COLUMN
     lines = list[str]()
     for name, meaning in pairs:
@@ -339,7 +339,7 @@ def wrap(text: str, width: int, indent: str = "") -> str:
 
 
 def check_output_file(key: str, path: Path) -> None:
-    """Check a path before the work for its file begins. Raises UserInputError if the path cannot be a file."""
+    """Check that a path can be an output file, before any work begins. Raises UserInputError if it cannot."""
     if not path.parent.is_dir():
         raise UserInputError(f"{key}={path}: {path.parent}: no such directory")
     if path.is_dir():

@@ -37,7 +37,7 @@ OPTIONAL_SECTIONS = (
 VALUE_KEYS = re.compile(r"(space(\.\w+)+|search\.initial_points|projection\.nodes)=")
 MAX_SWEEPS = 1000  # per command with -m
 VARIABLES = "space.env."
-# Hydra composes a configuration twice, the first time only for the key hydra.mode. Our flag -m decides this instead.
+# Hydra composes a configuration twice, the first time only for the key hydra.mode. The flag -m sets the mode instead.
 Hydra.get_mode = lambda *_, **__: None  # type: ignore[method-assign]
 NULL_BY_DEFAULT = {key.name for key in keys_of(Config) if key.default is None} | {"finals.top", "finals.rounds"}
 
@@ -88,7 +88,7 @@ def compose_sweeps(arguments: Arguments) -> list[ComposedSweep]:
     os.environ["HYDRA_FULL_ERROR"] = "1"  # makes Hydra raise argument errors instead of printing them
     try:
         collect()
-    except BrokenPipeError:  # from --cfg and --info
+    except BrokenPipeError:  # raised by --cfg and --info
         raise
     except Exception as error:
         try:

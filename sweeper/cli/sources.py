@@ -144,7 +144,7 @@ def _group_overrides(arguments: Arguments) -> list[str]:
 def locate(message: str, arguments: Arguments, *, shipped: bool) -> str:
     """Prefix a message with the file and line of the key at the message's start, unless the user typed this key.
 
-    `shipped` includes our own files. These files are valid, so only errors that do not depend on the device name them.
+    `shipped` includes our own files. They are valid, so set it only for errors that do not depend on the device.
     """
     match = re.match(r"[A-Za-z_][\w-]*(?:\.[\w-]+)*(?=[=:])", message)
     if match is None or _is_typed(match[0], arguments):

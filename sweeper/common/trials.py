@@ -28,7 +28,7 @@ class TrialStatus(StrEnum):
 
 BAD = (TrialStatus.FAILED, TrialStatus.LOST, TrialStatus.TIMED_OUT)  # statuses that make a sweep exit with 1
 WITHOUT_RESULT = (*BAD, TrialStatus.INCONCLUSIVE)  # statuses of trials that a sweep offers to rerun
-# Each value of the key `retry`, and the statuses of the trials that this value reruns.
+# The statuses of the trials that each value of the key `retry` reruns.
 RETRIED = {
     "failed": (TrialStatus.FAILED, TrialStatus.TIMED_OUT),
     "lost": (TrialStatus.LOST,),

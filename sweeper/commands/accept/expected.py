@@ -15,7 +15,7 @@ from workloads.estimator.placed_job import COPY_SHARE
 from workloads.hardware.cluster import Cluster, Group
 from workloads.hardware.precisions import sustained_flops
 
-LEAST_KIB = 4096  # smallest message with an expected rate: the planner does not model launch-bound messages
+LEAST_KIB = 4096  # smallest message with an expected rate; the planner does not model launch-bound messages
 
 
 def expected_rates(target: Target, experiment: Experiment, ranks: int) -> Mapping[str, float]:

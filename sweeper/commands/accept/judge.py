@@ -25,7 +25,7 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True)
 class Judgement:
-    """The verdict on one test result of one part."""
+    """The verdict on one part's result in one test."""
 
     reading: Reading
     verdict: Verdict
@@ -40,7 +40,7 @@ def judge(
     expected: Mapping[tuple[str, str], float],
     baseline: Mapping[tuple[str, str], float],
 ) -> list[Judgement]:
-    """Return the verdict on every reading. All limits together have one false-alarm rate.
+    """Return the verdict on every reading. The limits together keep to one overall false-alarm rate.
 
     Args:
         kind: the device kind, cpu or gpu.
@@ -90,7 +90,7 @@ def node_medians(readings: Iterable[Reading]) -> Iterator[Reading]:
 
 
 def at_equal_clock(readings: Iterable[Reading]) -> Iterator[Reading]:
-    """Yield sustained GEMM rates scaled to the devices' median clock, because clocks vary by chip. Needs all clocks."""
+    """Yield sustained GEMM rates scaled to the median clock, because clocks vary by chip. Skip tests without clocks."""
     by_test = defaultdict[str, list[Reading]](list)
     for reading in readings:
         # A burst is too short for more than a few clock readings.

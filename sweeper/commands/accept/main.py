@@ -8,7 +8,7 @@ Measures each device alone and all devices at once (burst and sustained GEMMs, m
 then each node (collectives by size, a training step), pairs of nodes in rounds, and the whole cluster. Each result is
 compared with the other parts' results, with the rate expected by the hardware catalog or the planner, and with the
 baseline, if one is given. All comparisons together fail about 1% of healthy clusters, if parts vary as assumed
-(docs/guides/accept.md). quick takes up to five minutes, standard half an hour; burn_in loads each GPU for minutes.
+(docs/guides/accept.md). The profile quick takes up to 5 minutes, standard up to 30; burn_in loads GPUs for minutes.
 
 Writes accept.json, an HTML page, Markdown and JUnit XML to DIR/acceptance/HARDWARE-DATE, and logs these files as a run
 in the MLflow experiment acceptance. `verify` checks that an accept.json is unchanged; `compare` prints the results that

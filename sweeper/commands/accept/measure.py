@@ -185,7 +185,7 @@ def run_phases(phases: Sequence[Sequence[Job]], deadline_s: float) -> Iterator[t
 
 
 def _limit_last(running: Sequence[Job], most: int) -> None:
-    """Limit the time of any trial that at most `most` jobs have yet to finish, because it may never end."""
+    """Limit the time of any trial that at most `most` jobs have yet to finish, because the trial may never end."""
     left = Counter(test for job in running for experiment in job.experiments for test in experiment.tests)
     for job in running:
         experiment = job.experiments[0]
@@ -238,7 +238,7 @@ def leave_out_unsupported(readings: Sequence[Reading]) -> list[Reading]:
 
 
 def parts_of(job: Job, experiment: Experiment) -> dict[str, Sequence[int]]:
-    """Return each part's ranks in the experiment by part name. Ranks follow the order of GPU numbers."""
+    """Map each part's name to the part's ranks in the experiment. Ranks follow the order of GPU numbers."""
     if experiment.scope == "device" and job.target.is_gpu:
         return {f"{job.place} GPU {n}": [n] for n in range(job.ranks)}
     if experiment.scope == "pair":

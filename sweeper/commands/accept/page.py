@@ -148,7 +148,7 @@ def _build_distributions(results: Sequence[Mapping[str, Any]]) -> Iterator[Chart
 
 
 def build_markdown(record: Record) -> str:
-    """Return Markdown: the verdict, failed and open tests, the doctor's findings, nodes that differ, and the tests."""
+    """Return Markdown: verdict, failed and inconclusive tests, `doctor` findings, differing nodes, and all tests."""
     devices = f"{record['devices']} x {record['model']}, {record['date']}"
     tables = [markdown_of(table.heading, table.rows) for table in list_problem_tables(record)]
     tables += [markdown_of(*drop_empty(TESTS, rows))] if (rows := [*summarize_tests(record)]) else []
@@ -156,7 +156,7 @@ def build_markdown(record: Record) -> str:
 
 
 def build_junit(record: Record) -> str:
-    """Return a case for the whole, each finding that affects results and each test; no verdict counts as skipped."""
+    """Return JUnit XML with a case for the overall verdict, each finding that affects results, and each test."""
     cases = [("acceptance", "the whole", record["verdict"], record["sentence"])]
     for found in (finding for finding in record["findings"] if finding["affects_results"]):
         verdict, message = finding_verdict(found["location"]).value, f"{found['problem']}: {found['remedy']}"

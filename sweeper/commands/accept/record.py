@@ -97,7 +97,7 @@ class Journal:
         return json.dumps([FORMAT, self.model, list(self.names)])
 
     def read(self) -> list[Reading]:
-        """Return the readings of an unfinished run on these nodes in the last day. Without any, begin a new journal."""
+        """Return the readings of an unfinished run on these nodes in the last day, or begin a new journal."""
         lines = self.path.read_text().splitlines() if self.path.exists() else []
         is_recent = bool(lines) and time.time() - self.path.stat().st_mtime < RESUMED_WITHIN_S
         if not is_recent or lines[0] != self._heading:
@@ -127,7 +127,7 @@ def write_record(path: Path, record: Mapping[str, Any]) -> None:
 
 
 def read_record(path: Path, key: str = "", *, may_be_changed: bool = False) -> dict[str, Any]:
-    """Return the content of an accept.json. Raises UserInputError, which names `key`, if it is invalid or changed."""
+    """Return the content of an accept.json. Raises UserInputError, which names `key`, if it is changed or invalid."""
     named = f"{key}={path}" if key else str(path)
     try:
         record = json.loads((path / "accept.json" if path.is_dir() else path).read_text())

@@ -27,7 +27,7 @@ from workloads.api.metrics import get_metric
 FOLDER = "best"  # the winner's subfolder in a sweep's folder
 LINE, OVERRIDES, RESULT = "sweep.sh", "workload/best.yaml", "best.json"
 PROGRAM = "program"  # the subfolder for files that run without this project
-OTHER_TRAINERS = ("torchtitan", "megatron")  # trainers that also get files for a layout of workload=parallel
+OTHER_TRAINERS = ("torchtitan", "megatron")  # trainers for which a layout of workload=parallel is also written
 
 
 @dataclass(frozen=True)
@@ -198,7 +198,7 @@ def overrides_file(description: SweepDescription, record: TrialRecord, comment: 
 
     The file does not depend on conf/workload, which may change, or on the user's configuration folder. The command line
     sets the hardware and the sampler, because Hydra expands the last group first (1.3.8, _internal/defaults_list.py).
-    A file in the first group can therefore not choose files in later groups.
+    Therefore, a file in the first group cannot choose files in later groups.
     """
     program, _ = _split_program(description.arguments)
     words = [*program, f"--config-dir={folder}", "workload=best", f"hardware={description.hardware}", "search=grid"]

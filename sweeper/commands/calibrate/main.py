@@ -2,15 +2,15 @@
 
     python -m sweeper calibrate hardware=h200 dir=results
 
-Runs sweeps of GEMMs, memory copies, attention and, with several GPUs, collectives. They take two to five minutes. GEMMs
-and attention run back to back and are measured only after clocks and power have settled, because short runs reach rates
-10 to 20% above the rates in training.
+Runs sweeps of GEMMs, memory copies, attention and, with several GPUs, collectives, in two to five minutes. GEMMs and
+attention run back to back and are measured only after clocks and power have settled, because short runs reach rates 10
+to 20% above the rates in training.
 
 Writes DIR/calibration/HARDWARE.yaml and, with several GPUs, HARDWARE_topology.yaml. From then on, python -m sweeper
-plan in DIR and plans of sweeps with dir=DIR use these rates for this hardware and print the path of their file;
-calibration=none ignores the file. Prints the value that each rate replaces. Rerun the same command to resume after an
-interruption, or to remeasure failed trials, for example if other processes used the device. Rerunning a complete
-calibration measures everything again. To discard an incomplete one, delete DIR/calibration/HARDWARE.unfinished.
+plan in DIR and plans of sweeps with dir=DIR use these rates for this hardware and print the path of the file;
+calibration=none ignores the file. Prints the value that each rate replaces. To resume after an interruption, or to
+remeasure trials that failed because other processes used the device, rerun the command. A rerun of a complete
+calibration measures everything. To discard an incomplete calibration, delete DIR/calibration/HARDWARE.unfinished.
 """
 
 from collections.abc import Mapping

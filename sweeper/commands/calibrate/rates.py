@@ -64,7 +64,7 @@ def figure_of(row: Row, metric: str) -> Figure:
 
 
 def attention_rates(rows: Sequence[Row], tflops: float) -> dict[str, Attention]:
-    """Return attention rates by planner kernel name, as fractions of the GEMM rate. The fastest trial kernel counts."""
+    """Return the fastest attention rates for each planner kernel name, as fractions of the GEMM rate."""
     rates: dict[str, Attention] = {}
     for kernel, own in _group(rows, "param.kernel").items():
         fitted, name = _fit_attention(own, tflops), PLANNER_KERNELS[kernel]

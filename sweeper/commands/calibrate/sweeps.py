@@ -30,7 +30,7 @@ class CalibrationSweep:
 
     @property
     def without_result(self) -> list[TrialStatus]:
-        """The statuses of the trials to remeasure, because they failed, were lost or were disturbed."""
+        """The statuses of failed, lost and disturbed trials, which a rerun measures again."""
         return [record.status for record in StoredSweep(self.folder).current_records if record.status in WITHOUT_RESULT]
 
 

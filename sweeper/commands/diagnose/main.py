@@ -4,9 +4,9 @@
     python -m sweeper diagnose rank*.log model=llama3_8b hardware=h100 gpus=64
 
 Reads the same logs as `sweeper ingest`. Reports gradual slowdowns, jumps in step time, temporary slow phases, and
-pauses with or without a period. Reports ranks and hosts with slower steps than the others. With model=, hardware= and
-gpus=, also reports steps that are slower than the plan of the log's layout by more than the plan's error band. The exit
-code is 1 if there is a finding, 0 if nothing is unusual, and 3 if there are too few steps for a verdict.
+periodic or irregular pauses. Also reports ranks and hosts that are slower than the rest and, with model=, hardware= and
+gpus=, steps that are slower than the plan of the log's layout by more than the plan's error band. The exit code is 1 if
+there is a finding, 0 if nothing is unusual, and 3 if there are too few steps for a verdict.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ def diagnose(request: DiagnoseRequest) -> int:
 
 
 def read_sources(paths: Sequence[Path]) -> list[Source]:
-    """Return a source for each rank or host in the logs, or for each log. Raises UserInputError if no log has steps."""
+    """Return a source for each rank, host or log. Raises UserInputError for files that are not logs with step times."""
     sources: dict[str, Source] = {}
     for path in paths:
         try:

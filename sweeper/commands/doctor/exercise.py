@@ -23,7 +23,7 @@ from sweeper.config.hardware import Node, Target
 from sweeper.execution import cluster
 from workloads.api import host
 
-EXERCISED = ("matmul", "collectives")  # workloads; the first single-device or single-node experiment of each runs
+EXERCISED = ("matmul", "collectives")  # workloads to run, each with the first experiment for one device or node
 ALONE = ("device", "node")
 UPDATE_TIMEOUT_S = 10.0  # time for all nodes to respond and for the memory of exited workers to be freed
 

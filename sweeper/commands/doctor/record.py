@@ -1,4 +1,4 @@
-"""Record a machine's reports about itself, to build a mock of the machine elsewhere.
+"""Record the drivers, devices and software of a machine, to build a mock of the machine elsewhere.
 
 The record contains the raw result of each driver call by `workloads.api.gpus`, torch's report on its build and devices,
 Ray's view of the nodes, kernel settings, and versions. Numbered placeholders replace host names, user names, serial
@@ -71,7 +71,7 @@ def write_record(path: Path, nodes: Sequence[Node] | UserInputError) -> dict[str
 
 @contextlib.contextmanager
 def record_calls(module: ModuleType, prefix: str) -> Iterator[list[dict[str, Any]]]:
-    """Record the arguments and results of the module's functions that start with `prefix`, until the block ends.
+    """Record arguments and results of calls to the module's `prefix…` functions until the block ends.
 
     A handle is recorded as its GPU's index.
     """
@@ -147,7 +147,7 @@ def mask_text(text: str) -> str:
 
 
 class _Mask:
-    """Masks identifiers of this machine. Equal identifiers, such as those of one GPU's partitions, stay equal."""
+    """A mask for this machine's identifiers. Equal identifiers, as of a GPU's partitions, get equal placeholders."""
 
     def __init__(self) -> None:
         self._numbers: dict[str, int] = {}

@@ -2,7 +2,7 @@
 
     python -m sweeper function FILE key=value ...
 
-`sweeper.run` starts this command. In a shell, the command resumes a sweep. FILE contains code: run only your own files.
+`sweeper.run` starts this command. Use it in a shell to resume a sweep. FILE contains code: run only your own files.
 """
 
 import json

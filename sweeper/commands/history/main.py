@@ -8,8 +8,8 @@
 The file is performance.json by default, or file=FILE. It is a small JSON file to commit to a repository. SWEEP is the
 name of a sweep in the MLflow store, by default the last sweep. Several sweeps of the same work count as repeated runs.
 
-`compare` compares these runs with the file's runs of the same work on the same hardware. Exit codes: 0 for faster or
-not slower, 1 for slower, 2 for nothing to compare or invalid input, 3 for inconclusive (prints the runs needed).
+`compare` compares these runs with the file's runs of the same work and hardware. Exit codes: 0 for faster or not
+slower, 1 for slower, 2 for nothing to compare or invalid input, 3 for inconclusive (prints the number of runs needed).
 
 `append` adds these runs to the file and creates the file if necessary.
 

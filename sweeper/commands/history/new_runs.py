@@ -32,7 +32,7 @@ class Compared:
     new: tuple[RecordedRun, ...]
     earlier: tuple[RecordedRun, ...]
     result: Comparison | None = None  # None if there are no earlier runs
-    reason: str = ""  # why there are no earlier runs, such as differences to the most similar work
+    reason: str = ""  # why there are no earlier runs, such as differences from the most similar work
 
 
 def read_runs(stored: Stored, names: Sequence[str]) -> list[NewRun]:
@@ -63,7 +63,7 @@ def _build_run(sweep: dict[Any, Any], result: ranking.BestResult) -> NewRun:
         metric=result.speed_metric,
         unit=ranking.SPEED_UNITS[result.speed_metric],
         direction="maximize",
-        work={**result.work, **ranking.read_space(sweep, result.work)},  # results of different spaces do not compare
+        work={**result.work, **ranking.read_space(sweep, result.work)},  # results compare only in equal spaces
         device=result.device,
         devices=result.devices,
         basis="finals" if result.rounds else "single trial",

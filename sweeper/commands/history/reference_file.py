@@ -79,7 +79,7 @@ class RecordedRun:
 
 @dataclass(frozen=True)
 class Series:
-    """The runs of the same work on the same hardware, in the order of appending."""
+    """The runs of the same work on the same hardware, in the order in which they were appended."""
 
     identity: Identity
     runs: tuple[RecordedRun, ...]

@@ -17,12 +17,12 @@ from workloads.formats.logs import LONGEST_LINE, STEP_SIZES, LogReader, Step
 from workloads.formats.printed import read_model, read_printed_layout
 
 DETECTION_BYTES = 64 * 2**20  # a log must contain a step within this many bytes
-CONFIGURATION_BYTES = 2**20  # read from the start of a log, where programs print their configuration
+CONFIGURATION_BYTES = 2**20  # number of bytes read at the start of a log, where programs print their configuration
 MAX_STEPS = 1_000_000
 CLAIMS = ("tokens_per_s", "tokens_per_s_per_gpu", "tflops_per_gpu", "mfu", "hfu")
 MEMORY = (*MEMORY_METRICS, "device_memory_share")
 DEGREES = ("tp", "pp", "cp", "dp", "dp_replicate", "dp_shard")
-MIN_AGREEING_STEPS = 3  # the number of equal steps from which longer steps count as pauses
+MIN_AGREEING_STEPS = 3  # with at least this many equal steps, longer steps count as pauses
 LENGTH_STEP = 128  # in tokens; a sequence length derived from printed rates is rounded to a multiple of this length
 MIN_PRECISE_CLAIM = 10.0  # smaller claims have one or two decimals, which is too coarse to compare steps
 

@@ -37,7 +37,7 @@ class ImportTracking(Tracking):
     """The MLflow store and experiment for imported results.
 
     Attributes:
-        uri: the MLflow store; by default the one in `dir`.
+        uri: the MLflow store; by default the store in `dir`.
         experiment: the MLflow experiment for imported results.
     """
 

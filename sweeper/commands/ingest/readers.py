@@ -18,12 +18,12 @@ HEAD_BYTES = 8192  # number of bytes at the start of a file from which the forma
 
 _NAMES: dict[str, Any] = tomllib.loads(Path(__file__).with_name("readers.toml").read_text())
 
-# For tprimat.
+# Constants of the tprimat reader.
 MAX_JSON_BYTES = 64 * 2**20
 GIB_PER_GB = 1e9 / 2**30
 TRAINING, DEGREES, CLAIMS = (_NAMES["tprimat"][name] for name in ("training", "degrees", "claims"))
 
-# For ml_dataflow.
+# Constants of the ml_dataflow reader.
 MAX_LINE_LENGTH = 4096
 ML_DATAFLOW: dict[str, Any] = _NAMES["ml_dataflow"]
 COLUMNS: list[str] = ML_DATAFLOW["columns"]
@@ -43,7 +43,7 @@ class Format(NamedTuple):
 
 
 def detect_format(path: Path, formats: Sequence[Format] | None = None) -> Format:
-    """Return the file's format, one of `formats` or any supported one. Raises UserInputError for other files."""
+    """Return the format of a file among `formats`, by default all. Raises UserInputError for files in other formats."""
     try:
         with path.open("rb") as file:
             head = file.read(HEAD_BYTES)
@@ -163,7 +163,7 @@ def read_ml_dataflow(path: Path) -> Iterator[ImportedResult]:
             config = {name: row[name] for name in ("model_b", *ML_DATAFLOW["config"])}
             yield ImportedResult(
                 name=f"{path.stem} line {line_number}",
-                params={**({"model": model} if model else {}), "dtype": "bf16", **config},  # the only dtype
+                params={**({"model": model} if model else {}), "dtype": "bf16", **config},  # always bf16
                 step_times_s=(row["step_s"],) if feasible else (),
                 tokens_per_step=round(tokens),
                 devices=1,

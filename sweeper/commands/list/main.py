@@ -91,7 +91,7 @@ def show_sweeps(request: ListRequest) -> int:
 
 
 def delete_sweep(request: DeleteRequest) -> int:
-    """Delete a sweep after asking. Return the exit code. Raises UserInputError if it runs or no terminal can ask."""
+    """Ask, then delete a sweep and return the exit code. Raises UserInputError if it runs or there is no terminal."""
     sweep = find_sweep(Path(request.dir), request.name)
     if sweep.is_running:
         raise UserInputError(f"{sweep.name}: process {sweep.driver} is running it; stop that first")
@@ -141,7 +141,7 @@ def format_amount(value: float, units: Sequence[tuple[str, float]]) -> str:
 
 
 class Follower:
-    """Reader of a running sweep's journal, which receives trials as they end."""
+    """A reader of a running sweep's journal, in which trials appear as they end."""
 
     def __init__(self, sweep: StoredSweep, description: SweepDescription) -> None:
         self._tail = JournalTail(sweep.folder / JOURNAL)

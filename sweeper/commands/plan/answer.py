@@ -34,7 +34,7 @@ class Answer:
     result: SearchResult  # the layouts found, the fastest first
     faster: Candidate | None  # the fastest layout of all, if the given layout fields exclude this layout
     comparison: Comparison | None  # why the given layout is slower than the fastest layout
-    alternatives: dict[str, Candidate]  # by doubled quantity: the fastest layout with an estimate
+    alternatives: dict[str, Candidate]  # the fastest layout and its estimate, by doubled quantity
     training: TrainingRun  # a complete training run with the fastest layout
     price: str  # the price of a GPU-hour, marked if assumed; empty if unknown
     rates: dict[int, float]  # tokens per day, by number of GPUs tried for `tokens_per_day` or `days`
@@ -138,7 +138,7 @@ def _correct(candidate: Candidate, problem: Problem) -> Candidate:
 
 def _find_gpus(problem: Problem, request: PlanRequest) -> dict[int, float]:
     """Return tokens per day by number of GPUs, up to the smallest number found that reaches the requested rate.
-    Try only whole domains: first sizes that grow by up to half, then bisect to within a domain or 1/31. Skip sizes that
+    Try only whole domains: first 1 and 3 times powers of two, then bisect to within a domain or 1/31. Skip sizes that
     do not divide the batch. Skip sizes that are too small even at peak rate, or try them last if the batch is given.
     `days` accounts for failures. Raises UserInputError if no number up to `MAX_GPUS` reaches the rate."""
     tokens_per_day, at_least = request.daily_tokens or 0.0, request.gpus or 1

@@ -185,11 +185,11 @@ class Problem:
     given: Mapping[str, Any]  # layout fields fixed by the request
     batch: int | None  # the requested global batch; None if the batch depends on the number of GPUs
     calibration: CalibrationFile | None  # measured rates of the device; None to use the rates in tables
-    correction: Correction | None  # from earlier sweeps with the trainer on a like cluster
+    correction: Correction | None  # from earlier sweeps with the trainer on a similar cluster
     reading: FileReading | None = None  # the content of the file `layout`
 
     def on(self, gpus: int) -> Problem:
-        """Return the same problem on another number of GPUs, without the correction from measurements."""
+        """Return the same problem for a different number of GPUs, without the correction from measurements."""
         batch = self.batch or default_batch(self.job.sequence_length, gpus)
         job = replace(self.job, layout=replace(self.job.layout, global_batch=batch))
         return replace(self, job=job, cluster=replace(self.cluster, gpus=gpus), correction=None)

@@ -30,7 +30,7 @@ WITHOUT_EFFECT = re.compile(
     r"swiglu|norm|rotary|position|untie|bias_linear|lr|learning|adam|decay|warmup|iters|steps?$|seed|init|save|load|ckpt|checkpoint\b|path|dir|file|folder|token|vocab|"
     r"data|split|log|tensorboard|wandb|exp|name|eval|interval|metrics|profil|dropout|clip|eps|descr|valid|dump|master|port"
 )
-# Of the 30 runs with context parallelism on which bands are based, only one has fewer tokens per rank.
+# Bands are based on 30 runs with context parallelism. Only one of these runs has fewer tokens per rank.
 USUAL_CONTEXT_TOKENS = 4096
 OF_JOB = ("sequence_length", "precision", "state", "compiled")
 Rows = tuple[list[str], list[list[str]]]

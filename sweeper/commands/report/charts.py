@@ -24,13 +24,13 @@ from sweeper.results.mlflow_results import Stored
 
 MIN_TRIALS_FOR_HISTORY = 5
 MIN_TRIALS_FOR_MEMORY = 3
-# The metrics that training heatmaps show in addition to tokens/s. All rank the trials of one kind of work equally.
+# The metrics that training heatmaps show in addition to tokens/s. All give the same ranking within one kind of work.
 HEATMAP_METRICS = {"tflops": "TFLOP/s", "mfu": "MFU %", "hfu": "HFU %"}
 BATCH = "global_batch"  # the only property of the work that may grow with the number of devices
 AXIS_MARGIN = 1.5  # the factor by which logarithmic axes extend beyond the outermost points
-MIN_IMPORTED = 6  # the smallest number of results of one kind of work for a heatmap
+MIN_IMPORTED = 6  # the number of results of one kind of work needed for a heatmap
 MAX_FIGURES = 24  # the largest number of figures side by side
-MAX_NAME_LENGTH = 30  # the largest number of characters of a result's name next to the result's bar
+MAX_NAME_LENGTH = 30  # the length of the longest result name next to a bar, in characters
 BUDGETS = ("param.host_gib", "param.device_gib")  # the axes of ml_dataflow's result tables
 
 

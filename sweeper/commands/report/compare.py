@@ -11,7 +11,7 @@ from workloads.suggestions import suggest
 
 
 def find_latest_sweep(stored: Stored, baseline: str) -> str:
-    """Return the latest other sweep with the workload of `baseline`. Raises UserInputError without such a sweep."""
+    """Return the latest other sweep with the workload of `baseline`. Raises UserInputError if none exists."""
     is_baseline = stored.sweeps["run"] == baseline
     workloads = set(stored.sweeps.loc[is_baseline, "tag.workload"]) if is_baseline.any() else set[str]()
     others = stored.sweeps[~is_baseline & stored.sweeps["tag.workload"].isin(workloads)] if workloads else stored.sweeps
@@ -44,7 +44,7 @@ def compare_sweeps(stored: Stored, first: str, second: str, gate: Gate) -> tuple
         return f"{first} has no complete trial", []
     labels = ranking.label_works([result.work for result in (*first_results, *second_results)])
     works: list[comparison.ComparedWork] = []
-    for result, work_label in zip(first_results, labels, strict=False):  # the remaining labels are the second sweep's
+    for result, work_label in zip(first_results, labels, strict=False):  # the rest are the second sweep's labels
         label, metric = f"{work_label} {result.speed_metric}", result.speed_metric
         same_work = [other for other in second_results if (other.work, other.speed_metric) == (result.work, metric)]
         if metric == "tokens_per_s":  # training on a different number of devices is different work

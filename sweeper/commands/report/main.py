@@ -11,14 +11,14 @@ results come from the MLflow store in `dir` or at `tracking.uri`. HTML is writte
 file that opens offline. png writes an image, report_….png, for each kind of work (nine panels for training, the speed
 for other work) and for each Pareto front. The other formats go to standard output.
 
-`compare` compares two sweeps on the work that both did: point by point if both measured the same parameters, and by
-best results. The verdict on B is faster, not slower, slower or inconclusive.
+`compare` compares two sweeps on the work that both did: point by point at parameters that both measured, and by best
+results. The verdict on B is faster, not slower, slower or inconclusive.
 
 `baseline` compares an earlier sweep with the latest sweep (or SWEEP) in the same way. Exit codes: 0 for faster or not
-slower (excludes a loss of 1.5 times the threshold), 1 for slower by more than the threshold and run-to-run variance,
-2 for nothing to compare, 3 for inconclusive (prints the number of runs needed). A single run does not show run-to-run
-variance. With the assumed between_runs=0.02, a loss of up to 9% is inconclusive, and two equal sweeps usually exit with
-3. `python -m sweeper history` measures the variance and compares several runs.
+slower (a loss of 1.5 times the threshold is ruled out), 1 for slower by more than the threshold and run-to-run
+variance, 2 for nothing to compare, 3 for inconclusive (prints the number of runs needed). A single run does not show
+run-to-run variance. With the assumed between_runs=0.02, a loss of up to 9% is inconclusive, and two equal sweeps
+usually exit with 3. `python -m sweeper history` measures the variance and compares several runs.
 
 `leaderboard` shows the highest matmul rates measured here (workload=matmul stores them in
 DIR/sweeps/matmul_ceilings.json) next to published rates. Rates with different statistics are not comparable.
@@ -49,7 +49,7 @@ class ReportTracking(command.Tracking):
 
     Attributes:
         uri: the MLflow store; by default the store in `dir`.
-        experiment: MLflow experiment to which the results are limited.
+        experiment: MLflow experiment to read; by default all experiments.
     """
 
     experiment: str | None = None
@@ -67,7 +67,7 @@ class ReportRequest(ResultsRequest):
     """The report to write.
 
     Attributes:
-        sweep: sweep to which the report is limited.
+        sweep: sweep to report on; by default all sweeps.
         format: html, markdown, csv, json or png.
         out: file to write; by default DIR/sweeps/report.html or report.png, and standard output for other formats.
         price_per_hour: price of a GPU-hour, to compute the cost of tokens.
@@ -116,7 +116,7 @@ class LeaderboardRequest:
 
     Attributes:
         dir: results directory.
-        type: dtype to which the rates are limited, such as bf16.
+        type: dtype to show, such as bf16; by default all dtypes.
     """
 
     dir: str = "."

@@ -1,7 +1,7 @@
 """Build the report's tables as headings and cells, and render them as Markdown, CSV and JSON.
 
-CSV and JSON are for programs. Names or a separate column give the units, and best results are not rounded. JSON has
-numbers instead of text, [low, high] for intervals, and null for unknown values.
+CSV and JSON are for programs. Names or a separate column give the units, and best results are not rounded. In JSON,
+numbers are not text, intervals are [low, high], and unknown values are null.
 """
 
 import csv
@@ -202,8 +202,8 @@ def _type_cells(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _export_result(result: BestResult) -> dict[str, Any]:
-    """Return a best result as values: the work, the speed with a 95% interval, and the parameters. Shares are
-    fractions. `rounds` is the number of averaged rounds of the finals, 0 for a single trial."""
+    """Return a best result as a row: the work, the speed with a 95% interval, and the parameters. Shares are fractions.
+    `rounds` is the number of averaged rounds of the finals, 0 for a single trial."""
     row = {
         **{name: result.work.get(name) for name in MAIN_WORK_NAMES},
         **{f"work.{name}": value for name, value in result.work.items() if name not in MAIN_WORK_NAMES},

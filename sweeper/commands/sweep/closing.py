@@ -125,7 +125,7 @@ class FinishedRun:
         """Write the result files and end the parent run. Return whether everything is written. For 100,000 trials, the
         plots and the report take minutes. A rerun of a finished sweep skips both if the digest shows no change."""
         study, tracking = self.opened.study, self.opened.tracking
-        message: dict[str, Any] = {  # for `Store.close`; the trials determine the files, which are not included
+        message: dict[str, Any] = {  # for `Store.close`, without the files, because the trials determine them
             "status": "KILLED" if self.is_interrupted else "FAILED" if self.error else "FINISHED",
             "metrics": describe_winner(results) | results.metrics(),
             "tags": {
@@ -185,7 +185,7 @@ def _next_commands(arguments: Sequence[str], results: Results, progress: SweepPr
         # Use the narrowest value that covers all these trials, without infeasible trials if possible.
         name, has_infeasible = narrowest_retry(statuses), results.counts.get(TrialStatus.INFEASIBLE)
         commands["retry_command"] = change({"retry": "failed" if name == "all" and has_infeasible else name})
-    if results.front is not None and not results.plan.config.finals.top:  # with finals, the front is already remeasured
+    if results.front is not None and not results.plan.config.finals.top:  # else the finals remeasure the front
         commands["certify_command"] = change({"retry": None, "finals.top": str(DEFAULT_FINALISTS)})
     return commands
 

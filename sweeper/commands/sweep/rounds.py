@@ -18,7 +18,7 @@ def choose_again(
     Records of earlier rounds count, so a resumed sweep continues with the remaining time.
 
     Args:
-        records: the trials of the search or of the finals by number, in the order of their ends.
+        records: the trials of the search or of the finals by number, in the order in which they ended.
         again: the numbers of the trials that earlier rounds remeasured.
         gangs: the number of trials that run in parallel.
     """
