@@ -122,7 +122,7 @@ def limits_of(nodes: int, kept: bool, seed: int = 0) -> dict[str, Limit]:
 
 
 def share_found(nodes: int, test: str, runs: int, loss: float | None = None) -> float:
-    """Return how often a part is found that loses this share of its rate, by default the loss that its limit states.
+    """Return how often a part that loses a share of its rate is found; by default, the loss that its limit states.
 
     The verdicts come from the command's own code.
     """

@@ -2,8 +2,8 @@
 
     python -m benchmarks.acceptance_page FOLDER
 
-Healthy rates are drawn with the spreads of `sweeper/commands/accept/spreads.csv` around the expected rates. The
-verdicts, causes and page are the command's. Writes accept.json and accept.html, and prints what was found.
+Healthy rates are drawn with the spreads of `sweeper/commands/accept/spreads.csv` around the expected rates. Verdicts,
+causes and page come from the command. Writes accept.json and accept.html, and prints what was found.
 """
 
 import sys

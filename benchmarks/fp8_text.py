@@ -10,7 +10,7 @@ The text is this repository's own: its Python, Markdown and YAML files, ordered 
 sequences drawn in a random order. All runs start from the same random weights and see the same batches, with AdamW and
 fp32 master weights. By default, the runs are bf16, bf16 with each batch in twice as many chunks, and fp8 with each
 recipe. The second run rounds in a different order and shows how far rounding alone drives two runs apart. `nearest` and
-`stochastic` keep only bf16 weights, which AdamW rounds in that way, with fp32 moments like the other runs. At the first
+`stochastic` keep only bf16 weights, which AdamW rounds as named, with fp32 moments like the other runs. At the first
 step and after the last step, at the bf16 run's weights, each recipe's gradients are compared with the bf16 gradients by
 layer and matrix. Each loss is written to `results/fp8_text_losses.csv` at once.
 """

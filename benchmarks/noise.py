@@ -8,8 +8,8 @@ import numpy as np
 
 SPREAD = 0.01  # standard deviation of the log-normal noise and of the AR(1) processes
 SLOW_SHARE = 0.05  # of the steps, which are slower by half on average
-FAST_SHARE = 0.6  # of the time at the faster of two clocks
-SLOWER_BY = 0.03  # of the slower clock
+FAST_SHARE = 0.6  # of the time spent at the faster of two clocks
+SLOWER_BY = 0.03  # relative slowdown of the slower clock
 SPREAD_AT_A_CLOCK = 0.003
 STICKS_FOR = 20  # steps that a clock keeps its level on average
 

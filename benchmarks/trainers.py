@@ -8,11 +8,11 @@ their order. `workload=parallel` runs through `run_trial`; for torchtitan, `Trai
 tokens drawn before. Weights, gradients and optimizer states are in fp32 and GEMMs in bf16, or all are in bf16. Where
 nothing is sharded (only tensor or pipeline parallelism), torchtitan has no mixed precision.
 
-These are also equal: the initial weights, copied into torchtitan's model from the same generator; AdamW with a constant
-learning rate and clipping (none with bf16 states); the attention kernel, the fastest on this GPU; and the experts of
-each token. These differ: what `selective` saves (torchtitan: every second GEMM of each block; this project: all but the
-widest GEMM, or in every second block), the loss (torchtitan stores a micro-batch's logits), and when FSDP gathers and
-reduces between micro-batches.
+Both trainers also share the initial weights, copied into torchtitan's model from the same generator; AdamW with a
+constant learning rate and clipping (none with bf16 states); the attention kernel, the fastest on this GPU; and the
+experts of each token. They differ in what `selective` saves (torchtitan: every second GEMM of each block; this project:
+all but the widest GEMM, or in every second block), the loss (torchtitan stores a micro-batch's logits), and when FSDP
+gathers and reduces between micro-batches.
 
 The script prints the median step's tokens/s, memory and losses of both trainers, and then the required relations. A
 trainer that fails has no values, and its error is on stderr. `--plan` prints the rows and runs nothing.

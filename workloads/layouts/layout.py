@@ -101,8 +101,8 @@ class Layout:
         """Return whether FSDP wraps the model in this project's trainer.
 
         FSDP is used if gradients are averaged over several ranks, and also on a single rank with fp32 state: it then
-        casts weights before a block and accumulates gradients in fp32, as in torchtitan, which always keeps its mesh
-        (torchtitan/distributed/fsdp.py, resolve_fsdp_mesh).
+        casts weights before a block and accumulates gradients in fp32. torchtitan does the same, because it always
+        keeps its mesh (torchtitan/distributed/fsdp.py, resolve_fsdp_mesh).
         """
         return state == "fp32" or self.dp * self.cp > 1
 

@@ -27,7 +27,7 @@ class Trainer:
     core: Literal["pytorch", "megatron", "deepspeed"] = "pytorch"
     # The values of layout fields that the trainer runs; a field that is not listed may have any value.
     runs: Values = field(default_factory=dict)
-    # The values that a search tries; for checkpointing and resharding, the fastest first.
+    # The values that a search tries; for checkpointing and resharding, fastest first.
     search: Values = field(default_factory=dict)
     without: tuple[str, ...] = ()  # degrees that are always 1, because the trainer lacks them or they are not modeled
     alone: Values = field(default_factory=dict)  # degrees that the trainer does not combine with a sharding
@@ -94,7 +94,7 @@ def is_own(job: Job) -> bool:
 
 
 def find_trainer(name: str) -> Trainer:
-    """Return the row of a trainer. Raises KeyError if the table does not have it."""
+    """Return the row of a trainer. Raises KeyError if the table lacks the trainer."""
     return TRAINERS[SYNONYMS.get(name, name)]
 
 
@@ -112,8 +112,8 @@ def find_efficiency(trainer: str, device: str) -> float:
 def nearest_efficiency(trainer: str, device: str, table: Mapping[tuple[str, str], float]) -> float:
     """Return the efficiency of a trainer on a device, or the median over the nearest pairs in the table.
 
-    The nearest is the same trainer on another device, then another trainer with the same core on this device or on any
-    device, then any trainer on this device. Without any known pair, the efficiency is 1.
+    The nearest pairs have the same trainer on another device; next is another trainer with the same core, on this
+    device or on any; then any trainer on this device. Without any known pair, the efficiency is 1.
     """
     name = SYNONYMS.get(trainer, trainer)
     core = find_trainer(name).core

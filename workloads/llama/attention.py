@@ -3,9 +3,8 @@
 Given the logsumexp (`lse`), the backward pass needs no autograd graph, and the attention outputs of the parts of a long
 sequence can be merged.
 
-Shapes in this module: q is [batch, heads, queries, head_size], k and v are [batch, kv_heads, keys, head_size], with
-stride 1 in the last dimension and any other strides. lse is [batch, heads, queries] in fp32. Each gradient has the
-shape of its tensor.
+Shapes in this module: q is [batch, heads, queries, head_size]; k and v are [batch, kv_heads, keys, head_size]. Only the
+last dimension must have stride 1. lse is [batch, heads, queries] in fp32. Each gradient has the shape of its tensor.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from workloads.models.model import Model
 # The largest relative error allowed in a kernel's results. bf16 kernels differ from fp64 by 0.002 to 0.01.
 TOLERANCE = 0.03
 TIMED_TOKENS = 8192
-# The gradients of the scores vanish for a single token. bf16 rounding is 3% of them for two tokens, 0.4% for 16.
+# The gradients of the scores vanish for a single token. With bf16, they are off by 3% for two tokens, 0.4% for 16.
 MIN_LENGTH = 16
 CHECKED_TOKENS = 128
 Pair = tuple[Tensor, Tensor]  # keys and values
@@ -92,12 +91,12 @@ def _run(kernel: Kernel, inputs: list[Tensor]) -> tuple[Tensor, Tensor, Gradient
 
 
 def _unusable_reason(kernel: Kernel, inputs: list[Tensor]) -> str:
-    """Return why a kernel is excluded; empty if it works and its results are correct."""
+    """Return why a kernel is excluded; empty if the kernel works and gives correct results."""
     if inputs[0].dtype not in kernel.dtypes:
         return f"it has no {inputs[0].dtype}"
     try:
         error = measure_error(inputs, *_run(kernel, inputs))
-    except Exception as failure:  # not installed, not built, or not for this type or GPU: no common exception class
+    except Exception as failure:  # not installed or built, or wrong type or GPU: there is no common exception class
         reason = str(failure).partition("\n")[0] or type(failure).__name__
         print(f"attention kernel {kernel.name} is not available: {reason}")
         return reason
@@ -109,7 +108,7 @@ def _unusable_reason(kernel: Kernel, inputs: list[Tensor]) -> str:
 
 
 def measure_error(inputs: list[Tensor], out: Tensor, lse: Tensor, gradients: Gradients) -> float:
-    """Return the largest error of a kernel's results over causal attention, relative to their norm; inf for a NaN.
+    """Return the largest error of a kernel's results, relative to the norm of the exact results; inf for a NaN.
 
     The check covers the last tokens of the first sequence, for the last key head and its query heads. These queries
     attend to all keys, and no other queries attend to their keys, so output, lse and all gradients can be computed

@@ -2,11 +2,11 @@
 
 The ATen functions are those that scaled_dot_product_attention calls; it does not return the logsumexp itself. None of
 the functions in this module is documented: torch.nn.attention.varlen also returns a logsumexp, but no public function
-accepts one for a backward pass. `tests/workloads/instruments/test_torch_internals.py` checks their arguments. Dropout
-is never used, so the backward functions do not read the random number generator state that they require.
+accepts one for a backward pass. `tests/workloads/instruments/test_torch_internals.py` checks the functions' arguments.
+Dropout is never used, so the backward functions do not read the random number generator state that they require.
 
-This project has not run any of AMD's kernels. Their signatures and layouts come from source code: PyTorch's
-aten/src/ATen/native/transformers (hip/flash_attn/flash_api.h, aot/mha_all_aot.hip, ck/mha_bwd_ck.hip,
+This project has not run any of AMD's kernels. The signatures and layouts of these kernels come from source code:
+PyTorch's aten/src/ATen/native/transformers (hip/flash_attn/flash_api.h, aot/mha_all_aot.hip, ck/mha_bwd_ck.hip,
 cuda/attention_backward.cu), AITER 0.1.4 to 0.1.20 (aiter/ops/mha.py) and flash-attn 2.7 and later
 (flash_attn/flash_attn_interface.py). `workloads.llama.attention`, which documents the shapes, therefore checks each
 kernel's results before timing it.
@@ -124,7 +124,7 @@ def _run_by(library: str, function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 # Kernels from packages take [batch, tokens, heads, head_size]; only the last dimension must have a stride of 1. Their
-# lse is [batch, heads, queries], and they sum the gradients of grouped heads.
+# lse is [batch, heads, queries]. These kernels sum the gradients of grouped heads.
 
 
 def _by_tokens(*tensors: Tensor) -> Any:

@@ -1,10 +1,10 @@
 """A Llama block with a manual backward pass, in which any activation can be saved, moved or recomputed.
 
-It computes the same function as `workloads.llama.model.Block`, which autograd differentiates. A test compares them.
+It computes the same as `workloads.llama.model.Block`, which autograd differentiates. A test compares the two.
 
-Weights and gradients are dictionaries keyed by its parameter names. Activations are [tokens, features] of one chunk:
-`sequences` sequences of `length` tokens, or one piece of a sequence. A new gradient is added to the gradient in the
-dictionary, or stored if there is none.
+Weights and gradients are dictionaries keyed by `Block`'s parameter names. Activations are [tokens, features] of one
+chunk: `sequences` sequences of `length` tokens, or one piece of a sequence. A new gradient is added to the gradient in
+the dictionary, or stored if there is none.
 """
 
 from collections.abc import Callable

@@ -138,7 +138,7 @@ def open_reader(folder: Path, shape: Model) -> Callable[[str], Tensor]:
 
 
 def save(folder: Path, shape: Model, weights: Weights) -> None:
-    """Write a checkpoint that `transformers` can read, in files of about 4 GB. A file is written once it is full.
+    """Write a checkpoint that `transformers` can read, in files of about 4 GB. Each file is written when full.
 
     `weights` may be in any order. The data type of the first weight is written to config.json. Raises ValueError if no
     family supports the model or its router biases.
@@ -155,7 +155,7 @@ def save(folder: Path, shape: Model, weights: Weights) -> None:
         shard.clear()
 
     for name, weight in _with_router_biases(weights, shape, config["model_type"]):
-        if shape.gpt_oss and ".experts." in name and ".router." not in name:  # gate and up alternate, inputs come first
+        if shape.gpt_oss and ".experts." in name and ".router." not in name:  # gate and up alternate, inputs are first
             weight = weight.unflatten(1, (2, -1)).transpose(1, 2).flatten(1, 2) if "gate_up" in name else weight
             rows = weight.mT if name.endswith(STACKED) else weight
         else:

@@ -1,7 +1,7 @@
 """`workloads.llama.block` with the experts of `workloads.llama.experts` instead of the MLP, without autograd.
 
-The block saves the gate and up projections of all rows; a token has one row per expert. The two projections are views
-of one product, so saving one saves both. The router, the sort order and the copied rows are recomputed.
+The block saves the gate and up projections of all rows; a token has one row per chosen expert. The two projections are
+views of one product, so saving one saves both. The router, the sort order and the copied rows are recomputed.
 """
 
 from typing import NamedTuple

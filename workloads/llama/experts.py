@@ -55,7 +55,7 @@ class Order(NamedTuple):
     If an expert's rows are padded, the padding rows have token and place -1.
     """
 
-    ends: Tensor  # [experts] int32, the row after each expert's last
+    ends: Tensor  # [experts] int32, the index after each expert's last row
     counts: Tensor  # [experts] int64, rows of each expert
     tokens: Tensor  # [rows, 1] int64, the token of a row
     rows: Tensor  # [tokens, experts_per_token] int64, the rows of a token; -1 for an expert of another rank
@@ -66,7 +66,7 @@ def sort_by_expert(experts: Tensor, count: int, most_rows: int | None = None, *,
     """Return the rows of experts[tokens, experts_per_token] sorted by expert, without waiting for the host.
 
     Expert numbers of `count` and above belong to other ranks and have no rows; the others have at most `most_rows` in
-    total. A `multiple` above 1 pads each expert's rows to a multiple of it; an expert without tokens gets that many.
+    total. A `multiple` above 1 pads each expert's rows to a multiple of it; an expert without tokens gets one multiple.
     """
     # A radix sort makes one pass per byte of the keys, so the keys are int16.
     keys, places = experts.flatten().to(torch.int16).sort(stable=True)
@@ -112,7 +112,7 @@ class _AddLoss(torch.autograd.Function):
 
 
 class Experts(nn.Module):
-    """A layer that adds the weighted outputs of a token's routed experts and the output of a shared expert.
+    """A layer that sums the weighted outputs of a token's routed experts and the output of a shared expert.
 
     The gate and up projections are one matrix. A row's weight multiplies the input of the down projection, which is
     linear and has a narrower input than output. Call `start` if the module was built on the meta device.
@@ -169,7 +169,7 @@ class Experts(nn.Module):
                 self.most_rows = self.ranks * int((forced // share == self.rank).sum())
 
     def divide(self, group: dist.ProcessGroup) -> None:
-        """Keep this rank's share of the experts. Their gradients are sums over the group's tokens."""
+        """Keep this rank's share of the experts. The experts' gradients are sums over the group's tokens."""
         self.group_name, self.ranks, self.rank = group.group_name, group.size(), group.rank()
         share = len(self.down) // self.ranks
         for name in self._stacked:

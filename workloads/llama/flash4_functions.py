@@ -1,8 +1,8 @@
 """FlashAttention 4 with the interface that PyTorch's kernel switch calls. Importing this module imports the package.
 
 PyTorch (2.11 to 2.13, torch/nn/attention/_fa4.py) unpacks two results of the forward pass and three of the backward
-pass. The pinned version of flash-attn-4 also returns data for sparse attention. It rejects an output with a stride of
-0, which a compiled graph may create for a batch of one, so the output gets the strides of the queries.
+pass. The pinned version of flash-attn-4 also returns data for sparse attention. The package rejects an output with a
+stride of 0, which a compiled graph may create for a batch of one, so the output gets the strides of the queries.
 """
 
 from __future__ import annotations

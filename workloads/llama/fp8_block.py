@@ -30,7 +30,7 @@ ROWS, COLUMNS, SCALE = " rows", " columns", " scale"
 def build_block_math(
     shape: Model, kernel: Kernel, recipe: str, *, compiled: bool, routing: Routing = NATURAL
 ) -> BlockMath:
-    """Return the math of a block with matrix products in a recipe, or in the weights' data type if it is empty.
+    """Return a block's math with matrix products in `recipe`, or in the weights' data type if it is empty.
 
     `routing` applies to experts, which compute their products in bf16 or fp8_tensorwise.
     """

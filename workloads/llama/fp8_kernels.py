@@ -119,7 +119,7 @@ def swiglu_backward_tensor_kernel(
 
 @triton.jit
 def store_rows(value, rows, scales, t, n, has_token, has_feature, tokens, features, block):
-    """Write a tile [tokens, 128 features] to rows[tokens, features] at tokens t and n, the features of the block."""
+    """Write a tile [tokens, 128 features] to rows[tokens, features] at tokens t and the block's features n."""
     scale = scale_of(tl.max(tl.abs(value), 1))
     tl.store(scales + block.to(tl.int64) * tokens + t, scale, mask=has_token)
     cast = (value * (1.0 / scale)[:, None]).to(rows.dtype.element_ty)
@@ -128,7 +128,7 @@ def store_rows(value, rows, scales, t, n, has_token, has_feature, tokens, featur
 
 @triton.jit
 def store_columns(value, columns, scales, t, n, has_token, has_feature, tokens, features, block):
-    """Write a tile [128 tokens, features] to columns[features, tokens] at features n and t, the tokens of the block."""
+    """Write a tile [128 tokens, features] to columns[features, tokens] at features n and the block's tokens t."""
     scale = scale_of(tl.max(tl.abs(value), 0))
     tl.store(scales + block.to(tl.int64) * features + n, scale, mask=has_feature)
     cast = tl.trans((value * (1.0 / scale)[None, :]).to(columns.dtype.element_ty))

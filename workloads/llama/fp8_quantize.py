@@ -1,8 +1,8 @@
 """Fp8 matrices, their GEMMs, and their casts in plain PyTorch. The Triton casts are in `workloads.llama.fp8_launch`.
 
 Weights, activations and gradients are e4m3. A scale is a power of two that brings the largest magnitude of its matrix
-or block between 224 and 448, the largest e4m3 number. Scales come from the current values, not from an earlier step.
-There are two granularities of scales, for two recipes of `workloads.api.recipes`:
+or block into the range from 224 to 448, the largest e4m3 number. Scales come from the current values, not from an
+earlier step. There are two granularities of scales, for two recipes of `workloads.api.recipes`:
 
 - tensor (`fp8_tensorwise`): a matrix has one scale. The norm of x is the exception: its scale comes from its upper
   bound, the square root of the number of features times the norm's largest weight. The values of a matrix lie so far

@@ -31,7 +31,7 @@ def causal_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 def _repeat_kv_heads(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     """Return keys and values with as many heads as the fused kernel for their type needs. On a GPU, only the
-    memory-efficient kernel supports fp32. It accepts no grouped heads on ROCm, nor on CUDA in older versions
+    memory-efficient kernel supports fp32. That kernel accepts no grouped heads on ROCm, nor on CUDA in older versions
     (can_use_mem_efficient_attention in sdp_utils.cpp)."""
     if q.device.type == "cpu" or q.dtype != torch.float32:
         return k, v
@@ -60,7 +60,7 @@ def fastest_attention(shape: AttentionShape, device: torch.device) -> Iterator[s
     """Use only fused kernels like `fused_attention`, with FlashAttention 4 as the flash kernel if it is the fastest."""
     flash4_is_fastest = False
     if device.type != "cpu" and can_replace_flash():
-        with suppress(Infeasible):  # `choose_backend` raises it with PyTorch's reasons
+        with suppress(Infeasible):  # `choose_backend` raises this error with PyTorch's reasons
             flash4_is_fastest = fastest_kernel(shape, device).name == "flash4"
     if flash4_is_fastest:
         with flash4_as_flash(), sdpa_kernel(SDPBackend.FLASH_ATTENTION):
@@ -103,13 +103,13 @@ def choose_backend(q: Tensor, k: Tensor, v: Tensor) -> SDPBackend:
 
 
 def can_replace_flash() -> bool:
-    """Return whether this PyTorch has the switch that replaces its flash kernel."""
+    """Return whether this PyTorch has the switch that replaces the flash kernel."""
     return not torch.version.hip and hasattr(attention, "activate_flash_attention_impl")
 
 
 @contextmanager
 def flash4_as_flash() -> Iterator[None]:
-    """Replace PyTorch's flash kernel with FlashAttention 4 until the block ends. Raises Infeasible."""
+    """Replace PyTorch's flash kernel with FlashAttention 4 until the block ends, or raise Infeasible."""
     if not can_replace_flash():
         raise Infeasible(f"kernel=flash4 needs torch 2.11 or later for CUDA, this is {torch.__version__}")
     register = partial(torch_internals.register_flash4, "workloads.llama.flash4_functions")

@@ -34,8 +34,8 @@ def find_sink_kernel(device: torch.device) -> str:
 def attend_with_sinks(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor, window: int) -> Results:
     """Return the output, like q [batch, heads, length, head_size], and the logsumexp of scores and sinks[heads].
 
-    k and v may have fewer heads. A token attends to itself and the `window` - 1 tokens before it; 0 means all earlier
-    tokens. On a GPU, FlashAttention 4 computes it; on a CPU, a reference that holds all scores in memory.
+    k and v may have fewer heads. A token attends to itself and the `window` - 1 tokens before it; a `window` of 0 means
+    all earlier tokens. On a GPU, FlashAttention 4 runs; on a CPU, a reference that holds all scores in memory.
     """
     if q.is_cuda:
         from flash_attn.cute.interface import _flash_attn_fwd

@@ -32,9 +32,9 @@ class MatmulParameters:
         output_dtype: data type of C. `auto` is the type of A and B, or bf16 for formats of 8 bits or fewer.
         accumulation: fp32, or reduced: partial sums may be rounded (PyTorch's default for bf16 and fp16 on NVIDIA GPUs;
             the fast accumulators of fp8). `auto` is reduced if the device and the backend support it, else fp32.
-        backend: `torch` is torch.mm with its default library, `cublas` and `cublaslt` select the vendor's library (on
-            ROCm hipBLAS and hipBLASLt), `ck` is AMD's Composable Kernel, `tunable` is PyTorch's search over the kernels
-            of hipBLASLt and rocBLAS, done before the first call, `triton` is Inductor's kernel tuned for the shape. On
+        backend: `torch` is torch.mm with its default library; `cublas` and `cublaslt` select the vendor's library (on
+            ROCm hipBLAS and hipBLASLt); `ck` is AMD's Composable Kernel; `tunable` is PyTorch's search over the kernels
+            of hipBLASLt and rocBLAS, done before the first call; `triton` is Inductor's kernel tuned for the shape. On
             ROCm, `torch` uses hipBLAS for an fp32 result of 16-bit operands.
         statistic: statistic of the repeats. The last-level cache is flushed before each repeat (cold) or not (warm).
         warmup: calls that are not timed.

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 # Backends that call torch.mm: PyTorch's default library, a selected library, or a search over two libraries.
 LIBRARY_BACKENDS = ("torch", "cublas", "cublaslt", "ck", "tunable")
-# Context.cpp, Context::ckSupported.
+# From Context.cpp, Context::ckSupported.
 CK_ARCHITECTURES = ("gfx90a", "gfx942", "gfx950")
 # Data types whose partial sums may be rounded: by PyTorch's switches for 16-bit types, and fp8's fast accumulators.
 REDUCIBLE = ("bf16", "fp16", "fp8_tensorwise", "fp8_rowwise")

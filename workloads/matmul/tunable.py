@@ -1,6 +1,6 @@
 """TunableOp: PyTorch's own search over the kernels of hipBLASLt and rocBLAS, done before anything is timed.
 
-TunableOp runs every kernel that accepts the GEMM and keeps the fastest (torch.cuda.tunable). On CUDA, it has only the
+TunableOp runs every kernel that accepts the GEMM and keeps the fastest (torch.cuda.tunable). On CUDA, there is only the
 default kernel.
 """
 
@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.cuda import tunable
 
-# The longest time for timing one kernel, in milliseconds: TunableOp's own default. There may be thousands of kernels,
+# The maximum time for timing one kernel, in milliseconds: TunableOp's own default. There may be thousands of kernels,
 # and slow ones are abandoned after a few calls. The trial's timeout limits the whole search.
 MAX_TUNING_MS = 30
 
@@ -29,7 +29,7 @@ _chosen_kernels: dict[str, str] = {}
 
 @contextmanager
 def tuned(multiply: Callable[[], object], product: str, rotating_mib: int) -> Iterator[Tuning]:
-    """Search for the fastest kernel for a GEMM, and make PyTorch run it until the block ends.
+    """Search for the fastest kernel for a GEMM, and make PyTorch run that kernel until the block ends.
 
     `product` names the GEMM's shape, layout and data type. The search rotates among `rotating_mib` MiB of operands, so
     none of them is cached; 0 gives a warm cache.

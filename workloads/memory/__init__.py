@@ -16,8 +16,8 @@ class MemoryParameters:
     """Parameters of one pass over the memory.
 
     Attributes:
-        operation: copy a buffer into another one, read it (a sum), write it (a constant), or copy it from pinned memory
-            on the host to the device or back.
+        operation: copy a buffer into another buffer, read it (a sum), write it (a constant), or copy it from pinned
+            memory on the host to the device or back.
         mib: size of a buffer; it must be much larger than the last-level cache, or the cache is measured.
         warmup: calls that are not timed.
         repeats: timed calls.

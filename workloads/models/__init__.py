@@ -1,1 +1,1 @@
-"""Models: their sizes, by name or from a config.json, and their FLOPs. Standard library only."""
+"""Models: sizes, by name or from a config.json, and FLOPs. Uses only the standard library."""

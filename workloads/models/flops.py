@@ -26,7 +26,7 @@ def document_lengths(sequence_length: int, document_tokens: int) -> tuple[int, .
 
 
 def attended_length(sequence_length: int, document_tokens: int) -> float:
-    """Return the length of a sequence without documents for which attention costs the same per token."""
+    """Return the length of a single-document sequence with the same attention cost per token."""
     return sum(length**2 for length in document_lengths(sequence_length, document_tokens)) / sequence_length
 
 

@@ -119,7 +119,7 @@ def read_hugging_face(config: Config) -> Model:
 def _rotary_and_epsilon(family: Family, given: Config, remark: str) -> dict[str, Any]:
     """Return the rotary base, Llama 3.1's scaling of rotary frequencies, the norms' epsilon, and a remark."""
     rotary = dict(given.get("rope_scaling") or {}) | dict(given.get("rope_parameters") or {})
-    rotary = rotary.get("full_attention", rotary)  # Gemma 3 and OLMo 3 have one per kind of layer
+    rotary = rotary.get("full_attention", rotary)  # Gemma 3 and OLMo 3 have one set per kind of layer
     if not isinstance(rotary, Mapping):
         raise UnsupportedModel(f"full_attention is {rotary!r}: must be a mapping")
     values = {**rotary, **given}
@@ -192,7 +192,7 @@ def _check_values(family: Family, config: Config) -> None:
 
 
 def _read_sizes(family: Family, config: Config) -> dict[str, Any]:
-    """Return each size, read from the first of its names that the file has; 0 if it is absent or null."""
+    """Return each size, read from the first of its names that the file has; 0 if the size is absent or null."""
     sizes = {}
     for size, keys in family.size_names.items():
         limit, least = MAX_LAYERS if size == "layers" else MAX_SIZE, 1 if size in REQUIRED else 0

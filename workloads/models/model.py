@@ -48,7 +48,7 @@ class Model:
     head_size: int
     intermediate_size: int  # features inside a dense MLP; 0 if every block has experts
     vocabulary: int  # number of tokens
-    # The MLP's activation. Gated MLPs (`swiglu`, `gelu_gated`) have three matrices, the others two.
+    # The MLP's activation. Gated MLPs (`swiglu`, `gelu_gated`) have three matrices, other MLPs two.
     activation: Activation = "swiglu"
     tied: bool = False  # the head shares the embedding's weights
     # qkv_bias, mlp_bias: whether the projections to queries, keys and values, or the MLP, have biases.
@@ -331,7 +331,7 @@ TRAINED_MODELS = {name: MODELS[name] for name in (*get_args(ModelName), "ml_data
 
 
 def find_trained_name(model: Model) -> str | None:
-    """Return the name of the model with these sizes that this project's workloads train; None without one."""
+    """Return the name of the trained model with these sizes, or None if this project's workloads train none."""
     return next((name for name, trained in TRAINED_MODELS.items() if trained == model), None)
 
 

@@ -44,7 +44,7 @@ def tokens_of_experts(tokens: int, experts: int, imbalance: float, seed: int = 0
     """Return the number of tokens of each expert, in random order. The loads follow Zipf's law, rank^-s.
 
     The exponent s is chosen so that the busiest expert has `imbalance` times the mean. An imbalance of 1 gives equal
-    loads, and it cannot exceed `experts`. Loads are whole numbers whose sum is `tokens`.
+    loads; the maximum is `experts`. Loads are whole numbers whose sum is `tokens`.
     """
     low, high = 0.0, 64.0
     for _ in range(60):  # the share of the first expert grows with s

@@ -22,8 +22,8 @@ CHUNK_TOKENS = 8192  # the smallest chunk on a GPU (`device_rates.TIMED_CHUNK_TO
 # GB/s per direction between host and GPU while both directions copy: 49 measured on an H200 with PCIe 5
 # (benchmarks/results/offload_h200_rates.json), half of that with PCIe 4. GH200 and GB200 have faster links.
 HOST_LINK_GB_S, OLDER_HOST_LINK_GB_S = 49.0, 24.0
-OLDER = ("sm70", "sm75", "sm80", "sm86", "sm89", "gfx90")  # architectures whose GPUs have PCIe 4 or less
-# AdamW with int8 moments takes this many times as long as its memory traffic, because it rounds (experts_h100.md).
+OLDER = ("sm70", "sm75", "sm80", "sm86", "sm89", "gfx90")  # architectures of GPUs with PCIe 4 or older
+# AdamW with int8 moments takes this many times as long as its memory traffic, because of rounding (experts_h100.md).
 INT8_UPDATE = 3.7
 VECTORS_OF_ADAMW = 7  # AdamW reads weight, gradient and two moments, and writes all but the gradient
 STATE_BYTES = {"fp32": 4.0, "bf16": 2.0, "int8": 1 + 4 / 256}  # bytes per number of one moment
@@ -131,8 +131,8 @@ def estimate_rates(model: Model, sequence_length: int, precision: str, cluster: 
         workspace += placed.element_bytes * model.experts_per_token * (inside + copies)
         expert_weights = model.expert_weights(0)
         workspace += placed.element_bytes * expert_weights * 2 / 3 / CHUNK_TOKENS
-        gradient_sum_s = placed.copy_s(3) * placed.element_bytes * expert_weights  # two are read, one is written
-        if placed.precision.cast_bytes:  # read twice, for their largest magnitude, and written by rows and by columns
+        gradient_sum_s = placed.copy_s(3) * placed.element_bytes * expert_weights  # reads two, writes one
+        if placed.precision.cast_bytes:  # reads weights twice (for the largest magnitude), writes rows and columns
             cast_s = placed.copy_s(2 * placed.element_bytes + 2) * expert_weights
         # The backward pass copies each token to its rows again.
         repeated_s = placed.pass_s(placed.element_bytes * model.hidden_size * (1 + model.experts_per_token))

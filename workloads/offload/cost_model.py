@@ -22,14 +22,14 @@ CONTENTION = 0.75
 # Seconds of waiting for other GPUs per second of ring computation, beyond the wait that its chunks explain: 70B on two
 # H200s waited 6.4% of a step, while the plan predicted 3.3% (benchmarks/results/offload_70b_h200.md).
 RING_WAIT = 0.03
-ALLOCATOR_SLACK = 1.03  # the bytes that an allocator reserves, divided by the bytes allocated from it
+ALLOCATOR_SLACK = 1.03  # the bytes that an allocator reserves, divided by the allocated bytes
 
 
 @dataclass(frozen=True)
 class DeviceRates:
     """The measured rates of one device, for one model and sequence length."""
 
-    # One block with every activation saved; sequences longer than `min_chunk_tokens` run in segments of that length.
+    # For one block with every activation saved. Longer sequences run in segments of `min_chunk_tokens`.
     forward_s_per_token: float
     backward_s_per_token: float
     recompute_s_per_token: Mapping[plan.SavedActivations, float]  # added to one block's backward pass
@@ -65,7 +65,7 @@ class MemoryBudget:
 
 @dataclass(frozen=True)
 class ModelSizes:
-    """The sizes of a model, and the GPUs of a host that train it."""
+    """The sizes of a model, and the number of GPUs that train it."""
 
     shape: Model
     element_bytes: int  # per element of weights, gradients and activations
@@ -285,7 +285,7 @@ def predict_step_times(
 
 def _count_summed_bytes(model: ModelSizes, rates: DeviceRates) -> float:
     """Return the bytes that are summed after a sharded layer's backward pass: the copies that other GPUs sent, and the
-    reduced share, which is added to the kept one. Zeroing the whole gradients counts as a third of a sum."""
+    reduced share, which is added to the kept share. Zeroing the whole gradients counts as a third of a sum."""
     received = model.reduced_share if rates.peer_copy_s_per_byte else 0.0
     return (received + 1 / model.gpus + 1 / 3) * model.layer_parameters * model.element_bytes
 

@@ -58,7 +58,7 @@ class MeasuredDevice:
 
     rates: DeviceRates
     attention: str  # the name of the fastest attention kernel
-    measured_at: float  # seconds since 1970
+    measured_at: float  # Unix time in seconds
 
     @property
     def kernel(self) -> Kernel:
@@ -195,7 +195,7 @@ def measure_device_rates(
             split_forward_s, split_backward_s = _measure_split(state, sequence_length, length)
         del state
         cast_s, sum_s = _measure_weight_passes(block_math, device, precision)
-    # With few tokens, sums take nearly all of a backward pass through experts. The rest has twice the forward GEMMs.
+    # With few tokens, sums take nearly all of experts' backward passes. The rest computes twice the forward GEMMs.
     without_s = {saved: max(s - sum_s, forward_s) for saved, s in zip(SAVED_ACTIVATIONS, backward_s, strict=True)}
     by_choice = {saved: s / tokens for saved, s in without_s.items()}
     copy_s_per_byte = _measure_copies(device)
@@ -222,12 +222,12 @@ def _measure_medians_s(steps: list[Callable[[], object]], device: torch.device) 
 
 
 def _measure_split(state: _BlockState, sequence_length: int, segment: int) -> tuple[float, float]:
-    """Return the seconds per token that another segment of a sequence adds to a block's two passes. Segments of this
+    """Return the seconds per token that another segment of a sequence adds to each pass of a block. Segments of this
     length are compared with segments twice as long, or half as long if memory is short."""
     try:
         return _compare_segments(state, sequence_length, min(2 * segment, sequence_length), segment)
     except torch.OutOfMemoryError:
-        pass  # the exception keeps the tensors until here
+        pass  # the exception keeps the tensors alive until here
     devices.release_memory(state.device)
     return _compare_segments(state, sequence_length, segment, segment // 2)
 
@@ -293,7 +293,7 @@ def _build_passes(
     state: _BlockState, tokens: int, length: int, tokens_before: int | None
 ) -> tuple[list[Callable[[], object]], int]:
     """Return a block's forward pass, then a backward pass for each of SAVED_ACTIVATIONS, and the activations' bytes.
-    They run over `tokens` tokens: whole sequences of `length`, or segments of `length`, each preceded by
+    The passes run over `tokens` tokens: whole sequences of `length`, or segments of `length`, each preceded by
     `tokens_before` tokens of its sequence."""
     block_math, operands, gradients = state
     shape, device, dtype = block_math.shape, state.device, gradients["output.weight"].dtype
@@ -327,7 +327,7 @@ def _measure_peak_bytes(step: Callable[[], object], device: torch.device) -> int
     """Return the most bytes that a step allocates at once; 0 on a CPU, which does not report them."""
     if device.type == "cpu":
         return 0
-    step()  # compilation allocates memory too
+    step()  # compilation also allocates memory
     torch.cuda.reset_peak_memory_stats(device)
     before = torch.cuda.memory_allocated(device)
     step()

@@ -39,7 +39,7 @@ class LayerState:
 
     weights: Buffer
     optimizer_states: tuple[Buffer, ...]  # the vectors that `Precision.list_state_vectors` lists
-    gradients: Buffer | None = None  # None if gradients stay in their slot, because a step has one round
+    gradients: Buffer | None = None  # None if a step has one round: gradients then stay in their slot
 
 
 class EmbeddingAndHead:
@@ -285,7 +285,7 @@ class Engine:
         return loss
 
     def _forward_layer(self, n: int, x: dict[int, Tensor]) -> None:
-        """Run block n on all chunks. `x` holds the block's input for each chunk, which its output replaces."""
+        """Run block n on all chunks. `x` holds the block's input for each chunk, which the output replaces."""
         weights = self._fetch_weights(n)
         for m in [m for m in self._weights.streamed_layers if m > n][:1]:
             self._weights.fetch(m)
@@ -350,7 +350,7 @@ class Engine:
                 d[c] = self._backward_chunk(operands, gradients.tensors, c, d[c])
         self.copy_streams.release(weights.buffer, gradients.buffer)
         finish: Callable[[], None] | None = partial(self._finish_layer, n, stored_states, states, is_first, is_last)
-        if self._whole:  # shares are reduced while the next layer computes, and finished after it
+        if self._whole:  # shares are reduced while the next layer computes; this layer is finished later
             self._unfinished, finish = finish, self._unfinished
         elif is_last and self.gang.distribution == "replicas":
             tensor = gradients.buffer.tensor
@@ -392,7 +392,7 @@ class Engine:
         if plan.segments_per_sequence == 1:
             return self._math.backward(weights, gradients, self._saved.pop(), self._ropes[0], d_out)
         if segment == plan.segments_per_sequence - 1:
-            self._keys_values = self._d_keys_values = torch.empty(0)  # freed before the next ones are allocated
+            self._keys_values = self._d_keys_values = torch.empty(0)  # freed before the next tensors are allocated
             self._keys_values = self._saved_keys_values.pop()["keys_values"]
             self._d_keys_values = torch.zeros_like(self._keys_values, dtype=torch.float32)
         activations = self._saved.pop()

@@ -21,7 +21,7 @@ class Gang:
     distribution: Distribution | None = None
     ranks: int = 1
     rank: int = 0
-    driver: CudaDriver | None = None  # exchanges shares by copies; None: collectives do
+    driver: CudaDriver | None = None  # exchanges shares by copies; None: collectives exchange them
 
     @property
     def is_sharded(self) -> bool:
@@ -92,7 +92,7 @@ class WholeLayers:
         self._weights, self._gradients = slots[:GATHERED_SLOTS], slots[GATHERED_SLOTS:]
 
     def gather(self, n: int, kept: LayerSlots) -> Slot:
-        """Return the slot of layer n's weights. If it lacks them, queue the copy of the kept share and the gather."""
+        """Return layer n's weight slot. If it lacks the weights, queue the copy of the kept share and the gather."""
         slot = self._weights[n % GATHERED_SLOTS]
         if slot.layer != n:
             share, whole = kept.fetch(n).buffer, slot.buffer

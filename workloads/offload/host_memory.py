@@ -2,7 +2,7 @@
 
 mbind binds pages, and get_mempolicy reads their nodes back (man 2 mbind, get_mempolicy). Both calls act on a range of
 memory, so it does not matter which thread first touches a page or where that thread runs. Docker's default seccomp
-profile allows these calls only with the capability SYS_NICE. Otherwise, the kernel decides where memory is.
+profile allows these calls only with the capability SYS_NICE. Otherwise, the kernel decides where memory is placed.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Arena:
                 )
 
     def allocate(self, numel: int, dtype: torch.dtype) -> torch.Tensor:
-        """Return a flat tensor of `numel` numbers. Raises OutOfMemory if the arena has too little memory left."""
+        """Return a flat tensor of `numel` elements. Raises OutOfMemory if the arena has too little memory left."""
         size_bytes = numel * dtype.itemsize
         start = -(-self.used_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
         if start + size_bytes > self.size_bytes:
@@ -80,7 +80,7 @@ class Arena:
 
 
 def node_of(device: torch.device) -> int | None:
-    """Return the NUMA node of a GPU among the nodes that this process may use; None if unknown or only one exists."""
+    """Return a GPU's NUMA node among the nodes that this process may use; None if unknown or if there is only one."""
     gpu, nodes = find_gpu(device), _usable_nodes()
     node = gpu.identity.numa_node if gpu else None
     return node if len(nodes) > 1 and node in nodes else None

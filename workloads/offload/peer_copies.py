@@ -33,8 +33,8 @@ class _Handle(ctypes.Structure):
 class CudaDriver:
     """The CUDA driver on the current device and stream. Every call raises RuntimeError if the driver refuses it.
 
-    A call without enough memory raises torch.OutOfMemoryError. Addresses are integers. Copies and counters use the
-    stream.
+    A call without enough memory raises torch.OutOfMemoryError. Addresses are integers. Copies and counters keep stream
+    order.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -85,7 +85,7 @@ class CudaDriver:
         self._queue_counter("cuStreamWriteValue32_v2", address, value)
 
     def wait(self, address: int, value: int) -> None:
-        """Make the stream wait until 32 bits are at least `value`, modulo 2^32. Only NIC writes need a flush."""
+        """Make the stream wait until a 32-bit counter reaches `value`, modulo 2^32. Only NIC writes need a flush."""
         self._queue_counter("cuStreamWaitValue32_v2", address, value)
 
     def _queue_counter(self, name: str, address: int, value: int) -> None:

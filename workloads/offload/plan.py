@@ -26,8 +26,8 @@ CHUNKS_IN_FLIGHT = 2
 LOGIT_TOKENS = 2048  # tokens whose logits the loss computes at a time
 
 # The tensors of `workloads.llama.block.Activations` that each choice saves for the backward pass, from the most to the
-# fewest. gate saves all except one of the MLP's two wide tensors, projections all except both, attention the block's
-# input and the output of attention, and input only the block's input. The backward pass recomputes the others.
+# fewest. `gate` saves all except one of the MLP's two wide tensors, `projections` all except both, `attention` the
+# block's input and the attention output, and `input` only the block's input. The backward pass recomputes the others.
 SAVED_TENSORS: dict[SavedActivations, tuple[str, ...]] = {
     "full": ("x", "q", "kv", "attn_out", "lse", "residual", "gate", "up"),
     "gate": ("x", "q", "kv", "attn_out", "lse", "residual", "gate"),
@@ -49,7 +49,7 @@ RECOMPUTED_UNDER: dict[RecomputedLayer, tuple[SavedActivations, ...]] = {
 
 
 def recomputed_under(shape: Model) -> dict[RecomputedLayer, tuple[SavedActivations, ...]]:
-    """Return RECOMPUTED_UNDER for a model. With norms per head, the GEMM that they read is also recomputed."""
+    """Return RECOMPUTED_UNDER for a model. With norms per head, the GEMM before the norms is also recomputed."""
     return {**RECOMPUTED_UNDER, "qkv": SAVED_ACTIVATIONS} if shape.qk_norm else RECOMPUTED_UNDER
 
 

@@ -105,7 +105,7 @@ def find_fastest_plans(
     budgets: Sequence[MemoryBudget],
     rates: DeviceRates,
 ) -> list[Prediction | None]:
-    """Return the fastest plan for each budget, or None if none fits; faster than one `find_fastest_plan` each."""
+    """Return the fastest plan for each budget, or None if none fits, faster than by single searches."""
     distributed = _list_distributions(model)
     if len(distributed) > 1:
         found = [find_fastest_plans(one, sequence_length, sequences_per_step, budgets, rates) for one in distributed]
@@ -133,10 +133,10 @@ def find_fastest_plans(
 def _list_placements(
     model: ModelSizes, sequence_length: int, sequences_per_step: int, rates: DeviceRates
 ) -> list[tuple[float, Placement]]:
-    """Return all placements, fastest first, each with a lower bound on the seconds per step. They combine each division
-    of a GPU's sequences into rounds and chunks with every number of resident layers, in steps of a sixteenth of the
-    layers. A chunk has a multiple of `token_multiple` tokens: at least `min_chunk_tokens` or the whole step's tokens,
-    and at most MAX_CHUNK_TOKENS. If all chunk shapes are larger, the smallest shapes remain."""
+    """Return all placements, fastest first, each with a lower bound on the seconds per step. Placements combine each
+    division of a GPU's sequences into rounds and chunks with every number of resident layers, in steps of a sixteenth
+    of the layers. A chunk has a multiple of `token_multiple` tokens: at least `min_chunk_tokens` or the whole step's
+    tokens, and at most MAX_CHUNK_TOKENS. If all chunk shapes are larger, the smallest shapes remain."""
     if model.distribution != "ring":
         if sequences_per_step % model.gpus:
             return []
@@ -171,7 +171,7 @@ def _list_placements(
                 embedding_and_head_states=states_on,
                 keys_values_on=keys_values_on,
             )
-            # The bound has every activation saved on the device.
+            # The bound assumes that every activation is saved on the device.
             times = predict_step_times(placement, np.zeros(1), np.zeros(1), rates)
             bounds.append((float(times.step_s[0]), placement))
     return sorted(bounds, key=lambda pair: pair[0])
@@ -196,7 +196,7 @@ def _choose_saved_activations(
     total_bytes = counts @ np.array(chunk_bytes, dtype=float)
     device_bytes = np.array([[memory.device_bytes] for memory in memories.values()])
     max_host_bytes = np.array([[memory.host_bytes] for memory in memories.values()])
-    # Arrays from here on are [memories, ways]. In each way, the choice that saves the most needs the largest buffers
+    # Arrays from here on are [memories, ways]. For each way, the choice that saves the most needs the largest buffers
     # for copies.
     free_bytes = device_bytes - np.where(total_bytes <= device_bytes, 0, transfer_bytes[np.argmax(counts > 0, axis=1)])
     host_bytes = np.zeros_like(free_bytes)
@@ -228,7 +228,7 @@ def _choose_saved_activations(
 def _list_divisions(chunks: int) -> NDArray[np.int64]:
     """Return the ways to divide the chunks of all layers among the choices of saved activations, [ways, choices]. Each
     way uses one or two choices. The recomputation time is a function of the saved bytes, and two choices reach every
-    point of its convex hull."""
+    point of the function's convex hull."""
     step = -(-chunks // MAX_DIVISIONS)
     rows = {
         tuple(first if n == i else chunks - first if n == j else 0 for n in range(len(SAVED_ACTIVATIONS)))
@@ -247,7 +247,7 @@ def _build_prediction(candidate: _Candidate, rates: DeviceRates) -> Prediction:
     layer_plans = []
     for n in range(layers):
         # Resident layers are spread evenly over all layers, so that the copies of a streamed layer overlap with the
-        # computation of the resident ones next to it.
+        # computation of the resident layers next to it.
         is_resident = (n + 1) * resident // layers > n * resident // layers
         weights: Location = "device" if is_resident else "host"
         states: Location = "device" if n < placement.resident_state_layers else "host"

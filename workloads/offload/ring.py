@@ -19,8 +19,8 @@ class Turn(NamedTuple):
     """The work of one GPU in a turn."""
 
     chunk: int | None = None  # the chunk that it computes
-    target: int | None = None  # the rank that it passes the chunk on to
-    received: tuple[tuple[int, int], ...] = ()  # the chunks that it receives, with the ranks that they come from
+    target: int | None = None  # the rank that receives the chunk next
+    received: tuple[tuple[int, int], ...] = ()  # the chunks that the GPU receives, with their source ranks
 
 
 def list_turns(layers: int, chunks: int, ranks: int, rank: int) -> list[Turn]:

@@ -70,7 +70,7 @@ def measure(parameters: OffloadParameters, rank: Rank) -> Measurement:
     precision = select_precision(parameters, devices.architecture(device))
     devices.release_memory(device)
     shape, model = MODELS[parameters.model], model_sizes(parameters, rank.world_size)
-    if device.type == "cpu":  # the device's memory is the host's
+    if device.type == "cpu":  # device memory is host memory
         needed = count_training_state_bytes(shape, model.element_bytes, model.state_bytes_per_parameter)
         if needed > (available := available_memory_bytes()):
             raise Infeasible(
@@ -131,7 +131,7 @@ def _plan_and_train(
     if rank.world_size > 1:
         dist.barrier()  # every rank has released the memory of an earlier plan
         check_host_memory(arena_bytes, rank.world_size, device.type, available_memory_bytes())
-        dist.barrier()  # no rank allocates its part before all have checked
+        dist.barrier()  # no rank allocates its part before all ranks have checked
     with Arena(arena_bytes, device) as arena:
         started_s["host memory"] = time.perf_counter()
         return _train(parameters, prediction, measured, arena, device, precision, started_s, rank)
@@ -290,7 +290,7 @@ def _rehearse(engine: Engine, groups: torch.Tensor) -> None:
 def _executed_parameters(
     parameters: OffloadParameters, engine: Engine, batches: list[torch.Tensor], steps: int
 ) -> dict[str, Scalar]:
-    """Return the parameters. All but budgets, files and the seed are read back from the engine and its tokens."""
+    """Return the executed parameters, read back from engine and tokens, except budgets, files and the seed."""
     types, dtype = engine.describe_types(), engine.matrix_dtype
     *sequences, length = batches[-1].shape
     distribution = engine.gang.distribution if parameters.distribution else None

@@ -28,9 +28,9 @@ class Buffer:
 class CopyStreams:
     """The CUDA streams of a training run: the current one computes, others copy. On a CPU every copy is synchronous.
 
-    Each kind of traffic has one stream per direction, so that an urgent copy is not queued behind one that has to wait.
-    On AMD's GPUs these five streams share four hardware queues by default, and streams on one queue wait for each other
-    (ROCm/rocm-systems#8916, ROCm/hip#3769): `space.env.GPU_MAX_HW_QUEUES` searches over the number of queues.
+    Each kind of traffic has one stream per direction, so that an urgent copy is not queued behind a copy that has to
+    wait. On AMD's GPUs these five streams share four hardware queues by default, and streams on one queue wait for each
+    other (ROCm/rocm-systems#8916, ROCm/hip#3769): `space.env.GPU_MAX_HW_QUEUES` searches over the number of queues.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -121,11 +121,11 @@ class Slot:
 
     buffer: Buffer
     tensors: NamedTensors  # views of the vector's parts by parameter name
-    layer: int = -1  # the index of the layer whose vector it holds; -1: none yet
+    layer: int = -1  # the layer that the vector belongs to; -1: none yet
 
 
 class LayerSlots:
-    """The slots of all layers' weights or gradients. A resident layer has its own; `streamed_layers` share them."""
+    """The slots of all layers' weights or gradients. Resident layers have their own; `streamed_layers` share some."""
 
     def __init__(
         self,
@@ -157,7 +157,7 @@ class LayerSlots:
         return slot
 
     def store(self, n: int) -> None:
-        """Queue the copy of layer n's slot to where the vector is stored, if that is another buffer."""
+        """Queue the copy of layer n's slot to the buffer that stores the vector, unless they are the same."""
         slot, stored = self.get(n), self._stored[n]
         if stored is not None and stored is not slot.buffer:
             self._copy_streams.copy(stored, slot.buffer)

@@ -63,7 +63,7 @@ class ParallelParameters:
         checkpointing_freq: every Nth block is checkpointed; full with 2 is torchtitan's selective_ac_option=2.
         reshard_after_forward: gather sharded weights again for the backward pass; false keeps them gathered for a step.
         tp_across_nodes: tensor parallelism may span nodes.
-        compile: each block is compiled separately.
+        compile: compile each block separately.
         dtype: data type of the GEMMs. fp8, mxfp8 and nvfp4 apply to the GEMMs in blocks. With block pytorch, they use
             torchao's layers, and fp8_tensorwise also casts weights and tensor-parallel activations before gathering
             them; block manual has its own kernels for fp8_tensorwise and fp8_blockwise. A data type is rejected if the
@@ -192,12 +192,12 @@ class ParallelParameters:
 
     @property
     def attended_length(self) -> float:
-        """The length of a sequence without documents whose attention costs the same."""
+        """The length of a single-document sequence with the same attention cost."""
         return attended_length(self.sequence_length, self.document_tokens)
 
     @property
     def job(self) -> Job:
-        """The job to estimate. All documents have the same length, chosen for the same attention cost."""
+        """The job to estimate. All its documents have the one length that gives the same attention cost."""
         return Job(
             model=self.shape,
             layout=self.layout,

@@ -105,8 +105,8 @@ def set_gradient_sync(stages: list[Stage], layout: Layout, *, is_last_microbatch
     """Set what FSDP communicates in the coming backward pass.
 
     Gradients are averaged over replicas only in the last micro-batch of a step. Without `reshard_after_forward`,
-    gradients are also reduce-scattered only there, and weights stay gathered until then. With it, weights stay gathered
-    until the next forward pass if `keeps_weights` is set.
+    gradients are also reduce-scattered only there, and weights stay gathered until then. With `reshard_after_forward`,
+    weights stay gathered until the next forward pass if `keeps_weights` is set.
     """
     for stage in stages:
         if isinstance(stage, FSDPModule):

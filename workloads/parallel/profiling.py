@@ -32,7 +32,7 @@ def profile_step(
 ) -> Iterator[None]:
     """Profile the step in the `with` block, and add device utilization and communication to `metrics`.
 
-    calls_… counts each kind of collective on this rank. On a GPU, it counts kernels, since recording host events as
+    calls_… counts each kind of collective on this rank. On a GPU, kernels are counted, since recording host events as
     well slows down a step that waits for the host. With `fused`, host events are recorded anyway, since only these show
     collectives fused with GEMMs (`workloads.parallel.apply`), whose copies are not communication kernels.
 
@@ -72,7 +72,7 @@ def profile_step(
 
 
 def compute_part_shares(recorded: list[tuple[str, Interval]], exchanged: list[Interval]) -> dict[str, float]:
-    """Return the shares of the parts in EXPERT_KERNELS of a device's recording, and the share of token exchanges.
+    """Return the time shares of the EXPERT_KERNELS parts in a device's recording, and the share of token exchanges.
 
     The result is empty if no experts run, since attention and losses of other models use kernels with the same names.
     """

@@ -161,7 +161,7 @@ Passes = Callable[..., Tensor]  # maps a step's tensors to its loss; adds to the
 
 
 class GraphedPasses:
-    """A step's passes as one CUDA graph, which the host launches once. A small model would wait for many launches.
+    """A step's passes as one CUDA graph, launched once by the host. Otherwise, small models wait for many launches.
 
     Records the passes on the first call and replays them on every call, with other tensors of the same sizes.
 

@@ -86,7 +86,7 @@ class LinearParameters:
     """Compiled linear layers of a model, forward and backward, timed interleaved with the same layers in bf16.
 
     Attributes:
-        recipe: torchao's training recipe. In fp8_rowwise_gw_hp the weight gradients are in bf16.
+        recipe: torchao's training recipe. In fp8_rowwise_gw_hp, weight gradients are in bf16.
         part: attention's projection to queries, keys and values, or the MLP.
         model: the model whose layers are measured.
         tokens: rows of the layers' input.
@@ -125,7 +125,7 @@ def unsupported_layer_rate_reason(recipe: str, architecture: str) -> str:
 
 
 class PrecisionWorkload(Workload):
-    """The base of the three workloads. Its plan describes the support for `recipes` and ends with `note`."""
+    """The base of the three workloads. A plan lists the support for `recipes` and ends with `note`."""
 
     recipes: ClassVar[Any]
     note: ClassVar[str]

@@ -39,7 +39,7 @@ class ScaleLayout(NamedTuple):
 
 
 def rocm_of_build() -> str:
-    """Return the ROCm version of the PyTorch build, which is HIP's version up to 7; empty for other builds."""
+    """Return the ROCm version of the PyTorch build (HIP's version up to ROCm 7); empty for other builds."""
     return getattr(torch.version, "rocm", None) or torch.version.hip or ""
 
 

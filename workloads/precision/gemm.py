@@ -22,8 +22,8 @@ SAMPLE_SIZE = 256  # rows and columns of the result that the error is computed f
 def measure(parameters: GemmParameters, rank: Rank) -> Measurement:
     """Time A·Bᵀ in the recipe and in bf16, interleaved, and compare a sample of the result with fp64.
 
-    The operands are converted beforehand; `precision_casts` and `precision_linear` measure this cost. If the device
-    does not support the recipe natively, only the error is measured: the converted operands are multiplied in fp32.
+    The operands are converted beforehand; `precision_casts` and `precision_linear` time conversions. If the device does
+    not support the recipe natively, only the error is measured: the converted operands are multiplied in fp32.
 
     Raises Infeasible if torchao is not installed or the recipe does not support the GEMM's shape, and ArithmeticError
     if the result is wrong beyond the rounding errors of any format.

@@ -22,7 +22,7 @@ from workloads.models.model import MODELS
 from workloads.precision import NOT_EMULATED, LinearParameters, formats, gemm_format, unsupported_layer_reason
 from workloads.precision.gemm import time_against_bf16
 
-# The names in torchao.float8 for the recipes that it converts.
+# torchao.float8's names for the recipes that it converts.
 FLOAT8_RECIPES = {
     "fp8_tensorwise": "tensorwise",
     "fp8_rowwise": "rowwise",
@@ -38,8 +38,8 @@ def apply_recipe(
     The output layer of a model (`lm_head`) is not converted, as torchao advises. `tokens` is the number of rows in the
     layers' input. With fp8_tensorwise and `gathers_fp8`, FSDP casts weights before it gathers them.
 
-    Returns the converted module, and the reason if its speed is not ranked because layers are emulated; else "". Raises
-    Infeasible if torchao has no such layer for this device or the recipe does not support the layers' sizes, and
+    Returns the converted module and the reason why its speed is not ranked (emulated layers); "" if it is ranked.
+    Raises Infeasible if torchao has no such layer for this device or the recipe does not support the layers' sizes, and
     RuntimeError if torchao left a layer unconverted.
     """
     state, reason = support(gemm_format(recipe), architecture)
@@ -115,7 +115,7 @@ def read_recipe(layer: nn.Module) -> str:
 
 
 def gathers_fp8(layer: nn.Module) -> bool:
-    """Return whether FSDP casts the layer's weight to fp8 before it gathers it."""
+    """Return whether FSDP casts the layer's weight to fp8 before gathering."""
     return bool(getattr(getattr(layer, "config", None), "enable_fsdp_float8_all_gather", False))
 
 
@@ -227,8 +227,8 @@ def predict_speedup(parameters: LinearParameters, module: nn.Module, architectur
 
     This call measures the rates. A step takes the time of its GEMMs on the matrix units plus the time of its casts at
     the memory bandwidth, without overlap. The forward pass casts each layer's input and weight. The backward pass casts
-    the output's gradient, and all three along the other dimension. Each cast reads two bytes and writes one byte per
-    number.
+    the output's gradient, and then all three tensors along the other dimension. Each cast reads two bytes and writes
+    one byte per number.
 
     The GEMMs for gradients are assumed to take as long as the forward GEMM. The reads that determine a scale before its
     cast are not counted.
@@ -255,7 +255,7 @@ def predict_speedup(parameters: LinearParameters, module: nn.Module, architectur
         gemms_s += (3 - bf16_gemms) * gemm_s + bf16_gemms * bf16_gemm_s
         bf16_s += 3 * bf16_gemm_s
         moved_bytes += sum(3.0 * count * matrix.numel() for count, matrix in zip(casts, (x, weight, out), strict=True))
-    # The memory bandwidth of a copy; reads and writes both count.
+    # The memory bandwidth of a copy; both reads and writes count.
     source = torch.empty(2**28, dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
     (copy_s,) = medians_s(lambda: target.copy_(source))
