@@ -41,8 +41,8 @@ def __dir__() -> list[str]:
 
 
 def _pin_workloads() -> None:
-    """Import the `workloads` package next to this one, even if the working directory has a `workloads` folder, which
-    `python -m sweeper` and its Ray workers search first."""
+    """Import the `workloads` package that is next to this package. Otherwise `python -m sweeper` and its Ray workers
+    would prefer any `workloads` folder in the working directory."""
     folder = Path(__file__).resolve().parent.parent / "workloads"
     if not folder.is_dir():
         return  # Ray has copied `workloads` to a folder that precedes the working directory in the search path

@@ -47,7 +47,7 @@ def use_config_dir(folder: str | Path | None) -> None:
 
 @cache
 def catalogue() -> dict[str, Hardware]:
-    """Return the entry for each GPU model by name. Raises UserInputError if a file of the user's is invalid."""
+    """Return all GPU entries by name. Raises UserInputError if one of the user's files is invalid."""
     entries: dict[str, Hardware] = {}
     files: dict[str, dict[str, Any]] = {}
     for path in [path for folder in (CONF, *_config_dirs) for path in sorted((folder / "hardware").glob("*.yaml"))]:
@@ -71,7 +71,7 @@ def catalogue() -> dict[str, Hardware]:
 
 @cache
 def find_hardware(device_name: str) -> Hardware | None:
-    """Return the catalog entry for the driver's or Ray's name of a GPU or, if the name has modes, of a partition."""
+    """Look up a GPU by the driver's or Ray's name. If the name includes partition modes, return a partition's entry."""
     name, _, partition = device_name.rpartition(" ")
     if not MODES.fullmatch(partition):
         name, partition = device_name, ""
@@ -146,7 +146,7 @@ def divide(hardware: Hardware, units: int | None = None, memory_gib: float | Non
     divides the memory evenly (amdgpu_amdkfd_xcp_memory_size in Linux). AMD SMI, however, may report for each device
     the memory of the whole GPU or of the group in which memory is interleaved (ROCm/ROCm#4750).
 
-    `units` and `memory_gib` are the driver's values for one device; fewer units than expected reveal a hidden mode.
+    `units` and `memory_gib` are the driver's values for one device. Fewer units than expected imply an unreported mode.
     """
     total_units = hardware.compute_units or 0
     known = units if units and total_units else None

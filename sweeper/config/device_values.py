@@ -34,7 +34,7 @@ FROM_NODES = "the nodes' environment"
 
 
 def fill_space(resolved: ResolvedConfig, target: Target, gpus: int) -> ResolvedConfig:
-    """Return the configuration for this many GPUs. Raises UserInputError if the strategy has no layout for them."""
+    """Fill in the values that depend on the number of GPUs. Raises UserInputError if the strategy has no layout."""
     resolved = resolved.with_space(_apply_count(resolved.config.space, gpus))
     strategy = resolved.config.workload.strategy
     if strategy is None:

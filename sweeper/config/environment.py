@@ -1,6 +1,6 @@
 """Environment variables as parameters: `space.env.NAME` in a space, `env.NAME` in points, records and reports.
 
-Libraries read variables before torch is imported, so each environment gets its own workers. A value is a number or a
+Variables must be set before torch is imported, so each environment gets its own workers. A value is a number or a
 string in the space, and a string in the process. If the value is null, the sweep does not set the variable.
 """
 
@@ -52,7 +52,7 @@ def only_variables(parameters: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def process_values(parameters: Mapping[str, Any]) -> dict[str, str | None]:
-    """Return the environment variables among the parameters as strings by name; None means that one is not set."""
+    """Return the parameters that are environment variables, as strings by name. None means that one is not set."""
     variables = only_variables(parameters)
     return {name.removeprefix(PREFIX): None if value is None else str(value) for name, value in variables.items()}
 

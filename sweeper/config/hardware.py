@@ -12,7 +12,7 @@ from workloads.api.errors import UserInputError
 from workloads.api.gpu_setup import GpuProblem
 from workloads.api.gpus import GpuIdentity
 
-ASSUMED_GPUS_PER_NODE = 8  # on nodes that a plan assumes
+ASSUMED_GPUS_PER_NODE = 8  # on nodes that do not exist and are only planned
 FOREIGN_USE_GIB = 1.0  # a display, or an idle process with a GPU context, uses less
 PLANNED_ADDRESS = "planned"  # the address of a node that a plan assumes
 
@@ -100,7 +100,7 @@ class Target:
         return "GPUs" if self.is_gpu else "CPU cores"
 
     def least_memory_gib(self) -> float:
-        """Return the host memory of the node with the least, or 0 if unknown."""
+        """Return the smallest host memory of any node, or 0 if unknown."""
         return min((node.memory_gib or 0.0 for node in self.nodes), default=0.0)
 
     def count_gangs(
@@ -132,7 +132,7 @@ class Target:
         return find_ranks_per_node(ranks, self._capacities(host_gib)) or min(ranks, most)
 
     def devices_per_node(self, ranks: int) -> int:
-        """Return the GPUs per node (eight on a planned node), or for a CPU all ranks, which share one node."""
+        """Return the number of GPUs per node (eight if planned). For a CPU, return `ranks`, which share one node."""
         if not self.is_gpu:
             return ranks
         if self.is_planned:

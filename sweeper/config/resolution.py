@@ -35,9 +35,9 @@ CONF = next((path for path in (PACKAGE / "conf", PACKAGE.parent / "conf") if pat
 @dataclass(frozen=True)
 class ResolvedConfig:
     config: Config
-    workload: Workload  # with its settings
-    criteria: Criteria  # what ranks the trials
-    projection_nodes: list[int]  # cluster sizes, in nodes, to project the best point to; may be empty
+    workload: Workload  # includes the workload's settings
+    criteria: Criteria  # objectives and limits, which rank the trials
+    projection_nodes: list[int]  # numbers of nodes for projecting the best point; may be empty
 
     @cached_property
     def settings(self) -> dict[str, Any] | None:
@@ -60,7 +60,7 @@ class ResolvedConfig:
 
 
 def resolve(composed: DictConfig, workload: Workload | None = None) -> ResolvedConfig:
-    """Check a composed configuration and load the workload. Raises UserInputError for errors on any device."""
+    """Check a composed configuration and load the workload. Raises UserInputError if no device could run it."""
     try:
         if OmegaConf.select(composed, "workload.name") is None:
             raise UserInputError(f"workload.name: required. Available: {', '.join(registry.names())}")
@@ -153,7 +153,7 @@ def check_world_size(workload: Workload, config: Config, gpus: int) -> None:
 
 
 def check_program(resolved: ResolvedConfig) -> None:
-    """Raise UserInputError if plan=run has no program to run, or if a local command has no program or directory."""
+    """Raise UserInputError if plan=run has no program to run, or a local command's program or directory is missing."""
     settings = resolved.settings
     if settings is None and resolved.config.plan == "run":
         raise UserInputError(f"plan=run: {resolved.config.workload.name} runs no program; use plan=true")

@@ -32,7 +32,7 @@ class WorkloadSection:
 
 @dataclass(frozen=True)
 class Hardware:
-    """A kind of device. Peaks are dense TFLOP/s per device, by data type; unpublished peaks are left out.
+    """A kind of device. Peaks are dense TFLOP/s per device, by dtype. Unpublished peaks are left out.
 
     Attributes:
         name: the name that hardware=NAME selects; auto selects the cluster's devices.
@@ -45,7 +45,7 @@ class Hardware:
         dies: the number of devices into which CPX mode divides the GPU.
         compute_units: the number of compute units of the undivided device.
         clock_headroom: the factor by which the clock may exceed the peaks' clock. An MFU above it is impossible.
-        dense_peak_tflops: peaks by data type, without sparsity: {bf16: 989, fp8: 1979}.
+        dense_peak_tflops: peaks by dtype, without sparsity: {bf16: 989, fp8: 1979}.
         achieved_share: the share of the peaks that GEMMs achieve, used until it is measured. The default fits an H200
             at its power limit, where GEMMs sustain 0.67 to 0.69 of the peak and training fits 0.7.
         memory_gib: the memory of one device as the driver reports it, which is less than the vendor's figure.
@@ -93,7 +93,7 @@ class TopologySection:
         wiring: how GPUs are linked: switch; pairs (a link to every other GPU, as with xGMI); or host (via the CPUs).
         link_gb_s: bandwidth within the domain, summed over all links of a GPU.
         network_gb_s: bandwidth to other domains: the domain's total NIC bandwidth divided by its number of GPUs.
-        oversubscription: the ratio of NIC bandwidth to the bandwidth of the switches above.
+        oversubscription: the ratio of NIC bandwidth to the bandwidth of the switches above them.
         link_latency_s: the latency of one message within the domain.
         network_latency_s: the latency of one message between domains.
         source: the source of these values.
@@ -170,7 +170,7 @@ class Tracking:
 
 @dataclass(frozen=True)
 class ProjectionSection:
-    nodes: Any = None  # cluster sizes, in nodes, to project the best point to
+    nodes: Any = None  # numbers of nodes for projecting the best point
 
 
 @dataclass(frozen=True)

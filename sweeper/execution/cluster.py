@@ -41,7 +41,7 @@ def discover_nodes(
 ) -> list[Node]:
     """Connect to the cluster at `address` and return its nodes. Without an address, return this machine.
 
-    This function never starts a cluster. Of the nodes' environments, it reads only `variables`. `code` is what the
+    This function never starts a cluster. It reads only `variables` from the nodes' environments. `code` is what the
     sweep needs on the nodes in addition to our packages. If any node lacks a part, Ray sends it to all nodes.
 
     Raises UserInputError if no cluster responds or, unless `insecure`, if it accepts unauthenticated connections.
@@ -87,7 +87,7 @@ def discover_nodes(
 
 
 def find_target(hardware: str, address: str | None, insecure: bool) -> tuple[Target, list[Node]]:
-    """Return the devices that `hardware=` selects, and all nodes. Raises UserInputError if there are none."""
+    """Return the devices that `hardware=` selects, and all nodes. Raises UserInputError if it selects none."""
     kinds = {"auto": Hardware("auto"), "cpu": Hardware("cpu", kind="cpu"), **catalogue()}
     if hardware not in kinds:
         raise UserInputError(f"hardware={hardware}: unknown hardware. {suggest(hardware, kinds)}")
@@ -263,7 +263,7 @@ _orphans: Orphans | None = None  # set only for a local cluster, which ends with
 
 
 def end_orphans() -> list[str]:
-    """End processes left by killed workers or a dead raylet. Return the command lines of those from trials."""
+    """End processes left by killed workers or a dead raylet. Return the command lines of trials' processes."""
     return [command for command in _orphans.end() if not command.startswith("ray::")] if _orphans else []
 
 

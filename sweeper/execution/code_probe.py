@@ -20,7 +20,7 @@ Code = dict[str, str]  # the result of read_code
 
 
 def probe(question: Question, expected: str | None, gpus: int, variables: Collection[str]) -> tuple[Code, Any]:
-    """Return this node's code, and a description of the hardware (None if our packages cannot be imported).
+    """Return digests of this node's code, and a description of the hardware (None if our packages cannot be imported).
 
     `expected` is the digest of the driver's packages, or None if Ray has sent them to this node.
     """
@@ -69,7 +69,7 @@ def find_package(name: str) -> Path | None:
 
 
 def read_version(package: Path) -> str:
-    """Return the version in the package `sweeper`, or else that of the installed distribution."""
+    """Return the version in the package `sweeper`, or else the version of the installed distribution."""
     init = package / "__init__.py"
     stated = re.search(r'^__version__ = "(.+)"', init.read_text(), re.MULTILINE) if init.exists() else None
     if stated:

@@ -130,8 +130,8 @@ def select_nodes(ids: Collection[str], entries: Sequence[Mapping[str, Any]]) -> 
     """Return a label selector that matches only these nodes. `entries` is the result of `ray.nodes()`.
 
     The selector must be short because Ray's head keeps a copy for each waiting worker. For many ids, select the nodes'
-    accelerator type and exclude other nodes of that type by id, if that is shorter. There are such nodes because Ray
-    has one type for H100 and H100 PCIe, and because nodes are drained. Nodes of the type that join later match too.
+    accelerator type and exclude other nodes of that type by id, if that is shorter. Other nodes exist because Ray has
+    a single type for H100 and H100 PCIe, and because nodes are drained. Nodes of the type that join later match too.
     """
     if not ids:
         return {}

@@ -19,7 +19,7 @@ from workloads.api.secrets import mask
 
 @dataclass(frozen=True)
 class TrialJudge:
-    """Derives trials' metrics and writes trials' files."""
+    """Derives the metrics of each trial and writes the trial's files."""
 
     criteria: Criteria  # objectives and limits; a complete trial must have their metrics
     hardware: Hardware

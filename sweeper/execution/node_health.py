@@ -1,7 +1,7 @@
 """Compare nodes by their trials to find nodes where more trials fail or where the same work is slower.
 
-A node is not blamed for the effects of parameters. Failures are counted by point, and a point whose failures have no
-node in common is ignored. Speeds are compared only within a round: for this purpose, the driver measures the same
+A node is not blamed for the effects of parameters. Failures are counted by point, and a point is ignored if its
+failures have no node in common. Speeds are compared only within a round, in which the driver measures the same
 parameters on every node (a `Remeasurement` with an empty group).
 """
 
@@ -115,7 +115,7 @@ class ComparisonRound:
     def compute_ratios(self, nodes: Collection[str], direction: str) -> dict[str, list[float]]:
         """Return each node's values divided by the median of the other nodes' medians.
 
-        A ratio of 0.9 is worse by a tenth, whichever way the objective points. The result is empty for fewer than two
+        For either direction of the objective, 0.9 is worse by a tenth. The result is empty if there are fewer than two
         nodes, or if any value is zero or negative and so has no meaningful ratio."""
         values_of = {node: [value for value in self.values.get(node, []) if value is not None] for node in nodes}
         values_of = {node: values for node, values in values_of.items() if values}

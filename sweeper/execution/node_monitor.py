@@ -73,7 +73,7 @@ class NodeMonitor:
         return min(fitting, limit or fitting) if target.is_gpu else limit or fitting
 
     def describe_drained(self) -> list[str]:
-        """Return a line for each drained node, with the reason and its number of measured trials."""
+        """Return a line for each drained node, with the reason and the number of trials that were measured on it."""
         return [
             f"{node.label}: {self.drained[node.id]}; its {self._measured_trials[node.id]} measured trials are kept"
             for node in self._known_target.nodes
@@ -87,7 +87,7 @@ class NodeMonitor:
         self.observe(record, record.params, record.remeasurement, value)
 
     def poll_changes(self, *, may_join: bool) -> list[str]:
-        """Update `target` and return a line for each change since the last call. With `may_join`, it may grow.
+        """Update `target` and return a line for each change since the last call. With `may_join`, the target may grow.
 
         Raises ClusterError if the driver's node is dead.
         """

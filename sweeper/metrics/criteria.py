@@ -26,7 +26,7 @@ class Objective:
 
     @property
     def resolution(self) -> float:
-        """The largest relative difference between two points of a front that is ignored."""
+        """The largest relative difference that is ignored when points of a front are compared."""
         return get_metric(self.metric).resolution
 
     def loss(self, value: float) -> float:

@@ -1,7 +1,7 @@
 """Derive all metrics in one place: turn raw step times and counts into rates, spreads and utilizations.
 
 Rates count the operations that the model or GEMM requires, summed over all ranks. `…_per_gpu` divides by the number of
-ranks. A gang's step takes as long as that of its slowest rank. MFU is model FLOP/s divided by the dense peak for the
+ranks. A gang's step takes as long as its slowest rank's. MFU is model FLOP/s divided by the dense peak for the
 matrix units' dtype (Chowdhery et al. 2022, appendix B). It requires a known peak.
 """
 
@@ -32,7 +32,7 @@ def derive(
 ) -> dict[str, float]:
     """Derive a complete trial's metrics from its measurements, one for each rank.
 
-    Step times are matched across ranks step by step if all ranks have equally many. Otherwise rank medians are used.
+    If all ranks report the same number of steps, their times are matched step by step. Otherwise medians are used.
 
     Args:
         dense_peak_tflops: the vendor's peak TFLOP/s per device, by dtype.
@@ -112,7 +112,7 @@ def _flops_metrics(
 
 
 def with_utilization(metrics: Mapping[str, float], peak_tflops: float | None, world_size: int) -> dict[str, float]:
-    """Return the metrics and, if the peak is known, the shares of all devices' peak that the rates reach."""
+    """Return the metrics and, if the peak is known, each rate as a share of all devices' peak."""
     shares = {"mfu": "tflops", "mfu_sustained": "tflops_sustained"}
     known = {name: metrics[rate] for name, rate in shares.items() if peak_tflops and rate in metrics}
     return {**metrics, **{name: rate / ((peak_tflops or 1.0) * world_size) for name, rate in known.items()}}
@@ -128,7 +128,7 @@ def first_known(values: Iterable[float]) -> float:
 
 
 def step_times_s(measurements: Sequence[Measurement]) -> np.ndarray:
-    """Return the gang's step times: those of the slowest rank, or of the slowest at each step if ranks synchronize."""
+    """Return the gang's step times: the slowest rank's or, if ranks wait for each other, each step's slowest."""
     if measurements[0].independent:
         statistic = STATISTICS[measurements[0].statistic]
         return np.array(max((m.step_times_s for m in measurements), key=lambda t: statistic(t) if t else 0.0))
@@ -190,7 +190,7 @@ def missing_energy(measurements: Sequence[Measurement]) -> str:
 
 
 def hidden_metrics(trials: Sequence[Mapping[str, float]], objective: str) -> set[str]:
-    """Return the energy and cost metrics to omit from a table. Keep the objective, and one of each that varies."""
+    """Return the energy and cost metrics that a table omits. It keeps the objective and one varying metric per kind."""
     first = next((name for name in EFFICIENCY if any(name in metrics for metrics in trials)), "")
     efficiency = objective if objective in EFFICIENCY else first
     constant = {name for name in (efficiency, COST) if len({metrics.get(name) for metrics in trials}) < 2}

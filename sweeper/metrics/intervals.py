@@ -1,8 +1,8 @@
 """Compute 95% intervals for the median or mean of step times, even if successive steps are correlated.
 
 The median's interval is bounded by order statistics, interpolated between the two nearest ranks (Hettmansperger and
-Sheather 1986). It assumes no distribution. It requires at least five steps. For five, it extends from the fastest to
-the slowest and covers the median in 93.75% of cases. The mean has Student's t interval.
+Sheather 1986). It assumes no distribution and requires at least five steps. With five steps, it extends from the
+fastest to the slowest step and covers the median in 93.75% of cases. The mean has Student's t interval.
 
 Clocks and caches correlate successive steps, so n steps have an effective sample size of n / tau. The integrated
 autocorrelation time tau is estimated with Geyer's initial monotone sequence (1992) and corrected for the bias from
@@ -32,8 +32,8 @@ LEVEL = 0.95
 EXACT_UP_TO = 300  # steps; for more, the normal approximation of the rank is accurate to 0.02
 # For a one-sided 5% test of the ranks' lag-1 autocorrelation. Without the test, noise in tau would widen all intervals.
 SIGNIFICANT_Z = 1.645
-# With fewer effective steps or crossings of the midpoint, the estimate of tau is too poor. Chosen by simulation: an
-# AR(1) process of 0.9 crosses 29 times in 200 steps. A clock that sticks for 20 steps crosses 25 times in 500.
+# With fewer effective steps or crossings of the midpoint, the estimate of tau is too poor. Chosen by simulation: AR(1)
+# with coefficient 0.9 crosses 29 times in 200 steps, and a clock that sticks for 20 steps crosses 25 times in 500.
 MIN_EFFECTIVE_STEPS = 6.0
 MIN_CROSSINGS = 14
 

@@ -111,7 +111,7 @@ class SweepResult:
 
     @cached_property
     def remeasured(self) -> pd.DataFrame:
-        """The trials of the finals and node comparisons, in the format of `trials`, with `remeasured_trial`."""
+        """The trials of the finals and node comparisons, in the format of `trials` plus `remeasured_trial`."""
         return self._tabulate(remeasured=True)
 
     def _tabulate(self, *, remeasured: bool) -> pd.DataFrame:

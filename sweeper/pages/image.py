@@ -19,7 +19,7 @@ THOUSANDS = EngFormatter(sep="")  # only for values of at least 1000, because it
 def write_image(
     path: Path, figures: Sequence[Any], columns: int, panel_in: tuple[float, float], title: str = "", note: str = ""
 ) -> None:
-    """Write an image with a panel of size `panel_in` for each Plotly figure, in `columns`. Raises OSError."""
+    """Write an image with a panel of size `panel_in` for each Plotly figure, in `columns` columns. Raises OSError."""
     rows = -(-len(figures) // columns)
     size_in = (panel_in[0] * columns, panel_in[1] * rows)
     image, grid = load_pyplot().subplots(rows, columns, figsize=size_in, squeeze=False)

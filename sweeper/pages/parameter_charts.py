@@ -18,7 +18,7 @@ from sweeper.pages.html_page import Chart
 SLOW_TO_FAST = [[0, "#A8B3BF"], [0.5, "#E69F00"], [1, "#C22F00"]]  # visible on white and on black
 LABEL_ANGLE = -25  # degrees; the labels of parallel coordinates are wider than the space between axes
 AXIS_WIDTH_PX = 130  # distance between axes of parallel coordinates
-MAX_LINES = 2000  # in parallel coordinates
+MAX_LINES = 2000  # maximum number of lines in parallel coordinates
 MAX_TICKS = 8  # maximum number of distinct numbers that each get a tick on an axis of parallel coordinates
 MAX_CATEGORIES = 30  # maximum number of names on an axis
 MAX_NAME_LENGTH = 24

@@ -23,7 +23,7 @@ from workloads.api.secrets import mask
 
 SHOWN_ROWS = 10
 SHOWN_OF_FRONT = 30
-SHOWN_REASONS = 3  # reasons for each bad status
+SHOWN_REASONS = 3  # the number of reasons to show for each bad status
 SHOWN_OF_EXHAUSTED = 120  # if every point was tried, show all trials up to this number
 
 

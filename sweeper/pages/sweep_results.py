@@ -23,7 +23,7 @@ from sweeper.search.progress import SweepProgress
 from sweeper.search.study import Study
 
 PROJECTED_NODES = (1, 2, 4, 8)  # unless projection.nodes is set
-MAX_INCONCLUSIVE = 0.2  # the fraction of inconclusive trials (busy machine) up to which a command exits with 0
+MAX_INCONCLUSIVE = 0.2  # the largest share of inconclusive trials (busy machine) with which a command exits with 0
 MIN_TRIALS_OF_PLOTS = 20  # for fewer trials, a table is better
 
 

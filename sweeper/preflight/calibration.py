@@ -1,4 +1,4 @@
-"""Files with rates measured on a kind of GPU, which plans prefer to the tables' rates.
+"""Read and write files of rates measured on a kind of GPU. Plans prefer measured rates to the rates in the tables.
 
 `python -m sweeper calibrate` writes `calibration/<hardware>.yaml` in the results directory. For several GPUs it also
 writes the measured links to `<hardware>_topology.yaml`. You can also write both files by hand.
@@ -49,7 +49,7 @@ class Calibration:
     conditions: str = ""  # how long the load lasted, and the clock and power
     sustained_tflops: dict[str, Figure] = field(default_factory=dict)  # rates of large GEMMs, by dtype
     power_headroom: float = field(default=1.0, metadata={"min": 1.0, "max": 3.0})  # rate of a short run over a long one
-    copy_gb_s: Figure | None = None  # bytes that copies read and write, per second
+    copy_gb_s: Figure | None = None  # what copies read plus write, in GB/s
     attention: dict[str, Attention] = field(default_factory=dict)  # by the planner's kernel names
 
     def describe(self) -> str:

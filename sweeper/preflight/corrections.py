@@ -80,7 +80,7 @@ def corrected(metrics: Mapping[str, float], factor: float) -> dict[str, float]:
 
 
 class MeasuredFactors:
-    """Collects the ratio of measured to estimated step time from each trial of a sweep that ends."""
+    """Collects the ratios of measured to estimated step times as a sweep's trials end."""
 
     def __init__(self, estimated_metrics: Callable[[Mapping[str, Scalar]], Mapping[str, float]]) -> None:
         self.by_routing = defaultdict[Scalar, list[float]](list)  # ratios of all trials, ascending

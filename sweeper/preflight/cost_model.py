@@ -126,7 +126,7 @@ class Projection:
     by_devices: dict[int, float]  # the objective, by number of devices in ascending order
     batches: dict[int, int]  # sequences per step, by number of devices; grows with the devices
     gpus_per_node: int
-    assumptions: str  # in a sentence
+    assumptions: str  # one sentence
 
     @property
     def shares_of_linear(self) -> list[float]:

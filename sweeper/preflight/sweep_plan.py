@@ -59,7 +59,7 @@ class SweepPlan:
     calibration: CalibrationFile | None  # rates for estimates; None means tables and ceilings
     estimates: CostEstimates | None  # None for a workload without a cost model
     variable_sources: dict[str, str] = field(default_factory=dict)  # where each variable shared by all trials was set
-    busy: str = ""  # which cores other processes use, and what follows
+    busy: str = ""  # which cores other processes use, and the effect on the sweep
 
     @property
     def config(self) -> Config:
@@ -216,9 +216,9 @@ def _plan_resources(resolved: ResolvedConfig, space: Space, target: Target, gpus
 
 
 def _check_measurable(resolved: ResolvedConfig, target: Target, gpus: int, has_ceiling: bool) -> None:
-    """Raise UserInputError if the metric of an objective or limit cannot be measured on these devices. A third-party
-    workload may measure metrics that ours do not, so for it only the hardware entry, the number of ranks and the prices
-    are checked."""
+    """Raise UserInputError if the metric of an objective or limit cannot be measured on these devices. For a
+    third-party workload, which may measure metrics that ours do not, check only the hardware entry, the number of ranks
+    and the prices."""
     criteria = resolved.criteria
     keys = dict.fromkeys(criteria.metrics, "objective")
     keys |= {limit.metric: f"limits.{limit.metric}" for limit in criteria.limits if limit.metric not in keys}
@@ -230,7 +230,7 @@ def _check_measurable(resolved: ResolvedConfig, target: Target, gpus: int, has_c
 
 def _find_reasons(metric: str, resolved: ResolvedConfig, target: Target, gpus: int, has_ceiling: bool) -> Iterator[str]:
     config, hardware, name = resolved.config, target.hardware, target.hardware.name
-    reads_cpu = registry.find_entry_point(config.workload.name) is None and not target.is_gpu  # true of our workloads
+    reads_cpu = registry.find_entry_point(config.workload.name) is None and not target.is_gpu  # our own workload
     reports_own = resolved.workload.Settings is not None  # a command's log, or a function, may report any raw metric
     base = metric.removesuffix("_per_gpu")
     match get_metric(base).needs:

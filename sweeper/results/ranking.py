@@ -17,7 +17,7 @@ from workloads.api.metrics import ROWS
 MAIN_WORK_NAMES = ("workload", "model", "sequence_length", "type")
 # Prefixes of the metrics that are proportional to a trial's speed: rates, and the rates' intervals and per-GPU values.
 RATES = tuple(row.name for row in ROWS if row.is_rate)
-# The metrics of speed, with units. The first of them that the trials of a kind of work have ranks these trials.
+# Speed metrics and their units. Trials of the same kind of work are ranked by the first of these that they have.
 SPEED_UNITS = {row.name: row.unit or row.name for row in sorted(ROWS, key=lambda row: row.speed) if row.speed}
 
 
@@ -188,7 +188,7 @@ def _apply_finals(best: pd.Series, metric: str) -> None:
 
 
 def split_by_work(trials: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame]]:
-    """Yield the trials for each kind of work, with a label of the values that distinguish the kind.
+    """Yield the trials for each kind of work, with a label made of the values that distinguish the kind.
 
     An incomplete trial may record only part of the work. It is included in every kind to which it may belong.
     """

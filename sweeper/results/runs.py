@@ -28,8 +28,8 @@ EARLY_MISS = 0.01  # for a look at fewer runs than planned
 DETECTED_OVER_THRESHOLD = 1.5
 # With 10 degrees of freedom, two thirds of estimates are within 23%, and Student's limit is 4.6 instead of 3.3.
 MEASURED_FROM = 10
-CONTRADICTED_AT = 0.01  # a less probable measured spread contradicts the assumed spread
-MOST_NEW_RUNS = 20  # if more were needed, request earlier runs too, which reduces the total
+CONTRADICTED_AT = 0.01  # the significance level at which a measured spread contradicts the assumed spread
+MOST_NEW_RUNS = 20  # if a verdict needs more, request earlier runs too, which reduces the total
 MOST_RUNS = 500
 
 

@@ -1,1 +1,1 @@
-"""Choose the next trial with Optuna, keep to the budget, and hold the finals."""
+"""Choose the next trial with Optuna, keep to the budget, and run the finals."""

@@ -37,7 +37,7 @@ class FinalistResult:
     value: Interval  # the mean of the objective over the rounds
     behind: Interval  # how much worse than the leader, as a fraction (the leader: zero); holds for all pairs at once
     rounds: int  # the number of rounds that are compared
-    exceeded: tuple[str, ...] = ()  # limits that the median round exceeds; any of them prevents a win
+    exceeded: tuple[str, ...] = ()  # limits that the median over the rounds exceeds; any of them prevents a win
     round_ratio: float = 1.0  # the largest round divided by the smallest
 
     @property
@@ -172,7 +172,7 @@ def find_exceeded(
 ) -> dict[int, tuple[str, ...]]:
     """Return as text the limits that the median over each finalist's rounds exceeds, by trial number.
 
-    A single measurement near a limit keeps it about half of the time. The median does not depend on a single round.
+    A single measurement near a limit keeps the limit about half of the time. No single round decides the median.
     """
     records = list(records)
     exceeded: dict[int, tuple[str, ...]] = {finalist.number: () for finalist in finalists}

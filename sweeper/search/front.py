@@ -44,10 +44,10 @@ class FrontPoint:
     is_certain: bool  # undominated, with confidence for all points of the front at once
     is_dominated: bool  # dominated, with confidence for all pairs of the front at once
     is_on_front: bool  # no other point's means dominate this point's means
-    # Numbers of the trials that do not differ significantly from this point, and are in no dominance relation to it.
+    # Numbers of the trials that neither differ significantly from this point nor dominate it nor are dominated by it.
     same_as: tuple[int, ...]
     rounds: int  # the number of rounds that are compared
-    # The limits that the median round exceeds. If there are any, the point is not compared and not on the front.
+    # Limits that the median over the rounds exceeds. With any of them, a point is not compared and not on the front.
     exceeded: tuple[str, ...] = ()
 
     @property
@@ -112,7 +112,7 @@ def measure_front(
     leading = criteria.objectives[0]
     points = certify(select_finalists(ranked, criteria, top), records, criteria)
     certified = sorted(points, key=lambda point: leading.loss(point.values[leading.metric].value))
-    exceeding = {point.trial.number for point in certified if point.exceeded}  # what only these dominate may count
+    exceeding = {point.trial.number for point in certified if point.exceeded}  # these must not dominate other points
     return Front(criteria.front(trial for trial in ranked if trial.number not in exceeding), certified)
 
 

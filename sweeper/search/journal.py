@@ -48,7 +48,7 @@ def fold(lines: Iterable[dict[str, Any]]) -> tuple[list[dict[str, Any]], dict[in
     """Fold a journal's lines into one entry per trial, in order, so that Optuna need not replay every line.
 
     Optuna applies each line to a copy of the trial, parses the distributions of every trial again, and keeps all
-    attributes. For 100,000 trials, this work and records as text took 30% of the time and memory of opening a study.
+    attributes. For 100,000 trials, this work and textual records took 30% of the time and memory of opening a study.
     Optuna only needs the study's lines and one line per trial, which for an ended trial contains just the state. Return
     these lines, and the ended trials by number.
     """

@@ -201,7 +201,7 @@ class SweepProgress:
     def common_failure_reason(self) -> str:
         """Return the last reason if the first `EARLY_TRIALS` trials of this run all ended for the same kind of reason.
 
-        Otherwise return an empty string. Do so again after the next trial, so that the reason is reported only once.
+        Otherwise, and again after the next trial, return an empty string, so the reason is reported only once.
         """
         if len(self._records) - self._earlier_records != EARLY_TRIALS:
             return ""

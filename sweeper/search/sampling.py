@@ -1,4 +1,4 @@
-"""Samplers and pruners, and the copy of the study in memory from which they learn.
+"""Create samplers and pruners, and the in-memory copy of the study from which they learn.
 
 Because the sampler works on a copy, a proposal that was already tried can be dropped without a trace. The copy holds
 only part of a large sweep. A sampler examines every trial for each proposal, so the cost would grow with the sweep.

@@ -19,11 +19,11 @@ class ChildRuns:
         self._tags = {mlflow_store.STUDY: study_id, mlflow_store.KIND: mlflow_store.TRIAL_KIND}
         self._parent_id = parent_id
         self._runs: dict[int, Any] = {}
-        self._expected = 0  # the number of first trials that have a run, even if it was not read
+        self._expected = 0  # how many of the first trials have a run, even if it was not read
         self._doubted: set[int] = set()  # trials that may have an unread run
 
     def list_all(self, on_page: Callable[[int], None]) -> None:
-        """Read all runs. If a trial has two runs, delete one and keep a complete run.
+        """Read all runs. If a trial has two runs, delete one, keeping a complete run.
 
         Call `on_page` after each page, with the number of runs so far."""
         self._runs, self._expected = {}, 0

@@ -76,7 +76,7 @@ class TrackingClient:
             self._send_waiting()
 
     def log_step(self, number: int, name: str, step: int, at_s: float, metrics: dict[str, float]) -> None:
-        """Record a step of a running trial. If the process dies, the step may be lost; the record is not."""
+        """Record a step of a running trial. If the process dies, the step may be lost but the record is not."""
         with self._mutex:
             self._steps.append({"number": number, "name": name, "step": step, "at_s": at_s, "metrics": metrics})
             self._send_waiting()
@@ -206,7 +206,7 @@ class TrackingClient:
         while self._steps:
             self._send({"step": self._steps.popleft()})
         while self._unsent:
-            if record := self._unwritten.get(self._unsent.popleft()):  # None if the store already has it
+            if record := self._unwritten.get(self._unsent.popleft()):  # None if the store already has the record
                 self._send({"record": record.to_json()})
         for kind, message in self._latest.items():
             if self._sent.get(kind) != message:

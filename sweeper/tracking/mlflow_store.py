@@ -1,6 +1,6 @@
 """Addresses, tags and paging of MLflow stores, shared by all code that writes to a store or reads from it.
 
-This module does not import MLflow, because the driver and the commands use it, and importing MLflow takes seconds.
+The driver and the commands use this module. It does not import MLflow because the import takes seconds.
 """
 
 import base64
@@ -29,7 +29,7 @@ KIND = "sweeper.kind"
 STUDY = "sweeper.study"  # the id of the sweep's Optuna study, because sweep names are not unique
 TRIAL_NUMBER = "sweeper.trial"
 STARTED_AT = "sweeper.started_at"  # the start time of the command that created the parent run
-WRITTEN = "sweeper.written"  # of a parent run: the number of first trials that have ended and are written
+WRITTEN = "sweeper.written"  # of a parent run: how many of the first trials have ended and are written
 RESULTS = "sweeper.results"  # of a parent run, as JSON: the results last written, and whether they are complete
 CONTENT = "sweeper.content"  # the digest of an imported file
 
@@ -43,11 +43,11 @@ ACCEPTANCE_KIND = "acceptance"  # the run of an acceptance test
 # Tags that appear as columns on the store's pages.
 SWEEP_NAME = "sweep"
 OUTCOME = "outcome"
-FRONT = "front"  # only for a trial on the front of several objectives: "yes"; as a metric, 1 or 0
+FRONT = "front"  # "yes" for a trial on the front of several objectives, else absent; as a metric, 1 or 0
 FRONT_SHARE = "front_share"  # a metric of a remeasured point on the front
 FRONT_VERDICT = "front_verdict"  # of a remeasured point: on the front, dominated, not sure, or the exceeded limit
 SAME_AS = "same_as"  # of a remeasured point: the trials that do not differ from the point significantly
-EXCEEDED = "exceeded"  # of a finalist: the limits that the median round exceeds
+EXCEEDED = "exceeded"  # of a finalist: the limits that the median over the rounds exceeds
 OBJECTIVES = "objectives"  # of a sweep with several objectives: the directions by metric, as JSON
 REFUSED = "not_written"  # of a trial: why MLflow rejects the values
 LIMITS = "limits"  # of a sweep, as JSON: bound and direction by metric (in earlier versions, only the bound)

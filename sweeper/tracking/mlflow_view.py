@@ -5,7 +5,7 @@ view for `?viewStateShareKey=KEY`. The tag's value is the page's state as JSON, 
 undocumented. The fields below come from `ExperimentPageUIState` and `ExperimentPageSearchFacetsState` in MLflow's
 JavaScript, and `tests/sweeper/tracking/test_mlflow_ui.py` opens the views with the installed server.
 
-This module does not import MLflow, because the driver uses it, and importing MLflow takes seconds.
+The driver uses this module. It does not import MLflow because the import takes seconds.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ CHART_COLUMNS = 2
 MAX_PARAMETER_CHARTS = 6
 MACHINE_LEARNING = "workflowType=machine_learning"  # without this, MLflow shows an experiment as a chat application
 AS_CHARTS = "&compareRunsMode=CHART"
-MAX_LINES = 100  # runs in a chart; MLflow initially loads as many
+MAX_LINES = 100  # runs in a chart; MLflow initially loads this many
 
 
 @dataclass(frozen=True)

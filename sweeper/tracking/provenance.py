@@ -62,7 +62,7 @@ def comparable_state(provenance: Mapping[str, Any], resolved: ResolvedConfig) ->
 
 
 def driver_versions(provenance: Mapping[str, Any]) -> str:
-    """Return the GPU driver's version on this machine (or several). Empty without a GPU."""
+    """Return the versions of the GPU driver on this machine, separated by commas. Empty without a GPU."""
     return ", ".join(sorted({str(gpu.get("driver", "")) for gpu in provenance["gpus"]}))
 
 

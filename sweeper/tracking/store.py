@@ -44,7 +44,7 @@ NOTHING: Mapping[str, Any] = {}
 MAX_METRICS, MAX_TEXTS, MAX_NAME_LENGTH = 800, 100, 250  # maximum per batch (1,000 in total), and characters per name
 MAX_EXPERIMENT_TAG_LENGTH = 5000  # MLflow rejects longer tags
 SWEEPS_HEADING = "**Sweeps**:"  # the text after this in an experiment's description is rewritten with each sweep
-LISTED_SWEEPS = 12  # in that text, which is one paragraph: a collapsed page still shows the first line
+LISTED_SWEEPS = 12  # sweeps listed in that text; a collapsed page still shows the first line
 
 
 class Store:
@@ -80,7 +80,7 @@ class Store:
         self.experiment_id = self._open_experiment(experiment)
         new_store.keep_artifacts_beside(uri)
         self._is_marked_running = True
-        self.written_before = 0  # the number of first trials written when the sweep was last closed
+        self.written_before = 0  # how many of the first trials were written when the sweep was last closed
         # Arguments of `finish_results` for a finished sweep with complete results. Empty if anything is missing.
         self.stored_results: dict[str, str] = {}
         self.parent_id = self._open_parent(parent)
@@ -157,7 +157,7 @@ class Store:
             artifacts, plots: text files' contents by file name, and paths of image files.
             abandoned: numbers of trials without a record that will not run again. If such a trial reported steps, its
                 run ends as cancelled.
-            written: the number of first trials that have ended and are written; None if any of them has not ended.
+            written: how many of the first trials have ended and are written; None if any of them has not ended.
             digest: the digest of all of the sweep's results.
         """
         now_ms = int(time.time() * 1e3)
@@ -252,7 +252,7 @@ class Store:
             self._client.set_tag(self.parent_id, mlflow_view.INTERVAL, ranking[0].interval)
         for place, trial in enumerate(ranking, start=1):
             tags = ({mlflow_view.INTERVAL: trial.interval} if trial.interval else {}) | dict(trial.tags)
-            if run := self.children.find(trial.number):  # unless MLflow rejects the trial
+            if run := self.children.find(trial.number):  # None if MLflow rejects the trial
                 self._log(run.info.run_id, now_ms, {mlflow_view.PLACE: place, **trial.metrics}, tags)
             on_place(place)
 
