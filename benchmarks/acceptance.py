@@ -68,7 +68,7 @@ def tests_of(experiment: Experiment) -> list[str]:
 
 
 def draw_readings(random: np.random.Generator, nodes: int) -> Iterator[Reading]:
-    """Yield the readings of a healthy cluster, around 1."""
+    """Yield the readings of a healthy cluster, with rates around 1."""
     for experiment in read_experiments("gpu", "quick"):
         parts = parts_of(experiment.scope, nodes)
         for test in tests_of(experiment) if parts else ():

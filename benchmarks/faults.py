@@ -6,13 +6,13 @@ The cluster runs on this machine: a head, a driver, two workers with two counted
 with its own address, host name, `/tmp` and `/dev/shm` (`tests/support/virtual_network.py`). Without `--kind`, one probe
 sweep runs, with trials of two seconds on two devices, under faults of random kinds, nodes and times. With `--kind`, one
 sweep runs for each kind with the text in its name ("" matches all), under faults of this kind only. The search ends
-after its trials or its minutes, whichever comes first, and the sweep must end within 10 more minutes. Ray is restarted
-on nodes where it ended, and so is a command that ended early.
+after `--trials` trials or `--minutes` minutes, whichever comes first, and the sweep must end within 10 more minutes.
+Ray is restarted on nodes where it ended, and so is a command that ended early.
 
-A row gives the faults, how often the command was started, trials with an outcome, how many of them exceeded their limit
-of 40 s because no answer arrived, trials without an outcome (lost) or with several (doubled), ranks that ran to
-completion more than once because their result did not arrive, the longest time between the ends of two trials, trial
-processes that outlived the sweep by a minute, and runs that the store still marks as running.
+A row gives the faults, the number of command starts, trials with an outcome, and trials among these that exceeded their
+limit of 40 s because no answer arrived. It also gives trials without an outcome (lost) or with several (doubled), ranks
+that ran to completion more than once because their result did not arrive, the longest time between the ends of two
+trials, trial processes that outlived the sweep by a minute, and runs that the store still marks as running.
 """
 
 import argparse

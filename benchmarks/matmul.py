@@ -126,7 +126,7 @@ def compare_formats(directory: Path) -> None:
 
 
 def compare_backends(directory: Path) -> None:
-    """Print the rates of all backends over four shapes."""
+    """Print the rates of all backends for four shapes."""
     print("\n## Backends: does another one beat torch.mm? (bf16)\n\n```")
     shapes = ["space.m=4096,8192", "space.n=8192", "space.k=4096,8192"]
     backends = "torch,cublas,cublaslt,ck,tunable,triton"  # backends of other vendors are left out

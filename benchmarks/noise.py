@@ -11,7 +11,7 @@ SLOW_SHARE = 0.05  # of the steps, which are slower by half on average
 FAST_SHARE = 0.6  # of the time spent at the faster of two clocks
 SLOWER_BY = 0.03  # relative slowdown of the slower clock
 SPREAD_AT_A_CLOCK = 0.003
-STICKS_FOR = 20  # steps that a clock keeps its level on average
+STICKS_FOR = 20  # average number of steps for which a clock keeps its level
 
 Noise = Callable[[int, int, np.random.Generator], np.ndarray]
 
@@ -46,7 +46,7 @@ def two_clocks(series: int, steps: int, random: np.random.Generator) -> np.ndarr
 
 
 def sticking_clock(series: int, steps: int, random: np.random.Generator) -> np.ndarray:
-    """Return step times at one of two clocks, which is kept for STICKS_FOR steps on average."""
+    """Return step times at one of two clocks; the clock changes after STICKS_FOR steps on average."""
     leaves_fast, leaves_slow = (1 / (2 * STICKS_FOR * share) for share in (FAST_SHARE, 1 - FAST_SHARE))
     is_slow = np.empty((steps, series), bool)
     is_slow[0] = random.random(series) > FAST_SHARE

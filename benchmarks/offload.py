@@ -267,7 +267,7 @@ def measure_fsdp_cpu_offload(row: Row, steps: int) -> str:
         fully_shard(model.blocks[n], **policy)
     fully_shard(model, **policy)
     model.to_empty(device="cpu")
-    noise = torch.randn(1 << 22, dtype=torch.bfloat16) * 0.02  # repeated in every weight, since hosts draw slowly
+    noise = torch.randn(1 << 22, dtype=torch.bfloat16) * 0.02  # reused for all weights, since drawing is slow
     with torch.no_grad():
         for parameter in model.parameters():
             local = parameter.to_local().view(-1)  # type: ignore[attr-defined]

@@ -151,7 +151,7 @@ def score_run(run: PublishedRun, efficiency: float, reserved_share: float | None
 
 
 def explain_step(estimate: JobEstimate, measured_s: float) -> str:
-    """Return where the predicted time goes, and the factor by which all but GEMM time would have to differ."""
+    """Return a breakdown of the predicted time, and the factor by which all but GEMM time would have to differ."""
     step = estimate.step
     parts = sorted(vars(step).items(), key=lambda part: -part[1])[:4]
     shares = ", ".join(f"{name} {100 * value / step.total_s:.0f}%" for name, value in parts if value > 0)

@@ -1,4 +1,4 @@
-"""Compute the bands around the planner's estimates from left-out runs, by how unfamiliar each run is.
+"""Compute the bands around the planner's estimates from left-out runs, grouped by unfamiliarity.
 
 Split-conformal over sources: a run is estimated with efficiencies fitted without its source. Its distance is the number
 of properties that runs of other sources lack. All sources weigh the same, since their runs have correlated errors.

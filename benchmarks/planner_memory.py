@@ -44,7 +44,7 @@ DEGREES = (
     *((1, 8, 1, 1), (8, 1, 1, 1), (2, 4, 1, 1), (4, 2, 1, 1), (1, 4, 2, 1), (1, 2, 4, 1), (2, 2, 2, 1)),
     *((1, 4, 1, 2), (1, 2, 1, 4), (1, 2, 2, 2), (2, 1, 2, 2)),
 )
-# An untied and a tied model with few layers, since layers are equal, and a small vocabulary.
+# An untied and a tied model with few layers (all layers are equal) and a small vocabulary.
 SHAPES = {name: replace(MODELS[name], layers=2, vocabulary=32_000) for name in ("llama3_8b", "llama3_1b")}
 
 

@@ -303,7 +303,7 @@ def _data_parallel(degrees: dict[str, int], gpus: int) -> int:
     """Return the number of GPU groups that train on different sequences, and remove `dp` from the degrees.
 
     If the product of the degrees is not the number of GPUs, `dp` also counts the ranks of other degrees, as some tables
-    do. It is then derived from the other degrees.
+    do. `dp` is then derived from the other degrees.
     """
     others = math.prod(degrees[key] for key in ("tp", "pp", "cp"))
     if gpus % others:

@@ -7,7 +7,7 @@ from setuptools.command.build_py import build_py
 
 
 class BuildWithConf(build_py):
-    """The build of the packages and their data. An editable installation reads conf/ in place."""
+    """A build step for the packages and their data. An editable installation reads conf/ in place."""
 
     def run(self) -> None:
         super().run()

@@ -26,10 +26,10 @@ DEGREES = ("dp_replicate", "dp_shard", "tp", "cp", "pp")
 class Layout:
     """The division of a model and a batch over ranks, each with one GPU."""
 
-    # dp_replicate, dp_shard: data parallelism: replicas of the model, and ranks that share one replica's states.
+    # dp_replicate, dp_shard (data parallelism): replicas of the model, and ranks that share one replica's states.
     dp_replicate: int = 1
     dp_shard: int = 1
-    # tp, cp, pp: tensor, context and pipeline parallelism.
+    # tp, cp, pp: the degrees of tensor, context and pipeline parallelism.
     tp: int = 1
     cp: int = 1
     pp: int = 1
@@ -48,8 +48,8 @@ class Layout:
     # Whether keys and values of all ranks are gathered before attention or move around a ring during attention.
     cp_method: ContextMethod = "allgather"
     offload_optimizer: bool = False  # the optimizer's states and step are on the host
-    # What the backward pass recomputes. `per_op` is torchtitan's selective mode, `selective` this project's,
-    # `core_attention` Megatron's; `norm_act` recomputes norms and activations.
+    # What the backward pass recomputes. `per_op` is torchtitan's selective mode, `selective` is this project's mode,
+    # and `core_attention` is Megatron's mode; `norm_act` recomputes norms and activations.
     checkpointing: Checkpointing = "none"
     # The number of checkpointed blocks; None for the blocks that `checkpointing_freq` selects.
     checkpointed_layers: int | None = None
@@ -130,7 +130,7 @@ class Job:
     model: Model
     layout: Layout
     sequence_length: int
-    trainer: str = "own"  # determines rules, memory and efficiency: a key of the planner's table of trainers
+    trainer: str = "own"  # key of the planner's table of trainers; determines rules, memory and efficiency
     # The data type of GEMMs: bf16, fp16, or an fp8 or fp4 recipe such as `fp8_tensorwise`.
     precision: str = "bf16"
     # `fp32`: fp32 master weights, moments and gradient reduction; `amp`: fp32 weights that are cast for each use;

@@ -25,7 +25,7 @@ from workloads.models.model import Model
 # The largest relative error allowed in a kernel's results. bf16 kernels differ from fp64 by 0.002 to 0.01.
 TOLERANCE = 0.03
 TIMED_TOKENS = 8192
-# The gradients of the scores vanish for a single token. With bf16, they are off by 3% for two tokens, 0.4% for 16.
+# The gradients of the scores vanish for a single token. In bf16, they are off by 3% for two tokens and 0.4% for 16.
 MIN_LENGTH = 16
 CHECKED_TOKENS = 128
 Pair = tuple[Tensor, Tensor]  # keys and values
@@ -159,7 +159,7 @@ def merge_attention(out: Tensor, lse: Tensor, past_out: Tensor, past_lse: Tensor
 def attend_backward(
     kernel: Kernel, d_out: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, past_kv: Pair | None
 ) -> tuple[Gradients, Pair | None]:
-    """Return (dq, dk, dv), and the gradients of `past_kv` or None.
+    """Return (dq, dk, dv) and the gradients of `past_kv`, or None without `past_kv`.
 
     `out` and `lse` come from `attend` over all keys. Given these, the backward pass over each group of keys gives the
     group's exact part of the gradients (Dao 2023; Liu et al. 2023).

@@ -54,7 +54,7 @@ def _flash_fwd(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> tuple[Tensor, T
 
 
 def _flash_bwd(d_out: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, causal: bool) -> Gradients:
-    # On ROCm both libraries return and accept the seed and offset as int64 scalars (prepare_philox_arguments of
+    # On ROCm, both libraries return and accept the seed and offset as int64 scalars (prepare_philox_arguments of
     # mha_all_aot.hip).
     size, dtype = ((), torch.int64) if torch.version.hip else ((2,), torch.uint64)
     rng_state = torch.zeros(size, dtype=dtype, device=q.device)

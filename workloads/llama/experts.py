@@ -124,7 +124,7 @@ class Experts(nn.Module):
 
     group_name = ""  # the group that divides the experts; empty if each rank holds all
     ranks, rank = 1, 0  # of the group that divides the experts
-    most_rows: int | None = None  # of the group's tokens on this rank
+    most_rows: int | None = None  # the most rows of the group's tokens on this rank
 
     load: Tensor  # [experts] int64, tokens per expert since the last `balance`
     passes: Tensor  # [2] int64, sums over all passes: the busiest expert's tokens, and all tokens

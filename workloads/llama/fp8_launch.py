@@ -2,7 +2,7 @@
 
 With granularity `tensor`, the largest magnitude of a matrix must be known before the cast, so every cast takes two
 passes over its inputs. The first keeps only the maximum of the computed values; the second recomputes the values and
-writes them in fp8. A block's scale depends on the block alone, so granularity `block` reads inputs only once.
+writes them in fp8. A block's scale depends on the block alone, so casts with granularity `block` read inputs once.
 
 Fp8 GEMMs on a Hopper GPU take operands that are contiguous along the summed dimension. A matrix [tokens, features] is
 therefore written by rows for GEMMs that sum over features, by columns (transposed) for GEMMs that sum over tokens, or

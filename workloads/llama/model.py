@@ -137,7 +137,7 @@ def loss_and_gradients(
 ) -> tuple[Tensor, Tensor]:
     """Return the mean loss of `ChunkedLoss` times `share` in fp32, and its gradient with respect to `hidden`.
 
-    The gradient with respect to `weight` is added to `d_weight`. All are computed in chunks; no logits are saved.
+    The gradient with respect to `weight` is added to `d_weight`. Both are computed in chunks, and no logits are saved.
     """
     loss = torch.zeros((), device=hidden.device, dtype=torch.float32)
     d_hidden = torch.empty_like(hidden)

@@ -27,11 +27,11 @@ class MatmulParameters:
         product: the layer's forward product or one of its two gradients.
         tokens: number of tokens that the layer is applied to.
         dtype: number format of A and B, including scales.
-        layout: whether A and B are stored as mxk and kxn (n) or transposed (t). `auto` is the layout of training (nt;
-            nn and tn for a model's gradients), and nt for formats of 8 bits or fewer, which support no other.
+        layout: whether A and B are stored as mxk and kxn (n) or transposed (t). `auto` is the training layout (nt; nn
+            and tn for a model's gradients), or nt for formats of 8 bits or fewer, which support no other layout.
         output_dtype: data type of C. `auto` is the type of A and B, or bf16 for formats of 8 bits or fewer.
-        accumulation: fp32, or reduced: partial sums may be rounded (PyTorch's default for bf16 and fp16 on NVIDIA GPUs;
-            the fast accumulators of fp8). `auto` is reduced if the device and the backend support it, else fp32.
+        accumulation: fp32 or reduced. `reduced` may round partial sums (PyTorch's default for bf16 and fp16 on NVIDIA
+            GPUs; the fast accumulators of fp8). `auto` is reduced if the device and the backend support it, else fp32.
         backend: `torch` is torch.mm with its default library; `cublas` and `cublaslt` select the vendor's library (on
             ROCm hipBLAS and hipBLASLt); `ck` is AMD's Composable Kernel; `tunable` is PyTorch's search over the kernels
             of hipBLASLt and rocBLAS, done before the first call; `triton` is Inductor's kernel tuned for the shape. On
@@ -105,7 +105,7 @@ class Matmul(Workload):
     module = "gemm"
 
     def recorded_parameters(self, parameters: MatmulParameters) -> Mapping[str, Scalar]:
-        """Return the parameters without those that do not determine the shape: m, n and k, or the model's layer."""
+        """Return the parameters without the unused shape parameters, which are m, n and k or the model's layer."""
         unused = ("model", "layer", "product", "tokens") if parameters.model is None else ("m", "n", "k")
         values = super().recorded_parameters(parameters)
         return {name: value for name, value in values.items() if name not in unused}

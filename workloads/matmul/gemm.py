@@ -139,7 +139,7 @@ def executed_accumulation(parameters: MatmulParameters, architecture: str) -> st
 
 
 def executed_backend(parameters: MatmulParameters) -> str:
-    """Return the library that PyTorch selected (some GPUs do not support all), otherwise the requested backend."""
+    """Return the library that PyTorch selected, which may differ on some GPUs, or else the requested backend."""
     name = _preferred()
     return CUDA_LIBRARIES.get(name, name.lower()) if parameters.backend in SELECTED else parameters.backend
 

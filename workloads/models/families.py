@@ -53,7 +53,7 @@ class Family:
     mlp_bias: bool | str = False
     expert_bias: bool = False  # experts and routers have biases
     sinks: bool = False  # each head has an attention sink
-    shared_expert_gate: bool = False  # a matrix with one output weighs the shared expert
+    shared_expert_gate: bool = False  # a matrix with one output gates the shared expert
     router_scores: RouterScores = "softmax"  # the function that computes expert scores
     # Whether a token's scores are divided by their sum, or the key in the file that states this.
     renormalized: bool | str = "norm_topk_prob"

@@ -56,7 +56,7 @@ def hardware_flops_per_token(model: Model, sequence_length: float, recompute: Ma
     """Return the FLOPs per token that the device executes, including recomputation.
 
     The total adds the recomputation of layers and attention scores in the backward pass to the model's FLOPs. A fused
-    attention kernel always recomputes the scores in its backward pass, which is one of the two causal GEMMs (Dao 2023).
+    attention kernel always recomputes the scores in its backward pass; this is one of the two causal GEMMs (Dao 2023).
     `recompute` gives, for each kind of layer, the number of blocks in which it is recomputed.
     """
     attended = sum(model.attended_tokens(layer, sequence_length) for layer in range(model.layers)) / model.layers

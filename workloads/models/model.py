@@ -51,7 +51,7 @@ class Model:
     # The MLP's activation. Gated MLPs (`swiglu`, `gelu_gated`) have three matrices, other MLPs two.
     activation: Activation = "swiglu"
     tied: bool = False  # the head shares the embedding's weights
-    # qkv_bias, mlp_bias: whether the projections to queries, keys and values, or the MLP, have biases.
+    # qkv_bias, mlp_bias: whether the query, key and value projections, or the MLP, have biases.
     qkv_bias: bool = False
     mlp_bias: bool = False
     positions: Positions = "rope"  # the position encoding; learned positions have weights
@@ -68,8 +68,9 @@ class Model:
     query_rank: int = 0
     rope_size: int = 0
     value_size: int = 0
-    # Sparse attention (DeepSeek-V3.2): an indexer selects the `window` tokens with the highest scores. Its queries have
-    # index_heads heads of index_size features; 0 without an indexer. unindexed_layers use the previous layer's tokens.
+    # Sparse attention (DeepSeek-V3.2): an indexer selects the `window` tokens with the highest scores. The indexer's
+    # queries have index_heads heads of index_size features; 0 without an indexer. unindexed_layers use the previous
+    # layer's tokens.
     index_heads: int = 0
     index_size: int = 0
     unindexed_layers: tuple[int, ...] = ()
@@ -189,7 +190,7 @@ class Model:
             "lm_head": (self.hidden_size, self.vocabulary),
         }[layer]
 
-    # "Weights" are the elements of matrices and norms. They exclude biases, which estimates omit. "Parameters" include
+    # "Weights" are the elements of matrices and norms, without biases, which estimates omit. "Parameters" include
     # everything.
 
     @property
@@ -215,7 +216,7 @@ class Model:
         if not self.kv_rank:
             gate = queries if self.attention_gate else 0
             return Matrix("qkv", hidden, queries + self.kv_features + gate, "outputs"), output
-        # The matrices of an indexer. The matrix for its single key also produces the weights of its heads.
+        # The matrices of an indexer. The matrix for the indexer's single key also produces the weights of its heads.
         index_query = Matrix("index_query", self.query_rank, self.index_heads * self.index_size, "tokens")
         index_key = Matrix("index_key", hidden, self.index_size + self.index_heads, "tokens")
         down = (Matrix("query_down", hidden, self.query_rank, "tokens"),) if self.query_rank else ()

@@ -26,7 +26,7 @@ NATURAL = Routing()
 
 
 def check_imbalance(imbalance: float, shape: Model) -> None:
-    """Raise ValueError if the busiest expert cannot have `imbalance` times the mean."""
+    """Raise ValueError if the busiest expert cannot have `imbalance` times the mean load."""
     if imbalance * shape.experts_per_token > shape.experts:
         most = shape.experts / shape.experts_per_token
         raise ValueError(f"imbalance={imbalance:g}: no expert has a token twice, so it is at most {most:g}")

@@ -47,7 +47,7 @@ class OffloadParameters:
     """Parameters of an offloaded training run with AdamW.
 
     Attributes:
-        device_gib: the limit of each device's allocator. On a CPU, the plan respects it, but nothing enforces it.
+        device_gib: the limit of each device's allocator. On a CPU, the limit is planned for but not enforced.
         host_gib: the total limit of all GPUs' pinned arenas, the only host memory that stores training state.
         distribution: how GPUs divide the work (`workloads.offload.plan.Distribution`); None: the plan chooses.
         model: the model to train. A model with experts must have only routed experts, in every block.

@@ -123,7 +123,7 @@ def estimate_rates(model: Model, sequence_length: int, precision: str, cluster: 
     host_s = 1e-9 / (OLDER_HOST_LINK_GB_S if is_older else HOST_LINK_GB_S)
     over_host = cluster.topology.wiring == "host"
     link_s = host_s if over_host else 1e-9 / bandwidth_gb_s(cluster, Group(cluster.gpus))
-    # Fits the bf16 measurements of Llama 3 1B and 8B on an H200: 112,768 and 200,832 bytes per token.
+    # This fits the bf16 measurements of Llama 3 1B and 8B on an H200: 112,768 and 200,832 bytes per token.
     workspace = placed.element_bytes * (6 * model.intermediate_size + 3.5 * model.hidden_size)
     gradient_sum_s = repeated_s = cast_s = 0.0
     if model.experts:  # expert rows in and out, tensors inside experts, and a new gradient of the larger weights

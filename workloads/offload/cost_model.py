@@ -210,7 +210,7 @@ def predict_step_times(
     Copies and computation overlap. Each pass over a layer takes as long as the slower of the two, since weights are
     copied at most one layer ahead. Chunks that are saved in the same way are spread evenly over all layers, so every
     layer copies equally many activations. `recompute_s_per_token` is a mean over layers and chunks. `host_bytes` is the
-    size of a round's activations on the host, over all layers. The last dimensions of both arrays match.
+    size of a round's activations on the host, over all layers. Both arrays have the same last dimension.
     """
     model, rounds = placement.model, placement.accumulation_rounds
     layers, weight_bytes = model.shape.layers, model.layer_weight_bytes

@@ -37,7 +37,7 @@ class Gang:
         return 1 if self.is_ring else self.ranks
 
     def list_own(self, count: int) -> range:
-        """Return which of `count` layers, or chunks at the head, this process computes."""
+        """Return the range of `count` layers, or of chunks at the head, that this process computes."""
         return range(self.rank, count, self.ranks) if self.is_ring else range(count)
 
     def count_kept(self, numel: int) -> int:
@@ -56,7 +56,7 @@ class Gang:
             dist.all_reduce(tensor)
 
     def gather(self, n: int, kept: Tensor) -> Tensor:
-        """Return layer n's whole vector. `kept` is this process's share; in a ring, the layer's home rank keeps all."""
+        """Return layer n's whole vector. `kept` is this process's share; in a ring, the home rank keeps the vector."""
         if self.is_ring:
             dist.broadcast(kept, n % self.ranks)
         if not self.is_sharded:
@@ -117,7 +117,7 @@ class WholeLayers:
         return self._gradients[n % GATHERED_SLOTS]
 
     def reduce(self, n: int) -> None:
-        """Queue the exchange of layer n's gradients, after `take_reduced` of the layer before."""
+        """Queue the exchange of layer n's gradients. Call `take_reduced` for the previous layer first."""
         whole = self.gradients(n).buffer
         self._exchange(lambda: self._scatter(whole.tensor), whole, self._received)
 

@@ -33,8 +33,7 @@ class _Handle(ctypes.Structure):
 class CudaDriver:
     """The CUDA driver on the current device and stream. Every call raises RuntimeError if the driver refuses it.
 
-    A call without enough memory raises torch.OutOfMemoryError. Addresses are integers. Copies and counters keep stream
-    order.
+    Raises torch.OutOfMemoryError if memory runs out. Addresses are integers. Copies and counters keep stream order.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -128,8 +127,8 @@ class PeerMemory:
     def push(self, copies: Sequence[tuple[int, Tensor, Tensor]]) -> None:
         """Queue copies to other processes on the current stream: (process, target, source).
 
-        A target is part of this process's tensors, and the same part of the other process's tensors is written, once
-        all processes' streams have reached this point. Work queued afterwards sees all copies by the others.
+        A target is part of this process's tensors. The same part of the other process's tensors is written once all
+        processes' streams have reached this point. Work queued afterwards sees all copies by the others.
         """
         self._meet()
         for number, target, source in copies:
@@ -166,7 +165,7 @@ def open_peer_memory(device: torch.device, dtype: torch.dtype, sizes: Sequence[i
 
 
 def agree(call: Callable[[], Any], failure: str = "") -> list[Any]:
-    """Return a call's results from all processes. If it fails in one, all raise RuntimeError or GangOutOfMemory."""
+    """Return a call's results from all processes. If one call fails, all raise RuntimeError or GangOutOfMemory."""
     result: Any
     try:
         result = call()

@@ -20,8 +20,8 @@ GIB = 2**30
 WEIGHT_SLOTS = 2  # device buffers that streamed layers share: one for the computing layer, one for the next copy
 GRADIENT_SLOTS = 3  # the same two, and one for the copy back to the host
 GATHERED_SLOTS = 2  # whole layers of a sharded model: the one that computes, and one that is gathered or reduced
-# Chunks whose activations are copied at the same time. There are two, because copying a chunk may take longer than
-# computing it if its neighbors stay on the device. The backward pass copies this many chunks back before it needs them.
+# The number of chunks whose activations are copied at the same time. It is two, because copying a chunk may take longer
+# than computing it if neighboring chunks stay on the device. The backward pass fetches as many chunks ahead.
 CHUNKS_IN_FLIGHT = 2
 LOGIT_TOKENS = 2048  # tokens whose logits the loss computes at a time
 
@@ -64,7 +64,7 @@ class ActivationPlan(NamedTuple):
 class LayerPlan:
     """The locations of one block's tensors. Tensors on the host are copied to the device for each use.
 
-    Chunk n of a round uses entry n of `activations`, modulo their number, so a single entry applies to all chunks.
+    Chunk n of a round uses entry n of `activations`, modulo the number of entries; one entry applies to all chunks.
     """
 
     weights: Location = "device"

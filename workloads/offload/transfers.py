@@ -178,7 +178,7 @@ class SavedChunk:
 
 
 class ActivationStack:
-    """The saved activations of all chunks and layers. The backward pass takes them in reverse order."""
+    """The saved activations of all chunks and layers. The backward pass takes chunks in reverse order."""
 
     def __init__(self, arena: Arena, device: torch.device, copy_streams: CopyStreams) -> None:
         self._arena, self._device, self._copy_streams = arena, device, copy_streams

@@ -41,7 +41,7 @@ class ParallelParameters:
     """A layout (`workloads.layouts.layout.Layout`) and the model to train in this layout.
 
     Attributes:
-        model: the model to train: a name, or the path of a Hugging Face config.json.
+        model: name of the model to train, or path of its Hugging Face config.json.
         layers: the number of blocks to train, from the start of the model; None for all.
         sequence_length: tokens per sequence.
         global_batch: sequences per step over all ranks.
@@ -156,7 +156,7 @@ class ParallelParameters:
         return replace(model, layers=self.layers, dense_layers=dense, experts=experts)
 
     def unsupported_dtype_reason(self, architecture: str) -> str:
-        """Return why the block cannot train in this data type on a device, as text to follow "it is"."""
+        """Return why the block cannot train in this data type on a device, phrased to follow "it is"."""
         find = unsupported_block_rate_reason if self.block == "manual" else unsupported_layer_rate_reason
         return find(self.dtype, architecture)
 

@@ -1,7 +1,7 @@
 """Apply a layout to a model. The order of the steps matters:
 
 1. Pipeline: build only this rank's layers, on the meta device.
-2. Context parallelism: give blocks attention over their process group. Document masks: attention within documents.
+2. Context parallelism: give blocks attention over their process group. Document masks: restrict attention to documents.
 3. Tensor parallelism: shard every block's matrices before anything wraps the block, since the plan names them. Expert
    parallelism: keep this rank's experts.
 4. Checkpointing: wrap blocks so that their sharded computation is recomputed. Blocks with a manual backward pass do
@@ -102,7 +102,7 @@ def shard_stage(stage: Stage, mesh: DeviceMesh, dtype: torch.dtype, *, reshard_a
 
 
 def set_gradient_sync(stages: list[Stage], layout: Layout, *, is_last_microbatch: bool, keeps_weights: bool) -> None:
-    """Set what FSDP communicates in the coming backward pass.
+    """Configure FSDP's communication for the next backward pass.
 
     Gradients are averaged over replicas only in the last micro-batch of a step. Without `reshard_after_forward`,
     gradients are also reduce-scattered only there, and weights stay gathered until then. With `reshard_after_forward`,

@@ -27,7 +27,7 @@ LEVELS: tuple[Level, ...] = (
     (("stages_per_rank", "schedule"), ("stages and schedule agree", "micro-batches fill the pipeline")),
 )
 WORLD_SIZE_RULE = RULES[0].name
-# Parameters that trade time for memory, with the fastest value: no other value makes a layout faster.
+# Parameters that trade time for memory, each with the value that is fastest in every layout.
 FASTEST: dict[str, Scalar] = {"checkpointing": "none", "reshard_after_forward": False}
 LISTED = 5_000  # layouts; a layout is omitted if at least this many others are faster
 SLOWER_RULE = f"the layout is among the {LISTED:,} fastest"

@@ -87,7 +87,7 @@ def measure(parameters: ParallelParameters, rank: Rank) -> Measurement:
     if parameters.layout.gpus == 1:
         rank = replace(rank, rank=0, world_size=1, ranks_per_node=1)
     process_setup.keep_compiled_kernels()
-    # As in torchtitan's run_train.sh. This must come before reading the architecture, because that initializes CUDA.
+    # As in torchtitan's run_train.sh. This must precede reading the architecture, which initializes CUDA.
     process_setup.enable_expandable_segments(device)
     if violation := parameters.find_violation(rank.world_size, rank.ranks_per_node, on_gpu=device.type == "cuda"):
         raise Infeasible(violation.reason)

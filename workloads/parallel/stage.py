@@ -58,8 +58,8 @@ class CheckpointedBlock(nn.Module):
         weights: list[Tensor] = [w for name, w in block.named_parameters() if name.endswith("gate_up.weight")]
         weights += [weight.to_local() for weight in weights if isinstance(weight, DTensor)]
         widest = tuple(sorted({tuple(sorted(weight.shape)) for weight in weights}))
-        # PyTorch's cache of compiled graphs pickles the function and identifies it by this hash. If either failed,
-        # every trial would compile the block again.
+        # PyTorch's cache of compiled graphs pickles the function and identifies it by this hash. Without pickling and
+        # hash, every trial would compile the block again.
         self._contexts = partial(_save_all_but, widest)
         self._contexts.cache_hash = f"{sorted(map(str, SAVED_OPS))} {widest} biases"  # type: ignore[attr-defined]
 

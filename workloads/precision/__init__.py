@@ -63,7 +63,7 @@ class CastParameters:
 
     Attributes:
         format: the format that the matrix is cast to.
-        direction: the dimension that a scale spans: along rows, along columns, or both, with one cast each.
+        direction: whether scales span rows, columns, or both, with one cast each.
         implementation: torchao's eager function, the same function compiled, or torchao's own kernel.
         rows, columns: size of the matrix.
         warmup: calls that are not timed.
