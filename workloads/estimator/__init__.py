@@ -1,1 +1,1 @@
-"""Estimates of step time and memory for any trainer, never reported as measurements. Standard library only."""
+"""Estimate any trainer's step time and memory. Never reports estimates as measurements. Standard library only."""

@@ -1,4 +1,4 @@
-"""Estimate collective times on a topology, by ring or tree, and the part that stays exposed in a block and a step."""
+"""Estimate the time of ring and tree collectives on a topology, and how much of it blocks and steps expose."""
 
 import math
 
@@ -42,7 +42,7 @@ def latency_s(cluster: Cluster, group: Group) -> float:
 
 
 def all_gather_s(cluster: Cluster, group: Group, total_bytes: float, link_share: float = LINK_SHARE) -> float:
-    """Return the seconds of a ring all-gather or reduce-scatter of `total_bytes`."""
+    """Estimate the time of a ring all-gather or reduce-scatter of `total_bytes` in seconds."""
     if group.ranks == 1:
         return 0.0
     share = (group.ranks - 1) / group.ranks
@@ -50,7 +50,7 @@ def all_gather_s(cluster: Cluster, group: Group, total_bytes: float, link_share:
 
 
 def all_reduce_s(cluster: Cluster, group: Group, total_bytes: float, link_share: float = LINK_SHARE) -> float:
-    """Return the seconds of an all-reduce by ring, or by tree if the tree's latency is lower."""
+    """Estimate the time of an all-reduce in seconds, by ring or by tree, whichever has the lower latency."""
     if group.ranks == 1:
         return 0.0
     transfer = 2 * total_bytes * (group.ranks - 1) / group.ranks
@@ -63,7 +63,7 @@ def all_reduce_s(cluster: Cluster, group: Group, total_bytes: float, link_share:
 
 
 def all_to_all_s(cluster: Cluster, group: Group, sent_bytes: float, network_bytes: float) -> float:
-    """Return the seconds of an all-to-all. Each rank sends `sent_bytes`, including `network_bytes` to other domains."""
+    """Estimate the seconds of an all-to-all. A rank sends `sent_bytes`, including `network_bytes` to other domains."""
     if group.ranks == 1:
         return 0.0
     topology = cluster.topology
@@ -95,10 +95,10 @@ def exposed(collective_s: float, beside_s: float) -> float:
 
 
 def tensor_s(placed: PlacedJob, layer: int) -> float:
-    """Return the exposed seconds of a block's tensor-parallel collectives on the residual stream, in one pass.
+    """Estimate the exposed time in seconds of a block's tensor-parallel collectives in one pass.
 
-    Attention needs an all-gather and a reduce-scatter, and so does a dense MLP. Without sequence parallelism, an
-    all-reduce replaces each pair. Experts need neither, because they use the divided tokens.
+    On the residual stream, attention and a dense MLP each need an all-gather and a reduce-scatter. Without sequence
+    parallelism, an all-reduce replaces each pair. Experts need neither, because they use the divided tokens.
     """
     model = placed.model
     is_dense = not model.has_experts(layer) or model.shared_expert_intermediate_size > 0
@@ -119,7 +119,7 @@ def tensor_s(placed: PlacedJob, layer: int) -> float:
 
 
 def context_s(placed: PlacedJob, attention_s: float, *, backward: bool) -> float:
-    """Return the exposed seconds of a block's exchange of keys and values."""
+    """Estimate the exposed time in seconds of a block's exchange of keys and values."""
     group, model = placed.context_group, placed.model
     if group.ranks == 1:
         return 0.0
@@ -132,7 +132,7 @@ def context_s(placed: PlacedJob, attention_s: float, *, backward: bool) -> float
 
 
 def expert_s(placed: PlacedJob, layer: int) -> float:
-    """Return the exposed seconds of sending a block's tokens to their experts and back, in one pass."""
+    """Estimate the exposed time in seconds to send a block's tokens to their experts and back, in one pass."""
     model, group = placed.model, placed.expert_group
     if not model.has_experts(layer) or group.ranks == 1:
         return 0.0
@@ -158,7 +158,7 @@ def expert_s(placed: PlacedJob, layer: int) -> float:
 
 
 def _copies(placed: PlacedJob, places: int) -> float:
-    """Return how often a token is sent to other GPUs or nodes. DeepEP sends one copy to each place with its experts."""
+    """Return how often a token is sent to other GPUs or nodes. DeepEP sends one copy per place with its experts."""
     count = placed.model.experts_per_token
     if placed.job.dispatcher == "deepep":
         return (places - 1) * (1 - (1 - 1 / places) ** count)
@@ -166,7 +166,7 @@ def _copies(placed: PlacedJob, places: int) -> float:
 
 
 def sharded_s(placed: PlacedJob, weights: Weights, element_bytes: int) -> float:
-    """Return the seconds to gather sharded weights, or to reduce their gradients over shards."""
+    """Estimate the seconds to gather sharded weights, or to reduce their gradients over shards."""
     shared_s = all_gather_s(placed.cluster, placed.shard_group, element_bytes * weights.shared)
     if not weights.experts:
         return shared_s
@@ -174,13 +174,13 @@ def sharded_s(placed: PlacedJob, weights: Weights, element_bytes: int) -> float:
 
 
 def average_s(placed: PlacedJob, weights: Weights) -> float:
-    """Return the seconds to average the gradients that a rank owns over the model's replicas."""
+    """Estimate the seconds to average the gradients that a rank owns over the model's replicas."""
     owned_bytes = divided_weights(placed, weights) * placed.gradient_bytes
     return all_reduce_s(placed.cluster, placed.replicate_group, owned_bytes)
 
 
 def pipeline_send_s(placed: PlacedJob) -> float:
-    """Return the seconds to send a micro-batch's residual stream to the next stage.
+    """Estimate the seconds to send a micro-batch's residual stream to the next stage.
 
     In Megatron-LM, each tensor-parallel rank sends only its part even without sequence parallelism, and the receivers
     gather the parts over NVLink (arXiv 2104.04473, section 4.1).

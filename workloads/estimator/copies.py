@@ -8,7 +8,7 @@ HOST_LINK_GB_S = 25  # per direction between host and GPU, while all GPUs of a h
 # from their code. FSDP1 gathers in place.
 GATHER_COPY_BYTES = {"fsdp1": 8, "megatron_fsdp": 6}
 ELEMENT = 2  # bytes per weight in a GEMM, and per gradient
-STATE_BYTES = {"fp32": (4, 8), "amp": (4, 8), "bf16": (2, 4), "int8": (2, 2)}  # per weight, and for its two moments
+STATE_BYTES = {"fp32": (4, 8), "amp": (4, 8), "bf16": (2, 4), "int8": (2, 2)}  # bytes: weight, two moments
 
 
 def copied_bytes(placed: PlacedJob, ranks: int) -> float:
@@ -16,7 +16,7 @@ def copied_bytes(placed: PlacedJob, ranks: int) -> float:
 
     FSDP2's copies follow torch/distributed/fsdp/_fully_shard (PyTorch 2.11 to 2.13). A gather casts a shard into the
     collective's buffer and copies all shards out of the buffer. On one rank, a gather only casts and copies. A
-    reduction copies gradients into a buffer in its data type, twice on one rank, and adds the result to the shard.
+    reduction casts gradients into a buffer, copies them once more on one rank, and adds the result to the shard.
     """
     layout = placed.layout
     sums = (layout.microbatches - 1) / layout.microbatches  # share of micro-batches that add to earlier gradients
@@ -31,13 +31,13 @@ def copied_bytes(placed: PlacedJob, ranks: int) -> float:
     reduce = ELEMENT + reduced + (2 * reduced if ranks == 1 else 0)
     if layout.reshard_after_forward:
         return (2 - sums * keeps_weights(placed)) * gather + reduce + 3 * state * sums / ranks
-    # Unsharded gradients are summed in the reduction's data type and reduced with the last micro-batch.
+    # Unsharded gradients are summed in the reduction's data type and reduced after the last micro-batch.
     added = 3 * ELEMENT if reduced == ELEMENT else 2 * reduced + ELEMENT
     return added * sums + (gather + reduce) / layout.microbatches
 
 
 def host_copies_s(placed: PlacedJob, owned_weights: float) -> float:
-    """Return the seconds to copy gradients to the host and weights back, if the optimizer runs on the host."""
+    """Estimate the seconds to copy gradients to the host and weights back, if the optimizer runs on the host."""
     if not placed.layout.offload_optimizer:
         return 0.0
     return owned_weights * (2 + 2) / (HOST_LINK_GB_S * 1e9)

@@ -75,7 +75,7 @@ class StageMemory:
 class JobEstimate:
     """The estimate of a job on a cluster."""
 
-    step: StepTime  # where the time goes
+    step: StepTime  # step time by use
     stages: tuple[StageMemory, ...]  # the memory of each pipeline rank
     tokens: int  # number of tokens per step on all GPUs
     model_flops: float  # per step, by the causal convention (`workloads.models.flops`)
@@ -114,12 +114,12 @@ class Known:
     def missing(self, job: Job, cluster: Cluster) -> list[str]:
         """Return sentences about the job's properties that no measured run has."""
         device, known = cluster.device.name, [pair.split("@") for pair in self.pairs]
-        trainers = {trainer for trainer, _ in known if trainer.startswith(job.trainer)}  # megatron: megatron-lm, …
+        trainers = {trainer for trainer, _ in known if trainer.startswith(job.trainer)}  # megatron matches megatron-lm
         lacks = [f"on {device}"] if device not in {name for _, name in known} else []
         lacks += [] if trainers else [f"of trainer={job.trainer}"]
         if not lacks and not self.pairs & {f"{trainer}@{device}" for trainer in trainers}:
             lacks.append(f"of trainer={job.trainer} on {device}")
-        # GLM-5.2 on 192 GB200s, with its indexer's loss and natural routing (benchmarks/planner_rows_2026.csv)
+        # This run trained GLM-5.2 on 192 GB200s, with indexer loss and natural routing (planner_rows_2026.csv).
         selects = "with attention to selected tokens (the one published run took 8 times its estimate)"
         lacks += [selects] * bool(job.model.index_heads)
         lacks += [f"on more than {self.gpus:,} GPUs"] * (cluster.gpus > self.gpus)
@@ -132,7 +132,7 @@ class Band:
     """The error band around estimates for a family of jobs, at a given distance from the measured runs."""
 
     # Half the band's width or, for memory, the part above the estimate. The band covers 90% of the runs at this
-    # distance. Each run is estimated and compared without its own source.
+    # distance. Each run's comparison leaves out the run's own source.
     error_share: float
     runs: int  # number of runs of this family, at any distance
     sources: int

@@ -15,7 +15,7 @@ from workloads.layouts.trainers import is_own
 GIB = 2**30
 RUNTIME_GIB = 1.5  # CUDA context, NCCL buffers, library workspaces
 OPTIMIZER_STATES = 2  # AdamW's moments per weight, in the weight's data type
-OWN_WORKSPACES_GIB = 0.35  # library workspaces, which PyTorch counts as allocated: the maximum of all rows
+OWN_WORKSPACES_GIB = 0.35  # library workspaces, which PyTorch counts as allocated: the maximum measured
 LOSS_CHUNK_TOKENS = 2048  # the loss processes chunks of this many tokens and never allocates all logits
 
 
@@ -40,7 +40,7 @@ def stage_memories(placed: PlacedJob, ranks: Sequence[int] | None = None) -> tup
         recomputed = 1.25 * (whole + _score_bytes(placed))
     if is_own(placed.job):  # a block's expert gradients are whole before they are added to other tokens' gradients
         recomputed += placed.element_bytes * max(block_gpu_weights(placed, layer).experts for layer in saved)
-    # Logits, their gradients and the copies that the loss makes of them.
+    # Logits, logit gradients, and the loss's copies of both.
     tokens = min(placed.tokens, LOSS_CHUNK_TOKENS) if placed.trainer.chunked_loss else placed.tokens
     loss = tokens * model.vocabulary / layout.tp * _logit_bytes(placed)
     if layout.tp > 1 and layout.sequence_parallel:  # the head's input and the input's gradient, for the whole sequence
@@ -186,8 +186,8 @@ def _mixer_elements(placed: PlacedJob, layer: int) -> tuple[float, float, float]
 def _own_memory(placed: PlacedJob, rank: int, layers: int) -> StageMemory:
     """Return a pipeline rank's peak memory in this project's trainer, counted tensor by tensor. With fp32 states, the
     sharded weight, gradient and two AdamW states take 16 bytes per parameter, and a gathered weight takes 2 more. The
-    peak is at the start of the last backward pass, when all activations are saved, or at its end. By then all gradients
-    exist, and FSDP has gathered the embedding again and reduces the embedding's gradient."""
+    peak is at the start of the last backward pass, when all activations are saved, or at the end of this pass. By then
+    all gradients exist, and FSDP has gathered the embedding again and reduces the embedding's gradient."""
     layout, element_bytes = placed.layout, placed.element_bytes
     state_bytes = 4 if placed.job.state == "fp32" else element_bytes  # per weight, gradient and moment
     uses_fsdp = layout.uses_fsdp(placed.job.state)

@@ -1,4 +1,4 @@
-"""Estimate a block's seconds on one GPU: GEMMs, attention, and operations limited by memory bandwidth."""
+"""Estimate a block's time on one GPU: GEMMs, attention, and operations limited by memory bandwidth."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ GROUPED_ROWS = 128  # rows per tile; kernels compute an expert's tokens tile by 
 
 
 def product_s(placed: PlacedJob, product: Product, dtype: str) -> float:
-    """Return the seconds of a GEMM, or of one of the two GEMMs in its backward pass."""
+    """Estimate the time in seconds of a GEMM, or of one of the two GEMMs in its backward pass."""
     device = placed.cluster.device
     rate = sustained_flops(device, dtype)
     if dtype in ("fp8", "fp4"):
@@ -91,13 +91,13 @@ def product_s(placed: PlacedJob, product: Product, dtype: str) -> float:
 
 
 def products_of_s(placed: PlacedJob, layer: int, name: str = "") -> float:
-    """Return the seconds of a block's GEMMs, or of those with this name."""
+    """Estimate the time in seconds of a block's GEMMs, or only of GEMMs called `name`."""
     products = (product for product in block_products(placed, layer) if name in ("", product.name))
     return sum(product_s(placed, product, placed.precision.dtype) for product in products)
 
 
 def cast_s(placed: PlacedJob, product: Product, *, backward: bool) -> float:
-    """Return the seconds to cast a GEMM's weights and its input, or the output's gradient in the backward pass."""
+    """Estimate the seconds to cast a GEMM's weights and its input, or the output's gradient in the backward pass."""
     precision = placed.precision
     width = product.n * product.count if backward else product.k
     rows = product.rows if not product.grouped else product.rows * product.count
@@ -111,7 +111,7 @@ def cast_s(placed: PlacedJob, product: Product, *, backward: bool) -> float:
 
 
 ATTENTION_RATES = Path(__file__).parent / "tables" / "attention_rates.csv"
-# The backward pass of fused attention has five GEMMs, the forward pass two.
+# The backward pass of fused attention has five GEMMs; the forward pass has two.
 ATTENTION_BACKWARD_PRODUCTS = 2.5
 # Bytes per fp16 score of unfused attention. The forward pass computes the scores, a scaled and masked softmax, dropout
 # with its mask, and the product with the values. The backward pass computes the gradient of each.
@@ -232,7 +232,7 @@ EXPERT_BIAS_PASSES = (6, 8)
 
 
 def pass_s(placed: PlacedJob, layer: int, *, backward: bool) -> float:
-    """Return the seconds of norms, rotary embeddings, activations, residual sums and sorting tokens by expert.
+    """Estimate the time of norms, rotary embeddings, activations, residual sums and sorting by expert, in seconds.
 
     Sorting reads a token once and writes it once per expert, and does the same on the way back. An all-to-all needs
     copies sorted by rank before and by expert after it, in both directions. DeepEP sends a token to a rank once for all
@@ -268,7 +268,7 @@ def waits_for_host(placed: PlacedJob, layer: int) -> bool:
 
 @dataclass(frozen=True)
 class BlockSeconds:
-    """A block's seconds for one micro-batch. `recomputed` is recomputation in the backward pass."""
+    """A block's time for one micro-batch. `recomputed` is recomputation in the backward pass."""
 
     forward: Seconds
     backward: Seconds
@@ -279,7 +279,7 @@ _BLOCK_SECONDS: dict[tuple[object, ...], BlockSeconds] = {}
 
 
 def block_seconds(placed: PlacedJob, layer: int) -> BlockSeconds:
-    """Return a block's seconds, cached because a search needs the same operations in many layouts."""
+    """Estimate a block's time. Results are cached, because a search needs the same operations in many layouts."""
     job, layout, device = placed.job, placed.layout, placed.cluster.device
     sizes = (layer, job.sequence_length, job.document_tokens, layout.micro_batch, layout.tp, layout.cp, layout.ep)
     kernels = (job.trainer, job.precision, placed.attention_kernel, job.compiled, job.dispatcher, job.manual_backward)
@@ -304,7 +304,7 @@ def _seconds(placed: PlacedJob, layer: int, products_s: float, *, backward: bool
 # torchtitan saves every second GEMM of a block. Among q, k, v, output, gate, up and down, it recomputes k, output and
 # up (torchtitan/parallelisms/parallelize_llama.py at 9dec370: mm_count).
 def recomputed(placed: PlacedJob, layer: int, once: Seconds) -> Seconds:
-    """Return the seconds of recomputation in a block's backward pass. `once` is the forward pass."""
+    """Estimate the time of recomputation in a block's backward pass. `once` is the forward pass's time."""
     match placed.layout.checkpointing:
         case "full" if is_own(placed.job) and placed.job.manual_backward:  # the last GEMM's output is not needed
             return Seconds(once.products - products_of_s(placed, layer, "down"), once.attention, once.other)
@@ -336,7 +336,7 @@ EAGER_LOSS_BYTES = 40
 
 
 def head_s(placed: PlacedJob) -> float:
-    """Return the seconds of the output layer and the loss for a micro-batch, forward and backward."""
+    """Estimate the time of the output layer and the loss for a micro-batch in seconds, forward and backward."""
     model, tp = placed.model, placed.layout.tp
     head = Product("head", placed.tokens, model.vocabulary / tp, model.hidden_size)
     logits = placed.tokens * model.vocabulary / tp
@@ -345,5 +345,5 @@ def head_s(placed: PlacedJob) -> float:
     once_s = 3 * product_s(placed, head, placed.plain_dtype) + placed.pass_s(logits * loss_bytes)
     if not model.prediction_layers:
         return once_s
-    joined = Product("joined", placed.tokens / tp, model.hidden_size, 2 * model.hidden_size)  # joins the next embedding
+    joined = Product("joined", placed.tokens / tp, model.hidden_size, 2 * model.hidden_size)  # with the next embedding
     return once_s + model.prediction_layers * (once_s + 3 * product_s(placed, joined, placed.plain_dtype))

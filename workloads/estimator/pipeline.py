@@ -76,13 +76,13 @@ def head_rank(layout: Layout) -> int:
 
 
 def bubble_s(rank_s: list[float], layout: Layout, repeated_share: float = 0.0) -> float:
-    """Return the seconds that the slowest rank waits while the pipeline fills and drains.
+    """Estimate how many seconds the slowest rank waits while the pipeline fills and drains.
 
-    The bubble is a stage's forward and backward pass for each other rank (arXiv 2104.04473, section 2.2). If backward
-    passes are divided, it is F + I - W (forward, input and weight passes): waiting ranks compute weight gradients
-    (ZB-H1, 2401.10241). For passes of equal length this also holds for ZBV and DualPipeV (`build_timeline`), because
-    the optimizer waits for the last rank. ZBV's paper reports no bubble: its ranks start their optimizers one by one
-    and do not clip by the global norm. DualPipe's authors report this bubble if backward passes hide forward passes.
+    The bubble is a stage's forward and backward pass for each other rank (arXiv 2104.04473, section 2.2). With divided
+    backward passes, it is F + I - W (forward, input and weight passes): waiting ranks compute weight gradients (ZB-H1,
+    2401.10241). For passes of equal length this also holds for ZBV and DualPipeV (`build_timeline`), because the
+    optimizer waits for the last rank. ZBV's paper reports no bubble: its ranks start their optimizers one by one and do
+    not clip by the global norm. DualPipe's authors report this bubble if backward passes hide forward passes.
 
     `rank_s` has each rank's seconds for one micro-batch. `repeated_share` of the forward pass is recomputed.
     """
@@ -95,7 +95,7 @@ def bubble_s(rank_s: list[float], layout: Layout, repeated_share: float = 0.0) -
 def in_flight(rank: int, layout: Layout) -> float:
     """Return the peak activations of a rank, in units of one micro-batch's activations in all the rank's layers.
 
-    A 1F1B rank holds one unit for itself and each later rank. Interleaving holds its warm-up, chunk by chunk. PyTorch's
+    A 1F1B rank holds one unit for itself and each later rank. Interleaved ranks hold their warm-up's chunks. PyTorch's
     interleaved zero bubble warms up with one chunk, not two, per later rank; no rank holds more than `pp` units.
     """
     pp, chunks = layout.pp, layout.stages_per_rank

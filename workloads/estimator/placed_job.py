@@ -26,19 +26,19 @@ class PlacedJob:
         self.trainer: Trainer = find_trainer(job.trainer)
         self.precision = PRECISIONS[job.precision]
         self.attention_kernel: AttentionKernel = job.attention_kernel or self.trainer.attention
-        self.checkpointed_share = layout.count_checkpointed(job.model.layers) / job.model.layers  # of the blocks
+        self.checkpointed_share = layout.count_checkpointed(job.model.layers) / job.model.layers  # share of the blocks
         # The share of blocks that recompute their whole forward pass.
         self.repeated_share = self.checkpointed_share if layout.checkpointing == "full" else 0.0
         # The share of repeated tensor-parallel collectives. With saved GEMM outputs, only gathers repeat.
         gathers_again = layout.checkpointing in ("selective", "per_op")
         self.repeated_collectives_share = self.checkpointed_share / 2 if gathers_again else self.repeated_share
-        self.tokens = layout.micro_batch * job.sequence_length / layout.cp  # per micro-batch and GPU
+        self.tokens = layout.micro_batch * job.sequence_length / layout.cp  # per micro-batch on a GPU
         self.residual_parts = layout.tp if layout.sequence_parallel else 1  # number of parts of the residual stream
         self.is_sharded = layout.sharding in ("fsdp1", "fsdp2", "megatron_fsdp")  # weights are gathered for each use
         # Megatron FSDP's guide advises --grad-reduce-in-bf16.
         is_short = layout.sharding == "megatron_fsdp" or job.state == "bf16"
         usual = 2 if is_short else self.trainer.gradient_bytes
-        self.plain_dtype = "fp32" if job.precision == "fp32" else "bf16"  # of attention and the head
+        self.plain_dtype = "fp32" if job.precision == "fp32" else "bf16"  # data type of attention and the head
         self.element_bytes = 4 if job.precision == "fp32" else 2  # per weight in a GEMM, and per activation
         self.gradient_bytes = job.gradient_bytes or usual  # per gradient in its reduction
         # Bytes per gathered weight. A block with a manual backward pass casts after gathering.

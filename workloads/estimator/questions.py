@@ -18,7 +18,7 @@ CAUSES: dict[str, str] = tomllib.loads(Path(__file__).with_name("causes.toml").r
 
 @dataclass(frozen=True)
 class Comparison:
-    """Why one job's step takes longer than another's."""
+    """Why one job's step takes longer than another job's step."""
 
     slower_share: float  # the extra time as a share of the faster step
     parts_s: dict[str, float]  # time differences by use, largest first; negative where the slower job is faster

@@ -107,8 +107,8 @@ def rank_seconds(job: Job, cluster: Cluster) -> list[PassTimes]:
 # of six layouts in this project's trainer on two H200s (planner_rows_h200_fp32.csv). A graph of the step has none.
 STEP_OVERHEAD_S = 0.025
 # The share of the power cap that a GPU does not draw while it waits for other GPUs or for data. A pipeline of two H200s
-# that wait 21% of the time has 1.10 times the rate that the waiting leaves (benchmarks/results/parallel_h200.md). GEMM
-# rates follow power to the exponent 0.62 (hardware/device_rates.csv). Both were chosen knowing these runs.
+# that wait 21% of the time has 1.10 times the rate that the wait implies (benchmarks/results/parallel_h200.md). GEMM
+# rates follow power to the exponent 0.62 (hardware/device_rates.csv). Both were chosen after these runs.
 IDLE_POWER_SHARE = 0.6
 POWER_EXPONENT = 0.62
 
@@ -151,7 +151,7 @@ def _step_time(placed: PlacedJob, efficiency: float, with_data_parallel: bool) -
     if not with_data_parallel:
         return step
     weights = rank_weights(placed, slowest, ranks[slowest])
-    owned = weights.total if layout.sharding == "none" else divided_weights(placed, weights)  # that a GPU updates
+    owned = weights.total if layout.sharding == "none" else divided_weights(placed, weights)  # updated by one GPU
     return replace(
         step,
         data_parallel=sum(block.data * count for block, count in counts)
@@ -198,7 +198,7 @@ def _block_time(placed: PlacedJob, layer: int, efficiency: float, with_data_para
 
 
 def _copies_s(placed: PlacedJob, weights: Weights) -> float:
-    """Return the seconds of a micro-batch's weight and gradient copies: casts, collective buffers and sums."""
+    """Estimate the seconds of a micro-batch's weight and gradient copies: casts, collective buffers and sums."""
     shared, experts = (copied_bytes(placed, group.ranks) for group in (placed.shard_group, placed.expert_shard_group))
     return placed.copy_s(weights.shared * shared + weights.experts * experts)
 
@@ -208,7 +208,7 @@ def _step_data_parallel_s(placed: PlacedJob, weights: Weights, micro_batch_s: fl
     reduce = communication.sharded_s(placed, weights, placed.gradient_bytes) + communication.average_s(placed, weights)
     gather = communication.sharded_s(placed, weights, placed.gathered_bytes)
     # Nothing overlaps the gather of the embedding, which comes first, or the reduction of its gradients. FSDP2 wraps
-    # the embedding, and Megatron's last bucket has it (core/distributed/param_and_grad_buffer.py at d98e8a64).
+    # the embedding, and Megatron's last bucket contains it (core/distributed/param_and_grad_buffer.py at d98e8a64).
     embedding = Weights(placed.model.embedding_weights / layout.tp)
     first_s = communication.sharded_s(placed, embedding, ELEMENT + placed.gradient_bytes)
     if placed.is_sharded and layout.reshard_after_forward:

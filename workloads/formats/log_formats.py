@@ -16,7 +16,7 @@ Metrics = Mapping[str, tuple[str, float]]  # printed name to our name and the fa
 
 # Values that `LogReader._derive` uses to compute metrics, and that are not results themselves.
 RATES = ("batches_per_s", "samples_per_s", "total_tokens")
-# `name: value | name: value`, optionally without the colon
+# Matches `name: value | name: value`; the colon is optional.
 BARS = r"(?:^|\|)\s*(?P<name>[^|\s](?:[^|]*?[^|\s:])?)(?:\s*:\s*|\s+)(?P<value>VALUE)"
 
 
@@ -33,10 +33,10 @@ class LogFormat:
     family: str = ""  # defaults to the program
     is_library: bool = False  # other trainers run on this library and print their own lines
     flops: str = "its own"  # the program's convention for counting FLOPs
-    dtype: str = ""  # the program's default, which it does not print
-    is_of_interval: bool = False  # the printed time covers all steps since the last line
+    dtype: str = ""  # the default data type, which the program does not print
+    is_of_interval: bool = False  # the printed time covers all steps since the last step line
     has_equal_steps: bool = True  # each step counts the same number of tokens, including padding
-    counts_model_replicas: bool = False  # its rate `per GPU` is per data- or context-parallel rank
+    counts_model_replicas: bool = False  # the rate `per GPU` is per data- or context-parallel rank
 
     @property
     def log_family(self) -> str:

@@ -83,7 +83,7 @@ class LogReader:
     # The highest memory that any rank has reported outside step lines.
     memory: dict[str, float] = field(default_factory=dict)
     device: str = ""
-    model: str = ""  # such as llama3_8b
+    model: str = ""  # the model's name, such as llama3_8b
     dtype: str = ""
     unnumbered_steps: int = 0  # number of lines with a step time but without a step number
     has_progress_bar: bool = False  # a progress bar was printed; the bar's times are means since the start

@@ -17,7 +17,7 @@ from workloads.suggestions import suggest
 
 TABLES: dict[str, Any] = tomllib.loads(Path(__file__).with_name("megatron.toml").read_text())
 FP8_RECIPES: dict[str, tuple[str, str]] = {name: tuple(theirs) for name, theirs in TABLES["fp8_recipes"].items()}
-FP4_RECIPES = {"nvfp4": "nvfp4"}  # with `fp4: e2m1`
+FP4_RECIPES = {"nvfp4": "nvfp4"}  # used with `fp4: e2m1`
 FSDP_STRATEGIES = {"zero2": "optim_grads", "megatron_fsdp": "optim_grads_params"}
 # megatron/core/transformer/transformer_config.py, `recompute_modules`. Megatron recomputes activations only in experts.
 RECOMPUTED_MODULES = {"core_attention": ["core_attn"], "norm_act": ["layernorm", "moe_act"]}
@@ -207,13 +207,13 @@ def _read_sizes(settings: names.FileSettings) -> dict[str, Any]:
     if not settings.find("group_query_attention"):
         del sizes["kv_heads"]
     sizes["prediction_layers"] = settings.find("mtp_num_layers")
-    if settings.find("multi_latent_attention"):  # `kv_channels` does not give its head sizes
+    if settings.find("multi_latent_attention"):  # its head sizes are not `kv_channels`
         sizes |= {"kv_rank": settings.find("kv_lora_rank") or DEFAULT_KV_RANK, "head_size": 0, "kv_heads": 0}
     for name, size in sizes.items():
         if isinstance(size, str):
             raise UserInputError(f"{name}={size}: not a whole number")
     whole = {name: size for name, size in sizes.items() if isinstance(size, int) and size > 0}
-    # A pattern such as M-M*- gives the layers with linear attention, or a frequency N gives all layers but every Nth.
+    # Layers with linear attention follow from a pattern such as M-M*-, or are all layers except every Nth.
     pattern = settings.find("hybrid_override_pattern") or settings.find("hybrid_layer_pattern")
     frequency, layers = settings.find("linear_attention_freq"), settings.find("num_layers")
     if pattern:
@@ -311,7 +311,7 @@ def read_model(settings: names.Settings) -> Model | None:
 
 
 def _read_dense_layers(settings: names.Settings, layers: int) -> tuple[int, ...]:
-    """Return the layers without experts, from a pattern such as ([0]*3+[1]*58), or from N if every Nth has them."""
+    """Return layers without experts, from a pattern such as ([0]*3+[1]*58), or from N if every Nth layer has some."""
     text = str(settings.get("moe_layer_freq") or 1)
     kinds = [kind for kind, count in re.findall(r"([01])\]?(?:\*(\d+))?", text) for _ in range(int(count or 1))]
     if text.isdecimal():

@@ -37,7 +37,7 @@ NO_VALUE = "the script gives it no value, or only under a condition: write the v
 _POSITIONAL = re.compile(r"\$\{?[1-9]")
 OF_ARGUMENTS = "the script takes arguments: begin it with `set -- ` and those of your run"
 
-# Megatron-Bridge's recipe with overrides: NeMo has trained large models with it since NeMo 2.
+# A Megatron-Bridge recipe with overrides. NeMo has trained large models with these recipes since NeMo 2.
 BRIDGE_SCRIPT = "megatron_bridge.sh"
 RECIPE = "llama3_8b_pretrain_config"  # all sizes are overridden, so any Llama recipe works
 _BRIDGE: dict[str, Any] = TABLES["bridge"]

@@ -202,19 +202,19 @@ class Support:
 
 @dataclass(frozen=True)
 class RenderedFile:
-    """A file for a trainer."""
+    """A file that configures or starts a trainer."""
 
     name: str
     text: str
     command: str  # the command to run in the file's directory, on each node
-    notes: tuple[str, ...] = ()  # what the user has to know first, such as a path to set
+    notes: tuple[str, ...] = ()  # what the user must know first, such as a path to set
 
 
 @dataclass(frozen=True)
 class FileReading:
     """The job that a trainer's file, or the configuration in its log, describes."""
 
-    trainer: str  # the planner's key of the program
+    trainer: str  # the planner's key for the program
     layout: Layout
     sequence_length: int
     model: Model | None = None  # None if the file does not give all sizes

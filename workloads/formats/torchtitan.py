@@ -206,7 +206,7 @@ def read_config(
     degrees = names.read_names(settings, NAMES, ("dp_replicate", "tp", "cp", "pp"))
     fields = ("dp_shard", "ep", "tp_overlap", "cp_method", "micro_batch", "global_batch")
     read = degrees | names.read_names(settings, NAMES, fields)
-    if read["dp_shard"] == -1:  # the remaining GPUs
+    if read["dp_shard"] == -1:  # -1 means all remaining GPUs
         read["dp_shard"] = names.data_parallel_size(gpus, degrees)
     if settings.get("training.data_parallel_type") == "ddp":
         read |= {"dp_replicate": read["dp_replicate"] * read["dp_shard"], "dp_shard": 1}

@@ -48,14 +48,14 @@ RESOLUTION_S = 0.5e-6  # an event's resolution (CUDA's cudaEventElapsedTime); no
 def time_steps(
     step: Step, device: torch.device, *, warmup: int, repeats: int, cold_cache: bool, calls: int = 1
 ) -> tuple[float, ...]:
-    """Return the seconds per `step` in each of `repeats` readings, after `warmup` untimed calls."""
+    """Return the seconds per call of `step` in each of `repeats` readings, after `warmup` untimed calls."""
     return time_in_turns([step], device, warmup=warmup, repeats=repeats, cold_cache=cold_cache, calls=calls)[0]
 
 
 def time_in_turns(
     steps: Sequence[Step], device: torch.device, *, warmup: int, repeats: int, cold_cache: bool = True, calls: int = 1
 ) -> tuple[tuple[float, ...], ...]:
-    """Return the seconds of each call of each step, interleaved so that a change of clocks affects all steps.
+    """Time each call of each step in seconds, interleaved so that a change of clocks affects all steps.
 
     With `cold_cache`, the last-level cache is flushed before each call, outside the timed region. Without `cold_cache`,
     a GPU reading may be the mean of several `calls` of a step (see `calls_in_reading`).
