@@ -1,6 +1,6 @@
 """The GPU catalog: one YAML file per GPU model, used to recognize GPUs even if they are partitioned.
 
-An AMD Instinct GPU may be divided into several devices, each of which the driver lists as a GPU. A partition mode such
+An AMD Instinct GPU may be divided into several devices, which the driver lists as separate GPUs. A partition mode such
 as CPX/NPS4 sets the number of devices (SPX: one; CPX: one per die) and how their memory is interleaved.
 """
 
@@ -36,7 +36,7 @@ _config_dirs: tuple[Path, ...] = ()
 
 
 def use_config_dir(folder: str | Path | None) -> None:
-    """Add the GPUs from `hardware/` in the user's configuration folder, replacing those from an earlier call."""
+    """Add the GPUs from `hardware/` in the user's configuration folder, replacing the GPUs added by an earlier call."""
     global _config_dirs
     if folder is None and not _config_dirs:
         return

@@ -197,7 +197,7 @@ def _split_objectives(entries: dict[str, Any]) -> dict[str, Any]:
 
 
 def _read_own_metrics(values: Any) -> dict[str, str]:
-    """Return the directions of the user's metrics. Raises UserInputError if one is invalid or contradicts ours."""
+    """Return the directions of the user's metrics. Raises UserInputError if any is invalid or contradicts ours."""
     own = values if isinstance(values, Mapping) else {}  # the schema rejects a string
     for name, direction in own.items():
         if name in DIRECTIONS and direction != DIRECTIONS[name]:

@@ -8,13 +8,13 @@ Direction = Literal["maximize", "minimize"]
 
 @dataclass(frozen=True)
 class WorkloadSection:
-    """The workload and the objective that ranks its trials.
+    """The workload, and the objective that ranks trials.
 
     Attributes:
         name: the benchmark to run; workload=NAME selects a file that sets this key.
         preset: the name of the file that sets what the benchmark trains, which also names the sweeps; empty if the
             benchmark's own file sets it.
-        objective: the metric that ranks trials; the leading one if there are several.
+        objective: the metric that ranks trials; the leading metric if there are several.
         direction: whether a higher or a lower objective is better.
         strategy: the name of a fixed layout in `conf/strategies.yaml`, such as balanced.
     """
@@ -44,7 +44,7 @@ class Hardware:
         partition: the compute and memory mode that divides an Instinct, such as CPX/NPS4; null: the cluster's mode.
         dies: the number of devices into which CPX mode divides the GPU.
         compute_units: the number of compute units of the undivided device.
-        clock_headroom: the factor by which the clock may exceed the peaks' clock. An MFU above it is impossible.
+        clock_headroom: the factor by which the clock may exceed the peaks' clock. A higher MFU is impossible.
         dense_peak_tflops: peaks by dtype, without sparsity: {bf16: 989, fp8: 1979}.
         achieved_share: the share of the peaks that GEMMs achieve, used until it is measured. The default fits an H200
             at its power limit, where GEMMs sustain 0.67 to 0.69 of the peak and training fits 0.7.
@@ -89,7 +89,7 @@ class TopologySection:
 
     Attributes:
         name: the name that topology=NAME selects; auto uses measurements, else nodes of eight with the GPU's links.
-        gpus_per_domain: the number of GPUs that can bypass the network: those of a node, or 72 in a GB200 NVL72.
+        gpus_per_domain: the number of GPUs that can bypass the network: the GPUs of a node, or 72 in a GB200 NVL72.
         wiring: how GPUs are linked: switch; pairs (a link to every other GPU, as with xGMI); or host (via the CPUs).
         link_gb_s: bandwidth within the domain, summed over all links of a GPU.
         network_gb_s: bandwidth to other domains: the domain's total NIC bandwidth divided by its number of GPUs.

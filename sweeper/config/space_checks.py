@@ -18,7 +18,7 @@ from workloads.api.errors import UserInputError
 from workloads.api.secrets import is_secret
 from workloads.suggestions import suggest
 
-POINTS = 5  # tried by a warm start; the first ones gain most because they differ in the parameters that matter
+POINTS = 5  # tried by a warm start; the first points gain most because they differ in the parameters that matter
 
 
 def check_space(resolved: ResolvedConfig, target: Target) -> tuple[Space, list[str], dict[str, str]]:

@@ -63,7 +63,7 @@ class GangsByLoad:
 def find_unserved(waiting: Sequence[Environment], gangs: Sequence[Gang], trials_per_gang: int) -> list[Environment]:
     """Return the environments of the gangs to start, in the order of the waiting trials.
 
-    `waiting` lists the environment of each waiting trial. Gangs that are already starting will take some of them.
+    `waiting` lists the environment of each waiting trial. Gangs that are already starting take some trials.
     """
     starting = [gang.environment for gang in gangs if not gang.ready and not gang.draining]
     places = Counter({environment: trials_per_gang * count for environment, count in Counter(starting).items()})
@@ -168,7 +168,7 @@ class GangPool:
         return count * time.monotonic() - started_s
 
     def _sum_running(self) -> tuple[int, float]:
-        """Count the running trials and sum their start times. Cached per round, as there may be 8,000 gangs."""
+        """Count the running trials and sum their start times. There may be 8,000 gangs, so cache the result."""
         if self._running is None:
             starts_s = [gang.trials[0].started_s for gang in self.gangs if gang.ready and gang.trials]
             self._running = len(starts_s), sum(starts_s)

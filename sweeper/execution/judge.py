@@ -38,7 +38,7 @@ class TrialJudge:
             )
             derived |= cost_metrics(derived, len(result.measurements), self.prices)
             derived |= self.predict(trial.params)
-            if reason := next((m.unranked for m in result.measurements if m.unranked), ""):  # its speed is not ranked
+            if reason := next((m.unranked for m in result.measurements if m.unranked), ""):  # the speed is not ranked
                 for name in self.criteria.metrics:
                     if find_source(name) or not self.criteria.has_front:  # an emulated format has errors but no speed
                         derived.pop(name, None)

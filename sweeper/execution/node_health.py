@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from sweeper.common.trials import BAD, Remeasurement, TrialStatus
 
 JUDGED_STATUSES = (*BAD, TrialStatus.COMPLETE, TrialStatus.PRUNED)
-RECENT_TRIALS = 50  # only a node's last trials count because they show its present state
+RECENT_TRIALS = 50  # only a node's last trials count because they show the present state
 MIN_FAILURES = 3
 SIGNIFICANCE_LEVEL = 1 / 2_000  # of the failure test: how often chance alone would drain a node
 SLOW_MEASUREMENTS = 3  # consecutive slow measurements of the same parameters after which a node is drained

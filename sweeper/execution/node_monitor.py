@@ -28,8 +28,8 @@ class NodeMonitor:
     """Decides which nodes a sweep uses.
 
     A local cluster has one node, and the sweep ends if that node is lost. On other clusters, joining nodes are used if
-    they let more trials run at once. On CPUs, in the finals and with cluster.max_concurrent_trials, they only replace
-    lost nodes. CPU nodes are never drained, and each trial keeps the planned number of cores.
+    they let more trials run at once. On CPUs, in the finals and with cluster.max_concurrent_trials, joining nodes only
+    replace lost nodes. CPU nodes are never drained, and each trial keeps the planned number of cores.
     """
 
     def __init__(

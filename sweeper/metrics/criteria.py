@@ -43,7 +43,7 @@ class Limit:
     direction: str
 
     def excess(self, metrics: Mapping[str, float]) -> float:
-        """Return how far the metric is beyond the bound, as a fraction of the bound. Zero or less means within it."""
+        """Return how far the metric exceeds the bound, as a fraction of the bound (zero or less if it is within)."""
         if self.metric not in metrics:
             return UNKNOWN_EXCESS
         beyond = metrics[self.metric] - self.bound
@@ -126,7 +126,7 @@ class Criteria:
         return [limit for limit in self.limits if limit.excess(record.metrics) > 0]
 
     def describe_unmet(self, records: Iterable[TrialRecord]) -> str:
-        """Describe the limits that no single trial keeps, and the nearest trial. Empty if a trial keeps all limits."""
+        """Describe the limits that no single trial keeps, and the nearest trial, or return "" if a trial keeps all."""
         complete = [record for record in records if self.values(record) is not None]
         if not complete or any(self.ranked_losses(record) is not None for record in complete):
             return ""

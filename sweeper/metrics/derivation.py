@@ -157,14 +157,14 @@ def _summarize(times_s: np.ndarray, statistic: str, resolution_s: float = 0.0) -
 
 @dataclass(frozen=True)
 class Prices:
-    """The price of a device per hour and of electricity per kWh, in the same currency. None means not counted."""
+    """The price of a device per hour and of electricity per kWh, in one currency. A price of None does not count."""
 
     per_hour: float | None = None
     per_kwh: float | None = None
 
 
 def energy_metrics(measurements: Sequence[Measurement], world_size: int) -> dict[str, float]:
-    """Return the gang's energy per step and metrics derived from it. Empty unless every rank's energy is known.
+    """Return the gang's energy per step and metrics derived from it, or nothing unless all ranks' energy is known.
 
     `measurements` has one entry for each rank, or a single entry for the whole gang.
     """
@@ -190,7 +190,7 @@ def missing_energy(measurements: Sequence[Measurement]) -> str:
 
 
 def hidden_metrics(trials: Sequence[Mapping[str, float]], objective: str) -> set[str]:
-    """Return the energy and cost metrics that a table omits. It keeps the objective and one varying metric per kind."""
+    """Return the energy and cost metrics that a table omits. Keep the objective and one varying metric per kind."""
     first = next((name for name in EFFICIENCY if any(name in metrics for metrics in trials)), "")
     efficiency = objective if objective in EFFICIENCY else first
     constant = {name for name in (efficiency, COST) if len({metrics.get(name) for metrics in trials}) < 2}
@@ -198,7 +198,7 @@ def hidden_metrics(trials: Sequence[Mapping[str, float]], objective: str) -> set
 
 
 def cost_metrics(metrics: Mapping[str, float], world_size: int, prices: Prices) -> dict[str, float]:
-    """Return the cost of a million tokens. Empty without a price, or if a price cannot be applied."""
+    """Return the cost of a million tokens, or nothing if there is no price or a price cannot be applied."""
     has_price = prices.per_hour is not None or prices.per_kwh is not None
     lacks_energy = prices.per_kwh is not None and "joules_per_token" not in metrics
     if "tokens_per_s" not in metrics or lacks_energy or not has_price:

@@ -113,7 +113,7 @@ def level_of_median(count: float) -> str:
 
 
 def missing_reason(metrics: Mapping[str, float], name: str) -> str:
-    """Return why a metric has no 95% interval. Empty if it has one, or if it is not derived from steps."""
+    """Return why a metric lacks a 95% interval, or an empty string if it has one or is not derived from steps."""
     source = find_source(name)
     if not source or "energy" in source or f"{name}_ci_low" in metrics or "effective_steps" not in metrics:
         return ""  # energy is a single reading for all steps

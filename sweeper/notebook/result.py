@@ -90,13 +90,13 @@ class SweepResult:
         return self._stored.description.objective
 
     def describe_unmet(self) -> str:
-        """Describe the limits that no single trial meets, and the nearest trial. Empty if a trial meets all limits."""
+        """Describe the limits that no single trial meets, and the nearest trial, or return "" if a trial meets all."""
         assert self._stored.description is not None
         return self._stored.description.criteria.describe_unmet(self._stored.records.values())
 
     @cached_property
     def best(self) -> BestTrial | None:
-        """The winner of the finals, or without finals the best trial. None if no complete trial meets the limits."""
+        """The winner of the finals or, without finals, the best trial; None if no complete trial meets the limits."""
         winner = self._stored.winner
         if winner is None:
             return None
@@ -106,7 +106,7 @@ class SweepResult:
 
     @cached_property
     def trials(self) -> pd.DataFrame:
-        """The search's trials by number, with outcome, parameters (`param.…`) and metrics. Units: `attrs["units"]`."""
+        """The search's trials by number: outcome, parameters (`param.…`) and metrics; `attrs["units"]` has units."""
         return self._tabulate(remeasured=False)
 
     @cached_property
@@ -133,7 +133,7 @@ class SweepResult:
 
     @cached_property
     def front(self) -> pd.DataFrame | None:
-        """The front of several objectives. None with one objective, or if no trial has a rank.
+        """The front of several objectives, or None if there is only one objective or no trial has a rank.
 
         There is a row for each remeasured point and for each other point on the front, indexed by trial number. Columns
         are `on_front`, `share`, `verdict`, `same_as` (a tuple of trial numbers), each objective with `…_ci_low` and

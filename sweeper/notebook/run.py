@@ -147,8 +147,8 @@ def _read_result(outcome: Outcome) -> SweepResult:
 
 def _run_process(words: Sequence[str], on_event: Callable[[dict[str, Any]], None]) -> Outcome:
     """Run `python -m` with these arguments until it ends, passing on events in order. A KeyboardInterrupt is forwarded
-    as SIGINT, so the sweep shuts down gracefully. A second one ends it at once. In the main thread, a SIGTERM or SIGHUP
-    (from a batch system or a closed terminal) is forwarded too."""
+    as SIGINT, so the sweep shuts down gracefully. A second interrupt ends the sweep at once. In the main thread,
+    SIGTERM and SIGHUP (from a batch system or a closed terminal) are forwarded too."""
     # PYTHONPATH lets the process find this package. Notebook kernels request colors, which do not belong in a summary.
     paths = [str(Path(sweeper.__file__).resolve().parent.parent), *filter(None, [os.environ.get("PYTHONPATH")])]
     kept = {name: value for name, value in os.environ.items() if name not in ("FORCE_COLOR", "CLICOLOR_FORCE")}

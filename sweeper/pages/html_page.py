@@ -35,7 +35,7 @@ class Table:
 
     @property
     def numeric(self) -> list[bool]:
-        """For each column, whether all cells are numbers, which are right-aligned. Empty without rows."""
+        """For each column, whether all cells are numbers, which are right-aligned. The list is empty without rows."""
         return [all(NUMBER.fullmatch(cell) for cell in column) for column in zip(*self.rows, strict=True)]
 
 

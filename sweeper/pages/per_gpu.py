@@ -21,7 +21,7 @@ class GpuResult:
 
 
 def per_gpu_results(records: Iterable[TrialRecord]) -> list[GpuResult]:
-    """Return the GPUs that were measured side by side, slowest first. Empty if several gangs shared the GPUs."""
+    """Return the GPUs that were measured side by side, slowest first, unless several gangs shared the GPUs."""
     rates_of = defaultdict[tuple[str, str], list[tuple[float, float]]](list)  # relative and absolute rates by GPU
     largest_gang = 0
     for record in records:

@@ -65,7 +65,7 @@ def _describe_search(plan: SweepPlan) -> str:
 
 
 def describe_environment(plan: SweepPlan) -> str:
-    """Return all trials' environment variables, grouped by where they are set. Empty if there are none."""
+    """List the environment variables of all trials, if there are any, grouped by where they are set."""
     by_source = dict[str, list[str]]()
     for name, source in plan.variable_sources.items():
         value, variable = plan.space.constants[name], name.removeprefix(PREFIX)
@@ -213,7 +213,7 @@ def _show_projection(projection: Projection, config: Config, error_share: float,
 
 
 def describe_duration(plan: SweepPlan) -> str:
-    """Describe the duration that the cost model predicts. Empty for a short sweep or without an estimate."""
+    """Describe the duration that the cost model predicts, unless the sweep is short or has no estimate."""
     steps_s = estimate_steps_s(plan)
     if steps_s is None or steps_s < LONG_S:
         return ""

@@ -79,7 +79,7 @@ class Summary:
         return "\n\n".join([*paragraphs, *(f"drained: {node}" for node in self.drained), f"`{self.command}`"])
 
     def verdict(self) -> str:
-        """Describe the winner of the finals, the tied trials, or the trials on the front. Empty without finals.
+        """Describe the winner of the finals, the tied trials, or the trials on the front, or return "" without finals.
 
         For a front, the description includes its certainty, or the setting that would remeasure it.
         """

@@ -161,7 +161,7 @@ class Results:
         return metrics | {f"best_{name}": value for name, value in best.items()}
 
     def prediction_quality(self) -> dict[str, float]:
-        """Return the estimates' median relative error and Spearman rank correlation. Empty without estimates."""
+        """Return the median relative error and the Spearman rank correlation of the estimates, if there are any."""
         pairs = [(r.metrics.get(f"predicted_{self.objective}"), r.metrics[self.objective]) for r in self.best]
         pairs = [pair for pair in pairs if pair[0]]
         if not pairs:
@@ -174,7 +174,7 @@ class Results:
         return quality if math.isnan(order) else quality | {"predicted_order": float(order)}
 
     def projection_tags(self) -> dict[str, str]:
-        """Return the winner's projection to more devices as tags for the parent run. Empty without estimates."""
+        """Return the winner's projection to more devices, if there are estimates, as tags for the parent run."""
         plan = self.plan
         if not (plan.estimates and self.winner):
             return {}
@@ -211,7 +211,7 @@ class Results:
 
     @cached_property
     def correction(self) -> Correction | None:
-        """The ratio of measured to planned step times. None without estimates or with too few trials.
+        """The ratio of measured to planned step times, or None without estimates or with too few trials.
 
         A space with several routings has no correction either, because a single factor would mix them.
         """

@@ -85,7 +85,7 @@ def trial_rows(
 
 
 def missing_intervals(records: Sequence[TrialRecord], objective: str) -> str:
-    """Return why some trials have no 95% interval or one of a lower level. Empty if no trial lacks an interval."""
+    """Return why some trials have no 95% interval or one of a lower level, or "" if no trial lacks an interval."""
     reasons = [missing_reason(record.metrics, objective) for record in records]
     notes = [f"— no 95% interval: {', '.join(missing)}"] if (missing := dict.fromkeys(filter(None, reasons))) else []
     five = [r for r in records if r.metrics.get("steps") == MIN_STEPS and f"{objective}_ci_low" in r.metrics]

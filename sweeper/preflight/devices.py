@@ -86,7 +86,7 @@ def describe_problems(nodes: Sequence[Node]) -> list[str]:
 
 
 def select_target(hardware: Hardware, nodes: Sequence[Node], gpus: int) -> Target:
-    """Return the nodes with this hardware as a target. Raises UserInputError if they are missing or ambiguous."""
+    """Return the nodes with this hardware as a target. Raises UserInputError if the nodes are missing or ambiguous."""
     if hardware.kind == "cpu" or (hardware.name == "auto" and not any(node.gpus for node in nodes)):
         # A study must not mix CPU models, so take the most frequent model.
         cpu_name = Counter(node.cpu_name for node in nodes).most_common(1)[0][0]

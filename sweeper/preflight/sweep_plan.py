@@ -75,7 +75,7 @@ class SweepPlan:
 
     @property
     def budget_trials(self) -> int | None:
-        """The number of trials in the budget, at most the number of points in the space. None without a limit."""
+        """The number of trials in the budget, capped at the number of points in the space, or None without a limit."""
         budget = self.config.budget.trials
         return budget if budget is None else int(min(budget, self.space.size))
 
@@ -95,7 +95,7 @@ class SweepPlan:
         return {**first_values, **self.initial_points[0]} if self.initial_points else first_values
 
     def preview(self) -> str:
-        """Return the workload's preview of the first point. Empty without a preview, or if the point is invalid."""
+        """Return the workload's preview of the first point, or "" if there is none or the point is invalid."""
         parameters = self._first_parameters()
         return "" if parameters is None else self.resolved.workload.preview(parameters, self.machine)
 
@@ -187,7 +187,7 @@ def plan_sweep(
 
 
 def name_folder(config: Config, space: Space, target: Target, identity: dict[str, Any]) -> Path:
-    """Return the folder of the sweep with this identity. The user sets the name, or it is derived from the identity."""
+    """Return the folder of the sweep with this identity. The name comes from the user or the identity."""
     sweeps = Path(config.dir).expanduser().resolve() / "sweeps"
     if config.name is not None:
         return sweeps / config.name
@@ -285,7 +285,7 @@ def _build_identity(resolved: ResolvedConfig, space: Space, resources: Resources
 
 
 def estimate_steps_s(plan: SweepPlan) -> float | None:
-    """Return how many seconds the search's steps take with all gangs running at once. None without an estimate."""
+    """Estimate how many seconds the search's steps take with all gangs running, or return None without estimates."""
     limit = plan.config.budget.trials
     if plan.estimates is None or limit is None:
         return None

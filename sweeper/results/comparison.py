@@ -109,7 +109,7 @@ def find_pairs(first: pd.DataFrame, second: pd.DataFrame) -> list[Pair]:
 
 
 def describe_pairs(pairs: list[Pair]) -> list[str]:
-    """Describe the median difference with its interval, and the points that differ most. Empty without pairs."""
+    """Describe the median difference with its interval, and the points that differ most, if there are any pairs."""
     if not pairs:
         return []
     logarithms = np.log([pair.ratio for pair in pairs])

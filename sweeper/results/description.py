@@ -33,7 +33,7 @@ class SweepEnd:
     high: float | None
     rounds: int  # the number of finals rounds in the mean `value`; 0 for a single trial
     at_s: float
-    # With several objectives, the numbers of the trials on the front. None if an earlier version ended the sweep.
+    # With several objectives: the numbers of the trials on the front, or None if an earlier version ended the sweep.
     front: Sequence[int] | None = None
 
 
@@ -58,7 +58,7 @@ class SweepDescription:
     tracking_uri: str
     software: Mapping[str, str]  # versions of the packages on the driver, by name
     git: Mapping[str, Any]  # the commit of the checkout that ran
-    # The number of trials in the budget, at most the size of the space. None: no limit, or an earlier version.
+    # The trials in the budget, capped at the size of the space, or None without a limit or in earlier versions.
     budget_trials: int | None = None
     cpus: int | None = None  # how many of the machine's cores the sweep uses; None means all, by default
     started_at_s: float = field(default_factory=time.time)  # the start of the last run

@@ -1,4 +1,4 @@
-"""Select imported results: the fastest for each kind of work, and those with contradictions."""
+"""Select imported results: the fastest result for each kind of work, and results with contradictions."""
 
 import math
 from collections.abc import Iterator
@@ -29,7 +29,7 @@ class Imported:
 
     @property
     def model(self) -> str:
-        """The model, or else the model size in billions of parameters. Empty if the file gives neither."""
+        """The model, or else the model size in billions of parameters, or "" if the file gives neither."""
         return self.get_text("param.model") or f"{self.get_text('param.model_b')}B".removeprefix("B")
 
     @property
@@ -44,7 +44,7 @@ class Imported:
 
     @property
     def rate_per_device(self) -> float:
-        """Tokens/s per device. NaN if the tokens or the number of devices are unknown."""
+        """Tokens/s per device, or NaN if the tokens or the number of devices are unknown."""
         return self.get_metric("tokens_per_s_per_gpu")
 
     @property

@@ -1,4 +1,4 @@
-"""Decide whether new runs are slower than earlier ones, and how many more runs a verdict needs.
+"""Decide whether new runs are slower than earlier runs, and how many more runs a verdict needs.
 
 A run is a whole sweep, with its own processes and its own date. The model has random effects: the logarithm of a run's
 value is the level of the group (earlier or new runs), plus the run's deviation from that level, plus the error that the

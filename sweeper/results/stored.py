@@ -39,7 +39,7 @@ class Winner:
 
 
 class JournalTail:
-    """Reads a whole journal on the first call, and on later calls only new lines. Never writes to the journal."""
+    """Reads a whole journal on the first call, and only new lines on later calls, without ever writing to it."""
 
     def __init__(self, path: Path) -> None:
         self._path, self._position = path, 0
@@ -77,7 +77,7 @@ class StoredSweep:
 
     @cached_property
     def description(self) -> SweepDescription | None:
-        """The sweep's description. None for a sweep from version 0.1 or a development version of 0.2."""
+        """The sweep's description, or None for a sweep from version 0.1 or a development version of 0.2."""
         return read_description(self.folder)
 
     @property
@@ -151,7 +151,7 @@ class StoredSweep:
 
     @cached_property
     def front(self) -> Front | None:
-        """The front of several objectives so far. None if there is only one objective or no ranked trial."""
+        """The front of several objectives so far, or None if there is only one objective or no ranked trial."""
         description = self.description
         if description is None or not description.criteria.has_front:
             return None

@@ -160,7 +160,7 @@ def lack_of_rounds(rounds: int) -> str:
 
 
 def describe_disturbed(finalists: Sequence[FinalistResult]) -> str:
-    """Describe finalists with rounds that differ by more than noise, and what to do. Empty if there are none."""
+    """Describe finalists with rounds that differ by more than noise, and what to do, or return "" if there are none."""
     disturbed = [finalist for finalist in finalists if finalist.round_ratio > MAX_ROUND_RATIO]
     ratios = ", ".join(f"trial {finalist.trial.number} {finalist.round_ratio:.1f} times" for finalist in disturbed)
     advice = "more than noise: was the machine used by another process? A new name= measures again"

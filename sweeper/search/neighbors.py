@@ -57,7 +57,7 @@ def describe_stall(
     direction: str,
     neighbors: Neighbors | None = None,
 ) -> str:
-    """Describe how far a complete trial is behind all of its neighbors. Empty if it is not far behind.
+    """Describe how far a complete trial is behind all of its neighbors, or return "" if it is not far behind.
 
     Neighbors are the nearest `NEIGHBOURS` complete trials that either did the same work, or have numeric parameters
     within a factor of `MAX_RATIO` and otherwise equal parameters. The distance is the sum of the log ratios of the

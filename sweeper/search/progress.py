@@ -159,7 +159,7 @@ class SweepProgress:
 
     @property
     def stop_reason(self) -> str:
-        """Why the search stops before its budget is used up. Empty while the search continues."""
+        """Why the search stops before its budget is used up, or an empty string while the search continues."""
         return self._failures.stop_reason
 
     def has_budget_for_more(self, in_flight: int, running_s: float = 0.0) -> bool:

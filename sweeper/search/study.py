@@ -1,4 +1,4 @@
-"""Track which parameters were tried, and choose the next ones with Optuna.
+"""Track which parameters were tried, and choose the next parameters with Optuna.
 
 A sweep has two Optuna studies. The journal on disk is the source of truth. A single driver writes each trial's
 parameters when the trial is created, and the complete record when the trial ends. The sampler and the pruner see only
@@ -161,7 +161,7 @@ class Study:
         max_proposals = 10 + (len(self._known_keys) if name == "qmc" else 0)
         attempts = [(sampler, max_proposals), (sampling.make_sampler("random", seed, number), MAX_RANDOM_PROPOSALS)]
         if self._allowed_keys is not None:
-            # If only some points are allowed, the next allowed point is better than a random one.
+            # If only some points are allowed, the next allowed point is better than a random point.
             attempts = [(sampler, MAX_PROPOSALS_AMONG_FEW)]
         for attempt_sampler, proposals in attempts if name != "grid" else ():
             for _ in range(proposals):
@@ -239,7 +239,7 @@ class Study:
             if "remeasurement" in trial.user_attrs:
                 if record and not has_ended:
                     self._finish(record)
-                elif not record:  # not repeated here: the finals will remeasure it, interleaved
+                elif not record:  # not repeated here: the finals will repeat the trial, interleaved
                     if not has_ended:
                         self._journal.tell(number, None, TrialState.FAIL)
                     self.abandoned.append(number)

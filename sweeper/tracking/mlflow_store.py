@@ -164,7 +164,7 @@ def check_default_store(folder: Path) -> None:
 
 
 def find_damage(file: Path) -> str:
-    """Return why MLflow cannot use a file as its SQLite store. Empty if it can, or if the file is empty or missing."""
+    """Return why MLflow cannot use a file as its SQLite store, or "" if it can or the file is empty or missing."""
     if file.is_dir():
         return "is a directory, and no SQLite database"
     try:
@@ -263,7 +263,7 @@ def _find_credentials(parts: urllib.parse.SplitResult) -> tuple[str, str]:
 
 
 def read_version(uri: str) -> str:
-    """Return the MLflow server's version or, without a server, that of the installed MLflow. Empty if unknown."""
+    """Return the version of the MLflow server or, without a server, of the installed MLflow ("" if unknown)."""
     if not uri.startswith("http"):
         return importlib.metadata.version("mlflow")
     try:

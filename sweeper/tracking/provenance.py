@@ -62,7 +62,7 @@ def comparable_state(provenance: Mapping[str, Any], resolved: ResolvedConfig) ->
 
 
 def driver_versions(provenance: Mapping[str, Any]) -> str:
-    """Return the versions of the GPU driver on this machine, separated by commas. Empty without a GPU."""
+    """Return the versions of the GPU driver on this machine, separated by commas, or "" without a GPU."""
     return ", ".join(sorted({str(gpu.get("driver", "")) for gpu in provenance["gpus"]}))
 
 
@@ -90,7 +90,7 @@ def _program_digests(resolved: ResolvedConfig) -> dict[str, str]:
 
 
 def git_state(folder: Path) -> dict[str, Any]:
-    """Return the commit of the checkout with this code, and whether it has changes. Empty without a checkout."""
+    """Return the commit of the checkout with this code, if there is one, and whether the checkout has changes."""
 
     def git(*arguments: str) -> str:
         command = ["git", "-C", str(folder), *arguments]

@@ -81,7 +81,7 @@ class Store:
         new_store.keep_artifacts_beside(uri)
         self._is_marked_running = True
         self.written_before = 0  # how many of the first trials were written when the sweep was last closed
-        # Arguments of `finish_results` for a finished sweep with complete results. Empty if anything is missing.
+        # Arguments of `finish_results` for a finished sweep with complete results, or empty if anything is missing.
         self.stored_results: dict[str, str] = {}
         self.parent_id = self._open_parent(parent)
         self.children = ChildRuns(self._client, self.experiment_id, study_id, self.parent_id)
@@ -378,7 +378,7 @@ def _machine_tags(record: TrialRecord) -> dict[str, Any]:
     backends = {str(info["attention"]) for info in ranks if "attention" in info}
     limits_w = {limit_w for info in ranks if (limit_w := info.get("power_limit_w"))}
     throttle_reasons = {reason for info in ranks for reason in str(info.get("slowed_by", "")).split()}
-    # The source of the energy values, or why they are unknown. Empty if no device reports any.
+    # The source of the energy values, or why they are unknown, or empty if no device reports any.
     energies = [energy for measurement in record.measurements if (energy := measurement.get("energy"))]
     return {
         "dtype": record.measurements[0]["matrix_dtype"],
