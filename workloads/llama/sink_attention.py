@@ -1,8 +1,7 @@
 """Causal attention with a sink for each head and optional windows, as in gpt-oss (arXiv 2508.10925).
 
 A sink is a score without a token: it takes part in the softmax, and its share of the weights is dropped. Attention with
-sinks is computed from attention without sinks and its logsumexp. Backward kernels use the logsumexp that includes the
-sink.
+sinks follows from attention without sinks and the logsumexp. Backward kernels use the logsumexp that includes the sink.
 """
 
 import math

@@ -68,9 +68,9 @@ class Model:
     query_rank: int = 0
     rope_size: int = 0
     value_size: int = 0
-    # Sparse attention (DeepSeek-V3.2): an indexer selects the `window` tokens with the highest scores. The indexer's
-    # queries have index_heads heads of index_size features; 0 without an indexer. unindexed_layers use the previous
-    # layer's tokens.
+    # Sparse attention (DeepSeek-V3.2): an indexer selects the `window` tokens with the highest scores. index_heads,
+    # index_size: heads and features per head of the indexer's queries; 0 without an indexer. unindexed_layers: layers
+    # that use the previous layer's tokens.
     index_heads: int = 0
     index_size: int = 0
     unindexed_layers: tuple[int, ...] = ()
@@ -190,8 +190,7 @@ class Model:
             "lm_head": (self.hidden_size, self.vocabulary),
         }[layer]
 
-    # "Weights" are the elements of matrices and norms, without biases, which estimates omit. "Parameters" include
-    # everything.
+    # "Weights" are those of matrices and norms. Estimates omit biases. "Parameters" include everything.
 
     @property
     def value_features(self) -> int:
