@@ -37,7 +37,7 @@ class Pruned(Exception):
 
 
 class TrialTimeout(Exception):
-    """The trial stopped itself at its timeout, to report its last output."""
+    """The trial stopped itself at its timeout in order to report its last output."""
 
 
 class HostBusy(Exception):
@@ -58,7 +58,7 @@ def is_file_name(name: str) -> bool:
 
 
 def is_path(value: object, parameter: Field[Any]) -> bool:
-    """Return whether a parameter's value is a file path, according to the parameter's metadata `file`."""
+    """Return whether a parameter's value is a file path, according to its `file` metadata."""
     suffix = parameter.metadata.get("file", False)
     return isinstance(value, str) and (value.endswith(suffix) if isinstance(suffix, str) else suffix)
 
@@ -82,7 +82,7 @@ def output_of(error: BaseException) -> ProgramOutput:
 
 
 class StepReporter(Protocol):
-    """Reports the steps of a running trial to the driver. Every rank of a gang has one."""
+    """Reports the steps of a running trial to the driver. Every rank of a gang has a reporter."""
 
     def report(self, step: int, metrics: Mapping[str, float]) -> bool:
         """Report a finished step. Return True if the pruner ends the trial; the workload may then raise Pruned."""
@@ -110,7 +110,7 @@ class Rank:
     nodes: int = 1
     node_devices: str = ""  # the gang's devices on this node, as in CUDA_VISIBLE_DEVICES; empty on a CPU
     reporter: StepReporter | None = None  # for workloads with `reports_steps`; None without a driver
-    timeout_s: float = math.inf  # workloads with `reports_steps` raise TrialTimeout; the driver ends others
+    timeout_s: float = math.inf  # then workloads with `reports_steps` raise TrialTimeout; the driver ends others
     clock_mhz: float = 0.0  # SM clock that cold-cache measurements wait for in the finals; 0 for none
     # Environment variables that are trial parameters. This process was started with these variables.
     environment: Mapping[str, str] = field(default_factory=dict)
@@ -147,7 +147,7 @@ class Energy:
     seconds: float = 0.0  # from the start of the first step to the end of the last step
     steps: float = 0.0  # the number of steps, which need not be the timed steps
     source: Literal["counter", "power", ""] = ""  # the energy counter, or the mean of the sampled power times seconds
-    missing: str = ""  # why a device that reports its power has no energy (0 above); empty if it has one
+    missing: str = ""  # why energy is 0 above although the device reports power; empty if energy is known
 
     def __post_init__(self) -> None:
         if not self.missing and not all(0 < value < math.inf for value in (self.joules, self.seconds, self.steps)):
@@ -174,7 +174,7 @@ class Measurement:
     independent: bool = False  # each rank measured its own device, and no rank waited for another
     of_gang: bool = False  # describes the whole gang; if several ranks have steps, the first rank counts
     is_rate: bool = False  # only a rate is known: each "step" stands for a fixed number of tokens or samples
-    unranked: str = ""  # why the trial's speed is not ranked, such as emulated arithmetic; empty if it is
+    unranked: str = ""  # why the trial's speed is not ranked, such as emulated arithmetic; empty if ranked
     baseline_step_times_s: tuple[float, ...] = ()  # one per step of the baseline, interleaved with the steps
     bytes_per_step: float = 0.0  # bytes that one step must move through device memory
     statistic: str = "median"  # the step statistic that rates are computed from: one of `STATISTICS`
@@ -187,7 +187,7 @@ class Measurement:
     energy: Energy | None = None  # None on a CPU, or if no driver reads the device
     # Further raw metrics; each name ends in its unit. Names in `workloads.api.metrics` are not allowed.
     metrics: Mapping[str, float] = field(default_factory=dict)
-    machine_info: Mapping[str, Scalar] = field(default_factory=dict)  # device and software as the process read them
+    machine_info: Mapping[str, Scalar] = field(default_factory=dict)  # device and software, as read by the process
     files: Mapping[str, bytes] = field(default_factory=dict)  # further results, keyed by file name without a folder
 
     def __post_init__(self) -> None:
@@ -243,16 +243,16 @@ class Workload:
         module: the submodule that measures the workload and may import torch.
         min_world_size: the smallest number of ranks in a trial.
         max_world_size: the largest number of ranks in a trial; None for no limit.
-        is_matmul_ceiling: its best rate is stored as the device's achieved matmul ceiling.
+        is_matmul_ceiling: whether the best rate is stored as the device's achieved matmul ceiling.
         exclusive: "node" if another trial on the same node would disturb the measurement.
-        reports_steps: it reports steps while running (`Rank.reporter`), can be pruned, and stops itself at its timeout.
-        has_estimates: `estimate` is implemented; only supported points are tried, the most promising first.
-        estimates_plans: it has estimates only for plans, because its trials plan with measured rates.
-        runs_command: its settings are a command's settings, in the configuration section `command`.
+        reports_steps: whether trials report steps (`Rank.reporter`), can be pruned, and stop themselves at the timeout.
+        has_estimates: whether `estimate` is implemented; only supported points are tried, the most promising first.
+        estimates_plans: whether estimates are only for plans, because trials plan with measured rates.
+        runs_command: whether the settings are a command's settings, in the configuration section `command`.
         finalists: the number of best trials that the finals of one objective remeasure, unless `finals.top` is set; 0
             if a trial takes minutes, or if each point is a result in itself.
         finals_rounds: how often the finals measure each trial, unless `finals.rounds` is set.
-        can_scale: `scale` is implemented; plans and reports project the best point to more devices.
+        can_scale: whether `scale` is implemented; plans and reports then project the best point to more devices.
     """
 
     name: ClassVar[str] = ""
@@ -302,7 +302,7 @@ class Workload:
     def list_candidates(
         self, dimensions: Mapping[str, Sequence[Scalar]], constants: Mapping[str, Scalar], machine: Machine
     ) -> Iterator[Candidate]:
-        """Yield every point of a space with its estimate. Override it if a rule excludes many points at once."""
+        """Yield every point of a space with its estimate. Override this method if one rule excludes many points."""
         for values in product(*dimensions.values()):
             point = dict(zip(dimensions, values, strict=True))
             yield Candidate(point, self.estimate(self.Parameters(**constants, **point), machine))

@@ -2,7 +2,7 @@
 
 
 class UserInputError(Exception):
-    """Invalid input. Only the message is shown, which names the key and the allowed values. The exit code is 2."""
+    """Invalid input. Users see only the message, which names the key and the allowed values. The exit code is 2."""
 
 
 def describe_os_error(error: OSError) -> str:

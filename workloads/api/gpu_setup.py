@@ -52,7 +52,7 @@ VENDORS = (NVIDIA, AMD)
 
 
 def find_problems(gpus: int, environment: Mapping[str, str]) -> list[GpuProblem]:
-    """Return why GPUs cannot be used. Ray sees `gpus` of them. `environment` is Ray's, or empty if unknown."""
+    """Return why GPUs cannot be used. Ray sees `gpus` GPUs. `environment` is Ray's environment; empty if unknown."""
     vendors = present_vendors()
     devices = [_check_devices(vendor, gpus, environment) for vendor in vendors]
     problems = [problem for problem in devices if problem]
@@ -65,7 +65,7 @@ def find_problems(gpus: int, environment: Mapping[str, str]) -> list[GpuProblem]
 
 
 def find_broken_amdsmi() -> GpuProblem | None:
-    """Return the problem if `amdsmi` is installed but its import fails, because Ray then does not start.
+    """Return the problem if `amdsmi` is installed but its import fails. Ray does not start in this case.
 
     Ray catches only ImportError. The package of that name on PyPI raises KeyError if libamd_smi.so is not installed.
     Importing torch for ROCm then raises KeyError too (pytorch/pytorch, pull request 188724).

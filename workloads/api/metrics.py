@@ -1,8 +1,8 @@
 """Define each trial metric's unit, label, direction, source and requirements.
 
-A new metric is one row in `metrics.toml`, plus a formula in `sweeper/metrics/derivation.py` if it is derived. Tables,
-plots, objectives, limits, the checks before a sweep and docs/reference/metrics.md use the rows. A workload may also
-report metrics without a row, which are shown under their names.
+A new metric is one row in `metrics.toml`, plus a formula in `sweeper/metrics/derivation.py` for a derived metric.
+Tables, plots, objectives, limits, the checks before a sweep and docs/reference/metrics.md use the rows. A workload may
+also report metrics without a row, which are shown under their names.
 """
 
 import tomllib

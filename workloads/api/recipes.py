@@ -79,7 +79,7 @@ def rocm_version(rocm: str) -> tuple[int, int]:
 
 
 def support(recipe: str, architecture: str) -> tuple[Support, str]:
-    """Return a device's support for a recipe, and the reason if the support is not native, or an empty string.
+    """Return a device's support for a recipe, and a reason, which is empty if the support is native.
 
     Raises KeyError for an unknown recipe and ValueError for an unknown architecture.
     """

@@ -33,7 +33,7 @@ def run_trial(
         measurement = loaded.run(loaded.Parameters(**parameters), rank)
     except Exception as error:
         if is_out_of_memory(error):
-            # Cut PyTorch's advice. The reserved but unallocated memory shows whether memory is fragmented.
+            # Cut PyTorch's advice, but keep the reserved memory, which shows whether memory is fragmented.
             line = re.sub(r"^\[enforce fail at [^]]*\] (err == 0\. )?", "", first_line(error))
             line = re.split(r" If reserved but unallocated| Error code", line)[0]
             raise OutOfMemory(f"out of memory: {line}") from error

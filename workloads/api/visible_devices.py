@@ -1,4 +1,4 @@
-"""Handle the environment variables that select a process's GPUs. AMD has several.
+"""Handle the environment variables that select a process's GPUs. AMD has several variables, NVIDIA has one.
 
 ROCm's runtime applies ROCR_VISIBLE_DEVICES first. HIP then selects from the remaining GPUs by HIP_VISIBLE_DEVICES, or
 by CUDA_VISIBLE_DEVICES if HIP_VISIBLE_DEVICES is not set. HIP ignores an index out of range and all later indices
@@ -52,8 +52,8 @@ def select(available: str, chosen: str) -> str:
 def restrict_program(environment: Mapping[str, str], devices: str) -> dict[str, str]:
     """Return variables that restrict a program to `devices`, to replace the variables in this worker's `environment`.
 
-    On AMD, the worker has HIP_VISIBLE_DEVICES. The program gets ROCR_VISIBLE_DEVICES to select the GPUs, and 0, 1, … as
-    HIP_VISIBLE_DEVICES. A trainer that resets it to its first GPUs still gets these GPUs. NVIDIA has only one variable.
+    On AMD, a worker has HIP_VISIBLE_DEVICES. The program gets its GPUs in ROCR_VISIBLE_DEVICES, and 0, 1, … in
+    HIP_VISIBLE_DEVICES. A trainer that resets HIP_VISIBLE_DEVICES to its first GPUs keeps the same GPUs.
     """
     if not devices:
         return {}

@@ -33,7 +33,7 @@ class FunctionSettings:
         digest: a digest of the function's source, because a different function is a different benchmark.
         code: the function, packed by cloudpickle, in base64.
         parameters: the function's parameters that a space may contain.
-        defaults: the parameters' defaults, if they have any.
+        defaults: the default values of parameters that have one.
         takes_rank: whether the function has a parameter `rank`.
         takes_report: whether the function has a parameter `report`; its trials may be pruned.
     """
@@ -57,7 +57,7 @@ def load_function(code: str) -> Callable[..., Any]:
 class StepReport:
     """Reports a function's steps. The function calls `report(value)` or `report({"loss": loss})` after each step.
 
-    A call raises an exception in the function at `trial.timeout_s`, or when the pruner ends the trial.
+    Reporting raises an exception in the function at `trial.timeout_s`, or when the pruner ends the trial.
     """
 
     def __init__(self, function: str, rank: Rank) -> None:

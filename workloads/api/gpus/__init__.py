@@ -27,7 +27,7 @@ class GpuIdentity:
     memory_gib: float | None = None  # total memory of the GPU or partition
     compute_units: int | None = None  # streaming multiprocessors or compute units
     compute_partition: str | None = None  # how an Instinct GPU is divided, such as SPX (undivided) or CPX
-    memory_partition: str | None = None  # such as NPS1 or NPS4
+    memory_partition: str | None = None  # memory partition mode, such as NPS1 or NPS4
     numa_node: int | None = None  # the host's NUMA node
     driver: str | None = None  # the driver version
     firmware: str | None = None  # the GPU's BIOS version
@@ -97,13 +97,13 @@ TAINTING_SLOWDOWNS = {
 class Gpu(Protocol):
     """One GPU of this machine."""
 
-    interval_s: float  # the wait between readings, which keeps their cost low
+    interval_s: float  # the wait between readings, to keep their cost low
 
     @property
     def identity(self) -> GpuIdentity: ...
 
     def used_gib(self) -> float | None:
-        """Return the memory in use by all processes."""
+        """Return the memory that all processes use."""
 
     def process_ids(self) -> set[int] | None:
         """Return the ids of the processes that compute on the GPU."""
