@@ -57,7 +57,7 @@ class AttentionParameters:
 
     @property
     def flops(self) -> float:
-        """Return the floating-point operations of the pass, as FlashAttention's papers count them.
+        """Return the pass's floating-point operations, counted as in FlashAttention's papers.
 
         The forward pass has two products over query-key pairs, and the backward pass has five. One of the five
         recomputes the scores, because a fused kernel does not store them.
@@ -76,5 +76,5 @@ class Attention(Workload):
     benchmark_version = "attention/1"
     work = ("mode", "causal", "dtype", "statistic")
     ways = ("kernel", "warmup", "repeats", "sustained_s", "seed")
-    max_world_size = None  # each rank measures its own device, all at the same time
+    max_world_size = None  # each rank measures its own device; all ranks measure at the same time
     finalists = 0  # each point is a result in itself

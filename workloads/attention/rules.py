@@ -33,7 +33,7 @@ class KernelRule:
     rocm_library: str = ""  # the library that PyTorch should prefer
 
 
-_SM80 = r"sm(8\d|9\d|1\d\d)"  # and later
+_SM80 = r"sm(8\d|9\d|1\d\d)"  # sm80 and later
 KERNELS: dict[str, KernelRule] = {
     name: KernelRule(**row) for name, row in tomllib.loads(Path(__file__).with_name("kernels.toml").read_text()).items()
 }

@@ -32,7 +32,7 @@ CHUNK_QUERIES = 1024  # number of queries per chunk; fp32 scores take 0.5 GiB fo
 
 
 class Inputs(NamedTuple):
-    """Queries, keys, values and the output's gradient: [batch, heads, tokens, head_size], tokens before heads."""
+    """Queries, keys, values and the output gradient: [batch, heads, tokens, head_size], with tokens first in memory."""
 
     q: Tensor
     k: Tensor
@@ -77,7 +77,7 @@ def measure(parameters: AttentionParameters, rank: Rank) -> Measurement:
     q, k = calls.inputs.q, calls.inputs.k
     return replace(
         measured,
-        # Read back if possible.
+        # Parameters are read back from the run if possible.
         executed=vars(parameters)
         | {"batch": q.shape[0], "heads": q.shape[1], "kv_heads": k.shape[1], "sequence_length": q.shape[2]}
         | {"head_size": q.shape[3], "dtype": next(name for name, dtype in DTYPES.items() if dtype == q.dtype)}

@@ -63,12 +63,12 @@ class AllreduceParameters:
 
 
 class Allreduce(Collectives):
-    """The all-reduce, with the name, parameters and benchmark version under which earlier sweeps measured it."""
+    """An all-reduce with the name, parameters and benchmark version of earlier sweeps."""
 
     name = "allreduce"
     Parameters = AllreduceParameters
     work = ("dtype",)
-    benchmark_version = "allreduce/4"  # the cost of events is subtracted on GPUs (3); no call is repeated on a CPU (4)
+    benchmark_version = "allreduce/4"  # 3 subtracts the cost of events on GPUs; 4 repeats no call on a CPU
 
     def run(self, parameters: AllreduceParameters, rank: Rank) -> Measurement:
         values = {name: getattr(parameters, name) for name in ("dtype", "warmup", "repeats")}

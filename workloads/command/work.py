@@ -51,7 +51,7 @@ class DeclaredWork:
         """Return the tokens per step and per sequence; 0 if unknown.
 
         An undeclared size is taken from the program's output. A printed step takes precedence over the configuration,
-        because steps are smaller than the configuration while the batch ramps up.
+        because a step is smaller than configured while the batch ramps up.
         """
         global_batch, length = (
             declared or int(metrics.get(name, 0)) or _positive_int(reported_config.get(name))

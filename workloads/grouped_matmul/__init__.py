@@ -37,7 +37,7 @@ class GroupedMatmulParameters:
         expert_parallel: the number of ranks that share the experts; the GEMM covers one rank's experts. Tokens come
             from all `expert_parallel` ranks, so the number of rows stays tokens · experts_per_token.
         layer: the gate and up projections as one GEMM, or the down projection.
-        product: the layer's forward product or one of its two gradients.
+        product: the layer's forward GEMM or one of its two gradient GEMMs.
         tokens: the number of tokens on one rank, before they are copied for their experts.
         imbalance: the busiest expert's rows divided by the mean; 1 is forced balance. Loads follow Zipf's law.
         dtype: number format of the operands, including scales.
@@ -130,5 +130,5 @@ class GroupedMatmul(Workload):
     benchmark_version = "grouped/1"
     work = ("model", "layer", "product", "imbalance", "dtype", "statistic")
     ways = ("backend", "warmup", "repeats", "sustained_s", "seed")
-    max_world_size = None  # each rank measures its own device, all at the same time
+    max_world_size = None  # each rank measures its own device; all ranks measure at the same time
     finalists = 0  # each point is a result in itself

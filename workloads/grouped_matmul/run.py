@@ -21,7 +21,7 @@ from workloads.instruments.runs import check_error, check_support, measure_calls
 
 @dataclass(frozen=True)
 class GroupedOperands(products.Operands):
-    """A is [rows, k], B [experts, k, n]. For a weight gradient, A is [n, rows], B [rows, k] and C [experts, n, k]."""
+    """A[rows, k] and B[experts, k, n]. For a weight gradient, A[n, rows] and B[rows, k] give C[experts, n, k]."""
 
     ends: Tensor = field(kw_only=True)  # int32, the row after each expert's last row
 

@@ -50,8 +50,8 @@ class Topology:
     # `switch`: a GPU can use its whole bandwidth to any other GPU. `pairs`: a GPU has one link to each other GPU, and
     # only collectives over the whole domain use all links (xGMI). `host`: PCIe through the CPUs.
     wiring: Wiring
-    link_gb_s: float  # per GPU within its domain, over all links
-    network_gb_s: float  # per GPU between domains: the bandwidth of a domain's NICs, divided by its GPUs
+    link_gb_s: float  # bandwidth per GPU within its domain, over all links
+    network_gb_s: float  # per GPU between domains: a domain's NIC bandwidth divided by the domain's GPUs
     oversubscription: float = 1.0  # NIC bandwidth divided by the bandwidth of the switches above the NICs
     # link_latency_s and network_latency_s are the latency of one message.
     link_latency_s: float = 4e-6

@@ -76,7 +76,7 @@ def time_undisturbed(steps: Sequence[Callable[[], float]], repeats: int, threads
         while len(_undisturbed(turns)) < repeats and time.monotonic() < deadline_s:
             time.sleep(PAUSE_S)
             for step in steps:
-                step()  # because the cache went cold during the pause
+                step()  # warms the cache, which went cold during the pause
             turns.append(_time_turn(steps, waits, threads))
     return [turn.times_s for turn in select_turns(turns, repeats, threads)]
 
