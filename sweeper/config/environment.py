@@ -52,7 +52,7 @@ def only_variables(parameters: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def process_values(parameters: Mapping[str, Any]) -> dict[str, str | None]:
-    """Return the parameters that are environment variables, as strings by name. None means that one is not set."""
+    """Return the environment variables among the parameters, as strings by name. A variable of None is not set."""
     variables = only_variables(parameters)
     return {name.removeprefix(PREFIX): None if value is None else str(value) for name, value in variables.items()}
 

@@ -25,7 +25,7 @@ class Node:
     gpus: int = 0
     accelerator: str | None = None  # Ray's label for the node's GPUs
     gpu_identities: tuple[GpuIdentity, ...] = ()  # the driver's report on each GPU
-    gpus_used_gib: tuple[tuple[int, float], ...] = ()  # GPU number and memory that other processes use
+    gpus_used_gib: tuple[tuple[int, float], ...] = ()  # GPU number and GiB in use before a local sweep
     gpu_problems: tuple[GpuProblem, ...] = ()  # why the node's GPUs cannot be used
     id: str | None = None  # Ray's node id, if the cluster is running
     cpu_architecture: str = "cpu"
@@ -125,7 +125,7 @@ class Target:
         return requested or (limit if self.is_gpu else 1)
 
     def ranks_per_node(self, ranks: int, host_gib: float = 0.0) -> int:
-        """Return how many ranks of a gang share a node. If the gang does not fit, the largest node decides."""
+        """Return how many ranks of a gang share a node. If the gang does not fit, the largest node sets the number."""
         if not self.is_gpu:
             return min(ranks, max(node.cpus for node in self.nodes))
         most = max(node.gpus for node in self.nodes)
@@ -213,7 +213,7 @@ def hardware_of(node: Node) -> Hardware:
 def find_ranks_per_node(ranks: int, capacities: Sequence[int]) -> int | None:
     """Return how many ranks of a gang to place on each node, or None if the gang does not fit.
 
-    This is the largest divisor of `ranks` for which enough nodes have room, so a gang that fits on one node stays on
+    Choose the largest divisor of `ranks` for which enough nodes have room, so a gang that fits on one node stays on
     one. `capacities` lists how many ranks fit on each node."""
     divisors = (share for share in range(ranks, 0, -1) if ranks % share == 0)
     return next((n for n in divisors if sum(capacity >= n for capacity in capacities) >= ranks // n), None)

@@ -136,7 +136,7 @@ class Space:
         )
 
     def points(self) -> Iterator[Parameters]:
-        """Yield `only`, or else every combination, last parameter fastest. Raises UserInputError for an interval."""
+        """Yield `only` or every combination (last parameter varies fastest). Raises UserInputError for an interval."""
         if self.only is not None:
             yield from map(dict, self.only)
             return
@@ -194,7 +194,7 @@ def parse_entry(name: str, entry: Any) -> Dimension | Value:
         return _numbers(key, entry, value)
     if isinstance(value, ChoiceSweep | list):
         return _choice(key, value.list if isinstance(value, ChoiceSweep) else value)
-    return value if isinstance(value, str) else entry  # in quotes
+    return value if isinstance(value, str) else entry  # the text was in quotes
 
 
 def parse_text(key: str, text: str) -> Any:

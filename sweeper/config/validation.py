@@ -14,7 +14,7 @@ from workloads.suggestions import nearest, suggest
 
 T = TypeVar("T")
 MAX_INTEGER = 2**63  # the limit for integers in Optuna, NumPy and SQLite
-SECONDS = {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}  # by the time units that people write
+SECONDS = {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}  # seconds in each unit that people may write
 SI_PREFIXES = {"k": 3, "K": 3, "M": 6, "G": 9, "B": 9, "T": 12}  # B stands for billions, as in 8B
 # PyTorch's names for dtypes, and ours.
 TORCH_NAMES = {"float32": "fp32", "float16": "fp16", "half": "fp16", "bfloat16": "bf16"}
@@ -40,7 +40,7 @@ def build(cls: type[T], values: Mapping[str, Any], prefix: str = "") -> T:
     """Check every value and return an instance of the dataclass `cls`.
 
     Annotations may be int, float, str, bool, `X | None`, Literal, nested dataclasses, and mappings to dataclasses. The
-    contents of other lists and mappings are not checked, nor is Any. `metadata={"min": …, "max": …}` bounds a number.
+    contents of other lists and mappings, and Any, are not checked. `metadata={"min": …, "max": …}` bounds a number.
 
     Raises UserInputError for an unknown or missing key, a wrong type or a number out of bounds.
     """
@@ -59,7 +59,7 @@ def build(cls: type[T], values: Mapping[str, Any], prefix: str = "") -> T:
             raise UserInputError(f"{prefix}{name}: required ({describe_type(hints[name])})")
     try:
         return cls(**converted)
-    except ValueError as error:  # from a rule in the class about several values
+    except ValueError as error:  # raised by a rule in the class about several values
         raise UserInputError(f"{prefix.rstrip('.') or 'configuration'}: {error}") from error
 
 

@@ -41,8 +41,8 @@ def discover_nodes(
 ) -> list[Node]:
     """Connect to the cluster at `address` and return its nodes. Without an address, return this machine.
 
-    This function never starts a cluster. It reads only `variables` from the nodes' environments. `code` is what the
-    sweep needs on the nodes in addition to our packages. If any node lacks a part, Ray sends it to all nodes.
+    This function never starts a cluster, and reads only `variables` from the nodes' environments. `code` is what the
+    sweep needs on the nodes in addition to our packages. If any node lacks a part, Ray sends that part to all nodes.
 
     Raises UserInputError if no cluster responds or, unless `insecure`, if it accepts unauthenticated connections.
     """
@@ -230,8 +230,8 @@ class NodeDiscovery:
 def start(target: Target, *, has_variables: bool) -> None:
     """Start a local cluster, unless `discover_nodes` has connected to a cluster.
 
-    The local cluster ends with this process, even if the process is killed. It can start workers with their own
-    environment variables only with `has_variables`.
+    The local cluster ends with this process, even if the process is killed. Without `has_variables`, the cluster cannot
+    start workers with their own environment variables.
 
     Raises ClusterError if Ray does not start.
     """

@@ -1,6 +1,6 @@
 """Schedule the trials of a sweep on gangs of Ray workers.
 
-A gang has one worker for each rank of a trial, and its workers are placed together. It holds a running trial and a
+A gang has one worker for each rank of a trial, and its workers are placed together. A gang holds a running and a
 queued trial, so its devices do not wait for the driver. A gang is reused while its trials succeed. After a failure, its
 workers are killed and a new gang replaces it. If trials differ in their environment variables, a new gang is started
 for the first waiting trial, and a gang with no waiting trials for its own environment makes room.
@@ -136,7 +136,7 @@ class GangPool:
     # ── state ──
 
     def capacity(self) -> int:
-        """Return how many more trials can be submitted now. Gangs that are still starting accept none."""
+        """Return how many more trials can be submitted now. Gangs that are still starting accept no trials."""
         free = sum(TRIALS_PER_GANG - len(gang.trials) for gang in self.gangs if gang.accepts_trials)
         return free + TRIALS_PER_GANG * self._vacancies() - len(self._backlog)
 
@@ -159,7 +159,7 @@ class GangPool:
         return len(self._in_flight)
 
     def count_running(self) -> int:
-        """Return the number of running trials. The other trials in flight wait for them."""
+        """Return the number of running trials. The other trials in flight are waiting."""
         return self._sum_running()[0]
 
     def running_s(self) -> float:

@@ -30,7 +30,7 @@ def read_timeout_s() -> float:
 
 
 class HeadWatch(threading.Thread):
-    """Watches the head at one address. It is a thread because Ray's calls block while the head is down."""
+    """Watches the head at one address, in a thread because Ray's calls block while the head is down."""
 
     def __init__(self, address: str) -> None:
         super().__init__(daemon=True)
@@ -68,7 +68,7 @@ _current: HeadWatch | None = None
 
 
 def watch(address: str | None) -> None:
-    """Watch the head at `address` and no other. If it stops responding, call the latest `on_head_lost` callback."""
+    """Watch the head at `address` and no other. When it stops responding, call the latest `on_head_lost` callback."""
     global _current
     if _current:
         _current.stopped.set()

@@ -115,8 +115,8 @@ class ComparisonRound:
     def compute_ratios(self, nodes: Collection[str], direction: str) -> dict[str, list[float]]:
         """Return each node's values divided by the median of the other nodes' medians.
 
-        For either direction of the objective, 0.9 is worse by a tenth. The result is empty if there are fewer than two
-        nodes, or if any value is zero or negative and so has no meaningful ratio."""
+        For either direction of the objective, a ratio of 0.9 is worse by a tenth. The result is empty for fewer than
+        two nodes, or if any value is zero or negative and so has no meaningful ratio."""
         values_of = {node: [value for value in self.values.get(node, []) if value is not None] for node in nodes}
         values_of = {node: values for node, values in values_of.items() if values}
         if len(values_of) < 2 or not all(value > 0 for values in values_of.values() for value in values):

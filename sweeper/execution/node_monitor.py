@@ -180,8 +180,8 @@ class NodeMonitor:
     ) -> list[tuple[TrialRecord, Remeasurement, str]]:
         """Return which trial to remeasure on which nodes with capacity in order to find slow nodes.
 
-        A new round begins after every TRIALS_BETWEEN_ROUNDS `ended` trials per node. It measures the best trial so far
-        on each node.
+        A new round begins after every TRIALS_BETWEEN_ROUNDS `ended` trials per node. A round measures the best trial so
+        far on each node.
         """
         threshold = self._config.cluster.drain_below
         node_ids = [node.id for node in self.target.nodes if node.id]

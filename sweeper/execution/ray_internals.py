@@ -75,7 +75,7 @@ def gives_workers_an_environment() -> bool:
 
 @contextmanager
 def without_unused_processes(*, runtime_environments: bool = True) -> Iterator[list[subprocess.Popen[bytes]]]:
-    """Make `ray.init` start a local cluster without unused processes. With `runtime_environments`, keep their agent.
+    """Make `ray.init` start no unused processes. `runtime_environments` keeps the agent for runtime environments.
 
     Yields the list of started processes, which keep running if `ray.init` fails.
     """

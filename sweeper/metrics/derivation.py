@@ -1,8 +1,8 @@
 """Derive all metrics in one place: turn raw step times and counts into rates, spreads and utilizations.
 
 Rates count the operations that the model or GEMM requires, summed over all ranks. `…_per_gpu` divides by the number of
-ranks. A gang's step takes as long as its slowest rank's. MFU is model FLOP/s divided by the dense peak for the
-matrix units' dtype (Chowdhery et al. 2022, appendix B). It requires a known peak.
+ranks. A gang's step takes as long as the slowest rank's step. MFU is model FLOP/s divided by the dense peak for the
+matrix units' dtype (Chowdhery et al. 2022, appendix B). MFU requires a known peak.
 """
 
 import math
@@ -32,7 +32,7 @@ def derive(
 ) -> dict[str, float]:
     """Derive a complete trial's metrics from its measurements, one for each rank.
 
-    If all ranks report the same number of steps, their times are matched step by step. Otherwise medians are used.
+    If all ranks report the same number of steps, their times are matched step by step. Otherwise rank medians are used.
 
     Args:
         dense_peak_tflops: the vendor's peak TFLOP/s per device, by dtype.
@@ -164,7 +164,7 @@ class Prices:
 
 
 def energy_metrics(measurements: Sequence[Measurement], world_size: int) -> dict[str, float]:
-    """Return the gang's energy per step and metrics derived from it, or nothing unless all ranks' energy is known.
+    """Return the gang's energy per step and derived metrics. The result is empty unless all ranks' energy is known.
 
     `measurements` has one entry for each rank, or a single entry for the whole gang.
     """

@@ -20,7 +20,7 @@ FALSE_ALARMS = 0.01  # probability per test, over all comparisons together
 FOUND = 0.99  # the probability that a loss of the reported size is found
 MEDIAN_VARIANCE = math.pi / 2  # for normal values: the variance of the median divided by the variance of the mean
 FEWEST_FOR_SPREAD = 16  # minimum number of parts for using their measured spread; fewer measure it to 40% or worse
-MAD_TO_SD = 1.4826  # for a normal distribution
+MAD_TO_SD = 1.4826  # the standard deviation of a normal distribution divided by the MAD
 
 
 @dataclass(frozen=True)

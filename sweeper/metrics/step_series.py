@@ -74,8 +74,8 @@ def _find_pauses(steps: np.ndarray, times_s: np.ndarray, usual_s: np.ndarray, sl
 def find_period(places: np.ndarray, interval: float) -> int:
     """Return the period at which most of these slow steps recur, or 0 if they have no period.
 
-    Nearly every multiple of the period between its first and last slow step must be slow. Other slow steps may lie in
-    between. `interval` is the number of steps from one printed step to the next, which limits the accuracy.
+    Nearly every multiple of the period between the first and the last slow step must be slow. Other slow steps may lie
+    in between. `interval` is the number of steps from one printed step to the next, which limits the accuracy.
     """
     best, period, fewest = 0, 0, FEWEST_PAUSES if interval <= 1 else FEWEST_PAUSES + 2
     for gap in sorted(set(np.diff(places)) | set(places[2:] - places[:-2])):

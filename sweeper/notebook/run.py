@@ -41,7 +41,7 @@ def run(
         overrides: the arguments of the command: "budget.trials=50", "hardware=cpu", "--config-dir=my_conf". To measure
             your own function, pass it as the first argument.
         workload: the name of a workload, or your function. The function receives the space's parameters by name, and
-            also `rank` and `report` if it has parameters with these names. It returns a number, which becomes the
+            also `rank` and `report` if it has parameters with these names. The result is a number, which becomes the
             objective `value`, or a dict of metrics, from which `workload.objective=NAME` selects the objective.
         space: entries by parameter name. A list is a choice, a `range` is a range, a string is parsed as in YAML
             ("interval(0.1, 1)"), and any other value is a constant.
@@ -49,7 +49,7 @@ def run(
     Raises:
         UserInputError: the command rejected its input and printed this message.
         SweepError: the sweep ended without a complete trial.
-        KeyboardInterrupt: after the sweep has shut down gracefully. The same call resumes it.
+        KeyboardInterrupt: after the sweep has shut down gracefully. The same call resumes the sweep.
     """
     if overrides and callable(overrides[0]):
         if workload is not None:

@@ -121,7 +121,7 @@ def compute_importances(ranks: pd.Series, parameters: pd.DataFrame) -> dict[str,
     """Return the fraction of the ranks' variance that each parameter explains by itself, highest first.
 
     For n trials in k groups, the fraction is (H - k + 1) / (n - k), clipped to [0, 1], with the Kruskal-Wallis
-    statistic H. If a numeric parameter has many values, they are binned into groups of equal size. The rest of the
+    statistic H. The values of a numeric parameter that has many are binned into groups of equal size. The rest of the
     variance is noise or interaction. Parameters with a single value, and names that hardly repeat, are left out. Ranks
     may have any scale. The rows of `parameters` are in the order of `ranks`.
     """

@@ -105,7 +105,7 @@ class Progress:
             self.console.print(text, markup=False)
 
     def update(self, state: ProgressState, ended: TrialRecord | None = None, is_best: bool = False) -> None:
-        """Show the state. `ended` is the trial that has just ended, if any. `is_best` means that it is the new best."""
+        """Show the state. `ended` is the trial that just ended, if any. With `is_best`, that trial is the new best."""
 
     def end(self, results: dict[str, object]) -> None:
         """Report the results to a program that reads the output."""

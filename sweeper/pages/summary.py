@@ -81,7 +81,7 @@ class Summary:
     def verdict(self) -> str:
         """Describe the winner of the finals, the tied trials, or the trials on the front, or return "" without finals.
 
-        For a front, the description includes its certainty, or the setting that would remeasure it.
+        For a front, the description includes how certain the front is, or which setting would remeasure it.
         """
         results = self.results
         if results.front:

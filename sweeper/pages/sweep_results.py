@@ -85,7 +85,7 @@ class Results:
 
     @property
     def lost_finalists(self) -> list[TrialRecord]:
-        """The finalists without a result because too few of their rounds were complete."""
+        """The finalists that have no result because too few of their rounds were complete."""
         chosen = {r.remeasurement.trial for r in self.remeasured if r.remeasurement and r.remeasurement.group}
         compared = {row.trial.number for row in self.finalists} | {point.trial.number for point in self._certified}
         return [trial for trial in self.best if trial.number in chosen - compared]

@@ -1,7 +1,7 @@
 """Read and write files of rates measured on a kind of GPU. Plans prefer measured rates to the rates in the tables.
 
-`python -m sweeper calibrate` writes `calibration/<hardware>.yaml` in the results directory. For several GPUs it also
-writes the measured links to `<hardware>_topology.yaml`. You can also write both files by hand.
+`python -m sweeper calibrate` writes `calibration/<hardware>.yaml` in the results directory. For several GPUs, the
+command also writes the measured links to `<hardware>_topology.yaml`. You can write both files by hand, too.
 """
 
 import re
@@ -50,7 +50,7 @@ class Calibration:
     sustained_tflops: dict[str, Figure] = field(default_factory=dict)  # rates of large GEMMs, by dtype
     power_headroom: float = field(default=1.0, metadata={"min": 1.0, "max": 3.0})  # rate of a short run over a long one
     copy_gb_s: Figure | None = None  # what copies read plus write, in GB/s
-    attention: dict[str, Attention] = field(default_factory=dict)  # by the planner's kernel names
+    attention: dict[str, Attention] = field(default_factory=dict)  # rates by the planner's kernel names
 
     def describe(self) -> str:
         names = [f"products in {' and '.join(self.sustained_tflops)}"] if self.sustained_tflops else []

@@ -32,7 +32,7 @@ def select_devices(resolved: ResolvedConfig, nodes: Sequence[Node]) -> tuple[Tar
 
 
 def planned_target(hardware: Hardware, gpus: int) -> Target:
-    """Return the GPUs that one trial needs, in nodes of eight. They come from the catalog and need not exist."""
+    """Return the GPUs that one trial needs, in nodes of eight. The GPUs come from the catalog and need not exist."""
     check_partition(hardware)
     if hardware.partition == UNDIVIDED:
         hardware = replace(hardware, partition=None)

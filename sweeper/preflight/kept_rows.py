@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from sweeper.common.files import write_whole
 from workloads.api.errors import UserInputError
 
-FOLDER = "sweeps"  # in a results directory
+FOLDER = "sweeps"  # the folder in a results directory
 Row = TypeVar("Row")
 
 

@@ -2,7 +2,7 @@
 
 Runs are read through MLflow's client, or directly from the tables of a SQLite file. Importing MLflow and opening a
 SQLite file takes 3 s of CPU time, twice as long as the rest of a small report. The columns of the runs, params, metrics
-and tags tables have not changed since MLflow 1.30. If they ever differ, the client is used.
+and tags tables have not changed since MLflow 1.30. If the columns ever differ, the client is used.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class ClientReader:
 
 @dataclass(frozen=True)
 class SqliteReader:
-    """Reads the same data from a SQLite file. Runs have only those attributes of MLflow runs that are used.
+    """Reads the same data from a SQLite file. Runs have only the attributes of MLflow runs that this module uses.
 
     Every method raises `sqlite3.Error` if the file is not from MLflow or has a different version's tables.
     """

@@ -1,14 +1,14 @@
 """Decide whether new runs are slower than earlier runs, and how many more runs a verdict needs.
 
-A run is a whole sweep, with its own processes and its own date. The model has random effects: the logarithm of a run's
-value is the level of the group (earlier or new runs), plus the run's deviation from that level, plus the error that the
-run's interval indicates. The deviations in both groups have the same standard deviation, called the spread between
-runs. With fewer than MEASURED_FROM degrees of freedom (the number of runs minus one per group), the spread is assumed,
-unless the runs contradict the assumption. With more, the spread is measured, and limits follow Student's t.
+A run is a whole sweep, executed in its own processes at its own time. The model has random effects: the logarithm of a
+run's value is the level of the group (earlier or new runs), plus the run's deviation from that level, plus the error
+that the run's interval indicates. The deviations in both groups have the same standard deviation, called the spread
+between runs. With fewer than MEASURED_FROM degrees of freedom (the number of runs minus one per group), the spread is
+assumed, unless the runs contradict the assumption. With more, it is measured, and limits follow Student's t.
 
 A verdict may be computed after every run. A single look at equal runs finds the new runs slower with probability
 FALSE_ALARM. Successive looks share runs, so the probability over all looks stays at 1% or less. `benchmarks/track.py`
-measures this, and how often a loss is found with the requested number of runs.
+measures this probability, and how often a loss is found with the requested number of runs.
 """
 
 import math
@@ -81,7 +81,7 @@ class Spread:
 
     value: float
     errors: Sequence[float]  # the mean variance that the runs' intervals indicate, for earlier and for new runs
-    degrees_of_freedom: float = math.inf  # of a measured spread; infinite if assumed
+    degrees_of_freedom: float = math.inf  # for a measured spread; infinite if the spread is assumed
 
     @property
     def is_assumed(self) -> bool:
@@ -131,7 +131,7 @@ def run_of_interval(value: float, low: float, high: float, *, less_is_better: bo
 
 
 def compare_runs(earlier: Sequence[Run], new: Sequence[Run], gate: Gate) -> Comparison:
-    """Compare new runs with earlier runs. There must be at least one of each."""
+    """Compare new runs with earlier runs. There must be at least one earlier run and one new run."""
     logarithms = [np.array([run.logarithm for run in group]) for group in (earlier, new)]
     errors = [float(np.mean([run.variance for run in group])) for group in (earlier, new)]
     squares = sum(float(((values - values.mean()) ** 2).sum()) for values in logarithms)

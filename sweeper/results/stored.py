@@ -182,7 +182,7 @@ def measured_value(record: TrialRecord, criteria: Criteria) -> Winner:
 
 
 def front_value(front: Front, record: TrialRecord, criteria: Criteria) -> Winner:
-    """Return the objectives of a trial on the front. For a remeasured point, they are means over the rounds."""
+    """Return the objectives of a trial on the front. For a remeasured point, return means over the rounds."""
     for point in front.certified:
         if point.trial.number == record.number:
             first, *others = point.values.items()

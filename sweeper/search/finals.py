@@ -1,10 +1,10 @@
 """The finals: remeasure the best trials, interleaved, and compare them.
 
 The best of many noisy measurements owes its place partly to luck, so its value is too high. The finalists therefore run
-again in a fresh worker for several rounds. They are interleaved, so drift between rounds (heat, clocks, neighbors)
-affects all finalists. A finalist's value is the geometric mean over rounds with Student's 95% t interval. Both are
-computed from logarithms, so the ratio of two values equals the mean ratio. Finalists are compared in pairs, round by
-round, and are tied if the interval of the difference contains zero. Any finalist may lead by chance, so the intervals
+again in a fresh worker for several rounds. Each round measures every finalist once, so drift between rounds (heat,
+clocks, neighbors) affects all finalists. A finalist's value is the geometric mean over rounds. This mean and Student's
+95% t interval come from logarithms, so the ratio of two values equals the mean ratio. Finalists are compared in pairs,
+round by round, and are tied if the interval of the difference contains zero. Any may lead by chance, so the intervals
 hold for all pairs at once (Bonferroni): if all finalists are equally fast, at most 5% of finals find a difference. Each
 pair has its own spread, so a noisy finalist widens only its own intervals.
 """
@@ -89,8 +89,8 @@ def finalist_results(
     """Return the finalists' results, best first, from the rounds that all finalists completed.
 
     Finalists with fewer than two complete rounds are left out. The result is empty if the rest have fewer than two
-    rounds in common. Finalists with `exceeded` limits, by number, come last. `ranked` lists the complete trials of the
-    search, best first. `records` includes the finals.
+    rounds in common. Finalists in `exceeded` (limits by trial number) come last. `ranked` lists the complete trials of
+    the search, best first. `records` includes the finals.
     """
     finalists = {record.number: record for record in ranked[:top]}
     if not finalists:

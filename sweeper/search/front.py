@@ -1,4 +1,4 @@
-"""Remeasure the front of several objectives to find out how certainly each point belongs to the front.
+"""Remeasure the front of several objectives to find out how certain it is that each point belongs to the front.
 
 The points of the front are remeasured, interleaved, like the finalists for one objective (`finals.py`). For each pair,
 two hypotheses are tested: that one point dominates the other, and that it does not. At most 5% of fronts have a point

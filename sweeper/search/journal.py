@@ -35,7 +35,7 @@ read_distribution = lru_cache(json_to_distribution)  # usually all trials of a s
 
 @dataclass(slots=True)
 class StoredTrial:
-    """A trial in the journal, with the attributes of Optuna's `FrozenTrial`. `value` is the first objective's."""
+    """A trial in the journal, with the attributes of Optuna's `FrozenTrial`. `value` is the first objective."""
 
     number: int
     state: TrialState

@@ -1,4 +1,4 @@
-"""Find trials that are far slower than similar trials. On a CPU this means that the measurement stalled."""
+"""Find trials that are far slower than similar trials. On a CPU, the measurement of these trials has stalled."""
 
 import math
 import statistics
@@ -15,7 +15,7 @@ IntArray = NDArray[np.int64]
 FloatArray = NDArray[np.float64]
 NEIGHBOURS = 3  # the number of nearest trials to compare a trial with
 MIN_NEIGHBOURS = 2
-MAX_RATIO = 2.0  # of a parameter's values; more distant trials may differ for good reasons
+MAX_RATIO = 2.0  # maximum ratio of a parameter's values; more distant trials may differ for good reasons
 FAR_BELOW = 5.0  # a trial is remeasured if all neighbors are more than this many times as fast
 SAME_SPEED = 1.5  # valid measurements of the same point differ by at most this factor
 LATEST = 1000  # only this many trials are searched for neighbors, which limits the work per trial

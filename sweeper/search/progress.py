@@ -20,8 +20,8 @@ EARLY_TRIALS = 5  # if this many trials all fail in the same way at the start, i
 class RepeatedFailures:
     """Counts failures by status and reason since the last success. Infeasible trials do not count as failures.
 
-    `limit` failures of one kind stop the sweep. None means that failures never stop it. Failures on only one of several
-    nodes do not stop it either, because that node may be faulty and will then be drained."""
+    `limit` failures of one kind stop the sweep. If `limit` is None, failures never stop the sweep. Failures on only one
+    of several nodes do not stop it either, because that node may be faulty and will then be drained."""
 
     def __init__(self, limit: int | None, nodes: int = 1) -> None:
         self._limit, self._nodes = limit, nodes
@@ -119,7 +119,7 @@ class SweepProgress:
         return min(1.0, self._timed_s / self._trial_s) if self._trial_s else 0.0
 
     def add(self, record: TrialRecord, *, was_forgotten: bool = False) -> bool:
-        """Add an ended trial. Return whether it is better than all earlier trials, or joins the front."""
+        """Add an ended trial. Return whether the trial is better than all earlier trials, or joins the front."""
         self._records.append(record)
         first = self._records[0].params
         self.varying.update(name for name, value in record.params.items() if first.get(name) != value)

@@ -93,7 +93,7 @@ class SamplingStudy:
     # ── proposals ──
 
     def make_sampler(self, seed: int, number: int) -> BaseSampler:
-        """Return the sampler for trial `number`. Its proposals depend only on the running and finished trials."""
+        """Return the sampler for trial `number`. Proposals depend only on the running and finished trials."""
         are_many = len(self._running) + len(self._unseen) > MANY_RUNNING
         return make_sampler(self._sampler, seed, number, avoids_running=are_many and not self._criteria.has_front)
 
@@ -111,7 +111,7 @@ class SamplingStudy:
     def accept(self, number: int, proposal: Trial) -> dict[str, Any]:
         """Use a proposal for a trial in the journal, which is now running.
 
-        Returns the state to store in the journal for the sampler of a later run. Only NSGA-II has any: the generation.
+        Returns the state to store in the journal for a later run's sampler. Only NSGA-II has state: the generation.
         """
         attrs = self.trials[proposal.number].system_attrs if self._sampler == "nsga2" else {}
         self._running[number] = proposal

@@ -47,8 +47,8 @@ class Study:
     If a driver was killed, opening the study repairs the state that it left. `ask` then returns the unfinished trials
     again, with the same numbers, before any new trial.
 
-    Trials of earlier runs may run again on request. The earlier attempt stays in the journal. It is replaced when the
-    retry ends with any outcome except cancelled. From then on, no count, ranking or sampler includes it.
+    Trials of earlier runs may run again on request. The earlier attempt stays in the journal. When the retry ends with
+    any outcome except cancelled, it replaces the earlier attempt, which no count, ranking or sampler then includes.
     """
 
     def __init__(
@@ -129,7 +129,7 @@ class Study:
         return self._add_trial(Trial(self.trial_count, params, retry=self._retry_marks.get(key)), sampler_state)
 
     def ask_remeasurement(self, params: Parameters, remeasurement: Remeasurement, clock_mhz: float = 0.0) -> Trial:
-        """Return a trial that remeasures known parameters. The sampler does not see it."""
+        """Return a trial that remeasures known parameters. The sampler does not see this trial."""
         retry = self._retry_marks.get(remeasurement)
         return self._add_trial(Trial(self.trial_count, dict(params), remeasurement, retry, clock_mhz))
 

@@ -33,7 +33,7 @@ class ChildRuns:
                 on_page(count)
 
     def expect(self, trials: int) -> None:
-        """Look up the runs of the first `trials` trials only when needed. All of them that ended must be written."""
+        """Look up the runs of the first `trials` trials only when needed. All that ended must already be written."""
         self._expected = trials
 
     def doubt(self, number: int) -> None:

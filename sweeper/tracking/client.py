@@ -25,7 +25,7 @@ from workloads.api.secrets import masked
 
 PROCESS = "sweeper.tracking.process"
 MAX_RESTARTS = 3
-REFUSAL_PATIENCE_S = 20.0  # if the server rejects this user
+REFUSAL_PATIENCE_S = 20.0  # how long to wait if the server rejects this user
 START_PATIENCE_S = 60.0  # on a busy machine, the process took 20 s to import MLflow and open the store
 MAX_WAITING_STEPS = 10_000  # running trials' steps to keep while the store is opening
 
@@ -226,7 +226,7 @@ def opening_message(
 ) -> dict[str, Any]:
     """Return the arguments of `sweeper.tracking.store.Store`, with the parent run's parameters, tags and artifacts.
 
-    `trials` is the number of trials in the study. Secrets in `command` must be masked. `texts` are tags, if not empty.
+    `trials` is the number of trials in the study. Secrets in `command` must be masked. Non-empty `texts` become tags.
     """
     config = plan.config
     resolved = OmegaConf.to_yaml(OmegaConf.create(masked(asdict(config))))

@@ -5,7 +5,7 @@ view for `?viewStateShareKey=KEY`. The tag's value is the page's state as JSON, 
 undocumented. The fields below come from `ExperimentPageUIState` and `ExperimentPageSearchFacetsState` in MLflow's
 JavaScript, and `tests/sweeper/tracking/test_mlflow_ui.py` opens the views with the installed server.
 
-The driver uses this module. It does not import MLflow because the import takes seconds.
+The driver uses this module, which does not import MLflow because that takes seconds.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ TRIAL = "trial"  # the trial's number as a metric, because charts offer no other
 RUN_NAME_PX, CREATED_PX, DURATION_PX = 150, 45, 80
 COLUMN_PX = {PLACE: 50, mlflow_store.FRONT: 50, INTERVAL: 150, "machine": 300}
 MIN_COLUMN_PX, MIN_METRIC_PX, MAX_COLUMN_PX = 50, 85, 140  # MLflow does not round metrics
-CHARACTER_PX, PADDING_PX = 7, 20  # of a column heading
+CHARACTER_PX, PADDING_PX = 7, 20  # widths in a column heading
 RUN_NAME, CREATED, DURATION = "attributes.`Run Name`", "runDateAndNestInfo", "duration"  # ids of MLflow's own columns
 SECTION = "Sweep"  # the section of our charts
 OTHER_SECTION = "Model metrics"  # the section where MLflow puts charts of all other metrics

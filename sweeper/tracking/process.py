@@ -19,8 +19,8 @@ If a message fails, the response is {"error": "…", "is_refused": whether the s
 is retried until it succeeds. If the store rejects a message because of its content, the message is set aside so that it
 does not block later messages.
 
-This is a separate process because MLflow takes seconds to import and milliseconds per write. The devices would wait in
-the meantime, and a server that hangs would block the driver."""
+The recording process is separate because MLflow takes seconds to import and milliseconds per write. The devices would
+wait in the meantime, and a server that hangs would block the driver."""
 
 import io
 import json
