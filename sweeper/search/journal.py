@@ -45,7 +45,7 @@ class StoredTrial:
 
 
 def fold(lines: Iterable[dict[str, Any]]) -> tuple[list[dict[str, Any]], dict[int, StoredTrial]]:
-    """Fold a journal's lines into one entry per trial, in order, so that Optuna need not replay every line.
+    """Fold a journal's lines into one entry per trial, in order, so that Optuna does not replay every line.
 
     Optuna applies each line to a copy of the trial, parses the distributions of every trial again, and keeps all
     attributes. For 100,000 trials, this work and textual records took 30% of the time and memory of opening a study.

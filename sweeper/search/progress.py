@@ -154,7 +154,7 @@ class SweepProgress:
         return losses
 
     def ranked_trials(self) -> list[TrialRecord]:
-        """Return the complete trials, best first."""
+        """Return the trials that have a rank, best first."""
         return self._criteria.rank(self._records)
 
     @property
