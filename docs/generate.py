@@ -1,8 +1,8 @@
-"""Write what the reference says of keys, metrics, workloads, hardware and commands, from the code that has it.
+"""Generate the reference of keys, metrics, workloads, hardware, commands, exit codes and variables from the code.
 
     python docs/generate.py
 
-Each page has its generated part between two comments. `tests/test_docs.py` fails where a page differs from the code.
+Two comments enclose the generated part of each page. `tests/test_docs.py` fails if a page differs from the code.
 """
 
 import html
@@ -34,7 +34,7 @@ def table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
 
 
 def described(pairs: Iterable[tuple[str, str]], name: str = "key") -> str:
-    """Return a table of names with their meanings, which are plain text."""
+    """Return a table of names with their meanings. The meanings are plain text."""
     return table((name, "meaning"), ((f"`{key}`", plain(meaning)) for key, meaning in pairs))
 
 
@@ -86,7 +86,7 @@ def workloads() -> str:
 
 
 def preset_text(preset: str) -> str:
-    """Return the comment that a preset's file begins with."""
+    """Return the comment at the beginning of a preset's file."""
     lines = (CONF / "workload" / f"{preset}.yaml").read_text().splitlines()[1:]
     comment = lines[: next(number for number, line in enumerate(lines) if not line.startswith("#"))]
     return " ".join(line.lstrip("# ") for line in comment)
@@ -102,7 +102,7 @@ def hardware() -> str:
 
 
 def environment() -> str:
-    """Return the variables that workers of some GPUs start with, each with the GPUs that have it."""
+    """Return a table of the default environment variables of workers, with the GPUs to which each default applies."""
     kinds: dict[tuple[str, ...], list[str]] = {}
     for gpu in catalogue().values():
         for name, default in gpu.environment.items():
@@ -116,14 +116,14 @@ def commands() -> str:
     for name in SUBCOMMANDS:
         module = import_module(f"sweeper.commands.{name}.main")
         parts += [f"## {name}", page_text(module.__doc__ or "")]
-        command: Any = getattr(module, "COMMAND", None)  # `function` takes the keys of a sweep
+        command: Any = getattr(module, "COMMAND", None)  # `function` has none: it takes the keys of a sweep
         for verb in command.verbs if command else ():
             parts += [f"### `{command.usage(verb)}`", described(command.describe(verb).items())]
     return "\n\n".join(parts)
 
 
 def page_text(text: str) -> str:
-    """Return a module's help in Markdown: its examples are indented already."""
+    """Return a module's help in Markdown. The examples in the help are already indented, as Markdown requires."""
     blocks = text.strip().split("\n\n")
     return "\n\n".join(block if block.startswith("    ") else html.escape(block, quote=False) for block in blocks)
 
@@ -146,7 +146,7 @@ PAGES: dict[str, Callable[[], str]] = {
 
 
 def render(page: str) -> str:
-    """Return a page with its generated part as the code has it now."""
+    """Return a page with its generated part updated from the current code."""
     text = (REFERENCE / page).read_text()
     assert PART.search(text), f"{page} has no part that is generated"
     part = PAGES[page]()
