@@ -25,7 +25,7 @@ MIN_STEP_TIME_S = 1e-7
 
 
 class Infeasible(Exception):
-    """These parameters cannot work on this device. The sampler learns this and does not try the parameters again."""
+    """These parameters cannot work on this device. The sampler learns this and never repeats them."""
 
 
 class OutOfMemory(Infeasible):
@@ -58,7 +58,7 @@ def is_file_name(name: str) -> bool:
 
 
 def is_path(value: object, parameter: Field[Any]) -> bool:
-    """Return whether a parameter's value is a file path, according to its `file` metadata."""
+    """Return whether a parameter's value is a file path, according to the parameter's `file` metadata."""
     suffix = parameter.metadata.get("file", False)
     return isinstance(value, str) and (value.endswith(suffix) if isinstance(suffix, str) else suffix)
 
@@ -168,14 +168,14 @@ class Measurement:
     """The raw measurement of one rank. Raises ValueError for values that give no metric."""
 
     executed: Mapping[str, Scalar]  # parameters read back from the run; must equal the requested parameters
-    step_times_s: tuple[float, ...]  # one per timed step, warm-up excluded
+    step_times_s: tuple[float, ...]  # one time per timed step, warm-up excluded
     step_resolution_s: float = 0.0  # resolution of step times read from a log; 0 if measured
-    sustained_step_times_s: tuple[float, ...] = ()  # one per window of a back-to-back run, if requested
+    sustained_step_times_s: tuple[float, ...] = ()  # one time per window of a back-to-back run, if requested
     independent: bool = False  # each rank measured its own device, and no rank waited for another
     of_gang: bool = False  # describes the whole gang; if several ranks have steps, the first rank counts
-    is_rate: bool = False  # only a rate is known: each "step" stands for a fixed number of tokens or samples
+    is_rate: bool = False  # only a rate is known: each "step" represents a fixed number of tokens or samples
     unranked: str = ""  # why the trial's speed is not ranked, such as emulated arithmetic; empty if ranked
-    baseline_step_times_s: tuple[float, ...] = ()  # one per step of the baseline, interleaved with the steps
+    baseline_step_times_s: tuple[float, ...] = ()  # one time per step of the baseline, interleaved with the steps
     bytes_per_step: float = 0.0  # bytes that one step must move through device memory
     statistic: str = "median"  # the step statistic that rates are computed from: one of `STATISTICS`
     flops_per_step: float = 0.0  # FLOPs that the model or GEMM needs on this rank, without recomputation and emulation
@@ -234,11 +234,11 @@ class Workload:
             an architecture that returns why the device does not support the value, or an empty string).
         Settings: a dataclass of the workload's own configuration section; None if the workload has no section.
         settings: the settings of this instance; see `with_settings`.
-        work: names of the parameters that define what is computed. Results that differ in one of these are never
-            ranked, divided or plotted together, not even within one search.
-        ways: names of the parameters that define how the work is computed or measured. Results that differ in these may
-            be ranked together. Any other parameter is part of the work if a sweep holds the parameter constant, and
-            counts as "searched" if the sweep searches it.
+        work: names of the parameters that define what is computed. Results that differ in one of these parameters are
+            never ranked, divided or plotted together, not even within one search.
+        ways: names of the parameters that define how the work is computed or measured. Results that differ in these
+            parameters may be ranked together. Any other parameter is part of the work if a sweep holds the parameter
+            constant, and counts as "searched" if the sweep searches it.
         benchmark_version: name and version of the measurement method. Results of different versions are not compared.
         module: the submodule that measures the workload and may import torch.
         min_world_size: the smallest number of ranks in a trial.

@@ -118,7 +118,7 @@ class TorchBuild:
     version: str
     cuda: str | None
     hip: str | None
-    folder: Path  # where torch is installed; the Makefile reads this
+    folder: Path  # torch's installation folder, which the Makefile reads
 
     def supports(self, vendor: Vendor) -> bool:
         return bool(self.hip if vendor is AMD else self.cuda)
@@ -126,7 +126,7 @@ class TorchBuild:
 
 def read_torch_build() -> TorchBuild | None:
     """Return the installed torch build, or None if torch is not installed or its version.py lacks a field."""
-    spec = importlib.util.find_spec("torch")  # for a top-level package, this imports nothing
+    spec = importlib.util.find_spec("torch")  # imports nothing for a top-level package
     folders = spec.submodule_search_locations if spec else None
     if not folders:
         return None

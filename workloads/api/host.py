@@ -38,7 +38,7 @@ def version_of(package: str) -> str:
 
 
 def cpu_name() -> str:
-    """Return the processor's name as the kernel reports it, or its architecture if there is no name."""
+    """Return the processor's name as the kernel reports it, or the architecture if there is no name."""
     return _cpuinfo("model name") or platform.processor() or platform.machine()
 
 

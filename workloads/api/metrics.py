@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
-# The largest relative difference between points of a front that does not count, because rounds of one seed cannot
-# resolve it. The default is a thousandth: the last of four digits in tables, and an allocator's step of 2 MiB in 2 GiB.
+# Relative differences up to this value do not count between points of a front: rounds of one seed cannot resolve them.
+# The default is a thousandth: the last of four digits in tables, or an allocator's step of 2 MiB in 2 GiB.
 RESOLUTION = 0.001
 SUFFIXES = ("_p10", "_p90", "_ci_low", "_ci_high", "_per_gpu")  # suffixes of spreads and intervals precede `_per_gpu`
 
@@ -39,10 +39,10 @@ class Metric:
     # "maximize" or "minimize"; empty if neither is better, as for a clock or a dimension.
     direction: str = ""
     factor: float = 1.0  # multiplies the stored value to give the displayed value
-    resolution: float = RESOLUTION  # relative difference between points of a front that does not count
+    resolution: float = RESOLUTION  # relative differences up to this value do not count on a front
     source: str = ""  # the part of a measurement that gives the metric; empty if the workload reports the metric
     needs: Need | None = None
-    # The metric's place among the metrics that rank results; the first that a trial has is used. 0 if not among them.
+    # The metric's position among the metrics that rank results; a trial's first metric in this order counts. Else 0.
     speed: int = 0
     is_rate: bool = False  # proportional to the speed, for equal work
 

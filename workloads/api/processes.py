@@ -63,7 +63,7 @@ class Orphans:
     """The processes that trials leave behind, such as daemons: descendants of this process whose parent has ended.
 
     Orphans become children of this process, which makes itself a subreaper. A process can leave its session and process
-    group and drop the mark, but not its subreaper. Children that an object in this process refers to are kept.
+    group and drop the mark, but cannot escape a subreaper. Children that an object in this process references are kept.
     """
 
     def __init__(self) -> None:

@@ -27,7 +27,7 @@ class Recipe:
     first_sm: int | None = None
     last_sm: int = 10_000
     gfx: tuple[str, ...] = ()  # AMD architectures with matrix-unit support
-    cpu: str | None = None  # the format for which a CPU needs instructions; empty for none, None if no CPU supports it
+    cpu: str | None = None  # format that needs CPU instructions; empty if none needed, None if CPUs lack the recipe
     numerics: bool = True  # torchao can emulate the format on any device
     # m, n and k must be multiples of these, because matrix units load whole 16-byte rows and whole blocks of scales.
     multiples: tuple[int, int, int] = (1, 1, 1)

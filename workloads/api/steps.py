@@ -7,7 +7,7 @@ from workloads.api.contract import Pruned, Rank, TrialTimeout
 
 
 class StepReports:
-    """Counts and reports a workload's steps, if it has `reports_steps`."""
+    """Counts and reports the steps of a workload with `reports_steps`."""
 
     def __init__(self, rank: Rank) -> None:
         self._rank = rank

@@ -9,8 +9,8 @@ from workloads.api.contract import Measurement, OutOfMemory, ParameterMismatch, 
 from workloads.api.errors import first_line, message_of
 from workloads.api.registry import load
 
-# Messages of failed allocations outside PyTorch's GPU allocator, such as a library's workspace. PyTorch raises its own
-# exception class for its GPU allocator, but a plain RuntimeError if the CPU allocator fails.
+# Messages of failed allocations outside PyTorch's GPU allocator, such as a library's workspace. PyTorch raises
+# OutOfMemoryError if the GPU allocator fails, but a plain RuntimeError if the CPU allocator fails.
 _OUT_OF_MEMORY = (
     "DefaultCPUAllocator: can't allocate memory",
     "DefaultCPUAllocator: not enough memory",

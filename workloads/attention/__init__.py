@@ -12,7 +12,7 @@ Mode = Literal["forward", "backward"]
 
 @dataclass(frozen=True)
 class AttentionParameters:
-    """Parameters of one attention over sequences of equal length.
+    """Parameters of an attention pass over sequences of equal length.
 
     Attributes:
         sequence_length: the number of queries and of keys in a sequence.

@@ -40,14 +40,14 @@ KERNELS: dict[str, KernelRule] = {
 
 
 def unsupported_kernel_reason(kernel: str, architecture: str) -> str:
-    """Return why a device lacks a kernel; empty if it has one. `workloads.api.recipes` defines `architecture`."""
+    """Return why a device lacks a kernel, or an empty string. `workloads.api.recipes` defines `architecture`."""
     base = re.split(r"[ :]", architecture)[0]
     rule = KERNELS[kernel]
     return "" if re.fullmatch(rule.architectures, base) else f"for {rule.needs}; this device is {base}"
 
 
 def unsupported_reason(parameters: AttentionParameters, architecture: str) -> str:
-    """Return why a device does not support a combination of parameters; empty if it does."""
+    """Return why a device does not support a combination of parameters, or an empty string if it does."""
     if reason := unsupported_kernel_reason(parameters.kernel, architecture):
         return f"kernel={parameters.kernel} is {reason}"
     rule = KERNELS[parameters.kernel]

@@ -18,7 +18,7 @@ from workloads.llama.attention_kernels import KERNELS, Gradients, rocm_attention
 from workloads.llama.pytorch_attention import choose_backend, flash4_as_flash
 
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
-# Autograd's functions for the fused kernels (tools/autograd/derivatives.yaml). The unfused kernel has no function.
+# Autograd's functions for the fused kernels (tools/autograd/derivatives.yaml). The unfused kernel has none.
 FUNCTIONS = {
     "ScaledDotProductFlashAttentionForCpuBackward0": "flash",
     "ScaledDotProductFlashAttentionBackward0": "flash",
@@ -163,7 +163,7 @@ def selected(kernel: str) -> Iterator[None]:
                 raise Infeasible(f"kernel={kernel}: {error}") from error
         if kernel == "flash4":
             stack.enter_context(flash4_as_flash())
-        if kernel == "math":  # multiply in the inputs' type; by default, PyTorch converts them to fp32
+        if kernel == "math":  # multiply in the inputs' type; by default, PyTorch converts inputs to fp32
             allow = torch.backends.cuda.allow_fp16_bf16_reduction_math_sdp
             stack.callback(allow, torch.backends.cuda.fp16_bf16_reduction_math_sdp_allowed())
             allow(True)
@@ -191,7 +191,7 @@ def build_calls(parameters: AttentionParameters, inputs: Inputs) -> AttentionCal
     repeat = inputs.q.shape[1] // inputs.k.shape[1] if "efficient" in parameters.kernel else 1
 
     def forward() -> Tensor:
-        # The memory-efficient kernel has no grouped heads, so keys and values are repeated; its time includes this.
+        # The memory-efficient kernel has no grouped heads, so its time includes repeating keys and values.
         k, v = (x.repeat_interleave(repeat, 1) if repeat > 1 else x for x in (inputs.k, inputs.v))
         return functional.scaled_dot_product_attention(inputs.q, k, v, is_causal=causal, enable_gqa=repeat == 1)
 

@@ -96,8 +96,8 @@ def measure(parameters: CollectivesParameters, rank: Rank) -> Measurement:
 def time_calls(call: Callable[[], object], device: torch.device, warmup: int, repeats: int) -> tuple[float, ...]:
     """Return the seconds of each call. All ranks must make the same number of calls.
 
-    `time_steps` is not used on a CPU, because it repeats disturbed calls there. Each rank would decide this alone. The
-    other ranks would wait for this rank, or match its extra call with their next call.
+    `time_steps` is not used on a CPU, because it repeats disturbed calls on a CPU. Each rank would decide alone to
+    repeat a call. The other ranks would wait for that rank, or match the extra call with their next call.
     """
     if device.type != "cpu":
         return time_steps(call, device, warmup=warmup, repeats=repeats, cold_cache=False)

@@ -29,7 +29,7 @@ OF_EACH_NODE = {
 
 @dataclass(frozen=True)
 class Invocation:
-    """A command as one rank runs it."""
+    """The command that one rank runs."""
 
     arguments: list[str] | str  # command-line arguments; a shell runs a string
     environment: Mapping[str, str]  # variables in addition to this process's variables

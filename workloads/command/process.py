@@ -17,7 +17,7 @@ from workloads.api.contract import OutOfMemory, ProgramFailed, TrialTimeout
 from workloads.command.invocation import Invocation
 from workloads.formats.logs import LONGEST_LINE
 
-LAST_LINES = 100  # torchrun alone prints forty lines after its processes' lines
+LAST_LINES = 100  # torchrun prints forty lines after the lines of its processes
 POLL_INTERVAL_S = 1.0  # between checks whether the program has ended or must stop
 MAX_LOG_BYTES = 2**20  # only the end of a longer log is stored
 
@@ -35,8 +35,8 @@ class Program:
     """A running program with everything that it starts.
 
     The program runs until it ends, until `stop_on_line` returns True for an output line, or until `should_stop`, called
-    every POLL_INTERVAL_S, returns True. It fails if it prints nothing for `silence_s`, and is terminated after
-    `timeout_s`. Its folder `output` is removed after it ends.
+    every POLL_INTERVAL_S, returns True. A program that prints nothing for `silence_s` fails, and it is terminated after
+    `timeout_s`. The folder `output` is removed after the program ends.
     """
 
     def __init__(

@@ -52,7 +52,7 @@ _STEP_NUMBER = re.compile(rf"(?<!/)(?<!per )\b(?:{'|'.join(STEP_NAMES)})['\"]?[\
 
 
 def measure(settings: CommandSettings, parameters: Mapping[str, Scalar], rank: Rank) -> Measurement:
-    """Run the program on this rank, or do nothing if another rank on this node runs it.
+    """Run the program on this rank, or do nothing if another rank on this node runs the program.
 
     Raises:
         Infeasible: the ranks are not spread evenly over the nodes, or a value in the settings is not allowed.

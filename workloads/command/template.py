@@ -82,7 +82,7 @@ def _toml_value(value: Any) -> str:
 
 
 def format_value(value: Scalar) -> str:
-    """Return the value as a command line has it: true and false in lower case, and an empty string for null."""
+    """Return the value as text for a command line: true and false in lower case, and an empty string for null."""
     if isinstance(value, bool):
         return str(value).lower()
     return "" if value is None else str(value)

@@ -21,7 +21,7 @@ LOW_PRECISION = ("fp8", "mxfp8", "fp4", "mxfp4", "nvfp4")  # GEMM formats; other
 SIZES = ("global_batch", "sequence_length", "micro_batch", "tp", "pp", "cp", "dp", "dp_shard", "dp_replicate", "gpus")
 SHAPE_SIZES = ("layers", "hidden_size", "intermediate_size", "heads")  # fields of `Model`
 CLAIM_TOLERANCE = 0.05
-# Printed rates, each with the work that it counts and whether it is per GPU.
+# Printed rates, with the work that each rate counts and whether the rate is per GPU.
 CLAIMS = {
     "tokens_per_s": ("tokens", False),
     "tokens_per_s_per_gpu": ("tokens", True),
@@ -167,9 +167,9 @@ def find_contradictions(
     """Return a phrase for each claim that the measured steps contradict.
 
     A claim's median is compared with the median rate of the steps that print the claim. The steps contradict the claim
-    if it is off by more than `CLAIM_TOLERANCE` and outside the 10th to 90th percentile of these rates. TFLOP/s need a
-    model and are compared under each convention that the program may follow (`program` is a `LogReader.kind`). The
-    phrase names the convention nearest to the claim.
+    if the claim is off by more than `CLAIM_TOLERANCE` and outside the 10th to 90th percentile of these rates. TFLOP/s
+    need a model and are compared under each convention that the program may follow (`program` is a `LogReader.kind`).
+    The phrase names the convention nearest to the claim.
     """
     per_step = {"tokens": {"": float(tokens)} if tokens else {}, "flops": {}}
     if tokens and work.model:

@@ -1,4 +1,4 @@
-"""Estimate the time of ring and tree collectives on a topology, and how much of it blocks and steps expose."""
+"""Estimate the time of ring and tree collectives on a topology, and how much of this time blocks and steps expose."""
 
 import math
 
@@ -98,7 +98,7 @@ def tensor_s(placed: PlacedJob, layer: int) -> float:
     """Estimate the exposed time in seconds of a block's tensor-parallel collectives in one pass.
 
     On the residual stream, attention and a dense MLP each need an all-gather and a reduce-scatter. Without sequence
-    parallelism, an all-reduce replaces each pair. Experts need neither, because they use the divided tokens.
+    parallelism, an all-reduce replaces each pair. Experts need no collective, because they use the divided tokens.
     """
     model = placed.model
     is_dense = not model.has_experts(layer) or model.shared_expert_intermediate_size > 0

@@ -68,7 +68,7 @@ def stage_memories(placed: PlacedJob, ranks: Sequence[int] | None = None) -> tup
 
 
 def _is_gathered(placed: PlacedJob) -> bool:
-    """Return whether weights are gathered or cast for use. They are not if one GPU has all weights in bf16."""
+    """Return whether weights are gathered or cast for use. One GPU with all weights in bf16 does neither."""
     return placed.is_sharded and (placed.shard_group.ranks > 1 or placed.job.state != "bf16")
 
 
@@ -191,7 +191,7 @@ def _own_memory(placed: PlacedJob, rank: int, layers: int) -> StageMemory:
     layout, element_bytes = placed.layout, placed.element_bytes
     state_bytes = 4 if placed.job.state == "fp32" else element_bytes  # per weight, gradient and moment
     uses_fsdp = layout.uses_fsdp(placed.job.state)
-    # A pipeline keeps weights and gradients unsharded between micro-batches, as it does without resharding.
+    # A pipeline keeps weights and gradients unsharded between micro-batches, as without resharding.
     gathers_each_pass = uses_fsdp and layout.reshard_after_forward and layout.pp == 1
     # Parameters of a tensor-parallel rank, not sharded. A tied model's head is its embedding.
     layer = block_gpu_weights(placed, 0).total

@@ -222,9 +222,9 @@ def _attention_over_ranks_elements(placed: PlacedJob, *, backward: bool) -> floa
 
 
 # In most trainers, the host must read how many tokens each expert of a dropless mixture gets. ROUTING_S is a pass's
-# wait for the launches after that, plus small router kernels. LAUNCHES_S is the host's time to launch a block, which
-# takes at least that long. A graph of the step does not wait: Qwen3 235B takes 36.3 s with a graph and 50.0 s without
-# on 128 GB200s, or 6.0 and 8.3 ms per block and micro-batch (Megatron-LM, PR 5728).
+# wait for launches after this read, plus small router kernels. LAUNCHES_S is the host's time to launch a block, and a
+# block takes at least this long. A graph of the step does not wait: Qwen3 235B takes 36.3 s with a graph and 50.0 s
+# without on 128 GB200s, or 6.0 and 8.3 ms per block and micro-batch (Megatron-LM, PR 5728).
 ROUTING_S, LAUNCHES_S = 0.6e-3, 8e-3
 # Megatron adds expert output biases, times routing weights, in separate kernels and joins the results (`_apply_bias` in
 # core/transformer/moe/experts.py at d98e8a64). Number of reads and writes per output value, forward and backward.
@@ -234,9 +234,9 @@ EXPERT_BIAS_PASSES = (6, 8)
 def pass_s(placed: PlacedJob, layer: int, *, backward: bool) -> float:
     """Estimate the time of norms, rotary embeddings, activations, residual sums and sorting by expert, in seconds.
 
-    Sorting reads a token once and writes it once per expert, and does the same on the way back. An all-to-all needs
-    copies sorted by rank before and by expert after it, in both directions. DeepEP sends a token to a rank once for all
-    of its experts on that rank. An all-gather sends every token to every rank.
+    Sorting reads a token once and writes it once per expert, and does the same on the way back. Copies are sorted by
+    rank before an all-to-all and by expert after it, in both directions. DeepEP sends a token to a rank once for all of
+    its experts on that rank. An all-gather sends every token to every rank.
     """
     model, tp, ranks = placed.model, placed.layout.tp, placed.layout.ep
     residual = (8 if backward else 5) * model.norms * model.hidden_size / placed.residual_parts
@@ -301,8 +301,8 @@ def _seconds(placed: PlacedJob, layer: int, products_s: float, *, backward: bool
     return Seconds(products_s, attention_s(placed, layer, backward=backward), other)
 
 
-# torchtitan saves every second GEMM of a block. Among q, k, v, output, gate, up and down, it recomputes k, output and
-# up (torchtitan/parallelisms/parallelize_llama.py at 9dec370: mm_count).
+# torchtitan saves every second GEMM of a block. Among q, k, v, output, gate, up and down, torchtitan recomputes k,
+# output and up (torchtitan/parallelisms/parallelize_llama.py at 9dec370: mm_count).
 def recomputed(placed: PlacedJob, layer: int, once: Seconds) -> Seconds:
     """Estimate the time of recomputation in a block's backward pass. `once` is the forward pass's time."""
     match placed.layout.checkpointing:

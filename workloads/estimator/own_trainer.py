@@ -36,7 +36,7 @@ def own_saved_elements(placed: PlacedJob, checkpointing: str) -> float:
         return 2 * model.hidden_size + qkv + attention + (0 if selective else 2 * model.intermediate_size)
     if placed.job.precision.startswith("fp8") and not selective:  # measured: GEMM inputs stay in fp8
         return 3 * model.hidden_size + qkv + attention + 2 * model.intermediate_size
-    # Attention with gathered keys and values saves those of all ranks; ring attention saves only this rank's.
+    # Attention with gathered keys and values saves all ranks' tensors; ring attention saves only this rank's tensors.
     exchanged = keys_values * (1 if layout.cp_method == "ring" else layout.cp) if layout.cp > 1 else 0
     if selective:  # tensors that `parallel.stage._save_all_but` saves and the backward pass reads
         return (2 * model.hidden_size + qkv + attention + exchanged) / layout.tp

@@ -17,7 +17,7 @@ from workloads.models.model import Model
 
 @dataclass(frozen=True)
 class RankLayers:
-    """The number of layers on a pipeline rank that are equal to `layer`."""
+    """The number of layers on a pipeline rank that equal `layer`."""
 
     layer: int
     count: int
@@ -79,10 +79,10 @@ def bubble_s(rank_s: list[float], layout: Layout, repeated_share: float = 0.0) -
     """Estimate how many seconds the slowest rank waits while the pipeline fills and drains.
 
     The bubble is a stage's forward and backward pass for each other rank (arXiv 2104.04473, section 2.2). With divided
-    backward passes, it is F + I - W (forward, input and weight passes): waiting ranks compute weight gradients (ZB-H1,
-    2401.10241). For passes of equal length this also holds for ZBV and DualPipeV (`build_timeline`), because the
-    optimizer waits for the last rank. ZBV's paper reports no bubble: its ranks start their optimizers one by one and do
-    not clip by the global norm. DualPipe's authors report this bubble if backward passes hide forward passes.
+    backward passes, the bubble is F + I - W (forward, input, weight passes): waiting ranks compute weight gradients
+    (ZB-H1, 2401.10241). For passes of equal length this also holds for ZBV and DualPipeV (`build_timeline`), because
+    the optimizer waits for the last rank. ZBV's paper reports no bubble: its ranks start their optimizers one by one
+    and do not clip by the global norm. DualPipe's authors report this bubble if backward passes hide forward passes.
 
     `rank_s` has each rank's seconds for one micro-batch. `repeated_share` of the forward pass is recomputed.
     """

@@ -12,8 +12,8 @@ from workloads.layouts.trainers import Trainer, find_trainer, is_own
 
 # Plain copies and the optimizer update reach this share of the data sheet's memory bandwidth.
 COPY_SHARE = 0.85
-# Norms, activations and residual sums also spend time on instructions, at this rate. In a Llama 3 8B block they move
-# 8.6 GB for 16,384 tokens and take 3 ms on an H200 with 4.8 TB/s (benchmarks/offload.md, entry 14).
+# Norms, activations and residual sums also spend time on instructions, at this rate. In a Llama 3 8B block, these
+# passes move 8.6 GB for 16,384 tokens and take 3 ms on an H200 with 4.8 TB/s (benchmarks/offload.md, entry 14).
 PASS_INSTRUCTIONS_GB_S = 9_800
 
 

@@ -42,7 +42,7 @@ def compare(slower: JobEstimate, faster: JobEstimate) -> Comparison:
 
 
 def alternatives(job: Job, cluster: Cluster) -> dict[str, tuple[Job, Cluster]]:
-    """Return variants of the job with one resource doubled each, keyed by the doubled resource."""
+    """Return variants of the job, each with one doubled resource, keyed by that resource."""
     topology, device, layout = cluster.topology, cluster.device, job.layout
     links = replace(topology, link_gb_s=2 * topology.link_gb_s)
     network = replace(topology, network_gb_s=2 * topology.network_gb_s)
@@ -65,7 +65,7 @@ class Reliability:
     checkpoint_s: float = 20.0  # how long a checkpoint stops training
 
     def failure_interval_s(self, gpus: int) -> float:
-        """Return a job's mean time between failures on `gpus` GPUs. It is infinite if the failure rate is zero."""
+        """Return a job's mean time between failures on `gpus` GPUs, or infinity if the failure rate is zero."""
         failures = self.failures_per_gpu_day * gpus
         return SECONDS_PER_DAY / failures if failures else math.inf
 

@@ -207,8 +207,8 @@ def _step_data_parallel_s(placed: PlacedJob, weights: Weights, micro_batch_s: fl
     layout = placed.layout
     reduce = communication.sharded_s(placed, weights, placed.gradient_bytes) + communication.average_s(placed, weights)
     gather = communication.sharded_s(placed, weights, placed.gathered_bytes)
-    # Nothing overlaps the gather of the embedding, which comes first, or the reduction of its gradients. FSDP2 wraps
-    # the embedding, and Megatron's last bucket contains it (core/distributed/param_and_grad_buffer.py at d98e8a64).
+    # Nothing overlaps the embedding's gather, which comes first, or the reduction of the embedding's gradients. FSDP2
+    # wraps the embedding; Megatron's last bucket contains it (core/distributed/param_and_grad_buffer.py at d98e8a64).
     embedding = Weights(placed.model.embedding_weights / layout.tp)
     first_s = communication.sharded_s(placed, embedding, ELEMENT + placed.gradient_bytes)
     if placed.is_sharded and layout.reshard_after_forward:

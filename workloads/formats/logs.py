@@ -36,7 +36,7 @@ DEEPSPEED_OWN = ("train_batch_size", "train_micro_batch_size_per_gpu")
 DTYPES: dict[str, str] = {name: dtype for dtype, names in _NAMES["dtypes"].items() for name in names}
 
 _TIMES = [(re.compile(pattern), form) for pattern, form in _NAMES["times"]]
-# After a validation, torchtitan restarts its clock, and NeMo Automodel continues training.
+# torchtitan restarts its clock after a validation, and NeMo Automodel continues to train.
 _VALIDATION = re.compile(r"\bvalidate step:\s*(\d+)|\[val\].*?\bstep (\d+)")
 _EPOCH = re.compile(r"\bTraining epoch (\d+),")
 _GLOBAL_STEP = re.compile(r"\bglobal_step: (\d+)")
@@ -98,7 +98,7 @@ class LogReader:
     _pending: dict[str, str] = field(default_factory=dict)
 
     def feed(self, line: str) -> Step | None:
-        """Parse one line and return the step that it completes. A step that several ranks print is returned once.
+        """Parse one line and return the step that the line completes. A step that several ranks print is returned once.
 
         A step with metrics on separate lines is complete at the first line after the metrics.
         """
@@ -215,7 +215,7 @@ class LogReader:
         length = metrics.get("sequence_length") or self.reported_config.get("sequence_length")
         if samples_per_s and isinstance(length, int | float):
             metrics.setdefault("tokens_per_s", samples_per_s * length)
-        # nanotron's batch is a number of tokens if it equals tokens per second times step time.
+        # nanotron's batch counts tokens if the batch equals tokens per second times step time.
         tokens = metrics.get("tokens_per_s", 0.0) * time_s
         if tokens and metrics.get("global_batch") and abs(tokens / metrics["global_batch"] - 1) < 0.03:
             metrics["batch_tokens"] = metrics.pop("global_batch")

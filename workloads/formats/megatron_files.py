@@ -26,7 +26,7 @@ SCRIPT_SUPPORT = support("megatron")
 RENAMED: dict[str, str] = TABLES["renamed"]
 SWITCHES_OFF: dict[str, str] = TABLES["switches_off"]
 _LAUNCH = re.compile(r"--(nnodes|nproc[-_]per[-_]node)[= ](\d+)(?![\d:])")
-# Any of these identifies a text as a Megatron-LM command, and identifies the training command in a script.
+# Any of these arguments identifies a text as a Megatron-LM command, and the training command in a script.
 _ARGUMENTS = ("--num-layers", "--tensor-model-parallel-size", "--micro-batch-size")
 _YAML_ARGUMENT = re.compile(r"^[ \t]*--[\w-]+:(?:[ \t]|$)", re.MULTILINE)
 # Megatron-LM programs that train models other than decoders with attention blocks.
@@ -319,7 +319,7 @@ def render_experiment(job: Job, gpus: int) -> names.RenderedFile:
     launch = f"NNODES={nodes} {rank}GPUS_PER_NODE={per_node}"
     command = f"{launch} ./primus-cli direct -- train pretrain --config={EXPERIMENT}"
     overrides = SWITCHED_OFF | names.write_names(job, NAMES)
-    if job.layout.schedule in ("zero_bubble", "zbv"):  # these reduce gradients after the last backward pass
+    if job.layout.schedule in ("zero_bubble", "zbv"):  # zero-bubble schedules reduce gradients last
         overrides |= {
             "patch_zero_bubble": True,
             "enable_zero_bubble": True,

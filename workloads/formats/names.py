@@ -30,7 +30,7 @@ class Unset:
 
 
 class FileSettings(Mapping[str, Any]):
-    """A file's settings. The mapping records which settings a reader asked for, to list the unread ones."""
+    """A file's settings. The mapping records which settings a reader asked for, to list unread settings."""
 
     def __init__(self, given: Settings, defaults: Settings | None = None, renamed: Settings | None = None) -> None:
         """Take the `given` settings of a file, a program's `defaults`, and the current names of `renamed` settings."""
@@ -83,7 +83,7 @@ class Name:
     key: str  # the trainer's name, prefixed with its sections
     field: str = ""  # the field of a job, layout or model with the same meaning; empty if there is none
     default: Any = None  # the trainer's value if a file omits the key
-    values: Mapping[Any, Any] | None = None  # maps our values to the trainer's, if they differ
+    values: Mapping[Any, Any] | None = None  # maps our values to the trainer's values, if they differ
     write: Any = None  # the value to write, or a function of the job that returns it, if not the field's value
     optional: bool = False  # the key is omitted if its value is the trainer's default
     # Whether to write the key for a job; None means for every job. A value of None is never written.
@@ -281,7 +281,7 @@ def find_model(name: str) -> Model | None:
     """Return the model that a trainer's file names, such as `llama3.1_8B-fp8.yaml`, or None if it is unknown."""
     name = re.sub(r"[-.]", "_", name.lower().removesuffix(".yaml"))
     name = re.sub(r"(_(fp8|fp4|bf16|mxfp8|base|instruct|v0_\d))+$", "", name)
-    return MODELS.get(re.sub(r"^llama_?3(_?[123])?_", "llama3_", name))  # 3.1 to 3.3 have the sizes of 3
+    return MODELS.get(re.sub(r"^llama_?3(_?[123])?_", "llama3_", name))  # Llama 3.1 to 3.3 have Llama 3's sizes
 
 
 def data_parallel_size(gpus: int | None, degrees: Mapping[str, int]) -> int:

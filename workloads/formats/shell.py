@@ -60,7 +60,7 @@ class Script:
     """Reads a script command by command."""
 
     text: str
-    commands: list[list[str]] = field(default_factory=list)  # each as a list of expanded words
+    commands: list[list[str]] = field(default_factory=list)  # each command is a list of expanded words
     variables: dict[str, list[str]] = field(default_factory=dict)
     _position: int = 0
     _guard: bool | None = True  # whether a command after `&&` or `||` is executed
@@ -134,7 +134,7 @@ class Script:
         for name in words[:1] if self._names_variable else words[1:] if words[:1] and words[0] in _CHANGING else ():
             self._forget(name.partition("=")[0].rstrip("+-*/%"))
         self._names_variable = False
-        if words[:2] == ["set", "--"] or words[:1] == ["shift"]:  # these change `$1` and later parameters
+        if words[:2] == ["set", "--"] or words[:1] == ["shift"]:  # changes `$1` and later parameters
             self.variables = {name: values for name, values in self.variables.items() if not name.isdigit()}
             if words[0] == "set" and all(self._conditions):
                 self.variables |= {str(number): [word] for number, word in enumerate(words[2:], 1)}

@@ -143,7 +143,7 @@ SUPPORT = names.Support("torchtitan", {**TRAINERS["torchtitan"].runs, **_TABLES[
 
 
 def canonical_state(job: Job) -> Job:
-    """Return the job with torchtitan's training state. FSDP keeps fp32 weights; otherwise autocast casts them."""
+    """Return the job with torchtitan's training state. FSDP keeps fp32 weights; otherwise, autocast casts weights."""
     if job.state not in ("fp32", "amp") or job.precision == "fp32":
         return job
     return replace(job, state="fp32" if job.layout.is_sharded else "amp")

@@ -76,7 +76,7 @@ class Group:
         return max(1, min(self.ranks, gpus_per_domain // self.stride))
 
 
-ASSUMED_TFLOPS = 0.05  # for devices without a measured rate; only the order of layouts depends on this
+ASSUMED_TFLOPS = 0.05  # for devices without a measured rate; affects only the order of layouts
 UNKNOWN_CLUSTER = Cluster(
     Device("unknown", {}, 0.0, math.inf, None, dict.fromkeys(("bf16", "fp32", "fp8", "fp4"), ASSUMED_TFLOPS)),
     Topology("unknown", 1, "switch", link_gb_s=25.0, network_gb_s=25.0),

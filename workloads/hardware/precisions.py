@@ -1,4 +1,4 @@
-"""GEMM data types, and the bytes that casts to them read and write."""
+"""GEMM data types, and the bytes that casts to these types read and write."""
 
 import tomllib
 from dataclasses import dataclass

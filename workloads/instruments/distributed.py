@@ -20,7 +20,7 @@ TIMEOUT_S = 600.0  # timeout of a collective; if a rank fails, the driver ends t
 @contextmanager
 def process_group(rank: Rank, device: torch.device) -> Iterator[None]:
     """Create this trial's default process group: NCCL or RCCL between GPUs, gloo between CPUs."""
-    if dist.is_initialized():  # by a failed trial of this process
+    if dist.is_initialized():  # a failed trial of this process initialized it
         dist.destroy_process_group()
         forget_process_groups()
     alone = rank.world_size == 1
@@ -31,7 +31,7 @@ def process_group(rank: Rank, device: torch.device) -> Iterator[None]:
         rank=rank.rank,
         world_size=rank.world_size,
         timeout=timedelta(seconds=TIMEOUT_S),
-        # No device_id: with it, torch splits meshes off this group, which ends the process at its second group (2.11).
+        # No device_id: with one, torch 2.11 splits meshes off this group and ends the process at its second group.
     )
     try:
         yield
@@ -46,7 +46,7 @@ def process_group(rank: Rank, device: torch.device) -> Iterator[None]:
 
 @cache
 def _store_at(rendezvous: str, listens: bool, world_size: int) -> dist.Store:
-    """Return the gang's store. It stays open for all trials, because a second store could not use the port at once."""
+    """Return the gang's store. The store stays open for all trials, because a second store could not reuse the port."""
     host, _, port = rendezvous.rpartition(":")
     if host == LOOPBACK:  # on a single node, nothing listens on the network
         os.environ |= {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}

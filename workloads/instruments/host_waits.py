@@ -24,7 +24,7 @@ UNUSABLE = 0.5  # share of time that threads wait; the rate is then too low by a
 
 
 class Turn(NamedTuple):
-    times_s: tuple[float, ...]  # one per call
+    times_s: tuple[float, ...]  # one time per call
     waited_s: float  # how long threads waited for a core during the turn, summed over threads
 
     @property

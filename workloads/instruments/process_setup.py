@@ -48,7 +48,7 @@ def supports_expandable_segments(device: torch.device) -> bool:
     """Return whether segments can grow, as on CUDA and on ROCm from 7.0.
 
     CUDAAllocatorConfig.h requires ROCM_VERSION 70000 (pytorch#177974, pytorch#179930). Older versions of PyTorch accept
-    the setting with a warning and ignore it; `describe_segments` reports whether it took effect.
+    the setting with a warning and ignore it; `describe_segments` reports whether the setting took effect.
     """
     return device.type != "cpu" and (not torch.version.hip or int(torch.version.hip.partition(".")[0]) >= 7)
 

@@ -11,9 +11,9 @@ TORCH_DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "fp16": torch.floa
 # The sixteen values of 4-bit numbers with 2 exponent bits and 1 mantissa bit (OCP Microscaling v1.0, table 5).
 E2M1 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6], dtype=torch.float64)
 
-# The largest relative error ‖C - ref‖ / ‖ref‖ of a correct GEMM. It allows for rounding of the result (half a unit in
-# the last place: 2^-9 for bf16, 2^-12 for fp16), and for accumulation over k in fp32, with a margin for the library's
-# order of summation. fp8's fast accumulators keep 14 bits.
+# The largest relative error ‖C - ref‖ / ‖ref‖ of a correct GEMM. This limit allows for rounding of the result (half a
+# unit in the last place: 2^-9 for bf16, 2^-12 for fp16), and for accumulation over k in fp32, with a margin for the
+# library's order of summation. fp8's fast accumulators keep 14 bits.
 TOLERANCE = {"fp32": 1e-4, "fp16": 2e-3, "bf16": 1e-2, "fp8": 2e-2, "fp4": 1e-2}
 
 # tf32 rounds its operands to 11 bits. With random operands, rounding to nearest gives 2.9e-4 and truncation 7.7e-4, at

@@ -109,7 +109,7 @@ def run_sustained(
 
 
 def measure_energy(step: Step, device: torch.device, step_time_s: float) -> Energy | None:
-    """Run a call as long as the counter needs, which changes every 20 to 100 ms. Without a driver, do nothing."""
+    """Run a call as long as the energy counter needs; it changes every 20 to 100 ms. Without a driver, do nothing."""
     gpu = find_gpu(device)
     if gpu is None:
         return None

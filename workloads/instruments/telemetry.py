@@ -18,7 +18,7 @@ from workloads.api.contract import Energy, Scalar
 from workloads.api.gpus import TAINTING_SLOWDOWNS, Gpu, GpuReading, amd, open_gpus
 from workloads.api.gpus.energy import EnergySample, energy_between
 
-# NVML's power is a mean over about a second, so in a shorter measurement it mostly shows the power before.
+# NVML's power is a mean over about a second, so a shorter measurement mostly reads the power before it.
 POWER_WINDOW_S = 1.0
 _OPEN_DRIVERS = ExitStack()  # the drivers stay open until the process ends
 

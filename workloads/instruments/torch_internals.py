@@ -59,7 +59,7 @@ def input_style(module: nn.Module) -> str:
 
 
 def compile_error() -> type[Exception]:
-    """Return the exception that torch.compile raises for code that it cannot compile. It has no public name."""
+    """Return the exception that torch.compile raises for code that it cannot compile, which has no public name."""
     return torch._dynamo.exc.Unsupported
 
 

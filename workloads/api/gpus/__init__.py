@@ -66,8 +66,8 @@ class GpuLinks:
 
     pcie_width: int | None = None
     pcie_width_max: int | None = None
-    pcie_generation: int | None = None  # the highest for the GPU in this machine
-    pcie_generation_max: int | None = None  # the highest that the GPU supports
+    pcie_generation: int | None = None  # the highest generation for the GPU in this machine
+    pcie_generation_max: int | None = None  # the highest generation that the GPU supports
     links: int | None = None  # the number of NVLinks
     links_down: int | None = None  # the number of inactive NVLinks
 

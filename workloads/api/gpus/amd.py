@@ -37,7 +37,7 @@ def open_gpus() -> list[AmdGpu]:
     module = load_amdsmi()
     if module is None:
         return []
-    try:  # AMD SMI is not closed: torch and Ray use it in this process, and it does not count openings
+    try:  # never closes AMD SMI, which does not count openings: torch and Ray use it in this process
         module.amdsmi_init()
         handles = module.amdsmi_get_processor_handles()
     except module.AmdSmiException:

@@ -19,7 +19,7 @@ from workloads.api.contract import Energy
 SHORTEST_S = {"counter": 1.0, "power": 5.0}
 FEWEST_CHANGES = 8
 FEWEST_READINGS = 20
-# On some AMD GPUs, the counter does not count energy (ml-energy/zeus compares it with the power before using it). A
+# On some AMD GPUs, the counter does not count energy (ml-energy/zeus compares the counter with the power first). A
 # counter that differs from the sampled power by more than this factor is not used.
 LARGEST_FACTOR = 2.0
 
@@ -34,7 +34,7 @@ class EnergySample:
 
 
 def energy_between(samples: Sequence[EnergySample], start_s: float, end_s: float, steps: float) -> Energy | None:
-    """Return the energy of a window of `steps` steps, or why it is unknown; None if the device reports nothing."""
+    """Return the energy of a window of `steps` steps, or why there is none; None if the device reports nothing."""
     seconds = end_s - start_s
     inside = [sample for sample in samples if start_s <= sample.at_s <= end_s]
     has_counter = any(sample.energy_j is not None for sample in samples)
