@@ -100,7 +100,7 @@ def build_invocation(
 def placeholder_values(
     settings: CommandSettings, parameters: Mapping[str, Scalar], rank: Rank, output: str
 ) -> dict[str, Scalar]:
-    """Return the values of `template.PLACEHOLDERS`; `pipeline_batch` only if the layout has a batch."""
+    """Return the values of `template.PLACEHOLDERS`; `pipeline_batch` is included only if the layout has a batch."""
     host, _, port = rank.rendezvous.rpartition(":")
     values: dict[str, Scalar] = {
         "rank": rank.rank,

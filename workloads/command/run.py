@@ -305,7 +305,7 @@ class ProgramLog:
             self.config.feed(line)
         else:
             self.steps.append(step)
-            if len(self.steps) > self.warmup:  # a batch may ramp up on warm-up step lines
+            if len(self.steps) > self.warmup:  # batches may ramp up during warm-up
                 sizes = {name: int(step.metrics[name]) for name in NUMBERS if name in step.metrics}
                 self.config_of_steps.add({**self.config.feed(line), **sizes})
         match = _BAD_LOSS.search(line)

@@ -120,7 +120,7 @@ class DeclaredWork:
 
 
 def mark_claims(metrics: Mapping[str, float]) -> dict[str, float]:
-    """Return the metrics, with names claimed_… for metrics that this project derives itself."""
+    """Return the metrics, with claimed_… as the names of metrics that this project derives itself."""
     return {f"claimed_{name}" if find_source(name) else name: value for name, value in metrics.items()}
 
 

@@ -1,11 +1,11 @@
-"""Count the bytes of copying weights and gradients: casts, collective buffers, and sums over micro-batches."""
+"""Count the bytes that copies of weights and gradients move: casts, collective buffers, and sums over micro-batches."""
 
 from workloads.estimator.own_trainer import keeps_weights
 from workloads.estimator.placed_job import PlacedJob
 
 HOST_LINK_GB_S = 25  # per direction between host and GPU, while all GPUs of a host copy
-# Bytes copied per weight that is gathered forward and backward, for the shardings that `copied_bytes` does not count
-# from their code. FSDP1 gathers in place.
+# Bytes copied per weight for a gather in each pass, in shardings other than FSDP2, whose code `copied_bytes` follows.
+# FSDP1 gathers in place.
 GATHER_COPY_BYTES = {"fsdp1": 8, "megatron_fsdp": 6}
 ELEMENT = 2  # bytes per weight in a GEMM, and per gradient
 STATE_BYTES = {"fp32": (4, 8), "amp": (4, 8), "bf16": (2, 4), "int8": (2, 2)}  # bytes: weight, two moments

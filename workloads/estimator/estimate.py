@@ -112,7 +112,7 @@ class Known:
     pairs: frozenset[str]
 
     def missing(self, job: Job, cluster: Cluster) -> list[str]:
-        """Return sentences about the job's properties that no measured run has."""
+        """Return a sentence for each property of the job that no measured run has."""
         device, known = cluster.device.name, [pair.split("@") for pair in self.pairs]
         trainers = {trainer for trainer, _ in known if trainer.startswith(job.trainer)}  # megatron matches megatron-lm
         lacks = [f"on {device}"] if device not in {name for _, name in known} else []

@@ -227,7 +227,7 @@ def _attention_over_ranks_elements(placed: PlacedJob, *, backward: bool) -> floa
 # without on 128 GB200s, or 6.0 and 8.3 ms per block and micro-batch (Megatron-LM, PR 5728).
 ROUTING_S, LAUNCHES_S = 0.6e-3, 8e-3
 # Megatron adds expert output biases, times routing weights, in separate kernels and joins the results (`_apply_bias` in
-# core/transformer/moe/experts.py at d98e8a64). Number of reads and writes per output value, forward and backward.
+# core/transformer/moe/experts.py at d98e8a64). The values are reads and writes per output value, forward and backward.
 EXPERT_BIAS_PASSES = (6, 8)
 
 

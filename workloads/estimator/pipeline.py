@@ -200,7 +200,7 @@ STEPS: dict[Schedule, Steps] = {
 }
 
 
-End = tuple[int, int, str]  # stage, micro-batch, and the direction that has ended
+End = tuple[int, int, str]  # stage, micro-batch and direction of a pass that has ended
 
 
 @dataclass(frozen=True)

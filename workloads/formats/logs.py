@@ -22,7 +22,7 @@ LONGEST_ENTRY = 1024  # characters; longer lines are not parsed as configuration
 
 STEP_SIZES = ("global_batch", "sequence_length", "batch_tokens")  # a step's sizes, which are not results
 
-# Tables of names outside step lines.
+# Tables of names that programs print outside step lines.
 _NAMES = tomllib.loads(Path(__file__).with_name("log_names.toml").read_text())
 MEMORY: dict[str, tuple[str, float]] = {name: (ours, size / GIB) for name, (ours, size) in _NAMES["memory"].items()}
 

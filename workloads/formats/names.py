@@ -84,7 +84,7 @@ class Name:
     field: str = ""  # the field of a job, layout or model with the same meaning; empty if there is none
     default: Any = None  # the trainer's value if a file omits the key
     values: Mapping[Any, Any] | None = None  # maps our values to the trainer's values, if they differ
-    write: Any = None  # the value to write, or a function of the job that returns it, if not the field's value
+    write: Any = None  # a value, or a function of the job, to write instead of the field's value
     optional: bool = False  # the key is omitted if its value is the trainer's default
     # Whether to write the key for a job; None means for every job. A value of None is never written.
     when: Callable[[Job], bool] | None = None

@@ -14,7 +14,7 @@ from workloads.api.contract import Rank
 from workloads.instruments.torch_internals import forget_process_groups
 
 LOOPBACK = "127.0.0.1"
-TIMEOUT_S = 600.0  # timeout of a collective; if a rank fails, the driver ends the trial long before
+TIMEOUT_S = 600.0  # timeout of a collective; if a rank fails, the driver ends the trial long before this timeout
 
 
 @contextmanager

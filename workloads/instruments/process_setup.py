@@ -45,7 +45,7 @@ def keep_compiled_kernels() -> None:
 
 
 def supports_expandable_segments(device: torch.device) -> bool:
-    """Return whether segments can grow, as on CUDA and on ROCm from 7.0.
+    """Return whether segments can grow. They can on CUDA, and on ROCm since 7.0.
 
     CUDAAllocatorConfig.h requires ROCM_VERSION 70000 (pytorch#177974, pytorch#179930). Older versions of PyTorch accept
     the setting with a warning and ignore it; `describe_segments` reports whether the setting took effect.

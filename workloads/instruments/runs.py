@@ -109,7 +109,7 @@ def run_sustained(
 
 
 def measure_energy(step: Step, device: torch.device, step_time_s: float) -> Energy | None:
-    """Run a call as long as the energy counter needs; it changes every 20 to 100 ms. Without a driver, do nothing."""
+    """Run a call long enough for the energy counter, which changes every 20 to 100 ms. Do nothing without a driver."""
     gpu = find_gpu(device)
     if gpu is None:
         return None

@@ -18,7 +18,7 @@ from workloads.api.contract import Energy, Scalar
 from workloads.api.gpus import TAINTING_SLOWDOWNS, Gpu, GpuReading, amd, open_gpus
 from workloads.api.gpus.energy import EnergySample, energy_between
 
-# NVML's power is a mean over about a second, so a shorter measurement mostly reads the power before it.
+# NVML's power is a mean over about a second, so a shorter measurement mostly reads earlier power.
 POWER_WINDOW_S = 1.0
 _OPEN_DRIVERS = ExitStack()  # the drivers stay open until the process ends
 
@@ -39,7 +39,7 @@ class GpuReadings:
     energy_samples: list[EnergySample] = field(default_factory=list)
     started_s: float = 0.0
     ended_s: float = 0.0
-    before_steps: tuple[int, int, int] = (0, 0, 0)  # number of clocks, powers and temperatures read before
+    before_steps: tuple[int, int, int] = (0, 0, 0)  # clock, power and temperature readings before the steps
 
     def begin_steps(self) -> None:
         """Exclude everything before now, such as warm-up steps, from the energy and the drifts."""

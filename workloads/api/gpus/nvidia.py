@@ -20,7 +20,7 @@ SLOWDOWNS = {
     "hardware_thermal": "nvmlClocksEventReasonHwThermalSlowdown",
     "power_brake": "nvmlClocksEventReasonHwPowerBrakeSlowdown",
 }
-# Errors of programs, not of the GPU (NVIDIA's XID catalog). A killed program causes some of these errors.
+# Errors that programs cause, not the GPU (NVIDIA's XID catalog). A killed program causes some of these errors.
 PROGRAM_XIDS = {13, 31, 43, 45, 68, 109}
 
 
