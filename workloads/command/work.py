@@ -101,8 +101,8 @@ class DeclaredWork:
         return differences + [f"{other}, requested {self.dtype} (command.dtype)" for other in dtypes]
 
     def _find_other_dtypes(self, printed: Mapping[str, Sequence[Printed]]) -> Iterator[str]:
-        # torchtitan 0.2.2 prints when it disables mixed precision, which needs FSDP (torchtitan/distributed/utils.py,
-        # maybe_enable_amp). With fp32 weights, torchtitan then computes in fp32.
+        # torchtitan 0.2.2 prints a line when it disables mixed precision, which needs FSDP
+        # (torchtitan/distributed/utils.py, maybe_enable_amp). With fp32 weights, torchtitan then computes in fp32.
         is_disabled = "none" in printed.get("mixed_precision", ()) and "fp32" in printed.get("weights_dtype", ())
         if is_disabled and self.dtype not in ("", "fp32", "tf32"):
             yield "dtype=fp32, since mixed precision is disabled without FSDP"

@@ -17,7 +17,7 @@ from workloads.models.model import Model
 
 @dataclass(frozen=True)
 class RankLayers:
-    """The number of layers on a pipeline rank that equal `layer`."""
+    """Equal layers on a pipeline rank: the index of one of these layers, and the number of layers."""
 
     layer: int
     count: int

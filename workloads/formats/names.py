@@ -50,7 +50,7 @@ class FileSettings(Mapping[str, Any]):
         return value
 
     def find(self, name: str) -> Any:
-        """Return a setting's value. If the file leaves it open, return None and do not count the setting as read."""
+        """Return a setting's value. If the file leaves the value open, return None and do not count it as read."""
         return None if isinstance(self._values.get(name), Unset) else self.get(name)
 
     def __iter__(self) -> Iterator[str]:

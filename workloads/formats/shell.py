@@ -222,7 +222,7 @@ class Script:
         is_array = self.text[self._position - 1] == ")"
         if False in conditions:
             return
-        if None in conditions:  # values added under a condition are unknown; values set count as unset
+        if None in conditions:  # values added under a condition are unknown; values that are set count as unset
             unset = f"{UNSET}${name}{END}"
             is_added = is_added or bool(old and old[0] and values[:1] and values[0].startswith(f"{old[0]} "))
             values = [unset] if is_array or not is_added else [f" {unset}"]

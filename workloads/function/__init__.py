@@ -33,7 +33,7 @@ class FunctionSettings:
         digest: a digest of the function's source, because a different function is a different benchmark.
         code: the function, packed by cloudpickle, in base64.
         parameters: the function's parameters that a space may contain.
-        defaults: the default values of parameters that have one.
+        defaults: default values, by parameter name.
         takes_rank: whether the function has a parameter `rank`.
         takes_report: whether the function has a parameter `report`; its trials may be pruned.
     """

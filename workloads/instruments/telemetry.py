@@ -1,6 +1,6 @@
 """Record a GPU's clock, power, energy, temperature and reasons for a lower clock during a measurement.
 
-There are no readings without a driver (on a CPU, or on ROCm without amdsmi).
+Without a driver (on a CPU, or on ROCm without amdsmi), no readings are taken.
 """
 
 import os
