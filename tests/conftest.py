@@ -138,9 +138,37 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=expected_duration_s, reverse=True)
 
 
-def pytest_collection_finish() -> None:
-    """Keep the garbage collector off what was imported: a trial calls it, and would search a million objects."""
-    gc.freeze()
+class ImportsFreezer:
+    """Keeps the garbage collector off what was imported: a trial calls it, and would search a million objects.
+
+    Objects are frozen again before the next test once a collection takes long: a trial with collections at set steps
+    ends by unfreezing all objects, and tests import further modules.
+    """
+
+    LONG_S = 0.05  # CPU time of a collection
+
+    def __init__(self) -> None:
+        self._started_s, self._is_due = 0.0, True
+        gc.callbacks.append(self._observe)
+
+    def _observe(self, phase: str, info: dict[str, int]) -> None:
+        now_s = time.thread_time()
+        if phase == "start":
+            self._started_s = now_s
+        elif now_s - self._started_s > self.LONG_S:
+            self._is_due = True
+
+    def freeze_if_due(self) -> None:
+        if self._is_due:
+            gc.freeze()
+            self._is_due = False
+
+
+IMPORTS_FREEZER = ImportsFreezer()
+
+
+def pytest_runtest_setup() -> None:
+    IMPORTS_FREEZER.freeze_if_due()
 
 
 def expected_duration_s(item: pytest.Item) -> float:
