@@ -117,12 +117,12 @@ ROWS = {
     "32b_gang": [Row("qwen2_5_32b", 8192, 200, 72, 32, gpus=2, distribution="sharded")],
     # Two H200s of a host with 251 GiB.
     **{
-        f"70b_gang{suffix}": [Row("llama3_70b", 8192, 224, 132, 32, None, dtype, "int8", "none", 2, "sharded")]
+        f"70b_gang{suffix}": [Row("llama3_70b", 8192, 228, 137, 32, None, dtype, "int8", "none", 2, "sharded")]
         for suffix, dtype in (("", "bf16"), ("_fp8", "fp8_tensorwise"))
     },
     "32b_gang_h200": [Row("qwen2_5_32b", 8192, 224, 132, 64, gpus=2, distribution="sharded")],
     "32b_ring": [Row("qwen2_5_32b", 8192, 200, 72, 32, gpus=2, distribution="ring")],
-    "70b_ring": [Row("llama3_70b", 8192, 224, 132, 32, optimizer_states="int8", gpus=2, distribution="ring")],
+    "70b_ring": [Row("llama3_70b", 8192, 228, 137, 32, optimizer_states="int8", gpus=2, distribution="ring")],
     "1b_256k": [Row("llama3_1b", 262144, 60, 24, 1)],
     "cpu_offload": [Row("llama3_8b", 8192, 60, 24, 4)],
     "cpu_offload_small": [Row("llama3_8b", 8192, 60, 24, 1)],

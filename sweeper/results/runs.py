@@ -111,13 +111,6 @@ class Comparison:
     more_earlier: int = 0
 
 
-def _chi_squared_limit(degrees_of_freedom: int) -> float:
-    """Return the sum of squares, divided by the variance, that runs with the assumed spread rarely exceed."""
-    from scipy.special import chdtri  # takes 0.2 s to import
-
-    return float(chdtri(degrees_of_freedom, CONTRADICTED_AT))
-
-
 def run_of_interval(value: float, low: float, high: float, *, less_is_better: bool = False) -> Run:
     """Return a run from a value and its 95% interval (NaN without one).
 
@@ -164,9 +157,11 @@ def _estimate_spread(
 ) -> Spread:
     """Return the spread between runs, measured if there are enough runs or if they contradict the assumed spread.
     `squares` is the sum of squared deviations of the logarithms from their group means."""
+    from scipy.special import chdtri  # takes 0.2 s to import
+
     freedom = sum(counts) - 2
-    total = assumed**2 + max(known_errors)
-    if freedom < MEASURED_FROM and (not freedom or squares <= total * _chi_squared_limit(freedom)):
+    likely = (assumed**2 + max(known_errors)) * float(chdtri(freedom, CONTRADICTED_AT))
+    if freedom < MEASURED_FROM and (not freedom or squares <= likely):
         return Spread(assumed, errors)
     inside = sum((count - 1) * error for count, error in zip(counts, known_errors, strict=True))
     return Spread(math.sqrt(max(0.0, (squares - inside) / freedom)), known_errors, freedom)

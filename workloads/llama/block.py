@@ -261,11 +261,20 @@ def split_kv(kv: KeysValues) -> tuple[Tensor, Tensor]:
     return k, v
 
 
+class Unset(NamedTensors):
+    """No gradients yet, and the buffers in which the first gradient of each weight is stored without being added."""
+
+    def __init__(self, buffers: NamedTensors) -> None:
+        super().__init__()
+        self.buffers = buffers
+
+
 def _accumulate_weight_gradient(gradients: NamedTensors, name: str, x: Tensor, *d_outs: Tensor) -> None:
     """Add the gradient of a weight that maps x to stacked outputs; `d_outs` are their gradients in row order."""
     sizes, is_stored = [d_out.shape[1] for d_out in d_outs], name in gradients
     if not is_stored:
-        gradients[name] = x.new_empty(sum(sizes), x.shape[1])
+        buffer = gradients.buffers[name] if isinstance(gradients, Unset) else x.new_empty(sum(sizes), x.shape[1])
+        gradients[name] = buffer
     for rows, d_out in zip(gradients[name].split(sizes), d_outs, strict=True):
         if is_stored:
             rows.addmm_(d_out.t(), x)
@@ -277,4 +286,4 @@ def accumulate(gradients: NamedTensors, name: str, gradient: Tensor) -> None:
     if name in gradients:
         gradients[name] += gradient
     else:
-        gradients[name] = gradient
+        gradients[name] = gradients.buffers[name].copy_(gradient) if isinstance(gradients, Unset) else gradient

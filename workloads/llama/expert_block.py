@@ -55,7 +55,8 @@ class ExpertBlockMath(BlockMath):
         activations = {"x": x}
         self._compute_residual(weights, activations, rope, past_kv)
         routed = self._route(weights, activations["residual"])
-        self._count(routed.order)
+        share = routed.order.counts.max() * self.shape.experts / routed.order.rows.numel()
+        self._busiest = self._busiest.to(share.device) + torch.stack([share, torch.ones_like(share)])
         rows = self._run_experts(weights, activations, routed)
         return sum_rows(rows, routed.order.rows, routed.order.tokens).add_(activations["residual"]), activations
 
@@ -85,10 +86,6 @@ class ExpertBlockMath(BlockMath):
             order = sort_by_expert(choice.experts, self.shape.experts, multiple=self.row_multiple)
             row_weights = choice.weights.flatten()[order.places]  # arbitrary for an empty row
         return Routed(normed, logits, choice, order, row_weights)
-
-    def _count(self, order: Order) -> None:
-        share = order.counts.max() * self.shape.experts / order.rows.numel()
-        self._busiest = self._busiest.to(share.device) + torch.stack([share, torch.ones_like(share)])
 
     @property
     def imbalance(self) -> float:

@@ -256,7 +256,11 @@ def predict_step_times(
         compute_s = (backward_s if is_backward else forward_s) + once_s
         received_bytes = _count_received_bytes(placement, is_backward, updates)
         if model.distribution == "sharded" and is_backward:
-            compute_s = compute_s + _count_summed_bytes(model, rates) * rates.sum_s_per_byte
+            # One kernel reads what the others have sent by copies, the own share and the kept share, and writes the
+            # last; `sum_s_per_byte` is for three accesses.
+            accesses = 3 / model.gpus + (model.reduced_share if rates.peer_copy_s_per_byte else 0)
+            summed_bytes = accesses / 3 * model.layer_parameters * model.element_bytes
+            compute_s = compute_s + summed_bytes * rates.sum_s_per_byte
         if model.distribution == "sharded" and rates.peer_copy_s_per_byte:
             link_s = received_bytes * rates.peer_copy_s_per_byte
         else:
@@ -281,13 +285,6 @@ def predict_step_times(
     state_bytes = parameters * model.state_bytes_per_parameter if states_on_host else 0
     wait_s = state_bytes * (rates.h2d_s_per_byte + rates.d2h_s_per_byte)
     return StepTimes(times.step_s + (head_s + wait_s), times.copy_wait_s + wait_s, times.copied_bytes + 2 * state_bytes)
-
-
-def _count_summed_bytes(model: ModelSizes, rates: DeviceRates) -> float:
-    """Return the bytes that are summed after a sharded layer's backward pass: the copies that other GPUs sent, and the
-    reduced share, which is added to the kept share. Zeroing the whole gradients counts as a third of a sum."""
-    received = model.reduced_share if rates.peer_copy_s_per_byte else 0.0
-    return (received + 1 / model.gpus + 1 / 3) * model.layer_parameters * model.element_bytes
 
 
 def _count_received_bytes(placement: Placement, is_backward: bool, updates: bool) -> float:

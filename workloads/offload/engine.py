@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from workloads.instruments import trace
 from workloads.llama.attention_kernels import Kernel
-from workloads.llama.block import BlockMath, NamedTensors
+from workloads.llama.block import BlockMath, NamedTensors, Unset
 from workloads.llama.fp8_block import build_block_math
 from workloads.llama.model import Block, loss_and_gradients, rope_table
 from workloads.models.model import Model
@@ -341,13 +341,12 @@ class Engine:
         if self._whole and n > 0:
             self._fetch_weights(n - 1)
         self.copy_streams.acquire(weights.buffer, gradients.buffer)
-        if is_first or self._whole:
-            gradients.buffer.tensor.zero_()
+        sums = Unset(gradients.tensors) if is_first or self._whole else gradients.tensors
         with trace.annotate(f"layer {n} backward"):
             recomputes = self.shape.qk_norm or any(choice != "full" for choice, _ in self.plan.layers[n].activations)
             operands = self._math.cast_weights(weights.tensors, forward=bool(recomputes))
             for c in reversed(range(self.plan.chunks_per_round)):
-                d[c] = self._backward_chunk(operands, gradients.tensors, c, d[c])
+                d[c] = self._backward_chunk(operands, sums, c, d[c])
         self.copy_streams.release(weights.buffer, gradients.buffer)
         finish: Callable[[], None] | None = partial(self._finish_layer, n, stored_states, states, is_first, is_last)
         if self._whole:  # shares are reduced while the next layer computes; this layer is finished later

@@ -66,6 +66,11 @@ class Gang:
         return whole
 
 
+def store_sum(target: Tensor, parts: Sequence[Tensor]) -> None:
+    """Store the sum of vectors, one of which may be the target. Compiled, each is read once."""
+    target.copy_(sum(parts[1:], start=parts[0]))
+
+
 class WholeLayers:
     """Device buffers that the whole layers of a sharded model share."""
 
@@ -88,6 +93,7 @@ class WholeLayers:
         else:
             *vectors, received = (torch.zeros(size, dtype=dtype, device=device) for size in (*sizes, 0))
         self._received = Buffer(received)
+        self._store_sum = store_sum if device.type == "cpu" else torch.compile(store_sum, dynamic=False)
         slots = [Slot(Buffer(vector), split(vector)) for vector in vectors]
         self._weights, self._gradients = slots[:GATHERED_SLOTS], slots[GATHERED_SLOTS:]
 
@@ -130,16 +136,12 @@ class WholeLayers:
         self.peers.push([(n, slots[(self._gang.rank - n) % self._gang.ranks - 1], shares[n]) for n in self._others])
 
     def take_reduced(self, n: int, target: Buffer, *, is_first: bool) -> None:
-        """Add the sum of all processes' gradients of layer n to a buffer, or copy the sum there in the first round."""
+        """Add the sum of all processes' gradients of layer n to a buffer, or store it there in the first round."""
         whole = self.gradients(n).buffer
-        share = self._gang.select_share(whole.tensor)
+        received = self._received.tensor.chunk(len(self._others)) if self.peers else ()
         self._copy_streams.acquire(whole, self._received, target)
-        for received in self._received.tensor.chunk(len(self._others)) if self.peers else ():
-            share.add_(received)
-        if is_first:
-            target.tensor.copy_(share)
-        else:
-            target.tensor.add_(share)
+        earlier = () if is_first else (target.tensor,)
+        self._store_sum(target.tensor, [self._gang.select_share(whole.tensor), *received, *earlier])
         self._copy_streams.release(whole, self._received, target)
 
     def _exchange(self, exchange: Callable[[], object], whole: Buffer, *others: Buffer) -> None:

@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from tests.support.fp8_matrices import E4M3_MAX, relative_error
 from workloads.llama.attention_kernels import KERNELS
-from workloads.llama.block import HEAD_NORMS, BlockMath
+from workloads.llama.block import HEAD_NORMS, BlockMath, Unset
 from workloads.llama.expert_block import DOWN, GATE_UP, ROUTER
 from workloads.llama.experts import choose_experts, force_experts
 from workloads.llama.fp8_block import FP8_RECIPES, Fp8ExpertBlockMath, build_block_math
@@ -148,10 +148,12 @@ def draw_block(shape: Model) -> tuple[dict[str, Tensor], Tensor, Tensor]:
     return weights, x, d_out
 
 
-def differentiate(block_math: BlockMath, saved: tuple[str, ...] | None = None) -> dict[str, Tensor]:
+def differentiate(
+    block_math: BlockMath, saved: tuple[str, ...] | None = None, gradients: dict[str, Tensor] | None = None
+) -> dict[str, Tensor]:
     """Return a block's output and gradients. `saved`: the activations that the backward pass gets; None: all."""
     weights, x, d_out = draw_block(block_math.shape)
-    rope, gradients = rope_table(block_math.shape, LENGTH, CPU), dict[str, Tensor]()
+    rope, gradients = rope_table(block_math.shape, LENGTH, CPU), {} if gradients is None else gradients
     out, activations = block_math.forward(block_math.cast_weights(weights, backward=False), x, rope, None)
     activations = {name: value for name, value in activations.items() if saved is None or name in saved}
     operands = block_math.cast_weights(weights, forward=saved is not None)
@@ -189,6 +191,21 @@ def test_a_block_in_fp8_is_autograds_with_rounded_operands(model: str, recipe: s
         # The gradients of norms before experts and of heads are in bf16, and change which way fp8 rounds behind them.
         limit, share = (0.02, 0.25) if shape.experts and not name.startswith("experts") else (0.003, 0.15)
         assert error < limit and error < share * change, name
+
+
+@pytest.mark.parametrize(("model", "recipe"), [*CASES, *((name, "") for name in SHAPES)])
+def test_the_first_gradients_replace_what_their_buffers_hold(model: str, recipe: str) -> None:
+    block_math = build(SHAPES[model], recipe)
+    expected = differentiate(block_math)
+    outputs = {name: expected.pop(name) for name in ("out", "x")}
+    buffers = {name: torch.full_like(gradient, torch.nan) for name, gradient in expected.items()}
+    gradients = Unset(buffers)
+    assert differentiate(block_math, None, gradients).keys() == expected.keys() | outputs.keys()
+    for name, gradient in expected.items():
+        assert gradients[name] is buffers[name] and torch.equal(buffers[name], gradient), name
+    differentiate(block_math, None, gradients)
+    for name, gradient in expected.items():
+        assert relative_error(buffers[name], 2 * gradient) < 0.005, name
 
 
 @pytest.mark.parametrize(("model", "recipe"), CASES)
