@@ -30,7 +30,7 @@ from workloads.parallel.stage import build_initializer
 SHAPE = replace(MODELS["experts_tiny"], layers=4)
 TRIAL = {"model": "experts_tiny", "sequence_length": 64, "global_batch": 8, "learning_rate": 3e-3, "steps": 6}
 LAYOUTS = [
-    Layout(cp=2, checkpointing="full", global_batch=BATCH),
+    Layout(cp=2, micro_batch=4, checkpointing="full", global_batch=BATCH),
     Layout(dp_shard=4, ep=2, micro_batch=2, checkpointing="selective", global_batch=BATCH),
     *(
         pytest.param(layout, marks=pytest.mark.soak)
@@ -55,7 +55,8 @@ def test_biases_and_sinks_are_zeros_at_the_start() -> None:
 
 
 def train(device: str = "cpu", **changes: Any) -> Measurement:
-    fixed = {"dtype": "fp32", "compile": False} if device == "cpu" else {}
+    # Collections at set steps, which tests/workloads/parallel/test_run.py has, search all that pytest has imported.
+    fixed = {"dtype": "fp32", "compile": False, "gc_freq": 0} if device == "cpu" else {}
     return run_trial("parallel", {**TRIAL, **fixed, **changes}, Rank(device=device))
 
 
@@ -89,9 +90,17 @@ def test_divided_and_compiled_blocks_of_gpt_oss_train_like_one_process(ranks: Ra
     assert trained[0].graphs == 2  # with a window and without
 
 
+@pytest.fixture
+def text(tmp_path: Path) -> str:
+    path = tmp_path / "text.txt"
+    path.write_bytes(bytes(range(256)) * 24)
+    return str(path)
+
+
 @pytest.mark.parametrize("imbalance", [None, 1.0, 3.5])
-def test_a_trial_trains_and_records_the_imbalance_as_executed(imbalance: float | None) -> None:
-    measured = train(imbalance=imbalance)
+def test_a_trial_trains_and_records_the_imbalance_as_executed(imbalance: float | None, text: str) -> None:
+    """Natural routing is that of a file's tokens."""
+    measured = train(imbalance=imbalance, data=None if imbalance else text)
     assert measured.metrics["loss"] < measured.metrics["first_loss"] - 0.3
     assert measured.executed["imbalance"] == imbalance
     assert (
@@ -104,13 +113,9 @@ def test_a_trial_trains_and_records_the_imbalance_as_executed(imbalance: float |
     assert all(0 < measured.metrics[f"{part}_share"] < 0.5 for part in parts)
 
 
-def test_natural_routing_on_text_is_that_of_the_file(tmp_path: Path) -> None:
-    text = tmp_path / "text.txt"
-    text.write_bytes(bytes(range(256)) * 24)
-    measured = train(data=str(text))
-    assert measured.metrics["loss"] < measured.metrics["first_loss"] - 0.3
+def test_a_file_with_too_few_tokens_is_refused(text: str) -> None:
     with pytest.raises(Infeasible, match="has 6144 tokens, but 160 sequences of 65 need 10400"):
-        train(data=str(text), steps=18)
+        train(data=text, steps=18)
 
 
 @pytest.mark.parametrize(
