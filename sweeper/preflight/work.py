@@ -1,15 +1,20 @@
 """Identify a trial's work and its fixed parameters. Only results of equal work are comparable."""
 
+from __future__ import annotations
+
 import hashlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from sweeper.config.environment import is_variable, only_variables, without_variables
-from sweeper.config.space import Parameters, Space
 from workloads.api.contract import Measurement, Scalar, Workload, is_path
 from workloads.api.secrets import masked
+
+if TYPE_CHECKING:  # importing Hydra's grammar takes 0.1 s, and a report uses this module
+    from sweeper.config.space import Parameters, Space
 
 SEARCHED = "searched"
 MAX_VALUE_LENGTH = 200
