@@ -1,14 +1,13 @@
 """Low-precision formats and recipes. On a CPU they are emulated, so that only their numerics are tested."""
 
-import subprocess
-import sys
+import importlib.util
 from typing import Any
 
 import pytest
 import torch
 
 from sweeper.metrics.derivation import derive
-from tests.conftest import REPOSITORY, Workspace, environment
+from tests.conftest import Workspace
 from tests.support.amd_device import MI355X, amd_device
 from workloads.api.contract import Infeasible, Machine, Measurement, Rank
 from workloads.api.registry import load
@@ -163,17 +162,11 @@ def test_a_sweep_keeps_emulated_trials_unranked(workspace: Workspace) -> None:
     assert sum("tflops" in run.data.metrics for run in runs) <= 1
 
 
-def test_a_missing_torchao_is_infeasible_with_the_pip_command() -> None:
-    code = (
-        "import sys, importlib.util as u; real = u.find_spec;"
-        "u.find_spec = lambda n, *a: None if n == 'torchao' else real(n, *a);"
-        "from workloads.api.trial import run_trial; from workloads.api.contract import Rank;"
-        "run_trial('precision', {'recipe': 'bf16'}, Rank())"
-    )
-    result = subprocess.run(
-        [sys.executable, "-c", code], cwd=REPOSITORY, env=environment(), capture_output=True, text=True
-    )
-    assert "Infeasible: torchao is not installed: pip install 'gpu-sweeper[precision]'" in result.stderr
+def test_a_missing_torchao_is_infeasible_with_the_pip_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    find_spec = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "torchao" else find_spec(name))
+    with pytest.raises(Infeasible, match=r"torchao is not installed: pip install 'gpu-sweeper\[precision\]'"):
+        run_trial("precision", {"recipe": "bf16"}, Rank())
 
 
 def preview(workload: str, architecture: str) -> list[str]:

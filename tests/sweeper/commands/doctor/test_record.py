@@ -14,6 +14,7 @@ from tests.support.amd import use_stand_in
 from workloads.api.gpus import amd, open_gpus
 from workloads.api.host import describe_gpu
 
+pytestmark = pytest.mark.xdist_group("recorded")
 HOST = "gpu-node-17.cluster.example"
 PLANTED = {
     "WANDB_API_KEY": "planted-wandb-key-1234",

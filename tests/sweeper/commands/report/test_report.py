@@ -26,6 +26,7 @@ from sweeper.tracking.mlflow_view import RankedTrial, SweepView
 from sweeper.tracking.process import Store
 from tests.support.factories import run_report, trial_record
 
+pytestmark = pytest.mark.xdist_group("report")
 PARENT = {"workload": "offload", "hardware": "h200", "device": "NVIDIA H200", "version.torch": "2.11"}
 
 
