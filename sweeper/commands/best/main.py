@@ -3,7 +3,7 @@
     python -m sweeper best
     python -m sweeper best SWEEP trial=12
 
-SWEEP is the last sweep by default. The output shows the trial, its result, the command that reruns it, the software
+SWEEP defaults to the last sweep. The output shows the trial, its result, the command that reruns it, the software
 versions and the paths of the written files. The winner's files are in DIR/sweeps/SWEEP/best, and the files of another
 trial N are in DIR/sweeps/SWEEP/files/N/run:
 
