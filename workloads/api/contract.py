@@ -25,7 +25,7 @@ MIN_STEP_TIME_S = 1e-7
 
 
 class Infeasible(Exception):
-    """These parameters cannot work on this device. The sampler learns this and never repeats them."""
+    """These parameters cannot work on this device. The sampler is told and never proposes them again."""
 
 
 class OutOfMemory(Infeasible):
@@ -65,7 +65,7 @@ def is_path(value: object, parameter: Field[Any]) -> bool:
 
 @dataclass(frozen=True)
 class ProgramOutput:
-    """The program output kept for a trial without a measurement. `files` is as in `Measurement`."""
+    """The program output kept for a trial without a measurement. `files` has the same meaning as in `Measurement`."""
 
     last_lines: str = ""
     files: Mapping[str, bytes] = field(default_factory=dict)
@@ -165,7 +165,7 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Measurement:
-    """The raw measurement of one rank. Raises ValueError for values that give no metric."""
+    """The raw measurement of one rank. Raises ValueError if the values yield no metric."""
 
     executed: Mapping[str, Scalar]  # parameters read back from the run; must equal the requested parameters
     step_times_s: tuple[float, ...]  # one time per timed step, warm-up excluded
@@ -219,10 +219,10 @@ class Measurement:
 
 
 class Workload:
-    """One kind of trial. Subclass it, set `name`, `Parameters` and `benchmark_version`, and write `run` or `measure`.
+    """One kind of trial. Subclass it, set `name`, `Parameters` and `benchmark_version`, and define `run` or `measure`.
 
     The module that defines a workload must not import torch, because the driver imports the module; `run` may import
-    torch. By default, `run` calls `measure(parameters, rank)` in the module that `module` names.
+    torch. By default, `run` calls `measure(parameters, rank)` in the submodule `module`.
 
     Attributes:
         name: the value of `workload.name` in the configuration.
@@ -296,7 +296,7 @@ class Workload:
         raise NotImplementedError
 
     def find_band(self, parameters: Any, machine: Machine) -> tuple[float, str]:
-        """Return half the width of the estimates' band, as a share of step time, and the basis of the band."""
+        """Return half the width of the estimates' band, as a fraction of the step time, and the band's basis."""
         raise NotImplementedError
 
     def list_candidates(
@@ -316,7 +316,7 @@ class Workload:
         return ""
 
     def program_files(self, parameters: Any, rank: Rank, folder: str) -> Mapping[str, str]:
-        """Return files, by name, that run these parameters without this project. The files will be in `folder`."""
+        """Return files, keyed by name, that run these parameters without this project. They will be in `folder`."""
         return {}
 
     def scale(self, parameters: Any, factor: int) -> Any:

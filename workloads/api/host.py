@@ -49,7 +49,7 @@ def cpu_architecture() -> str:
 
 
 def _cpuinfo(key: str, proc: Path = Path("/proc")) -> str:
-    """Return the first processor's entry, or an empty string. Reading all processors' entries can take long."""
+    """Return the first processor's entry, or an empty string. Reading all processors' entries can be slow."""
     with contextlib.suppress(OSError), open(proc / "cpuinfo") as lines:
         for line in lines:
             name, _, value = line.partition(":")
@@ -194,7 +194,7 @@ def parse_numbers(text: str) -> set[int]:
 
 
 def read_kernel(proc: Path = Path("/proc")) -> dict[str, Any]:
-    """Return the Linux kernel's release and the settings that affect GPUs. `is_guest` marks a virtual machine."""
+    """Return the Linux kernel's release and the settings that affect GPUs. `is_guest` is true in a virtual machine."""
     words = _read(proc / "cmdline").split()
     settings = {
         "release": platform.release(),

@@ -1,8 +1,8 @@
 """Define each trial metric's unit, label, direction, source and requirements.
 
 A new metric is one row in `metrics.toml`, plus a formula in `sweeper/metrics/derivation.py` for a derived metric.
-Tables, plots, objectives, limits, the checks before a sweep and docs/reference/metrics.md use the rows. A workload may
-also report metrics without a row, which are shown under their names.
+The rows drive tables, plots, objectives, limits, the checks before a sweep and docs/reference/metrics.md. A workload
+may also report metrics without a row, which are shown under their names.
 """
 
 import tomllib
@@ -17,7 +17,7 @@ SUFFIXES = ("_p10", "_p90", "_ci_low", "_ci_high", "_per_gpu")  # suffixes of sp
 
 
 class Need(StrEnum):
-    """A sweep's requirement for a metric."""
+    """What a metric requires of a sweep."""
 
     GPU = "a GPU"
     ENERGY = "a GPU whose energy is known"

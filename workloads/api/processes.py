@@ -72,8 +72,8 @@ class Orphans:
         self._kept = _children()
 
     def end(self) -> list[str]:
-        """Terminate and reap processes left behind since the last call. Return the command lines of running
-        processes."""
+        """Terminate and reap processes left behind since the last call. Return the command lines of those that were
+        still running."""
         left: dict[int, str] = {}
 
         def find() -> set[int]:

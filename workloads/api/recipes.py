@@ -104,7 +104,7 @@ def is_architecture(text: str) -> bool:
 
 
 def unsupported_rate_reason(recipe: str, architecture: str) -> str:
-    """Return why a rate in this format is not measured on this device, or an empty string if the format is native."""
+    """Return the reason a rate in this format is not measured on this device; empty if the format is native."""
     level, reason = support(recipe, architecture)
     return "" if level is Support.NATIVE else f"{level.value} on this device: {reason}"
 

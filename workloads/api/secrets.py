@@ -20,7 +20,7 @@ _URL = re.compile(
 
 
 def mask(text: str, secrets: Iterable[str] = ()) -> str:
-    """Return the text without `secrets`, passwords in URLs, and the values of names that look like secrets."""
+    """Return the text with `secrets`, passwords in URLs, and values whose names look like secrets masked."""
     for secret in sorted(secrets, key=len, reverse=True):  # one secret may contain another
         text = text.replace(secret, "***")
     return _OPTION.sub(r"\1\2***", _ASSIGNMENT.sub(_masked_assignment, _URL.sub(r"\1:***@", text)))
@@ -33,7 +33,7 @@ def _masked_assignment(match: re.Match[str]) -> str:
 
 
 def masked(value: Any) -> Any:
-    """Return the mapping or list with its strings masked and the values of secret-like keys replaced."""
+    """Return the mapping or list with its strings masked and values replaced if their keys look like secrets."""
     if isinstance(value, dict):
         return {key: "***" if is_secret(str(key)) else masked(inner) for key, inner in value.items()}
     if isinstance(value, (list, tuple)):
@@ -43,7 +43,7 @@ def masked(value: Any) -> Any:
 
 
 def masked_arguments(arguments: Sequence[str]) -> list[str]:
-    """Return a command line's arguments with the values of secret-like names replaced."""
+    """Return a command line's arguments, masking the values of arguments whose names look like secrets."""
     split = [argument.partition("=") for argument in arguments]
     return [
         f"{name}=***" if equals and is_secret(name) else mask(f"{name}{equals}{text}") for name, equals, text in split
@@ -51,7 +51,7 @@ def masked_arguments(arguments: Sequence[str]) -> list[str]:
 
 
 def secret_values(arguments: Sequence[str], environment: Mapping[str, str]) -> set[str]:
-    """Return the values of secret-like names, except short values, which other words could contain."""
+    """Return the values whose names look like secrets, except values so short that other words could contain them."""
     values = {value for name, value in environment.items() if _VARIABLE.fullmatch(name)}
     for option, following in zip_longest(arguments, arguments[1:], fillvalue=""):
         name, equals, value = option.partition("=")

@@ -44,7 +44,7 @@ def run_trial(
 
 
 def describe_mismatches(measurement: Measurement, requested: Mapping[str, Scalar]) -> str:
-    """Describe the parameters with different executed and requested values; empty if there are none."""
+    """Describe the parameters whose executed values differ from the requested values; empty if there are none."""
     executed = {name: measurement.executed.get(name, "<missing>") for name in requested}
     return "; ".join(
         f"{name}={executed[name]}, requested {value}" for name, value in requested.items() if executed[name] != value

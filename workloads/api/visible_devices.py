@@ -1,4 +1,4 @@
-"""Handle the environment variables that select a process's GPUs. AMD has several variables, NVIDIA has one.
+"""Handle the environment variables that select a process's GPUs. AMD has several such variables; NVIDIA has one.
 
 ROCm's runtime applies ROCR_VISIBLE_DEVICES first. HIP then selects from the remaining GPUs by HIP_VISIBLE_DEVICES, or
 by CUDA_VISIBLE_DEVICES if HIP_VISIBLE_DEVICES is not set. HIP ignores an index out of range and all later indices
@@ -26,7 +26,7 @@ def unify(environment: MutableMapping[str, str]) -> None:
 def settle(environment: MutableMapping[str, str], variable: str) -> None:
     """Make the variables of both vendors select the GPUs in `variable`, which Ray sets for a worker.
 
-    A site may export all GPUs of a node in the other variable, and programs differ in which variable they read first.
+    A site may list all GPUs of a node in the other variable, and programs differ in which variable they read first.
     """
     if variable == CUDA:
         environment.pop(ROCR, None)
@@ -36,7 +36,7 @@ def settle(environment: MutableMapping[str, str], variable: str) -> None:
 
 
 def select(available: str, chosen: str) -> str:
-    """Return the GPUs in `available` that `chosen` selects by index or UUID; all if both lists have the same items."""
+    """Return the GPUs in `available` that `chosen` selects by index or UUID; all if the lists have the same items."""
     devices, selected = available.split(","), []
     if sorted(devices) == sorted(chosen.split(",")):
         return available
@@ -50,9 +50,9 @@ def select(available: str, chosen: str) -> str:
 
 
 def restrict_program(environment: Mapping[str, str], devices: str) -> dict[str, str]:
-    """Return variables that restrict a program to `devices`, to replace the variables in this worker's `environment`.
+    """Return variables that restrict a program to `devices` and replace those in this worker's `environment`.
 
-    On AMD, a worker has HIP_VISIBLE_DEVICES. The program gets its GPUs in ROCR_VISIBLE_DEVICES, and 0, 1, … in
+    On AMD, Ray sets HIP_VISIBLE_DEVICES for a worker. The program gets its GPUs in ROCR_VISIBLE_DEVICES, and 0, 1, … in
     HIP_VISIBLE_DEVICES. A trainer that resets HIP_VISIBLE_DEVICES to its first GPUs keeps the same GPUs.
     """
     if not devices:

@@ -69,7 +69,7 @@ class AttentionParameters:
 
 
 class Attention(Workload):
-    """One attention pass by one kernel, with a check of the result."""
+    """One attention pass by one kernel, whose result is checked."""
 
     name = "attention"
     Parameters = AttentionParameters

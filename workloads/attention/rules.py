@@ -2,7 +2,7 @@
 
 The rules follow PyTorch 2.11 to 2.13 (aten/src/ATen/native/transformers/cuda/sdp_utils.cpp, torch/nn/attention/_fa4.py)
 and the packages' own lists of GPUs. If a kernel rejects a shape for another reason, PyTorch reports the reason before
-any timing (see `workloads.attention.run`).
+anything is timed (see `workloads.attention.run`).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ KernelName = Literal[
 
 @dataclass(frozen=True)
 class KernelRule:
-    """The devices on which a kernel exists, and how to make PyTorch run the kernel."""
+    """The devices that support a kernel, and how to make PyTorch run it."""
 
     architectures: str  # a regular expression
     needs: str = ""  # what other architectures lack
@@ -47,7 +47,7 @@ def unsupported_kernel_reason(kernel: str, architecture: str) -> str:
 
 
 def unsupported_reason(parameters: AttentionParameters, architecture: str) -> str:
-    """Return why a device does not support a combination of parameters, or an empty string if it does."""
+    """Return the reason a device does not support a combination of parameters; empty if the device supports it."""
     if reason := unsupported_kernel_reason(parameters.kernel, architecture):
         return f"kernel={parameters.kernel} is {reason}"
     rule = KERNELS[parameters.kernel]
@@ -57,7 +57,7 @@ def unsupported_reason(parameters: AttentionParameters, architecture: str) -> st
 
 
 def matrix_dtype(parameters: AttentionParameters, architecture: str) -> str:
-    """Return the matrix units' data type, which selects the peak for utilization. The data type may have no peak.
+    """Return the matrix units' data type, which selects the peak for utilization. Its peak may be unknown.
 
     Since sm80, the memory-efficient kernel computes an fp32 product as three tf32 products (mem_eff_attention,
     gemm_kernel_utils.h: OpMultiplyAddFastF32).

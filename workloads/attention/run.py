@@ -141,7 +141,7 @@ def largest_error(results: Sequence[Tensor], exact: Sequence[Tensor]) -> float:
 
 
 def draw_inputs(parameters: AttentionParameters, device: torch.device, generator: torch.Generator) -> Inputs:
-    """Draw normally distributed inputs in the memory layout of training, where a token's heads are neighbors."""
+    """Draw normally distributed inputs in the memory layout of training, where a token's heads are adjacent."""
 
     def draw(heads: int) -> Tensor:
         size = (parameters.batch, parameters.sequence_length, heads, parameters.head_size)

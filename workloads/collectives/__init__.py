@@ -33,7 +33,7 @@ class CollectivesParameters:
 
 
 class Collectives(Workload):
-    """A collective by NCCL or RCCL between GPUs, or by gloo between CPUs, with a check of the result."""
+    """A collective whose result is checked, by NCCL or RCCL between GPUs or by gloo between CPUs."""
 
     name = "collectives"
     Parameters: type = CollectivesParameters

@@ -94,10 +94,10 @@ def measure(parameters: CollectivesParameters, rank: Rank) -> Measurement:
 
 
 def time_calls(call: Callable[[], object], device: torch.device, warmup: int, repeats: int) -> tuple[float, ...]:
-    """Return the seconds of each call. All ranks must make the same number of calls.
+    """Return the duration of each call in seconds. All ranks must make the same number of calls.
 
-    `time_steps` is not used on a CPU, because it repeats disturbed calls on a CPU. Each rank would decide alone to
-    repeat a call. The other ranks would wait for that rank, or match the extra call with their next call.
+    `time_steps` is not used on a CPU, where it repeats disturbed calls: each rank would decide on its own to repeat a
+    call. The other ranks would wait for that rank, or match the extra call with their next call.
     """
     if device.type != "cpu":
         return time_steps(call, device, warmup=warmup, repeats=repeats, cold_cache=False)

@@ -66,7 +66,7 @@ class EnergyMeter:
     def energy(self, step_time_s: float) -> Energy | None:
         """Return the energy of all GPUs over the measured steps, each `step_time_s` long by the program's own clock.
 
-        Programs print step lines with varying delay, and perhaps only for every tenth step. Power is therefore measured
+        Programs print step lines with varying delays, and some print only every tenth step. Power is therefore measured
         between these lines, and the number of steps is derived from the printed step time.
         """
         if self._rank.node_devices and self._rank.nodes > 1:
@@ -78,14 +78,14 @@ class EnergyMeter:
 
 
 def select_gpus(gpus: Sequence[Gpu], devices: str) -> list[Gpu]:
-    """Return the GPUs in a list such as CUDA_VISIBLE_DEVICES, by number or UUID; none if any GPU is missing."""
+    """Return the GPUs that a list such as CUDA_VISIBLE_DEVICES selects by number or UUID; none if any is missing."""
     names = devices.split(",")
     chosen = [gpu for name in names for gpu in gpus if name in (str(gpu.identity.number), gpu.identity.uuid)]
     return chosen if len(chosen) == len(names) else []
 
 
 def add_energies(energies: Sequence[Energy | None]) -> Energy | None:
-    """Return the sum over devices for one window, or the first reason for a device without an energy."""
+    """Return the sum over devices for one window, or the first reason why a device has no energy."""
     known = [energy for energy in energies if energy]
     if not known or len(known) < len(energies):
         return None

@@ -37,7 +37,7 @@ class Invocation:
     files: Mapping[str, str]  # contents of the files in {output}, by name
 
     def mask(self, text: str) -> str:
-        """Return the text without secrets, including secrets in the command line and in all variables."""
+        """Return the text with secrets masked, including those in the command line and in all variables."""
         try:
             words = shlex.split(self.arguments) if isinstance(self.arguments, str) else self.arguments
         except ValueError:  # a quote is not closed
@@ -66,7 +66,7 @@ def build_invocation(
     output: str,
     replaced: Mapping[str, str] | None = None,
 ) -> Invocation:
-    """Fill in the settings' templates for one rank. `output` is the folder of the files.
+    """Fill in the settings' templates for one rank. `output` is the folder that will contain the files.
 
     The values in `replaced` override the rank's placeholders. Raises Infeasible if `options` has no arguments for a
     parameter's value.
@@ -132,8 +132,8 @@ def program_files(
 ) -> dict[str, str]:
     """Return a shell script that runs the program without this project, and the rendered files. Secrets are masked.
 
-    `rank` is the trial's first rank. `folder` is the files' future folder, which replaces {output} in their contents.
-    Raises Infeasible as `build_invocation` does.
+    `rank` is the trial's first rank. `folder` is where the files will be; it replaces {output} in their contents.
+    Raises Infeasible under the same conditions as `build_invocation`.
     """
     differing, lines = {}, ["#!/bin/sh"]
     if settings.start == "gpu" and rank.world_size > 1:

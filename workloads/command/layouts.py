@@ -57,8 +57,8 @@ def estimate_layout(settings: CommandSettings, values: Mapping[str, Any], machin
 def read_job(settings: CommandSettings, values: Mapping[str, Any], machine: Machine) -> Job:
     """Return the job that a command runs with these parameters. Raises ValueError if a value is not allowed.
 
-    The ranks that the given degrees leave become dp_shard, or dp_replicate if dp_shard is given. A data type without a
-    planner recipe is estimated as bf16.
+    The ranks not covered by the given degrees become dp_shard, or dp_replicate if dp_shard is given. A data type
+    without a planner recipe is estimated as bf16.
     """
     name, device = settings.trainer or OWN, machine.cluster.device
     trainer, model = find_trainer(name), MODELS[fill(settings.model, values)]

@@ -32,11 +32,11 @@ ERROR_LINE = re.compile(r"\b\w*(?:Error|Exception): \S|\[Errno \d+\]|Memory acce
 
 
 class Program:
-    """A running program with everything that it starts.
+    """A running program and everything that it starts.
 
     The program runs until it ends, until `stop_on_line` returns True for an output line, or until `should_stop`, called
-    every POLL_INTERVAL_S, returns True. A program that prints nothing for `silence_s` fails, and it is terminated after
-    `timeout_s`. The folder `output` is removed after the program ends.
+    every POLL_INTERVAL_S, returns True. A program fails if it prints nothing for `silence_s`, and it is terminated
+    after `timeout_s`. The folder `output` is removed after the program ends.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class Program:
         return time.monotonic() - self._started_s
 
     def run(self) -> None:
-        """Read the output to its end, then terminate everything left of the program.
+        """Read the output to its end, then terminate whatever is left of the program.
 
         Raises:
             OutOfMemory: the program printed an out-of-memory error.

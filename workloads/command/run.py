@@ -57,7 +57,7 @@ def measure(settings: CommandSettings, parameters: Mapping[str, Scalar], rank: R
     Raises:
         Infeasible: the ranks are not spread evenly over the nodes, or a value in the settings is not allowed.
         OutOfMemory, ProgramFailed, TrialTimeout: see `Program.run`; ProgramFailed also if the program could not be
-            started, or printed no step after warm-up. All carry the program's output (`ProgramOutput`).
+            started, or printed no step after warm-up. All of these carry the program's output (`ProgramOutput`).
         Pruned: other trials were better at the same step.
     """
     if settings.start == "node":
@@ -233,8 +233,8 @@ def _build_measurement(
 
 
 def _time_steps(samples: Mapping[str, list[float]], tokens: int, batch: int) -> tuple[list[float], int, bool]:
-    """Return the step times, the tokens per step, and whether only a rate is known, not the steps. `tokens` and `batch`
-    are per step, or 0 if unknown; a printed rate then replaces them."""
+    """Return the step times, the tokens per step, and whether only a rate is known, but not a step's size. `tokens` and
+    `batch` are per step, or 0 if unknown; a printed rate then replaces them."""
     times_s, rates, samples_per_s = (
         [value for value in samples.get(name, ()) if value > 0] for name in ("step_time_s", "tokens_per_s", SAMPLES)
     )

@@ -45,7 +45,7 @@ def fill(template: str, values: Values, *, shell: bool = False) -> str:
 
 
 def fill_all(template: Any, values: Values) -> Any:
-    """Fill in all templates in mappings and lists. A string that is a single {name} becomes the value itself."""
+    """Fill in all templates in mappings and lists. A string that is only a {name} becomes the value itself."""
     if isinstance(template, str):
         single = re.fullmatch(r"\{(\w+)\}", template)
         return values[single[1]] if single else fill(template, values)

@@ -60,7 +60,7 @@ class DeclaredWork:
         return global_batch * length, length
 
     def with_rate(self, step: Step, reported_config: Mapping[str, Scalar]) -> dict[str, float]:
-        """Return a step's metrics, including tokens/s computed from tokens and time, or as printed."""
+        """Return a step's metrics, including tokens/s, computed from tokens and time or as printed."""
         tokens, _ = self.tokens(step.metrics, reported_config)
         rate, time_s = step.metrics.get("tokens_per_s"), step.metrics.get("step_time_s", 0.0)
         if time_s > 0 and tokens:
@@ -120,7 +120,7 @@ class DeclaredWork:
 
 
 def mark_claims(metrics: Mapping[str, float]) -> dict[str, float]:
-    """Return the metrics, with claimed_… as the names of metrics that this project derives itself."""
+    """Return the metrics, with the prefix claimed_ for metrics that this project derives itself."""
     return {f"claimed_{name}" if find_source(name) else name: value for name, value in metrics.items()}
 
 
@@ -168,8 +168,8 @@ def find_contradictions(
 
     A claim's median is compared with the median rate of the steps that print the claim. The steps contradict the claim
     if the claim is off by more than `CLAIM_TOLERANCE` and outside the 10th to 90th percentile of these rates. TFLOP/s
-    need a model and are compared under each convention that the program may follow (`program` is a `LogReader.kind`).
-    The phrase names the convention nearest to the claim.
+    claims need a model and are compared under each convention that the program may follow (`program` is a
+    `LogReader.kind`). The phrase names the convention nearest to the claim.
     """
     per_step = {"tokens": {"": float(tokens)} if tokens else {}, "flops": {}}
     if tokens and work.model:

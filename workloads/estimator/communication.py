@@ -1,4 +1,4 @@
-"""Estimate the time of ring and tree collectives on a topology, and how much of this time blocks and steps expose."""
+"""Estimate the time of ring and tree collectives on a topology, and how much of it is exposed in blocks and steps."""
 
 import math
 
@@ -63,7 +63,7 @@ def all_reduce_s(cluster: Cluster, group: Group, total_bytes: float, link_share:
 
 
 def all_to_all_s(cluster: Cluster, group: Group, sent_bytes: float, network_bytes: float) -> float:
-    """Estimate the seconds of an all-to-all. A rank sends `sent_bytes`, including `network_bytes` to other domains."""
+    """Estimate an all-to-all's time in seconds. A rank sends `sent_bytes`, with `network_bytes` to other domains."""
     if group.ranks == 1:
         return 0.0
     topology = cluster.topology
@@ -98,7 +98,7 @@ def tensor_s(placed: PlacedJob, layer: int) -> float:
     """Estimate the exposed time in seconds of a block's tensor-parallel collectives in one pass.
 
     On the residual stream, attention and a dense MLP each need an all-gather and a reduce-scatter. Without sequence
-    parallelism, an all-reduce replaces each pair. Experts need no collective, because they use the divided tokens.
+    parallelism, an all-reduce replaces each pair. Experts need no collective, because their tokens are already divided.
     """
     model = placed.model
     is_dense = not model.has_experts(layer) or model.shared_expert_intermediate_size > 0
@@ -132,7 +132,7 @@ def context_s(placed: PlacedJob, attention_s: float, *, backward: bool) -> float
 
 
 def expert_s(placed: PlacedJob, layer: int) -> float:
-    """Estimate the exposed time in seconds to send a block's tokens to their experts and back, in one pass."""
+    """Estimate the exposed time, in seconds, of sending a block's tokens to their experts and back in one pass."""
     model, group = placed.model, placed.expert_group
     if not model.has_experts(layer) or group.ranks == 1:
         return 0.0
@@ -158,7 +158,7 @@ def expert_s(placed: PlacedJob, layer: int) -> float:
 
 
 def _copies(placed: PlacedJob, places: int) -> float:
-    """Return how often a token is sent to other GPUs or nodes. DeepEP sends one copy per place with its experts."""
+    """Return how often a token is sent to other GPUs or nodes. DeepEP sends one copy to each that has its experts."""
     count = placed.model.experts_per_token
     if placed.job.dispatcher == "deepep":
         return (places - 1) * (1 - (1 - 1 / places) ** count)
@@ -166,7 +166,7 @@ def _copies(placed: PlacedJob, places: int) -> float:
 
 
 def sharded_s(placed: PlacedJob, weights: Weights, element_bytes: int) -> float:
-    """Estimate the seconds to gather sharded weights, or to reduce their gradients over shards."""
+    """Estimate the time, in seconds, to gather sharded weights, or to reduce their gradients over shards."""
     shared_s = all_gather_s(placed.cluster, placed.shard_group, element_bytes * weights.shared)
     if not weights.experts:
         return shared_s
@@ -174,13 +174,13 @@ def sharded_s(placed: PlacedJob, weights: Weights, element_bytes: int) -> float:
 
 
 def average_s(placed: PlacedJob, weights: Weights) -> float:
-    """Estimate the seconds to average the gradients that a rank owns over the model's replicas."""
+    """Estimate the time, in seconds, to average the gradients that a rank owns over the model's replicas."""
     owned_bytes = divided_weights(placed, weights) * placed.gradient_bytes
     return all_reduce_s(placed.cluster, placed.replicate_group, owned_bytes)
 
 
 def pipeline_send_s(placed: PlacedJob) -> float:
-    """Estimate the seconds to send a micro-batch's residual stream to the next stage.
+    """Estimate the time, in seconds, to send a micro-batch's residual stream to the next stage.
 
     In Megatron-LM, each tensor-parallel rank sends only its part even without sequence parallelism, and the receivers
     gather the parts over NVLink (arXiv 2104.04473, section 4.1).

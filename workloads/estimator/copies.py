@@ -15,8 +15,8 @@ def copied_bytes(placed: PlacedJob, ranks: int) -> float:
     """Return the bytes copied per micro-batch for each unsharded weight that `ranks` ranks share.
 
     FSDP2's copies follow torch/distributed/fsdp/_fully_shard (PyTorch 2.11 to 2.13). A gather casts a shard into the
-    collective's buffer and copies all shards out of the buffer. On one rank, a gather only casts and copies. A
-    reduction casts gradients into a buffer, copies them once more on one rank, and adds the result to the shard.
+    collective's buffer and copies all shards out of the buffer. With only one rank, a gather only casts and copies. A
+    reduction casts gradients into a buffer (and copies them again on one rank) and adds the result to the shard.
     """
     layout = placed.layout
     sums = (layout.microbatches - 1) / layout.microbatches  # share of micro-batches that add to earlier gradients
@@ -37,7 +37,7 @@ def copied_bytes(placed: PlacedJob, ranks: int) -> float:
 
 
 def host_copies_s(placed: PlacedJob, owned_weights: float) -> float:
-    """Estimate the seconds to copy gradients to the host and weights back, if the optimizer runs on the host."""
+    """Estimate how many seconds copying gradients to the host and weights back takes if the optimizer runs there."""
     if not placed.layout.offload_optimizer:
         return 0.0
     return owned_weights * (2 + 2) / (HOST_LINK_GB_S * 1e9)

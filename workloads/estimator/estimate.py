@@ -52,7 +52,7 @@ class StageMemory:
 
     @property
     def allocated_gib(self) -> float:
-        """The peak of allocated memory that the framework reports, without `runtime` and `reserved`."""
+        """The peak of allocated memory that the framework reports, excluding `runtime` and `reserved`."""
         return self.total_gib - self.runtime - self.reserved
 
     @property
@@ -93,7 +93,7 @@ class JobEstimate:
 
     @property
     def mfu(self) -> float | None:
-        """The share of the peak that the model's FLOPs reach, between 0 and 1. None if the peak is unknown."""
+        """The fraction of the peak that the model's FLOPs reach, between 0 and 1. None if the peak is unknown."""
         if self.peak_tflops is None:
             return None
         return self.model_flops / self.step.total_s / self.gpus / (self.peak_tflops * 1e12)
@@ -159,7 +159,7 @@ def bands() -> dict[str, tuple[Band, ...]]:
 
 
 def find_band(job: Job, cluster: Cluster, family: str = "") -> Band:
-    """Return the band of the job's step time, or of `family`. It widens with each property that no measured run has."""
+    """Return the step time's band for `family`, or for the job's. Each property that no measured run has widens it."""
     nearest, *farther = bands()[family or ("moe" if job.model.experts else "dense")]
     distance = len(nearest.known.missing(job, cluster))
     return [nearest, *farther][min(distance, len(farther))]

@@ -68,7 +68,7 @@ def stage_memories(placed: PlacedJob, ranks: Sequence[int] | None = None) -> tup
 
 
 def _is_gathered(placed: PlacedJob) -> bool:
-    """Return whether weights are gathered or cast for use. One GPU with all weights in bf16 does neither."""
+    """Return whether weights are gathered or cast for use. Neither is needed on one GPU with all weights in bf16."""
     return placed.is_sharded and (placed.shard_group.ranks > 1 or placed.job.state != "bf16")
 
 
@@ -185,9 +185,9 @@ def _mixer_elements(placed: PlacedJob, layer: int) -> tuple[float, float, float]
 
 def _own_memory(placed: PlacedJob, rank: int, layers: int) -> StageMemory:
     """Return a pipeline rank's peak memory in this project's trainer, counted tensor by tensor. With fp32 states, the
-    sharded weight, gradient and two AdamW states take 16 bytes per parameter, and a gathered weight takes 2 more. The
-    peak is at the start of the last backward pass, when all activations are saved, or at the end of this pass. By then
-    all gradients exist, and FSDP has gathered the embedding again and reduces the embedding's gradient."""
+    sharded weight, gradient and two AdamW states take 16 bytes per parameter, and a gathered weight takes 2 more.
+    Memory peaks either at the start of the last backward pass, when all activations are saved, or at the end of that
+    pass. By then, all gradients exist, and FSDP has gathered the embedding again and is reducing its gradient."""
     layout, element_bytes = placed.layout, placed.element_bytes
     state_bytes = 4 if placed.job.state == "fp32" else element_bytes  # per weight, gradient and moment
     uses_fsdp = layout.uses_fsdp(placed.job.state)

@@ -232,11 +232,11 @@ EXPERT_BIAS_PASSES = (6, 8)
 
 
 def pass_s(placed: PlacedJob, layer: int, *, backward: bool) -> float:
-    """Estimate the time of norms, rotary embeddings, activations, residual sums and sorting by expert, in seconds.
+    """Estimate the time, in seconds, of norms, rotary embeddings, activations, residual sums and sorting by expert.
 
-    Sorting reads a token once and writes it once per expert, and does the same on the way back. Copies are sorted by
-    rank before an all-to-all and by expert after it, in both directions. DeepEP sends a token to a rank once for all of
-    its experts on that rank. An all-gather sends every token to every rank.
+    Sorting reads each token once and writes it once per expert, and the way back moves the same number of bytes. Copies
+    are sorted by rank before an all-to-all and by expert after it, in both directions. DeepEP sends a token to a rank
+    once for all of its experts on that rank. An all-gather sends every token to every rank.
     """
     model, tp, ranks = placed.model, placed.layout.tp, placed.layout.ep
     residual = (8 if backward else 5) * model.norms * model.hidden_size / placed.residual_parts
@@ -268,7 +268,7 @@ def waits_for_host(placed: PlacedJob, layer: int) -> bool:
 
 @dataclass(frozen=True)
 class BlockSeconds:
-    """A block's time for one micro-batch. `recomputed` is recomputation in the backward pass."""
+    """A block's time for one micro-batch. `recomputed` is the time of recomputation in the backward pass."""
 
     forward: Seconds
     backward: Seconds
@@ -336,7 +336,7 @@ EAGER_LOSS_BYTES = 40
 
 
 def head_s(placed: PlacedJob) -> float:
-    """Estimate the time of the output layer and the loss for a micro-batch in seconds, forward and backward."""
+    """Estimate the time in seconds of the output layer and loss for a micro-batch, forward and backward."""
     model, tp = placed.model, placed.layout.tp
     head = Product("head", placed.tokens, model.vocabulary / tp, model.hidden_size)
     logits = placed.tokens * model.vocabulary / tp

@@ -1,11 +1,11 @@
-"""Activations that this project's trainer saves per micro-batch, and whether weights stay gathered between them."""
+"""Activations that this project's trainer saves per micro-batch, and whether weights stay gathered for the next one."""
 
 from workloads.estimator.placed_job import PlacedJob, block_gpu_weights
 from workloads.layouts.trainers import is_own
 
 
 def is_counted(placed: PlacedJob) -> bool:
-    """Return whether the job uses this project's trainer, with only the features that this module counts."""
+    """Return whether the job uses this project's trainer and only features that this module counts."""
     job, layout = placed.job, placed.layout
     return (
         is_own(job)
@@ -25,7 +25,7 @@ def own_saved_elements(placed: PlacedJob, checkpointing: str) -> float:
 
     A block with a manual backward pass saves the tensors in `ManualBackwardBlock.SAVED_ACTIVATIONS`. In other blocks,
     sequence parallelism divides the saved residual stream, and tensor parallelism divides the saved tensors inside
-    attention and MLP. PyTorch saves whole tensors that are gathered before a GEMM or reduced after it.
+    attention and MLP. PyTorch saves tensors that are gathered before a GEMM or reduced after it as whole tensors.
     """
     model, layout = placed.model, placed.layout
     if checkpointing == "full":

@@ -17,7 +17,7 @@ from workloads.models.model import Model
 
 @dataclass(frozen=True)
 class RankLayers:
-    """Equal layers on a pipeline rank: the index of one of these layers, and the number of layers."""
+    """Identical layers on a pipeline rank: the index of one of them, and their number."""
 
     layer: int
     count: int
@@ -32,8 +32,8 @@ def rank_layers(model: Model, layout: Layout) -> tuple[tuple[RankLayers, ...], .
 def peak_ranks(model: Model, layout: Layout) -> Sequence[int]:
     """Return the candidates for the rank that needs the most memory.
 
-    The candidates are the ranks with the embedding or the head, and the first of all other ranks with the same layers.
-    No rank holds activations of more micro-batches than an earlier rank (see `in_flight`).
+    The candidates are the ranks with the embedding or the head, and the first of the other ranks for each set of
+    layers. No rank holds activations of more micro-batches than an earlier rank (see `in_flight`).
     """
     return _peak_ranks(rank_layers(model, layout), head_rank(layout))
 
@@ -78,13 +78,13 @@ def head_rank(layout: Layout) -> int:
 def bubble_s(rank_s: list[float], layout: Layout, repeated_share: float = 0.0) -> float:
     """Estimate how many seconds the slowest rank waits while the pipeline fills and drains.
 
-    The bubble is a stage's forward and backward pass for each other rank (arXiv 2104.04473, section 2.2). With divided
+    The bubble is one stage's forward and backward pass per other rank (arXiv 2104.04473, section 2.2). With split
     backward passes, the bubble is F + I - W (forward, input, weight passes): waiting ranks compute weight gradients
-    (ZB-H1, 2401.10241). For passes of equal length this also holds for ZBV and DualPipeV (`build_timeline`), because
+    (ZB-H1, 2401.10241). For passes of equal length, this also holds for ZBV and DualPipeV (`build_timeline`), because
     the optimizer waits for the last rank. ZBV's paper reports no bubble: its ranks start their optimizers one by one
     and do not clip by the global norm. DualPipe's authors report this bubble if backward passes hide forward passes.
 
-    `rank_s` has each rank's seconds for one micro-batch. `repeated_share` of the forward pass is recomputed.
+    `rank_s` has each rank's time in seconds for one micro-batch. `repeated_share` of the forward pass is recomputed.
     """
     others_s = (sum(rank_s) - max(rank_s)) / layout.stages_per_rank
     if layout.schedule in ("1f1b", "interleaved"):
@@ -140,8 +140,8 @@ def list_actions(schedule: Schedule, rank: int, pp: int, chunks: int, microbatch
 
 
 def _list_looped(rank: int, pp: int, chunks: int, microbatches: int, *, hops: int, is_split: bool) -> Iterator[str]:
-    """Yield a rank's passes if it has every `pp`-th stage: after a warm-up, alternating forward and backward passes.
-    The warm-up has `hops` more passes per later rank. Split-off weight gradients lag by one pass per earlier rank."""
+    """Yield the passes of a rank with every `pp`-th stage: after a warm-up, alternating forward and backward passes.
+    The warm-up has `hops` extra passes per later rank. Split-off weight gradients lag by one pass per earlier rank."""
     in_round = microbatches // max(1, microbatches // pp)
     total = microbatches * chunks
     warm_up = min((chunks - 1) * in_round + hops * (pp - 1 - rank), total)

@@ -58,7 +58,7 @@ def alternatives(job: Job, cluster: Cluster) -> dict[str, tuple[Job, Cluster]]:
 
 @dataclass(frozen=True)
 class Reliability:
-    """How often a job fails and what a failure costs. All values are the user's assumptions."""
+    """How often a job fails and what a failure costs. All values are assumptions made by the user."""
 
     failures_per_gpu_day: float = FAILURES_PER_GPU_DAY  # unexpected interruptions
     restart_s: float = 600.0  # from a failure until training resumes

@@ -22,7 +22,7 @@ def usable_gib(cluster: Cluster) -> float:
 
 
 def bound_gib(memory: StageMemory, job: Job, cluster: Cluster) -> float:
-    """Return a layout's memory plus the band, in GiB. A layout fits if this much memory is usable."""
+    """Return a layout's memory in GiB, plus its error band. A layout fits if this much memory is usable."""
     return memory.needed_gib * (1 + find_band(job, cluster, "memory").error_share)
 
 
@@ -30,7 +30,7 @@ def fills_memory(memory: StageMemory, cluster: Cluster) -> bool:
     """Return whether the allocator has less room than it usually reserves, which can stall the step.
 
     In six of these layouts on two H100s, releasing segments took 18, 10, 9, 3, 2 and 1% of step time
-    (benchmarks/results/parallel_h100.md). The six include the fastest measured layout, so the search penalizes none.
+    (benchmarks/results/parallel_h100.md). One of the six is the fastest layout measured, so the search penalizes none.
     """
     return memory.total_gib > usable_gib(cluster)
 
@@ -90,8 +90,8 @@ class _Search:
         self._order = count()
 
     def run(self, families: Iterable[Family]) -> None:
-        """Consider layouts in order of their lower bound on step time, because the first layouts exclude most others. A
-        family is considered once per value of `checkpointing`, because each slower value has a higher bound."""
+        """Consider layouts in order of their lower bound on step time, because the first ones rule out most others. A
+        family is considered once for each value of `checkpointing`, because slower values have higher bounds."""
         waiting = [self._next(family, 0) for family in families]
         heapq.heapify(waiting)
         while waiting:

@@ -46,7 +46,7 @@ class BlockTime:
 
 
 def estimate_job(job: Job, cluster: Cluster, efficiency: float | None = None) -> JobEstimate:
-    """Estimate a job. `efficiency` is the trainer's share of the kernels' rates; None means the calibrated share.
+    """Estimate a job. `efficiency` is the share of the kernels' rates that the trainer reaches; calibrated by default.
 
     Raises ValueError if the device has no matrix units for the precision, KeyError for an unknown trainer or precision.
     """
@@ -71,7 +71,7 @@ def step_bound_s(job: Job, cluster: Cluster) -> float:
     """Return a lower bound on the job's step time in seconds, for any division of data-parallel ranks into replicas.
 
     The bound omits data parallelism, the optimizer and copies, and is not lower for later values of `checkpointing`.
-    Each omitted part only adds time: waiting leaves power for higher clocks in other parts, but higher clocks gain less
+    Each omitted part only adds time: waiting leaves power for higher clocks in other parts, but higher clocks save less
     time than the waiting costs.
     """
     return _estimate_step(PlacedJob(job, cluster), with_data_parallel=False).total_s
@@ -80,8 +80,8 @@ def step_bound_s(job: Job, cluster: Cluster) -> float:
 def rank_seconds(job: Job, cluster: Cluster) -> list[PassTimes]:
     """Return each pipeline rank's pass times for a micro-batch, for a timeline.
 
-    Exposed communication and copies are split evenly between the directions. Times are scaled to `estimate_job`, which
-    uses the slowest rank. Weight gradients take as long as input gradients without recomputation.
+    Exposed communication and copies are split evenly between the directions. Times are scaled to match `estimate_job`,
+    which uses the slowest rank. Without recomputation, weight gradients take as long as input gradients.
     """
     placed = PlacedJob(job, cluster)
     efficiency, layout = find_efficiency(job.trainer, cluster.device.name), job.layout
@@ -198,7 +198,7 @@ def _block_time(placed: PlacedJob, layer: int, efficiency: float, with_data_para
 
 
 def _copies_s(placed: PlacedJob, weights: Weights) -> float:
-    """Estimate the seconds of a micro-batch's weight and gradient copies: casts, collective buffers and sums."""
+    """Estimate how many seconds a micro-batch's weight and gradient copies take: casts, collective buffers and sums."""
     shared, experts = (copied_bytes(placed, group.ranks) for group in (placed.shard_group, placed.expert_shard_group))
     return placed.copy_s(weights.shared * shared + weights.experts * experts)
 

@@ -20,7 +20,7 @@ def layout_words(layout: Layout) -> dict[str, str]:
 
 
 def describe(layout: Layout) -> str:
-    """Describe the layout in one line, without the fields that have their usual values."""
+    """Describe the layout in one line, omitting fields that have their usual values."""
     words = layout_words(layout)
     unusual: dict[str, object] = {name: value for name, value in words.items() if value not in USUAL.get(name, ())}
     optional = {"checkpointed_layers": layout.checkpointed_layers, "layers_per_stage": layout.layers_per_stage}

@@ -1,1 +1,1 @@
-"""Read and write trainers' files, and read trainers' logs. Standard library and PyYAML only."""
+"""Read and write trainers' files, and read trainers' logs. Uses only the standard library and PyYAML."""

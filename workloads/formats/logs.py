@@ -74,7 +74,7 @@ class Step:
 
 @dataclass
 class LogReader:
-    """Reads a log line by line. After the program restarts, the attributes describe the new start."""
+    """Reads a log line by line. After the program restarts, the attributes describe the latest start."""
 
     format: LogFormat | None = None  # the format of the log's trainer, known after its first step
     kind: str = ""  # the trainer's program
@@ -100,7 +100,7 @@ class LogReader:
     def feed(self, line: str) -> Step | None:
         """Parse one line and return the step that the line completes. A step that several ranks print is returned once.
 
-        A step with metrics on separate lines is complete at the first line after the metrics.
+        A step whose metrics span several lines is complete at the first line after them.
         """
         line = strip_colors(line[:LONGEST_LINE]).rstrip()
         step = None
@@ -136,7 +136,7 @@ class LogReader:
 
     def _select(self, row: LogFormat) -> bool:
         """Return whether a step line is from the log's trainer: the program of the first step line, or its family. If a
-        trainer runs on DeepSpeed, the steps that DeepSpeed itself prints do not count."""
+        trainer runs on DeepSpeed, the steps that DeepSpeed itself prints are ignored."""
         known = self.format
         if known and known.log_family != row.log_family:
             if not known.is_library or row.is_library:
@@ -288,8 +288,8 @@ class LogReader:
             self.reported_config, self.mesh, self.dtype = {}, {}, ""
 
     def _store_mesh(self, degrees: Mapping[str, int]) -> None:
-        """Store the degrees, the number of GPUs, and the batch if the program chooses it. The other degrees include
-        expert-parallel ranks. In 2024, torchtitan had one data-parallel degree, called `dp`."""
+        """Store the degrees, the number of GPUs, and the batch if the program chooses it. Expert-parallel ranks are
+        already counted in the other degrees. In 2024, torchtitan had one data-parallel degree, called `dp`."""
         mesh = {name: degrees.get(name, 1) for name in ("pp", "dp_replicate", "dp_shard", "cp", "tp")}
         mesh["dp_shard"] *= degrees.get("dp", 1)
         self._store("gpus", math.prod(mesh.values()))

@@ -1,4 +1,4 @@
-"""Read and write jobs as Megatron-LM settings (core_v0.16.1), by the names that Megatron-LM logs and Primus accepts."""
+"""Read and write jobs as Megatron-LM settings (core_v0.16.1), named as in Megatron-LM's logs and in Primus."""
 
 import math
 import re
@@ -311,7 +311,7 @@ def read_model(settings: names.Settings) -> Model | None:
 
 
 def _read_dense_layers(settings: names.Settings, layers: int) -> tuple[int, ...]:
-    """Return layers without experts, from a pattern such as ([0]*3+[1]*58), or from N if every Nth layer has some."""
+    """Return the layers without experts, given ([0]*3+[1]*58), for example, or N if every Nth layer has experts."""
     text = str(settings.get("moe_layer_freq") or 1)
     kinds = [kind for kind, count in re.findall(r"([01])\]?(?:\*(\d+))?", text) for _ in range(int(count or 1))]
     if text.isdecimal():

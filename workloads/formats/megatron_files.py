@@ -230,7 +230,7 @@ def parse_value(text: str, no_value: str = NO_VALUE) -> Any:
 
 
 def render_recipe(job: Job, gpus: int) -> names.RenderedFile:
-    """Return the script for a canonical job. Raises UserInputError if Megatron-Bridge's recipe cannot express it."""
+    """Return the script for a canonical job. Raises UserInputError if a Megatron-Bridge recipe cannot express it."""
     BRIDGE_SUPPORT.check(job)
     settings = {name: value for name, value in names.write_names(job, NAMES).items() if name not in _BRIDGE["derived"]}
     overrides = RECIPE_SETS | {SECTIONS.get(name, f"model.{name}"): value for name, value in settings.items()}
@@ -256,7 +256,7 @@ def render_recipe(job: Job, gpus: int) -> names.RenderedFile:
 
 
 def read_recipe(text: str, gpus: int | None = None, model: Model | None = None) -> names.FileReading:
-    """Read a command with a recipe, without the recipe's settings. Raises UserInputError if the text has no command."""
+    """Read a command that uses a recipe, leaving out the recipe's settings. Raises UserInputError without a command."""
     commands = map(_split_nested, Script(text).read())
     *_, command = [[], *(words for words in commands if any("run_recipe.py" in word for word in words))]
     start = next((number for number, word in enumerate(command, 1) if "run_recipe.py" in word), 0)

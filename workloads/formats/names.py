@@ -30,10 +30,10 @@ class Unset:
 
 
 class FileSettings(Mapping[str, Any]):
-    """A file's settings. The mapping records which settings a reader asked for, to list unread settings."""
+    """A file's settings. The mapping records which settings a reader asked for, so that the rest can be listed."""
 
     def __init__(self, given: Settings, defaults: Settings | None = None, renamed: Settings | None = None) -> None:
-        """Take the `given` settings of a file, a program's `defaults`, and the current names of `renamed` settings."""
+        """Store the `given` settings of a file, a program's `defaults`, and the current names of `renamed` settings."""
         renamed = renamed or {}
         self._written = {renamed[name]: name for name in given if name in renamed} | {
             name: name for name in given if name not in renamed
@@ -68,7 +68,7 @@ class FileSettings(Mapping[str, Any]):
         }
 
     def list_left(self) -> tuple[str, ...]:
-        """Return the file's names of settings that have a value and that no reader asked for."""
+        """Return the names, as in the file, of settings that have a value but that no reader asked for."""
         return tuple(
             self._written[name]
             for name, value in self._given.items()
@@ -107,7 +107,7 @@ def write_names(job: Job, names: Iterable[Name]) -> dict[str, Any]:
 
 
 def fields_of_keys(names: Iterable[Name], others: Mapping[str, Sequence[str]]) -> dict[str, str]:
-    """Return the field of each key in a table and in `others`. `others` maps a field to keys with different values."""
+    """Return the field of each key in a table and in `others`. `others` maps a field to keys whose values differ."""
     named = {name.key: name.field for name in names if name.field}
     return named | {key: field for field, keys in others.items() for key in keys}
 
@@ -117,7 +117,7 @@ def read_table(
     written: Mapping[str, Callable[[Job], Any]] = MappingProxyType({}),
     conditions: Mapping[str, Callable[[Job], bool]] = MappingProxyType({}),
 ) -> tuple[Name, ...]:
-    """Return a TOML table's keys, with their functions from `written` and the `conditions` that they name."""
+    """Return the keys in a TOML table, with the functions from `written` and `conditions` that they refer to."""
     names = []
     for row in rows:
         when, values = row.get("when"), row.get("values")
@@ -162,7 +162,7 @@ def read_names(settings: Settings, names: Iterable[Name], fields: Sequence[str])
 
 
 def _convert(value: Any, default: Any) -> Any:
-    """Convert the value to its default's type. Raises ValueError, TypeError or KeyError if that fails."""
+    """Convert the value to the type of its default. Raises ValueError, TypeError or KeyError if that fails."""
     if isinstance(default, bool):
         return {"true": True, "false": False, "1": True, "0": False}[str(value).lower()]
     if isinstance(default, int) and (isinstance(value, bool) or float(value) != int(float(value))):
@@ -187,7 +187,7 @@ class Support:
     obstacles: Sequence[Obstacles] = ()
 
     def check(self, job: Job) -> None:
-        """Raise UserInputError with the field and the trainer if the file cannot express the whole job."""
+        """Raise UserInputError, naming the field and the trainer, if the file cannot express the whole job."""
         for name, allowed in self.values.items():
             if (value := field_of(job, name)) not in allowed:
                 owner = "the model's " if hasattr(job.model, name) else ""
@@ -278,7 +278,7 @@ def flatten(config: Mapping[str, Any], section: str = "") -> dict[str, Any]:
 
 
 def find_model(name: str) -> Model | None:
-    """Return the model that a trainer's file names, such as `llama3.1_8B-fp8.yaml`, or None if it is unknown."""
+    """Return the model for a trainer's file name, such as `llama3.1_8B-fp8.yaml`, or None if the model is unknown."""
     name = re.sub(r"[-.]", "_", name.lower().removesuffix(".yaml"))
     name = re.sub(r"(_(fp8|fp4|bf16|mxfp8|base|instruct|v0_\d))+$", "", name)
     return MODELS.get(re.sub(r"^llama_?3(_?[123])?_", "llama3_", name))  # Llama 3.1 to 3.3 have Llama 3's sizes
@@ -296,13 +296,13 @@ def data_parallel_size(gpus: int | None, degrees: Mapping[str, int]) -> int:
 
 
 def nodes_of(gpus: int) -> tuple[int, int]:
-    """Return the number of nodes and of GPUs per node, at most 8."""
+    """Return the number of nodes and the number of GPUs per node, which is at most 8."""
     per_node = math.gcd(gpus, GPUS_PER_NODE) if gpus > GPUS_PER_NODE else gpus
     return gpus // per_node, per_node
 
 
 def torchrun(gpus: int) -> list[str]:
-    """Return the launcher's arguments. On several nodes, shell variables give the node's rank and the address."""
+    """Return the launcher's arguments. On several nodes, shell variables give the node rank and master address."""
     nodes, per_node = nodes_of(gpus)
     words = ["torchrun", f"--nnodes={nodes}", f"--nproc-per-node={per_node}"]
     if nodes > 1:
@@ -311,5 +311,5 @@ def torchrun(gpus: int) -> list[str]:
 
 
 def show(value: object) -> str:
-    """Return a value as configuration files write it, with true and false in lower case."""
+    """Return a value as written in configuration files, with true and false in lower case."""
     return str(value).lower() if isinstance(value, bool) else str(value)

@@ -1,6 +1,6 @@
 """Read the batch, model, layout and data type that a trainer prints.
 
-`workloads.formats.logs` reads a log's steps. From the same lines, this module reads values to compare with declared
+`workloads.formats.logs` reads a log's steps. This module reads values from the same lines, for comparison with declared
 values. It reads lines of Megatron-LM, Primus, Megatron-Bridge, NeMo, torchtitan, DeepSpeed and Hugging Face's Trainer,
 and plain `name: value` lines. If a program prints its whole configuration, the module reads it as a layout:
 torchtitan's JSON, or the arguments of Megatron-LM and of programs built on Megatron-LM.
@@ -133,9 +133,9 @@ def read_configuration(text: str, gpus: int | None = None, model: Model | None =
 
 
 def read_printed_layout(text: str, gpus: int | None = None) -> dict[str, object]:
-    """Return the layout fields that the configuration in a log sets itself, without the program's defaults.
+    """Return the layout fields that the configuration in a log sets explicitly, excluding the program's defaults.
 
-    Fields at the layout's default are left out, except those in `ALWAYS`. Raises UserInputError for impossible values.
+    Fields at the layout's default are omitted, except those in `ALWAYS`. Raises UserInputError for impossible values.
     """
     if not has_configuration(text) or (gpus is None and _read_mesh_gpus(text) is None):
         return {}

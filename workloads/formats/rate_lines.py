@@ -1,6 +1,6 @@
 """Read rates from lines that training scripts print, for logs that match no trainer's format.
 
-A line counts as a step if it has a number with the unit of a rate or of a step time, such as `1,234 tok/s`,
+A line counts as a step if it contains a number with the unit of a rate or of a step time, such as `1,234 tok/s`,
 `tokens/sec: 1.2k`, `3.4 it/s`, `412 ms/step`, `time 98.1ms`.
 """
 

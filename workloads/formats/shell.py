@@ -171,7 +171,7 @@ class Script:
         self._guard, self._is_negated = True, False
 
     def _open_bracket(self, words: list[str]) -> None:
-        """Open a subshell, or the parentheses after a word: empty, as in `f()`, or around a test's expression."""
+        """Open a subshell, or the parentheses after a word: empty, as in `f()`, or those of a test's expression."""
         is_executed = None if self._is_function and not words else self._guard
         if words:
             self._end_command(words, "(")
@@ -367,7 +367,7 @@ def find_unset(text: str) -> str | None:
 
 
 def show_unset(text: str) -> str:
-    """Return a word with unset expansions shown as the script writes them."""
+    """Return a word with its unset expansions as written in the script."""
     return _UNSET.sub(r"\1", text)
 
 

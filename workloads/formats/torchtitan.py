@@ -36,7 +36,7 @@ RENAMED: dict[str, str] = _TABLES["renamed"] | {
 
 
 def find_flavor(model: Model) -> tuple[str, str]:
-    """Return the name and flavor with the model's sizes. If there is none, raise UserInputError with the nearest."""
+    """Return the name and flavor with the model's sizes. If none fits, raise UserInputError that names the nearest."""
     differences = {
         flavor: [
             f"{name} ({theirs}, not {ours})"
@@ -175,7 +175,7 @@ def recognizes(text: str) -> bool:
 
 
 def read(text: str, gpus: int | None = None, model: Model | None = None) -> names.FileReading:
-    """Read a torchtitan TOML file. Raises UserInputError if it is not TOML or has a value that no job can have."""
+    """Read a torchtitan TOML file. Raises UserInputError for invalid TOML or a value that no job can have."""
     try:
         config = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:

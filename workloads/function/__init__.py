@@ -49,7 +49,7 @@ class FunctionSettings:
 
 @cache
 def load_function(code: str) -> Callable[..., Any]:
-    """Unpack a function. All trials of a process get the same object, with its state from earlier calls."""
+    """Unpack a function. All trials in a process share one object, which keeps its state between calls."""
     function: Callable[..., Any] = pickle.loads(base64.b64decode(code))
     return function
 

@@ -123,7 +123,7 @@ class GroupedMatmulParameters:
 
 
 class GroupedMatmul(Workload):
-    """A grouped GEMM with a check of the result."""
+    """A grouped GEMM whose result is checked."""
 
     name = "grouped_matmul"
     Parameters = GroupedMatmulParameters

@@ -64,7 +64,7 @@ def measure(parameters: GroupedMatmulParameters, rank: Rank) -> Measurement:
 def make_operands(
     parameters: GroupedMatmulParameters, device: torch.device, generator: torch.Generator, architecture: str
 ) -> GroupedOperands:
-    """Create normally distributed operands. fp8 scales are one, because they do not affect a GEMM's time."""
+    """Create normally distributed operands. All fp8 scales are 1, because scales do not affect a GEMM's time."""
     rows, experts, (inputs, outputs) = parameters.rows(), parameters.local_experts, parameters.features
     ends = torch.tensor(list(accumulate(rows)), dtype=torch.int32, device=device)
     total, is_fp8 = sum(rows), parameters.dtype == "fp8_rowwise"

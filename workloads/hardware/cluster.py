@@ -14,7 +14,7 @@ Wiring = Literal["switch", "pairs", "host"]
 
 
 class AttentionRates(NamedTuple):
-    """An attention kernel's rates over long sequences, as shares of the bf16 GEMM rate."""
+    """An attention kernel's rates for long sequences, as fractions of the bf16 GEMM rate."""
 
     forward_share: float
     backward_share: float
@@ -43,7 +43,7 @@ class Device:
 
 @dataclass(frozen=True)
 class Topology:
-    """The links and the network of a cluster with equal nodes. Bandwidths are per direction."""
+    """The links and the network of a cluster of identical nodes. Bandwidths are per direction."""
 
     name: str  # the name of the topology's file
     gpus_per_domain: int  # GPUs that reach each other without the network: a node's GPUs, or 72 in a GB200 NVL72
@@ -90,7 +90,7 @@ WIRINGS = get_args(Wiring)
 
 
 def build_topology(values: Mapping[str, Any]) -> Topology:
-    """Return the topology that a file describes. Raises ValueError for a missing or unknown key, or a wrong value."""
+    """Return the topology that a file describes. Raises ValueError for a missing or unknown key, or a bad value."""
     name = f"topology {values.get('name', '')}".rstrip()
     allowed = [field.name for field in fields(Topology)]
     unknown = [key for key in values if key not in (*allowed, "source")]
@@ -126,7 +126,7 @@ def measured_tflops(device: str) -> dict[str, float]:
 
 
 def power_headroom(device: str) -> float:
-    """Return the ratio of a device's GEMM speed without the power cap's limit to its sustained speed; 1 if unknown."""
+    """Return the ratio of a device's GEMM speed without a power cap to its sustained speed; 1 if unknown."""
     rows = (row for row in _device_rates() if row["device"] == device and row["power_headroom"])
     return next((float(row["power_headroom"]) for row in rows), 1.0)
 

@@ -46,7 +46,7 @@ def architecture(device: torch.device) -> str:
 
 
 def compiled_on_gpu(function: Function) -> Function:
-    """Compile a function at its first use on a GPU, because `torch.compile` imports 2,000 modules in 2 s."""
+    """Compile a function only when it is first used on a GPU, because `torch.compile` imports 2,000 modules in 2 s."""
     compiled = cache(lambda: torch.compile(function, dynamic=False))
 
     @wraps(function)
@@ -94,8 +94,8 @@ def flush_mib(device: torch.device) -> int:
 class Flush:
     """Evicts a step's data from a device's caches when called.
 
-    On a GPU, a flush reads and writes every byte of a buffer, because whether writes alone displace lines in a
-    memory-side cache is undocumented. A CPU's caches allocate lines for writes, so a flush only writes, twice as fast.
+    On a GPU, a flush reads and writes every byte of a buffer, because writes alone are not documented to evict lines
+    from a memory-side cache. A CPU's caches allocate lines on writes, so a flush only writes, twice as fast.
     """
 
     def __init__(self, device: torch.device) -> None:

@@ -41,7 +41,7 @@ class ThreadWaits:
             file.close()
 
     def read(self) -> list[tuple[int, int]]:
-        """Return the nanoseconds that each thread has run and waited since its start; 0 if Linux does not count."""
+        """Return for how many nanoseconds each thread has run and waited in total; 0 if Linux does not count."""
         counts = []
         for file in self._files:
             try:
@@ -52,7 +52,7 @@ class ThreadWaits:
         return counts
 
     def waited_s(self, before: Sequence[tuple[int, int]]) -> float:
-        """Return the seconds that computing threads have waited since `before`.
+        """Return how many seconds computing threads have waited since `before`.
 
         Other threads, such as a worker's connection threads, run briefly now and then. Their waits delay nothing.
         """
@@ -67,7 +67,7 @@ class ThreadWaits:
 def time_undisturbed(steps: Sequence[Callable[[], float]], repeats: int, threads: int) -> list[tuple[float, ...]]:
     """Return the times of `repeats` turns of `steps`. Each step returns its own time in seconds.
 
-    Disturbed turns are repeated for at most EXTRA_S; then the least disturbed turns are returned. A step computes with
+    Disturbed turns are repeated for at most EXTRA_S; then the least disturbed turns are returned. Each step runs on
     `threads` threads. Raises HostBusy if threads waited most of the time in these turns, too.
     """
     with closing(ThreadWaits()) as waits:
@@ -97,7 +97,7 @@ def _undisturbed(turns: Sequence[Turn]) -> list[Turn]:
 
 
 def select_turns(turns: Sequence[Turn], repeats: int, threads: int) -> list[Turn]:
-    """Return the first undisturbed turns, or the least disturbed turns. Raises HostBusy if these are unusable."""
+    """Return the first undisturbed turns, or the least disturbed turns. Raises HostBusy if even these are unusable."""
     if len(undisturbed := _undisturbed(turns)) >= repeats:
         return undisturbed[:repeats]
     selected = sorted(turns, key=lambda turn: turn.waited_s / turn.wall_s)[:repeats]

@@ -45,7 +45,7 @@ def keep_compiled_kernels() -> None:
 
 
 def supports_expandable_segments(device: torch.device) -> bool:
-    """Return whether segments can grow. They can on CUDA, and on ROCm since 7.0.
+    """Return whether memory segments can grow, as they can on CUDA and, since version 7.0, on ROCm.
 
     CUDAAllocatorConfig.h requires ROCM_VERSION 70000 (pytorch#177974, pytorch#179930). Older versions of PyTorch accept
     the setting with a warning and ignore it; `describe_segments` reports whether the setting took effect.
@@ -85,7 +85,7 @@ def describe_segments(device: torch.device) -> dict[str, Scalar]:
 
 @contextmanager
 def device_memory_limit(device: torch.device, device_gib: float) -> Iterator[None]:
-    """Limit a GPU's allocator to `device_gib`. Raises Infeasible if less memory is free."""
+    """Limit a GPU's allocator to `device_gib`. Raises Infeasible if less than that is free."""
     if device.type == "cpu":
         yield
         return

@@ -50,7 +50,7 @@ def tolerance(matrix_dtype: str, architecture: str) -> float:
 
 
 def take_rows(matrix: Tensor, rows: Tensor) -> Tensor:
-    """Return rows of a matrix in fp64. Formats of 8 bits or fewer are indexed as bytes, as torch cannot index them."""
+    """Return rows of a matrix in fp64. Torch cannot index formats of 8 bits or fewer, so they are indexed as bytes."""
     if matrix.element_size() > 1:
         return matrix[rows].double()
     taken = matrix.view(torch.uint8)[rows]

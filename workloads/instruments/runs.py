@@ -43,11 +43,11 @@ def check_error(name: str, error: float, limit: float) -> float:
 def measure_calls(
     step: Step, copy: Callable[[], Step], step_bytes: int, device: torch.device, parameters: Any, clock_mhz: float
 ) -> Measurement:
-    """Time a step, and run it back to back with its `copy()`s in other memory, which together exceed the cache.
+    """Time a step, and run it back to back with copies in other memory, which together exceed the cache.
 
-    The parameters have `warmup`, `repeats`, `statistic` and `sustained_s`; if `sustained_s` is 0, nothing runs back to
-    back. With a cold cache, the readings wait for `clock_mhz`. The measurement contains only data from these calls; the
-    caller adds the rest.
+    `parameters` has the fields `warmup`, `repeats`, `statistic` and `sustained_s`; if `sustained_s` is 0, nothing runs
+    back to back. With a cold cache, readings are repeated if the clock was below `clock_mhz`. The measurement contains
+    only data from these calls; the caller adds the rest.
     """
     cold = parameters.statistic.endswith("_cold")
     calls = 1 if cold else calls_in_reading(step, device)
@@ -109,7 +109,7 @@ def run_sustained(
 
 
 def measure_energy(step: Step, device: torch.device, step_time_s: float) -> Energy | None:
-    """Run a call long enough for the energy counter, which changes every 20 to 100 ms. Do nothing without a driver."""
+    """Run a call long enough to read the energy counter, which changes every 20 to 100 ms; None without a driver."""
     gpu = find_gpu(device)
     if gpu is None:
         return None

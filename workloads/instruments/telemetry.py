@@ -129,7 +129,7 @@ def monitor_gpu(device: torch.device) -> Iterator[GpuReadings]:
 
 @cache
 def find_gpu(device: torch.device) -> Gpu | None:
-    """Return the driver's object for torch's `device`, or None for a CPU or without a driver."""
+    """Return the driver's object for torch's `device`, or None for a CPU or if there is no driver."""
     if device.type != "cuda":
         return None
     gpus = _OPEN_DRIVERS.enter_context(open_gpus())

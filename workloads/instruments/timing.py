@@ -1,8 +1,8 @@
 """Time work on a device, with device events on a GPU and a monotonic clock on a CPU.
 
-A pair of events has its own cost, which is part of every GPU reading. On an H200, the cost is 1.3 µs without work in
-between and about 2 µs with a kernel in between. AMD GPUs have a higher cost, which makes kernels under about 50 µs look
-slow (pytorch/pytorch#175097). The cost of an empty pair of events on the same GPU is therefore subtracted from every
+Recording a pair of events itself takes time, which is part of every GPU reading. On an H200, this cost is 1.3 µs for an
+empty pair and about 2 µs for a pair around a kernel. The cost is higher on AMD GPUs, where it makes kernels under about
+50 µs look slow (pytorch/pytorch#175097). The cost of an empty pair on the same GPU is therefore subtracted from every
 reading. With a warm cache, a reading of short calls spans many calls. Evidence: benchmarks/results/timing_h200.md.
 """
 
@@ -55,7 +55,7 @@ def time_steps(
 def time_in_turns(
     steps: Sequence[Step], device: torch.device, *, warmup: int, repeats: int, cold_cache: bool = True, calls: int = 1
 ) -> tuple[tuple[float, ...], ...]:
-    """Time each call of each step in seconds, interleaved so that a change of clocks affects all steps.
+    """Time each call of each step in seconds, interleaving the steps so that a change in clocks affects all of them.
 
     With `cold_cache`, the last-level cache is flushed before each call, outside the timed region. Without `cold_cache`,
     a GPU reading may be the mean of several `calls` of a step (see `calls_in_reading`).
@@ -145,7 +145,7 @@ def event_metrics(device: torch.device) -> dict[str, float]:
 def sustained_times(
     steps: Sequence[Step], device: torch.device, *, step_time_s: float, seconds: float, on_settled: Step = lambda: None
 ) -> tuple[float, ...]:
-    """Return the mean seconds per step in each window of a back-to-back run of `seconds`, after the clocks settled.
+    """Return the mean seconds per step in each window of a back-to-back run of `seconds`, once the clocks have settled.
 
     The interleaved `steps` do the same work on different buffers, which together exceed the last-level cache. A step
     takes about `step_time_s`. The device never waits: each window is queued before the previous window ends.

@@ -14,7 +14,7 @@ from torch.nn.attention import SDPBackend
 
 
 def choose_sdpa_backend(q: Tensor, k: Tensor, v: Tensor) -> SDPBackend:
-    """Return the kernel that causal scaled_dot_product_attention chooses. Raises RuntimeError if there is none."""
+    """Return the kernel that causal scaled_dot_product_attention chooses. Raises RuntimeError if none fits."""
     return SDPBackend(torch._fused_sdp_choice(q, k, v, None, 0.0, True, enable_gqa=True))
 
 
@@ -31,13 +31,13 @@ def register_flash4(module: str) -> Any:
 def recorded_events(profiler: Any) -> list[Any]:
     """Return the events that a `torch.profiler.profile` recorded, without building the tree that its `events` builds.
 
-    The tree takes 60 µs per event: 15 s for a step of 512 block passes, longer than the step itself.
+    Building the tree takes 60 µs per event: 15 s for a step of 512 block passes, which is longer than the step itself.
     """
     return list(profiler.profiler.kineto_results.events())
 
 
 def delay_gpu(cycles: int) -> None:
-    """Queue a kernel that does nothing for `cycles` cycles, to let the host run ahead of the GPU."""
+    """Queue a kernel that idles for `cycles` cycles, so that the host can run ahead of the GPU."""
     torch.cuda._sleep(cycles)
 
 

@@ -53,7 +53,7 @@ def record_trace(run: Callable[[], object]) -> tuple[bytes, dict[str, float]]:
 
 @contextmanager
 def annotate(name: str) -> Iterator[None]:
-    """Name the block in the trace, and as an NVTX or ROCTX range. Does nothing unless a trace is being recorded."""
+    """Label the block in the trace, and as an NVTX or ROCTX range. Does nothing unless a trace is being recorded."""
     if not _tracing:
         yield
         return

@@ -34,7 +34,7 @@ class GpuIdentity:
 
     @property
     def responds(self) -> bool:
-        """Return whether the driver can read the GPU. A GPU that has fallen off the bus has only a number."""
+        """Return whether the driver can read the GPU. Only the number of a GPU that fell off the bus is known."""
         return bool(self.name)
 
 
@@ -62,7 +62,7 @@ class GpuErrors:
 
 @dataclass(frozen=True)
 class GpuLinks:
-    """Links to the host and to other GPUs. The current PCIe generation falls when idle."""
+    """Links to the host and to other GPUs. The current PCIe generation drops while the GPU is idle."""
 
     pcie_width: int | None = None
     pcie_width_max: int | None = None
@@ -103,7 +103,7 @@ class Gpu(Protocol):
     def identity(self) -> GpuIdentity: ...
 
     def used_gib(self) -> float | None:
-        """Return the memory that all processes use."""
+        """Return the memory used by all processes together."""
 
     def process_ids(self) -> set[int] | None:
         """Return the ids of the processes that compute on the GPU."""

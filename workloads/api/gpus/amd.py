@@ -1,7 +1,7 @@
 """Read AMD GPUs through AMD SMI, the Python package `amdsmi` that comes with ROCm.
 
-Sources of fields and units: ROCm/amdsmi, py-interface/README.md and amdsmi_interface.py. Every function may raise, and
-every value may be "N/A", especially on virtual functions.
+Sources of fields and units: ROCm/amdsmi, py-interface/README.md and amdsmi_interface.py. Any call may raise, and any
+value may be "N/A", especially on SR-IOV virtual functions.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ MIN_MICROWATTS = 1e5  # power caps are in microwatts, or in watts in some releas
 
 
 def open_gpus() -> list[AmdGpu]:
-    """Return the GPUs in HIP order, or an empty list without AMD SMI or a driver."""
+    """Return the GPUs in HIP order, or an empty list if AMD SMI or a driver is missing."""
     module = load_amdsmi()
     if module is None:
         return []
@@ -55,7 +55,7 @@ def load_amdsmi() -> ModuleType | None:
 
 
 class AmdGpu:
-    """A GPU that AMD SMI reads (`workloads.api.gpus.Gpu`)."""
+    """A GPU read through AMD SMI (`workloads.api.gpus.Gpu`)."""
 
     interval_s = 0.1  # one call reads a table of several hundred values through the kernel
 
@@ -145,8 +145,8 @@ class AmdGpu:
 
     def _energy_j(self) -> float | None:
         """Return the device's energy counter, or None if the counter covers a package with several devices. The count
-        times the resolution is in microjoules (py-interface/README.md, amdsmi_get_energy_count). Before ROCm 6.4, the
-        field is called `power`. Virtual machines have no counter."""
+        times the resolution is the energy in microjoules (py-interface/README.md, amdsmi_get_energy_count). Before ROCm
+        6.4, the field is called `power`. Virtual machines have no counter."""
         if self.identity.compute_partition not in WHOLE or DIVIDED_PACKAGE.search(self.identity.name):
             return None
         fields = self._fields("amdsmi_get_energy_count")
@@ -155,7 +155,7 @@ class AmdGpu:
         return count * resolution_uj / 1e6 if count and resolution_uj else None
 
     def _call(self, function: str, *arguments: Any) -> Any:
-        """Call a function of AMD SMI for this GPU. Return None if the function raises or is missing in the release."""
+        """Call a function of AMD SMI for this GPU. Return None if the function raises or this release lacks it."""
         try:
             return getattr(self._module, function)(self._handle, *arguments)
         except Exception:  # from AMD SMI, or from ctypes if the library is older than the package

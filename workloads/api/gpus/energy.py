@@ -2,9 +2,9 @@
 
 NVML counts millijoules and does not document how often the counter changes. PETSc states 20 to 100 ms for newer GPUs
 (PetscLogGpuEnergyMeter), and Zeus reads 0 J in shorter windows (ml-energy/zeus, `approx_instant_energy`). The
-difference of two readings is therefore wrong by up to two of these intervals. This module uses the counter's changes
-within the window. The rise from the first to the last change, divided by the time between these changes, is the mean
-power. The energy is this power times the window. The remaining error is the interval between two readings, 20 ms.
+difference of two readings can therefore be off by up to two of these intervals. This module uses only the counter's
+changes within the window. The mean power is the rise from the first to the last change, divided by the time between
+them. The energy is this power times the window. The remaining error is the interval between two readings, 20 ms.
 """
 
 import statistics
@@ -54,7 +54,7 @@ def energy_between(samples: Sequence[EnergySample], start_s: float, end_s: float
 
 
 def _power_of_counter(inside: Sequence[EnergySample], seconds: float) -> tuple[float, str]:
-    """Return the mean power between the counter's first and last change, or 0 and why the power is unknown."""
+    """Return the mean power between the counter's first and last change, or 0 and the reason the power is unknown."""
     if seconds < SHORTEST_S["counter"]:
         return 0.0, _describe_short(seconds, "counter")
     known = [(sample.at_s, sample.energy_j) for sample in inside if sample.energy_j is not None]

@@ -41,10 +41,10 @@ def open_gpus() -> Iterator[list[NvidiaGpu]]:
 
 
 class NvidiaGpu:
-    """A GPU that NVML reads (`workloads.api.gpus.Gpu`). Power is a mean over about a second; clocks are instantaneous
+    """A GPU read through NVML (`workloads.api.gpus.Gpu`). Power is a mean over about a second; clocks are instantaneous
     values.
 
-    A GPU that no longer responds, such as one that has fallen off the bus, has only a number.
+    If a GPU no longer responds, for example because it fell off the bus, only its number is known.
     """
 
     interval_s = 0.02
@@ -58,7 +58,7 @@ class NvidiaGpu:
             self._handle = handle
 
     def _get(self, function: str, *arguments: Any) -> Any:
-        """Call NVML. Return None if the value is not reported, such as some values of virtual or consumer GPUs."""
+        """Call NVML. Return None if the value is not reported, as on some virtual and consumer GPUs."""
         try:
             return getattr(self._nvml, f"nvmlDeviceGet{function}")(self._handle, *arguments)
         except self._nvml.NVMLError:
@@ -167,7 +167,7 @@ class XidWatch:
                 pynvml.nvmlDeviceRegisterEvents(handle, pynvml.nvmlEventTypeXidCriticalError, self._events)
 
     def read(self) -> dict[int, list[int]]:
-        """Return the errors since creation, keyed by GPU number, without errors that programs cause."""
+        """Return the errors since creation, keyed by GPU number, except errors that programs cause."""
         with contextlib.suppress(self._nvml.NVMLError):  # a timeout if there are no more events
             while self._events is not None:
                 event = self._nvml.nvmlEventSetWait_v2(self._events, 0)
