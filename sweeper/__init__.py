@@ -1,4 +1,4 @@
-"""Measure how fast GPU clusters are, and which configuration gets there."""
+"""Measure how fast GPU clusters are, and find the fastest configuration."""
 
 from __future__ import annotations
 

@@ -146,8 +146,8 @@ def divide(hardware: Hardware, units: int | None = None, memory_gib: float | Non
     divides the memory evenly (amdgpu_amdkfd_xcp_memory_size in Linux). AMD SMI, however, may report for each device
     the memory of the whole GPU or of the group in which memory is interleaved (ROCm/ROCm#4750).
 
-    `units` and `memory_gib` are the driver's values for one device. Fewer units than expected imply an unreported mode.
-    """
+    `units` and `memory_gib` are the driver's values for one device. Fewer units than expected imply an unreported
+    partition mode."""
     total_units = hardware.compute_units or 0
     known = units if units and total_units else None
     devices = max(devices_per_gpu(hardware), round(total_units / known) if known else 1)

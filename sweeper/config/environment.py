@@ -1,7 +1,7 @@
 """Environment variables as parameters: `space.env.NAME` in a space, `env.NAME` in points, records and reports.
 
-Variables must be set before torch is imported, so each environment gets its own workers. A value is a number or a
-string in the space, and a string in the process. If the value is null, the sweep does not set the variable.
+Variables must be set before torch is imported, so each environment gets its own workers. In the space, a value is a
+number or a string; in the process, it is always a string. If the value is null, the sweep does not set the variable.
 """
 
 import re
@@ -52,7 +52,7 @@ def only_variables(parameters: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def process_values(parameters: Mapping[str, Any]) -> dict[str, str | None]:
-    """Return the environment variables among the parameters, as strings by name. A variable of None is not set."""
+    """Return the environment variables in the parameters, as strings by name. A variable that is None is not set."""
     variables = only_variables(parameters)
     return {name.removeprefix(PREFIX): None if value is None else str(value) for name, value in variables.items()}
 

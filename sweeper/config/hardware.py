@@ -108,8 +108,8 @@ class Target:
     ) -> int:
         """Return how many gangs of `ranks` run at once: by default all that fit, but only one on a CPU.
 
-        One gang at a time keeps CPU timings undisturbed. With `whole_nodes`, no two gangs share a node. Each process
-        takes `host_gib` of host memory. Raises UserInputError if more gangs are `requested` than fit.
+        Running one gang at a time keeps CPU timings undisturbed. With `whole_nodes`, no two gangs share a node. Each
+        process takes `host_gib` of host memory. Raises UserInputError if more gangs are `requested` than fit.
         """
         limit = self.devices // ranks
         if self.is_gpu and self.nodes:
@@ -125,7 +125,7 @@ class Target:
         return requested or (limit if self.is_gpu else 1)
 
     def ranks_per_node(self, ranks: int, host_gib: float = 0.0) -> int:
-        """Return how many ranks of a gang share a node. If the gang does not fit, the largest node sets the number."""
+        """Return how many ranks of a gang share a node. If it does not fit, return what the largest node holds."""
         if not self.is_gpu:
             return min(ranks, max(node.cpus for node in self.nodes))
         most = max(node.gpus for node in self.nodes)

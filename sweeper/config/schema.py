@@ -47,7 +47,7 @@ class Hardware:
         clock_headroom: the factor by which the clock may exceed the peaks' clock. A higher MFU is impossible.
         dense_peak_tflops: peaks by dtype, without sparsity: {bf16: 989, fp8: 1979}.
         achieved_share: the share of the peaks that GEMMs achieve, used until it is measured. The default fits an H200
-            at its power limit, where GEMMs sustain 0.67 to 0.69 of the peak and training fits 0.7.
+            at its power limit, where GEMMs sustain 0.67 to 0.69 of the peak and 0.7 fits training runs.
         memory_gib: the memory of one device as the driver reports it, which is less than the vendor's figure.
         bandwidth_tb_s: the memory bandwidth of the device.
         link_gb_s: the bandwidth per direction from one device to the others in the node (NVLink, Infinity Fabric).

@@ -39,7 +39,7 @@ ALLOWED_FORMS = "range(first, end, step), choice(a, b), interval(low, high) or a
 
 @dataclass(frozen=True)
 class Choice:
-    """One of several values that have no order."""
+    """One of several unordered values."""
 
     values: tuple[Value, ...]
 
@@ -136,7 +136,7 @@ class Space:
         )
 
     def points(self) -> Iterator[Parameters]:
-        """Yield `only` or every combination (last parameter varies fastest). Raises UserInputError for an interval."""
+        """Yield `only` or all points (last parameter fastest). Raises UserInputError if a dimension is an interval."""
         if self.only is not None:
             yield from map(dict, self.only)
             return

@@ -87,7 +87,7 @@ def discover_nodes(
 
 
 def find_target(hardware: str, address: str | None, insecure: bool) -> tuple[Target, list[Node]]:
-    """Return the devices that `hardware=` selects, and all nodes. Raises UserInputError if it selects none."""
+    """Return the devices that `hardware=` selects, and all nodes. Raises UserInputError if no device is selected."""
     kinds = {"auto": Hardware("auto"), "cpu": Hardware("cpu", kind="cpu"), **catalogue()}
     if hardware not in kinds:
         raise UserInputError(f"hardware={hardware}: unknown hardware. {suggest(hardware, kinds)}")
@@ -263,7 +263,7 @@ _orphans: Orphans | None = None  # set only for a local cluster, which ends with
 
 
 def end_orphans() -> list[str]:
-    """End processes left by killed workers or a dead raylet. Return the command lines of trials' processes."""
+    """End processes left by killed workers or a dead raylet. Return the command lines of those that trials started."""
     return [command for command in _orphans.end() if not command.startswith("ray::")] if _orphans else []
 
 

@@ -48,16 +48,16 @@ class RunningTrial:
 
     @property
     def deadline_s(self) -> float:
-        """The time at which to examine the trial even if no rank has reported."""
+        """The time at which to check the trial even if no rank has reported."""
         return min(self.failure_deadline_s, self.started_s + self.kill_after_s)
 
 
 class NodeClocks:
-    """Estimates from arriving results how far the driver's monotonic clock is ahead of each node's.
+    """Uses arriving results to estimate how far the driver's monotonic clock is ahead of each node's.
 
-    The nodes' wall clocks may be wrong, but monotonic clocks differ only in their zero points. A result arrives after
-    its creation, so the smallest difference is the best estimate. Times are late by the smallest delay, never early.
-    """
+    The nodes' wall clocks may be wrong, but monotonic clocks differ only in their zero points. A result cannot arrive
+    before it is created, so the smallest observed difference is the best estimate. Times are late by the smallest
+    delay, never early."""
 
     def __init__(self) -> None:
         self._offsets: dict[str, tuple[float, float]] = {}  # offset and time of observation, by node id
@@ -72,7 +72,7 @@ class NodeClocks:
         self._offsets[node_id] = offset_s, now_s
 
     def to_driver(self, node_id: str, at_s: float) -> float:
-        """Convert a node's monotonic time to the driver's. Requires an earlier `observe` for the node."""
+        """Convert a node's monotonic time to the driver's. Requires an earlier call of `observe` for the node."""
         return at_s + self._offsets[node_id][0]
 
 

@@ -72,7 +72,7 @@ class GangLauncher:
 
         Variables delay a worker's start by half a second (1.5 s instead of 1.0 s on two cores), because Ray starts an
         extra process that sets the variables and then becomes the worker. Setting variables in a running worker would
-        take no time, but the C library and Python read theirs when a process starts.
+        take no time, but the C library and Python read theirs only when a process starts.
         """
         self._launched += 1
         ranks = self._resources.ranks
@@ -129,10 +129,10 @@ def kill_gang(gang: Gang) -> None:
 def select_nodes(ids: Collection[str], entries: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     """Return a label selector that matches only these nodes. `entries` is the result of `ray.nodes()`.
 
-    The selector must be short because Ray's head keeps a copy for each waiting worker. For many ids, select the nodes'
-    accelerator type and exclude other nodes of that type by id, if that is shorter. Other nodes exist because Ray has
-    a single type for H100 and H100 PCIe, and because nodes are drained. Nodes of the type that join later match too.
-    """
+    The selector must be short because Ray's head keeps a copy for each waiting worker. If there are many ids, select
+    the nodes' accelerator type and exclude other nodes of that type by id, if that is shorter. Other nodes of the type
+    exist because Ray has a single type for H100 and H100 PCIe, and because nodes are drained. Nodes of that type that
+    join later also match."""
     if not ids:
         return {}
     by_id = {NODE_ID: f"in({','.join(sorted(ids))})"}

@@ -63,8 +63,8 @@ class GangsByLoad:
 def find_unserved(waiting: Sequence[Environment], gangs: Sequence[Gang], trials_per_gang: int) -> list[Environment]:
     """Return the environments of the gangs to start, in the order of the waiting trials.
 
-    `waiting` lists the environment of each waiting trial. Gangs that are already starting take some trials.
-    """
+    `waiting` lists the environment of each waiting trial. Gangs that are already starting will take some of these
+    trials."""
     starting = [gang.environment for gang in gangs if not gang.ready and not gang.draining]
     places = Counter({environment: trials_per_gang * count for environment, count in Counter(starting).items()})
     unserved = []
@@ -192,7 +192,7 @@ class GangPool:
     # ── trials ──
 
     def use_workload(self, name: str, *, waits_for_all: bool) -> None:
-        """Switch the workers to another workload. Requires that no trial is in flight."""
+        """Switch the workers to another workload. No trial may be in flight."""
         assert not self._in_flight
         self._spec = replace(self._spec, workload=name, waits_for_all=waits_for_all)
 
@@ -350,8 +350,8 @@ class GangPool:
     def close(self, start_timeout_s: float = 0.0) -> None:
         """Kill every gang, even while it runs a trial. First wait up to `start_timeout_s` for gangs that are starting.
 
-        If a worker is killed while it is starting, Ray may never release its resources, and the next worker would wait
-        forever.
+        If a worker is killed while it is starting, Ray may never release its resources, in which case the next worker
+        would wait forever.
         """
         starting = [handshake for gang in self.gangs for handshake in gang.pending_handshakes]
         if starting and start_timeout_s:

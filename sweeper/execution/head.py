@@ -20,7 +20,7 @@ LEAD_S = 5.0
 
 
 def read_timeout_s() -> float:
-    """Return how long a sweep waits for the head, a little less than Ray. Raises UserInputError for a bad limit."""
+    """Return the sweep's timeout for the head, slightly below Ray's. Raises UserInputError if the limit is invalid."""
     text = os.environ.get(LIMIT_VARIABLE, "")
     try:
         limit_s = float(text or LIMIT_S)
@@ -68,7 +68,7 @@ _current: HeadWatch | None = None
 
 
 def watch(address: str | None) -> None:
-    """Watch the head at `address` and no other. When it stops responding, call the latest `on_head_lost` callback."""
+    """Watch only the head at `address`. When it stops responding, call the latest `on_head_lost` callback."""
     global _current
     if _current:
         _current.stopped.set()

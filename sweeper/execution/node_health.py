@@ -38,9 +38,9 @@ def find_failing_nodes(
 ) -> dict[str, str]:
     """Return the suspects where significantly more recent trials failed than on other nodes, each with the reason.
 
-    The most significant node comes first. Each suspect is compared with the other `nodes`, so the result is empty if no
-    trial succeeded elsewhere. Failures on one node that overlap in time count once, because a single event may have
-    caused all of them.
+    The node with the most significant failures comes first. Each suspect is compared with the other `nodes`, so the
+    result is empty if no trial succeeded elsewhere. Failures on one node that overlap in time count once, because a
+    single event may have caused all of them.
     """
     candidates = {*nodes}
     judged = [
@@ -88,7 +88,7 @@ def _count_failures(observations: Iterable[NodeObservation]) -> int:
 
 @dataclass(frozen=True)
 class ComparisonRound:
-    """A round of measurements of one trial's parameters on every node, at about the same time."""
+    """One round, in which one trial's parameters are measured on every node at about the same time."""
 
     trial: int
     number: int
@@ -115,8 +115,8 @@ class ComparisonRound:
     def compute_ratios(self, nodes: Collection[str], direction: str) -> dict[str, list[float]]:
         """Return each node's values divided by the median of the other nodes' medians.
 
-        For either direction of the objective, a ratio of 0.9 is worse by a tenth. The result is empty for fewer than
-        two nodes, or if any value is zero or negative and so has no meaningful ratio."""
+        Whether the objective is minimized or maximized, a ratio of 0.9 means 10% worse. The result is empty for fewer
+        than two nodes, or if any value is zero or negative and so has no meaningful ratio."""
         values_of = {node: [value for value in self.values.get(node, []) if value is not None] for node in nodes}
         values_of = {node: values for node, values in values_of.items() if values}
         if len(values_of) < 2 or not all(value > 0 for values in values_of.values() for value in values):

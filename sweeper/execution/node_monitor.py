@@ -178,7 +178,7 @@ class NodeMonitor:
     def plan_comparisons(
         self, best: TrialRecord | None, ended: int, nodes_with_capacity: Collection[str]
     ) -> list[tuple[TrialRecord, Remeasurement, str]]:
-        """Return which trial to remeasure on which nodes with capacity in order to find slow nodes.
+        """Return the trial to remeasure and the nodes with capacity to remeasure it on, in order to find slow nodes.
 
         A new round begins after every TRIALS_BETWEEN_ROUNDS `ended` trials per node. A round measures the best trial so
         far on each node.

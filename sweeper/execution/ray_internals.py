@@ -1,6 +1,6 @@
 """Every use of undocumented parts of Ray. No other module imports from `ray._private`.
 
-pyproject.toml pins Ray to the minor versions that were tried with this module. Each use has a test in
+pyproject.toml pins Ray to the minor versions that were tested with this module. Each use has a test in
 `tests/sweeper/execution/test_ray_internals.py`. If a Ray version breaks a use, the test fails with a message that gives
 the remedy. A new use needs a new test.
 """
@@ -75,10 +75,10 @@ def gives_workers_an_environment() -> bool:
 
 @contextmanager
 def without_unused_processes(*, runtime_environments: bool = True) -> Iterator[list[subprocess.Popen[bytes]]]:
-    """Make `ray.init` start no unused processes. `runtime_environments` keeps the agent for runtime environments.
+    """Make `ray.init` start no unused processes.
 
-    Yields the list of started processes, which keep running if `ray.init` fails.
-    """
+    If `runtime_environments` is true, the agent for runtime environments is kept. Yields the list of started processes,
+    which keep running if `ray.init` fails."""
     started: list[subprocess.Popen[bytes]] = []
     no_agents = NO_AGENT if runtime_environments else NO_AGENT + NO_RUNTIME_ENVIRONMENT_AGENT
     start_process = getattr(*START_PROCESS)
@@ -130,5 +130,5 @@ LOW_MEMORY = "running low on memory"  # Ray ended a worker; for actors it raises
 
 
 def find_running_cluster() -> str:
-    """Return HOST:PORT of the cluster that `auto` refers to. Raises ConnectionError if none runs on this machine."""
+    """Return HOST:PORT of the cluster that `auto` refers to. Raises ConnectionError if this machine runs none."""
     return str(services.canonicalize_bootstrap_address("auto"))

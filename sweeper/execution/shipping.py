@@ -4,8 +4,8 @@ Nothing is sent if the sweep is local or all nodes have the same code. Otherwise
 parts: our packages and the user's own workload as `py_modules`, and a command's folder as `working_dir`. A node with
 another version of our packages is left out because its libraries match that version.
 
-Ray itself checks that a node and the driver have the same Ray and Python (ray/_private/node.py, check_version_info).
-"""
+Ray itself checks that a node and the driver run the same versions of Ray and Python (ray/_private/node.py,
+check_version_info)."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class SweepCode:
 
     @property
     def request(self) -> tuple[Question, str | None]:
-        """The first two arguments of `code_probe.probe`."""
+        """The first two arguments to pass to `code_probe.probe`."""
         return self.question, None if "sweeper" in self.sent else self.local["sweeper"]
 
     def find_version_problem(self, code: Code) -> str:
@@ -77,7 +77,7 @@ class SweepCode:
         return f"has gpu-sweeper {code['version']}, this sweep runs {ours}; install {ours} there"
 
     def find_missing(self, code: Code) -> set[str]:
-        """Return the parts that are not sent, and that the node lacks or has in another version."""
+        """Return the parts that the node lacks or has in another version, except those that Ray already sends."""
         return {part for part in PARTS if self.local[part] and code[part] != self.local[part]} - self.sent
 
     def find_problem(self, code: Code) -> str:
@@ -116,7 +116,7 @@ def build_runtime_env(code: SweepCode, parts: Iterable[str], scratch: Path) -> d
 
 
 def check_size(directory: Path, name: str) -> None:
-    """Raise UserInputError with the largest subfolders if a folder is too large for Ray to send."""
+    """Raise UserInputError, listing the largest subfolders, if a folder is too large for Ray to send."""
     # List the files that Ray would send. In a git repository, Ray skips ignored files.
     command = ["git", "-C", str(directory), "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     try:

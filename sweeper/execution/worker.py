@@ -110,7 +110,7 @@ class Worker:
 
 
 def localize(settings: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
-    """Replace the driver's folder in a command's settings by Ray's copy on this node."""
+    """Replace the driver's folder in a command's settings with Ray's copy on this node."""
     if settings is None or os.environ.get(SHIPPED_DIRECTORY) != settings.get("directory", ""):
         return settings
     return {**settings, "directory": str(Path.cwd())}
@@ -152,7 +152,7 @@ def _describe_error(error: BaseException) -> RankResult:
 
 
 class RayStepReporter:
-    """The `StepReporter` of one trial. It forwards steps to the collector, and training survives a lost collector."""
+    """The `StepReporter` of one trial. It forwards steps to the collector, and training continues if that is lost."""
 
     def __init__(self, collector: Any, sequence_number: int) -> None:
         self._collector, self._sequence_number = collector, sequence_number

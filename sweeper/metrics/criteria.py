@@ -1,4 +1,4 @@
-"""Rank trials by one or several objectives. A trial that exceeds a limit has no rank."""
+"""Rank trials by one or several objectives. A trial that exceeds a limit is not ranked."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Limit:
     direction: str
 
     def excess(self, metrics: Mapping[str, float]) -> float:
-        """Return how far the metric exceeds the bound, as a fraction of the bound (zero or less if it is within)."""
+        """Return how far the metric exceeds the bound, as a fraction of it (zero or negative if within the bound)."""
         if self.metric not in metrics:
             return UNKNOWN_EXCESS
         beyond = metrics[self.metric] - self.bound
@@ -68,7 +68,7 @@ class Limit:
 
 @dataclass(frozen=True)
 class Criteria:
-    """A sweep's objectives, the leading objective first, and limits. Trials that exceed a limit have no rank."""
+    """A sweep's objectives, the leading objective first, and limits. Trials that exceed a limit are not ranked."""
 
     objectives: tuple[Objective, ...]
     limits: tuple[Limit, ...] = ()
@@ -113,7 +113,7 @@ class Criteria:
         return tuple(objective.loss(value) for objective, value in zip(self.objectives, values, strict=True))
 
     def excess(self, record: TrialRecord) -> dict[str, float]:
-        """Return the fraction by which a complete trial exceeds each limit (zero or less if it keeps the limit)."""
+        """Return the fraction by which a complete trial exceeds each limit (zero or negative if within the limit)."""
         return {limit.metric: limit.excess(record.metrics) for limit in self.limits}
 
     def ranked_losses(self, record: TrialRecord) -> tuple[float, ...] | None:
@@ -122,11 +122,11 @@ class Criteria:
         return None if values is None or self.exceeded(record) else self.losses(values)
 
     def exceeded(self, record: TrialRecord) -> list[Limit]:
-        """Return the limits that a complete trial exceeds. A trial that exceeds any limit has no rank."""
+        """Return the limits that a complete trial exceeds. A trial that exceeds any limit is not ranked."""
         return [limit for limit in self.limits if limit.excess(record.metrics) > 0]
 
     def describe_unmet(self, records: Iterable[TrialRecord]) -> str:
-        """Describe the limits that no single trial keeps, and the nearest trial, or return "" if a trial keeps all."""
+        """Describe the limits that no single trial meets, and the nearest trial, or return "" if a trial meets all."""
         complete = [record for record in records if self.values(record) is not None]
         if not complete or any(self.ranked_losses(record) is not None for record in complete):
             return ""
@@ -164,8 +164,8 @@ def find_layers(losses: Sequence[Sequence[float]]) -> list[int]:
     """Return the dominance layer of each point, from 0 for points that are not dominated.
 
     Points are processed in lexicographic order, so no point is dominated by a later one. Each point goes into the first
-    layer that has no point dominating it. Bisection finds the layer because a point is dominated by some point in every
-    earlier layer (Zhang, Tian, Cheng and Jin 2015, efficient non-dominated sort with binary search)."""
+    layer that has no point dominating it. Bisection finds it because every earlier layer has a point that dominates
+    this one (Zhang, Tian, Cheng and Jin 2015, efficient non-dominated sort with binary search)."""
     import numpy as np  # takes 0.1 s, and every command imports this module, but few need layers
 
     points = np.array(losses, dtype=float)

@@ -128,7 +128,7 @@ def first_known(values: Iterable[float]) -> float:
 
 
 def step_times_s(measurements: Sequence[Measurement]) -> np.ndarray:
-    """Return the gang's step times: the slowest rank's or, if ranks wait for each other, each step's slowest."""
+    """Return the gang's step times: the slowest rank's times or, if ranks wait for each other, each step's slowest."""
     if measurements[0].independent:
         statistic = STATISTICS[measurements[0].statistic]
         return np.array(max((m.step_times_s for m in measurements), key=lambda t: statistic(t) if t else 0.0))
@@ -157,7 +157,7 @@ def _summarize(times_s: np.ndarray, statistic: str, resolution_s: float = 0.0) -
 
 @dataclass(frozen=True)
 class Prices:
-    """The price of a device per hour and of electricity per kWh, in one currency. A price of None does not count."""
+    """The price of a device per hour and of electricity per kWh, in one currency. A price of None adds no cost."""
 
     per_hour: float | None = None
     per_kwh: float | None = None

@@ -2,9 +2,9 @@
 
 The median's interval is bounded by order statistics, interpolated between the two nearest ranks (Hettmansperger and
 Sheather 1986). The interval assumes no distribution and requires at least five steps. With five steps, it extends from
-the fastest to the slowest step and covers the median in 93.75% of cases. The mean has Student's t interval.
+the fastest to the slowest step and covers the median in 93.75% of cases. The mean's interval is Student's t interval.
 
-Clocks and caches correlate successive steps, so n steps have an effective sample size of n / tau. The integrated
+Clocks and caches make successive steps correlated, so n steps have an effective sample size of n / tau. The integrated
 autocorrelation time tau is estimated with Geyer's initial monotone sequence (1992) and corrected for the bias from
 subtracting the mean. If there are too few effective steps, there is no interval. `benchmarks/coverage.py` measures how
 often the intervals contain the true value.
@@ -64,7 +64,7 @@ class Interval:
 
     @property
     def change(self) -> str:
-        """A ratio and its interval as changes in percent: `-3.0% (95% -4.1% to -1.9%)`."""
+        """A ratio and its interval as percentage changes: `-3.0% (95% -4.1% to -1.9%)`."""
         bounds = f"95% {self.low - 1:+.1%} to {self.high - 1:+.1%}" if self.has_interval else "no interval"
         return f"{self.value - 1:+.1%} ({bounds})"
 
@@ -108,7 +108,7 @@ def _mean_bounds(times: np.ndarray, correlation: Correlation) -> tuple[float, fl
 
 
 def level_of_median(count: float) -> str:
-    """Return as text how often the interval from this many values covers the median."""
+    """Return the confidence level of the median's interval from this many values, as text."""
     return f"{1 - 2 * 0.5**count:.2%}" if count == MIN_STEPS else f"{LEVEL:.0%}"
 
 

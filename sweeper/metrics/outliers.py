@@ -1,4 +1,4 @@
-"""Find slow parts among equal parts. At most 1% of whole tests fail a healthy part by chance.
+"""Find slow parts among equal parts. The probability that a test as a whole fails a healthy part is at most 1%.
 
 Rates are compared on a log scale. The logarithm of a rate is a common value plus normal deviations for the node, the
 device and the single measurement, with the standard deviations in `Spread`. All comparisons in a test share
@@ -35,7 +35,7 @@ class Spread:
 
     @property
     def own(self) -> float:
-        """The spread within a node of devices that are measured once."""
+        """The spread between devices of one node, each measured once."""
         return math.hypot(self.device, self.run)
 
     @property
@@ -49,7 +49,7 @@ class Spread:
 
 @dataclass(frozen=True)
 class Limit:
-    """The lowest rate with which a part passes one comparison."""
+    """The lowest rate at which a part passes one comparison."""
 
     basis: str  # what the part is compared with
     expected: float  # the rate that the part should reach
@@ -70,7 +70,7 @@ def allowed_loss(deviation: float, worth: float, comparisons: int) -> float:
 
 
 def set_limit(basis: str, expected: float, deviation: float, worth: float, comparisons: int) -> Limit:
-    """Return the limit for one of the `comparisons` in a test that compare a rate with an expected rate."""
+    """Return the limit for one of a test's `comparisons` of a rate with an expected rate."""
     return Limit(basis, expected, expected * math.exp(-allowed_loss(deviation, worth, comparisons)), deviation)
 
 

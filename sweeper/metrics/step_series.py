@@ -1,8 +1,8 @@
 """Find unusual steps in a series of times: a drift, a jump, a slow phase, pauses, or a slow source such as a rank.
 
-The tests work on logarithms, so sizes are relative. Trends are fitted to block means, with pauses removed. Any
-correlation left between the residuals of successive blocks widens the errors. The limits are strict enough that clean
-logs rarely have findings. `benchmarks/diagnose.py` measures how rarely, and which faults are found.
+The tests work on logarithms, so the sizes of anomalies are relative. Trends are fitted to block means after pauses are
+removed. Any correlation left between the residuals of successive blocks widens the errors. The limits are strict enough
+that clean logs rarely have findings. `benchmarks/diagnose.py` measures how often they do and which faults are found.
 """
 
 import math

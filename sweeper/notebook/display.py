@@ -10,7 +10,7 @@ SHOWN_NOTES = 6
 
 
 class EventDisplay:
-    """Prints notes and, unless `progress=never`, lines of progress to standard error."""
+    """Prints notes and, unless `progress=never`, progress lines to standard error."""
 
     def __init__(self, *, has_progress: bool = True) -> None:
         self._keys = {"note": "text", **({"progress": "line"} if has_progress else {})}

@@ -26,7 +26,7 @@ SPREAD = re.compile(r"_(ci_low|ci_high|p10|p90)(?=$|_per_gpu$)|_per_gpu$")
 
 
 class SweepError(Exception):
-    """Raised if a sweep ends without a complete trial. The message gives the reason.
+    """Raised if a sweep ends with no complete trials. The message gives the reason.
 
     Attributes:
         result: the partial result, or None if the sweep did not start.
@@ -111,7 +111,7 @@ class SweepResult:
 
     @cached_property
     def remeasured(self) -> pd.DataFrame:
-        """The trials of the finals and node comparisons, in the format of `trials` plus `remeasured_trial`."""
+        """The trials of the finals and node comparisons, with the columns of `trials` and `remeasured_trial`."""
         return self._tabulate(remeasured=True)
 
     def _tabulate(self, *, remeasured: bool) -> pd.DataFrame:
@@ -176,7 +176,7 @@ class SweepResult:
 
 
 def read_result(folder: Path, **outcome: Any) -> SweepResult:
-    """Return the result of the sweep in this folder. Raises UserInputError if the folder holds no sweep."""
+    """Return the result of the sweep in this folder. Raises UserInputError if the folder does not contain a sweep."""
     if StoredSweep(folder).description is None:
         raise UserInputError(f"{folder}: there is no sweep")
     return SweepResult(folder, **outcome)

@@ -48,7 +48,7 @@ def run(
 
     Raises:
         UserInputError: the command rejected its input and printed this message.
-        SweepError: the sweep ended without a complete trial.
+        SweepError: the sweep ended with no complete trials.
         KeyboardInterrupt: after the sweep has shut down gracefully. The same call resumes the sweep.
     """
     if overrides and callable(overrides[0]):

@@ -35,7 +35,7 @@ class Table:
 
     @property
     def numeric(self) -> list[bool]:
-        """For each column, whether all cells are numbers, which are right-aligned. The list is empty without rows."""
+        """For each column, whether all cells are numbers (right-aligned). The list is empty if there are no rows."""
         return [all(NUMBER.fullmatch(cell) for cell in column) for column in zip(*self.rows, strict=True)]
 
 
@@ -47,7 +47,7 @@ def drop_empty(heading: Sequence[str], rows: Sequence[Sequence[str]]) -> tuple[l
 
 @dataclass(frozen=True)
 class Chart:
-    """One figure, or several side by side if there is room. A chart narrower than `min_width_px` scrolls."""
+    """One figure, or several side by side if there is room. A chart scrolls if it has less room than `min_width_px`."""
 
     title: str
     figures: Sequence[Any]

@@ -8,7 +8,7 @@ PASSED, FAILED, SKIPPED = "system-out", "failure", "skipped"  # the XML element 
 
 
 def build_junit(name: str, cases: Sequence[tuple[str, str, str, str]]) -> str:
-    """Return a test suite with this name. Each case is a group, a name, an outcome and an explanation."""
+    """Return a test suite with this name. Each case consists of a group, a name, an outcome and an explanation."""
     counts = Counter(outcome for _, _, outcome, _ in cases)
     numbers = {"tests": len(cases), "failures": counts[FAILED], "skipped": counts[SKIPPED], "errors": 0}
     suite = ElementTree.Element("testsuite", {key: str(number) for key, number in numbers.items()}, name=name)

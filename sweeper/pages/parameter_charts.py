@@ -64,7 +64,7 @@ def find_best_in_cells(x: GridAxis, y: GridAxis, values: Sequence[float], *, min
 
 
 def build_heatmap(x: GridAxis, y: GridAxis, best: np.ndarray, label: str) -> go.Figure:
-    """Build a heatmap of the values from `find_best_in_cells`. The cells of a small heatmap show their values."""
+    """Build a heatmap of the values from `find_best_in_cells`. If the heatmap is small, each cell shows its value."""
     text = [[format_number(value) for value in row] for row in best]
     template = "%{text}" if best.size <= MAX_LABELED_CELLS else None
     style = {"colorscale": "Viridis", "colorbar": {"title": label}, "texttemplate": template}
@@ -121,9 +121,9 @@ def compute_importances(ranks: pd.Series, parameters: pd.DataFrame) -> dict[str,
     """Return the fraction of the ranks' variance that each parameter explains by itself, highest first.
 
     For n trials in k groups, the fraction is (H - k + 1) / (n - k), clipped to [0, 1], with the Kruskal-Wallis
-    statistic H. The values of a numeric parameter that has many are binned into groups of equal size. The rest of the
-    variance is noise or interaction. Parameters with a single value, and names that hardly repeat, are left out. Ranks
-    may have any scale. The rows of `parameters` are in the order of `ranks`.
+    statistic H. If a numeric parameter has many values, they are binned into groups of equal size. The rest of the
+    variance is noise or interaction. Parameters with a single value, and text parameters whose values hardly repeat,
+    are left out. Ranks may have any scale. The rows of `parameters` are in the order of `ranks`.
     """
     importances: dict[str, float] = {}
     if len(ranks) < MIN_TRIALS:
@@ -142,7 +142,7 @@ def compute_importances(ranks: pd.Series, parameters: pd.DataFrame) -> dict[str,
 
 
 def build_points(points: pd.DataFrame, steps: pd.DataFrame, name: str, x_title: str, y_title: str) -> go.Figure:
-    """Build a scatter chart of trials (columns x, y, and `run` as the text) with a step line."""
+    """Build a scatter chart of trials (columns `x`, `y`, and `run` for the labels) with a step line."""
     figure = go.Figure()
     marker, line = {"color": COLORS[0]}, {"color": COLORS[5], "shape": "hv"}
     figure.add_scatter(x=points.x, y=points.y, mode="markers", marker=marker, text=points["run"], name="trials")

@@ -74,7 +74,7 @@ def describe_environment(plan: SweepPlan) -> str:
 
 
 def describe_start(plan: SweepPlan, counts: Mapping[TrialStatus, int], interrupted: int) -> list[str]:
-    """Return a sweep's first lines. `counts` are earlier outcomes. `interrupted` is how many trials will run again."""
+    """Return the first lines to print. `counts` are earlier outcomes; `interrupted` trials will run again."""
     lines = [f"sweep    {plan.name}", f"device   {describe_devices(plan)}", f"search   {_describe_search(plan)}"]
     lines += _describe_criteria(plan)
     lines += [f"env      {line}" for line in [describe_environment(plan)] if line]

@@ -98,7 +98,7 @@ class Progress:
         pass
 
     def note(self, text: str) -> None:
-        """Print lines that a person must see with any setting. Indented lines are commands and are not wrapped."""
+        """Print lines that the user must see with any setting. Indented lines are commands and are not wrapped."""
         for line in printable(text).splitlines():
             is_command = line.startswith("  ")
             text = line if is_command else wrap_line(line, self.console.width, self.console.file)
@@ -243,7 +243,7 @@ class Json(Lines):
 
 
 def make_progress(setting: Literal["auto", "always", "never", "json"]) -> Progress:
-    """Return the display for this setting. `auto` is a block on a terminal and lines elsewhere."""
+    """Return the display for this setting. `auto` draws a block on a terminal and prints lines elsewhere."""
     console = Console(stderr=True)
     if setting == "always" or (setting == "auto" and console.is_terminal and not console.is_dumb_terminal):
         return Block(force_terminal=setting == "always" or None)

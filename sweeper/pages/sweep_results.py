@@ -190,7 +190,7 @@ class Results:
         return projected | {"projection_assumes": projection.assumptions}
 
     def draw_plots(self, study: Study) -> list[Path]:
-        """Draw the plots in the sweep's folder and return their paths. A small search gets no plots."""
+        """Draw the plots in the sweep's folder and return their paths. No plots are drawn for a small search."""
         if not self.has_plots:
             return []
         from sweeper.pages import search_plots  # plotly and pandas take a second; a small search does not need them

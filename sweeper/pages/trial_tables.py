@@ -57,7 +57,7 @@ def trial_rows(
 ) -> Rows:
     """Return a row for each trial with the varying parameters, the objective and the other metrics.
 
-    `others` are further objectives, shown after the leading objective. If there are any, `front` trials are marked.
+    `others` are further objectives, shown after the leading objective. With `others`, the trials in `front` are marked.
     """
     names = varying_parameters(records)
     bounds = [f"{objective}_ci_low", f"{objective}_ci_high"]

@@ -1,1 +1,1 @@
-"""Check and plan a sweep, with a cost model and measured matmul ceilings."""
+"""Check and plan a sweep, using a cost model and measured matmul ceilings."""

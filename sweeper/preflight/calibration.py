@@ -93,7 +93,7 @@ def device_key(hardware: Hardware) -> str:
 
 
 def find_calibration(choice: str, folder: Path, hardware: str, *, is_gpu: bool = True) -> CalibrationFile | None:
-    """Return a device's measured rates, if there are any. A CPU has none because estimates only order its points.
+    """Return a device's measured rates, if there are any. A CPU has none, as its estimates only order points.
 
     `choice` is `auto` (the file in the results directory, if it exists), `none`, or the path of a file or folder.
 

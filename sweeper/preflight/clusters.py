@@ -198,8 +198,8 @@ def on_nodes(machine: Machine, devices: int, gpus_per_node: int) -> Machine:
 
 def _among_ranks(topology: Topology, target: Target, world_size: int) -> Topology:
     """Return the topology between the ranks of a trial. A domain contains the trial's ranks on one or several nodes.
-    Pairwise links count only between these ranks. In a group of two, an MI300X uses one of its seven links, and in a
-    group of eight, all of them."""
+    Pairwise links count only between these ranks. An MI300X uses one of its seven links in a group of two, and all of
+    them in a group of eight."""
     spans_nodes = topology.gpus_per_domain > max(node.gpus for node in target.nodes)
     ranks = min(topology.gpus_per_domain, world_size) if spans_nodes else target.ranks_per_node(world_size)
     if topology.wiring != "pairs":

@@ -42,7 +42,7 @@ class Place:
 
 @dataclass(frozen=True)
 class Correction:
-    """The ratio of measured to planned step times at a place, as the median over the measured layouts."""
+    """The ratio of measured to planned step times at a place: the median over the measured layouts."""
 
     place: Place
     factor: float  # measured step time divided by planned step time

@@ -130,7 +130,7 @@ class Projection:
 
     @property
     def shares_of_linear(self) -> list[float]:
-        """For each number of devices, the share of linear scaling from the smallest number."""
+        """For each number of devices, the estimate as a share of linear scaling from the smallest number."""
         (fewest, base), *_ = self.by_devices.items()
         return [value / (base / fewest * devices) for devices, value in self.by_devices.items()]
 
@@ -142,7 +142,7 @@ class Projection:
 
 
 def nodes_step(world_size: int, gpus_per_node: int) -> int:
-    """Return the smallest number of nodes that copies of a trial fill. A projection needs a multiple of this number."""
+    """Return the fewest nodes that copies of a trial fill exactly. A projection uses a multiple of this number."""
     return math.lcm(world_size, gpus_per_node) // gpus_per_node
 
 
@@ -154,7 +154,7 @@ def project(
     nodes: Sequence[int],
     gpus_per_node: int,
 ) -> Projection | None:
-    """Estimate copies of a point for each number of nodes, or return None for a workload that cannot scale."""
+    """Estimate the objective for copies of a point on each number of nodes, or return None if they cannot be scaled."""
     workload, machine = resolved.workload, estimates.machine
     if not workload.can_scale:
         return None

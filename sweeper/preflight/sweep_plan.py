@@ -81,7 +81,7 @@ class SweepPlan:
 
     @property
     def directory(self) -> Path:
-        """The results directory (the key `dir`), which contains the folder of all sweeps."""
+        """The results directory (the key `dir`), which contains the folder with all sweeps."""
         return self.folder.parent.parent
 
     def first_point(self) -> Parameters:
@@ -103,7 +103,7 @@ class SweepPlan:
         """Run the first point's program on this machine until its first steps, and return what was read from it.
 
         Raises UserInputError if the trial needs several devices or an absent device, or if its values are invalid.
-        Raises ProgramFailed, with what was read, if the program ends before its first steps.
+        Raises ProgramFailed, with what was read so far, if the program ends before its first steps.
         """
         if self.resources.gpus > 1 or self.target.is_planned:
             raise UserInputError("plan=run: only a trial on one device of this machine is run; use plan=true")

@@ -24,7 +24,7 @@ NOT_COMPARED = "not compared"
 
 @dataclass(frozen=True, kw_only=True)
 class ComparedWork:
-    """The comparison of one kind of work, as text."""
+    """Text that compares the results for one kind of work."""
 
     work: str
     device: str
@@ -94,7 +94,7 @@ class Pair(NamedTuple):
 
 
 def find_pairs(first: pd.DataFrame, second: pd.DataFrame) -> list[Pair]:
-    """Pair complete trials with equal work, parameters and devices. Return pairs with the largest difference first."""
+    """Pair complete trials with equal work, parameters and devices. Return the pairs, largest difference first."""
     first, second = select_complete(first), select_complete(second)
     metric = find_speed_metric(first) if len(first) else None
     if metric is None or not len(second) or f"metric.{metric}" not in second:

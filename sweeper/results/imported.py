@@ -93,7 +93,7 @@ def select_fastest(results: list[Imported]) -> list[Imported]:
 
 
 def list_rows(runs: pd.DataFrame) -> list[dict[str, str]]:
-    """Return the selected results' cells by heading. Unknown values have empty cells."""
+    """Return the selected results' cells by heading. Cells for unknown values are empty."""
     rows = []
     for result in select_fastest(list_results(runs)):
         params = {name.removeprefix("param."): value for name, value in result.run.items() if name.startswith("param.")}

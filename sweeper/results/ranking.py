@@ -60,7 +60,7 @@ class BestResult:
 
 
 def group_by_work(results: Sequence[BestResult]) -> dict[str, list[BestResult]]:
-    """Group results that can share an axis (equal work and speed metric), by a label of the work."""
+    """Group results that can share an axis (equal work and speed metric), keyed by a label of the work."""
     groups: dict[str, list[BestResult]] = {}
     for result, label in zip(results, label_works([result.work for result in results]), strict=True):
         unit = [] if result.speed_metric == "tokens_per_s" else [f"({SPEED_UNITS[result.speed_metric]})"]
@@ -78,7 +78,7 @@ def label_works(works: Sequence[Mapping[str, str]]) -> list[str]:
 
 
 def list_distinctions(works: Sequence[Mapping[str, str]]) -> list[dict[str, str]]:
-    """Return each work's values that differ from other works of the same workload, leaving out the main values."""
+    """For each work, return the values that differ between works of the same workload, except the main values."""
     distinctions = []
     for work in works:
         same_workload = [other for other in works if other.get("workload") == work.get("workload")]
@@ -215,7 +215,7 @@ def describe_differences(work: Mapping[str, str], other: Mapping[str, str]) -> l
 
 
 def read_space(sweep: Mapping[str, Any], work: Mapping[str, str]) -> dict[str, str]:
-    """Return the searched parameters in a work's identity with the space as text, from a row of `Stored.sweeps`."""
+    """Given a row of `Stored.sweeps`, return the searched parameters in a work's identity, with the space as text."""
     names = [name for name, value in work.items() if value == SEARCHED]
     # Version 0.3 kept the space in the sweep's parameters. Fields that are missing in a row are NaN.
     texts = {name: (sweep.get(f"tag.space.{name}"), sweep.get(f"param.{name}")) for name in names}

@@ -4,11 +4,11 @@ A run is a whole sweep, executed in its own processes at its own time. The model
 run's value is the level of the group (earlier or new runs), plus the run's deviation from that level, plus the error
 that the run's interval indicates. The deviations in both groups have the same standard deviation, called the spread
 between runs. With fewer than MEASURED_FROM degrees of freedom (the number of runs minus one per group), the spread is
-assumed, unless the runs contradict the assumption. With more, it is measured, and limits follow Student's t.
+assumed, unless the runs contradict the assumption. With more, the spread is measured, and limits follow Student's t.
 
-A verdict may be computed after every run. A single look at equal runs finds the new runs slower with probability
-FALSE_ALARM. Successive looks share runs, so the probability over all looks stays at 1% or less. `benchmarks/track.py`
-measures this probability, and how often a loss is found with the requested number of runs.
+A verdict may be computed after every run. If the runs are equal, a single look finds the new runs slower with
+probability FALSE_ALARM. Successive looks share runs, so the probability over all looks stays at 1% or less.
+`benchmarks/track.py` measures this probability, and how often a loss is found with the requested number of runs.
 """
 
 import math
@@ -45,7 +45,7 @@ EXIT_CODES = {Verdict.FASTER: 0, Verdict.NOT_SLOWER: 0, Verdict.SLOWER: 1, Verdi
 
 @dataclass(frozen=True)
 class Run:
-    """The logarithm of a run's value, and the variance that the run's interval indicates (NaN without an interval)."""
+    """The logarithm of a run's value, and the variance that the run's interval indicates (NaN if there is none)."""
 
     logarithm: float
     variance: float = math.nan
@@ -53,7 +53,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Gate:
-    """The settings that decide when runs count as slower."""
+    """The settings that determine when runs count as slower."""
 
     threshold: float = 0.02  # the tolerated loss, as a fraction of the speed
     # The standard deviation between equal runs, as a fraction, assumed while too few runs exist to measure it.
@@ -77,7 +77,7 @@ class Gate:
 
 @dataclass(frozen=True)
 class Spread:
-    """The standard deviation between the logarithms of runs' values."""
+    """The standard deviation of the logarithms of runs' values."""
 
     value: float
     errors: Sequence[float]  # the mean variance that the runs' intervals indicate, for earlier and for new runs
@@ -112,10 +112,10 @@ class Comparison:
 
 
 def run_of_interval(value: float, low: float, high: float, *, less_is_better: bool = False) -> Run:
-    """Return a run from a value and its 95% interval (NaN without one).
+    """Return a run from a value and its 95% interval (NaN if there is none).
 
     The interval is treated as normal. The Student's t interval of a few rounds is wider, which errs on the safe side. A
-    value that is not positive has no logarithm, so the run decides nothing.
+    value that is not positive has no logarithm, so comparisons with the run are inconclusive.
     """
     if not value > 0:
         return Run(math.nan)

@@ -110,7 +110,7 @@ class StoredSweep:
 
     @property
     def current_records(self) -> list[TrialRecord]:
-        """The records that count, which excludes trials that a retry has replaced."""
+        """The records, excluding those of trials that a retry has replaced."""
         superseded = {record.superseded for record in self.records.values()}
         return [record for record in self.records.values() if record.number not in superseded]
 

@@ -4,9 +4,9 @@ The best of many noisy measurements owes its place partly to luck, so its value 
 again in a fresh worker for several rounds. Each round measures every finalist once, so drift between rounds (heat,
 clocks, neighbors) affects all finalists. A finalist's value is the geometric mean over rounds. This mean and Student's
 95% t interval come from logarithms, so the ratio of two values equals the mean ratio. Finalists are compared in pairs,
-round by round, and are tied if the interval of the difference contains zero. Any may lead by chance, so the intervals
-hold for all pairs at once (Bonferroni): if all finalists are equally fast, at most 5% of finals find a difference. Each
-pair has its own spread, so a noisy finalist widens only its own intervals.
+round by round, and are tied if the interval of the difference contains zero. Any finalist may lead by chance, so the
+intervals hold for all pairs at once (Bonferroni): if all finalists are equally fast, at most 5% of finals find a
+difference. Each pair has its own spread, so a noisy finalist widens only its own intervals.
 """
 
 import math
@@ -42,7 +42,7 @@ class FinalistResult:
 
     @property
     def tied(self) -> bool:
-        """Whether the finalist keeps the limits and does not differ significantly from the leader."""
+        """Whether the finalist is within the limits and does not differ significantly from the leader."""
         return self.behind.low <= 0 and not self.exceeded
 
     def to_dict(self) -> dict[str, Any]:
@@ -147,7 +147,7 @@ def objective_by_round(
 
 
 def mean_of_rounds(rounds: np.ndarray) -> Interval:
-    """Return the mean over rounds (geometric if all are positive), with an interval from `MIN_ROUNDS` rounds on."""
+    """Return the mean over rounds (geometric if all are positive), with an interval for `MIN_ROUNDS` or more rounds."""
     is_positive = bool((rounds > 0).all())
     interval = student_interval(np.log(rounds) if is_positive else rounds)
     bounds = interval.bounds if len(rounds) >= MIN_ROUNDS else (interval.value,)
@@ -155,12 +155,12 @@ def mean_of_rounds(rounds: np.ndarray) -> Interval:
 
 
 def lack_of_rounds(rounds: int) -> str:
-    """Return why this many rounds give no interval, or an empty string if they do."""
+    """Return why this many rounds give no interval, or an empty string if they give one."""
     return f"; too few for an interval, which takes finals.rounds={MIN_ROUNDS}" if rounds < MIN_ROUNDS else ""
 
 
 def describe_disturbed(finalists: Sequence[FinalistResult]) -> str:
-    """Describe finalists with rounds that differ by more than noise, and what to do, or return "" if there are none."""
+    """Describe finalists whose rounds differ by more than noise, with advice, or return "" if there are none."""
     disturbed = [finalist for finalist in finalists if finalist.round_ratio > MAX_ROUND_RATIO]
     ratios = ", ".join(f"trial {finalist.trial.number} {finalist.round_ratio:.1f} times" for finalist in disturbed)
     advice = "more than noise: was the machine used by another process? A new name= measures again"
@@ -170,9 +170,9 @@ def describe_disturbed(finalists: Sequence[FinalistResult]) -> str:
 def find_exceeded(
     finalists: Sequence[TrialRecord], records: Iterable[TrialRecord], criteria: Criteria
 ) -> dict[int, tuple[str, ...]]:
-    """Return as text the limits that the median over each finalist's rounds exceeds, by trial number.
+    """Return, by trial number, the limits (as text) that the median over a finalist's rounds exceeds.
 
-    A single measurement near a limit keeps the limit about half of the time. No single round decides the median.
+    A single measurement near a limit is within the limit about half of the time. No single round decides the median.
     """
     records = list(records)
     exceeded: dict[int, tuple[str, ...]] = {finalist.number: () for finalist in finalists}

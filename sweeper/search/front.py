@@ -178,7 +178,7 @@ def certify(finalists: Sequence[TrialRecord], records: Iterable[TrialRecord], cr
 
 
 def _to_losses(values: np.ndarray, criteria: Criteria) -> tuple[np.ndarray, np.ndarray]:
-    """Return the losses and the resolution for each objective. If a metric is positive, losses are logarithms."""
+    """Return the losses and the resolution for each objective. For positive metrics, losses are logarithms."""
     losses, resolutions = np.empty_like(values), np.empty(len(criteria.objectives))
     for place, objective in enumerate(criteria.objectives):
         of_metric = values[:, place]
@@ -209,7 +209,7 @@ def p_values_of_dominance(losses: np.ndarray, resolutions: np.ndarray) -> tuple[
 
     The first hypothesis is refuted if the second point is better in some objective. The second is refuted if the first
     point is better in some objective and worse in none. A point paired with itself gets the p-values 0 and 1. `losses`
-    is indexed by point, objective and round. `resolutions` has the largest differences that do not count."""
+    is indexed by point, objective and round. `resolutions` has the largest differences that are ignored."""
     from scipy.special import stdtr
 
     points, _, rounds = losses.shape
@@ -234,7 +234,7 @@ def find_dominated(means: np.ndarray, resolutions: np.ndarray) -> np.ndarray:
     """Return, for each pair, whether the first point dominates the second, judging by the means of the objectives.
 
     A point dominates another if it is better in some objective by more than the resolution, and worse in none by more
-    than the resolution. Points that differ by about the resolution may dominate each other in a circle. If no point
+    than the resolution. Points that differ by about the resolution may dominate each other in a cycle. If no point
     would be left on the front, every difference counts.
     """
     # Both tests use the same difference. Rounding of separate sums could let two points dominate each other.

@@ -48,9 +48,9 @@ def fold(lines: Iterable[dict[str, Any]]) -> tuple[list[dict[str, Any]], dict[in
     """Fold a journal's lines into one entry per trial, in order, so that Optuna does not replay every line.
 
     Optuna applies each line to a copy of the trial, parses the distributions of every trial again, and keeps all
-    attributes. For 100,000 trials, this work and textual records took 30% of the time and memory of opening a study.
-    Optuna only needs the study's lines and one line per trial, which for an ended trial contains just the state. Return
-    these lines, and the ended trials by number.
+    attributes. For 100,000 trials, this work and the records in text form took 30% of the time and memory of opening a
+    study. Optuna only needs the study's lines and one line per trial, which for an ended trial contains just the state.
+    Return these lines, and the ended trials by number.
     """
     entries: list[dict[str, Any]] = []
     trials: list[dict[str, Any]] = []  # trials' entries, by number
@@ -89,11 +89,11 @@ def fold(lines: Iterable[dict[str, Any]]) -> tuple[list[dict[str, Any]], dict[in
 
 
 class JournalFile(BaseJournalBackend):
-    """The lines of a journal. Only this class changes the file, because the sweep's lock admits only one driver.
+    """The lines of a journal. Nothing else changes the file, because the sweep's lock admits only one driver.
 
     Each line is passed to the operating system at once, so it survives the end of the process. After `sync`, lines also
     survive a crash of the machine. `sync` waits for a disk or network file system once per round of the sweep's loop
-    instead of three times per trial. `ended` has the trials, by number, that had ended when the file was opened.
+    instead of three times per trial. `ended` maps numbers to the trials that had ended when the file was opened.
     """
 
     def __init__(self, path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Find trials that are far slower than similar trials. On a CPU, the measurement of these trials has stalled."""
+"""Find trials that are far slower than similar trials. On a CPU, such slowness means that the measurement stalled."""
 
 import math
 import statistics

@@ -101,7 +101,7 @@ class SweepProgress:
 
     @property
     def finished_trials(self) -> int:
-        """The number of trials that count toward the budget, which excludes cancelled trials: they are tried again."""
+        """The number of trials that count toward the budget. Cancelled trials do not count because they run again."""
         return self.counts.total() - self.counts[TrialStatus.CANCELLED]
 
     @property
@@ -144,7 +144,7 @@ class SweepProgress:
         return is_better
 
     def forget(self, record: TrialRecord) -> None:
-        """Count only the time of a trial that is tried again. The trial must not be the best or on the front."""
+        """For a trial that is tried again, count only its time. The trial must not be the best or on the front."""
         self._records = [other for other in self._records if other is not record]
         self.counts[record.status] -= 1
 
@@ -187,11 +187,11 @@ class SweepProgress:
         }
 
     def _needed(self, running_s: float) -> dict[str, int | float]:
-        """Return how much of each limit is used. Time includes one more trial of mean duration, which must fit."""
+        """Return how much of each limit is used. The time includes another trial of mean duration, which must fit."""
         return {**self._used(running_s), "time_s": self.elapsed_s + self.mean_trial_s}
 
     def binding_limit(self, trials: int | None) -> tuple[float, str]:
-        """Return the largest used share of any limit but patience, and the limit as text unless it is `trials`."""
+        """Return the largest used share of any limit except patience, and the limit as text unless it is `trials`."""
         limits, used = {"trials": trials, **self._limits(), "patience": None}, self._used(0.0)
         shares = {name: used[name] / limit for name, limit in limits.items() if limit}
         name = max(shares, key=shares.__getitem__, default="trials")
@@ -201,7 +201,7 @@ class SweepProgress:
     def common_failure_reason(self) -> str:
         """Return the last reason if the first `EARLY_TRIALS` trials of this run all ended for the same kind of reason.
 
-        Otherwise, and again after the next trial, return an empty string, so the reason is reported only once.
+        Otherwise, and from the next trial on, return an empty string, so the reason is reported only once.
         """
         if len(self._records) - self._earlier_records != EARLY_TRIALS:
             return ""
@@ -210,7 +210,7 @@ class SweepProgress:
         return early[-1].reason if len(kinds) == 1 and kinds != {""} else ""
 
     def estimated_remaining_s(self, trials: int | None) -> float | None:
-        """Estimate the seconds until the search ends, after `trials` or at a limit. Return None without an estimate."""
+        """Estimate the seconds until `trials` have ended or a limit is reached. Return None if there is no estimate."""
         estimates_s = []
         if trials is not None and self.finished_in_this_run > 0:
             seconds_per_trial = (self.elapsed_s - self._earlier_elapsed_s) / self.finished_in_this_run

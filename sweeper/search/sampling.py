@@ -248,7 +248,7 @@ class SuccessiveHalving(optuna.pruners.BasePruner):
     The rule is the same as in Ray Tune's ASHAScheduler and Optuna's SuccessiveHalvingPruner. The best 1/`factor` of the
     trials that have reached a rung continue, and no trial waits for others. The first rung is at step `first`. Optuna's
     pruner stores the values at each rung in attributes that are missing after a resume. This class derives the values
-    from the steps."""
+    from the trials' steps instead."""
 
     def __init__(self, first: int, factor: int) -> None:
         self._first, self._factor = first, factor
@@ -300,9 +300,9 @@ def make_pruner(search: Search) -> optuna.pruners.BasePruner:
 def make_sampler(name: str, seed: int, number: int, *, avoids_running: bool = False) -> BaseSampler:
     """Return the sampler for trial `number`. Each number has its own seed, so a resume does not change the samples.
 
-    To avoid running trials, TPE treats them as bad trials. QMC scrambles its sequence with the sweep's seed and takes
-    its position in the sequence from the study. CMA-ES keeps its covariance only within a run and starts over after a
-    resume.
+    With `avoids_running`, TPE treats running trials as bad ones in order to stay away from them. QMC scrambles its
+    sequence with the sweep's seed and takes its position in the sequence from the study. CMA-ES keeps its covariance
+    only within a run and starts over after a resume.
     """
     own_seed = (seed * 1_000_003 + number) % 2**32
     match name:

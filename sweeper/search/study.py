@@ -44,12 +44,12 @@ class SearchSettings:
 class Study:
     """The search of a sweep: `ask` returns trials, and `tell` stores their records in any order.
 
-    If a driver was killed, opening the study repairs the state that it left. `ask` then returns the unfinished trials
-    again, with the same numbers, before any new trial.
+    If a driver was killed, opening the study repairs the state that it left behind. `ask` then returns the unfinished
+    trials again, with the same numbers, before any new trial.
 
     Trials of earlier runs may run again on request. The earlier attempt stays in the journal. When the retry ends with
-    any outcome except cancelled, it replaces the earlier attempt, which no count, ranking or sampler then includes.
-    """
+    any outcome except cancelled, it replaces the earlier attempt, which is then left out of all counts, rankings and
+    sampling."""
 
     def __init__(
         self,
@@ -289,7 +289,7 @@ class Study:
             self.try_again(record)
 
     def queue_again(self, records: Sequence[TrialRecord]) -> list[TrialRecord]:
-        """Queue trials with `try_again`, also for a later run in case this run is stopped. Return the queued trials."""
+        """Queue trials with `try_again`, and store the queue in case this run is stopped. Return the queued trials."""
         queued = [record for record in records if self.try_again(record)]
         if queued:
             self._journal.study.set_user_attr(AGAIN, sorted(self.again | {record.number for record in queued}))

@@ -11,7 +11,7 @@ PAGE_SIZE = 1000  # each page must arrive within MLFLOW_HTTP_REQUEST_TIMEOUT
 
 
 class ChildRuns:
-    """The runs of a sweep's trials, by number. Listing takes 1.2 ms per run, so a complete sweep is not listed."""
+    """The runs of a sweep's trials, by number. Listing takes 1.2 ms per run, so complete sweeps are not listed."""
 
     def __init__(self, client: MlflowClient, experiment_id: str, study_id: str, parent_id: str) -> None:
         self._client = client
@@ -23,7 +23,7 @@ class ChildRuns:
         self._doubted: set[int] = set()  # trials that may have an unread run
 
     def list_all(self, on_page: Callable[[int], None]) -> None:
-        """Read all runs. If a trial has two runs, delete one, keeping a complete run.
+        """Read all runs. If a trial has two runs, delete one, keeping a complete run if there is one.
 
         Call `on_page` after each page, with the number of runs so far."""
         self._runs, self._expected = {}, 0
@@ -33,7 +33,7 @@ class ChildRuns:
                 on_page(count)
 
     def expect(self, trials: int) -> None:
-        """Look up the runs of the first `trials` trials only when needed. All that ended must already be written."""
+        """Look up runs of the first `trials` trials only when needed. All ended trials must already be written."""
         self._expected = trials
 
     def doubt(self, number: int) -> None:
@@ -43,7 +43,7 @@ class ChildRuns:
 
     @property
     def written_trials(self) -> list[int]:
-        """The numbers of the trials with a complete run that was read."""
+        """The numbers of the trials whose complete run has been read."""
         return [number for number, run in self._runs.items() if run.info.status != "RUNNING"]
 
     def find(self, number: int) -> Any | None:

@@ -65,7 +65,7 @@ class TrackingClient:
 
     @property
     def pending(self) -> int:
-        """The number of records that were handed over but are not written yet."""
+        """The number of records that have been handed over but not yet written."""
         return len(self._unwritten)
 
     def log_trial(self, record: TrialRecord) -> None:
@@ -109,8 +109,8 @@ class TrackingClient:
         """Write pending data, end the parent run with `results` (arguments of `Store.close`), and write the view.
 
         Returns whether everything is written. Gives up when `has_left` returns true, or after `patience_s` seconds
-        without progress (at most REFUSAL_PATIENCE_S if the server rejects this user). A process that is still starting
-        gets START_PATIENCE_S.
+        without progress (at most REFUSAL_PATIENCE_S if the server rejects this user). For a process that is still
+        starting, the limit is START_PATIENCE_S.
         """
         with self._mutex:
             self._latest["close"] = {"close": results, "view": asdict(view)}
@@ -139,7 +139,7 @@ class TrackingClient:
                 self._process.wait(timeout=patience_s)
 
     def detach(self) -> None:
-        """Let the process end by itself after the current message or the report."""
+        """Let the process exit on its own after the current message or the report."""
         if self._process.stdin:
             with contextlib.suppress(BrokenPipeError):
                 self._process.stdin.close()

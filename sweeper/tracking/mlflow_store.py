@@ -1,6 +1,6 @@
 """Addresses, tags and paging of MLflow stores, shared by all code that writes to a store or reads from it.
 
-The driver and the commands use this module, which does not import MLflow because that takes seconds.
+Importing MLflow takes seconds, so this module, which the driver and the commands use, does not import it.
 """
 
 import base64

@@ -1,11 +1,11 @@
-"""Build a sweep's views for MLflow's web UI: one of the trials, and one of the same space on all devices.
+"""Build a sweep's views for MLflow's web UI: one shows its trials, the other the same space on all devices.
 
 MLflow stores a shared view of an experiment's runs in the experiment tag `mlflow.sharedViewState.KEY` and opens the
-view for `?viewStateShareKey=KEY`. The tag's value is the page's state as JSON, which may be compressed. The format is
-undocumented. The fields below come from `ExperimentPageUIState` and `ExperimentPageSearchFacetsState` in MLflow's
-JavaScript, and `tests/sweeper/tracking/test_mlflow_ui.py` opens the views with the installed server.
+view if the URL contains `?viewStateShareKey=KEY`. The tag's value is the page's state as JSON, which may be compressed.
+The format is undocumented. The fields below come from `ExperimentPageUIState` and `ExperimentPageSearchFacetsState` in
+MLflow's JavaScript, and `tests/sweeper/tracking/test_mlflow_ui.py` opens the views with the installed server.
 
-The driver uses this module, which does not import MLflow because that takes seconds.
+Importing MLflow takes seconds, so this module, which the driver uses, does not import it.
 """
 
 from __future__ import annotations

@@ -54,8 +54,8 @@ def keep_artifacts_beside(uri: str) -> None:
     """Make the experiments of a SQLite store keep their artifacts in `mlruns` next to the file.
 
     MLflow stores absolute paths below the working directory of the process that creates an experiment. MLflow decodes
-    paths without having encoded them, and keeps using the old path after a project is moved or copied. A location does
-    not change if the experiment's runs have artifacts there and not next to the file."""
+    paths without having encoded them, and keeps using the old path after a project is moved or copied. An artifact
+    location is kept if the experiment's runs have artifacts there and not next to the file."""
     path = sqlite_path(uri)
     if path is None:
         return

@@ -156,9 +156,9 @@ class RecordingProcess:
             self._driver_gone.set()
 
     def _log_report(self, digest: str) -> None:
-        """Run the program that logs the sweep's report and any errors, then mark the results with this digest complete.
-        The driver does not wait for the report because everything is already written. A failed report loses no data.
-        The program runs in this process because a new process would take 2 s to import MLflow again."""
+        """Run the program that logs the sweep's report and any errors, then mark the results with this digest as
+        complete. The driver does not wait for the report because everything is already written. If the report fails, no
+        data is lost. The program runs in this process because a new process would take 2 s to import MLflow again."""
         if self._lock_fd is not None:
             os.close(self._lock_fd)  # a report on thousands of trials takes time, and the sweep may be resumed
             self._lock_fd = None
@@ -188,7 +188,7 @@ def is_permanent(error: Exception) -> bool:
 
 
 def describe_error(error: Exception) -> str:
-    """Return the line with the cause from a database's or server's error."""
+    """Return the line that states the cause in a database's or server's error."""
     original = getattr(error, "orig", None)
     text = mask(str(original or error).strip())
     if silent := NO_ANSWER.match(text):

@@ -33,7 +33,7 @@ def varying_metrics(trials: Sequence[Mapping[str, float]]) -> list[str]:
 
 
 def shown_metrics(metrics: Mapping[str, float], names: Sequence[str], prefix: str = "") -> dict[str, float]:
-    """Return the metrics in `names` that a trial has, in the units of tables, by the names on MLflow's pages.
+    """Return the metrics in `names` that a trial has, in the tables' units, keyed by their names on MLflow's pages.
 
     Each metric is rounded to the precision that its interval supports. A share of a rate uses the rate's relative
     interval."""

@@ -1,6 +1,6 @@
 """Write a sweep to an MLflow store: a parent run for the sweep and a child run for each trial.
 
-The study on disk is the source of truth, and the runs mirror it. Everything can be written repeatedly and appears only
+The study on disk is the source of truth, and the runs mirror it. Everything can be written repeatedly but appears only
 once. The writing process may be killed, and the server may go down, at any time. The next writer adds what is missing.
 """
 
@@ -115,7 +115,7 @@ class Store:
             self._client.set_tag(run.info.run_id, mlflow_store.RETRIED_AS, str(*other))
 
     def set_aside(self, record: TrialRecord, reason: str) -> None:
-        """End the run of a trial with values that MLflow rejects. Write the outcome, the reason and the record file."""
+        """End the run of a trial whose values MLflow rejects. Write the outcome, the reason and the record file."""
         name = run_name(record.number, record.params, record.remeasurement)
         run_id = self._child_id(record.number, name, record.started_at_s)
         self._log(run_id, tags={mlflow_store.OUTCOME: record.status.value, mlflow_store.REFUSED: reason})
