@@ -117,8 +117,8 @@ ROWS = {
     "32b_gang": [Row("qwen2_5_32b", 8192, 200, 72, 32, gpus=2, distribution="sharded")],
     # Two H200s of a host with 251 GiB.
     **{
-        f"70b_gang{suffix}": [Row("llama3_70b", 8192, 228, 137, 32, None, dtype, "int8", "none", 2, "sharded")]
-        for suffix, dtype in (("", "bf16"), ("_fp8", "fp8_tensorwise"))
+        f"70b_gang{suffix}": [Row("llama3_70b", 8192, 228, 137, sequences, None, dtype, "int8", "none", 2, "sharded")]
+        for suffix, dtype, sequences in (("", "bf16", 64), ("_fp8", "fp8_tensorwise", 32))
     },
     "32b_gang_h200": [Row("qwen2_5_32b", 8192, 224, 132, 64, gpus=2, distribution="sharded")],
     "32b_ring": [Row("qwen2_5_32b", 8192, 200, 72, 32, gpus=2, distribution="ring")],
