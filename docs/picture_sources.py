@@ -2,6 +2,8 @@
 
 import ast
 import hashlib
+import io
+import tokenize
 from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parents[1]
@@ -30,8 +32,11 @@ def _read_source(path: Path) -> bytes:
     text = path.read_text()
     if path.suffix != ".py":
         return text.encode()
-    lines = [line for line in text.splitlines() if not line.lstrip().startswith("#")]
-    text = "\n".join(lines)
+    lines = text.splitlines()
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type == tokenize.COMMENT:
+            row, column = token.start
+            lines[row - 1] = lines[row - 1][:column].rstrip()
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and ast.get_docstring(node) is not None:
             docstring = node.body[0]
