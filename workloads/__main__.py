@@ -66,7 +66,7 @@ def find_presets(folder: Path = PRESETS) -> dict[str, list[str]]:
 
 
 def format_measurement(measurement: Measurement) -> str:
-    """Return a measurement as JSON. Files are bytes, which JSON cannot hold, so they are listed with their sizes."""
+    """Return a measurement as JSON. Files are bytes, which JSON cannot represent, so only their sizes are listed."""
     files = {name: len(content) for name, content in measurement.files.items()}
     return json.dumps({**asdict(measurement), "files": files}, indent=2)
 

@@ -11,7 +11,7 @@ def suggest(word: str, allowed: Iterable[str], prefix: str = "") -> str:
 
 
 def hint(word: str, allowed: Iterable[str], prefix: str = "") -> str:
-    """Return a question that suggests the nearest allowed word, to append to a sentence; empty if none is near."""
+    """Return a question to append to a sentence, which suggests the nearest allowed word; empty if none is near."""
     close = nearest(word, allowed)
     return f" Did you mean {prefix}{close}?" if close else ""
 

@@ -1,1 +1,1 @@
-"""Layouts of a training job over GPUs, and the rules of each trainer. Uses only the standard library."""
+"""Layouts that divide a training job among GPUs, and each trainer's rules for them. Uses only the standard library."""

@@ -74,7 +74,7 @@ class _Space:
     fixed: Mapping[str, Any]
 
     def list_templates(self) -> Iterator[tuple[Layout, tuple[int, ...], tuple[bool, ...]]]:
-        """Yield a layout of each family, with the values of `dp_shard` and of `reshard_after_forward`."""
+        """Yield one layout per family, with the family's values of `dp_shard` and `reshard_after_forward`."""
         base = replace(self.job.layout, **{**self.fixed, "checkpointing": self.values("checkpointing")[0]})
         for dp, tp, cp, pp in self._list_degrees():
             for shards, is_sharded in self._list_shards(dp, cp):

@@ -76,7 +76,7 @@ class Layout:
 
     @property
     def microbatches(self) -> int:
-        """The number of micro-batches of a rank per step, for gradient accumulation or to fill a pipeline."""
+        """The number of micro-batches that a rank computes per step, to accumulate gradients or to fill a pipeline."""
         return self.global_batch // (self.micro_batch * self.dp)
 
     @property
@@ -84,7 +84,7 @@ class Layout:
         return self.pp * self.stages_per_rank
 
     def checkpointing_of(self, block: int) -> Checkpointing:
-        """Return the checkpointing of a block, counted from 0."""
+        """Return the checkpointing of a block, given its number, counted from 0."""
         return self.checkpointing if (block + 1) % self.checkpointing_freq == 0 else "none"
 
     def count_checkpointed(self, layers: int) -> int:

@@ -1,4 +1,4 @@
-"""The rules that make a layout valid: rules for all trainers, and rules for particular trainers.
+"""The rules that a valid layout follows: rules for all trainers, and rules for particular trainers.
 
 A rule is a row in `RULES`. If a rule applies to only some trainers, its row names them.
 """
@@ -71,7 +71,7 @@ class Violation:
 
 
 def find_violation(job: Job, place: Cluster | Site, rules: Iterable[Rule] | None = None) -> Violation | None:
-    """Return the first of the `rules` that the job breaks, or None. The default is all rules of the job's trainer."""
+    """Return the first of the `rules` (by default, all rules for the job's trainer) that the job breaks, or None."""
     site = place if isinstance(place, Site) else Site.of(place)
     for rule in rules_of(job.trainer) if rules is None else rules:
         for reason in rule.check(job, site):
@@ -219,7 +219,7 @@ def _check_titan_sequence(job: Job, site: Site) -> Iterator[str]:
 
 
 def _check_replicas(job: Job, site: Site) -> Iterator[str]:
-    """Check torchtitan's replicas without shards, which are DDP (models/llama3/infra/parallelize.py, 0.2.2)."""
+    """Check torchtitan's replicas without shards, which use DDP (models/llama3/infra/parallelize.py, 0.2.2)."""
     layout = job.layout
     if not layout.is_sharded and layout.dp_replicate > 1 and layout.tp * layout.pp > 1:
         yield "dp_replicate without dp_shard or cp is DDP, which torchtitan does not combine with tp or pp"

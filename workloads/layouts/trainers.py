@@ -51,7 +51,7 @@ class Trainer:
     reserved_share: float = 0.09
 
     def fixed_degrees(self, sharding: str | None = None) -> dict[str, int]:
-        """Return the degrees that must be 1 because the trainer lacks them or cannot combine them with a sharding."""
+        """Return the degrees that must be 1 because the trainer does not support them, at all or with this sharding."""
         return dict.fromkeys((*self.without, *self.alone.get(sharding or "", ())), 1)
 
     def divides_kv_heads(self, kv_heads: int, tp: int) -> bool:
@@ -94,7 +94,7 @@ def is_own(job: Job) -> bool:
 
 
 def find_trainer(name: str) -> Trainer:
-    """Return the row of a trainer. Raises KeyError if the table lacks the trainer."""
+    """Return a trainer's row in the table. Raises KeyError if there is none."""
     return TRAINERS[SYNONYMS.get(name, name)]
 
 
@@ -110,10 +110,10 @@ def find_efficiency(trainer: str, device: str) -> float:
 
 
 def nearest_efficiency(trainer: str, device: str, table: Mapping[tuple[str, str], float]) -> float:
-    """Return the efficiency of a trainer on a device, or the median over the nearest pairs in the table.
+    """Return a trainer's efficiency on a device or, if the table lacks it, the median over the nearest pairs.
 
-    The nearest pairs have the same trainer on another device; next is another trainer with the same core, on this
-    device or on any; then any trainer on this device. Without any known pair, the efficiency is 1.
+    The nearest pairs have the same trainer on another device; next come trainers with the same core, on this device or
+    else on any; then any trainer on this device. If the table has none of these, the efficiency is 1.
     """
     name = SYNONYMS.get(trainer, trainer)
     core = find_trainer(name).core

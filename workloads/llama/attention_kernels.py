@@ -1,9 +1,9 @@
 """Forward and backward attention kernels for NVIDIA GPUs, AMD GPUs and CPUs.
 
-The ATen functions are those that scaled_dot_product_attention calls; it does not return the logsumexp itself. None of
-the functions in this module is documented: torch.nn.attention.varlen also returns a logsumexp, but no public function
-accepts one for a backward pass. `tests/workloads/instruments/test_torch_internals.py` checks the functions' arguments.
-Dropout is never used, so the backward functions do not read the random number generator state that they require.
+scaled_dot_product_attention calls the same ATen functions, but does not return their logsumexp. None of the functions
+in this module is documented: torch.nn.attention.varlen also returns a logsumexp, but no public function accepts one for
+a backward pass. `tests/workloads/instruments/test_torch_internals.py` checks the functions' arguments. Dropout is never
+used, so the backward functions do not read the random number generator state that they require.
 
 This project has not run any of AMD's kernels. The signatures and layouts of these kernels come from source code:
 PyTorch's aten/src/ATen/native/transformers (hip/flash_attn/flash_api.h, aot/mha_all_aot.hip, ck/mha_bwd_ck.hip,
@@ -99,9 +99,9 @@ def _cpu_bwd(d_out: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: T
 
 @contextmanager
 def rocm_attention_library(name: str) -> Iterator[None]:
-    """Run PyTorch's attention on ROCm with `aotriton` or `ck` until the block ends. Raises RuntimeError without CK.
+    """Run PyTorch's attention on ROCm with `aotriton` or `ck` within the context. Raises RuntimeError without CK.
 
-    The choice holds for the whole process. TORCH_ROCM_FA_PREFER_CK can preset it, so both libraries are set by name.
+    The choice applies to the whole process. TORCH_ROCM_FA_PREFER_CK can preset it, so either library is set explicitly.
     """
     # A PyTorch build without this function and without CK falls back to AOTriton with only a warning (flash_api.h).
     is_available = getattr(torch.backends.cuda, "is_ck_sdpa_available", lambda: False)

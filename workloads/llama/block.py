@@ -1,6 +1,6 @@
 """A Llama block with a manual backward pass, in which any activation can be saved, moved or recomputed.
 
-It computes the same as `workloads.llama.model.Block`, which autograd differentiates. A test compares the two.
+It computes the same function as `workloads.llama.model.Block`, which autograd differentiates. A test compares the two.
 
 Weights and gradients are dictionaries keyed by `Block`'s parameter names. Activations are [tokens, features] of one
 chunk: `sequences` sequences of `length` tokens, or one piece of a sequence. A new gradient is added to the gradient in
@@ -262,7 +262,7 @@ def split_kv(kv: KeysValues) -> tuple[Tensor, Tensor]:
 
 
 class Unset(NamedTensors):
-    """No gradients yet, and the buffers in which the first gradient of each weight is stored without being added."""
+    """Marks gradients as missing, and holds the buffers in which each weight's first gradient is stored, not added."""
 
     def __init__(self, buffers: NamedTensors) -> None:
         super().__init__()

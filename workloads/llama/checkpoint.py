@@ -138,7 +138,7 @@ def open_reader(folder: Path, shape: Model) -> Callable[[str], Tensor]:
 
 
 def save(folder: Path, shape: Model, weights: Weights) -> None:
-    """Write a checkpoint that `transformers` can read, in files of about 4 GB. Each file is written when full.
+    """Write a checkpoint that `transformers` can read, in files of about 4 GB. A file is written once it is full.
 
     `weights` may be in any order. The data type of the first weight is written to config.json. Raises ValueError if no
     family supports the model or its router biases.

@@ -14,7 +14,7 @@ def load_sequences(
     """Return int64 tokens [count, length] from the start of the file `data`, or synthetic tokens if it is None.
 
     Files ending in .bin or .u16 hold two-byte little-endian token ids, and .u32 files hold four-byte ids. Any other
-    file is text. `tokenizer`, a tokenizer.json, encodes the text; without a tokenizer, each byte is a token.
+    file is read as text. `tokenizer`, a tokenizer.json, encodes the text; without a tokenizer, each byte is a token.
 
     Raises ValueError if the file does not exist, has too few tokens, or has ids outside the vocabulary, or if the
     tokenizer does not exist or the package tokenizers is not installed.

@@ -115,7 +115,7 @@ class Experts(nn.Module):
     """A layer that sums the weighted outputs of a token's routed experts and the output of a shared expert.
 
     The gate and up projections are one matrix. A row's weight multiplies the input of the down projection, which is
-    linear and has a narrower input than output. Call `start` if the module was built on the meta device.
+    linear and has a narrower input than output. If the module was built on the meta device, call `start` first.
 
     After `divide`, each rank holds its share of the experts and runs the tokens of the whole group through them: tokens
     are gathered, and sums of outputs are scattered. If a token has at least as many experts as there are ranks, an

@@ -1,4 +1,4 @@
-"""FlashAttention 4 with the interface that PyTorch's kernel switch calls. Importing this module imports the package.
+"""FlashAttention 4 with the interface that PyTorch's kernel switch expects. Importing this module imports the package.
 
 PyTorch (2.11 to 2.13, torch/nn/attention/_fa4.py) unpacks two results of the forward pass and three of the backward
 pass. The pinned version of flash-attn-4 also returns data for sparse attention. The package rejects an output with a

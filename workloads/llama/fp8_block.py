@@ -58,8 +58,8 @@ class Fp8BlockMath(BlockMath):
     def cast_weights(self, weights: NamedTensors, *, forward: bool = True, backward: bool = True) -> NamedTensors:
         """Return the weights plus, for each matrix, its fp8 rows (forward) and columns (backward) with their scales.
 
-        A norm's weight gets the scale of the norm's output, if the recipe derives this scale from the weight. Scales of
-        whole weights that are already in `weights` are not recomputed.
+        For a norm, the scale is that of its output, and is included if the recipe derives it from the norm's weight.
+        Scales of whole weights that are already in `weights` are not recomputed.
         """
         operands = dict(weights)
         for name in (name for name in MATRICES if name in weights):

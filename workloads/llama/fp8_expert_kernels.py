@@ -123,7 +123,7 @@ def weigh_kernel(
 def launch_weigh(
     gate: Tensor, up: Tensor, weights: Tensor, d_hidden: Tensor | None = None
 ) -> tuple[Fp8Matrix, Fp8Matrix, Tensor]:
-    """Return `workloads.llama.fp8_experts.weigh` for gate and up with the same stride.
+    """Compute `workloads.llama.fp8_experts.weigh` for gate and up, which have the same stride.
 
     If `d_hidden` is given, also return the gradients of gate and up (side by side, by rows) and of the weights.
     """

@@ -2,8 +2,8 @@
 
 Expert inputs and output gradients are cast with one scale before they are copied for each of a token's experts. Tensors
 inside the experts have one scale per row, so a cast reads its inputs once and needs no pass for the largest magnitude.
-GEMMs that sum over rows need one scale for all rows, the largest. Changing from one power of two to another re-rounds
-only numbers below 2^-14 of the largest.
+GEMMs that sum over rows need one scale for all rows, the largest. Replacing one power of two by another re-rounds only
+numbers below 2^-14 of the largest.
 
 An expert has at least 16 rows, and always a multiple of 16: the matrix units read 16 bytes along the dimension that a
 GEMM sums over, and CUTLASS does not compute empty sums.
@@ -27,8 +27,8 @@ def multiply_fp8_groups(a: Fp8Matrix, b: Fp8Matrix, ends: Tensor) -> Tensor:
     """Return a[rows of e] · b[e]ᵀ for every expert e in bf16: [rows, n] for a[rows, k] and b[experts, n, k].
 
     If b is [n, rows], the sum is over rows: a[:, rows of e] · b[:, rows of e]ᵀ, [experts, m, n] for a[m, rows]. Sums
-    over features use the matrix units' own accumulators; sums over rows can be long and are in fp32. `ends`, [experts]
-    int32, holds the index after each expert's last row. Results after the last expert's rows are undefined.
+    over features use the matrix units' own accumulators; sums over rows, which can be long, are in fp32. `ends`,
+    [experts] int32, holds the index after each expert's last row. Results after the last expert's rows are undefined.
     """
     over_rows = b.data.dim() == 2
     with annotate("experts"):
@@ -100,7 +100,7 @@ def _cast_rows(x: Tensor) -> Fp8Matrix:
 
 
 def _transpose(x: Fp8Matrix, ends: Tensor) -> Fp8Matrix:
-    """Return a matrix by columns with one scale, the largest scale of the rows before the last end."""
+    """Return a matrix by columns with one scale, the largest scale among the rows before `ends[-1]`."""
     is_read = torch.arange(len(x.scale), device=ends.device) < ends[-1]
     scale = x.scale.where(is_read, 0.0).amax()
     factors = x.scale / scale

@@ -2,7 +2,7 @@
 
 With granularity `tensor`, the largest magnitude of a matrix must be known before the cast, so every cast takes two
 passes over its inputs. The first keeps only the maximum of the computed values; the second recomputes the values and
-writes them in fp8. A block's scale depends on the block alone, so casts with granularity `block` read inputs once.
+writes them in fp8. A block's scale depends only on the block, so casts with granularity `block` read inputs once.
 
 Fp8 GEMMs on a Hopper GPU take operands that are contiguous along the summed dimension. A matrix [tokens, features] is
 therefore written by rows for GEMMs that sum over features, by columns (transposed) for GEMMs that sum over tokens, or
@@ -156,8 +156,8 @@ def _allocate_weight(rows: int, summed: int, device: torch.device) -> Fp8Matrix:
 def _cast(
     x: Tensor, rows: bool, columns: bool, scale: Tensor | None = None, factors: tuple[Tensor, Tensor] | None = None
 ) -> list[Fp8Matrix]:
-    """Return x with `scale` or with block scales; all matrices of a stack share `scale`. With `factors`, first multiply
-    x by the factor of each row and the factor of each column."""
+    """Return x with `scale` or with block scales; all matrices of a stack share `scale`. If `factors` are given, x is
+    first multiplied by them: one per row and one per column."""
     *stack, group, features = x.shape
     tokens = x.numel() // features
     by_rows = _allocate(tokens, features, x.device, scale) if rows else None

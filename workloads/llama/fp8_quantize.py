@@ -6,11 +6,11 @@ earlier step. There are two granularities of scales, for two recipes of `workloa
 
 - tensor (`fp8_tensorwise`): a matrix has one scale. The norm of x is the exception: its scale comes from its upper
   bound, the square root of the number of features times the norm's largest weight. The values of a matrix lie so far
-  above the smallest normal number that a scale one power of two smaller rounds nearly all of them alike.
+  above the smallest normal number that a scale half as large rounds nearly all of them the same way.
 - block (`fp8_blockwise`): the scheme of DeepSeek-V3's training (arXiv 2412.19437, section 3.3) with powers of two as
   scales. An activation or a gradient has one scale per 128 numbers along the summed dimension, so it is cast again for
-  products that sum over tokens. A weight has one scale per 128 x 128 block, which also serves its transpose. No scale
-  depends on other blocks, so a cast reads its input once.
+  products that sum over tokens. A weight has one scale per 128 x 128 block, which also serves its transpose. Each scale
+  depends only on its own block, so a cast reads its input once.
 """
 
 import math
@@ -87,7 +87,7 @@ def dequantize(matrix: Fp8Matrix) -> Tensor:
 
 
 def _has_weight_blocks(matrix: Fp8Matrix) -> bool:
-    """Return whether a matrix of more than four rows has 128 x 128 scales: 1 x 128 scales have another shape."""
+    """Return whether a matrix of more than four rows has a scale per 128 x 128 block, judging by the scales' shape."""
     rows, summed = matrix.data.shape
     return matrix.scale.shape != (-(-summed // BLOCK), rows)
 
@@ -103,7 +103,7 @@ class Casts:
         self.granularity = granularity
 
     def norm_scale(self, weight: Tensor) -> Tensor | None:
-        """Return the scale of any RMS norm with this weight, from its upper bound; None if each block has its own."""
+        """Return the scale for an RMS norm's output, from an upper bound; None if each block has its own scale."""
         return scale_of(weight.float().abs().amax() * math.sqrt(len(weight))) if self.granularity == "tensor" else None
 
     def cast(
@@ -160,7 +160,7 @@ class Casts:
         return self._quantize(swiglu(gate.float(), up.float()))
 
     def swiglu_backward(self, gate: Tensor, up: Tensor, d_hidden: Tensor) -> tuple[Fp8Matrix, Fp8Matrix, Fp8Matrix]:
-        """Return the output by columns, and the gradients of gate and up side by side by rows and by columns.
+        """Return the output by columns, and the gradients of gate and up side by side, by rows and by columns.
 
         With granularity `tensor`, both gradients share one scale so that one GEMM can sum over both.
         """

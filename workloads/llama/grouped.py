@@ -51,13 +51,13 @@ multiply_groups.register_autograd(
 
 @torch.library.custom_op("gpu_sweeper::sum_rows", mutates_args=())
 def sum_rows(x: Tensor, rows: Tensor, uses: Tensor) -> Tensor:
-    """Return the sum of x[rows[i, j]] over j for every i, in fp32 and rounded once. A single term copies rows.
+    """Return the sum of x[rows[i, j]] over j for every i, in fp32, rounded once. With a single term, rows are copied.
 
     Args:
         x: [rows, features].
         rows: [outputs, terms] int64, where no row occurs twice in one output; -1 adds nothing.
-        uses: [rows of x, uses of each] int64, the outputs that use a row, padded with -1. The row's gradient sums over
-            them.
+        uses: [rows of x, uses of each] int64, the outputs that use a row, padded with -1. The row's gradient is the sum
+            over these outputs.
     """
     with annotate("permutation"):
         if x.device.type != "cpu":

@@ -43,8 +43,8 @@ def _repeat_kv_heads(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
 def fused_attention(shape: AttentionShape, device: torch.device) -> Iterator[str]:
     """Let `causal_attention` use only fused kernels, and yield the name of the kernel that it uses for a shape.
 
-    Code compiled within the context keeps the choice. On a CPU nothing changes, and the name is empty. Raises
-    Infeasible if no fused kernel supports the shape.
+    Code that is compiled within the context keeps this choice. On a CPU, the context has no effect and yields an empty
+    name. Raises Infeasible if no fused kernel supports the shape.
     """
     if device.type == "cpu":
         yield ""
@@ -72,7 +72,7 @@ def fastest_attention(shape: AttentionShape, device: torch.device) -> Iterator[s
 
 
 def choose_rocm_library(shape: AttentionShape, device: torch.device) -> str:
-    """Return the faster library of scaled_dot_product_attention on ROCm."""
+    """Return the library that runs scaled_dot_product_attention faster on ROCm."""
     try:
         return fastest_kernel(shape, device, (KERNELS["aotriton"], KERNELS["ck"])).name
     except Infeasible:  # fp32, or a size that scaled_dot_product_attention pads: AOTriton supports these
@@ -109,7 +109,7 @@ def can_replace_flash() -> bool:
 
 @contextmanager
 def flash4_as_flash() -> Iterator[None]:
-    """Replace PyTorch's flash kernel with FlashAttention 4 until the block ends, or raise Infeasible."""
+    """Replace PyTorch's flash kernel with FlashAttention 4 within the context, or raise Infeasible."""
     if not can_replace_flash():
         raise Infeasible(f"kernel=flash4 needs torch 2.11 or later for CUDA, this is {torch.__version__}")
     register = partial(torch_internals.register_flash4, "workloads.llama.flash4_functions")
@@ -144,7 +144,7 @@ class DocumentAttention:
 
 
 def _load_varlen() -> Callable[..., Tensor]:
-    """Return attention with PyTorch's function, imported on use because its module imports the compiler."""
+    """Return attention with PyTorch's function, imported on first use, because its module imports the compiler."""
     from torch.nn.attention.varlen import varlen_attn
 
     # Older versions accept grouped heads without a flag (torch 2.11).
@@ -160,7 +160,7 @@ def _load_varlen() -> Callable[..., Tensor]:
 
 
 def find_varlen_ops() -> set[Any]:
-    """Return the operation of PyTorch's variable-length attention, or an empty set before it is loaded."""
+    """Return the operations of PyTorch's variable-length attention: one, or none before it is loaded."""
     operation = getattr(torch.ops.torch_attn, "_varlen_attn", None)
     return {operation.default} if operation else set()
 

@@ -1,7 +1,7 @@
 """Causal attention with a sink for each head and optional windows, as in gpt-oss (arXiv 2508.10925).
 
 A sink is a score without a token: it takes part in the softmax, and its share of the weights is dropped. Attention with
-sinks follows from attention without sinks and the logsumexp. Backward kernels use the logsumexp that includes the sink.
+sinks follows from attention without them and its logsumexp. Backward kernels use the logsumexp that includes the sink.
 """
 
 import math
@@ -32,7 +32,7 @@ def find_sink_kernel(device: torch.device) -> str:
 # This is a single operation because the compiler cannot trace the kernel and selective checkpointing saves its results.
 @torch.library.custom_op("gpu_sweeper::attend_with_sinks", mutates_args=())
 def attend_with_sinks(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor, window: int) -> Results:
-    """Return the output, like q [batch, heads, length, head_size], and the logsumexp of scores and sinks[heads].
+    """Return the output, [batch, heads, length, head_size] like q, and the logsumexp of scores and sinks[heads].
 
     k and v may have fewer heads. A token attends to itself and the `window` - 1 tokens before it; a `window` of 0 means
     all earlier tokens. On a GPU, FlashAttention 4 runs; on a CPU, a reference that holds all scores in memory.

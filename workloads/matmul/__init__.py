@@ -77,7 +77,7 @@ class MatmulParameters:
             raise ValueError(f"{given[0]} and model: the model defines the shape; set {given[0]}=null")
 
     def shape(self) -> GemmShape:
-        """Return the shape of the product with the layout that `auto` resolves to."""
+        """Return the product's shape, with `auto` resolved to a layout."""
         if self.model is not None:
             shape = gemm_shape(self.model, self.layer, self.product, self.tokens)
         else:
@@ -105,7 +105,7 @@ class Matmul(Workload):
     module = "gemm"
 
     def recorded_parameters(self, parameters: MatmulParameters) -> Mapping[str, Scalar]:
-        """Return the parameters without the unused shape parameters, which are m, n and k or the model's layer."""
+        """Return the parameters without the unused shape parameters: either m, n and k, or the model's layer."""
         unused = ("model", "layer", "product", "tokens") if parameters.model is None else ("m", "n", "k")
         values = super().recorded_parameters(parameters)
         return {name: value for name, value in values.items() if name not in unused}

@@ -27,7 +27,7 @@ REDUCING = {dtype: f"allow_{dtype}_reduced_precision_reduction" for dtype in ("b
 
 
 def measure(parameters: MatmulParameters, rank: Rank) -> Measurement:
-    """Time C = A·B on random operands. Every repeat rewrites the output, and all times are kept.
+    """Time C = A·B on random operands. Every repeat overwrites the output, and all times are kept.
 
     Raises Infeasible if the device or this build of PyTorch does not support the combination of parameters, and
     ArithmeticError if the result is wrong.
@@ -96,7 +96,7 @@ def _warm_up(device: torch.device, seconds: float) -> None:
 
 
 def _tuned(parameters: MatmulParameters, operands: Operands) -> AbstractContextManager[tunable.Tuning | None]:
-    """If TunableOp is the backend, make PyTorch run the kernel that TunableOp finds until the block ends."""
+    """If TunableOp is the backend, make PyTorch run the kernel that TunableOp finds within the context."""
     if parameters.backend != "tunable":
         return nullcontext()
     rotating_mib = devices.flush_mib(operands.a.device) if parameters.statistic.endswith("_cold") else 0
@@ -139,7 +139,7 @@ def executed_accumulation(parameters: MatmulParameters, architecture: str) -> st
 
 
 def executed_backend(parameters: MatmulParameters) -> str:
-    """Return the library that PyTorch selected, which may differ on some GPUs, or else the requested backend."""
+    """Return PyTorch's own choice if the backend selects a library (it may differ on some GPUs), else the backend."""
     name = _preferred()
     return CUDA_LIBRARIES.get(name, name.lower()) if parameters.backend in SELECTED else parameters.backend
 

@@ -1,7 +1,7 @@
 """The GEMM parameters that PyTorch rejects or silently ignores, by device. Does not import torch.
 
-A parameter without effect must not be recorded as executed, so every such combination is infeasible, with a reason. The
-rules match PyTorch 2.11 to 2.13; the cited source files are in aten/src/ATen.
+A parameter that has no effect must not be recorded as executed, so every such combination is infeasible, with a reason.
+The rules match PyTorch 2.11 to 2.13; the cited source files are in aten/src/ATen.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def unsupported_reason(parameters: MatmulParameters, architecture: str) -> str:
 
 
 def sums_into_fp32_output(parameters: MatmulParameters) -> bool:
-    """Return whether 16-bit operands give an fp32 result, which PyTorch computes with a different function."""
+    """Return whether 16-bit operands give an fp32 result, for which PyTorch uses a different function."""
     return parameters.dtype in ("bf16", "fp16") and parameters.output_dtype == "fp32"
 
 

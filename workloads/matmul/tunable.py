@@ -1,7 +1,7 @@
 """TunableOp: PyTorch's own search over the kernels of hipBLASLt and rocBLAS, done before anything is timed.
 
-TunableOp runs every kernel that accepts the GEMM and keeps the fastest (torch.cuda.tunable). On CUDA, there is only the
-default kernel.
+TunableOp runs every kernel that accepts the GEMM and keeps the fastest (torch.cuda.tunable). On CUDA, TunableOp has
+only the default kernel.
 """
 
 import tempfile
@@ -29,10 +29,10 @@ _chosen_kernels: dict[str, str] = {}
 
 @contextmanager
 def tuned(multiply: Callable[[], object], product: str, rotating_mib: int) -> Iterator[Tuning]:
-    """Search for the fastest kernel for a GEMM, and make PyTorch run that kernel until the block ends.
+    """Search for the fastest kernel for a GEMM, and make PyTorch run that kernel within the context.
 
-    `product` names the GEMM's shape, layout and data type. The search rotates among `rotating_mib` MiB of operands, so
-    none of them is cached; 0 gives a warm cache.
+    `product` describes the GEMM's shape, layout and data type. The search rotates among `rotating_mib` MiB of operands,
+    so none of them is cached; 0 gives a warm cache.
     """
     tunable.set_filename(f"{_results_folder().name}/results.csv")
     tunable.set_max_tuning_duration(MAX_TUNING_MS)

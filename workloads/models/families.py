@@ -83,7 +83,7 @@ class Family:
 
     @property
     def keys(self) -> set[str]:
-        """Return the keys of a file that have an effect on the model."""
+        """Return the keys of a file that affect the model."""
         return {
             *(key for names in self.size_names.values() for key in names),
             *self.flags,

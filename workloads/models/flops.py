@@ -36,9 +36,9 @@ def model_flops_per_token(model: Model, sequence_length: float) -> float:
 
     For a dense model, this is L(6D(2D + 2K + 3F) + 6SD) + 6DV with L layers, hidden size D, K = kv heads x head size,
     intermediate size F, sequence length S and vocabulary V. A linear layer costs six FLOPs per weight (Kaplan et al.
-    2020, table 1). Attention costs twelve per pair of tokens and unit of the hidden size. Attention is causal, so half
-    of the pairs are never computed and do not count. Routers and indexers, which have their own loss, count;
-    multi-token prediction does not. For sequences packed with documents, pass the `attended_length`.
+    2020, table 1). Attention costs twelve FLOPs per pair of tokens and unit of the hidden size. Attention is causal, so
+    half of the pairs are never computed and do not count. Routers are counted, and so are indexers, which have their
+    own loss; multi-token prediction is not. For sequences packed with documents, pass the `attended_length`.
     """
     total = 6.0 * model.active_parameters
     for layer in range(model.layers):
@@ -56,7 +56,7 @@ def hardware_flops_per_token(model: Model, sequence_length: float, recompute: Ma
     """Return the FLOPs per token that the device executes, including recomputation.
 
     The total adds the recomputation of layers and attention scores in the backward pass to the model's FLOPs. A fused
-    attention kernel always recomputes the scores in its backward pass; this is one of the two causal GEMMs (Dao 2023).
+    attention kernel always recomputes the scores, one of the two causal GEMMs, in its backward pass (Dao 2023).
     `recompute` gives, for each kind of layer, the number of blocks in which it is recomputed.
     """
     attended = sum(model.attended_tokens(layer, sequence_length) for layer in range(model.layers)) / model.layers

@@ -192,7 +192,7 @@ def _check_values(family: Family, config: Config) -> None:
 
 
 def _read_sizes(family: Family, config: Config) -> dict[str, Any]:
-    """Return each size, read from the first of its names that the file has; 0 if the size is absent or null."""
+    """Return each size, read from the first of its keys that is set in the file; 0 if none of them is."""
     sizes = {}
     for size, keys in family.size_names.items():
         limit, least = MAX_LAYERS if size == "layers" else MAX_SIZE, 1 if size in REQUIRED else 0
@@ -312,7 +312,7 @@ def _linear_layers(family: Family, config: Config, layers: int) -> dict[str, Any
 
 
 def _other_vectors(family: Family, config: Config, sizes: Mapping[str, Any], output_bias: bool) -> int:
-    """Return the number of elements in a block's sinks, norms of latent features, and biases without a field."""
+    """Return the number of elements in a block's sinks, norms of latent features, and biases that have no field."""
     hidden_size = sizes["hidden_size"]
     total = hidden_size * output_bias + sizes["heads"] * family.sinks
     if "kv_rank" in family.names:  # norms of the latent features, and biases of their projections

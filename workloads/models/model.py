@@ -27,7 +27,7 @@ LayerKind = tuple[bool, bool, Mixer, bool, bool]  # has experts, attends to all 
 
 
 class Matrix(NamedTuple):
-    """A linear layer of a mixer, and the part of its GEMM that tensor parallelism divides: a side, or the tokens."""
+    """A linear layer of a mixer, and the dimension that tensor parallelism divides: inputs, outputs or tokens."""
 
     name: str
     inputs: int
@@ -37,7 +37,7 @@ class Matrix(NamedTuple):
 
 @dataclass(frozen=True)
 class Model:
-    """The sizes of a decoder, dense or with a mixture of experts. Models of equal sizes are equal."""
+    """The sizes of a decoder, dense or with a mixture of experts. Models with the same sizes compare equal."""
 
     layers: int  # number of blocks
     hidden_size: int  # features of the residual stream
@@ -180,7 +180,7 @@ class Model:
         return {self.layer_kind(layer): layer for layer in range(self.layers)}
 
     def linear(self, layer: LayerName) -> tuple[int, int]:
-        """Return (in_features, out_features) of a linear layer. Layers that read the same input are one matrix."""
+        """Return (in_features, out_features) of a linear layer. Layers that read the same input share one matrix."""
         attention = self.heads * self.head_size
         return {
             "qkv": (self.hidden_size, attention + 2 * self.kv_heads * self.head_size),
@@ -282,7 +282,7 @@ class Model:
 
     @property
     def qk_norm_sizes(self) -> tuple[int, int]:
-        """Return the features of the norm of queries and of the norm of keys; zeros without these norms."""
+        """Return the sizes of the query norm and the key norm, in features; zeros if the model has no such norms."""
         heads, kv_heads = {"": (0, 0), "head": (1, 1), "all": (self.heads, self.kv_heads)}[self.qk_norm]
         return heads * self.head_size, kv_heads * self.head_size
 
@@ -307,7 +307,7 @@ class Model:
 
     @property
     def active_parameters(self) -> int:
-        """Return the number of parameters that a token is multiplied with. The embedding, a lookup, does not count."""
+        """Return the number of parameters that each token is multiplied by. The embedding, a lookup, does not count."""
         blocks = (self.mixer_weights(layer) + self.active_mlp_weights(layer) for layer in range(self.layers))
         return sum(blocks) + self.head_weights
 

@@ -33,7 +33,7 @@ def check_imbalance(imbalance: float, shape: Model) -> None:
 
 
 def executed_imbalance(requested: float | None, measured: float | None, shape: Model, tokens: int) -> float | None:
-    """Return the requested imbalance, or the measured one if they differ by more than one rounded token."""
+    """Return the requested imbalance, or the measured one if they differ by more than a rounding error of one token."""
     if requested is None or measured is None:
         return None
     mean = tokens * shape.experts_per_token / shape.experts
@@ -43,8 +43,8 @@ def executed_imbalance(requested: float | None, measured: float | None, shape: M
 def tokens_of_experts(tokens: int, experts: int, imbalance: float, seed: int = 0) -> list[int]:
     """Return the number of tokens of each expert, in random order. The loads follow Zipf's law, rank^-s.
 
-    The exponent s is chosen so that the busiest expert has `imbalance` times the mean. An imbalance of 1 gives equal
-    loads; the maximum is `experts`. Loads are whole numbers whose sum is `tokens`.
+    The exponent s is chosen so that the busiest expert has `imbalance` times the mean load. An imbalance of 1 gives
+    equal loads; the maximum is `experts`. Loads are whole numbers whose sum is `tokens`.
     """
     low, high = 0.0, 64.0
     for _ in range(60):  # the share of the first expert grows with s

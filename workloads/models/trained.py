@@ -26,7 +26,7 @@ COMPUTED: dict[str, object] = {
 
 
 def load_trained_model(name: str) -> Model:
-    """Return a model, given its name or `config.json`. Raises UnsupportedModel if blocks do not support it."""
+    """Return a model, given its name or `config.json`. Raises UnsupportedModel if no block supports it."""
     if name in TRAINED_MODELS:
         return TRAINED_MODELS[name]
     if not name.endswith(".json"):
@@ -72,7 +72,7 @@ def read_trained(config: Config) -> Model:
 
 
 def read_rope(config: Config) -> dict[str, Any]:
-    """Return the rotary embedding's keys: transformers 5 has them in `rope_parameters`, version 4 in two places."""
+    """Return the rotary embedding's keys: transformers 5 stores them in `rope_parameters`, version 4 in two places."""
     scaling = config.get("rope_parameters") or config.get("rope_scaling") or {}
     share = config.get("partial_rotary_factor", 0.5 if config.get("model_type") == "glm4_moe" else 1.0)
     rope = {"rope_theta": config.get("rope_theta"), "partial_rotary_factor": share, **scaling}

@@ -49,7 +49,7 @@ class OffloadParameters:
     Attributes:
         device_gib: the limit of each device's allocator. On a CPU, the limit is planned for but not enforced.
         host_gib: the total limit of all GPUs' pinned arenas, the only host memory that stores training state.
-        distribution: how GPUs divide the work (`workloads.offload.plan.Distribution`); None: the plan chooses.
+        distribution: how GPUs divide the work (`workloads.offload.plan.Distribution`); None: the planner chooses.
         model: the model to train. A model with experts must have only routed experts, in every block.
         sequence_length: tokens per sequence.
         sequences_per_step: sequences per step; the planner divides them into rounds and chunks.
@@ -123,7 +123,7 @@ class OffloadParameters:
 
 
 class Offload(Workload):
-    """Training on the GPUs of a host under the fastest plan within the memory budgets."""
+    """Training on the GPUs of a host with the fastest plan within the memory budgets."""
 
     name = "offload"
     Parameters = OffloadParameters

@@ -1,4 +1,4 @@
-"""Compute the memory and time that a placement needs from the device's measured rates. Does not import torch."""
+"""Compute the memory and time that a placement needs, using the device's measured rates. Does not import torch."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class ModelSizes:
     distribution: plan.Distribution | None = None  # None: for one GPU, or not chosen yet
 
     def distribute(self, distribution: plan.Distribution | None, gpus: int) -> ModelSizes:
-        """Return the sizes for one GPU; in a ring, for the GPU with the most layers, or 0 layers if a GPU has none."""
+        """Return the sizes for one GPU; in a ring, for the GPU with the most layers (0 layers if some GPU has none)."""
         layers = self.shape.layers
         if distribution == "ring":
             layers = -(-layers // gpus) if gpus <= layers else 0
@@ -106,7 +106,7 @@ class ModelSizes:
 
     @property
     def reduced_share(self) -> float:
-        """The bytes that a GPU receives per byte of a vector that is reduced over all GPUs or gathered."""
+        """The bytes that a GPU receives per byte of a vector that is reduced over, or gathered from, all GPUs."""
         return (self.gpus - 1) / self.gpus
 
 
@@ -186,7 +186,7 @@ class Placement(plan.Division):
         return total + max(loss, self.chunk_tokens * rates.workspace_bytes_per_token)
 
     def fixed_host_bytes(self) -> float:
-        """Return the host memory besides saved activations. It includes gradients only if there are several rounds."""
+        """Return the host memory needed besides saved activations, with gradients only if there are several rounds."""
         model, layers, vectors = self.model, self.model.shape.layers, 2 if self.accumulation_rounds > 1 else 1
         total = model.layer_state_bytes * (layers - self.resident_state_layers) + layers * self.host_kv_bytes()
         if self.embedding_and_head_states == "host":
@@ -210,7 +210,7 @@ def predict_step_times(
     Copies and computation overlap. Each pass over a layer takes as long as the slower of the two, since weights are
     copied at most one layer ahead. Chunks that are saved in the same way are spread evenly over all layers, so every
     layer copies equally many activations. `recompute_s_per_token` is a mean over layers and chunks. `host_bytes` is the
-    size of a round's activations on the host, over all layers. Both arrays have the same last dimension.
+    total size of a round's activations on the host, over all layers. Both arrays have the same last dimension.
     """
     model, rounds = placement.model, placement.accumulation_rounds
     layers, weight_bytes = model.shape.layers, model.layer_weight_bytes

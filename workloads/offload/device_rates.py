@@ -68,9 +68,9 @@ class MeasuredDevice:
 def load_or_measure(
     model: str, sequence_length: int, device: torch.device, precision: Precision, routing: Routing = NATURAL
 ) -> MeasuredDevice:
-    """Return this GPU's measurements of the last day, or measure now. A CPU is measured in each process.
+    """Return this GPU's measurements from the last day, or measure now. A CPU is measured anew in each process.
 
-    Measurements apply to the same GPU, model, length, precision, power limit, versions and environment variables.
+    Measurements are reused for the same GPU, model, length, precision, power limit, versions and environment variables.
     """
 
     def measure() -> MeasuredDevice:
@@ -233,9 +233,9 @@ def _measure_split(state: _BlockState, sequence_length: int, segment: int) -> tu
 
 
 def _compare_segments(state: _BlockState, sequence_length: int, longer: int, shorter: int) -> tuple[float, float]:
-    """Return the seconds per token that each additional segment costs, comparing two segment lengths in mid-sequence.
-    Under a power cap, interleaved passes share their clocks, and the pass that needs more power seems faster than it
-    is. The passes over each length therefore run alone until the clocks have settled."""
+    """Return the seconds per token that each additional segment adds to both passes, found by comparing two segment
+    lengths in mid-sequence. Under a power cap, interleaved passes share their clocks, and the pass that needs more
+    power seems faster than it is. The passes over each length therefore run alone until the clocks have settled."""
     lengths = (longer, shorter)
     passes = [_build_passes(state, size, size, (sequence_length - size) // 2 or None)[0][:2] for size in lengths]
     readings: list[list[list[float]]] = [[], []]

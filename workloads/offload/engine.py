@@ -43,7 +43,7 @@ class LayerState:
 
 
 class EmbeddingAndHead:
-    """Embedding, last norm and LM head. Weights and gradients stay on the device. The plan places optimizer states.
+    """Embedding, last norm and LM head. Weights and gradients stay on the device; the plan places the optimizer states.
 
     `sizes` maps the name of each weight in `workloads.llama.model.Llama` to its size.
     """
@@ -132,7 +132,7 @@ class EmbeddingAndHead:
 
 
 class Engine:
-    """A model trained under a plan, with host memory from `arena`, which raises OutOfMemory if the arena is too small.
+    """A model trained as a plan specifies, in host memory from `arena`, which raises OutOfMemory if it is too small.
 
     Each process of a gang has an engine with the same plan and trains on different sequences. If the model is sharded,
     the layers' vectors are this process's shares, and computation uses `WholeLayers`. The processes of a ring train on
@@ -222,7 +222,7 @@ class Engine:
     def step(self, tokens: Tensor) -> Tensor:
         """Train on tokens[rounds, groups, sequences, sequence_length + 1]. Return the mean loss, on the device.
 
-        There are at most as many rounds as in the plan. In a gang, the tokens are this process's own, and the loss is
+        `tokens` has at most as many rounds as the plan. In a gang, the tokens are this process's own, and the loss is
         the mean over all processes.
         """
         plan, rounds = self.plan, min(len(tokens), self.plan.accumulation_rounds)
@@ -285,7 +285,7 @@ class Engine:
         return loss
 
     def _forward_layer(self, n: int, x: dict[int, Tensor]) -> None:
-        """Run block n on all chunks. `x` holds the block's input for each chunk, which the output replaces."""
+        """Run block n on all chunks. `x` holds the block's input for each chunk and is overwritten with its output."""
         weights = self._fetch_weights(n)
         for m in [m for m in self._weights.streamed_layers if m > n][:1]:
             self._weights.fetch(m)
@@ -320,8 +320,8 @@ class Engine:
         return out
 
     def _backward_layer(self, n: int, d: dict[int, Tensor], *, is_first: bool, is_last: bool) -> None:
-        """Run backward through block n for all chunks, last chunk first. Then finish it or, if sharded, the previous
-        one. `d` holds the gradient of the block's output for each chunk; the gradient of its input replaces it."""
+        """Run backward through block n for all chunks, last chunk first. Then finish it or, if sharded, the block
+        processed before. `d` holds the gradient of each chunk's output and is overwritten with that of its input."""
         weights, kept_gradients = self._fetch_weights(n), self._gradients.get(n)
         if is_first:
             kept_gradients.layer = n
@@ -473,7 +473,7 @@ class Engine:
         return self._math.imbalance
 
     def describe_types(self) -> dict[str, str]:
-        """Return the data types of the engine's tensors, read from the tensors."""
+        """Return the data types of the engine's tensors, read from the tensors themselves."""
         layer, states = self._layers[0], self._layers[0].optimizer_states
         types = {
             "type_of_block_products": self.matrix_dtype,

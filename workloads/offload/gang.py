@@ -33,7 +33,7 @@ class Gang:
 
     @property
     def batches(self) -> int:
-        """The number of parts into which a step's sequences are divided: 1 in a ring, which shares the sequences."""
+        """The number of parts into which a step's sequences are divided: 1 in a ring, as its GPUs share them all."""
         return 1 if self.is_ring else self.ranks
 
     def list_own(self, count: int) -> range:
@@ -67,7 +67,7 @@ class Gang:
 
 
 def store_sum(target: Tensor, parts: Sequence[Tensor]) -> None:
-    """Store the sum of vectors, one of which may be the target. Compiled, each is read once."""
+    """Store the sum of vectors, one of which may be the target. If compiled, it reads each vector once."""
     target.copy_(sum(parts[1:], start=parts[0]))
 
 
@@ -98,7 +98,7 @@ class WholeLayers:
         self._weights, self._gradients = slots[:GATHERED_SLOTS], slots[GATHERED_SLOTS:]
 
     def gather(self, n: int, kept: LayerSlots) -> Slot:
-        """Return layer n's weight slot. If it lacks the weights, queue the copy of the kept share and the gather."""
+        """Return layer n's weight slot. If the slot lacks the weights, queue copying and gathering the share."""
         slot = self._weights[n % GATHERED_SLOTS]
         if slot.layer != n:
             share, whole = kept.fetch(n).buffer, slot.buffer

@@ -31,10 +31,10 @@ ALIGNMENT_BYTES = 512
 
 
 class Arena:
-    """The only host memory for a run's state: one block, pinned if there is a GPU. Its parts are never returned."""
+    """The only host memory for a run's state: one block, pinned if there is a GPU. Its parts are never freed."""
 
     def __init__(self, size_bytes: int, device: torch.device) -> None:
-        """Allocate the block on the GPU's NUMA node and pin it. Raises OutOfMemory if the host refuses it."""
+        """Allocate the block on the GPU's NUMA node and pin it. Raises OutOfMemory if the host cannot provide it."""
         self.size_bytes, self.used_bytes = size_bytes, 0
         if size_bytes > (available := available_memory_bytes()):
             raise OutOfMemory(
@@ -98,7 +98,7 @@ def _usable_nodes(root: Path = Path("/")) -> set[int]:
 
 
 def bind_pages(block: torch.Tensor, node: int) -> str:
-    """Place the pages of a block on a node if it has enough memory. Return the reason for a failure, or ""."""
+    """Place the pages of a block on a node if the node has enough memory. Return the reason for a failure, or ""."""
     mask = (ctypes.c_ulong * (MAX_NODES // 64))()
     mask[node // 64] = 1 << (node % 64)
     start, size = _whole_pages(block)

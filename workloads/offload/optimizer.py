@@ -30,7 +30,7 @@ class Precision:
     def list_state_vectors(self, numel: int) -> list[tuple[int, torch.dtype]]:
         """Return the length and data type of each vector that the optimizer stores for `numel` parameters.
 
-        The vectors are momentum, variance, the scales of both with int8, and the master weights if there are any.
+        The vectors are momentum, variance, with int8 the scales of both, and the master weights if there are any.
         """
         default: StateFormat = "bf16" if self.dtype == torch.bfloat16 and not self.master_weights else "fp32"
         state_format = self.optimizer_states or default

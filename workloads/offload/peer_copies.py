@@ -33,7 +33,7 @@ class _Handle(ctypes.Structure):
 class CudaDriver:
     """The CUDA driver on the current device and stream. Every call raises RuntimeError if the driver refuses it.
 
-    Raises torch.OutOfMemoryError if memory runs out. Addresses are integers. Copies and counters keep stream order.
+    Raises torch.OutOfMemoryError if memory runs out. Addresses are integers. Copies and counters run in stream order.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -80,7 +80,7 @@ class CudaDriver:
         self._call("cuMemcpyDtoDAsync_v2", *addresses, ctypes.c_size_t(size_bytes), self._stream())
 
     def write(self, address: int, value: int) -> None:
-        """Write a number after a memory fence, which CUDA's driver adds by default."""
+        """Write a number, preceded by a memory fence, which the CUDA driver adds by default."""
         self._queue_counter("cuStreamWriteValue32_v2", address, value)
 
     def wait(self, address: int, value: int) -> None:
@@ -95,7 +95,7 @@ class CudaDriver:
 
 
 class PeerMemory:
-    """Flat device tensors that the other processes of the group copy to. Every process has the same set."""
+    """Flat device tensors that the group's other processes copy into. Every process has tensors of the same sizes."""
 
     def __init__(self, driver: CudaDriver, dtype: torch.dtype, sizes: Sequence[int]) -> None:
         """Allocate a tensor of zeros for each size, and map the other processes' tensors.
@@ -125,10 +125,10 @@ class PeerMemory:
         return self._driver.export(self._own)
 
     def push(self, copies: Sequence[tuple[int, Tensor, Tensor]]) -> None:
-        """Queue copies to other processes on the current stream: (process, target, source).
+        """Queue copies, given as (process, target, source), to other processes on the current stream.
 
-        A target is part of this process's tensors. The same part of the other process's tensors is written once all
-        processes' streams have reached this point. Work queued afterwards sees all copies by the others.
+        A target is part of this process's tensors; the copy writes the same part of the other process's tensors, once
+        all processes' streams have reached this point. Work queued afterwards sees the copies of all processes.
         """
         self._meet()
         for number, target, source in copies:
@@ -165,7 +165,7 @@ def open_peer_memory(device: torch.device, dtype: torch.dtype, sizes: Sequence[i
 
 
 def agree(call: Callable[[], Any], failure: str = "") -> list[Any]:
-    """Return a call's results from all processes. If one call fails, all raise RuntimeError or GangOutOfMemory."""
+    """Run a call in all processes and return all results. If one fails, all raise RuntimeError or GangOutOfMemory."""
     result: Any
     try:
         result = call()

@@ -49,12 +49,12 @@ RECOMPUTED_UNDER: dict[RecomputedLayer, tuple[SavedActivations, ...]] = {
 
 
 def recomputed_under(shape: Model) -> dict[RecomputedLayer, tuple[SavedActivations, ...]]:
-    """Return RECOMPUTED_UNDER for a model. With norms per head, the GEMM before the norms is also recomputed."""
+    """Return RECOMPUTED_UNDER for a model. With norms of queries and keys, the GEMM before them is also recomputed."""
     return {**RECOMPUTED_UNDER, "qkv": SAVED_ACTIVATIONS} if shape.qk_norm else RECOMPUTED_UNDER
 
 
 class ActivationPlan(NamedTuple):
-    """What a block saves of one chunk for the backward pass, and where it is stored."""
+    """Which activations a block saves of one chunk for the backward pass, and where they are stored."""
 
     saved: SavedActivations = "full"
     location: Location = "device"

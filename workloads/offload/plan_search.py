@@ -70,7 +70,7 @@ def find_fastest_plan(
 def explain_too_small(
     model: ModelSizes, sequence_length: int, sequences_per_step: int, budget: MemoryBudget, rates: DeviceRates
 ) -> str:
-    """Return a sentence with the GiB by which the smallest plan exceeds a budget, or with what cannot be divided."""
+    """Return a sentence that states by how many GiB the smallest plan exceeds a budget, or what cannot be divided."""
     own = _share_budget(model, budget)
     missing = [
         (gib, placement)
@@ -105,7 +105,7 @@ def find_fastest_plans(
     budgets: Sequence[MemoryBudget],
     rates: DeviceRates,
 ) -> list[Prediction | None]:
-    """Return the fastest plan for each budget, or None if none fits, faster than by single searches."""
+    """Return each budget's fastest plan, or None if none fits; faster than one search per budget."""
     distributed = _list_distributions(model)
     if len(distributed) > 1:
         found = [find_fastest_plans(one, sequence_length, sequences_per_step, budgets, rates) for one in distributed]
@@ -136,7 +136,7 @@ def _list_placements(
     """Return all placements, fastest first, each with a lower bound on the seconds per step. Placements combine each
     division of a GPU's sequences into rounds and chunks with every number of resident layers, in steps of a sixteenth
     of the layers. A chunk has a multiple of `token_multiple` tokens: at least `min_chunk_tokens` or the whole step's
-    tokens, and at most MAX_CHUNK_TOKENS. If all chunk shapes are larger, the smallest shapes remain."""
+    tokens, and at most MAX_CHUNK_TOKENS. If all chunk shapes are larger, the smallest ones are kept."""
     if model.distribution != "ring":
         if sequences_per_step % model.gpus:
             return []
@@ -184,10 +184,10 @@ def _list_divisors(number: int) -> list[int]:
 def _choose_saved_activations(
     placement: Placement, memories: Mapping[int, ActivationMemory], rates: DeviceRates
 ) -> dict[int, _Candidate]:
-    """Return the placement with the fastest choice of saved activations for each memory size that any choice fits. As
-    many chunks as fit save their activations on the device, the others on the host. The ways to divide the chunks of
-    all layers among the choices are rows of a table [ways, choices], so all ways are evaluated at once for all memory
-    sizes."""
+    """Return the placement with the fastest choice of saved activations for each memory size in which some choice fits.
+    As many chunks as possible save their activations on the device, the others on the host. The ways to divide the
+    chunks of all layers among the choices are rows of a table [ways, choices], so all ways are evaluated at once for
+    all memory sizes."""
     if not memories:
         return {}
     counts = _list_divisions(placement.model.shape.layers * placement.chunks_per_round)
@@ -227,8 +227,8 @@ def _choose_saved_activations(
 @cache
 def _list_divisions(chunks: int) -> NDArray[np.int64]:
     """Return the ways to divide the chunks of all layers among the choices of saved activations, [ways, choices]. Each
-    way uses one or two choices. The recomputation time is a function of the saved bytes, and two choices reach every
-    point of the function's convex hull."""
+    way uses one or two choices: the recomputation time is a function of the saved bytes, and a mix of two choices
+    reaches every point of its convex hull."""
     step = -(-chunks // MAX_DIVISIONS)
     rows = {
         tuple(first if n == i else chunks - first if n == j else 0 for n in range(len(SAVED_ACTIVATIONS)))

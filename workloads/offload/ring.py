@@ -2,7 +2,7 @@
 
 A round is divided into turns. In a turn, each GPU computes at most one chunk at one layer or at the head; then all GPUs
 pass on their results before the next turn. Receiving during computation would cost more, since NCCL's kernels wait on
-multiprocessors that the GEMMs need. Every GPU takes turns in the same order, so no GPU can wait forever.
+multiprocessors that the GEMMs need. All GPUs take turns in the same order, so none of them can wait forever.
 """
 
 from collections import defaultdict
@@ -47,7 +47,7 @@ def list_turns(layers: int, chunks: int, ranks: int, rank: int) -> list[Turn]:
 
 
 class PassedChunks(dict[int, Tensor]):
-    """The hidden states (or their gradients) of the chunks in a round that this GPU holds.
+    """The hidden states (or their gradients) of the chunks that this GPU holds in a round.
 
     Reading a chunk receives it from the previous GPU, and writing a chunk passes it to the next.
     """

@@ -56,7 +56,7 @@ DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32} | dict.fromkeys(FP8_REC
 
 
 def measure(parameters: OffloadParameters, rank: Rank) -> Measurement:
-    """Train under the fastest plan within the budgets. If it runs out of memory, retry once under a smaller plan.
+    """Train with the fastest plan within the budgets. If memory runs out, retry once with a smaller plan.
 
     Raises Infeasible, before state is allocated, if no plan fits or this device cannot train the model. Raises
     ArithmeticError if the loss is not finite.
@@ -116,7 +116,7 @@ def _plan_and_train(
     started_s: dict[str, float],
     rank: Rank,
 ) -> Measurement:
-    """Train under the fastest plan for `device_gib`. Raises torch.OutOfMemoryError if it needs more than planned."""
+    """Train with the fastest plan for `device_gib`. Raises torch.OutOfMemoryError if this needs more than planned."""
     budget = MemoryBudget(device_gib, parameters.host_gib)
     length, sequences = parameters.sequence_length, parameters.sequences_per_step
     prediction = find_fastest_plan(model, length, sequences, budget, measured.rates)
@@ -150,7 +150,7 @@ def check_host_memory(arena_bytes: int, ranks: int, device_type: str, available_
 
 
 def select_precision(parameters: OffloadParameters, architecture: str) -> Precision:
-    """Return the data types to train with. Raises Infeasible if the device or the sequences do not support them."""
+    """Return the data types to train with. Raises Infeasible if the device, sequences or packages do not allow it."""
     if reason := infeasible_reason(parameters.dtype, parameters.sequence_length, architecture, parameters.shape):
         raise Infeasible(reason)
     if parameters.optimizer_states == "int8" and find_spec("torchao") is None:
@@ -290,7 +290,7 @@ def _rehearse(engine: Engine, groups: torch.Tensor) -> None:
 def _executed_parameters(
     parameters: OffloadParameters, engine: Engine, batches: list[torch.Tensor], steps: int
 ) -> dict[str, Scalar]:
-    """Return the executed parameters, read back from engine and tokens, except budgets, files and the seed."""
+    """Return the executed parameters, read back from the engine and the tokens, except budgets, files and the seed."""
     types, dtype = engine.describe_types(), engine.matrix_dtype
     *sequences, length = batches[-1].shape
     distribution = engine.gang.distribution if parameters.distribution else None
@@ -319,7 +319,7 @@ def _run_steps(
     engine: Engine, batches: list[torch.Tensor], warmup: int, readings: GpuReadings, rank: Rank
 ) -> tuple[list[float], list[float], Mapping[str, float]]:
     """Train one step on each batch. Return the times and losses of all steps, and the time of each kind of work in the
-    last step. Raises ArithmeticError if a loss is not finite, Pruned or TrialTimeout."""
+    last step. Raises Pruned, TrialTimeout or, if a loss is not finite, ArithmeticError."""
     times_s, losses, reports = [], [], StepReports(rank)
     span_times_s: Mapping[str, float] = {}
     flops = model_flops_per_token(engine.shape, engine.plan.sequence_length)

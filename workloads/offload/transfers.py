@@ -46,7 +46,7 @@ class CopyStreams:
             self._links = torch.cuda.Stream(device)
 
     def copy(self, target: Buffer, source: Buffer, traffic: Traffic = "parameters") -> None:
-        """Queue a copy between host and device, after everything that is queued on either buffer."""
+        """Queue a copy between host and device, after all work that is already queued on either buffer."""
         self.copied_bytes += source.tensor.nbytes
         if not self.on_gpu:
             target.tensor.copy_(source.tensor)
@@ -106,7 +106,7 @@ class CopyStreams:
         self._spans[name].append((begin, end))
 
     def take_span_times_s(self) -> dict[str, float]:
-        """Return the seconds of each span since the last call. All queued work must be done."""
+        """Return the duration of each span since the last call, in seconds. All queued work must have finished."""
         for name, events in self._spans.items():
             self._span_times_s[name] += sum(begin.elapsed_time(end) for begin, end in events) / 1000
         times_s = dict(self._span_times_s)
@@ -125,7 +125,7 @@ class Slot:
 
 
 class LayerSlots:
-    """The slots of all layers' weights or gradients. Resident layers have their own; `streamed_layers` share some."""
+    """The slots of all layers' weights or gradients. A resident layer has its own; `streamed_layers` share some."""
 
     def __init__(
         self,
@@ -142,13 +142,13 @@ class LayerSlots:
         self._shared = [Slot(buffer, split(buffer.tensor)) for buffer in shared]
 
     def get(self, n: int) -> Slot:
-        """Return the slot of layer n, which may hold another layer's vector."""
+        """Return the slot of layer n, which may still hold another layer's vector."""
         if n in self._resident:
             return self._resident[n]
         return self._shared[self.streamed_layers.index(n) % len(self._shared)]
 
     def fetch(self, n: int) -> Slot:
-        """Return the slot of layer n. Queue the copy of the layer's vector unless the slot holds it."""
+        """Return the slot of layer n. Queue the copy of the layer's vector unless the slot already holds it."""
         slot, stored = self.get(n), self._stored[n]
         if slot.layer != n:
             assert stored is not None
@@ -189,7 +189,7 @@ class ActivationStack:
         self._leaving: deque[SavedChunk] = deque()
 
     def push(self, saved: Activations, location: Location) -> None:
-        """Save a chunk's activations. Activations for the host are copied there during computation.
+        """Save a chunk's activations. Activations with location `host` are copied there during computation.
 
         Computation waits for the oldest copies if more than CHUNKS_IN_FLIGHT chunks are being copied.
         """
@@ -221,7 +221,7 @@ class ActivationStack:
         self._leaving.clear()  # the backward pass needs these first, so they stay on the device
 
     def pop(self) -> Activations:
-        """Return the activations that were saved last, on the device. Queues the copies for a later chunk."""
+        """Return the most recently saved activations, on the device. Also queues the copies for a later chunk."""
         chunk = self._chunks.pop()
         if not chunk.on_host:
             return chunk.on_device

@@ -67,7 +67,7 @@ class ParallelParameters:
         dtype: data type of the GEMMs. fp8, mxfp8 and nvfp4 apply to the GEMMs in blocks. With block pytorch, they use
             torchao's layers, and fp8_tensorwise also casts weights and tensor-parallel activations before gathering
             them; block manual has its own kernels for fp8_tensorwise and fp8_blockwise. A data type is rejected if the
-            device has no units or the block no layer for it.
+            device has no units for it, or the block no layer.
         state: fp32 keeps weights, gradients and optimizer states in fp32, reduces in fp32 and clips the norm of the
             gradients at 1.0, as torchtitan does; bf16 keeps all of them in bf16 and does not clip.
         block: pytorch compiles a plain block, in every layout; manual has its own backward pass, and needs tp and cp
@@ -176,7 +176,7 @@ class ParallelParameters:
 
     @property
     def buffers_imbalance(self) -> float:
-        """The tokens for which a rank has buffers, divided by the mean; with natural routing, the maximum."""
+        """The tokens that a rank's buffers hold, divided by the mean; with natural routing, the maximum."""
         if self.imbalance is not None or self.ep == 1 or not self.shape.experts:
             return self.rank_imbalance
         return self.ep * min(1.0, self.shape.experts // self.ep / self.shape.experts_per_token)
@@ -197,7 +197,7 @@ class ParallelParameters:
 
     @property
     def job(self) -> Job:
-        """The job to estimate. All its documents have the one length that gives the same attention cost."""
+        """The job to estimate. All its documents have one length, which gives the same attention cost."""
         return Job(
             model=self.shape,
             layout=self.layout,
@@ -216,7 +216,7 @@ class ParallelParameters:
     def find_violation(
         self, ranks: int, ranks_per_node: int, *, on_gpu: bool, rules: Iterable[Rule] | None = None
     ) -> Violation | None:
-        """Return the first rule, of `rules` or of all, that the layout breaks on these ranks; None if it is valid."""
+        """Return the first of the `rules` (by default, all) that the layout breaks on these ranks, or None."""
         across = self.tp_across_nodes
         site = Site(ranks, ranks_per_node, tp_across_domains=across, on_gpu=on_gpu, torch=TORCH_VERSION)
         return find_violation(self.job, site, rules)
@@ -259,7 +259,7 @@ class Parallel(Workload):
         return recorded
 
     def estimate(self, parameters: ParallelParameters, machine: Machine) -> Estimate:
-        """Check whether the layout is valid and fits into memory, and estimate its speed."""
+        """Check whether the layout is valid and fits in memory, and estimate its speed."""
         description = str(parameters.layout)
         if machine.architecture and (reason := parameters.unsupported_dtype_reason(machine.architecture)):
             reason = f"dtype={parameters.dtype} is {reason}"

@@ -1,9 +1,9 @@
 """Apply a layout to a model. The order of the steps matters:
 
 1. Pipeline: build only this rank's layers, on the meta device.
-2. Context parallelism: give blocks attention over their process group. Document masks: restrict attention to documents.
-3. Tensor parallelism: shard every block's matrices before anything wraps the block, since the plan names them. Expert
-   parallelism: keep this rank's experts.
+2. Context parallelism: let each block attend over its process group. Document masks: keep attention within documents.
+3. Tensor parallelism: shard every block's matrices before anything wraps the block, since the plan refers to them by
+   name. Expert parallelism: keep this rank's experts.
 4. Checkpointing: wrap blocks so that their sharded computation is recomputed. Blocks with a manual backward pass do
    their own checkpointing.
 5. Compilation: compile whole blocks including their checkpointing, so that GEMMs are not repeated if the backward pass
@@ -64,7 +64,7 @@ def separate_group_names(sequence_number: int) -> None:
 
 
 def enable_async_tp(group: dist.ProcessGroup) -> dict[str, Any]:
-    """Enable symmetric memory in a tensor parallel group. Returns the compiler options for blocks."""
+    """Enable symmetric memory for a tensor-parallel group. Returns the compiler options for blocks."""
     from torch.distributed._symmetric_memory import enable_symm_mem_for_group
 
     if torch.cuda.device_count() == 1:
@@ -81,9 +81,9 @@ def shard_stage(stage: Stage, mesh: DeviceMesh, dtype: torch.dtype, *, reshard_a
     """Wrap the units of a stage in FSDP: the embedding, every block, and the last norm with the head.
 
     torchtitan 0.2.2 does the same (apply_fsdp in torchtitan/models/llama3/infra/parallelize.py). A unit is gathered
-    while the unit before it computes. As a single unit, embedding and head would be gathered before the first block and
-    reduced after the last backward pass, without overlap. Weights are gathered in `dtype`, and gradients are reduced in
-    their own data type.
+    while the unit before it computes. If they were one unit, embedding and head would be gathered before the first
+    block and reduced after the last backward pass, without overlap. Weights are gathered in `dtype`, and gradients are
+    reduced in their own data type.
 
     The head stays gathered after the forward pass, since the backward pass begins with the head. If the head shares the
     embedding's matrix, this matrix and the norm are in the unit of the whole stage, which stays gathered too.
@@ -105,8 +105,8 @@ def set_gradient_sync(stages: list[Stage], layout: Layout, *, is_last_microbatch
     """Configure FSDP's communication for the next backward pass.
 
     Gradients are averaged over replicas only in the last micro-batch of a step. Without `reshard_after_forward`,
-    gradients are also reduce-scattered only there, and weights stay gathered until then. With `reshard_after_forward`,
-    weights stay gathered until the next forward pass if `keeps_weights` is set.
+    gradients are also reduce-scattered only in that micro-batch, and weights stay gathered until then. With
+    `reshard_after_forward`, weights stay gathered until the next forward pass if `keeps_weights` is set.
     """
     for stage in stages:
         if isinstance(stage, FSDPModule):

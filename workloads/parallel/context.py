@@ -93,7 +93,7 @@ def _ring_backward(
 
 
 def local_positions(length: int, cp: int, rank: int) -> Tensor:
-    """Return the positions of a rank's tokens in a sequence of `length`, in the order on the rank."""
+    """Return the positions of a rank's tokens in a sequence of `length`, in the order in which the rank holds them."""
     parts = torch.arange(length).chunk(2 * cp)
     return torch.cat([parts[rank], parts[2 * cp - 1 - rank]])
 

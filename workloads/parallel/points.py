@@ -1,4 +1,4 @@
-"""List a layout space's points with estimates, with one entry per broken rule. Does not import torch."""
+"""List a layout space's points with estimates; all points that break one rule share an entry. Does not import torch."""
 
 import heapq
 import math
@@ -47,7 +47,7 @@ class Listing:
         self.best: list[float] = []
 
     def candidates(self) -> Iterator[Candidate]:
-        """Yield every point with its estimate. All points that break the same rule in `LEVELS` are one candidate."""
+        """Yield every point with its estimate. All points that break the same rule in `LEVELS` form one candidate."""
         degrees = {name: values for name, values in self._dimensions.items() if name in DEGREES}
         total = math.prod(map(len, self._dimensions.values()))
         remaining = total // math.prod(map(len, degrees.values()))

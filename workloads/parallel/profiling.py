@@ -33,12 +33,12 @@ def profile_step(
     """Profile the step in the `with` block, and add device utilization and communication to `metrics`.
 
     calls_… counts each kind of collective on this rank. On a GPU, kernels are counted, since recording host events as
-    well slows down a step that waits for the host. With `fused`, host events are recorded anyway, since only these show
+    well slows down a step that waits for the host. With `fused`, host events are recorded anyway, since only they show
     collectives fused with GEMMs (`workloads.parallel.apply`), whose copies are not communication kernels.
 
-    On a GPU, the shares are those of `compute_shares`. A mixture of experts also has the shares of EXPERT_KERNELS, and
-    the share of collectives in the group of GPUs that `exchange` tokens. NCCL runs these collectives on one stream,
-    which a small first collective identifies.
+    On a GPU, the shares are those of `compute_shares`. A mixture of experts adds the shares of EXPERT_KERNELS, and the
+    share of collectives in the group of GPUs that `exchange` tokens. NCCL runs these collectives on one stream,
+    identified by a small collective at the start.
     """
     on_gpu = device.type == "cuda"
     activities = [ProfilerActivity.CUDA] if on_gpu else []
@@ -109,7 +109,7 @@ def compute_shares(kernels: Iterable[tuple[str, Interval]]) -> dict[str, float]:
 
 
 def name_collective(kernel: str) -> str:
-    """Return the kind of collective of a communication kernel: allgather for ncclDevKernel_AllGather_RING_LL(…)."""
+    """Return a communication kernel's kind of collective, such as allgather for ncclDevKernel_AllGather_RING_LL(…)."""
     return kernel.partition("(")[0].split("_")[1].lower() if "_" in kernel else kernel.lower()
 
 

@@ -36,11 +36,11 @@ from workloads.precision.layers import read_recipe
 
 
 class GarbageCollector:
-    """Collects Python's garbage every `freq` steps within a context, with Python's automatic collections off.
+    """Within a context, collects Python's garbage every `freq` steps instead of automatically.
 
     A collection at a random time on one rank makes all other ranks wait. As in torchtitan's `GarbageCollection`
-    (tools/utils.py), the collections are of the second generation. In addition, all objects that exist before the first
-    step are frozen, so no collection traverses the model and the imported modules. A `freq` of 0 does nothing.
+    (tools/utils.py), collections are calls of `gc.collect(1)`. In addition, all objects that exist before the first
+    step are frozen, so no collection traverses the model and the imported modules. If `freq` is 0, it does nothing.
     """
 
     def __init__(self, freq: int) -> None:
@@ -81,7 +81,7 @@ DTYPE_NAMES = {torch.bfloat16: "bf16", torch.float32: "fp32"}
 def measure(parameters: ParallelParameters, rank: Rank) -> Measurement:
     """Train in this layout together with the other ranks, or each rank alone if the layout has one GPU.
 
-    Raises Infeasible if the layout is invalid, the device lacks the data type or the attention, or torchao is missing.
+    Raises Infeasible if the layout is invalid, torchao is missing or the device lacks support for the parameters.
     """
     device = devices.device_of(rank)
     if parameters.layout.gpus == 1:
@@ -182,7 +182,7 @@ def _train(
 
 
 def _open_source(parameters: ParallelParameters) -> TokenSource | TextSource:
-    """Return the source of tokens. Raises Infeasible if the file has too few tokens or any outside the vocabulary."""
+    """Return the token source. Raises Infeasible if the file has too few tokens or tokens outside the vocabulary."""
     vocabulary, length, seed = parameters.shape.vocabulary, parameters.sequence_length, parameters.seed
     if parameters.data is None:
         return TokenSource(vocabulary, length, seed, parameters.document_tokens)
@@ -197,7 +197,7 @@ def _open_source(parameters: ParallelParameters) -> TokenSource | TextSource:
 
 
 def _measure_imbalance(trainer: Trainer, device: torch.device) -> dict[str, float]:
-    """Return the busiest expert's tokens divided by the mean in the timed passes, for the mean and the worst block."""
+    """Return the busiest expert's tokens divided by the mean in the timed passes: mean and maximum over blocks."""
     imbalances = [experts.imbalance for stage in trainer.stages for experts in stage.experts.values()]
     # Without a dtype, a pipeline rank without experts would add integers to the floats of other ranks.
     total = torch.tensor([sum(imbalances), len(imbalances)], dtype=torch.float32, device=device)

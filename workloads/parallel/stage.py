@@ -36,7 +36,7 @@ WEIGHT_ARGUMENTS = {torch.ops.aten.mm.default: 1, torch.ops.aten.addmm.default: 
 
 
 def _save_all_but(widest: tuple[tuple[int, ...], ...]) -> Any:
-    """Return contexts that save SAVED_OPS and matrix products, except with weights of the given sorted sizes."""
+    """Return contexts that save SAVED_OPS and matrix products, except those with weights of the given sorted sizes."""
     saved_ops = SAVED_OPS | find_varlen_ops()
 
     def policy(_: object, function: Any, *args: Any, **__: object) -> CheckpointPolicy:
@@ -128,7 +128,7 @@ class _ManualBackward(torch.autograd.Function):
 
 
 class Head(nn.Module):
-    """The last norm and the matrix of the logits in one module, which makes FSDP gather both before the norm."""
+    """The last norm and the output matrix in one module, which makes FSDP gather both before the norm."""
 
     def __init__(self, shape: Model) -> None:
         super().__init__()
@@ -137,7 +137,7 @@ class Head(nn.Module):
         self.lm_head = None if shape.tied else nn.Linear(*shape.linear("lm_head"), bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the normed hidden states. The loss takes the matrix itself."""
+        """Return the normed hidden states. The loss reads the output matrix directly."""
         normed: Tensor = self.norm(x)
         return normed
 
@@ -180,11 +180,11 @@ class Stage(nn.Module):
 
     @property
     def divided_experts(self) -> dict[nn.Parameter, Experts]:
-        """The expert weights that are divided among ranks, and the experts that they belong to."""
+        """The expert weights that are divided among ranks, each mapped to its experts."""
         return {weight: experts for experts in self.experts.values() for weight in experts.divided}
 
     def forget_scales(self) -> None:
-        """Make the next cast of each weight compute its scale."""
+        """Make the next cast of each weight recompute its scale."""
         for block in self.blocks.values():
             getattr(block, "scales", {}).clear()
 
@@ -235,9 +235,9 @@ def build_initializer(seed: int, device: torch.device, *, is_tied: bool = False)
 def initial_deviation(name: str, size: tuple[int, ...], is_tied: bool) -> float:
     """Return the standard deviation of a matrix's initial values, the same as in torchtitan's llama3.
 
-    For a block's output projections, the deviation shrinks with the block's number. The sum of all blocks stays
+    For a block's output projections, the deviation decreases with the block's number, so the sum of all blocks stays
     bounded, and training is stable without learning rate warm-up. An embedding that is also the head uses the head's
-    deviation. `size` is [outputs, inputs] of a matrix, [vocabulary, hidden size] of the embedding.
+    deviation. `size` is [outputs, inputs] for a matrix and [vocabulary, hidden size] for the embedding.
     """
     if name in ("embedding.weight", "lm_head.weight"):
         return size[1] ** -0.5 if name == "lm_head.weight" or is_tied else 1.0

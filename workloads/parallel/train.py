@@ -93,7 +93,7 @@ MAX_NORM = 1.0  # torchtitan's training.max_norm and Megatron's --clip-grad
 def clip_gradients(parameters: Sequence[nn.Parameter], divided: Sequence[nn.Parameter], groups: Groups) -> Tensor:
     """Scale the gradients of this rank's stages to a global norm of at most MAX_NORM. Returns the original norm.
 
-    PyTorch's norm of distributed tensors covers the ranks that share a stage. This function combines the norms of
+    PyTorch's norm of distributed tensors covers only the ranks that share a stage. This function combines the norms of
     stages and of experts `divided` among ranks, as clip_grad_norm_ does in torchtitan/distributed/utils.py.
 
     This is a collective operation that all ranks must call.
@@ -161,12 +161,12 @@ Passes = Callable[..., Tensor]  # maps a step's tensors to its loss; adds to the
 
 
 class GraphedPasses:
-    """A step's passes as one CUDA graph, launched once by the host. Otherwise, small models wait for many launches.
+    """A step's passes as one CUDA graph, which the host launches once. Small models would wait for separate launches.
 
-    Records the passes on the first call and replays them on every call, with other tensors of the same sizes.
+    Records the passes on the first call and replays them on every call, on new tensors of the same sizes.
 
-    The optimizer's step is not recorded. `torch.cuda.graph` requires runs on another stream before the recording;
-    compilation happens in these runs.
+    The optimizer's step is not recorded. `torch.cuda.graph` requires warm-up runs on another stream before the
+    recording; they also compile the kernels.
     """
 
     RUNS_BEFORE = 2
@@ -257,7 +257,7 @@ class Trainer:
         return NAMES[type(self._schedule)] if self._schedule else "1f1b"
 
     def step(self, batch: Batch) -> Tensor:
-        """Train one step on this rank's sequences. Returns the mean loss of all ranks."""
+        """Train one step on this rank's sequences. Returns the mean loss over all ranks."""
         loss = self.compute_gradients(batch)
         self.update()
         return loss

@@ -117,7 +117,7 @@ def unsupported_layer_reason(recipe: str, architecture: str) -> str:
 
 
 def unsupported_layer_rate_reason(recipe: str, architecture: str) -> str:
-    """Return why a layer's rate is not measured on this device; empty if its units and torchao support the recipe."""
+    """Return why a layer's rate cannot be measured; empty if the device's units and torchao support the recipe."""
     if reason := unsupported_rate_reason(recipe, architecture):
         return reason
     reason = unsupported_layer_reason(recipe, architecture)
@@ -125,7 +125,7 @@ def unsupported_layer_rate_reason(recipe: str, architecture: str) -> str:
 
 
 class PrecisionWorkload(Workload):
-    """The base of the three workloads. A plan lists the support for `recipes` and ends with `note`."""
+    """The base class of the three workloads. A plan lists the support for `recipes` and ends with `note`."""
 
     recipes: ClassVar[Any]
     note: ClassVar[str]

@@ -1,4 +1,4 @@
-"""Measure casts from bf16 against the memory bandwidth."""
+"""Measure the memory bandwidth that casts from bf16 achieve."""
 
 from collections.abc import Callable
 from typing import Any

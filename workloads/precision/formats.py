@@ -66,8 +66,8 @@ def require_torchao() -> None:
 def convert(recipe: str, matrix: torch.Tensor, role: str, architecture: str) -> Any:
     """Convert matrix[rows, k] from bf16 to torchao's tensor in a format with scales along k.
 
-    The tensor has the attributes `qdata` and `scale` and the method `dequantize`. In fp8_blockwise, a "weight" has
-    blocks of 128 x 128, and an "activation" has blocks of 1 x 128. The architecture determines the 8-bit type.
+    The result has the attributes `qdata` and `scale` and the method `dequantize`. In fp8_blockwise, a "weight" has
+    blocks of 128 x 128, and an "activation" has blocks of 1 x 128. The architecture determines the fp8 type.
     """
     from torchao.prototype.mx_formats.config import ScaleCalculationMode
     from torchao.prototype.mx_formats.mx_tensor import MXTensor

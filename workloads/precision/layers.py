@@ -1,6 +1,6 @@
 """Linear layers in torchao's training recipes: convert them, and measure their speed and error, forward and backward.
 
-A step includes the casts that a single GEMM does not show.
+A step includes the casts, which the measurement of a single GEMM leaves out.
 """
 
 import copy
@@ -227,11 +227,11 @@ def predict_speedup(parameters: LinearParameters, module: nn.Module, architectur
 
     This call measures the rates. A step takes the time of its GEMMs on the matrix units plus the time of its casts at
     the memory bandwidth, without overlap. The forward pass casts each layer's input and weight. The backward pass casts
-    the output's gradient, and then all three tensors along the other dimension. Each cast reads two bytes and writes
-    one byte per number.
+    the output's gradient, and then the input, the weight and that gradient along the other dimension. Each cast reads
+    two bytes per number and writes one.
 
-    The GEMMs for gradients are assumed to take as long as the forward GEMM. The reads that determine a scale before its
-    cast are not counted.
+    Each gradient GEMM is assumed to take as long as the forward GEMM. The prediction leaves out the extra read that
+    determines a scale before its cast.
     """
     low_format = gemm_format(parameters.recipe)
     # With weight gradients in bf16, one of the three GEMMs stays in bf16, and neither of its operands is cast.

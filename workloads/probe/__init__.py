@@ -25,7 +25,7 @@ class ProbeParameters:
     Attributes:
         x, y: search parameters; the best score is at (3, -1).
         sleep_s: seconds that the trial sleeps.
-        behaviour: how the trial ends. `disturbed` ends as on a busy host, with a ledger only the first time; `leak`
+        behaviour: how the trial ends. `disturbed` ends it as a busy host would (only once if there is a ledger); `leak`
             allocates memory until the process is killed; `lie` reports an x other than the requested x.
         ledger: path of a file to which each rank that runs to its end appends a line; empty for no file.
         host_gib: GiB of the node's memory that are reserved for the trial, which does not allocate them.
