@@ -1,4 +1,4 @@
-"""`workload=memory`: the bandwidth of a device's memory, or of its link to the host, with passes over a buffer."""
+"""`workload=memory`: the bandwidth of a device's memory or host link, measured by passes over a buffer."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field

@@ -8,7 +8,7 @@ Checks every node's versions, memory and GPUs, and the MLflow server at tracking
 all-reduce on each node (skipped with --quick). Prints the hardware catalog's values for the GPUs with their sources,
 and each problem with a remedy. The exit code is 1 if a problem makes measurements wrong or slow (marked with "!").
 
-`record` writes the reports of this machine's drivers, torch, Ray and kernel to FILE (machine.json). Developers can
+`record` saves what this machine's drivers, torch, Ray and kernel report in FILE (machine.json). Developers can
 build a mock of the machine from this file. The only environment variables in the file are the visible devices. Host
 names, user names, serial numbers and addresses are masked. Read the file before you send it to anybody.
 """
