@@ -308,7 +308,7 @@ class Workload:
             yield Candidate(point, self.estimate(self.Parameters(**constants, **point), machine))
 
     def try_out(self, parameters: Any) -> str:
-        """Run a program until its first steps and describe what was read from these steps. Raises ProgramFailed."""
+        """Run a program for its first steps and describe what was read from them. Raises ProgramFailed."""
         raise NotImplementedError
 
     def preview(self, parameters: Any, machine: Machine) -> str:

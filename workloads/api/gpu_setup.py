@@ -1,6 +1,6 @@
 """Find out why a machine's GPUs cannot be used: Ray does not see them, or torch is built for another platform.
 
-Without this check, a sweep would run on the CPU of a machine with GPUs. This module does not import torch.
+Without this check, a sweep on a machine with GPUs would run on its CPU. This module does not import torch.
 """
 
 import ast

@@ -2,7 +2,7 @@
 
 A new metric is one row in `metrics.toml`, plus a formula in `sweeper/metrics/derivation.py` for a derived metric.
 The rows drive tables, plots, objectives, limits, the checks before a sweep and docs/reference/metrics.md. A workload
-may also report metrics without a row, which are shown under their names.
+may also report metrics that have no row; these are shown under their own names.
 """
 
 import tomllib

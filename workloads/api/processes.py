@@ -1,11 +1,11 @@
-"""Terminate a program with everything that it started, and processes that a trial left behind.
+"""Terminate a program and everything that it started, and any processes that a trial left behind.
 
     python processes.py MARK SESSION FOLDER  waits until its standard input ends, then terminates the marked processes
                                              and removes FOLDER, the program's output
 
 A process is marked if its environment contains MARK. Children inherit the mark, even if they have their own session and
-their parent has ended. A process in the program's session is also marked, whatever its environment contains. An
-interpreter without site packages runs this file, so the file imports only the standard library.
+their parent has ended. A process in the program's session also counts as marked, whatever its environment contains.
+This file is run by an interpreter without site packages, so it imports only the standard library.
 """
 
 import ctypes

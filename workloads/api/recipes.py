@@ -2,7 +2,7 @@
 
 A device is identified by its architecture: `sm90` (NVIDIA's compute capability), `gfx942` (AMD), or `cpu` with the
 number formats that the CPU has instructions for (`cpu bf16`). The rules follow PyTorch 2.11 to 2.13: a format that the
-hardware supports is not native if PyTorch has no kernel for the format.
+hardware supports is not native if PyTorch has no kernel for it.
 """
 
 import re
@@ -46,7 +46,7 @@ RECIPES = {name: Recipe(**row | {key: tuple(row[key]) for key in _TUPLES if key 
 
 
 def unsupported_shape_reason(recipe: str, m: int, n: int, k: int, architecture: str) -> str:
-    """Return why a recipe does not support a GEMM of this shape, or an empty string if it does."""
+    """Return why a recipe does not support a GEMM of this shape; empty if it supports the shape."""
     multiples = RECIPES[recipe].multiples
     if architecture.startswith("gfx950"):
         multiples = RECIPES[recipe].multiples_gfx950 or multiples
@@ -65,7 +65,7 @@ def unsupported_output_reason(recipe: str, output_dtype: str, architecture: str)
 
 
 def unsupported_rocm_reason(recipe: str, rocm: str) -> str:
-    """Return why a ROCm version, such as 7.2.1, does not support a recipe; empty if it does or if `rocm` is empty."""
+    """Return why a ROCm version, such as 7.2.1, does not support a recipe; empty if it does or `rocm` is empty."""
     first = RECIPES[recipe].first_rocm
     if not rocm or rocm_version(rocm) >= first:
         return ""

@@ -20,7 +20,7 @@ _URL = re.compile(
 
 
 def mask(text: str, secrets: Iterable[str] = ()) -> str:
-    """Return the text with `secrets`, passwords in URLs, and values whose names look like secrets masked."""
+    """Return the text, masking `secrets`, passwords in URLs, and values whose names look like secrets."""
     for secret in sorted(secrets, key=len, reverse=True):  # one secret may contain another
         text = text.replace(secret, "***")
     return _OPTION.sub(r"\1\2***", _ASSIGNMENT.sub(_masked_assignment, _URL.sub(r"\1:***@", text)))

@@ -59,7 +59,7 @@ class AttentionParameters:
     def flops(self) -> float:
         """Return the pass's floating-point operations, counted as in FlashAttention's papers.
 
-        The forward pass has two products over query-key pairs, and the backward pass has five. One of the five
+        The forward pass has two GEMMs over query-key pairs, and the backward pass has five. One of the five
         recomputes the scores, because a fused kernel does not store them.
         """
         length = self.sequence_length

@@ -40,7 +40,7 @@ KERNELS: dict[str, KernelRule] = {
 
 
 def unsupported_kernel_reason(kernel: str, architecture: str) -> str:
-    """Return why a device lacks a kernel, or an empty string. `workloads.api.recipes` defines `architecture`."""
+    """Return why a device lacks a kernel; empty if it has it. `workloads.api.recipes` defines `architecture`."""
     base = re.split(r"[ :]", architecture)[0]
     rule = KERNELS[kernel]
     return "" if re.fullmatch(rule.architectures, base) else f"for {rule.needs}; this device is {base}"

@@ -1,4 +1,4 @@
-"""Measure a program's energy on all of a trial's GPUs on this node, from the last warm-up step to the last step."""
+"""Measure the energy that a program uses on a trial's GPUs on this node, from the last warm-up to the last step."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ INTERVAL_SHARE = 1e-3
 class EnergyMeter:
     """Reads the GPUs while a program runs. Reads nothing on a CPU, or if the gang spans several nodes.
 
-    Each program on a node reads all of the gang's GPUs on this node, because only the first program with steps counts.
+    Each program on a node reads all of the gang's GPUs on this node, because only the first one to report steps counts.
     """
 
     def __init__(self, rank: Rank) -> None:
@@ -64,7 +64,7 @@ class EnergyMeter:
                 return
 
     def energy(self, step_time_s: float) -> Energy | None:
-        """Return the energy of all GPUs over the measured steps, each `step_time_s` long by the program's own clock.
+        """Return the energy of all GPUs over the measured steps, each taking `step_time_s` by the program's own clock.
 
         Programs print step lines with varying delays, and some print only every tenth step. Power is therefore measured
         between these lines, and the number of steps is derived from the printed step time.

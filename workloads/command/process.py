@@ -1,4 +1,4 @@
-"""Run a program, read its output line by line, and terminate it with everything that it started."""
+"""Run a program, read its output line by line, and terminate it and everything that it started."""
 
 import os
 import re

@@ -75,7 +75,7 @@ def measure(settings: CommandSettings, parameters: Mapping[str, Scalar], rank: R
 
 
 def read_first_steps(settings: CommandSettings, parameters: Mapping[str, Scalar]) -> str:
-    """Run the program on this machine until its first steps, and return a line per step with the values read.
+    """Run the program on this machine for its first steps, and return a line per step with the values read.
 
     Raises ProgramFailed with these lines, the program's last lines and the reason if the program ends earlier.
     """
@@ -251,7 +251,7 @@ def _machine_info(rank: Rank) -> dict[str, Scalar]:
 
 @dataclass
 class RegexLogReader:
-    """Reads a log by the regular expressions of `command.log`. A step is complete when all expressions have matched."""
+    """Reads a log using the expressions in `command.log`. A step is complete when all expressions have matched."""
 
     expressions: Mapping[str, str]
     reported_config: dict[str, Scalar] = field(default_factory=dict)

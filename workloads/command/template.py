@@ -1,4 +1,4 @@
-"""Fill templates, which are texts with {placeholders}. No value can break out of its argument, line or file entry."""
+"""Fill in templates: texts with {placeholders}. No value can break out of its argument, line or file entry."""
 
 import json
 import re
@@ -55,7 +55,7 @@ def fill_all(template: Any, values: Values) -> Any:
 
 
 def render(name: str, template: Any, values: Values) -> str:
-    """Return a file's contents: a mapping in the suffix's format (.json, .yaml, .toml), a string unchanged."""
+    """Return a file's contents: a mapping in the format of the suffix (.json, .yaml, .toml), a string unchanged."""
     if isinstance(template, str):
         return fill(template, values)
     content, suffix = fill_all(template, values), PurePath(name).suffix

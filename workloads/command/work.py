@@ -166,10 +166,10 @@ def find_contradictions(
 ) -> list[str]:
     """Return a phrase for each claim that the measured steps contradict.
 
-    A claim's median is compared with the median rate of the steps that print the claim. The steps contradict the claim
-    if the claim is off by more than `CLAIM_TOLERANCE` and outside the 10th to 90th percentile of these rates. TFLOP/s
-    claims need a model and are compared under each convention that the program may follow (`program` is a
-    `LogReader.kind`). The phrase names the convention nearest to the claim.
+    The median claimed rate is compared with the median measured rate of the steps that print the claim. The steps
+    contradict the claim if the claim is off by more than `CLAIM_TOLERANCE` and outside the 10th to 90th percentile of
+    these rates. TFLOP/s claims need a model and are compared under each convention that the program may follow
+    (`program` is a `LogReader.kind`). The phrase names the convention nearest to the claim.
     """
     per_step = {"tokens": {"": float(tokens)} if tokens else {}, "flops": {}}
     if tokens and work.model:

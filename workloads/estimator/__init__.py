@@ -1,1 +1,1 @@
-"""Estimate any trainer's step time and memory. Never reports estimates as measurements. Standard library only."""
+"""Estimate any trainer's step time and memory. Estimates are never reported as measurements. Standard library only."""

@@ -63,7 +63,7 @@ def all_reduce_s(cluster: Cluster, group: Group, total_bytes: float, link_share:
 
 
 def all_to_all_s(cluster: Cluster, group: Group, sent_bytes: float, network_bytes: float) -> float:
-    """Estimate an all-to-all's time in seconds. A rank sends `sent_bytes`, with `network_bytes` to other domains."""
+    """Estimate an all-to-all's time in seconds. A rank sends `sent_bytes`, `network_bytes` of them to other domains."""
     if group.ranks == 1:
         return 0.0
     topology = cluster.topology

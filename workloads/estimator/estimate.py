@@ -159,7 +159,7 @@ def bands() -> dict[str, tuple[Band, ...]]:
 
 
 def find_band(job: Job, cluster: Cluster, family: str = "") -> Band:
-    """Return the step time's band for `family`, or for the job's. Each property that no measured run has widens it."""
+    """Return the step-time band of `family` or the job's. It widens with each property that no measured run has."""
     nearest, *farther = bands()[family or ("moe" if job.model.experts else "dense")]
     distance = len(nearest.known.missing(job, cluster))
     return [nearest, *farther][min(distance, len(farther))]

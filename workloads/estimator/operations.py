@@ -91,13 +91,13 @@ def product_s(placed: PlacedJob, product: Product, dtype: str) -> float:
 
 
 def products_of_s(placed: PlacedJob, layer: int, name: str = "") -> float:
-    """Estimate the time in seconds of a block's GEMMs, or only of GEMMs called `name`."""
+    """Estimate the time in seconds of a block's GEMMs, or only of those named `name`."""
     products = (product for product in block_products(placed, layer) if name in ("", product.name))
     return sum(product_s(placed, product, placed.precision.dtype) for product in products)
 
 
 def cast_s(placed: PlacedJob, product: Product, *, backward: bool) -> float:
-    """Estimate the seconds to cast a GEMM's weights and its input, or the output's gradient in the backward pass."""
+    """Estimate how many seconds casting takes: a GEMM's weights and input, or its output's gradient if `backward`."""
     precision = placed.precision
     width = product.n * product.count if backward else product.k
     rows = product.rows if not product.grouped else product.rows * product.count
@@ -210,7 +210,7 @@ def _activation_elements(placed: PlacedJob, layer: int, *, backward: bool) -> fl
 
 def _attention_over_ranks_elements(placed: PlacedJob, *, backward: bool) -> float:
     """Return how many values per token this project's context-parallel attention reads and writes around its kernels.
-    For gathered keys and values, `workloads.parallel.context` orders the keys and values of all ranks, merges two
+    With gathered keys and values, `workloads.parallel.context` orders the keys and values of all ranks, merges two
     results for each of two query parts, and sums gradients in fp32."""
     model, layout = placed.model, placed.layout
     if layout.cp == 1 or not is_own(placed.job) or layout.cp_method != "allgather":

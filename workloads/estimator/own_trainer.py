@@ -25,7 +25,7 @@ def own_saved_elements(placed: PlacedJob, checkpointing: str) -> float:
 
     A block with a manual backward pass saves the tensors in `ManualBackwardBlock.SAVED_ACTIVATIONS`. In other blocks,
     sequence parallelism divides the saved residual stream, and tensor parallelism divides the saved tensors inside
-    attention and MLP. PyTorch saves tensors that are gathered before a GEMM or reduced after it as whole tensors.
+    attention and MLP. If tensors are gathered before a GEMM or reduced after it, PyTorch saves them whole.
     """
     model, layout = placed.model, placed.layout
     if checkpointing == "full":
@@ -48,7 +48,7 @@ def keeps_weights(placed: PlacedJob) -> bool:
     """Return whether weights stay gathered from one micro-batch's backward pass to the next micro-batch's forward pass.
 
     Weights stay gathered if the backward passes free more activation memory than the blocks' weights, the embedding and
-    the embedding's gradient need together. The memory peak then stays the same.
+    its gradient need together. The memory peak then stays the same.
     """
     layout = placed.layout
     if not (is_counted(placed) and layout.uses_fsdp(placed.job.state) and layout.reshard_after_forward):

@@ -230,7 +230,7 @@ class PassTimes:
 
 
 def build_timeline(layout: Layout, ranks: Sequence[PassTimes], microbatches: int) -> list[Operation]:
-    """Return the passes of a step with `microbatches` micro-batches, in the order they end.
+    """Return the passes of a step with `microbatches` micro-batches, in the order in which they end.
 
     Sends take no time, and a rank runs one pass at a time. Forward and backward passes that DualPipeV combines run one
     after the other, as in PyTorch. Each stage takes an equal share of its rank's times.

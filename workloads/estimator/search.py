@@ -36,7 +36,7 @@ def fills_memory(memory: StageMemory, cluster: Cluster) -> bool:
 
 
 def within_usable(memory: StageMemory, cluster: Cluster) -> StageMemory:
-    """Limit the reserved memory to the available room. The allocator releases the rest (see `fills_memory`)."""
+    """Limit the reserved memory to the available memory. The allocator releases the rest (see `fills_memory`)."""
     return replace(memory, reserved=min(memory.reserved, max(0.0, usable_gib(cluster) - memory.needed_gib)))
 
 

@@ -114,7 +114,7 @@ POWER_EXPONENT = 0.62
 
 
 def _estimate_step(placed: PlacedJob, efficiency: float | None = None, *, with_data_parallel: bool = True) -> StepTime:
-    """Estimate the step at the clocks that the power cap allows. The cap limits mean power over work and waiting."""
+    """Estimate the step at the clocks that the power cap allows. The cap limits mean power, including while waiting."""
     efficiency = efficiency or find_efficiency(placed.job.trainer, placed.cluster.device.name)
     step = _step_time(placed, efficiency, with_data_parallel)
     waiting = (step.bubble + step.data_parallel + step.tensor_parallel + step.context_parallel) / step.total_s

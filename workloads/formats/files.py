@@ -34,7 +34,7 @@ FORMATS = {
 
 
 def render(job: Job, gpus: int, trainer: str | None = None) -> RenderedFile:
-    """Return a file that makes a trainer run the job. The default is the job's trainer; `own` gives our command.
+    """Return a file that makes a trainer run the job. The default is the job's trainer; `own` returns our command.
 
     Raises UserInputError if the format is unknown, or if a rule of the trainer or its file forbids the layout.
     """

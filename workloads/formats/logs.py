@@ -1,8 +1,8 @@
 """Parse trainers' logs line by line: step numbers, metrics, and the configuration that the program reports.
 
-The formats are the rows of `workloads.formats.log_formats`. Lines may have a launcher's prefix. The first row that
-matches a line determines the log's trainer, and lines of other trainers are ignored. If a program prints both the
-step's value and the mean so far (`7443.9/7491.0`), the step's value is used. Values that the log lacks stay unknown.
+The formats are the rows of `workloads.formats.log_formats`. Lines may start with a launcher's prefix. The first row
+that matches a line determines the log's trainer, and lines of other trainers are ignored. If a program prints both the
+step's value and the mean so far (`7443.9/7491.0`), the step's value is used. Values not in the log stay unknown.
 """
 
 import math
@@ -98,7 +98,7 @@ class LogReader:
     _pending: dict[str, str] = field(default_factory=dict)
 
     def feed(self, line: str) -> Step | None:
-        """Parse one line and return the step that the line completes. A step that several ranks print is returned once.
+        """Parse one line and return the step that the line completes. A step printed by several ranks is returned once.
 
         A step whose metrics span several lines is complete at the first line after them.
         """
@@ -282,7 +282,7 @@ class LogReader:
             self.dtype = dtype
 
     def _begin_configuration(self) -> None:
-        """Discard an earlier start's configuration, because a program reports its configuration before its steps."""
+        """If steps came first, discard the earlier start's configuration: programs report theirs before their steps."""
         if self._last >= 0:
             self._begin_start()
             self.reported_config, self.mesh, self.dtype = {}, {}, ""
@@ -305,7 +305,7 @@ def _read_texts(row: LogFormat, *lines: str) -> dict[str, str]:
 
 
 def _rename_metrics(known: Metrics, texts: Mapping[str, str]) -> tuple[dict[str, float], dict[str, float]]:
-    """Return the known metrics and their resolutions in our names and units. Only a loss may be nan or infinite."""
+    """Return the known metrics and their resolutions, with our names and units. Only a loss may be nan or infinite."""
     metrics, resolutions = {}, {}
     for name, text in texts.items():
         if name in known:

@@ -140,9 +140,9 @@ def read_settings(
     model: Model | None = None,
     defaults: names.Settings | None = None,
 ) -> names.FileReading:
-    """Return the job that settings describe, with a program's `defaults`. `model` overrides the settings' sizes.
+    """Return the job that settings describe, using a program's `defaults`. `model` overrides the settings' sizes.
 
-    Raises UserInputError for a value that no job can have, or if `gpus` is needed and missing.
+    Raises UserInputError for a value that no job can have, or if `gpus` is needed but missing.
     """
     settings = names.FileSettings(given, defaults)
     sizes = _read_sizes(settings)

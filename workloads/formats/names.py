@@ -107,7 +107,7 @@ def write_names(job: Job, names: Iterable[Name]) -> dict[str, Any]:
 
 
 def fields_of_keys(names: Iterable[Name], others: Mapping[str, Sequence[str]]) -> dict[str, str]:
-    """Return the field of each key in a table and in `others`. `others` maps a field to keys whose values differ."""
+    """Return the field of each key in a table and in `others`. `others` maps a field to keys with different values."""
     named = {name.key: name.field for name in names if name.field}
     return named | {key: field for field, keys in others.items() for key in keys}
 
@@ -240,7 +240,7 @@ class FileReading:
 
 
 def canonical_job(job: Job) -> Job:
-    """Return the job with a fixed value for each field that has no effect, which makes equal runs compare equal."""
+    """Return the job with a fixed value for each field that has no effect, so that equal runs compare equal."""
     model = job.model
     if model.positions != "learned":
         model = replace(model, max_positions=0)

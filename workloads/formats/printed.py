@@ -195,7 +195,7 @@ def _read_json(text: str) -> dict[str, Any]:
 
 
 def _read_mesh_gpus(text: str) -> int | None:
-    """Return the product of the device mesh's degrees, without `ep`. Other degrees include expert-parallel ranks."""
+    """Return the product of the device mesh's degrees except `ep`, whose ranks are already in the other degrees."""
     for line in text.splitlines():
         if match := TITAN_MESH.search(strip_colors(line)):
             degrees = {name: int(degree) for name, degree in re.findall(r"(\w+)=(\d+)", match[1])}

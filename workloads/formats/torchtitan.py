@@ -36,7 +36,7 @@ RENAMED: dict[str, str] = _TABLES["renamed"] | {
 
 
 def find_flavor(model: Model) -> tuple[str, str]:
-    """Return the name and flavor with the model's sizes. If none fits, raise UserInputError that names the nearest."""
+    """Return the name and flavor with the given sizes. If none fits, raise UserInputError that names the nearest."""
     differences = {
         flavor: [
             f"{name} ({theirs}, not {ours})"
@@ -61,14 +61,14 @@ def _find_assets(job: Job) -> str:
 
 
 def find_interval(job: Job) -> int | None:
-    """Return the n for which checkpointing every nth layer checkpoints the layout's number of layers, or None."""
+    """Return the n for which checkpointing every nth layer checkpoints as many layers as the layout does, or None."""
     layers = job.model.layers
     return next((n for n in range(1, layers + 1) if layers // n == job.layout.checkpointed_layers), None)
 
 
 def _find_stage_sizes(job: Job) -> tuple[int | None, int | None]:
-    """Return the layers per stage and the `less_layers` of the embedding and the head, or None if nothing fits.
-    torchtitan adds both `less_layers` to the number of layers, divides by `layers_per_stage`, and rounds up
+    """Return the number of layers per stage and the `less_layers` of the embedding and the head, or None if nothing
+    fits. torchtitan adds both `less_layers` to the number of layers, divides by `layers_per_stage`, and rounds up
     (`pipeline_llm`)."""
     stages = job.layout.pp * job.layout.stages_per_rank
     for less in (1, 0):

@@ -57,7 +57,7 @@ def load_function(code: str) -> Callable[..., Any]:
 class StepReport:
     """Reports a function's steps. The function calls `report(value)` or `report({"loss": loss})` after each step.
 
-    Reporting raises an exception in the function at `trial.timeout_s`, or when the pruner ends the trial.
+    Reporting raises an exception in the function after `trial.timeout_s`, or when the pruner ends the trial.
     """
 
     def __init__(self, function: str, rank: Rank) -> None:
@@ -84,7 +84,7 @@ class Function(Workload):
         self.settings = settings
 
     def with_settings(self, settings: FunctionSettings) -> Function:
-        """Return the workload for this function. The parameters have the types of the values in the space."""
+        """Return the workload for this function. Each parameter has the type of its values in the space."""
         function = Function(settings)
         required = [(name, Any) for name in settings.parameters if name not in settings.defaults]
         optional = [(name, Any, field(default=value)) for name, value in settings.defaults.items()]

@@ -13,14 +13,14 @@ if TYPE_CHECKING:
 
 
 def unsupported_backend_reason(backend: str, architecture: str) -> str:
-    """Return why a device does not support a backend; empty if it does."""
+    """Return why a device does not support a backend; empty if it supports it."""
     if backend == "quack" and not re.match(r"sm(9|10|12)\d", architecture):
         return "for NVIDIA GPUs of compute capability 9.0, 10.x or 12.x only"
     return ""
 
 
 def unsupported_reason(parameters: GroupedMatmulParameters, architecture: str) -> str:
-    """Return why a device does not support the parameters, from the first broken rule; empty if it supports them."""
+    """Return the reason (of the first broken rule) a device does not support the parameters; empty if it does."""
     if reason := unsupported_backend_reason(parameters.backend, architecture):
         return f"backend={parameters.backend} is {reason}"
     dtype, is_cpu = parameters.dtype, architecture.startswith("cpu")

@@ -2,7 +2,7 @@
 
 A parallel GEMM ends when its last thread ends. If another process holds one core, all threads wait for that process's
 time slice. On 2 cores under load, a 0.34 ms GEMM took 80 ms in call after call, so neither the spread nor the median
-shows the disturbance. Linux counts waits in /proc/self/task/*/schedstat, which exclude waits for a hypervisor.
+shows the disturbance. Linux counts waits in /proc/self/task/*/schedstat; these exclude waits for a hypervisor.
 """
 
 import os
@@ -41,7 +41,7 @@ class ThreadWaits:
             file.close()
 
     def read(self) -> list[tuple[int, int]]:
-        """Return for how many nanoseconds each thread has run and waited in total; 0 if Linux does not count."""
+        """Return how many nanoseconds each thread has run and waited since its start; 0 if not counted."""
         counts = []
         for file in self._files:
             try:
@@ -68,7 +68,7 @@ def time_undisturbed(steps: Sequence[Callable[[], float]], repeats: int, threads
     """Return the times of `repeats` turns of `steps`. Each step returns its own time in seconds.
 
     Disturbed turns are repeated for at most EXTRA_S; then the least disturbed turns are returned. Each step runs on
-    `threads` threads. Raises HostBusy if threads waited most of the time in these turns, too.
+    `threads` threads. Raises HostBusy if threads waited most of the time even in these turns.
     """
     with closing(ThreadWaits()) as waits:
         turns = [_time_turn(steps, waits, threads) for _ in range(repeats)]

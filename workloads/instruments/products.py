@@ -27,7 +27,7 @@ TF32_TOLERANCE_ELSEWHERE = 1e-3
 
 @dataclass(frozen=True)
 class Operands:
-    """A GEMM's operands, A[m, k] and B[k, n], and its implementation. Two 4-bit numbers share one element."""
+    """A GEMM's operands, A[m, k] and B[k, n], and its implementation. One element holds two 4-bit numbers."""
 
     a: Tensor
     b: Tensor

@@ -78,7 +78,7 @@ def measure_calls(
 def time_untainted(
     read: Callable[[], tuple[float, ...]], device: torch.device, clock_mhz: float = 0.0
 ) -> tuple[tuple[float, ...], GpuReadings]:
-    """Time a step. Repeat it after a pause if the machine slowed the GPU down or the clock was below `clock_mhz`."""
+    """Time a step, and again after a pause if the machine slowed the GPU down or the clock was below `clock_mhz`."""
     pauses_s, clock_pauses_s = iter(PAUSES_S), iter(CLOCK_PAUSES_S)
     while True:
         with monitor_gpu(device) as readings:

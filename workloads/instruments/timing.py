@@ -109,7 +109,7 @@ def _net_time_s(start: torch.cuda.Event, end: torch.cuda.Event, cost_s: float) -
 
 @cache
 def event_cost_s(device: torch.device) -> float:
-    """Return the seconds between two events without work in between, measured once per device; 0 on a CPU."""
+    """Return the time in seconds between two events with no work in between, measured once per device; 0 on a CPU."""
     if device.type == "cpu":
         return 0.0
     torch.cuda.synchronize(device)

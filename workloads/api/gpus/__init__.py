@@ -40,7 +40,7 @@ class GpuIdentity:
 
 @dataclass(frozen=True)
 class GpuLimits:
-    """The limits set on a GPU, and the default limits. Clocks are streaming multiprocessor clocks."""
+    """The limits set on a GPU, and the default limits. Clocks are those of the streaming multiprocessors."""
 
     power_limit_w: float | None = None
     power_default_w: float | None = None

@@ -187,7 +187,7 @@ def _watts(power: Any) -> float | None:
 
 
 def visible_numbers(environment: Mapping[str, str]) -> list[int] | None:
-    """Return HIP's numbers of the visible GPUs; None if all are visible or if the environment lists UUIDs."""
+    """Return HIP's numbers for the visible GPUs; None if all are visible or if the environment lists UUIDs."""
     variables = dict(environment)
     visible_devices.unify(variables)
     numbers = variables.get(visible_devices.HIP, "").split(",")
